@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from encoders import Encoder
 from graphwrap import GraphedEncoder
-from oracles import tiny
+from oracles import BY_NAME, edited, tiny
 from photographs import china, flower
 from vitgraph.integrations.vllm import FeatureStore, content_key, multi_modal_data
 
@@ -52,6 +52,17 @@ def test_newer_towers_are_stored_with_all_tokens_of_an_image(tmp_path: Path, nam
     assert store.put("b", second)
     assert store.get("b").equal(second.pooler_output)
     assert store.settings.width == encoder.out_features
+
+
+def test_an_item_with_tiles_is_stored_as_one_tensor(tmp_path: Path) -> None:
+    row = BY_NAME["lfm2_vl"]
+    encoder = row.encoder_class(row.config_class.from_hf(edited(row.config, **row.tiny))).eval()
+    store = FeatureStore(tmp_path, encoder)
+    with torch.no_grad():
+        (output,) = encoder.encode([flower().resize((900, 700))])
+    assert store.put("a", output)
+    assert store.get("a").equal(output.pooler_output)
+    assert len(output.pooler_output) > 4 * 256
 
 
 def test_a_store_of_gemma_4_keeps_its_limit(tmp_path: Path) -> None:

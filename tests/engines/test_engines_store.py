@@ -22,6 +22,7 @@ HERE = Path(__file__).parent
 SIZES = [(96, 64), (64, 96), (160, 128)]
 OTHERS = (
     *("glm4v", "glm_ocr", "gemma3", "gemma4", "mistral3", "llava", "idefics3", "paddleocr_vl"),
+    "lfm2_vl",
 )
 """Models of ``tiny_towers`` that are run by hand, ``pytest -m "engines and slow"``."""
 

@@ -106,8 +106,8 @@ _PIXTRAL = {
     "projector_hidden_act": "gelu",
     "vision_feature_layer": -1,
 }
-_IDEFICS_TOKENS = {"<fake_token_around_image>": 310, "<image>": 304, "<end_of_utterance>": 311}
-_IDEFICS_TOKENS |= {"<global-img>": 312}
+_IDEFICS_TOKENS = {"<fake_token_around_image>": 310, "<image>": 304, "<global-img>": 312}
+_IDEFICS_TOKENS |= {"<end_of_utterance>": 311}
 _IDEFICS_TOKENS |= {f"<row_{r}_col_{c}>": 320 + 6 * r + c for r in range(1, 7) for c in range(1, 7)}
 _ROPES = {"rope_type": "default", "rope_theta": 10000.0}
 
@@ -334,6 +334,26 @@ MODELS["exaone4_5"] = Model(
     "<|vision_start|><|image_pad|><|vision_end|>",
     "Exaone4_5_Processor",
     family="qwen2_5_vl",
+)
+
+_LFM_SIZES = {"tile_size": 64, "min_image_tokens": 4, "max_image_tokens": 8, "max_tiles": 6}
+_LFM_RULES = FAMILIES["lfm2_vl"].layouts[-1].processor_files["processor_config"]
+_LFM_TOKENS = {"<image>": 304, "<|image_start|>": 310, "<|image_end|>": 311}
+_LFM_TOKENS |= {f"<|img_row_{n // 6 + 1}_col_{n % 6 + 1}|>": 320 + n for n in range(36)}
+_LFM_TEXT = {"model_type": "lfm2", "layer_types": ["conv", "full_attention"]}
+_LFM_TEXT |= {"block_ff_dim": 256, "block_auto_adjust_ff_dim": False, "rope_parameters": _ROPES}
+_LFM_TEXT |= dict.fromkeys(("conv_dim", "conv_dim_out", "block_dim"), WIDTH)
+_LFM_VISION = {"model_type": "siglip2_vision_model", "patch_size": 16, "num_patches": 64}
+_LFM_VISION |= {"vision_use_head": False}
+_LFM = {"model_type": "lfm2_vl", "image_token_id": 304, "projector_hidden_size": 160, **_LFM_SIZES}
+MODELS["lfm2_vl"] = Model(
+    "Lfm2VlForConditionalGeneration",
+    {**_LFM, "text_config": TEXT | _LFM_TEXT, "vision_config": VISION | _LFM_VISION},
+    {**_LFM_TOKENS, "<|img_thumbnail|>": 312},
+    "<image>",
+    "Lfm2VlProcessor",
+    {"processor_config": {"image_processor": {**_LFM_RULES["image_processor"], **_LFM_SIZES}}},
+    prefixes=("model.vision_tower.", "model.vision_tower.vision_model."),
 )
 
 

@@ -37,6 +37,8 @@ from encoders import (
     GlmOCREncoder,
     Idefics3Encoder,
     InternViT,
+    Lfm2VLEncoder,
+    Llama4Encoder,
     MoonViTEncoder,
     PaddleOCRVLEncoder,
     PixtralEncoder,
@@ -56,11 +58,13 @@ from .storage import STORE, STORED, TENSOR, LocalFolder, local_folder
 TOWERS = (
     *(Qwen2VLEncoder, Qwen2_5VLEncoder, Qwen3VLEncoder, InternViT, Glm4VEncoder, GlmOCREncoder),
     *(Gemma3Encoder, Gemma4Encoder, PixtralEncoder, Idefics3Encoder, PaddleOCRVLEncoder),
+    Lfm2VLEncoder,
 )
 """The encoders whose stored features vLLM accepts: one tensor per image, of all of its tokens."""
 REFUSED: Mapping[type[Encoder], str] = {
     SiglipEncoder: "it is the tower of no language model",
     Siglip2Encoder: "it is the tower of no language model",
+    Llama4Encoder: "its processor in vLLM does not round pixels, which moved tokens by 1 %",
     MoonViTEncoder: "Kimi-VL was not compared, and vLLM cuts clips of Kimi-K2.5 into items",
 }
 """Why features of other encoders are not stored, where it is not that nobody compared them."""
