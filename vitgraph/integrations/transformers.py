@@ -75,7 +75,8 @@ class VisionTower(nn.Module):
         self.__dict__["projector"] = Passing(merge)
         self.training = inner.training
         if self._call.run is not None:  # the others have the names of transformers
-            self.register_state_dict_pre_hook(_refuse_saving)  # type: ignore[no-untyped-call]
+            before_saving = self.register_state_dict_pre_hook
+            before_saving(_refuse_saving)  # type: ignore[no-untyped-call]  # torch has no types here
 
     @property
     def patch_size(self) -> int:
