@@ -112,13 +112,17 @@ _MODULES = {
 }
 """Per public name, the module that defines it; the public names of ``encoders`` come on top."""
 _SUBMODULES = ("features", "integrations", "plots", "seeded", "video")
-"""The modules of this package whose names users may call besides the public ones."""
+"""The submodules of ``vitgraph`` that are public themselves, such as ``vitgraph.features``."""
 
 refuse_shadows()
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name when it is first used (PEP 562)."""
+    """Return a public name of the package, which is imported when it is first asked for (PEP 562).
+
+    Raises:
+        AttributeError: ``vitgraph`` has no such public name.
+    """
     if name == "__all__":
         return sorted({"__version__", *_MODULES, *_SUBMODULES, *_import("encoders").__all__})
     if name in _SUBMODULES:
@@ -131,11 +135,16 @@ def __getattr__(name: str) -> object:
 
 
 def _is_of_encoders(name: str) -> bool:
+    """Return whether ``encoders`` exports a class or constant of this name."""
     return name[:1].isupper() and name in _import("encoders").__all__
 
 
 def _import(module: str) -> ModuleType:
-    """Import a module; where Python looks may have changed since ``import vitgraph``."""
+    """Import a module by its full name.
+
+    The check for files that shadow a package is repeated, because ``sys.path`` may have changed
+    since ``import vitgraph``.
+    """
     refuse_shadows()
     return import_module(module)
 

@@ -40,12 +40,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Args:
-        argv: the arguments; by default those of the process.
+        argv: the arguments without the name of the program; None takes those of the process.
 
     Returns:
-        The exit code: 0 for success, 1 if ``embed`` finds a job that is not done or not whole, 2
-        for an error that the user can mend, 3 if ``embed`` could not encode some images, 130 for an
-        interrupt.
+        The exit code: 0 for success, 1 if ``embed --status`` or ``--verify`` finds shards that are
+        missing or damaged, 2 for an error that the user can mend, 3 if ``embed`` could not encode
+        some images, 130 for an interrupt.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     make_streams_safe()
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             warnings.showwarning = show_warning
             code = command(options)
         sys.stdout.flush()
-    except BrokenPipeError:  # `vitgraph list | head`: the reader has had enough
+    except BrokenPipeError:  # the reader of a pipe has closed it, as in `vitgraph list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (ValueError, OSError) as error:
         if "--debug" in before_dashes(arguments):
@@ -160,8 +160,8 @@ def inspect(options: argparse.Namespace) -> None:
 
 
 def extract(options: argparse.Namespace) -> None:
-    """Write a folder with the files of the vision tower alone, for ``vitgraph extract``."""
-    # Without --force, an existing folder is an error before anything is fetched.
+    """Write a folder with the config and the weights of a vision tower: ``vitgraph extract``."""
+    # An existing folder without --force is an error, for which the Hub need not be asked.
     if options.force or not options.out.exists():
         check_source(options)
     from weights import extract_encoder

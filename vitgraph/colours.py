@@ -15,15 +15,14 @@ Maps: TypeAlias = Sequence[Tensor] | Sequence[Mapping[str, Tensor]]
 def feature_rgb(maps: Sequence[Tensor], like: Sequence[Tensor] | None = None) -> list[Tensor]:
     """Colour feature maps by their first three principal components, fitted over all maps at once.
 
-    Equal colours therefore mean alike features, within a map and from one map to another. The
-    components of two encoders have nothing to do with each other. With ``like``, the three
-    components are rotated among themselves until the colours agree best with those of the other
-    encoder.
+    Equal colours therefore mean alike features, within a map and from one map to another. Principal
+    components of two encoders are unrelated, so the same object has other colours in each; ``like``
+    rotates the three components until the colours agree best with those of the other encoder.
 
     Args:
         maps: each [t, h, w, D], as ``encoder.feature_maps`` returns them.
         like: colours [t', h', w', 3] that another encoder's maps of the same pictures got, one per
-            map.
+            map; None for no rotation.
 
     Returns:
         One float32 [t, h, w, 3] per map, from 0 to 1, on the CPU.
@@ -52,7 +51,15 @@ def feature_rgb(maps: Sequence[Tensor], like: Sequence[Tensor] | None = None) ->
 
 
 def _resample(colours: Tensor, shape: tuple[int, int, int]) -> Tensor:
-    """Average colours [t', h', w', 3] over the cells of another grid (t, h, w): [t * h * w, 3]."""
+    """Average colours over the cells of another grid.
+
+    Args:
+        colours: [t', h', w', 3].
+        shape: the other grid (t, h, w).
+
+    Returns:
+        [t * h * w, 3].
+    """
     volume = torch.nn.functional.adaptive_avg_pool3d(colours.movedim(-1, 0), shape)
     return volume.flatten(1).T
 
@@ -60,8 +67,8 @@ def _resample(colours: Tensor, shape: tuple[int, int, int]) -> Tensor:
 def principal_components(rows: Tensor, count: int) -> Tensor:
     """Return the coordinates [P, count] of ``rows`` [P, D] along the axes of largest variance.
 
-    Every feature is first brought to unit variance, or the few outlier channels that vision
-    transformers grow would be all one sees. The sign is fixed (largest loading positive), so the
+    Every feature is first brought to unit variance; otherwise the few outlier channels of vision
+    transformers would dominate the result. The sign is fixed (largest loading positive), so the
     same features always give the same colours.
     """
     centred = rows - rows.mean(dim=0)
@@ -73,10 +80,10 @@ def principal_components(rows: Tensor, count: int) -> Tensor:
 
 
 def rotate_to(rows: Tensor, target: Tensor) -> Tensor:
-    """Rotate uncorrelated columns so that they agree best with a target (orthogonal Procrustes).
+    """Rotate principal components so that they agree best with a target (orthogonal Procrustes).
 
     Args:
-        rows: [P, k]; every column is first brought to mean 0 and variance 1.
+        rows: [P, k], k uncorrelated columns; each is first brought to mean 0 and variance 1.
         target: [P, k].
 
     Returns:
@@ -88,7 +95,7 @@ def rotate_to(rows: Tensor, target: Tensor) -> Tensor:
 
 
 def require_map(features: object) -> None:
-    """Raise unless ``features`` is a map [t, h, w, D] that can be coloured.
+    """Check that ``features`` is a map [t, h, w, D] that can be coloured, so with D >= 3.
 
     Raises:
         ValueError: another type or shape.

@@ -22,10 +22,14 @@ DTYPES = {
 
 
 def read_device(name: str | None) -> torch.device:
-    """Return the torch device of a name, the CPU for None, the accelerator for "auto".
+    """Return the torch device of the value of ``--device``.
+
+    Args:
+        name: name of a device such as "cuda:0"; "auto" takes the accelerator if there is one, None
+            the CPU.
 
     Raises:
-        ValueError: the name is no device, or this machine does not have the device.
+        ValueError: torch knows no such device, or this machine does not have it.
     """
     try:
         device = accelerator() if name == "auto" else torch.device(name or "cpu")
@@ -46,7 +50,7 @@ def read_device(name: str | None) -> torch.device:
 
 
 def _can_compute(device: torch.device) -> bool:
-    """Return whether tensors can be made on the device; torch's own error would fill a page."""
+    """Return whether tensors can be made on a device; the error of torch would be a page long."""
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, ImportError):
@@ -56,7 +60,11 @@ def _can_compute(device: torch.device) -> bool:
 
 @contextmanager
 def enough_memory(what: str, fix: str) -> Iterator[None]:
-    """Turn running out of memory in the block into an error that names ``what`` and the ``fix``.
+    """Raise an error of one line if the block runs out of memory, on the device or on the host.
+
+    Args:
+        what: the subject of the error, such as the name of a checkpoint.
+        fix: the advice at the end of the error.
 
     Raises:
         ValueError: memory ran out.
@@ -76,7 +84,11 @@ def enough_memory(what: str, fix: str) -> Iterator[None]:
 
 @contextmanager
 def enough_disk(path: Path, fix: str = "") -> Iterator[None]:
-    """Turn a full disk in the block into an error that names the file and the ``fix``.
+    """Raise an error that says what to do if the block finds the disk full.
+
+    Args:
+        path: the file that is written.
+        fix: text that ends the error.
 
     Raises:
         OSError: the disk is full.

@@ -32,18 +32,18 @@ def plot_attention(
     Args:
         image: the photograph, as ``preprocess`` takes it.
         maps: the result of ``attention_maps`` for this photograph: one map [t, h, w] per block, or
-            [H, t, h, w] of all heads, each of which gets a panel. Of a video the middle time step
-            is drawn.
-        titles: title of each panel.
-        title: the title of the figure.
+            [H, t, h, w] with one map per head, each of which gets a panel. Only the middle time
+            step of a video is drawn.
+        titles: title of each panel; None leaves the panels without titles.
+        title: title of the figure; None for none.
 
     Returns:
         The figure; ``figure.savefig(path)`` writes it. Each panel has its own scale, from 0 to its
-        largest weight, which stands below it.
+        largest weight, which is printed below the panel.
 
     Raises:
-        ValueError: matplotlib is missing, there is no map, something is no map, or another number
-            of titles than of panels.
+        ValueError: matplotlib is missing, ``maps`` is empty or holds something else than attention
+            maps, or the number of titles is not that of the panels.
     """
     require_matplotlib()
     from matplotlib.figure import Figure
@@ -80,7 +80,15 @@ def plot_attention(
 
 
 def _panels(maps: Tensor | Sequence[Tensor]) -> list[Tensor]:
-    """Return one picture [h, w] per block or, if all heads are shown, per block and head."""
+    """Return the attention maps as a list of pictures [h, w], one per panel, float32 on the CPU.
+
+    Args:
+        maps: one tensor, or one per block: [t, h, w], or [H, t, h, w] with one map per head. The
+            middle of the t time steps is taken.
+
+    Raises:
+        ValueError: ``maps`` is empty or holds something else than such tensors.
+    """
     panels: list[Tensor] = []
     for weights in [maps] if isinstance(maps, Tensor) else maps:
         if not isinstance(weights, Tensor) or weights.ndim not in (3, 4):
@@ -106,16 +114,18 @@ def plot_similarity(
     """Draw the result of ``similarity_of_blocks`` as a heat map.
 
     Args:
-        similarity: [A, B].
-        names: name of the things in the rows, and of those in the columns.
+        similarity: [A, B], one row per block of the first tower, one column per block of the
+            second.
+        names: label of the rows, and label of the columns.
         low: the value at the dark end of the colours; None takes the smallest. 1 is the bright end.
-        title: the title of the figure.
+        title: title of the figure; None for none.
 
     Returns:
         The figure; ``figure.savefig(path)`` writes it.
 
     Raises:
-        ValueError: matplotlib is missing, or something else than a matrix.
+        ValueError: matplotlib is missing, or ``similarity`` is not a matrix with at least one
+            value.
     """
     require_matplotlib()
     from matplotlib.figure import Figure

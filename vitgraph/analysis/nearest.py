@@ -13,13 +13,20 @@ from ..colours import Maps, require_map
 
 
 class NearestPatch(NamedTuple):
-    """A patch whose features are like those of a chosen patch."""
+    """A patch of a photograph whose features are like those of a chosen patch of another
+    photograph.
+
+    ``photograph`` is the index of its photograph, ``row`` and ``column`` are its place in the grid
+    of patches, all from 0.
+    """
 
     photograph: int
     row: int
     column: int
     cosine: float
-    """The cosine between the features of both patches, less the mean over all photographs."""
+    """The cosine between the features of the two patches, after the mean of all patches is
+    subtracted.
+    """
 
 
 @overload
@@ -47,23 +54,24 @@ def nearest_patches(
 ) -> list[list[NearestPatch]] | dict[str, list[list[NearestPatch]]]:
     """For places of one photograph, find the most similar patches of the other photographs.
 
-    Each tower answers for itself, since features of different towers have no cosine; the places
-    are shares of the photograph, so they mean the same in every tower.
+    Several towers are searched one by one, since features of different towers have no cosine. The
+    places are shares of the photograph's height and width, so they are the same for every tower.
 
     Args:
-        maps: one map per photograph, as ``feature_maps`` returns them; of a dict by path, "image"
-            is taken. To ask several towers, such a list per name.
+        maps: one map [t, h, w, D] per photograph, as ``feature_maps`` returns them; where that is a
+            dict with one map per input path of the encoder, "image" is taken. For several towers, a
+            dict with such a list per tower.
         points: (y, x) from 0 at the top left to 1, as shares of the height and the width.
-        source: the number of the photograph that the points lie in.
-        top: matches per point.
+        source: index of the photograph that the points lie in, from 0.
+        top: number of matches per point.
 
     Returns:
-        For each point ``top`` matches in the other photographs, the best first; of several towers
-        by name. Of a video the middle time step is searched.
+        For each point, ``top`` matches in the other photographs, the best first; for several
+        towers, a dict of such lists. The middle time step of a video is searched.
 
     Raises:
         ValueError: fewer than two photographs, a source or point that does not exist, or maps that
-            are not laid out in space.
+            are not [t, h, w, D].
     """
     if isinstance(maps, Mapping):
         return {
@@ -97,7 +105,15 @@ def nearest_patches(
 
 
 def _rows_at(frame: Tensor, points: Sequence[tuple[float, float]]) -> Tensor:
-    """Return the features [points, D] at shares of the height and the width of a map [h, w, D]."""
+    """Return the features [points, D] of the patches of one map that contain the points.
+
+    Args:
+        frame: the map [h, w, D].
+        points: (y, x) as shares of the height and the width, from 0 at the top left to 1.
+
+    Raises:
+        ValueError: a share that is not between 0 and 1.
+    """
     height, width, _ = frame.shape
     for y, x in points:
         if not (0 <= y <= 1 and 0 <= x <= 1):

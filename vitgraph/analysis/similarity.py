@@ -22,7 +22,7 @@ from encoders.streams.progress import Progress
 FEWEST = 4
 """The fewest samples that can be compared, because the estimator divides by N - 3."""
 NUMBERS_AT_ONCE = 1 << 24
-"""The most values of the kernel matrix held at a time: 128 MiB of float64."""
+"""The most values of the N x N kernel matrices held at a time: 128 MiB of float64."""
 
 
 @torch.no_grad()
@@ -38,16 +38,19 @@ def similarity_of_blocks(
 
     1 means that the features of two blocks are equal up to a rotation and a scale, 0 that they have
     nothing in common. The estimator is unbiased, so values of unrelated blocks lie around 0 and may
-    be negative. The images run one by one, and only their means are kept.
+    be negative. The images run one by one. Of each image only the mean features of its patches are
+    kept, or with ``samples="patches"`` only its contribution to the average.
 
     Args:
         a: an encoder.
         b: another one, or ``a`` again to compare its blocks with one another.
-        images: at least 4, as ``preprocess`` takes them; hundreds give a stable result.
-        samples: "images": one sample per image, the mean over the patches of its path "image".
-            "patches": each patch is a sample. The estimates of all images are averaged, so
-            differences between images do not count; ``a`` and ``b`` must be one encoder.
-        progress: show how many images are done.
+        images: at least 4 images, or 1 with ``samples="patches"``, as ``preprocess`` takes them;
+            hundreds give a stable result.
+        samples: "images": each image is one sample, the mean over its patches in the encoder's
+            input path "image". "patches": each patch is a sample. The estimates of all images are
+            averaged, so differences between images do not count; ``a`` and ``b`` must be one
+            encoder.
+        progress: whether a progress bar shows how many images are done.
 
     Returns:
         CKA [A, B] in float64 on the CPU; NaN for a block whose samples are all equal.
@@ -85,14 +88,32 @@ def similarity_of_blocks(
 
 
 def _patches_of_blocks(encoder: Encoder, image: Tensor) -> list[Tensor]:
-    """Return the patches [N, D] of an image after each block, without class tokens."""
+    """Return the features of an image after each block, in float64 on the CPU.
+
+    Args:
+        encoder: the tower; its input path "image" runs.
+        image: uint8 [3, H, W].
+
+    Returns:
+        One [N, D] per block, with one row per patch and without class tokens.
+    """
     inputs = encoder.preprocess([image])
     states = encoder.forward_intermediates(inputs, output_fmt="NCHW")["image"]
     return [maps.movedim(1, -1).flatten(0, 2).double().cpu() for (maps,) in states]
 
 
 def _hsic(features: Sequence[Tensor]) -> Tensor:
-    """Estimate HSIC without bias, [F, F], between all pairs of features [N, D] of equal samples."""
+    """Estimate the HSIC of every pair of F feature matrices, without bias, from linear kernels.
+
+    Args:
+        features: F matrices [N, D] with the same N samples; their widths D may differ.
+
+    Returns:
+        [F, F] in float64.
+
+    Raises:
+        ValueError: there are fewer than 4 samples, and the estimator divides by N - 3.
+    """
     count = len(features[0])
     if count < FEWEST:
         raise ValueError(f"an image of {count} patches: the estimator needs at least {FEWEST}")

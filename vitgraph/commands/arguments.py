@@ -20,6 +20,7 @@ _GROUPS = {
     "checkpoints": ("list", "inspect", "extract", "cache"),
     "trying and measuring": ("demo", "bench"),
 }
+"""The commands in the order of ``vitgraph --help``, by the title of their group."""
 
 
 class CommandHelp(NamedTuple):
@@ -66,15 +67,15 @@ COMMANDS = {
         "vitgraph bench speed Qwen/Qwen3-VL-2B-Instruct --device cuda",
     ),
 }
-# These are the values of the library's own types, which importing torch would take seconds to read;
-# a test holds them equal.
+# Reading these values from the types Precision, Pool and Fetch would import torch, which takes
+# seconds; a test checks that they are the same.
 PRECISIONS: tuple[Precision, ...] = ("bf16", "fp8")
 POOLS: tuple[Pool, ...] = ("none", "mean", "max", "cls", "head")
 FETCHES: tuple[Fetch, ...] = ("auto", "ranges", "shards")
 
 
 def list_commands() -> str:
-    """Return the commands in groups, each with its summary and an example, for the help."""
+    """Return the text of ``vitgraph --help``: commands in groups, with summaries and examples."""
     groups = []
     for title, names in _GROUPS.items():
         commands = [(name, *COMMANDS[name]) for name in names]
@@ -84,17 +85,17 @@ def list_commands() -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that raises a mistake as one line, where argparse would print its usage and exit."""
+    """A parser that raises an error of one line where argparse would print its usage and exit."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise a ValueError that points to the help of the command."""
+        """Raise a ValueError with ``message`` and a hint to the ``--help`` of the command."""
         raise ValueError(f"{message} (see `{self.prog} --help`)")
 
 
 def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
-    """Read the arguments.
+    """Read the arguments of a command line.
 
-    Unlike argparse alone, it takes images after options as well, and after ``--`` images whose
+    Unlike argparse alone, it also takes images that follow options and, after ``--``, images whose
     names begin with a dash.
 
     Args:
@@ -225,39 +226,46 @@ def is_video(path: Path) -> bool:
 
 
 def check_names(dtype: str | None, device: str | None) -> None:
-    """Check what ``--dtype`` and ``--device`` name, without torch.
+    """Check the values of ``--dtype`` and ``--device`` without importing torch.
+
+    Args:
+        dtype: name of a dtype, or "auto"; None if the option was not given.
+        device: name of a device such as "cuda:0", or "auto"; None if the option was not given.
 
     Raises:
-        ValueError: no such dtype, or nothing that names a device.
+        ValueError: there is no such dtype, or torch knows no device of such a name.
     """
     if dtype not in (None, "auto", *DTYPE_NAMES):
         raise ValueError(f"--dtype {dtype}: must be one of auto, {', '.join(DTYPE_NAMES)}")
     named = re.fullmatch(r"(\w+)(:\d+)?", device or "cpu")
-    # A package may bring torch a kind of device of its own.
+    # An installed package may add a kind of device to torch (entry point "torch.backends").
     if named is None or not (named[1] in _DEVICES or entry_points(group="torch.backends")):
         raise ValueError(f"--device {device}: must be auto, cpu, cuda, cuda:0, mps, ...")
 
 
 def check_source(options: argparse.Namespace) -> None:
-    """Check that the checkpoint that a command names exists, as :func:`check_repo` does."""
+    """Check that the checkpoint that ``options.repo`` names exists, as :func:`check_repo` does.
+
+    Nothing is checked if the command was called without a checkpoint.
+    """
     if options.repo is not None:
         check_repo(options.repo, read_hub(options), options.family)
 
 
 def check_repo(repo: str, hub: HubKeywords, family: str | None = None) -> None:
-    """Look for a checkpoint before torch is imported, which takes seconds.
+    """Check that a checkpoint exists, before torch is imported, which takes seconds.
 
-    The Hub is not asked for the main branch of a published repo, which is there.
+    The Hub is not asked about the main branch of a repo in ``PUBLISHED``.
 
     Args:
         repo: a repo id, or a path.
-        hub: keywords of ``vitgraph.load_encoder`` that say where it comes from.
-        family: name of the family to take if the model type is not known.
+        hub: keywords of ``vitgraph.load_encoder`` that say where the repo is read from, and how.
+        family: name of the family to take if the model type is not known; None if none was named.
 
     Raises:
         CheckpointError: there is no such repo, the Hub cannot be reached, or a folder holds no
             checkpoint.
-        ValueError: an option that makes no sense, or an unknown family.
+        ValueError: keywords that contradict each other, or an unknown family.
     """
     from weights.contents import read_contents
     from weights.hub.repo import HubOptions
@@ -270,19 +278,19 @@ def check_repo(repo: str, hub: HubKeywords, family: str | None = None) -> None:
     if published and not (wanted.revision or wanted.subfolder or Path(repo).exists()):
         return
     snapshot = open_checkpoint(repo, wanted)
-    if snapshot.commit is None:  # only a folder's index is read here; loading reads that of a repo
+    if snapshot.commit is None:  # a folder; reading the index of a repo here would download it
         read_contents(snapshot)
 
 
 def check_checkpoint(repo: str, right: str) -> None:
-    """Raise if the first argument is a file to encode, because the checkpoint was forgotten.
+    """Check that the first argument of a command is not a file to encode, in place of a checkpoint.
 
     Args:
-        repo: the first argument.
-        right: the command line that is right.
+        repo: the first argument: a repo id, or a path.
+        right: the command line with a checkpoint in front, which the error suggests.
 
     Raises:
-        ValueError: a file that cannot be a checkpoint.
+        ValueError: the argument is a file, and not a safetensors file.
     """
     path = Path(repo)
     if path.is_file() and path.suffix.lower() != ".safetensors":
@@ -318,7 +326,7 @@ def read_source(options: argparse.Namespace) -> SourceKeywords:
 
 
 def read_hub(options: argparse.Namespace) -> HubKeywords:
-    """Return the keywords that say how a repo is read."""
+    """Return the keywords of ``vitgraph.load_encoder`` that say where a repo is read, and how."""
     return {
         "revision": options.revision,
         "subfolder": options.subfolder,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def add_cache(parser: argparse.ArgumentParser) -> None:
-    """Add the actions of the command and their arguments to ``parser``."""
+    """Add the actions ``list``, ``verify`` and ``remove`` with their arguments to ``parser``."""
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     for name, command, summary in (
         ("list", list_towers, "What is kept and how large it is."),
@@ -43,7 +43,7 @@ def list_towers(options: argparse.Namespace) -> None:
 
 
 def verify_towers(options: argparse.Namespace) -> None:
-    """Print one line per kept tower, each read and checked; fail if one is damaged.
+    """Read every tower in the cache, check it against its hashes, and print one line per tower.
 
     Raises:
         ValueError: a tower is damaged.
@@ -62,10 +62,10 @@ def verify_towers(options: argparse.Namespace) -> None:
 
 
 def remove_towers(options: argparse.Namespace) -> None:
-    """Remove what is kept of one repo, or of one commit.
+    """Remove the cached files of one repo, or those of one of its commits.
 
     Raises:
-        ValueError: the commit is empty or named twice, or nothing of it is kept.
+        ValueError: the commit is empty or named twice, or the cache holds nothing of it.
     """
     from weights.cache.listing import remove_cached
 

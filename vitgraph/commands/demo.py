@@ -22,10 +22,12 @@ def add_demo(parser: argparse.ArgumentParser) -> None:
 
 
 def demo(options: argparse.Namespace) -> None:
-    """Run the demo.
+    """Run ``vitgraph demo``: check its arguments, encode the sample photographs, and draw the
+    features.
 
     Raises:
-        ValueError: what :func:`check_demo` raises, or a checkpoint that cannot be loaded.
+        ValueError: an argument that :func:`check_demo` refuses, or a checkpoint that cannot be
+            loaded.
     """
     check_demo(options.out, options.repos)
     from .demo_pictures import run_demo
@@ -34,11 +36,15 @@ def demo(options: argparse.Namespace) -> None:
 
 
 def check_demo(out: Path, repos: Sequence[str]) -> None:
-    """Check the arguments, and look for the checkpoints.
+    """Check the arguments of ``vitgraph demo`` before torch is imported.
+
+    Args:
+        out: folder for the pictures; it need not exist.
+        repos: repo ids or folders of checkpoints.
 
     Raises:
-        ValueError: an optional package is missing, a checkpoint is not there, two have the same
-            name, or ``out`` is a file.
+        ValueError: an optional package is missing, a checkpoint does not exist, two have the same
+            last part of their name, or ``out`` is a file.
     """
     require_matplotlib()
     require_av()

@@ -33,7 +33,8 @@ SEEDED_NAMES = {
     for name, small in family.small.items()
     if small.title
 }
-"""Per title in the picture, the name that ``write_seeded_checkpoint`` takes."""
+"""Per title in the picture, the name under which ``write_seeded_checkpoint`` knows the small tower.
+"""
 
 README_TOWERS = ("InternViT-300M", "Qwen2-VL", "Qwen2.5-VL", "Qwen3-VL")
 """The titles of the towers that the picture in the README shows."""
@@ -43,10 +44,11 @@ PHOTOGRAPHS = {
     "dahlia": ("sklearn", "datasets/images/flower.jpg"),
     "portrait": ("matplotlib", "mpl-data/sample_data/grace_hopper.jpg"),
 }
-"""Sample images that come with installed packages: name -> package and path inside it."""
+"""Sample images inside installed packages: per name, the package and the path inside it."""
 
 CHOSEN = ((0.22, 0.26), (0.45, 0.30), (0.62, 0.80), (0.83, 0.51))
-"""The patches that the picture of the README looks for: shares of height and width."""
+"""The points of the photograph for ``nearest_patches.jpg``: (y, x) as shares of height and width.
+"""
 
 
 def sample_photographs() -> dict[str, Path]:
@@ -59,7 +61,7 @@ def sample_photographs() -> dict[str, Path]:
 
 
 def _package_file(package: str, path: str) -> Path:
-    spec = find_spec(package)  # finds the folder without the second that importing would take
+    spec = find_spec(package)  # importing scikit-learn to find its folder would take a second
     if spec is None or spec.origin is None:
         raise ValueError(
             f"the demo's photographs need {package}: pip install 'vitgraph[demo]', or in a clone "
@@ -84,7 +86,12 @@ def panned_clip(photograph: Tensor) -> Tensor:
 
 
 def sample_media(folder: Path) -> list[Media]:
-    """Return the photographs and a clip that was written to an H.264 file in ``folder``."""
+    """Return the sample photographs, and as last item a short clip that pans over the first of
+    them.
+
+    Args:
+        folder: folder into which the clip is written, as the H.264 file ``pan.mp4``.
+    """
     stills = [Media(name, path) for name, path in sample_photographs().items()]
     path = folder / "pan.mp4"
     write_video(path, panned_clip(stills[0].still), fps=8)
@@ -92,15 +99,15 @@ def sample_media(folder: Path) -> list[Media]:
 
 
 def run_demo(out: Path, repos: Sequence[str] = ()) -> Path:
-    """Encode the samples with every family, print a table and draw the feature maps.
+    """Encode sample photographs and a clip with every family, print a table and draw the features.
 
     A family that takes no video encodes the middle frame of the clip.
 
     Args:
-        out: folder for ``feature_maps.png`` and, if no ``repos`` are given, the pictures of the
-            README: ``readme.jpg``, two of the photographs beside four of the towers, and
-            ``nearest_patches.jpg``. It is made if it does not exist.
-        repos: repo ids or folders of checkpoints that take the place of the small seeded ones.
+        out: folder for ``feature_maps.png``, made if it does not exist. Without ``repos`` it also
+            gets the two pictures of the README: ``readme.jpg``, two of the photographs with the
+            features of four towers, and ``nearest_patches.jpg``.
+        repos: repo ids or folders of checkpoints to encode with, in place of the small seeded ones.
 
     Returns:
         The path of ``feature_maps.png``.
@@ -134,7 +141,9 @@ def run_demo(out: Path, repos: Sequence[str] = ()) -> Path:
 
 
 def draw_nearest(picture: Path) -> None:
-    """Draw where a small Qwen3-VL tower finds patches of a photograph again in a part of it.
+    """Draw which patches of a crop of a photograph are nearest to chosen patches of the whole.
+
+    The features are those of a small Qwen3-VL tower with seeded random weights.
 
     Args:
         picture: the file to write.
@@ -155,7 +164,7 @@ def draw_nearest(picture: Path) -> None:
 
 
 def _fitting(encoder: Encoder, media: Sequence[Media]) -> list[Media]:
-    """Return the media; a tower that refuses videos gets the middle frame of the clip."""
+    """Return the media for an encoder; one that takes no video gets the middle frame of a clip."""
     try:
         encoder.preprocess(videos=[medium.item for medium in media if medium.kind == "video"])
     except ValueError:
@@ -168,7 +177,13 @@ def _load(repo: str) -> Encoder:
 
 
 def _seeded(folder: Path) -> Iterator[tuple[str, Encoder]]:
-    """Yield a small tower of each family with its title; the seed depends on the title alone."""
+    """Yield the title and the encoder of a small tower of each family, with random weights.
+
+    The seed depends on the title alone, so a new family changes no other tower.
+
+    Args:
+        folder: folder into which the checkpoints are written.
+    """
     for title, family in SEEDED_NAMES.items():
         seed = crc32(title.encode())
         checkpoint = write_seeded_checkpoint(folder / family, family, depth=4, width=160, seed=seed)
@@ -183,7 +198,15 @@ def draw(
     *,
     dpi: int = 200,
 ) -> None:
-    """Draw the images beside their feature maps, one column per name in ``encoded``."""
+    """Draw images beside their feature maps, one column per tower, and write the picture.
+
+    Args:
+        media: the images; of a video the middle frame is drawn.
+        encoded: per title of a column, the results of a tower for the media in their order.
+        heading: title of the figure.
+        picture: the file to write.
+        dpi: pixels per inch.
+    """
     figure = plot_feature_maps(
         [medium.still for medium in media],
         {title: [one.feature_map for one in items] for title, items in encoded.items()},

@@ -44,7 +44,7 @@ def add_embed(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:
-    """Add what is written, and where."""
+    """Add the options that say what is written, in which form, and where."""
     parser.add_argument("--out", metavar="DIR", help="folder to write; may be s3:// or gs://")
     parser.add_argument(
         "--pool",
@@ -79,7 +79,7 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_encoder(parser: argparse.ArgumentParser) -> None:
-    """Add how images are sized and encoded."""
+    """Add the options that say how images are resized and how the encoder runs."""
     add_sizes(parser)
     add_encoder(parser)
     parser.add_argument(
@@ -93,7 +93,7 @@ def _add_encoder(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_inside(group: argparse._ArgumentGroup) -> None:
-    """Add what is read of tables, lists and data sets."""
+    """Add the options for images inside tables, lists and data sets."""
     group.add_argument(
         "--column", metavar="NAME", help="of parquet files and data sets; by default image"
     )
@@ -112,7 +112,7 @@ def _add_inside(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_planning(group: argparse._ArgumentGroup) -> None:
-    """Add what a plan asks."""
+    """Add the options of ``--plan``, which estimates a job."""
     group.add_argument(
         "--plan",
         action="store_true",
@@ -123,7 +123,9 @@ def _add_planning(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_workers(group: argparse._ArgumentGroup) -> None:
-    """Add what is said of a job that several workers share."""
+    """Add the options for several workers, and those that check a job: ``--status`` and
+    ``--verify``.
+    """
     group.add_argument(
         "--shard",
         metavar="I/N",
@@ -143,14 +145,14 @@ def _add_workers(group: argparse._ArgumentGroup) -> None:
 
 
 def embed(options: argparse.Namespace) -> int:
-    """Run the command.
+    """Run ``vitgraph embed``.
 
     Returns:
-        The exit code: 0; 3 if images could not be encoded; 1 if ``--status`` finds a job that is
-        not done or ``--verify`` one that is not whole.
+        The exit code: 0; 3 if images could not be encoded; 1 if ``--status`` finds shards that are
+        missing, or ``--verify`` files that are missing or damaged.
 
     Raises:
-        ValueError: arguments that make no sense, or a folder that holds another job.
+        ValueError: an option has an invalid value, or the folder holds a job with other settings.
     """
     from ..embedding.verify import print_status, print_verdict
     from .embed_options import Command, check_embed
@@ -165,13 +167,13 @@ def embed(options: argparse.Namespace) -> int:
 
 
 def run_worker(command: Command) -> int:
-    """Encode the shards of this process.
+    """Encode the shards that this process has to write, or print the plan if ``--plan`` is given.
 
     Returns:
         The exit code: 0, or 3 if images could not be encoded.
 
     Raises:
-        ValueError: arguments that make no sense, or a folder that holds another job.
+        ValueError: an option has an invalid value, or the folder holds a job with other settings.
         OSError: the folder cannot be written to, or the disk is full.
     """
     from ..embedding.parquet_files import require_parquet
@@ -196,14 +198,19 @@ def run_worker(command: Command) -> int:
 
 
 def _open_job(command: Command, storage: Storage, load: Load) -> Job:
-    """Join the job of a folder, or begin one there.
+    """Join the embedding job whose manifest lies in a folder, or begin one there.
 
-    Whoever comes first lists the files, and writes the manifest when nothing can go wrong any more
-    but a bad image. Others wait for that, where the storage has locks; elsewhere the first manifest
-    counts.
+    The first worker lists the files, and writes the manifest once the encoder is loaded and
+    checked, when only a bad image can fail. Where the storage has locks, other workers wait for the
+    manifest; elsewhere the first manifest that is written is valid for all.
+
+    Args:
+        command: the options of the command, and the objects that they name.
+        storage: the folder of the job.
+        load: loads the encoder at a commit.
 
     Raises:
-        ValueError: arguments that make no sense, or a folder that holds another job.
+        ValueError: an option has an invalid value, or the folder holds a job with other settings.
     """
     from ..embedding.job import Job
     from ..embedding.manifest import Manifest
@@ -230,8 +237,13 @@ def _open_job(command: Command, storage: Storage, load: Load) -> Job:
 def _begin_job(command: Command, storage: Storage, load: Load) -> Job | None:
     """List the files of a job, load its encoder, and write its manifest.
 
+    Args:
+        command: the options of the command, and the objects that they name.
+        storage: the folder of the job, which has no manifest yet.
+        load: loads the encoder at a commit.
+
     Returns:
-        The job, None if another worker has written its manifest meanwhile.
+        The job; None if another worker has written a manifest in the meantime, which is then valid.
     """
     from ..embedding.job import Job
     from ..embedding.manifest import Manifest, write_list
@@ -256,9 +268,12 @@ def _begin_job(command: Command, storage: Storage, load: Load) -> Job | None:
 
 
 def _settings(command: Command, manifest: Manifest | None) -> JobSettings:
-    """All that the vectors depend on; no tensor is read or fetched for it.
+    """Return all settings that the vectors of a job depend on; no tensor is read or fetched for it.
 
-    The commit of a repo is looked up once per job: whoever joins takes that of the manifest.
+    Args:
+        command: the options of the command, and the objects that they name.
+        manifest: the manifest of the job in the folder, whose commit is taken, so that the Hub is
+            asked once per job; None if the job is new.
     """
     from weights import inspect_checkpoint
 
@@ -296,10 +311,16 @@ def _settings(command: Command, manifest: Manifest | None) -> JobSettings:
 
 
 def _load(command: Command, commit: str) -> Encoder | GraphedEncoder:
-    """Load the encoder at a commit, and capture its graphs if that is wanted.
+    """Load the encoder of a job at a commit, and capture CUDA graphs of it if the options ask for
+    them.
+
+    Args:
+        command: the options of the command, and the objects that they name.
+        commit: commit of the repo; for a checkpoint in a local folder, the text that
+            :func:`checkpoint_state` returned when the job was opened.
 
     Raises:
-        ValueError: the files of a checkpoint on disk are not those that were looked at.
+        ValueError: the files of the local folder have changed since then.
     """
     from graphwrap import GraphedEncoder
     from weights import load_encoder
@@ -317,7 +338,7 @@ def _load(command: Command, commit: str) -> Encoder | GraphedEncoder:
             options.repo,
             **source,
             dtype=options.dtype,
-            # Without a device that was asked for, the log says that a GPU stays idle.
+            # With None, which means the CPU, load_encoder logs that the machine has an idle GPU.
             device=device if options.device else None,
         )
     if is_folder and checkpoint_state(options.repo, options.subfolder) != commit:

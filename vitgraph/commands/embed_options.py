@@ -32,13 +32,17 @@ _POSITIVE = (
     "max_tokens_per_call",
     "shard_items",
 )
+"""The options whose values must be at least 1 where they are given."""
 
 
 def check_embed(options: argparse.Namespace) -> None:
-    """Check the arguments of a job, and look for the checkpoint and the source.
+    """Check the options of ``vitgraph embed``, and that the checkpoint and the images exist.
+
+    Options that were left out get their default.
 
     Raises:
-        ValueError: options that make no sense, or a checkpoint or source that is not there.
+        ValueError: an option has an invalid value or contradicts another, or the checkpoint or the
+            source of the images does not exist.
     """
     _check_plan(options)
     _set_format(options)
@@ -73,10 +77,11 @@ def check_embed(options: argparse.Namespace) -> None:
 
 
 def _set_format(options: argparse.Namespace) -> None:
-    """Set the options that follow from ``--format``, and those that were left out.
+    """Set the options that ``--format`` determines, and the defaults of ``--pool`` and
+    ``--out-dtype``.
 
     Raises:
-        ValueError: ``--format vllm`` beside an option that it does not take.
+        ValueError: ``--format vllm`` together with ``--pool``, ``--fields`` or ``--out-dtype``.
     """
     if options.format == "vllm":
         for name in ("pool", "fields", "out_dtype"):
@@ -93,7 +98,7 @@ def _set_format(options: argparse.Namespace) -> None:
 
 
 def _check_plan(options: argparse.Namespace) -> None:
-    """Check the options that count in a plan.
+    """Check ``--gpus``, which only a plan takes.
 
     Raises:
         ValueError: a number of GPUs that is not positive, or is given without ``--plan``.
@@ -107,7 +112,13 @@ def _check_plan(options: argparse.Namespace) -> None:
 
 
 def _check_files(options: argparse.Namespace) -> None:
-    """Raise if the source is a path to nothing, or to a video; patterns and stores are not read."""
+    """Check that a source on this disk exists, and is neither a video nor a folder without images.
+
+    Patterns, remote addresses and standard input are not read here.
+
+    Raises:
+        ValueError: the source is none of those that ``vitgraph embed`` takes.
+    """
     source = options.files
     if source == "-" or "://" in source or re.search(r"[*?[]", source):
         return
@@ -118,20 +129,28 @@ def _check_files(options: argparse.Namespace) -> None:
             f"{source}: is a video, and images are embedded: `{right} FILE.safetensors`"
         )
     if not path.exists():
-        list(Source(source))  # listing the source raises an error that says what may be given
+        list(Source(source))  # raises the error that says which kinds of source there are
     if path.is_dir() and not any(_is_image(entry.name) for entry, _ in entries_below(str(path))):
         list(Source(source))
 
 
 def _is_image(name: str) -> bool:
+    """Return whether the suffix of a file name is that of an image."""
     return Path(name).suffix.lower() in suffixes()
 
 
 class Command:
-    """One call of the command: its options, and the objects that they name.
+    """One call of ``vitgraph embed``: its options, and the objects that they name.
 
     Args:
-        options: the options of the command, which :func:`check_embed` has checked.
+        options: the options, which :func:`check_embed` has checked.
+
+    Attributes:
+        options: the options.
+        fields: fields of the encoder's output that are read.
+        worker: rank of this process and number of processes that share the job.
+        source: the images of the job.
+        reader: reads the bytes of an image.
     """
 
     def __init__(self, options: argparse.Namespace) -> None:
@@ -143,7 +162,8 @@ class Command:
         self.reader = ImageReader(read, keyed=options.format == "vllm")
 
     def calls(self) -> Calls:
-        """Return how the encoder is called for the images of the job."""
+        """Return the limits, the pooling and the batches with which the encoder is called for the
+        images."""
         from encoders.contract import Limits
         from encoders.streams.calls import ResultSettings
         from encoders.streams.stream import StreamOptions
@@ -159,16 +179,18 @@ class Command:
 
     @property
     def limits(self) -> dict[str, int | None]:
-        """Return the keywords of ``preprocess`` that the options give."""
+        """The keywords of ``preprocess`` that bound the size of an image; None where none was
+        given.
+        """
         names = ("min_pixels", "max_pixels", "max_tiles", "max_soft_tokens")
         return {name: vars(self.options)[name] for name in names}
 
 
 def _read_fields(options: argparse.Namespace) -> tuple[OutputField, ...]:
-    """Return the fields of the output that are read.
+    """Return the fields of the encoder's output that are written or pooled.
 
     Raises:
-        ValueError: ``--fields`` names something else, or is given beside a pool.
+        ValueError: ``--fields`` names an unknown field, or is given together with a pool.
     """
     known: tuple[OutputField, ...] = (
         "pooler_output",

@@ -24,14 +24,15 @@ from .embed_options import Command
 
 
 def print_plan(command: Command, load: Callable[[], Encoder | GraphedEncoder]) -> None:
-    """Print what a job would take; nothing is written, and no weights are read without a device.
+    """Print an estimate of what a job would take; nothing is written.
 
     Args:
         command: the options of the command, and the objects that they name.
-        load: loads the encoder as the job would; called if a device is named.
+        load: loads the encoder with its weights; called only if a device is named, whose speed is
+            then measured.
 
     Raises:
-        ValueError: an option that makes no sense, or a source of which no image can be read.
+        ValueError: an option has an invalid value, or no image of the source can be read.
         OSError: the source cannot be listed.
     """
     options = command.options
@@ -67,9 +68,16 @@ def _dtype_of_weights(options: argparse.Namespace) -> str:
 def count_written(
     encoder: Encoder, pool: Pool, fields: Sequence[OutputField], limits: Limits
 ) -> tuple[Callable[[Tensor], int], str]:
-    """Return a function that counts the numbers a job writes for an image, and their name.
+    """Return a function that counts the numbers that a job writes per image, and their description.
 
-    Whole outputs are counted on the meta device, which computes shapes and no values.
+    Args:
+        encoder: an encoder on the meta device, which computes shapes and no values.
+        pool: "none" for whole outputs, otherwise the kind of vector.
+        fields: output fields that are written if ``pool`` is "none".
+        limits: keywords of ``preprocess`` that bound the size of an image.
+
+    Returns:
+        The function takes an image uint8 [3, H, W]. The description is "vectors [D]" or the fields.
     """
     if pool != "none":
         width = encoder.num_features if pool == "cls" else encoder.out_features

@@ -37,7 +37,9 @@ if TYPE_CHECKING:
     from ..features import Item
 
 MOST_PLOTTED = 16
-"""Items that ``vitgraph encode --plot`` draws; their pictures are in memory together."""
+"""The most items that ``vitgraph encode --plot`` draws, because their pictures are in memory
+together.
+"""
 
 
 def add_encode(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +54,7 @@ def add_encode(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_items(group: argparse._ArgumentGroup) -> None:
-    """Add the videos, and the sizes of all items."""
+    """Add ``--video``, the sampling of its frames, and the bounds of the size of an item."""
     group.add_argument(
         "--video", action="append", default=[], type=Path, metavar="CLIP", help="may be repeated"
     )
@@ -62,7 +64,7 @@ def _add_items(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_output(group: argparse._ArgumentGroup) -> None:
-    """Add what is written and drawn, and where."""
+    """Add the options that say what is written and drawn, and where."""
     group.add_argument("--out", type=Path, required=True, help="features file (.safetensors)")
     group.add_argument(
         "--pool",
@@ -87,7 +89,7 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_graphs(group: argparse._ArgumentGroup) -> None:
-    """Add what is captured."""
+    """Add ``--graph``, and the options that say which graphs are captured."""
     group.add_argument(
         "--graph",
         action=argparse.BooleanOptionalAction,
@@ -107,10 +109,10 @@ def check(options: argparse.Namespace) -> GraphOptions | None:
     """Check everything that can be checked without torch.
 
     Returns:
-        What to capture, or None without ``--graph``.
+        The settings of the graphs to capture, or None without ``--graph``.
 
     Raises:
-        ValueError: a mistake in the arguments, or a file that is none of the right kind.
+        ValueError: a mistake in the arguments, or a file that is not an image or a video.
         CheckpointError: there is no such checkpoint.
     """
     from .encode_checks import check_media, check_options, check_targets
@@ -131,7 +133,8 @@ def check(options: argparse.Namespace) -> GraphOptions | None:
 
 
 def encode(options: argparse.Namespace) -> None:
-    """Check everything, load the encoder, encode item by item, write, draw and print the table."""
+    """Run ``vitgraph encode``: check, load the encoder, encode item by item, write, draw, print a
+    table."""
     graphs = check(options)
     from PIL import Image
 
@@ -142,13 +145,13 @@ def encode(options: argparse.Namespace) -> None:
     from .encode_graphs import graph_encoder, summary
     from .encode_items import HEADER, encode_items, open_media, row
 
-    # The check before has already warned and named the file.
+    # check_media has already warned about very large images, with the name of the file.
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)
     limits = _limits(options)
     wanted = ResultSettings(options.pool, options.normalize, options.max_tokens_per_call)
     device = read_device(options.device)
     with enough_memory(options.repo, "give --dtype bfloat16 or another --device"):
-        # Without a device that was asked for, the log says that a GPU stays idle.
+        # With None, which means the CPU, load_encoder logs that the machine has an idle GPU.
         chosen = device if options.device else None
         source = read_source(options)
         encoder = load_encoder(options.repo, **source, dtype=options.dtype, device=chosen)
@@ -181,8 +184,13 @@ def encode(options: argparse.Namespace) -> None:
 
 
 def _stream_options(options: argparse.Namespace, graphs: GraphOptions | None) -> StreamOptions:
-    """Return stream options with one item per call unless graphs replay several, and a progress
-    bar."""
+    """Return how items are batched, with a progress bar if standard error is a terminal.
+
+    Args:
+        options: the options of the command.
+        graphs: settings of the graphs; None without. Unless they replay several items together,
+            each item is a call of its own.
+    """
     from encoders.streams.stream import StreamOptions
 
     batch_tokens = None if graphs is not None and graphs.items > 1 else 1
@@ -216,12 +224,16 @@ def _plot(
 
 
 def _plot_text(name: str) -> str:
-    """Escape a name for matplotlib, which would read text between ``$`` as a formula."""
+    """Return a name with ``$`` escaped, because matplotlib reads text between two ``$`` as a
+    formula.
+    """
     return printable(name).replace("$", r"\$")
 
 
 def _limits(options: argparse.Namespace) -> Limits:
-    """Return the keywords of ``preprocess`` that the options give."""
+    """Return the keywords of ``preprocess`` that the options give: bounds of sizes, ``fps``,
+    frames.
+    """
     from encoders.contract import Limits
 
     return Limits(**{name: value for name, value in vars(options).items() if name in LIMITS})

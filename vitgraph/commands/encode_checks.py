@@ -18,10 +18,11 @@ from .arguments import LIMITS, check_checkpoint, check_names, is_video
 
 
 def check_options(options: argparse.Namespace) -> None:
-    """Check what needs no file.
+    """Check the options of ``vitgraph encode`` by their values alone; no image is opened.
 
     Raises:
-        ValueError: options that make no sense, or a file where the checkpoint belongs.
+        ValueError: a number that is not positive, an unknown dtype or device, an option without
+            another that it needs, or an image or a folder of images in the place of the checkpoint.
     """
     check_names(options.dtype, options.device)
     for name in (*LIMITS, "max_tokens_per_call"):
@@ -45,21 +46,29 @@ def check_options(options: argparse.Namespace) -> None:
 
 
 def _command(options: argparse.Namespace, repo: str, path: Path) -> str:
-    """Return the command line that encodes a file as an image or as a video, for messages."""
+    """Return the command line that encodes a file as an image or as a video, for error messages.
+
+    Args:
+        options: the options of the command, of which ``--out`` is taken.
+        repo: the checkpoint in the command line.
+        path: the file; its suffix says whether it is a video.
+    """
     item = ["--video"] * is_video(path) + [str(path)]
     return shlex.join(["vitgraph", "encode", repo, *item, "--out", str(options.out)])
 
 
 def check_targets(out: Path, plot: Path | None, inputs: Sequence[Path]) -> None:
-    """Check before anything is fetched that the targets can be written and replace no other file.
+    """Check, before anything is fetched, that the output files can be written and replace no other
+    file.
 
     Args:
-        out: the features file.
-        plot: the picture, or None.
+        out: the features file; an older features file may be replaced.
+        plot: the picture; None without ``--plot``.
         inputs: the files that are read.
 
     Raises:
-        ValueError: a target cannot be written, or would replace a file of another kind.
+        ValueError: an output file cannot be written, has a wrong suffix, or would replace a file of
+            another kind.
     """
     for path in filter(None, (out, plot)):
         if path.is_dir() or not path.parent.is_dir():
@@ -76,7 +85,7 @@ def check_targets(out: Path, plot: Path | None, inputs: Sequence[Path]) -> None:
 
 
 def _is_features_file(path: Path) -> bool:
-    """Return whether the header of a file says that it holds features."""
+    """Return whether the metadata of a safetensors file say that ``vitgraph encode`` wrote it."""
     try:
         with safe_open(str(path), framework="numpy") as file:
             return "vitgraph" in (file.metadata() or {})
@@ -85,6 +94,16 @@ def _is_features_file(path: Path) -> bool:
 
 
 def _check_plot(plot: Path, others: Sequence[Path]) -> None:
+    """Check that matplotlib can write a picture, and that it replaces none of the other files.
+
+    Args:
+        plot: the picture; its suffix names the format.
+        others: the files that are read or written besides.
+
+    Raises:
+        ValueError: matplotlib is missing, it does not know the suffix, or ``plot`` is one of the
+            others.
+    """
     require_matplotlib()
     from matplotlib.backend_bases import FigureCanvasBase
 
@@ -97,11 +116,12 @@ def _check_plot(plot: Path, others: Sequence[Path]) -> None:
 
 
 def check_media(options: argparse.Namespace) -> None:
-    """Look at every file without decoding it: the header of an image, and whether a video exists.
+    """Check the images and videos without decoding them: the header of an image, and that a video
+    exists.
 
     Raises:
-        ValueError: there is no file at all, or one is missing, a folder, a URL or of another kind,
-            or videos are given and PyAV is not installed.
+        ValueError: no file is named, one is missing, a folder, a URL or not an image, or videos are
+            given and PyAV is not installed.
     """
     if not options.images and not options.video:
         raise ValueError("nothing to encode: name at least one image, or a --video")
@@ -142,22 +162,31 @@ def _check_image(path: Path, options: argparse.Namespace) -> None:
 
 def _read_size(path: Path) -> tuple[int, int]:
     with warnings.catch_warnings():
-        # PIL's warning does not name the file.
+        # PIL's warning does not name the file; the caller warns with its name.
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
         with Image.open(path) as image:
             return image.size
 
 
 def _is_heif(path: Path) -> bool:
-    """Return whether a file begins like a HEIF photograph, as phones take them."""
+    """Return whether the first bytes of a file are those of HEIF, a format of phone cameras."""
     with path.open("rb") as file:
         head = file.read(32)
     return head[4:8] == b"ftyp" and any(brand in head for brand in (b"heic", b"heix", b"mif1"))
 
 
 def _check_file(path: Path, of_url: str, of_folder: str) -> None:
-    """Raise unless ``path`` is a file; what to do otherwise is said by the other arguments."""
-    # `Path` has removed one slash after the colon of an address.
+    """Check that a path is a file.
+
+    Args:
+        path: the path.
+        of_url: text that ends the error for a URL.
+        of_folder: text that ends the error for a folder; both say what to do instead.
+
+    Raises:
+        ValueError: the path is a URL, a folder, or does not exist.
+    """
+    # A `Path` of "https://..." has one slash after the colon, because it joins repeated slashes.
     if match := re.fullmatch(r"(\w{2,}):/+(.+)", str(path)):
         raise ValueError(
             f"{match[1]}://{match[2]}: is a URL, and files are encoded here: download it and give "

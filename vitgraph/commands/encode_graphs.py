@@ -15,17 +15,25 @@ from ..terminal import counted
 from .graph_options import MAX_GRAPHS, GraphOptions
 
 TRIAL_BUDGET, TRIAL_GRAPHS = 2048, 8
-"""Largest budget and most budgets without CUDA graphs, where each costs a run of the tower."""
+"""The largest token budget, and the most budgets, where there are no CUDA graphs.
+
+Each budget then costs one run of the tower.
+"""
 
 
 def graph_encoder(encoder: Encoder, options: GraphOptions, precision: Precision) -> GraphedEncoder:
-    """Return the encoder with its graphs captured; notes about that go to stderr.
+    """Return an encoder with its graphs captured; notes about the capture are printed to stderr.
 
-    Without CUDA the "static" backend does the same padding and packing without graphs: the answers
-    are right and nothing is faster.
+    Without CUDA the "static" backend does the same padding and packing without graphs: the results
+    are right, and nothing is faster.
+
+    Args:
+        encoder: the encoder, on its device.
+        options: the modality, the token budgets and the batch size to capture for.
+        precision: "bf16", or "fp8" for products in e4m3.
 
     Raises:
-        ValueError: budgets that cannot work, or no memory for any.
+        ValueError: budgets that the encoder cannot take, or no memory for any.
     """
     if options.budgets is not None and len(encoder.paths) > 1:
         raise ValueError(
@@ -74,7 +82,9 @@ def _note(text: str) -> None:
 
 
 def summary(stats: GraphStats) -> str:
-    """Return two lines: which items were replayed and which were not, and what capture took."""
+    """Return two lines of text: how many items were replayed or run eagerly, and the cost of
+    capture.
+    """
     hits = sum(budget.hits for budget in stats.budgets)
     items = sum(budget.items for budget in stats.budgets)
     reasons = ", ".join(f"{why}: {count}" for why, count in sorted(stats.eager_reasons.items()))

@@ -26,18 +26,20 @@ from ..plots import crop_padding
 from ..video import read_video
 
 HEADER = ("item", "size", "grid_thw", "tokens", "pooler_output", "ms")
+"""The titles of the columns of the table that ``vitgraph encode`` prints."""
 NO_LIMITS = Limits()
-"""Limits for ``preprocess`` that set nothing, so that the checkpoint's own hold."""
+"""The limits that bound nothing, so that ``preprocess`` takes those of the checkpoint."""
 WHOLE = ResultSettings()
-"""The request for the whole output of each item instead of one vector."""
+"""The settings that return the whole output of each item instead of one vector."""
 ONE_BY_ONE = StreamOptions(batch_tokens=1, progress=False)
 """The stream options with which each item is a call of its own."""
 _SIDEWAYS = (5, 6, 7, 8)
-"""The values of the EXIF orientation that exchange width and height."""
+"""The values of the EXIF orientation at which width and height of the stored image are exchanged.
+"""
 
 
 class Media(NamedTuple):
-    """One image file or one open video, which the stream decodes later."""
+    """An image file that is not decoded yet, or an open video."""
 
     name: str
     item: Path | Tensor | Video
@@ -77,7 +79,7 @@ def _size_of_file(path: Path) -> tuple[int, int]:
 
 
 def open_media(images: Sequence[Path], videos: Sequence[Path]) -> Iterator[Media]:
-    """Yield the images, which are only named, then the videos, each opened when it is asked for.
+    """Yield the images, then the videos; an image is not opened, a video only when it is its turn.
 
     Raises:
         ValueError: a video that cannot be opened.
@@ -89,17 +91,19 @@ def open_media(images: Sequence[Path], videos: Sequence[Path]) -> Iterator[Media
 
 
 class Encoded(NamedTuple):
-    """An encoded image or video: its output and what is printed of it, on the CPU."""
+    """An encoded image or video with its output on the CPU, and what the table prints of it."""
 
     media: Media
     item: Item
     output: EncoderOutput
     feature_map: Tensor
-    """``last_hidden_state`` laid out in space, [t, h, w, D], without the border of padded views."""
+    """``last_hidden_state`` as [t, h, w, D], without the patches of padding that a preprocessor
+    added.
+    """
     milliseconds: float
-    """The wall-clock milliseconds since the result before this one."""
+    """The wall-clock milliseconds since the result of the item before."""
     vector: Tensor | None = None
-    """The pooled output [D], None if no pooling was asked for."""
+    """The pooled output [D]; None if no pooling was asked for."""
 
 
 def encode_items(
@@ -113,15 +117,15 @@ def encode_items(
     """Encode items in order, as ``encode_many`` does.
 
     Args:
-        encoder: the encoder to use.
-        media: the items to encode; those that come next are decoded meanwhile.
+        encoder: the encoder.
+        media: the items; while one is encoded, the next ones are decoded.
         limits: keywords of ``encoder.preprocess``.
-        wanted: whether vectors are made, and the most tokens per call of the encoder.
-        options: how many tokens run together, and whether progress is shown.
-        graphed: ``encoder`` with its graphs, None to call it without.
+        wanted: pooling of the output, and the most tokens per call of the encoder.
+        options: number of tokens that run together, and whether progress is shown.
+        graphed: CUDA graphs of ``encoder``; None runs the encoder eagerly.
 
     Yields:
-        The results for each item.
+        The result of each item.
 
     Raises:
         ValueError: an item that cannot be encoded; the message begins with the item's name.
@@ -129,7 +133,7 @@ def encode_items(
     whole = ResultSettings(max_tokens_per_call=wanted.max_tokens_per_call)
     item_encoder = (encoder if graphed is None else graphed).item_encoder()
     pairs = ((one, one.item) for one in media)
-    kept = options._replace(on_error="keep")  # a kept error says which item of a batch failed
+    kept = options._replace(on_error="keep")  # an error that is yielded names its item of the batch
     began = time.perf_counter()
     for result in stream_items(item_encoder, pairs, limits, whole, kept):
         medium = cast(Media, result.key)
@@ -144,7 +148,12 @@ def encode_items(
 
 
 def _raise_for(name: str, error: Exception) -> None:
-    """Raise the error of an item with the item's name at the beginning of the message."""
+    """Raise the error of an item again as a ValueError whose message begins with the item's name.
+
+    Args:
+        name: name of the item.
+        error: the error; one that is neither a ValueError nor a lack of memory is raised as it is.
+    """
     fix = (
         "make the item smaller (--max-pixels, --max-tiles, --num-frames), the calls "
         "(--max-tokens-per-call) or the numbers (--dtype bfloat16)"
@@ -164,7 +173,16 @@ def _describe(
     milliseconds: float,
     wanted: ResultSettings,
 ) -> Encoded:
-    """Return an item's output with its feature map, its vector and its description."""
+    """Join an item's output with its feature map, its vector and its description.
+
+    Args:
+        encoder: the encoder that made the output.
+        media: the image or video.
+        layout: the preprocessed item without pixels: its grid and its tiles.
+        output: the output of the item, on the CPU.
+        milliseconds: wall-clock milliseconds that the item took.
+        wanted: kind of vector to pool; "none" leaves ``vector`` at None.
+    """
     hidden = output.last_hidden_state
     assert hidden is not None
     feature_map = encoder.feature_maps([hidden], layout)[0]["image"]
@@ -185,7 +203,8 @@ def _describe(
 
 
 def _to_cpu(output: EncoderOutput | PartialOutput) -> EncoderOutput:
-    """Return a copy of ``output`` on the CPU; raises an error unless it has every field."""
+    """Return a copy of an output on the CPU, which must have ``last_hidden_state`` and
+    ``pooler_output``."""
     hidden, pooled, deepstack = output
     assert hidden is not None
     assert pooled is not None
@@ -195,7 +214,7 @@ def _to_cpu(output: EncoderOutput | PartialOutput) -> EncoderOutput:
 def row(encoded: Encoded) -> tuple[str, ...]:
     """Return the cells of one item's row in a table with the titles :data:`HEADER`.
 
-    The shape is that of the vector if there is one.
+    The column "pooler_output" holds a shape: that of the vector if one was pooled.
     """
     item, pooled = encoded.item, encoded.output.pooler_output
     assert pooled is not None

@@ -16,14 +16,21 @@ MODALITIES = {"image": 1, "video": 1, "image+video": 2}
 CLIP_SEGMENTS = 64
 """The number of frame pairs for which a graph for videos has room: 64, thus 128 frames."""
 MAX_GRAPHS = 48
-"""The most graphs that are captured, the default of :class:`GraphedEncoder`."""
+"""The most graphs that ``--graph`` captures; it is the default of :class:`GraphedEncoder` as well.
+"""
 MOST_ITEMS = 8192
-"""Most items per replay: the tokens of the largest default budget, as an item has at least one."""
+"""The most items per replay: an item has at least one token, and the largest default budget has as
+many tokens."""
 
 
 @dataclass(frozen=True)
 class GraphOptions:
-    """The settings of the graphs that ``--graph`` captures."""
+    """The settings of the graphs that ``--graph`` captures.
+
+    ``modality`` is a key of :data:`MODALITIES`. ``budgets`` are output tokens per graph; with None
+    they are chosen automatically. ``max_batch_size`` is the number of items per replay; None takes
+    that of the modality.
+    """
 
     modality: str
     budgets: tuple[int, ...] | None = None
@@ -49,13 +56,14 @@ def read_graph_options(
     images: Sequence[object] = (),
     videos: Sequence[object] = (),
 ) -> GraphOptions | None:
-    """Check the options of the command line before anything is read or fetched.
+    """Check the options of ``--graph`` before anything is read or fetched.
 
     Args:
-        graph: whether to capture at all.
-        budgets: output tokens separated by commas, such as ``"64,256,1024"``.
-        max_batch_size: items per replay.
-        modality: one of :data:`MODALITIES`; by default what ``images`` and ``videos`` are.
+        graph: whether ``--graph`` is given.
+        budgets: output tokens separated by commas, such as ``"64,256,1024"``; None chooses them
+            automatically.
+        max_batch_size: items per replay; None takes that of the modality.
+        modality: one of :data:`MODALITIES`; None takes what ``images`` and ``videos`` need.
         images: files that will be encoded as images.
         videos: files that will be encoded as videos.
 
@@ -63,8 +71,8 @@ def read_graph_options(
         The options, or None without ``graph``.
 
     Raises:
-        ValueError: an option that is not a number, options without ``graph``, or files of a kind
-            that the modality leaves out.
+        ValueError: a value that is not valid, options without ``--graph``, or files of a kind that
+            the modality excludes.
     """
     given = {"budgets": budgets, "max-batch-size": max_batch_size, "modality": modality}
     if not graph:
@@ -94,10 +102,11 @@ def read_graph_options(
 
 
 def read_budgets(text: str) -> tuple[int, ...]:
-    """Return the numbers of a text such as ``"64,256,1024"``.
+    """Return the token budgets in a text such as ``"64,256,1024"``.
 
     Raises:
-        ValueError: an entry that is no positive integer, or more budgets than graphs.
+        ValueError: an entry that is not a positive integer, or more than :data:`MAX_GRAPHS`
+            budgets.
     """
     entries = [entry.strip() for entry in text.split(",")]
     for entry in entries:

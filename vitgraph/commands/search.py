@@ -39,11 +39,14 @@ def add_search(parser: argparse.ArgumentParser) -> None:
 
 
 def search(options: argparse.Namespace) -> None:
-    """Check everything, encode the photograph as the job did, search, print and write the page.
+    """Run ``vitgraph search``: encode a photograph, find the nearest vectors of a job, and print
+    them.
+
+    The photograph is encoded with the checkpoint, dtype and limits of the job.
 
     Raises:
-        ValueError: arguments that make no sense, a folder without a finished job of vectors, a
-            photograph that cannot be read, or a checkpoint that has changed since.
+        ValueError: an option has an invalid value, the folder holds no finished job of vectors, the
+            photograph cannot be read, or the checkpoint has changed since the job began.
         OSError: the page cannot be written.
     """
     _check(options)
@@ -57,7 +60,8 @@ def search(options: argparse.Namespace) -> None:
     known: Mapping[str, object] = settings
     given = {name: known[name] for name in SIZES if known.get(name) is not None}
     limits = cast("SizeKeywords", given)
-    pool = cast("VectorPool", settings["pool"])  # there is a pool, or Vectors had raised an error
+    # The pool is not "none": `Vectors` refuses a job that wrote whole outputs.
+    pool = cast("VectorPool", settings["pool"])
     encoder = _load(options, settings)
     pooled = encoder.encode(
         [options.photograph], pool=pool, normalize=settings["normalize"], **limits
@@ -73,10 +77,10 @@ def search(options: argparse.Namespace) -> None:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Check everything that needs neither torch nor the folder.
+    """Check everything that needs neither torch nor the folder of vectors.
 
     Raises:
-        ValueError: a mistake in the arguments, or a file that is none of the right kind.
+        ValueError: an option has an invalid value, or the photograph is not an image file.
     """
     from .encode_checks import check_media
 
@@ -102,10 +106,14 @@ def _check_page(page: Path) -> None:
 
 
 def _load(options: argparse.Namespace, settings: JobSettings) -> Encoder:
-    """Load the encoder of a job, at its commit.
+    """Load the encoder that an embedding job used, at the same commit.
+
+    Args:
+        options: the options of the command: the device, and how a repo is downloaded.
+        settings: the settings of the job: its checkpoint, commit and dtype.
 
     Raises:
-        ValueError: the files of a checkpoint on disk are not those of the job.
+        ValueError: the checkpoint is a folder whose files have changed since the job, or is gone.
     """
     from weights import load_encoder
 
@@ -138,7 +146,13 @@ def _load(options: argparse.Namespace, settings: JobSettings) -> Encoder:
 
 
 def _facts(options: argparse.Namespace, vectors: Vectors, limits: SizeKeywords) -> dict[str, str]:
-    """Return the facts about a search that are printed and written, by name."""
+    """Return what is printed below the hits and written into the page, as texts by their labels.
+
+    Args:
+        options: the options of the command, of which the folder is named.
+        vectors: the vectors that were searched, with the settings of their job.
+        limits: bounds of the image size with which the job ran.
+    """
     settings = vectors.settings
     pool = f"{settings['pool']}{', length 1' if settings['normalize'] else ''}"
     fp8 = "; the job ran products in fp8, the photograph none"

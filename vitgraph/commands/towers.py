@@ -17,15 +17,16 @@ if TYPE_CHECKING:
 
 TOWERS_HEADER = ("parameters", "projector", "layouts", "repo ids")
 WIDTH = 100
-"""The least columns of a terminal in which the list is printed as a table."""
+"""The number of columns to which the remarks below the table are wrapped."""
 _LAYOUTS, _IDS = 23, 52
-"""The columns of the list for the layouts and for the repo ids of a tower."""
+"""The width in characters of two columns of the table: layouts, and repo ids."""
 FINE_TUNES = "ColQwen3, Cosmos-Reason, Holo, Intern-S1, jina-reranker-m0, MiMo-VL, OpenCUA"
-"""Models of other publishers whose towers have the config of a known one; each has a test."""
+"""Models of other publishers that load because their towers have a known config; tests cover each.
+"""
 
 
 def add_list(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``vitgraph list`` to the parser of the command."""
+    """Add the arguments of ``vitgraph list`` to ``parser``."""
     parser.add_argument(
         "pattern",
         nargs="?",
@@ -37,7 +38,7 @@ def add_list(parser: argparse.ArgumentParser) -> None:
 
 
 def list_towers(options: argparse.Namespace) -> None:
-    """Print one line per tower that the published checkpoints have.
+    """Print one row per published tower whose repo ids match the pattern.
 
     Raises:
         ValueError: the pattern matches no repo id; with ``--json`` the list is empty instead.
@@ -76,7 +77,9 @@ def _print(text: str) -> None:
 
 
 def _towers_text(towers: Sequence[PublishedTower]) -> str:
-    """One table, with a line before the first tower of each family that says what holds for it."""
+    """Return the table of towers, with a line above the first tower of each family about that
+    family.
+    """
     rows = [_rows(tower) for tower in towers]
     header, rule, *lines = format_table(TOWERS_HEADER, list(chain(*rows))).splitlines()
     remaining, parts = iter(lines), [header, rule]
@@ -98,9 +101,10 @@ def _heading(family: FamilyFacts) -> str:
 
 
 def _rows(tower: PublishedTower) -> list[tuple[str, ...]]:
-    """Return a tower's row in a table with the titles ``TOWERS_HEADER``.
+    """Return the lines of one tower in a table with the columns :data:`TOWERS_HEADER`.
 
-    The row takes several lines where the layouts or the repo ids do not fit into one.
+    The first line has the numbers. More lines follow where the layouts or the repo ids do not fit
+    into one.
     """
     model = tower.models[0]
     counts = (model.parameters, model.projector_parameters)

@@ -23,23 +23,25 @@ if TYPE_CHECKING:
     from encoders.contract import Kernels
 
 COMPARED_FIELDS = ("last_hidden_state", "pooler_output")
+"""The fields of the output that are compared with those of the encoder in float32."""
 NEAR = 0.99
-"""The least cosine at which a token counts as near that of float32."""
+"""The least cosine, between a token and the same token in float32, that is called near."""
 
 
 def add_accuracy(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``bench accuracy`` alone to its parser."""
+    """Add the arguments that only ``bench accuracy`` takes to its parser."""
     parser.add_argument("images", nargs="+", type=Path, metavar="PHOTO", help="pictures to encode")
     parser.add_argument("--dtype", default="bfloat16", help="of the encoder (default: bfloat16)")
     parser.set_defaults(command=print_accuracy, video=[])
 
 
 def print_accuracy(options: argparse.Namespace) -> None:
-    """Load the encoder, compare its forms, and print a row per form and field.
+    """Run ``bench accuracy``: compare forms of an encoder with float32 and print a row per form and
+    field.
 
     Raises:
-        ValueError: options that make no sense, a picture that cannot be read, or a checkpoint that
-            cannot be loaded.
+        ValueError: an option has an invalid value, a picture cannot be read, or a checkpoint cannot
+            be loaded.
     """
     from ..encode_checks import check_media
 
@@ -53,7 +55,15 @@ def print_accuracy(options: argparse.Namespace) -> None:
 
 
 def forms_of(encoder: Encoder, kernels: Sequence[Kernels]) -> Iterator[tuple[str, Encoder]]:
-    """Return the forms of an encoder (reference, accelerated, fp8) that run on its device."""
+    """Yield the forms of an encoder that run on its device, each with its name for the table.
+
+    The first is the encoder itself. Its accelerated form follows once per attention kernel on CUDA,
+    and once with fp8 products where the GPU has them.
+
+    Args:
+        encoder: an encoder in the dtype that is judged.
+        kernels: values of ``accelerated(kernels=...)``.
+    """
     from encoders.accelerated.obstacles import fp8_obstacle
 
     weight = next(encoder.parameters())
@@ -68,7 +78,7 @@ def forms_of(encoder: Encoder, kernels: Sequence[Kernels]) -> Iterator[tuple[str
 def compare(
     encoder: Encoder, images: Sequence[Path], kernels: Sequence[Kernels]
 ) -> list[dict[str, str | float]]:
-    """Return the error of each form against the encoder in float32, per field.
+    """Return the error of each form of an encoder against the encoder in float32, per output field.
 
     Args:
         encoder: an encoder in the dtype that is judged.
@@ -76,7 +86,7 @@ def compare(
         kernels: values of ``accelerated(kernels=...)``.
 
     Returns:
-        Per form and field: ``form``, ``field``, and what :func:`errors` says.
+        Per form and field a dict with ``form``, ``field`` and the keys of :func:`errors`.
     """
     truth = _outputs(deepcopy(encoder).float(), images)
     return [
@@ -88,7 +98,9 @@ def compare(
 
 
 def _outputs(encoder: Encoder, images: Sequence[Path]) -> dict[str, Tensor]:
-    """Return each field of the outputs of all pictures, as tokens [T, D] on the CPU."""
+    """Encode all pictures, and return each output field as tokens [T, D] of all of them, on the
+    CPU.
+    """
     import torch
 
     with torch.no_grad():
@@ -104,7 +116,11 @@ def _outputs(encoder: Encoder, images: Sequence[Path]) -> dict[str, Tensor]:
 
 
 def errors(ours: Tensor, truth: Tensor) -> dict[str, float]:
-    """Return how far tokens [T, D] lie from those of float32.
+    """Return how far tokens lie from the same tokens of the encoder in float32.
+
+    Args:
+        ours: [T, D].
+        truth: [T, D], computed in float32.
 
     Returns:
         ``relative_l2``, over all tokens; ``lowest_cosine`` of any token; ``near``, the share of
@@ -122,7 +138,7 @@ def errors(ours: Tensor, truth: Tensor) -> dict[str, float]:
 
 
 def table(rows: Sequence[Mapping[str, str | float]]) -> str:
-    """Return the lines of a table with a row per form of the encoder and field."""
+    """Return the rows of :func:`compare` as the text of a table."""
     head = ("form", "field", "relative L2", "lowest cosine", f"tokens >= {NEAR}")
     cells = [
         (

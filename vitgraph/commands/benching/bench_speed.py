@@ -27,25 +27,28 @@ if TYPE_CHECKING:
     from weights.tensor_file import JsonDict, JsonObject
 
 WORKLOADS = ((1, 1), (1, 4), (1, 16), (8, 4))
-"""Images per batch, and the tokens of each image in multiples of the smallest budget."""
+"""The sizes that are timed on a GPU: (images per batch, tokens per image in multiples of the
+smallest budget)."""
 WORKLOADS_WITHOUT_GPU = ((1, 1), (2, 1))
+"""The sizes that are timed on the CPU, as in :data:`WORKLOADS`."""
 RUNS, RUNS_WITHOUT_GPU = 15, 3
+"""The number of times that each call is timed, with a GPU and without one."""
 KERNEL_NAMES: tuple[Kernels, ...] = ("auto", "torch", "triton", "flash2", "cudnn", "flash4", "tma")
-"""The values of the argument ``kernels`` of ``accelerated``."""
+"""The attention kernels that ``accelerated(kernels=...)`` takes by name."""
 
 
 def add_speed(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``bench speed`` alone to its parser."""
+    """Add the arguments that only ``bench speed`` takes to its parser."""
     parser.add_argument("--dtype", help="bfloat16, float16, ...; by default the stored one")
     parser.add_argument("--runs", type=int, metavar="N", help="runs of each call")
     parser.set_defaults(command=print_speed)
 
 
 def print_speed(options: argparse.Namespace) -> None:
-    """Load the encoder, measure it, print a table per value of ``--kernels``.
+    """Run ``bench speed``: load the encoder, time it, and print a table per value of ``--kernels``.
 
     Raises:
-        ValueError: options that make no sense, or a checkpoint that cannot be loaded.
+        ValueError: an option has an invalid value, or a checkpoint cannot be loaded.
     """
     if options.runs is not None and options.runs < 1:
         raise ValueError(f"--runs {options.runs}: must be a positive integer")
@@ -56,10 +59,12 @@ def print_speed(options: argparse.Namespace) -> None:
 
 
 def load_checked(options: argparse.Namespace) -> Encoder:
-    """Check the arguments without torch, and load the encoder, on a GPU if there is one.
+    """Check the options of ``vitgraph bench`` without torch, and load the encoder.
+
+    Without ``--device`` it is loaded on a GPU if there is one.
 
     Raises:
-        ValueError: options that make no sense, or a checkpoint that cannot be loaded.
+        ValueError: an option has an invalid value, or a checkpoint cannot be loaded.
     """
     for name in options.kernels:
         if name not in KERNEL_NAMES:
@@ -83,19 +88,20 @@ def load_checked(options: argparse.Namespace) -> Encoder:
 def measure(
     repo: str, encoder: VisionEncoder, kernels: Sequence[Kernels], runs: int | None = None
 ) -> JsonDict:
-    """Return every figure of ``bench speed``, as plain data.
+    """Time an encoder on random images, and return all figures that ``bench speed`` prints.
 
     Args:
         repo: the checkpoint's name.
         encoder: its encoder, on the device to measure on.
         kernels: values of ``accelerated(kernels=...)``.
-        runs: number of times that each call is timed; by default 15 times, 3 times without a GPU.
+        runs: number of times that each call is timed; None is 15, and 3 without a GPU.
 
     Returns:
-        ``about``, and under ``kernels`` an entry for each value: ``note`` (why the reference runs,
-        empty where it does not), ``sizes`` with milliseconds (minimum, median, maximum) of
-        ``reference_ms``, ``accelerated_ms`` and, on CUDA, ``graph_ms``, and ``graphs`` with what
-        capture took and the attention kernel of each budget, None without CUDA.
+        ``about`` (checkpoint, device, dtype, versions), and under ``kernels`` a dict per kernel:
+        ``note`` (why the reference runs in place of the accelerated encoder, else empty), ``sizes``
+        with milliseconds (minimum, median, maximum) of ``reference_ms``, ``accelerated_ms`` and, on
+        CUDA, ``graph_ms``, and ``graphs`` with the seconds and bytes of capture and the attention
+        kernel of each budget, None without CUDA.
     """
     import torch
 
@@ -118,7 +124,14 @@ def measure(
 
 
 def measure_kernels(encoder: VisionEncoder, kernels: Kernels, gpu: bool, runs: int) -> JsonDict:
-    """Measure one value of ``--kernels``: capture where there is a GPU, then time each size."""
+    """Time an encoder with one attention kernel on all sizes, as an entry of :func:`measure`.
+
+    Args:
+        encoder: the encoder in its reference form.
+        kernels: the value of ``accelerated(kernels=...)``.
+        gpu: whether the encoder is on CUDA; then graphs are captured and timed as well.
+        runs: number of times that each call is timed.
+    """
     from graphwrap import GraphedEncoder
 
     fast, graphed = encoder.accelerated(kernels), None
@@ -135,7 +148,9 @@ def measure_kernels(encoder: VisionEncoder, kernels: Kernels, gpu: bool, runs: i
 
 
 def describe(stats: GraphStats) -> JsonDict:
-    """Return the seconds and bytes of the capture, and the attention kernel of each budget."""
+    """Return the statistics of a capture as plain data: seconds, bytes, and a dict per token
+    budget.
+    """
     return {
         "capture_seconds": stats.capture_seconds,
         "arena_bytes": stats.arena_bytes,
@@ -161,7 +176,19 @@ def measure_size(
     size: tuple[int, int],
     runs: int,
 ) -> JsonDict:
-    """Time every form of the encoder in turn on the same random pixels of one size."""
+    """Time the forms of an encoder in turn on the same random pixels of one size.
+
+    Args:
+        encoder: the encoder in its reference form.
+        fast: its accelerated form.
+        graphed: the encoder with CUDA graphs; None without a GPU.
+        size: images per batch, and tokens per image in multiples of the smallest budget.
+        runs: number of times that each form is timed.
+
+    Returns:
+        ``images`` and ``tokens`` of the batch, and per form the minimum, median and maximum of the
+        milliseconds.
+    """
     images, times = size
     grids = [list(encoder.grid_for(times * encoder.budget_range[0]))] * images
     specs = encoder.item_specs(grids)
@@ -186,7 +213,13 @@ def _draw(encoder: VisionEncoder, rows: int) -> torch.Tensor:
 def _times(
     calls: Mapping[str, Callable[[], object]], device: torch.device, runs: int
 ) -> dict[str, dict[str, float]]:
-    """Minimum, median and maximum wall milliseconds of each call, after a run that warms up."""
+    """Return the minimum, median and maximum wall milliseconds of each call, by name.
+
+    Args:
+        calls: the functions to time; each run calls all of them in turn.
+        device: the device that they compute on, which is waited for before the clock is read.
+        runs: number of timed runs; one more before them warms up.
+    """
     times: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(runs + 1):
         for name, call in calls.items():
@@ -210,7 +243,9 @@ def _synchronize(device: torch.device) -> None:
 
 
 def table(body: JsonObject) -> str:
-    """Return a line about machine and tower, and then a table per value of ``--kernels``."""
+    """Return the figures of :func:`measure` as text: a line about the machine, and a table per
+    kernel.
+    """
     about = body["about"]
     head = (
         f"{about['checkpoint']}: {about['encoder']} on {about['device']}, {about['dtype']}, "
@@ -222,7 +257,7 @@ def table(body: JsonObject) -> str:
 def _section(entry: JsonObject) -> str:
     header = ["images", "tokens", "reference", "accelerated", "graph", "gain"]
     rows = [_row(row) for row in entry["sizes"]]
-    if entry["note"] and entry["graphs"] is None:  # the reference ran twice, so nothing is compared
+    if entry["note"] and entry["graphs"] is None:  # both columns are the reference: no gain to show
         header, rows = header[:-1], [row[:-1] for row in rows]
     parts = [f"kernels: {entry['kernels']}"]
     if entry["note"]:
@@ -247,7 +282,9 @@ def _row(row: JsonObject) -> list[str]:
 
 
 def _graphs(graphs: JsonObject) -> str:
-    """Return a line about the capture, and a line per budget."""
+    """Return the text about captured graphs: a line with seconds and MiB, and a table of the
+    budgets.
+    """
     arena, pool, derived = (
         graphs[f"{name}_bytes"] / 2**20 for name in ("arena", "pool", "derived")
     )
