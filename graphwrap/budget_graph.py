@@ -1,4 +1,4 @@
-"""The CUDA graph of one budget, over its part of the static buffers."""
+"""The CUDA graph of one budget, which reads and writes the first rows of the static buffers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ class BudgetGraph:
         flat = self.pixels.view(self.budget.rows, -1)
         wide = flat.shape[1] * flat.itemsize % torch.int64.itemsize == 0
         self._words = flat.view(torch.int64) if wide else flat
-        """The pixels as rows of the widest words: four bfloat16 at a time are cleared faster."""
+        """The pixels, one input row per row, as int64 if the bytes of a row divide by eight, else
+        as they are: clearing four bfloat16 values at a time is faster."""
 
     def body(self) -> None:
         """Clear the padded rows, run the encoder, and copy its outputs into the static buffers."""
@@ -54,7 +55,7 @@ class BudgetGraph:
             self.outputs[name].copy_(value)
 
     def replay(self) -> None:
-        """Replay the graph, or run the body where there is none."""
+        """Replay the graph; on a backend without graphs, run :meth:`body` itself."""
         if self.captured is not None:
             self.captured.replay()
         else:
@@ -68,8 +69,12 @@ class BudgetGraph:
         cannot take from it.
 
         torch keeps a cuBLAS workspace (32 MiB on Hopper) for every stream that ever multiplied. It
-        is dropped before capture, so that the graph's workspace lies in its pool and holds nobody
-        else's work, and after capture, so that the next graph reuses it and ``release()`` frees it.
+        is dropped before capture, so that the graph's workspace lies in its pool and serves this
+        graph alone, and after capture, so that the next graph reuses it and ``release()`` frees it.
+
+        Args:
+            memory: the pool of the graph, and the stream it is captured on; a ``memory.stream`` of
+                None means that there are no graphs.
         """
         if memory.stream is None:
             return self.body()

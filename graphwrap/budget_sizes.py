@@ -15,10 +15,12 @@ from typing import SupportsIndex, cast
 import numpy as np
 
 SIGNIFICANT_BITS = 6
-"""Default budgets are round: steps of 2 tokens from 64 on, of 16 from 512, of 128 from 4096."""
+"""Default budgets have at most so many significant bits, as numbers of tokens: they are multiples
+of 2 from 64 on, of 16 from 512, and of 128 from 4096."""
 COMMONEST = 0.4
-"""Position of the commonest size between the ends of the range, on a logarithmic scale: 446 tokens
-in a range of 64 to 8192, the size of an image between 640x480 and 800x600."""
+"""Where between the smallest budget (0) and the largest (1) items are assumed to be commonest, on a
+logarithmic scale of tokens. From 64 to 8192 tokens that is at 446, an image between 640x480 and
+800x600 pixels."""
 SQUARES = 0.25
 """The assumed number of squares (images, clips, batches of them) per image that is no square."""
 MOST = 2**31 - 1
@@ -35,6 +37,13 @@ def default_budgets(
     and half as common at the top, where a replay gains least. One in five is assumed to be a
     square, a clip or a batch of squares (:func:`square_counts`). The budgets are the best there are
     for that, by the search of :func:`fit_budgets`.
+
+    Args:
+        low: smallest budget, in output tokens.
+        high: largest budget, in output tokens.
+        count: how many budgets at most.
+        whole: rounds token counts up to those that items of the encoder can have, and returns them
+            ascending and each once.
     """
     squares = set(whole(square_counts(low, high)))
     sizes = whole(sorted({*_round_numbers(low, high), *squares}))
@@ -50,10 +59,10 @@ def default_budgets(
 
 
 def square_counts(low: int, high: int) -> list[int]:
-    """Return token counts of 224x224 images, their clips and batches.
+    """Return the token counts from ``low`` to ``high`` that images of 224x224 pixels add up to.
 
-    They are 64 tokens per image with patches of 14 pixels and 49 with 16, times powers of two. A
-    clip or a batch of squares then replays without padding.
+    One image has 64 tokens with patches of 14 pixels and 49 with 16, and a clip or a batch a power
+    of two as many. Budgets of these sizes replay such clips and batches without padding.
     """
     counts = {side << power for side in (49, 64) for power in range(max(high, 1).bit_length())}
     return sorted(count for count in counts if low <= count <= high)
@@ -82,7 +91,10 @@ def fit_budgets(token_counts: Iterable[SupportsIndex], max_graphs: SupportsIndex
 
 
 def positive(name: str, value: SupportsIndex) -> int:
-    """Return the positive integer in ``value``, which may be an integer of NumPy or torch."""
+    """Return ``value`` as an int; it may be an integer of NumPy or torch.
+
+    A ValueError, which calls the value ``name``, is raised unless it is from 1 to ``MOST``.
+    """
     try:
         number = 0 if isinstance(value, bool) else operator.index(value)
     except TypeError:
@@ -96,7 +108,10 @@ def positive(name: str, value: SupportsIndex) -> int:
 
 
 def positives(names: str, name: str, values: Iterable[SupportsIndex]) -> list[int]:
-    """Return the positive integers in ``values``."""
+    """Return the entries of ``values`` as positive ints; a ValueError if one is none.
+
+    An error calls the whole argument ``names`` and one entry ``name``.
+    """
     try:
         text = isinstance(values, (str, bytes))
         listed = [cast(SupportsIndex, values)] if text else list(values)
@@ -106,7 +121,7 @@ def positives(names: str, name: str, values: Iterable[SupportsIndex]) -> list[in
 
 
 def _round_numbers(low: int, high: int) -> list[int]:
-    """Return ``low``, ``high``, and every number between that has few significant bits."""
+    """Return ``low``, ``high``, and numbers between them of at most six significant bits."""
     numbers, number = [], low
     while number < high:
         numbers.append(number)
@@ -116,7 +131,10 @@ def _round_numbers(low: int, high: int) -> list[int]:
 
 
 def _commonness(below: int, size: int, low: int, high: int) -> float:
-    """Return the assumed share of items whose size is above ``below`` and at most ``size``."""
+    """Return how common items above ``below`` and up to ``size`` tokens are assumed to be.
+
+    The number is relative: those of all sizes from ``low`` to ``high`` do not sum to 1.
+    """
     position = math.log(size / low) / math.log(high / low)
     return math.log(size / below) * (2 - ((position - COMMONEST) / (1 - COMMONEST)) ** 2)
 
@@ -126,6 +144,14 @@ def _least_padding(sizes: Sequence[int], weights: Sequence[float], most: int) ->
 
     With n budgets for the sizes up to some end, the last budget serves the sizes from some start
     to that end, and the best n - 1 budgets serve those before. All starts are tried.
+
+    Args:
+        sizes: ascending sizes of items, in tokens; an item takes the smallest budget it fits.
+        weights: weight of each size, such as how many items have it.
+        most: how many budgets at most.
+
+    Returns:
+        Ascending budgets, each of which is one of ``sizes``.
     """
     weight = np.cumsum([0.0, *weights])  # entry i is the total weight of the sizes before size i
     tokens = np.cumsum([0.0, *map(operator.mul, sizes, weights)])

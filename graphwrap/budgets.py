@@ -20,15 +20,21 @@ from encoders.contract import EncoderItemSpec, GraphableEncoder, Grid
 from .budget_sizes import default_budgets, positive, positives, square_counts
 
 LONG_SEGMENTS = 8
-"""The segments of a budget's long shape; its short shape has this many times more, each shorter."""
+"""The number of attention segments in the long shape of a budget. In the short shape segments are
+shorter by this factor, and there are at least so many times more unless the user limits them."""
 SHORT_SHARE = 6
-"""One graph in this many has the short shape: with 48, those of squares from 784 tokens on."""
+"""If budgets are inferred, one graph in so many has the short shape (many short segments). Of 48
+graphs, these are those from 784 tokens on that batches of 224x224 images fill exactly."""
 Tokens: TypeAlias = Iterable[SupportsIndex] | None
 """The output tokens of each budget as the user gives them; None to infer the budgets."""
 
 
 class Batch(NamedTuple):
-    """Totals over items that run together; a tuple, because packing makes thousands of them."""
+    """Totals over items that run together; a tuple, because packing makes thousands of them.
+
+    They are the number of items, their output tokens, input rows, attention segments and attention
+    windows, and the rows of the longest segment.
+    """
 
     items: int
     tokens: int
@@ -53,7 +59,11 @@ class Batch(NamedTuple):
 
 
 class Budget(NamedTuple):
-    """Capacities of one graph; a tuple, because packing compares and hashes thousands of them."""
+    """Capacities of one graph; a tuple, because packing compares and hashes thousands of them.
+
+    They are output tokens, input rows, attention segments, the rows of the longest segment, and
+    attention windows, which are 0 for an encoder without window attention.
+    """
 
     tokens: int
     rows: int
@@ -67,7 +77,10 @@ class Budget(NamedTuple):
         return f"{self.tokens} ({self.segments}x{self.longest_segment})"
 
     def exceeded_by(self, batch: Batch) -> str | None:
-        """Return the first capacity that a batch exceeds, or None if the batch fits."""
+        """Return the name of a capacity that a batch exceeds, or None if the batch fits.
+
+        The name is "tokens" (also for too many rows), "segments", "longest segment" or "windows".
+        """
         _, tokens, rows, segments, longest, windows = batch
         if tokens > self[0] or rows > self[1]:
             return "tokens"
@@ -104,8 +117,9 @@ def choose_budgets(
 ) -> BudgetSet:
     """Check the settings that say which budgets to capture, and infer those that are not given.
 
-    The settings are those of :class:`GraphedEncoder`. ``max_frames_per_batch`` has no effect where
-    segments are tiles of one length: a budget's tokens decide there.
+    The settings are those of :class:`GraphedEncoder`; a ValueError says which of them cannot be
+    met. ``max_frames_per_batch`` has no effect where segments are tiles of one length: the tokens
+    of a budget then say how many tiles it holds.
     """
     items = _given("max_batch_size", max_batch_size)
     frames = _given("max_frames_per_batch", max_frames_per_batch)
@@ -145,7 +159,16 @@ def choose_budgets(
 def budgets_by_path(
     budgets: Tokens | Mapping[str, Tokens], paths: Mapping[str, object]
 ) -> dict[str, Tokens]:
-    """Return the budgets that were given for each path of an encoder."""
+    """Return the budgets of each input path of an encoder, by the name of the path.
+
+    Args:
+        budgets: what the user gave: None, token counts (of an encoder with one path alone), or a
+            mapping from the name of every path to one of these.
+        paths: input paths of the encoder by name.
+
+    Raises:
+        ValueError: token counts for several paths, or a mapping with other names than theirs.
+    """
     if not isinstance(budgets, Mapping) and (budgets is None or len(paths) == 1):
         return dict.fromkeys(paths, budgets)
     if isinstance(budgets, Mapping) and budgets.keys() == paths.keys():
@@ -157,7 +180,10 @@ def budgets_by_path(
 
 
 def read_specs(encoder: GraphableEncoder, grids: Sequence[Grid]) -> list[EncoderItemSpec]:
-    """Return the sizes of items in Python's integers; encoders may count in NumPy's."""
+    """Return the sizes of the items with these grids, in Python's integers.
+
+    The encoder, which is asked for them, may count in those of NumPy.
+    """
     return [EncoderItemSpec(*map(operator.index, spec)) for spec in encoder.item_specs(grids)]
 
 
@@ -166,24 +192,40 @@ def _given(name: str, value: SupportsIndex | None) -> int | None:
 
 
 def _specs(encoder: GraphableEncoder, tokens: Sequence[int]) -> list[EncoderItemSpec]:
-    """Return the sizes of one item for each number of output tokens in a list."""
+    """Return the sizes of one squarish item per entry of ``tokens``, of at least so many tokens."""
     return read_specs(encoder, [encoder.grid_for(count) for count in tokens]) if tokens else []
 
 
 def _whole(encoder: GraphableEncoder, tokens: Sequence[int]) -> list[int]:
-    """Round token counts up to numbers that an item can make, such as those of whole tiles."""
+    """Return token counts rounded up to counts that one item can have, ascending and each once.
+
+    Where the encoder cuts images into tiles, these are the tokens of whole tiles.
+    """
     return sorted({spec.output_tokens for spec in _specs(encoder, tokens)})
 
 
 def _is_tiled(encoder: GraphableEncoder, tokens: int) -> bool:
-    """Return whether a large image has several segments: tiles, which are all of one length."""
+    """Return whether an image of four times ``tokens`` has several attention segments.
+
+    They are tiles then, which all have the same length.
+    """
     return _specs(encoder, [4 * tokens])[0].segments > 1
 
 
 def _bounds(
     encoder: GraphableEncoder, low: int | None, high: int | None, items: int | None
 ) -> tuple[int, int]:
-    """Return the smallest and the largest number of tokens of the inferred budgets."""
+    """Return the smallest and the largest number of output tokens of inferred budgets.
+
+    Args:
+        encoder: the encoder, whose ``budget_range`` supplies bounds that are not given.
+        low: ``min_budget`` of the user, or None.
+        high: ``max_budget`` of the user, or None.
+        items: ``max_batch_size`` of the user, or None; the smallest budget has a token per item.
+
+    Raises:
+        ValueError: the largest budget would be smaller than the smallest.
+    """
     smallest, largest = map(operator.index, encoder.budget_range)
     start = low if low is not None else max(smallest, items or 1)
     if high is None or start <= high:
@@ -197,7 +239,14 @@ def _bounds(
 
 
 def _segment_counts(frames: int | None, items: int) -> tuple[int, int]:
-    """Return the segments of the long shape and of the short one; if equal, one shape serves."""
+    """Return how many attention segments budgets have in the long shape, and in the short shape.
+
+    Equal numbers mean that every budget has a single shape.
+
+    Args:
+        frames: ``max_frames_per_batch`` of the user; None for 64, or ``items`` if that is more.
+        items: the most items of a replay.
+    """
     most = frames or max(items, LONG_SEGMENTS**2)
     return min(most, LONG_SEGMENTS), most
 
@@ -205,7 +254,17 @@ def _segment_counts(frames: int | None, items: int) -> tuple[int, int]:
 def _shapes(
     encoder: GraphableEncoder, tokens: Sequence[int], segments: tuple[int, int], most: int
 ) -> list[Budget]:
-    """Return budgets, at most ``most``: per token count one of few long segments, then of many."""
+    """Return the budgets to capture, at most ``most``.
+
+    Every token count gets a budget of few long segments. As many as may be added get a second one,
+    of many short segments: token counts of square images first, the largest of them first.
+
+    Args:
+        encoder: the encoder, which says how many rows and windows so many tokens take.
+        tokens: ascending numbers of output tokens.
+        segments: number of segments in the long shape, and in the short one.
+        most: how many budgets at most.
+    """
     specs = _specs(encoder, tokens)
     if _is_tiled(encoder, tokens[-1]):
         return [_budget(spec, spec.segments, spec.longest_segment) for spec in specs]
@@ -222,7 +281,13 @@ def _shapes(
 
 
 def _budget(spec: EncoderItemSpec, segments: int, longest: int) -> Budget:
-    """Return a budget with twice the windows of one squarish item, and one more per segment."""
-    # One more window per segment, because windows are cut off at the edges of an item.
+    """Return a budget with the tokens and rows of one squarish item, and twice its windows.
+
+    Args:
+        spec: the sizes of the item.
+        segments: attention segments of the budget.
+        longest: rows of its longest segment.
+    """
+    # One more window per segment, because the windows at the edges of an item are smaller.
     windows = 2 * spec.windows + segments if spec.windows else 0
     return Budget(spec.output_tokens, spec.input_size, segments, longest, windows)

@@ -31,12 +31,19 @@ PADDING = "__padding__"
 
 
 class MetadataFormat:
-    """The offsets of the metadata entries of one budget in a run of bytes."""
+    """Where each metadata tensor of one budget lies in the run of bytes that a replay reads.
+
+    Args:
+        metadata: the encoder's metadata for no items, padded to the capacities of the budget; it
+            has the entries, shapes and dtypes of every call.
+        rows: input rows of the budget.
+    """
 
     def __init__(self, metadata: Metadata, rows: int) -> None:
         self._expected = {name: _describe(name, value) for name, value in metadata.items()}
         self.constants = {name: value for name, value in metadata.items() if not value.ndim}
-        """0-dim entries: numbers on the host that a graph fixes; they follow from capacities."""
+        """The 0-dim entries: numbers on the host, which capture writes into the graph, so that they
+        may depend on the budget's capacities alone."""
         self._entries: dict[str, tuple[int, Tensor]] = {}
         self.nbytes = 0
         padding = torch.empty(rows, dtype=torch.bool, device="meta")
@@ -46,14 +53,27 @@ class MetadataFormat:
                 self.nbytes += -(-value.nbytes // ALIGN) * ALIGN
 
     def views(self, metadata_bytes: Tensor) -> Metadata:
-        """Return the metadata entries as tensors inside a run of bytes."""
+        """Return the metadata tensors by name, as views of ``metadata_bytes``, uint8 [nbytes].
+
+        The bool tensor that says which rows are padding is among them, under ``PADDING``.
+        """
         return {
             name: metadata_bytes[start : start + like.nbytes].view(like.dtype).view(like.shape)
             for name, (start, like) in self._entries.items()
         }
 
     def to_bytes(self, metadata: Metadata, rows: int, *, pinned: bool = False) -> Tensor:
-        """Return a call's metadata as bytes on the host; a ValueError if it depends on the grid."""
+        """Return the metadata of one replay as bytes on the host, uint8 [nbytes].
+
+        Args:
+            metadata: the encoder's metadata for the items of the replay, padded to the budget.
+            rows: input rows of these items; all rows after them are marked as padding.
+            pinned: make the tensor in pinned memory.
+
+        Raises:
+            ValueError: entries, their shapes, dtypes or 0-dim numbers differ from the graph's, so
+                they depend on the grid.
+        """
         for name in {**self._expected, **metadata}:
             new, old = _describe(name, metadata.get(name)), self._expected.get(name, "nothing")
             if new != old:
@@ -72,7 +92,11 @@ class MetadataFormat:
 
 
 def _describe(name: str, value: object) -> str:
-    """Describe the part of a metadata entry that a graph fixes: shape and dtype, or a number."""
+    """Describe what a graph fixes of the metadata entry ``name``: shape and dtype, or a number.
+
+    None, for an entry that is absent, gives "nothing"; it is a ValueError if ``value`` is neither
+    None nor a tensor.
+    """
     if value is None:
         return "nothing"
     if not isinstance(value, Tensor):
@@ -84,7 +108,14 @@ def _describe(name: str, value: object) -> str:
 
 
 class Arena:
-    """Static buffers of one path, as large as its largest budget needs."""
+    """Static buffers of one input path of an encoder, as large as its largest budget needs.
+
+    Args:
+        shape: shape of the pixels, [rows, *row_shape].
+        dtype: dtype of the pixels.
+        device: device of all buffers.
+        metadata_size: bytes of the metadata.
+    """
 
     def __init__(
         self, shape: Sequence[int], dtype: torch.dtype, device: torch.device, metadata_size: int
@@ -94,19 +125,22 @@ class Arena:
         self.outputs: dict[str, Tensor] = {}
 
     def output(self, name: str, like: Tensor) -> Tensor:
-        """Return as many rows of a field's buffer as ``like`` has; the first call allocates it."""
+        """Return as many first rows of the output buffer ``name`` as the tensor ``like`` has.
+
+        The first call allocates the buffer as large as ``like``, so the largest graph comes first.
+        """
         if name not in self.outputs:
             self.outputs[name] = torch.zeros_like(like, memory_format=torch.contiguous_format)
         return self.outputs[name][: like.shape[0]]
 
     @property
     def buffers(self) -> list[Tensor]:
-        """All static buffers of this arena."""
+        """The buffers of pixels, metadata and outputs."""
         return [self.pixels, self.metadata_bytes, *self.outputs.values()]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all buffers."""
+        """The bytes of all static buffers together."""
         return sum(buffer.nbytes for buffer in self.buffers)
 
 
@@ -120,14 +154,16 @@ class Memory:
     def __init__(self, device: torch.device, has_graphs: bool) -> None:
         self.device = device
         self.stream = torch.cuda.Stream(device) if has_graphs else None
-        """The stream of all captures: a pool reuses memory only on the stream that freed it."""
+        """The stream of all captures, because a pool reuses memory only on the stream that freed
+        it; None on a backend without graphs."""
         self.arenas: list[Arena] = []
         self.handles: list[PoolHandle] = []
         self.empty = True
         """Whether the memory pool holds no graph yet."""
         self.pool_bytes = 0
         self._used: tuple[torch.cuda.Stream, torch.cuda.Event, StreamNumbers] | None = None
-        """The stream that used the memory last, and the event that ends that use."""
+        """The stream of the last call, an event recorded there after the work of that call, and the
+        numbers that identify the stream; None before the first call, and always off CUDA."""
         if has_graphs:
             self.renew()
 
@@ -136,9 +172,9 @@ class Memory:
         self.handles.append(torch.cuda.graph_pool_handle())
 
     def record(self, graph: torch.cuda.CUDAGraph, body: Callable[[], None]) -> None:
-        """Capture what ``body`` launches on the current stream.
+        """Capture into ``graph`` the kernels that ``body()`` launches on the current stream.
 
-        Garbage is not collected meanwhile: that could free tensors of the device.
+        Python collects no garbage during the capture: that could free tensors of the device.
         """
         collects = gc.isenabled()
         gc.disable()
@@ -159,12 +195,12 @@ class Memory:
                 gc.enable()
 
     def _end(self, graph: torch.cuda.CUDAGraph) -> None:
-        """End a capture.
+        """End the capture of ``graph``; a RuntimeError if CUDA has invalidated it.
 
         A capture that CUDA has invalidated cannot be ended: the allocators go on recording into the
-        pool, and random numbers are drawn as in a capture. So what the device's allocator keeps is
-        given back by hand, the pool is not used again, and a capture that succeeds (of one fill, in
-        a pool of its own) resets the rest.
+        pool, and random numbers are drawn as in a capture. Therefore the device's allocator is told
+        to stop recording, the pool is not used again, and another capture that succeeds (one kernel
+        in a pool of its own) resets torch's remaining state.
         """
         try:
             graph.capture_end()
@@ -185,13 +221,21 @@ class Memory:
         return self.pool_bytes - before
 
     def _pool_memory(self) -> list[dict[str, int]]:
-        """Return the pieces of device memory that torch's allocator holds for our pools."""
+        """Return the blocks of device memory that torch's allocator holds for the pools of graphs.
+
+        Each is an entry of ``torch.cuda.memory_snapshot``, with ``address`` and ``total_size``.
+        """
         ours = set(self.handles)
         pieces = torch.cuda.memory_snapshot() if ours else []
         return [piece for piece in pieces if tuple(piece["segment_pool_id"]) in ours]
 
     def wait_for_last_use(self, *, reads: bool) -> None:
-        """Wait for the last call if it ran on another stream, and if ``reads`` for its readers."""
+        """Make the current stream wait for the last call, if that ran on another stream.
+
+        Args:
+            reads: wait also for what that stream has queued since, because the caller may be
+                reading results that are views of the static buffers.
+        """
         if self._used is None or self._used[2] == current_stream_numbers(self.device):
             return
         stream, event, _ = self._used
@@ -200,7 +244,7 @@ class Memory:
         torch.cuda.current_stream(self.device).wait_event(event)
 
     def mark_use(self) -> None:
-        """Note that the work queued so far on the current stream uses the memory."""
+        """Record that the work queued so far on the current stream uses buffers and pool."""
         if self.device.type != "cuda":
             return
         numbers = current_stream_numbers(self.device)

@@ -1,4 +1,8 @@
-"""Capturing graphs: static buffers per path, one graph per budget, the largest first, and times."""
+"""Captures graphs, one per budget, the largest first, and times their replays.
+
+An encoder may have several input paths, such as one for whole images and one for tiles; each has
+static buffers and budgets of its own, and the graphs of all compute in one pool.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +31,9 @@ from .replay import Captured, Executor, PathGraphs
 from .stats import BudgetStats, GraphStats
 
 MEMORY_DIVISOR = 3
-"""Static buffers and pool of inferred budgets take at most one third of free memory."""
+"""If budgets are inferred, static buffers and pool may fill 1/MEMORY_DIVISOR of free memory."""
 MEMORY_WORDS = ("out of memory", "Allocator", "alloc_cpu", "ALLOC_FAILED", "NVML")
-"""Words in the message of a RuntimeError that mean that memory ran out."""
+"""Words of which the message of a RuntimeError has one if memory ran out."""
 
 
 def capture_encoder(
@@ -43,9 +47,21 @@ def capture_encoder(
     clone: bool,
     progress: bool,
 ) -> Captured:
-    """Capture the budgets of every path of an encoder into one pool, and note them in ``counts``.
+    """Capture the budgets of every input path of an encoder into one pool.
 
-    If ``bounded``, inferred budgets are lowered to fit memory; every path gets an equal share.
+    Args:
+        encoder: the module as the user gave it.
+        forms: the form of the encoder to capture, by input path.
+        wanted: the budgets to capture, by input path.
+        tables: loaded tables of prices by input path; empty if times are to be measured.
+        counts: statistics to which the captured and the dropped budgets are added.
+        bounded: lower inferred budgets to fit memory; every path gets an equal share.
+        clone: calls will return copies; else views of the static buffers.
+        progress: show a progress bar.
+
+    Raises:
+        ValueError: a table that was measured on something else.
+        RuntimeError: every budget of a path failed, and not for want of memory.
     """
     began, several = time.perf_counter(), len(forms) > 1
     form = next(iter(forms.values()))
@@ -97,7 +113,11 @@ class Capturer:
             self.wanted = self._fit_memory(self.wanted, self.memory_divisor)
 
     def capture(self, bar: tqdm[NoReturn]) -> PathGraphs:
-        """Capture every budget, largest first; those that fail are dropped with a warning each."""
+        """Capture every budget, largest first, and show each on ``bar``.
+
+        A budget that fails is dropped with a warning; if all fail, and not for want of memory, the
+        last error is raised.
+        """
         arena, formats = self._prepare()
         graphs = PathGraphs(arena, self._packer(Prices.unmeasured(())))
         self.memory.arenas.append(graphs.arena)
@@ -119,10 +139,11 @@ class Capturer:
         return graphs
 
     def _packer(self, prices: Prices) -> Packer:
-        """Return a packer that compares prices, and bounds the tokens of an eager run.
+        """Return a packer that compares ``prices``, and that bounds the tokens of an eager run.
 
-        The bound is twice the largest budget that is worth a graph: splitting such a run costs next
-        to nothing. If memory ruled out the largest budgets, it is twice the largest one captured.
+        The bound is twice the largest budget, captured or of the encoder's ``budget_range``: beyond
+        it, splitting a run costs next to nothing. If the largest budgets that were wanted could not
+        be captured, it is twice the largest one that was.
         """
         most = max((budget.tokens for budget in prices.replay_ms), default=0)
         if most in (0, self.wanted.budgets[-1].tokens):
@@ -130,7 +151,11 @@ class Capturer:
         return Packer(prices, self.wanted.max_batch_size, 2 * most)
 
     def _price(self, graphs: dict[Budget, BudgetGraph]) -> Prices:
-        """Return the prices from the table that was loaded, or measure them."""
+        """Return the prices of the captured ``graphs``: from the user's table if one was loaded.
+
+        Otherwise they are measured. Without memory for an eager run beside the graphs, a warning is
+        given, and the prices make every item replay that fits a budget.
+        """
         if self.table is not None:
             times = {budget: self.table.prices.replay_ms[budget] for budget in graphs}
             return replace(self.table.prices, replay_ms=times)
@@ -146,7 +171,11 @@ class Capturer:
         return Prices.unmeasured(graphs)
 
     def _prepare(self) -> tuple[Arena, dict[Budget, MetadataFormat]]:
-        """Allocate the static buffers, and drop budgets for which memory is lacking."""
+        """Allocate the static buffers, and return them with the metadata format of each budget.
+
+        Budgets for which memory is lacking are left out, the largest first; the eager backend has
+        none.
+        """
         formats = {}
         for budget in self.wanted.budgets if self.form.backend != "eager" else ():
             try:
@@ -178,7 +207,8 @@ class Capturer:
             graph.metadata_bytes.copy_(empty)
             graph.capture(memory)
         except (RuntimeError, MemoryError) as error:
-            # On a MIG slice, torch's allocator raises an assertion.
+            # On a MIG slice of a GPU, a lack of memory fails an assertion inside torch's allocator,
+            # which is a RuntimeError and no OutOfMemoryError.
             self._drop(budget, error)
             if memory.stream is not None and memory.empty:  # no graph is using the pool
                 memory.renew()
@@ -193,7 +223,7 @@ class Capturer:
         )
 
     def _drop(self, budget: Budget, error: Exception) -> None:
-        """Record that a budget failed, and free the tensors that its traceback refers to."""
+        """Record that a budget failed with ``error``, and free tensors that its traceback holds."""
         traceback.clear_frames(error.__traceback__)
         self._failed[budget] = error.with_traceback(None) if is_memory_error(error) else error
         if self.form.device.type == "cuda":
@@ -201,7 +231,11 @@ class Capturer:
             torch.cuda.empty_cache()
 
     def _report(self, graphs: PathGraphs) -> None:
-        """Warn of every budget that failed; if all failed, and not for memory, raise the error."""
+        """Warn of every budget that failed, and list it in ``graphs.dropped``.
+
+        If no budget was captured, and one failed for another reason than memory, its error is
+        raised instead.
+        """
         bugs = [error for error in self._failed.values() if not is_memory_error(error)]
         if bugs and not graphs.by_budget:
             raise bugs[-1]
@@ -216,9 +250,11 @@ class Capturer:
         self._failed.clear()
 
     def _fit_memory(self, wanted: BudgetSet, divisor: int) -> BudgetSet:
-        """Leave out the largest budgets until arena and pool fit their share of free memory.
+        """Return ``wanted`` without the largest budgets, so that buffers and pool fit in memory.
 
-        Memory that torch holds without using it counts as free.
+        They may fill 1/``divisor`` of free memory; memory that torch holds without using it counts
+        as free. If no budget fits, those with the fewest rows are kept. A warning is given if any
+        budget is left out.
         """
         device = self.form.device
         free, total = torch.cuda.mem_get_info(device)
@@ -241,9 +277,10 @@ class Capturer:
         return replace(wanted, budgets=kept)
 
     def _bytes_per_row(self, wanted: BudgetSet) -> float:
-        """Return the peak bytes of an eager run and its arena per row: they grow in proportion.
+        """Return the bytes per input row of an eager run, at its peak, and of its static buffers.
 
-        Infinite where not even the smallest budget's run fits.
+        Both grow in proportion to the rows. The result is infinite if memory does not suffice for a
+        run of the smallest budget of ``wanted``.
         """
         for budget in (wanted.budgets[len(wanted.budgets) // 4], wanted.budgets[0]):
             try:
@@ -257,7 +294,7 @@ class Capturer:
         format = MetadataFormat(empty, budget.rows)
         arena = self._arena({budget: format})
         graph = BudgetGraph(budget, format, self._forward, arena, self.form.outputs)
-        # The first run of an accelerator derives weights and times kernels.
+        # This run is not measured: an accelerator derives weights and times kernels in its first.
         if self.form.accelerator is not None:
             graph.body()
         torch.cuda.reset_peak_memory_stats(device)
@@ -267,7 +304,7 @@ class Capturer:
 
 
 def _raise_bugs(error: RuntimeError) -> None:
-    """Raise an error again unless memory ran out; then free what its traceback refers to."""
+    """Raise ``error`` again unless memory ran out; then free the tensors its traceback holds."""
     if not is_memory_error(error):
         raise error
     traceback.clear_frames(error.__traceback__)

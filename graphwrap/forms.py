@@ -1,4 +1,7 @@
-"""The form of an encoder that is captured: as it is, accelerated, or compiled; and its paths."""
+"""The form of an encoder that is captured: as it is, accelerated, or compiled.
+
+An encoder may have several named input paths, such as one for whole images and one for tiles.
+"""
 
 from __future__ import annotations
 
@@ -38,12 +41,13 @@ class FormSettings(NamedTuple):
     """The user's settings that say which form of the encoder runs."""
 
     kernels: FormKernels = "auto"
-    """"reference" for the module as it is, else the ``kernels`` of its ``accelerated()``."""
+    """The attention kernels: "reference" runs the module as it is, and any other name is passed to
+    its method ``accelerated()``."""
     precision: Precision = "bf16"
-    """The ``precision`` of ``accelerated()``: "bf16" keeps the encoder's own dtype, even if that
-    is another, and "fp8" computes products in e4m3 where that is faster."""
+    """The ``precision`` passed to ``accelerated()``: "bf16" keeps the encoder's own dtype, even if
+    that is another, and "fp8" computes matrix products in e4m3 where that is faster."""
     compile: bool = False
-    """Whether the module itself will be compiled by ``torch.compile``."""
+    """Whether the module as it is will be compiled by ``torch.compile`` before capture."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,10 @@ class FeatureMaps(Protocol):
 
 
 class DescribedEncoder(Protocol):
-    """The members beyond the contract that a wrapper passes on, if the encoder has them."""
+    """The members beyond ``GraphableEncoder`` that :class:`GraphedEncoder` passes on.
+
+    An encoder without one of them can be graphed all the same.
+    """
 
     @property
     def config(self) -> EncoderConfig: ...
@@ -100,7 +107,7 @@ class DescribedEncoder(Protocol):
 
 
 class OnePath(NamedTuple):
-    """Gives an encoder of one path, which names no paths, the interface of several."""
+    """Presents an encoder with a single input path as a :class:`MultiPathEncoder` of that path."""
 
     encoder: GraphableEncoder
 
@@ -110,18 +117,19 @@ class OnePath(NamedTuple):
         return {"image": self.encoder}
 
     def join(self, outputs: Mapping[str, Output], inputs: VisionInputs) -> list[Output]:
-        """Cut the batched output of the only path into one output per item."""
+        """Split the output of all items of the only path into one output per item."""
         return self.encoder.split(outputs["image"], inputs.grid_thw) if outputs else []
 
 
 def with_paths(encoder: nn.Module) -> MultiPathEncoder:
-    """Return the encoder by its paths; a module that names none is its own only path.
+    """Return the encoder as one of named input paths.
 
-    So is a wrapper that passes on the attributes of an encoder of one path: the path of its module
-    would leave out the steps of the wrapper's own forward.
+    An encoder that names no paths has itself as its only path, "image". So has a wrapper that
+    passes on the attributes of a single-path encoder: the path of the wrapped module would leave
+    out the steps of the wrapper's own forward.
 
     Raises:
-        TypeError: a path without the contract's members.
+        TypeError: a path lacks a member of :class:`encoders.contract.GraphableEncoder`.
     """
     whole: MultiPathEncoder = OnePath(cast(GraphableEncoder, encoder))
     if isinstance(encoder, MultiPathEncoder) and not _passes_on_its_path(encoder):
@@ -132,7 +140,7 @@ def with_paths(encoder: nn.Module) -> MultiPathEncoder:
 
 
 def _passes_on_its_path(encoder: MultiPathEncoder) -> bool:
-    """Return whether a module joins outputs by the method of its only path, which it wraps."""
+    """Return whether a module wraps its path "image" and passes on that path's method ``join``."""
     path: object = encoder.paths.get("image")
     return path is not encoder and isinstance(path, MultiPathEncoder) and path.join == encoder.join
 
@@ -140,7 +148,12 @@ def _passes_on_its_path(encoder: MultiPathEncoder) -> bool:
 def choose_form(
     encoder: GraphableEncoder, settings: FormSettings
 ) -> tuple[GraphableEncoder, Accelerator | None]:
-    """Return the form of an encoder that is captured, and its accelerator if it has one."""
+    """Return the form of an encoder that is captured, and its accelerator, None if it has none.
+
+    Raises:
+        ValueError: settings that ask for kernels, a precision or a compilation that this encoder
+            has no choice of.
+    """
     accelerator = _find_accelerator(encoder)
     # A wrapper that passes on the attributes of its module is not accelerated: the faster form
     # is one of its module and would leave out the steps of the wrapper's own forward.
@@ -164,7 +177,7 @@ def choose_form(
 
 
 def _find_accelerator(encoder: GraphableEncoder) -> Accelerator | None:
-    """Return the accelerator of an encoder, or of the encoder that a module wraps."""
+    """Return the accelerator of an encoder or of a module inside it, None if there is none."""
     for module in cast(nn.Module, encoder).modules():
         if isinstance(module, Accelerable) and module.accelerator is not None:
             return module.accelerator
@@ -172,7 +185,10 @@ def _find_accelerator(encoder: GraphableEncoder) -> Accelerator | None:
 
 
 def captured_forward(form: EncoderForm, budgets: int) -> Callable[..., EncoderOutput]:
-    """Return the forward that graphs are captured from, compiled if the settings say so."""
+    """Return the forward that graphs are captured from, compiled if the settings say so.
+
+    The number of ``budgets`` bounds how often torch may compile it: once per shape of the inputs.
+    """
     if not form.settings.compile:
         return form.encoder
     return cast(
@@ -181,7 +197,10 @@ def captured_forward(form: EncoderForm, budgets: int) -> Callable[..., EncoderOu
 
 
 def capacity_metadata(encoder: GraphableEncoder, budget: Budget, grids: Sequence[Grid]) -> Metadata:
-    """Return the metadata of a call on the host, padded to the capacities of a budget."""
+    """Return the encoder's metadata for items with these grids, padded to a budget's capacities.
+
+    The tensors are on the CPU. Without ``grids``, all of it is padding.
+    """
     return encoder.prepare_encoder_metadata(
         list(grids),
         max_frames_per_batch=budget.segments,

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from encoders.contract import EncoderConfig, Precision
 
 CAPTURES = threading.RLock()
-"""A lock for one capture at a time per process, as waiting for the device would break another."""
+"""Held while graphs are captured or freed: a thread that synchronises would break a capture."""
 
 
 class GraphedEncoder(EncodesItems[PartialOutput]):
@@ -59,8 +59,8 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
             already keeps its own: leave "auto".
         precision: "bf16" keeps the encoder's dtype, whichever it is; "fp8" computes products of an
             accelerated form in e4m3 where that is faster (a bfloat16 encoder on an H100 or newer).
-        compile: replay what ``torch.compile`` makes of an encoder that has no accelerated form. A
-            tower takes about 30 seconds per budget. Eager runs stay eager.
+        compile: replay what ``torch.compile`` makes of an encoder that has no accelerated form,
+            about 30 seconds per budget; items that run eagerly use the encoder as it is.
         on_overflow: an item over every budget runs eagerly ("eager") or raises ("raise").
         clone: results are the caller's own; False returns views that the next call overwrites.
 
@@ -177,7 +177,7 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
     def _ready(self, progress: bool = False) -> Captured:
         """Return the captured graphs, and capture them first if that has not been done.
 
-        On the eager backend, an encoder whose weights moved is located anew instead.
+        On the eager backend, device and dtype are read again if weights have moved since.
         """
         captured = self._captured
         if captured is not None:
@@ -325,7 +325,7 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
     def _encode(
         self, inputs: Mapping[str, Inputs], out: Out | None = None
     ) -> dict[str, PartialOutput]:
-        """Return the output of each path that has inputs; ``out`` is for the only path."""
+        """Return the output of each input path of ``inputs``; ``out`` needs an encoder of one."""
         guards.check_alone(self._lock, self.device)
         with self._lock:
             captured = self._ready()
@@ -336,7 +336,7 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
                 return captured.encode(inputs, out, refuses=self.on_overflow == "raise")
 
     def item_encoder(self) -> ItemEncoder[PartialOutput]:
-        """Describe this encoder, as ``encode`` and ``encode_many`` need it to call it."""
+        """Return the functions and settings by which ``encode`` and ``encode_many`` run items."""
         fix = "encode() calls it: prepare the pixels yourself and call graphed(pixel_values, grid)"
         guards.require_members(self.encoder, ("preprocess",), fix)
         inner = self.encoder.item_encoder() if isinstance(self.encoder, EncodesItems) else None
@@ -370,7 +370,7 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
 
     @property
     def feature_maps(self) -> forms.FeatureMaps:
-        """The ``feature_maps`` of the encoder; they need ``outputs`` with the field to lay out."""
+        """The method ``feature_maps`` of the encoder; ``outputs`` must name the field it reads."""
         return self._inner.feature_maps
 
     @property
@@ -387,7 +387,7 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
             return stats
 
     def reset_stats(self) -> None:
-        """Set the counters to zero; what capture measured stays."""
+        """Set the counters of calls to zero; times and bytes measured at capture are kept."""
         with self._lock:
             self._counts.reset()
 

@@ -25,7 +25,8 @@ MEMBERS = (
     "split",
 )
 BackendInUse: TypeAlias = Literal["cudagraph", "static", "eager"]
-"""How batches run: by CUDA graphs, in the same buffers without graphs, or without padding."""
+"""How batches run: "cudagraph" replays CUDA graphs, "static" runs the encoder on the same padded
+buffers without graphs, and "eager" runs it without padding."""
 Backend: TypeAlias = Literal["auto", BackendInUse]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
 OnOverflow: TypeAlias = Literal["eager", "raise"]
@@ -38,13 +39,16 @@ TensorSlot: TypeAlias = tuple[dict[str, object], str, Tensor]
 
 
 def all_modules(roots: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-    """Return the modules below each named root, each once, by their dotted names."""
+    """Return the named roots and all modules inside them, each once.
+
+    A key is the root's name and the module's path below it, joined by dots.
+    """
     seen: set[nn.Module] = set()
     return {k: v for name, root in roots.items() for k, v in root.named_modules(seen, name)}
 
 
 def plain_tensors(roots: Mapping[str, nn.Module]) -> list[TensorSlot]:
-    """Return the tensors below ``roots`` that are plain attributes, not parameters or buffers."""
+    """Return the tensors of modules in ``roots`` that are neither parameters nor buffers."""
     owned = [vars(module) for module in all_modules(roots).values()]
     return [
         (own, k, value) for own in owned for k, value in own.items() if isinstance(value, Tensor)
@@ -60,9 +64,9 @@ class WeightGuard:
     during a replay. Hooks registered or removed after capture would have no effect on replays;
     ``hooks`` says whether that is an error.
 
-    The ``attributes`` are what :func:`plain_tensors` gave before the encoder ran. Those that it set
-    when it ran are left out: ``torch.nn.utils.prune`` and ``weight_norm`` set a layer's weight in
-    every forward, and what it is made of is guarded.
+    The ``attributes`` are what :func:`plain_tensors` gave before the encoder ran. Those that the
+    run replaced are left out: ``torch.nn.utils.prune`` and ``weight_norm`` compute a layer's weight
+    in every forward from parameters, and these are checked.
     """
 
     def __init__(
@@ -77,8 +81,8 @@ class WeightGuard:
         everything = [(slots, name, slots[name]) for slots in self._slots for name in slots]
         tensors = [place for place in everything if isinstance(place[2], Tensor)]
         plain = [place for place in attributes if place[0].get(place[1]) is place[2]]
-        # Comparing dicts finds two tensors of one element equal if their values are, so these are
-        # compared by identity.
+        # Comparing dicts takes two tensors of one element for equal if their values are, so that
+        # tensors of one element are compared by identity.
         self._alone = [place for place in tensors if place[2].numel() == 1] + plain
         self._tensors = [value for _, _, value in tensors + plain]
         # Another view of the same memory may have the same address. A slice has fewer entries. Only
@@ -89,11 +93,12 @@ class WeightGuard:
         read = [slots.get(name) for slots, name, _ in attributes]
         self._held = [t.detach() for t in (*self._tensors, *read) if isinstance(t, Tensor)]
         self.storages = frozenset(t.untyped_storage().data_ptr() for t in self._tensors)
-        """Addresses of the storages of weights. A result in one of them is not the caller's own."""
+        """Addresses of the storages of weights. A result that lies in one of them has to be copied
+        before the caller gets it."""
         self._parameters = [t for t in self._tensors if isinstance(t, nn.Parameter)]
 
     def _places(self) -> tuple[list[int], list[int], list[tuple[int, ...]]]:
-        """Addresses and numbers of entries of all weights, and the strides of square ones."""
+        """Return addresses and numbers of entries of all weights, strides of the square ones."""
         tensors = self._tensors
         return (
             list(map(Tensor.data_ptr, tensors)),
@@ -102,10 +107,11 @@ class WeightGuard:
         )
 
     def holds(self) -> bool:
-        """Return whether every weight still has its address; takes 65 microseconds for 32 blocks.
+        """Return whether weights, modules and hooks are those of capture, at the same addresses.
 
-        All slots are compared at once. Dicts take identical objects for equal, and comparing two
-        different tensors raises a RuntimeError, because the result has no truth value.
+        That takes 65 microseconds for 32 blocks, because whole dicts are compared. Dicts take
+        identical objects for equal, and comparing two different tensors raises a RuntimeError,
+        because the result has no truth value.
         """
         try:
             same = self._slots == self._kept
@@ -169,11 +175,11 @@ def _is_cuda(device: torch.device) -> bool:
 
 
 def settled(device: torch.device) -> AbstractContextManager[object]:
-    """Return a context with the modes that graphs are captured in and calls run in.
+    """Return a context that sets torch's modes for captures and calls on ``device``.
 
     Gradients, inference mode and autocast are off (a replay could not follow autocast, so eager
     runs do not either), tensors are made on the CPU unless told otherwise, and the encoder's GPU is
-    the current one. Only what is set is undone, because a call takes tens of microseconds in all.
+    the current one. Only modes that differ are changed, because a call takes tens of microseconds.
     """
     undo: list[AbstractContextManager[object]] = []
     if torch.is_inference_mode_enabled():
@@ -198,7 +204,10 @@ def settled(device: torch.device) -> AbstractContextManager[object]:
 
 
 def require_members(encoder: object, names: Sequence[str], fix: str) -> None:
-    """Raise a TypeError unless a module has members, perhaps those of a module it wraps."""
+    """Raise a TypeError unless ``encoder`` is a module that has all attributes in ``names``.
+
+    A wrapper may pass on those of its module. The error ends with ``fix``, which says what to do.
+    """
     if not isinstance(encoder, nn.Module):
         raise TypeError(
             f"encoder={encoder!r} is a {type(encoder).__name__}, not a module: load one first, as "
@@ -234,7 +243,12 @@ class CallLock:
 
 
 def check_alone(lock: CallLock, device: torch.device) -> None:
-    """Raise a RuntimeError in a call inside another call, or while the user captures a graph."""
+    """Raise a RuntimeError if a call may not start now.
+
+    Args:
+        lock: the lock of the graphed encoder; this thread holds it if it is inside another call.
+        device: the device of the encoder, on which the user may be capturing a graph.
+    """
     if lock.is_held_here():
         raise RuntimeError(
             "a GraphedEncoder was called from inside its own encoder (a forward, a hook): that "
@@ -263,7 +277,12 @@ def find_weights(encoder: nn.Module) -> tuple[torch.device, torch.dtype]:
 
 
 def resolve_backend(backend: Backend, device: torch.device) -> BackendInUse:
-    """Return the backend of a setting on a device; a ValueError if it cannot have graphs."""
+    """Return the backend to use on the encoder's device; "auto" is "cudagraph" on CUDA.
+
+    Raises:
+        ValueError: graphs are asked for on a device that is not CUDA, or torch uses an allocator
+            of device memory that is not its own.
+    """
     if backend == "cudagraph" and device.type != "cuda":
         raise ValueError(
             f'backend="cudagraph" needs the encoder on CUDA, it is on {device}: move it, or use '
@@ -280,7 +299,7 @@ def resolve_backend(backend: Backend, device: torch.device) -> BackendInUse:
 
 
 def require_choice(name: str, value: object, choices: Sequence[object]) -> None:
-    """Raise a ValueError unless a setting is one of its choices."""
+    """Raise a ValueError unless the setting ``name`` has one of ``choices``, in value and type."""
     if not any(type(value) is type(choice) and value == choice for choice in choices):
         raise ValueError(f"{name}={value!r}: must be one of {', '.join(map(str, choices))}")
 
@@ -298,7 +317,10 @@ def read_outputs(outputs: Sequence[OutputField]) -> tuple[OutputField, ...]:
 
 
 def check_pixels(pixel_values: Tensor, row_shape: tuple[int, ...], device: torch.device) -> None:
-    """Raise a ValueError on pixels that the graphs cannot take."""
+    """Raise a ValueError unless pixels are floating-point rows of ``row_shape``, [P, *row_shape].
+
+    They may be on the CPU or on ``device``, that of the encoder.
+    """
     if isinstance(pixel_values, Tensor):
         here = pixel_values.device == device or pixel_values.is_cpu
         shape = tuple(pixel_values.shape)  # slicing a torch.Size takes longer

@@ -21,12 +21,14 @@ from .forms import EncoderForm, capacity_metadata
 from .prices import Prices
 
 SHARES = (8, 4, 2, 1)
-"""Eager runs are timed at these fractions of the largest budget, and with the fewest rows."""
+"""Eager runs are timed with the rows of the largest budget divided by each of these numbers, and
+once with the smallest item."""
 ENOUGH_MS = 60.0
-"""A call is timed two to seven times, and no more once its times come to so many milliseconds."""
+"""A call is timed at least twice, and again until the times sum to so many milliseconds or there
+are seven of them."""
 SETTLING = 2
-"""So many first calls are left out when an eager run is compared with a replay: after a pause, a
-GPU is up to 7 % faster for 100 ms."""
+"""The number of first calls that are not timed when an eager run is compared with a replay: after
+a pause, a GPU is up to 7 % faster for 100 ms."""
 CLOSE = 0.98
 """Factor on the time of an eager run. Times are accurate to 2 %, so an eager run is preferred to a
 replay that is as fast within that."""
@@ -35,10 +37,10 @@ replay that is as fast within that."""
 def measure(
     encoder: GraphableEncoder, graphs: Mapping[Budget, BudgetGraph], device: torch.device
 ) -> Prices:
-    """Time every budget, and eager runs of five sizes, on a CUDA device.
+    """Return the measured prices of replaying each budget of ``graphs`` and of five eager runs.
 
     An eager run is compared with the replay of the same rows in the same moment, because the clocks
-    of a GPU change by several per cent with what it did before.
+    of a GPU change by several per cent with what it did before. The ``device`` is a CUDA device.
     """
     large = max(graphs, key=lambda budget: (budget.rows, budget.longest_segment))
     generator = torch.Generator(device).manual_seed(0)  # the global generator stays as it is
@@ -62,7 +64,10 @@ def measure(
 
 
 def full_grids(encoder: GraphableEncoder, budget: Budget) -> list[Grid]:
-    """Return the grids of equal items that fill a budget, with up to eight segments in all."""
+    """Return the grids of some eight equal items that together fill most of a budget.
+
+    An encoder of tiles gets one item instead; the list is empty if no item fits.
+    """
     whole = encoder.grid_for(budget.tokens)
     spec = read_specs(encoder, [whole])[0]
     if spec.segments > 1 or budget.tokens < LONG_SEGMENTS:
@@ -87,7 +92,15 @@ def _replay_ms(
     pixels: Tensor,
     skipped: int = 0,
 ) -> float:
-    """Return the milliseconds of a replay of a budget, its copies in and out included."""
+    """Return the milliseconds of one replay, with the copies of inputs and outputs.
+
+    Args:
+        encoder: makes the metadata.
+        graph: the graph to replay.
+        grids: the items that the metadata describes; without any, all rows are padding.
+        pixels: input rows, at least as many as the budget has.
+        skipped: number of first replays that are not timed.
+    """
     metadata = capacity_metadata(encoder, graph.budget, grids)
     graph.metadata_bytes.copy_(graph.format.to_bytes(metadata, _rows(encoder, grids)))
 
@@ -103,14 +116,24 @@ def _replay_ms(
 def _eager_ms(
     encoder: GraphableEncoder, grids: Sequence[Grid], pixels: Tensor, skipped: int = 0
 ) -> float:
-    """Return the milliseconds of an eager run, with the time that its metadata takes."""
+    """Return the milliseconds of an eager run of items with these grids, metadata included.
+
+    Args:
+        encoder: the encoder to run.
+        grids: the grids of the items.
+        pixels: input rows, at least as many as the items have.
+        skipped: number of first runs that are not timed.
+    """
     rows = pixels[: _rows(encoder, grids)]
     encoder(rows, list(grids))  # not measured: the first run times and chooses kernels
     return _milliseconds(lambda: encoder(rows, list(grids)), pixels.device, skipped)
 
 
 def _milliseconds(call: Callable[[], object], device: torch.device, skipped: int = 0) -> float:
-    """Return the least wall time of a few calls: a disturbance only makes a call longer."""
+    """Return the least milliseconds of a few calls of ``call``: disturbances only make it longer.
+
+    The ``device`` is waited for before and after each call; the first ``skipped`` are not timed.
+    """
     times: list[float] = []
     most = skipped + 7
     while len(times) < skipped + 2 or (len(times) < most and sum(times[skipped:]) < ENOUGH_MS):

@@ -21,9 +21,10 @@ from .prices import Prices
 
 CHEAPER = "cheaper"
 PLACEMENTS = 60
-"""The most placements of items over all attempts; with more items, fewer capacities are tried."""
+"""The most items that are placed for one call over all attempts: each attempt fills groups of one
+budget's capacity with all items, so that of more items fewer budgets are tried."""
 OPEN_GROUPS = 4
-"""The most groups that an item may still join; the oldest is closed when another one opens."""
+"""The number of groups that an item may still join; when another one opens, the oldest closes."""
 WORTH_A_SPLIT = 1.1
 """Several groups are taken only where one costs 10 % more than their prices sum to: attention is
 slower in small groups than in a large one, which prices do not say. On an H200 that was 2 to 10 %
@@ -43,7 +44,7 @@ class Group(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Neighbouring rows: where they start in the call, where in their group, and how many."""
+    """Neighbouring rows: the first row in the call's tensor, the first in the group's, how many."""
 
     source: int
     target: int
@@ -51,7 +52,10 @@ class Span(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One group of a call, and where its input rows and output tokens lie in the call."""
+    """One group of a call, and where its input rows and output tokens lie in the call's tensors.
+
+    The budget is None for an eager run.
+    """
 
     grids: Key
     budget: Budget | None
@@ -72,7 +76,13 @@ class Schedule(NamedTuple):
 
 
 class Packer:
-    """Packs the items of a call into groups, so that the sum of their measured prices is least."""
+    """Packs the items of a call into groups, at nearly the least sum of their measured prices.
+
+    Args:
+        prices: price of a replay of each budget, and of eager runs.
+        max_batch_size: most items per replay.
+        eager_tokens: most output tokens of several items that run eagerly together.
+    """
 
     def __init__(self, prices: Prices, max_batch_size: int, eager_tokens: int) -> None:
         self.prices, self.max_batch_size = prices, max_batch_size
@@ -85,7 +95,10 @@ class Packer:
         self._row_ms = min([ms[budget] / budget.rows for budget in self.budgets], default=0.0)
 
     def pack(self, specs: Sequence[EncoderItemSpec]) -> list[Group]:
-        """Return groups that cover every item once, in the order of their first items."""
+        """Return groups that hold each item once, in the order of their first items.
+
+        An item is known by its place in ``specs``, from 0.
+        """
         if not specs:
             return []
         best = [self._group(range(len(specs)), specs)]
@@ -110,7 +123,10 @@ class Packer:
         return sorted(map(explained, replays + over if replays else best))
 
     def why_eager(self, spec: EncoderItemSpec) -> str:
-        """Return why an item would run eagerly: over a capacity, or because that is cheaper."""
+        """Return why an item of these sizes would run eagerly.
+
+        The text is ``CHEAPER`` if a budget holds it, else "over" and the name of a capacity.
+        """
         batch = Batch.of([spec])
         if any(budget.fits(batch) for budget in reversed(self.budgets)):
             return CHEAPER
@@ -118,7 +134,11 @@ class Packer:
         return f"over {next((why for why in reasons if why != 'tokens'), 'tokens')}"
 
     def _group(self, items: Sequence[int], specs: Sequence[EncoderItemSpec]) -> Group:
-        """Return items as one group, whose price is infinite if nothing can run it."""
+        """Return ``items``, which are places in ``specs``, as one group.
+
+        It takes the cheapest budget that holds it, or None if an eager run costs less. The price is
+        infinite if it is over every budget and over the tokens of an eager run.
+        """
         batch = Batch.of([specs[item] for item in items])
         budget, price = None, math.inf
         if batch.tokens <= self.eager_tokens or batch.items == 1:
@@ -132,9 +152,10 @@ class Packer:
         return Group(tuple(sorted(items)), budget, price)
 
     def _eager_groups(self, order: list[int], specs: Sequence[EncoderItemSpec]) -> list[Group]:
-        """Return eager groups of items in the order given, each as long as it may be.
+        """Return groups of neighbours in ``order``, which are places in ``specs``, to run eagerly.
 
-        The last one, which need not be long, is replayed where that costs less.
+        Each but the last has as many items as ``eager_tokens`` allows. The last is replayed where
+        that costs less.
         """
         tokens = [0, *accumulate([specs[item].output_tokens for item in order])]
         rows = [0, *accumulate([specs[item].input_size for item in order])]
@@ -149,10 +170,13 @@ class Packer:
     def _replays(
         self, order: list[int], specs: Sequence[EncoderItemSpec], most: float
     ) -> list[Group]:
-        """Return the cheapest of a few packings of items that fit, the largest first.
+        """Return the cheapest of a few ways to pack items into several replays.
 
-        The list is empty unless a packing costs a tenth less than ``most``: that is what the items
-        cost as one group, or what they add to the eager group of items that no budget holds.
+        Args:
+            order: places in ``specs`` of items that some budget holds, the largest item first.
+            specs: sizes of all items of the call.
+            most: price of running these items as one group, or together with items that no budget
+                holds. The list is empty unless a packing costs a tenth less.
         """
         batch = Batch.of([specs[item] for item in order])
         best, least = list[Group](), most / WORTH_A_SPLIT
@@ -167,7 +191,11 @@ class Packer:
         return best
 
     def _cheapest(self, batch: Batch, first: EncoderItemSpec) -> list[Budget]:
-        """Return the budgets that hold an item, by the price of a batch if they were full."""
+        """Return the budgets to try for a batch: those that hold its largest item, the ``first``.
+
+        They are sorted by the price of the whole batch if every replay were full, and there are
+        fewer of them the more items there are.
+        """
         items, tokens, rows, segments, _, windows = batch
 
         def price(one: Budget) -> float:
@@ -182,10 +210,18 @@ class Packer:
     def _first_fit(
         self, order: list[int], specs: Sequence[EncoderItemSpec], capacity: Budget
     ) -> tuple[list[list[int]], list[int]]:
-        """Return items put into the first group with room, and items over the capacity.
+        """Put each item of ``order`` into the first group that has room for it.
 
         The rule of :meth:`Budget.fits` is applied here to what is left of each capacity. Summing
         each group and asking the budget takes 30 ms longer for 10,000 items.
+
+        Args:
+            order: places of the items in ``specs``, the largest item first.
+            specs: sizes of all items of the call.
+            capacity: budget that bounds each group.
+
+        Returns:
+            The items of each group, and the items that are over the capacity alone.
         """
         unused = self.max_batch_size, *capacity
         # The items of a group, and the room that is left in it.
@@ -212,7 +248,13 @@ def _price(groups: Sequence[Group]) -> float:
 
 
 def make_schedule(key: Key, specs: Sequence[EncoderItemSpec], groups: Sequence[Group]) -> Schedule:
-    """Return the schedule of a call from its groups and the sizes of its items."""
+    """Return the schedule of a call.
+
+    Args:
+        key: grid of each item.
+        specs: sizes of each item.
+        groups: groups that hold each item once.
+    """
     # The sizes may be NumPy's integers, whose sums are not Python's.
     rows = [0, *accumulate(int(spec.input_size) for spec in specs)]
     tokens = [0, *accumulate(int(spec.output_tokens) for spec in specs)]
@@ -241,7 +283,7 @@ def refuse_overflow(schedule: Schedule) -> None:
 
 
 def _neighbours(items: Sequence[int]) -> list[tuple[int, int]]:
-    """Return stretches of consecutive items: the first of each, and the one after its last."""
+    """Return the runs of consecutive numbers in ``items``: the first of each, its last plus 1."""
     breaks = [place for place in range(1, len(items)) if items[place] - items[place - 1] > 1]
     ends = pairwise([0, *breaks, len(items)]) if items else ()
     return [(items[start], items[end - 1] + 1) for start, end in ends]
@@ -250,7 +292,12 @@ def _neighbours(items: Sequence[int]) -> list[tuple[int, int]]:
 def _spans(
     stretches: Sequence[tuple[int, int]], starts: Sequence[int]
 ) -> tuple[tuple[Span, ...], int]:
-    """Return the rows of runs of neighbouring items as spans, and the total number of rows."""
+    """Return the rows of runs of neighbouring items as spans, and the total number of rows.
+
+    Args:
+        stretches: first item of each run, and the item after its last.
+        starts: first row of each item in the call's tensor, and after them the number of all rows.
+    """
     spans, target = [], 0
     for first, end in stretches:
         spans.append(Span(starts[first], target, starts[end] - starts[first]))

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from encoders.contract import Accelerator
 
 RUN_ROWS = 64
-"""Assumed price of one more replay, in rows, if nothing is measured: fewer replays win ties."""
+"""The price in rows that each replay costs besides its input rows, if nothing is measured: of two
+packings with as many rows, the one with fewer replays wins."""
 NEVER = 1e12
 """Assumed price of a row that runs eagerly, in rows of a replay, if nothing is measured: a budget
 is always cheaper."""
@@ -33,12 +34,13 @@ REMEDY = "capture here and save_table again"
 
 @dataclass(frozen=True)
 class Prices:
-    """The price of every budget and of eager runs: in milliseconds or, if not measured, in rows."""
+    """The price of every budget and of eager runs: milliseconds or, if not measured, input rows."""
 
     replay_ms: Mapping[Budget, float]
     """The milliseconds of a replay of each budget that holds padding alone, with all copies."""
     eager_ms: Sequence[tuple[float, float]]
-    """Rows and milliseconds of some eager runs, by rows; between them the price is interpolated."""
+    """The input rows and the milliseconds of some eager runs, by ascending rows; the price of other
+    numbers of rows is interpolated."""
     measured: bool = True
 
     @classmethod
@@ -61,13 +63,22 @@ class PriceTable:
 
     file: str
     made_on: Mapping[str, str]
-    """The fingerprint of the encoder and the device on which the prices were measured."""
+    """The :func:`~graphwrap.measuring.fingerprint` of encoder and device that were measured."""
     prices: Prices
     kernels: dict[str, object] | None
     """The kernel choices of the accelerator, None where there was none."""
 
     def apply(self, made_on: Mapping[str, str], accelerator: Accelerator | None) -> None:
-        """Load the kernel choices into an accelerator; a ValueError if the fingerprints differ."""
+        """Load the table's kernel choices into ``accelerator``; None, for none, loads nothing.
+
+        Args:
+            made_on: fingerprint of the encoder and device of this process.
+            accelerator: the accelerator of the form of the encoder to capture.
+
+        Raises:
+            ValueError: the table was measured on another encoder or device, or names a kernel that
+                cannot run here.
+        """
         for key, value in made_on.items():
             if self.made_on.get(key) != value:
                 raise ValueError(
@@ -81,9 +92,10 @@ class PriceTable:
                 raise ValueError(f"kernels of {self.file}: {error}") from error
 
     def restrict(self, wanted: BudgetSet) -> BudgetSet:
-        """Return the budgets to capture: of inferred ones, those up to the largest in the table.
+        """Return the budgets of ``wanted`` to capture: of inferred ones, up to the table's largest.
 
-        The table may lack larger ones, because memory had run out when it was measured.
+        The table may lack larger ones, because memory had run out when it was measured. It is a
+        ValueError if it lacks any other.
         """
         times = self.prices.replay_ms
         most = max(budget.rows for budget in times)
@@ -109,7 +121,7 @@ class TableRecord(TypedDict):
 
 
 def write_tables(file: str | os.PathLike[str], tables: Mapping[str, PriceTable]) -> None:
-    """Write the table of prices of each path of an encoder as JSON."""
+    """Write one JSON file with the table of prices of each input path, by the path's name."""
     body: dict[str, TableRecord] = {}
     for path, table in tables.items():
         prices = table.prices
@@ -123,7 +135,10 @@ def write_tables(file: str | os.PathLike[str], tables: Mapping[str, PriceTable])
 
 
 def read_tables(file: str | os.PathLike[str], paths: Collection[str]) -> dict[str, PriceTable]:
-    """Read the table of prices of each path from the JSON that :func:`write_tables` wrote."""
+    """Read the table of prices of each input path from a file that :func:`write_tables` wrote.
+
+    A ValueError is raised for any other file, and unless it has exactly the ``paths`` named.
+    """
     try:
         body = json.loads(Path(file).read_text())
         if body.keys() != set(paths):
@@ -136,7 +151,10 @@ def read_tables(file: str | os.PathLike[str], paths: Collection[str]) -> dict[st
 
 
 def _parse(file: str, body: TableRecord) -> PriceTable:
-    """Read the table of one path from parsed JSON; an error says which entry is wrong."""
+    """Read the table of one input path from its part of the JSON in ``file``.
+
+    A missing entry is a KeyError, and a number out of range a ValueError that names it.
+    """
     times = {
         Budget(*[_count(row, name) for name in Budget._fields]): _number(row, "ms")
         for row in body["budgets"]

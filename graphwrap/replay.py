@@ -23,21 +23,24 @@ from .results import as_output, is_per_row, output_fields, owned, read_out, shar
 from .stats import BudgetStats, GraphStats
 
 Inputs: TypeAlias = tuple[Tensor, GridLike | None]
-"""The pixels and the grid of one path, the parts of a :class:`PathInputs` that calls need."""
+"""The pixels, [P, *row_shape], and the grid, [items, 3], of the items of one input path."""
 Out: TypeAlias = EncoderOutput | PartialOutput
 """Tensors of the caller to write results into, None for a field that is not returned."""
 SCHEDULE_ITEMS = 200_000
-"""The most items in all schedules that are kept for grids seen before; a schedule costs time."""
+"""The most items in all schedules that are kept, so that grids seen before are not packed again."""
 METADATA_BYTES = 128 * 2**20
 """The most bytes of metadata that are kept for grids seen before."""
 ENTRIES = 20_000
-"""Most values that a cache keeps. A value takes about 2 KiB of the host's memory beside its bytes:
-the metadata of eight tiled images has 168 bytes, and 128 MiB of such values would take 1.6 GB."""
+"""The most values that a cache keeps. A value takes about 2 KiB of the host's memory besides its
+bytes: metadata of eight tiled images has 168 bytes, so 128 MiB of such would take 1.6 GB in all."""
 Value = TypeVar("Value")
 
 
 class Cache(Generic[Value]):
-    """A cache of the values used last, bounded by their number and the sum of their sizes."""
+    """A cache of the values used last: at most ``ENTRIES``, whose sizes sum to at most ``most``.
+
+    The caller says the size of each value when it is put in, in a unit of its own.
+    """
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -45,14 +48,17 @@ class Cache(Generic[Value]):
         self._values: OrderedDict[object, tuple[Value, int]] = OrderedDict()
 
     def get(self, key: object) -> Value | None:
-        """Return the value kept for a key, which becomes the one used last."""
+        """Return the value kept for a key, None if there is none; it becomes the one used last."""
         found = self._values.get(key)
         if found is not None:
             self._values.move_to_end(key)
         return found and found[0]
 
     def put(self, key: object, value: Value, size: int) -> None:
-        """Keep a value unless it alone is over the bound; those unused longest go until it fits."""
+        """Keep a value of this size; values that were not used for longest are dropped for it.
+
+        A value that alone is larger than ``most`` is not kept.
+        """
         if size > self.most:
             return
         while self.held + size > self.most or len(self._values) >= ENTRIES:
@@ -63,7 +69,7 @@ class Cache(Generic[Value]):
 
 @dataclass
 class PathGraphs:
-    """The captured budgets of one path of an encoder, and how its items are packed into them."""
+    """The captured budgets of one input path of an encoder, and what packs its items into them."""
 
     arena: Arena
     packer: Packer
@@ -74,22 +80,23 @@ class PathGraphs:
 
 @dataclass
 class Executor:
-    """Runs the calls of one path of an encoder, by its graphs or eagerly."""
+    """Runs the calls of one input path of an encoder, by its graphs or eagerly."""
 
     form: EncoderForm
     graphs: PathGraphs
     """The captured budgets of the path; there are none on the eager backend."""
     guard: WeightGuard
     counts: GraphStats
-    """The counters of eager runs."""
+    """The counters of the whole encoder, of which eager runs are counted here."""
     clone: bool
     """Whether results are copied, so that they belong to the caller, or are views of static
     buffers."""
     schedules: Cache[Schedule] = field(default_factory=lambda: Cache(SCHEDULE_ITEMS))
     prepared: Cache[Metadata] = field(default_factory=lambda: Cache(METADATA_BYTES))
-    """The metadata of steps seen before; that of a replay is one run of bytes."""
+    """The metadata of steps seen before: by name for an eager run, as one run of bytes for a
+    replay."""
     written: object = None
-    """The key of the step whose metadata is in the static buffers."""
+    """The key of the step whose metadata is in the static buffers; None if that is unknown."""
 
     def __post_init__(self) -> None:
         self.pads = self.form.backend != "eager"
@@ -98,9 +105,9 @@ class Executor:
         self._like: dict[str, Tensor] = {}
 
     def schedule(self, grid_thw: GridLike | None, rows: int | None = None) -> Schedule:
-        """Return how the items of a grid run, worked out once per grid and kept.
+        """Return how items of these grids run; a schedule is made once per grid and kept.
 
-        A ValueError is raised if the grid makes another number of ``rows``, those of the pixels.
+        A ValueError is raised if ``rows``, those of the pixels, are not as many as the grid has.
         """
         if grid_thw is None:
             raise ValueError("grid_thw is None: pass [items, 3], one row (t, h, w) per item")
@@ -126,7 +133,13 @@ class Executor:
         return schedule
 
     def execute(self, schedule: Schedule, pixels: Tensor, out: Out | None) -> dict[str, Tensor]:
-        """Run every step of a schedule; return the wanted fields by name, in the caller's order."""
+        """Run every step of a schedule, and return the wanted output fields by name.
+
+        Args:
+            schedule: the steps, made for the items of this call.
+            pixels: the rows of all items, [P, *row_shape].
+            out: the caller's tensors to write the results into; None to make tensors.
+        """
         lent = [] if self.clone else list(self.graphs.arena.outputs.values())
         results = self._read_out(schedule, pixels, lent, out) if out is not None else {}
         # The results of a single step need no joining.
@@ -149,7 +162,11 @@ class Executor:
     def _read_out(
         self, schedule: Schedule, pixels: Tensor, lent: list[Tensor], out: Out
     ) -> dict[str, Tensor]:
-        """Return the caller's output tensors after checking them, before anything runs."""
+        """Return the caller's tensors ``out`` by field name, checked before anything runs.
+
+        They must not share memory with ``lent``, the static buffers that results are views of, nor
+        with ``pixels`` if there are several steps.
+        """
         for graph in self.graphs.by_budget.values():
             self._like = graph.outputs
         if not self._like:  # an empty run has fields of the same shapes and dtypes
@@ -209,14 +226,15 @@ class Executor:
         return owned(fields, [pixels, *metadata.values()], self.guard.storages) if own else fields
 
     def _prepare(self, key: object, step: Step) -> Metadata:
-        """Return the metadata of a step, which is kept once it was computed."""
+        """Return the metadata of a step on the device, computed once and kept under ``key``."""
         prepared = self.prepared.get(key)
         if prepared is None:
             encoder, device, grids = self.form.encoder, self.form.device, list(step.grids)
             if step.budget is None:
                 prepared = encoder.prepare_encoder_metadata(grids, device=device)
             else:
-                # Checked first, because a cast encoder would make other metadata.
+                # Weights are checked before metadata is kept: had the user cast the encoder to
+                # another dtype, metadata would have that dtype and would not suit the graph.
                 self.guard.check()
                 budget, graph = step.budget, self.graphs.by_budget[step.budget]
                 batch = Batch.of(read_specs(encoder, grids))
@@ -240,7 +258,7 @@ class Captured:
     """Everything that calls need after a capture; ``release()`` drops it as a whole."""
 
     paths: dict[str, Executor]
-    """The executor of each path of the encoder, by the name of the path."""
+    """The executor of each input path of the encoder, by the name of the path."""
     memory: Memory
     guard: WeightGuard
     lends: bool
@@ -249,7 +267,13 @@ class Captured:
     def encode(
         self, inputs: Mapping[str, Inputs], out: Out | None, *, refuses: bool
     ) -> dict[str, PartialOutput]:
-        """Return the outputs of the paths that have inputs."""
+        """Return the output of each input path that has items, by the name of the path.
+
+        Args:
+            inputs: pixels and grid of each path that has items.
+            out: the caller's tensors to write into, for an encoder of a single path; else None.
+            refuses: raise a ValueError if an item is over every budget, instead of an eager run.
+        """
         schedules = {
             k: self.paths[k].schedule(grid, pixels.shape[0]) for k, (pixels, grid) in inputs.items()
         }
@@ -267,7 +291,7 @@ class Captured:
         return outputs
 
     def measure(self, stats: GraphStats) -> None:
-        """Add the bytes in use now, and the reasons why an accelerator runs the reference."""
+        """Write into ``stats`` the bytes in use now, and why an accelerator runs the reference."""
         stats.arena_bytes = sum(arena.nbytes for arena in self.memory.arenas)
         stats.pool_bytes = self.memory.pool_bytes
         stats.cache_bytes = sum(path.prepared.held for path in self.paths.values())
@@ -280,13 +304,13 @@ class Captured:
 
 
 def gather(whole: Tensor, spans: Sequence[Span], group: Tensor) -> None:
-    """Copy spans of rows from the caller's tensor into their places in the tensor of a group."""
+    """Copy each span of rows from ``whole``, of all items of a call, to its place in ``group``."""
     for source, target, length in spans:
         _rows(group, target, length).copy_(_rows(whole, source, length), non_blocking=True)
 
 
 def scatter(group: Tensor, whole: Tensor, spans: Sequence[Span]) -> None:
-    """Copy spans of rows from the tensor of a group to their places in the caller's tensor."""
+    """Copy each span of rows from ``group`` to its place in ``whole``, of all items of a call."""
     for source, target, length in spans:
         _rows(whole, source, length).copy_(_rows(group, target, length), non_blocking=True)
 

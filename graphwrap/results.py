@@ -18,7 +18,11 @@ def is_per_row(name: str) -> bool:
 def output_fields(
     output: EncoderOutput | PartialOutput, wanted: Sequence[str] = OUTPUT_FIELDS
 ) -> dict[str, Tensor]:
-    """Return the wanted tensors of an output by name; DeepStack layers are numbered."""
+    """Return the wanted tensors of an output by name, without fields that are None.
+
+    DeepStack features have one entry per layer, "deepstack_features.0" and so on. An output of
+    another type is a TypeError.
+    """
     if not isinstance(output, EncoderOutput | PartialOutput):
         raise TypeError(
             f"the encoder returned a {type(output).__name__}: a forward returns "
@@ -35,7 +39,10 @@ def output_fields(
 
 
 def as_output(fields: Mapping[str, Tensor], wanted: Sequence[str]) -> PartialOutput:
-    """Return the output that has these fields: the reverse of :func:`output_fields`."""
+    """Return the output made of ``fields``, which are named as :func:`output_fields` names them.
+
+    DeepStack features are None unless ``wanted`` names them, and may be an empty tuple if it does.
+    """
     hidden, pooled, deepstack = OUTPUT_FIELDS
     layers = tuple([field for name, field in fields.items() if name.startswith(deepstack)])
     layers_wanted = layers if deepstack in wanted else None
@@ -45,7 +52,13 @@ def as_output(fields: Mapping[str, Tensor], wanted: Sequence[str]) -> PartialOut
 def owned(
     fields: Mapping[str, Tensor], lent: Iterable[Tensor], weights: frozenset[int]
 ) -> dict[str, Tensor]:
-    """Return the fields, copied where they share memory with inputs, weights or one another."""
+    """Return the fields, copied where they share memory with other tensors or with one another.
+
+    Args:
+        fields: outputs of the encoder by name.
+        lent: inputs of the run, whose memory an output may be a view of.
+        weights: addresses of the storages of the encoder's weights.
+    """
     seen, kept = {tensor.untyped_storage().data_ptr() for tensor in lent}, {}
     for name, field in fields.items():
         start = field.untyped_storage().data_ptr()
@@ -63,9 +76,16 @@ def read_out(
 ) -> dict[str, Tensor]:
     """Return the caller's tensors by field name, checked before anything runs.
 
-    The fields of ``like`` have the right trailing shapes, dtypes and devices. The tensors of
-    ``lent``, such as pixels and buffers, must not be written over. It is a ValueError if a tensor
-    is missing, superfluous, does not fit, or shares its storage with another one.
+    Args:
+        out: the caller's tensors.
+        like: a tensor per field with the right dtype, device and shape after the first axis.
+        rows: number of input rows, the length of ``last_hidden_state``.
+        tokens: number of output tokens, the length of the other fields.
+        lent: pixels and buffers of the call, which must not be written over.
+
+    Raises:
+        ValueError: a tensor is missing, superfluous, does not fit, or shares its storage with
+            another one.
     """
     if not isinstance(out, EncoderOutput | PartialOutput):
         raise ValueError(
@@ -97,7 +117,11 @@ def read_out(
 
 
 def _check_target(name: str, target: Tensor, shape: tuple[int, ...], like: Tensor) -> None:
-    """Raise a ValueError unless the results of a field can be written into the given tensor."""
+    """Raise a ValueError unless the field ``name`` can be written into the tensor ``target``.
+
+    It must have this ``shape``, and dtype and device of ``like``; a tensor made in inference mode,
+    or with several entries in one place of memory, cannot be written.
+    """
     if not isinstance(target, Tensor):
         raise ValueError(f"out.{name} is a {type(target).__name__}: pass a tensor to write into")
     kind = f"{target.dtype} {tuple(target.shape)} on {target.device}"

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class BudgetStats:
-    """Counters of one captured budget."""
+    """Capacities of one captured budget, what its capture took, and counters of its replays."""
 
     tokens: int
     segments: int
@@ -37,7 +37,7 @@ class BudgetStats:
         self.hits = self.items = self.real_tokens = self.padded_tokens = 0
 
     def count(self, items: int, tokens: int) -> None:
-        """Count one replay of a number of items and of real tokens, without padding."""
+        """Count one replay of so many items with so many output tokens, padding not included."""
         self.hits += 1
         self.items += items
         self.real_tokens += tokens
@@ -53,7 +53,8 @@ class GraphStats:
     eager_calls: int = 0
     eager_items: int = 0
     eager_reasons: Counter[str] = field(default_factory=Counter)
-    """How many items ran eagerly for each reason: a capacity exceeded, or eager was cheaper."""
+    """How many items ran eagerly for each reason: a budget's capacity was exceeded, an eager run
+    was cheaper than a replay, or the backend is "eager"."""
     arena_bytes: int = 0
     pool_bytes: int = 0
     cache_bytes: int = 0
@@ -64,10 +65,10 @@ class GraphStats:
     """The reason why an accelerated encoder runs the reference; empty where it does not."""
     capture_seconds: float = 0.0
     dropped: list[str] = field(default_factory=list)
-    """The budgets whose capture failed."""
+    """The names of the budgets whose capture failed."""
 
     def reset(self) -> None:
-        """Set the counters to zero; what capture measured stays."""
+        """Set the counters of calls to zero; times and bytes measured at capture are kept."""
         self.eager_calls = self.eager_items = 0
         self.eager_reasons = Counter()
         for budget in self.budgets:
@@ -81,7 +82,7 @@ class GraphStats:
         return padded / real - 1 if real else 0.0
 
     def to_dict(self) -> dict[str, object]:
-        """Return plain data, ready for JSON."""
+        """Return the counters by name as plain data, ready for JSON."""
         reasons = dict(self.eager_reasons)  # asdict would count the pairs of a Counter
         return {**asdict(self), "eager_reasons": reasons, "padding": self.padding}
 

@@ -17,17 +17,17 @@ StreamNumbers: TypeAlias = tuple[int, int, int]
 PoolHandle: TypeAlias = tuple[int, int]
 MODULES = "_modules"
 SLOTS = ("_parameters", "_buffers", MODULES)
-"""The dicts of a module that hold what it computes with."""
+"""Attributes of a module: the dicts of its parameters, its buffers and its submodules."""
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
-"""The dicts of a module that hold its hooks; no public function lists them."""
+"""Attributes of a module: the dicts of its forward hooks, which no public function lists."""
 _unended: list[torch.cuda.CUDAGraph] = []
-"""Graphs whose capture could not be ended. Torch has one allocator of pinned memory per process,
-which may query them after their owner is gone, so they live as long as the process:
-:func:`abandon_capture` adds to this list, and nothing else reads or writes it."""
+"""Graphs whose capture could not be ended. The allocator of pinned memory, of which torch has one
+per process, may query a graph after its owner is gone, so these live as long as the process.
+Only :func:`abandon_capture` adds to this list, and nothing reads it."""
 
 
 def autocast_is_on() -> bool:
-    """Return whether autocast is on for any kind of device; public functions ask for each kind."""
+    """Return whether autocast is on for any type of device; a public function asks for one type."""
     return torch._C._is_any_autocast_enabled()
 
 
@@ -41,28 +41,32 @@ def makes_tensors_on_cpu() -> bool:
 
 
 def current_stream_numbers(device: torch.device) -> StreamNumbers:
-    """Return the identity of the current stream as numbers: a Stream object takes microseconds."""
+    """Return three numbers that identify the current stream of ``device``.
+
+    Making a ``torch.cuda.Stream`` object instead would take microseconds per call.
+    """
     return cast(StreamNumbers, torch._C._cuda_getCurrentStream(device.index))
 
 
 def clear_cublas_workspaces() -> None:
-    """Drop the workspaces that torch keeps for every stream that ever multiplied."""
+    """Free the cuBLAS workspaces, which torch keeps for every stream that ran a matrix product."""
     torch._C._cuda_clearCublasWorkspaces()
 
 
 def slots_of(module: nn.Module, kind: str) -> dict[str, Any]:
-    """Return the dict itself that a module keeps under a name of ``SLOTS`` or ``HOOKS``.
+    """Return the dict itself that a module has as ``kind``, a name of ``SLOTS`` or ``HOOKS``.
 
-    Every call compares these dicts with earlier ones. The public iterators walk over all modules
-    anew, and none yields hooks.
+    Every call of a graphed encoder compares these dicts with those of capture. The public iterators
+    would walk over all modules in every call, and none yields hooks.
     """
     return cast("dict[str, Any]", vars(module)[kind])
 
 
 def compiled(module: nn.Module, times: int) -> Callable[..., object]:
-    """Return a module that torch compiles up to so many times, once for each shape of its inputs.
+    """Return ``module`` as a function that torch compiles at most ``times`` times.
 
-    By default torch compiles a function at most eight times, and the setting has no public name.
+    It compiles once for each shape of the inputs. The default is at most eight times, and the
+    setting has no public name.
     """
     limits = torch._dynamo.config.patch(recompile_limit=times, accumulated_recompile_limit=times)
     return cast("Callable[..., object]", limits(torch.compile(module, dynamic=False)))
@@ -71,8 +75,12 @@ def compiled(module: nn.Module, times: int) -> Callable[..., object]:
 def abandon_capture(graph: torch.cuda.CUDAGraph, device: int, handle: PoolHandle) -> None:
     """Have the allocator of a device stop recording into a pool whose capture CUDA invalidated.
 
-    ``CUDAGraph.capture_end`` does that for a capture that is valid, and raises for this one. The
-    graph is kept as long as the process lives.
+    ``CUDAGraph.capture_end`` does that for a valid capture, and raises for an invalidated one.
+
+    Args:
+        graph: the graph of the capture, which is kept as long as the process lives.
+        device: number of the CUDA device.
+        handle: the pool.
     """
     _unended.append(graph)
     with suppress(RuntimeError):  # a stream that is not recording has nothing to end
@@ -81,6 +89,9 @@ def abandon_capture(graph: torch.cuda.CUDAGraph, device: int, handle: PoolHandle
 
 
 def bytes_at(address: int, count: int, device: torch.device) -> Tensor:
-    """Return memory of torch's allocator, uint8 [count], although no tensor refers to it."""
+    """Return a view of ``count`` bytes of device memory, uint8 [count], from an address on.
+
+    The memory has to be torch's own; it may belong to a tensor or lie unused in a pool.
+    """
     storage = torch._C._construct_storage_from_data_pointer(address, device, count)
     return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)

@@ -2,7 +2,7 @@
 
 - ``data_parallel``: :class:`DataParallelEncoder`, which is called as an encoder is
 - ``shares``: which rank encodes which items, and where their rows lie in what all ranks gather
-- ``rank_result``: what one rank has computed, and what it has to hear of the others' parts
+- ``rank_result``: the outputs that one rank has computed, and their row counts on all ranks
 - ``rows``: the rows of all ranks, gathered on each
 - ``status``: what ranks tell one another about a call, so that an error on one is raised on all
 """

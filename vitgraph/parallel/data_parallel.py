@@ -50,11 +50,11 @@ class DataParallelEncoder:
     """Encodes the items of each call on all ranks of a group, and returns all results on each.
 
     Items are assigned by what they cost (:func:`vitgraph.parallel.shares.cost_of`), and every rank
-    encodes its share in one call of its own encoder: results have the bits that one process
-    computes for the same shares. An item of an encoder of several paths stays whole: one rank runs
-    all of its paths. As with any collective, all ranks make the same calls in the same order;
-    making an object is one of them. No gradients are recorded. An object encodes one call at a
-    time, whichever thread makes it.
+    encodes its share in one call of its own encoder: results are bitwise equal to what one process
+    computes for the same shares. Of an encoder with several input paths, one rank runs all paths of
+    an item. As with any collective, all ranks make the same calls in the same order; making an
+    object is one of them. No gradients are recorded. An object encodes one call at a time,
+    whichever thread makes it.
 
     Args:
         encoder: an encoder on this rank's device, or a :class:`GraphedEncoder` of one. All ranks
@@ -99,8 +99,8 @@ class DataParallelEncoder:
                 if name not in encoder.outputs:
                     raise ValueError(f"outputs: the graphs leave out {name}; name it there, too")
         self._paths: Mapping[str, ItemPath] = with_paths(module).paths
-        # With one path, counts are known beforehand. Items of several paths are cut and joined one
-        # by one, which takes 0.1 ms of the host for each.
+        # With one input path, an item's sizes say how many rows each output field has. Of several,
+        # the outputs have to be joined per item to tell, which takes 0.1 ms of the host per item.
         self._several = self._paths["image"] is not cast(object, module)
         self._lock = threading.Lock()
         self._device = next(module.parameters()).device
@@ -290,7 +290,7 @@ class DataParallelEncoder:
         return found
 
     def _check_form(self, inputs: Tensor | VisionInputs, grid_thw: GridLike | None) -> None:
-        """Raise a ValueError unless a call has one of its two forms, and one that suits."""
+        """Raise a ValueError unless a call has pixels with their grid, or a preprocess result."""
         if not isinstance(inputs, VisionInputs):
             if self._several or grid_thw is None or not isinstance(inputs, Tensor):
                 raise ValueError(
@@ -305,7 +305,7 @@ class DataParallelEncoder:
             inputs.check(self._paths)
 
     def _share(self, grid_thw: GridLike) -> Shares:
-        """Read the grid of a call, and divide its items among the ranks."""
+        """Assign the items of a call to ranks, for an encoder with one input path."""
         grids = read_grid(grid_thw)
         specs = self._paths["image"].item_specs(grids)
         return self._assign(grids, specs, [cost_of(spec) for spec in specs])
@@ -326,7 +326,10 @@ class DataParallelEncoder:
     def _result_of_items(
         self, inputs: VisionInputs, encode: Encode, pool: Pool = "none"
     ) -> RankResult:
-        """Assign the items of an encoder of several paths, and encode those of this rank."""
+        """Assign items to ranks, and encode this rank's, for an encoder with several input paths.
+
+        ``encode`` returns an output per item or, with a ``pool`` other than "none", a vector.
+        """
         inputs.check(self._paths)
         everything = {name: path.grid_thw.tolist() for name, path in inputs.paths.items()}
         shares = self._assign(everything["image"], [], costs_of_items(inputs, self._paths))
@@ -349,13 +352,16 @@ class DataParallelEncoder:
         return self._new_result(shares, fields_of(output, self.outputs))
 
     def _new_result(self, shares: Shares, fields: list[tuple[str, Tensor]]) -> RankResult:
-        """The result of an encoder of one path, whose specs say how many rows each item has."""
+        """Return this rank's result from the rows of each field, for an encoder with one path."""
         counts = [shares.counts(name) for name, _ in fields]
         result = RankResult(shares, fields, counts, "", self._device)
         return result._replace(about=repr((shares.grids, result.types)))
 
     def _nothing(self, shares: Shares, empty: PartialOutput, pool: Pool) -> RankResult:
-        """The result of a rank without items, which has the widths and dtypes of the others."""
+        """Return the result of a rank without items from its encoder's output for none, ``empty``.
+
+        Its fields have no rows, and widths and dtypes as on the other ranks.
+        """
         if pool == "none":
             return self._result(shares, empty)
         rows = empty.last_hidden_state if pool == "cls" else empty.pooler_output
@@ -365,7 +371,7 @@ class DataParallelEncoder:
         return self._new_result(shares, [("vectors", vectors)])
 
     def _together(self, work: Callable[[], RankResult], wanted: str = "") -> RankResult:
-        """Return this rank's result, if no rank failed and all were asked for the same."""
+        """Return this rank's result if no rank failed; ``wanted`` must be equal on all ranks."""
         result = self._status.attempt(
             work, lambda result: wanted + result.about if self.scatter else ""
         )
@@ -382,7 +388,7 @@ class DataParallelEncoder:
         return self._rows.gather(result)
 
     def _split(self, gathered: list[Tensor], result: RankResult) -> list[PartialOutput]:
-        """Return the output of each item as views."""
+        """Return the output of each item as views of ``gathered``, the rows of all items."""
         pairs = zip(gathered, result.counts, strict=True)
         fields = [rows.split(counts) for rows, counts in pairs]
         return [

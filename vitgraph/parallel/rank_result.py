@@ -1,4 +1,4 @@
-"""The result of one rank in a call: its fields, completed by the fields and counts of others."""
+"""The result of one rank in a call: output fields, and how many rows each item has in them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .shares import Shares
 from .status import StatusExchange
 
 FieldTypes: TypeAlias = list[tuple[str, torch.dtype, tuple[int, ...]]]
-"""Name, dtype and trailing shape of each field."""
+"""The name of each output field, its dtype, and its shape without the first axis."""
 
 
 class RankResult(NamedTuple):
@@ -23,20 +23,20 @@ class RankResult(NamedTuple):
     shares: Shares
     fields: list[tuple[str, Tensor]]
     counts: list[list[int]]
-    """Rows of each item in each field. With several paths those of this rank's items alone, until
-    :func:`complete` has heard the others."""
+    """The number of rows of each item in each field, [fields][items]. With several input paths they
+    are those of this rank's items alone, until :func:`complete` has asked the other ranks."""
     about: str
     """A description of the call, which must be equal on all ranks before rows are exchanged."""
     device: torch.device
 
     @property
     def types(self) -> FieldTypes:
-        """The name, dtype and trailing shape of each field, without its rows."""
+        """The name, dtype and shape of each field; the shape is that of one row."""
         return [(name, rows.dtype, tuple(rows.shape[1:])) for name, rows in self.fields]
 
 
 def fields_of(output: PartialOutput, wanted: Collection[OutputField]) -> list[tuple[str, Tensor]]:
-    """Return the fields of an output that are wanted, DeepStack features last."""
+    """Return the ``wanted`` fields as names and tensors; DeepStack layers, one each, come last."""
     hidden, pooled, layers = output
     fields = [("last_hidden_state", hidden), ("pooler_output", pooled)]
     fields += [("deepstack_features", layer) for layer in layers or ()]
@@ -44,7 +44,10 @@ def fields_of(output: PartialOutput, wanted: Collection[OutputField]) -> list[tu
 
 
 def output_of(rows: Sequence[Tensor], wanted: Collection[OutputField]) -> PartialOutput:
-    """Return the output with the fields that are wanted, from rows as :func:`fields_of` orders."""
+    """Return the output with the ``wanted`` fields, whose tensors are in :func:`fields_of`'s order.
+
+    Fields that are not wanted are None.
+    """
     left = list(rows)
     hidden = left.pop(0) if "last_hidden_state" in wanted else None
     pooled = left.pop(0) if "pooler_output" in wanted else None
@@ -53,7 +56,7 @@ def output_of(rows: Sequence[Tensor], wanted: Collection[OutputField]) -> Partia
 
 
 def complete(result: RankResult, status: StatusExchange) -> RankResult:
-    """Return a result with the fields and counts that the other ranks know.
+    """Return the result of this rank with row counts of all items, asked of the other ranks.
 
     How many rows an item of several paths has is known when its paths are joined, and a rank
     without items has not learned which fields there are.

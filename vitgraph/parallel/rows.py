@@ -48,10 +48,10 @@ class RowExchange:
         self._group, self._channel, self._status = group, channel, status
 
     def gather(self, result: RankResult) -> list[Tensor]:
-        """Return the rows of all items in every field, in the order of the items.
+        """Return the rows of all items, one tensor per field, in the order of the items.
 
         Args:
-            result: the result of this rank.
+            result: the result of this rank, with row counts of all items.
 
         Raises:
             RuntimeError: a rank has ended meanwhile (gloo; NCCL ends the process at its timeout).
@@ -65,7 +65,13 @@ class RowExchange:
         return whole
 
     def _gather_rows(self, rows: Tensor, most: int, places: Tensor) -> Tensor:
-        """The rows of all ranks at ``places``; a rank has up to ``most``, the rest is padding."""
+        """Return the rows of all items in one field, on the device of ``rows``.
+
+        Args:
+            rows: rows of this rank's items.
+            most: most rows that a rank has; every rank sends so many, padded if it has fewer.
+            places: indices, int64, of the items' rows in what the ranks send, joined by rank.
+        """
         if not most:
             return rows
         mine = rows.new_empty((most, *rows.shape[1:]), device=self._channel)

@@ -15,7 +15,7 @@ from encoders.grids import read_grid
 from encoders.streams.calls import ItemPath
 
 ATTENTION_ROWS = 7000
-"""Rows of a segment whose attention takes as long as all else that is computed for them.
+"""The input rows of a segment whose attention takes as long as all other work on these rows.
 
 Times of 8 images of 448x448 and of one of 1024x1024 in ``benchmarks/results/speed_h200.json`` make
 it 6,900 for Qwen3-VL-8B and 8,700 for Qwen2-VL-7B; those of Qwen2.5-VL-7B, whose attention stays in
@@ -107,25 +107,25 @@ class Shares(NamedTuple):
         return torch.cat(parts) if parts else pixel_values[:0]
 
     def counts(self, field: str) -> list[int]:
-        """Return how many rows each item has in a field; a pooled vector is one row."""
+        """Return how many rows each item has in a field of the output, or in "vectors" (one)."""
         if field == "vectors":
             return [1] * len(self.specs)
         hidden = field == "last_hidden_state"
         return [spec.input_size if hidden else spec.output_tokens for spec in self.specs]
 
     def most(self, counts: Sequence[int]) -> int:
-        """Return the number of rows of the rank that has the most."""
+        """Return the most rows that the items of one rank have; ``counts`` are rows per item."""
         return max(sum(counts[item] for item in share) for share in self.of_ranks)
 
     def places(self, counts: Sequence[int]) -> Tensor:
-        """Return where each row of the result lies in the blocks of all ranks.
+        """Return where each row of the result lies in what all ranks have sent, joined by rank.
 
         Args:
             counts: rows of each item.
 
         Returns:
-            int64 on the CPU, one place per row, in the order of the items. Rank r's block begins
-            at r times :meth:`most` and holds the rows of its items.
+            int64 on the CPU, one index per row, in the order of the items. The rows of rank r's
+            items begin at r times :meth:`most`.
         """
         most, starts = self.most(counts), [0] * len(counts)
         for rank, share in enumerate(self.of_ranks):

@@ -15,7 +15,8 @@ Value = TypeVar("Value")
 _FINE, _BAD_INPUT, _FAILED = range(3)
 _DIGEST = 16
 _STATUS = 1024
-"""Bytes of a status: fine or not, a digest of the call, and the text of an error."""
+"""The bytes of a status: one byte for fine, bad input or failed, then a digest of the call's
+arguments, then the text of an error."""
 
 
 class StatusExchange:
@@ -56,7 +57,7 @@ class StatusExchange:
 
         Raises:
             BaseException: what this rank's work raised.
-            ValueError: another rank's input was bad, or ranks were called with different things.
+            ValueError: another rank's input was bad, or ranks were called with other arguments.
             RuntimeError: another rank's work failed, or nothing is heard from it any more.
         """
         failure: BaseException | None = None
@@ -129,6 +130,9 @@ class StatusExchange:
 
 
 def _timeout_of(group: dist.ProcessGroup, kind: str) -> timedelta:
-    """Return how long a group waits for its ranks on a type of device; no public function says."""
+    """Return how long a group waits for its ranks; ``kind`` is a type of device, such as "cpu".
+
+    No public function of torch says it.
+    """
     timeout: timedelta = group._get_backend(torch.device(kind)).options._timeout
     return timeout
