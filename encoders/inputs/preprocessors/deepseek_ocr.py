@@ -28,8 +28,8 @@ from .views import ViewPreprocessor, Views
 class OcrPreprocessor(ViewPreprocessor):
     """DeepSeek-OCR: the whole image padded to a square and, if it is large, tiles of 640x640.
 
-    An image with a side over S of a tile is resized to the grid of 2 to ``max_tiles`` tiles whose
-    shape is nearest its own; a smaller image has no tiles.
+    An image with a side over ``tile_size`` pixels is resized to the grid of 2 to ``max_tiles``
+    tiles whose shape is nearest its own; a smaller image has no tiles.
     """
 
     base_size: int = 1024
@@ -37,11 +37,11 @@ class OcrPreprocessor(ViewPreprocessor):
     max_tiles: int = 6
     tiled: bool = True
     keep_shape: bool = True
-    """Pad the whole image to a square; otherwise it is resized to one without keeping its shape."""
+    """Whether the whole image is padded to a square; otherwise it is stretched to one."""
 
     @property
     def sides(self) -> dict[str, int]:
-        """Return the sides in pixels of the whole view and, if the mode has tiles, of the tiles."""
+        """Return the side in pixels of the whole view and, if ``tiled``, that of a tile."""
         return {"image": self.base_size} | ({"tiles": self.tile_size} if self.tiled else {})
 
     @property
@@ -55,7 +55,10 @@ class OcrPreprocessor(ViewPreprocessor):
         return self.keep_shape
 
     def views(self, image: Tensor, max_tiles: int | None) -> Views:
-        """Return the view of the whole image and its tiles row by row."""
+        """Return the view of the whole image and its tiles row by row.
+
+        ``max_tiles`` bounds the number of tiles; None takes that of the preprocessor.
+        """
         base, side = self.base_size, self.tile_size
         if self.keep_shape:
             whole = padded(image, base, base, self.mean)

@@ -10,9 +10,9 @@ Deliberate differences:
 - Images are resized by torch's uint8 kernel as in the other families; the sources use PIL, which
   differs by at most one level at most scales.
 - transformers' DeepseekVLImageProcessor and DeepseekVLHybridImageProcessor round the shorter side
-  to the nearest pixel; the source cuts it off, as is done here for converted repos, too. The second
-  also rounds the small view to levels. A ``background_color`` in their files is not read: as in
-  these classes, the padding has the colour of the mean.
+  to the nearest pixel; the source rounds it down, as is done here for converted repos, too. The
+  second class also rounds the small view to integers. A ``background_color`` in their files is not
+  read: as in these classes, the padding has the colour of the mean.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class SquarePreprocessor(ViewPreprocessor):
         return self.mean
 
     def views(self, image: Tensor, max_tiles: int | None) -> Views:
-        """Return the padded square of the image as the only view."""
+        """Return the padded square of the image as the only view; there are no tiles to bound."""
         return Views({"image": [self.square(image)]})
 
     def square(self, image: Tensor) -> Tensor:
@@ -79,7 +79,15 @@ class SquarePreprocessor(ViewPreprocessor):
         return laid_over(small, side, side, free_rows // 2, free_columns // 2, self.colour)
 
     def rules(self, where: str, section: Section) -> Settings:
-        """Return the settings in a file: mean, std, smallest side; the size must be the tower's."""
+        """Return the mean, the std and the smallest side that a processor file sets.
+
+        Args:
+            where: name of the section in errors.
+            section: the part of the file that describes images.
+
+        Raises:
+            ValueError: a value that is not implemented, or views of another size than the tower's.
+        """
         check_side(where, section, self.image_size)
         require_supported(where, section, {"do_pad": True})
         mean, std = read_mean_std(
@@ -88,16 +96,17 @@ class SquarePreprocessor(ViewPreprocessor):
         return {"mean": mean, "std": std, "min_size": self.smallest(where, section)}
 
     def smallest(self, where: str, section: Section) -> int:
-        """Return ``min_size`` of a section of a processor file."""
+        """Return ``min_size`` in pixels of a section of a processor file, which ``where`` names."""
         return read_positive(where, "min_size", section.get("min_size"), 14, self.image_size)
 
 
 @dataclass(frozen=True)
 class HybridPreprocessor(SquarePreprocessor):
-    """DeepSeek-VL-7B: a view of 1024x1024 pixels and the same one at 384x384, as two paths.
+    """DeepSeek-VL-7B: a view of 1024x1024 pixels and the same one at 384x384, as two input paths.
 
-    ``mean`` and ``std`` are those of the large view, the path "high"; "image" is the small one.
-    They are the published towers' own: the processor file has the colour of the padding alone.
+    ``mean`` and ``std`` are those of the large view, the path "high"; ``low_mean`` and ``low_std``
+    those of the small one, the path "image". All are values of DeepSeek's code: its processor file
+    has only the colour of the padding.
     """
 
     image_size: int = 1024
@@ -119,11 +128,11 @@ class HybridPreprocessor(SquarePreprocessor):
         return {"image": self.low_size, "high": self.image_size}
 
     def mean_std(self, path: str) -> tuple[PerChannel, PerChannel]:
-        """Return mean and standard deviation with which the pixels of a path are normalised."""
+        """Return the mean and standard deviation of the pixels of the input path named ``path``."""
         return (self.low_mean, self.low_std) if path == "image" else (self.mean, self.std)
 
     def views(self, image: Tensor, max_tiles: int | None) -> Views:
-        """Return the large view, and the small one, which the source resizes in floats."""
+        """Return the large view, and the small one, resized in float32 as in DeepSeek's code."""
         high = self.square(image)
         low = F.interpolate(
             high[None].to(torch.float32), self.low_size, mode="bilinear", antialias=True
@@ -131,12 +140,18 @@ class HybridPreprocessor(SquarePreprocessor):
         return Views({"image": [low[0]], "high": [high]})
 
     def rules(self, where: str, section: Section) -> Settings:
-        """Return the fields that the original repo's file, or that of its conversion, sets.
+        """Return the values of fields that DeepSeek's processor file, or transformers', sets.
+
+        Args:
+            where: name of the section in errors.
+            section: the part of the file that describes images.
 
         Raises:
             ValueError: a value that is not implemented, or views of another size.
         """
-        if "high_res_size" not in section:  # in the original repo, the towers normalise the pixels
+        # DeepSeek's own file lacks this key and has do_normalize=false, because its towers
+        # normalise the pixels themselves; transformers' processor normalises.
+        if "high_res_size" not in section:
             check_side(where, section, self.image_size)
             require_supported(where, section, {"do_normalize": False})
             colour, _ = read_mean_std(where, section, CLIP_MEAN, CLIP_STD)

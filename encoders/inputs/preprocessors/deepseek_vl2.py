@@ -33,13 +33,14 @@ from .views import ViewPreprocessor, Views
 class CandidatePreprocessor(ViewPreprocessor):
     """DeepSeek-VL2: the whole image, then tiles of the candidate size that wastes least of it.
 
-    S is 384, which is no multiple of the patches' 14 pixels. The last 6 rows and columns of a view,
-    which the source's convolution leaves out, are cut off here.
+    A view has 384x384 pixels, and 384 is no multiple of a patch's 14. The last 6 rows and columns
+    of pixels, which the convolution in DeepSeek's tower leaves out, are cut off here.
     """
 
     image_size: int = 384
     candidates: tuple[tuple[int, int], ...] = ((384, 384),)
-    """(width, height) in pixels that an image may be resized to, in multiples of a view."""
+    """The (width, height) in pixels that an image may be resized to, multiples of ``image_size``.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -47,12 +48,14 @@ class CandidatePreprocessor(ViewPreprocessor):
 
     @property
     def sides(self) -> dict[str, int]:
-        """Return the side of all views of the only path: whole image and tiles, cut to whole
-        patches."""
+        """Return the side in pixels of all views, rounded down to whole patches, under "image"."""
         return {"image": self.image_size // self.patch_size * self.patch_size}
 
     def views(self, image: Tensor, max_tiles: int | None) -> Views:
-        """Return the whole image, then its tiles row by row."""
+        """Return the view of the whole image, then its tiles row by row.
+
+        ``max_tiles`` leaves out the candidates of more tiles; None leaves out none.
+        """
         side = self.image_size
         within = [
             size
@@ -67,7 +70,10 @@ class CandidatePreprocessor(ViewPreprocessor):
         return Views({"image": views}, (width // side, height // side, True))
 
     def rules(self, where: str, section: Section) -> Settings:
-        """Return the settings in a file: mean, std, and candidate sizes that fit the tower."""
+        """Return the mean, the std and the candidate sizes that a processor file sets.
+
+        ``where`` names the section of the file in errors.
+        """
         require_supported(where, section, {"patch_size": self.patch_size, "downsample_ratio": 2})
         sizes = section.get("candidate_resolutions")
         found = self.candidates if sizes is None else read_candidates(where, sizes, self.image_size)

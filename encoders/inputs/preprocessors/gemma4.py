@@ -36,7 +36,8 @@ SOFT_TOKENS = (70, 140, 280, 560, 1120)
 class SoftTokenPreprocessor(PatchPreprocessor):
     """Resizes an image to about the area of a number of tokens; small images grow.
 
-    A frame of a video is an image. A row of ``pixel_values`` has the order row, column, channel.
+    Each frame of a video is treated as an image. The axes of a flattened patch, which is a row of
+    ``pixel_values``, are row, column, channel.
     """
 
     pool: int = 3
@@ -90,7 +91,8 @@ class SoftTokenPreprocessor(PatchPreprocessor):
         return rules if tokens is None else _rules(self._side, _checked(tokens, f"{where}: "))
 
     def say_defaults(self, config: Mapping[str, object]) -> tuple[str, str]:
-        """Return a text of the defaults that no file sets, and the keyword of ``preprocess``."""
+        """Return the settings that hold without processor files, as a text, and the keyword of
+        ``preprocess`` that changes one of them."""
         tokens = (rules.max_pixels // self._side**2 for rules in (self.images, self.videos))
         return "max_soft_tokens={} for images, {} for frames".format(*tokens), "max_soft_tokens"
 
@@ -131,9 +133,9 @@ def soft_token_size(height: int, width: int, side: int, tokens: int) -> tuple[in
         tokens: most tokens.
 
     Returns:
-        The rows and columns that come nearest to ``tokens`` in about the shape of the image, from
-        below. A side that would have none has one, and then the other has as many as the image is
-        times longer, at most ``tokens``.
+        The rows and columns of at most ``tokens`` tokens, about in the shape of the image. A side
+        that would have no token has one; the other side then has as many as the aspect ratio of
+        the image rounded down, at most ``tokens``.
     """
     scale = math.sqrt(tokens * side**2 / (height * width))
     rows, columns = math.floor(scale * height / side), math.floor(scale * width / side)

@@ -51,7 +51,7 @@ class SplitPreprocessor(StagedViews):
         check_area(tiles**2 if self.split else 1, self.image_size)
 
     def views(self, image: Tensor, max_tiles: int | None) -> Views:
-        """Return the tiles row by row, then the whole image."""
+        """Return the tiles of an image row by row, then the whole image; no keyword bounds them."""
         size, side = self.image_size, self.sides["image"]
         height, width = fitted(image.shape[1], image.shape[2], self.longest_edge)
         image = resize(image, height, width, self.resample)
@@ -68,8 +68,15 @@ class SplitPreprocessor(StagedViews):
         return Views({"image": views}, (columns, rows, True))
 
     def rules(self, where: str, section: Section) -> Settings:
-        """Return the settings in a processor file: mean, std, resampling, and the size before
-        cutting."""
+        """Return the values of fields that a processor file sets, such as mean, std and resampling.
+
+        Args:
+            where: name of the section in errors.
+            section: the part of the file that describes images.
+
+        Raises:
+            ValueError: a value that is not implemented, or tiles of another size than the tower's.
+        """
         require_supported(where, section, {"resample": section.get("resample")})
         tile = _longest(where, section, "max_image_size", 364)
         if tile != self.image_size:
@@ -88,7 +95,17 @@ class SplitPreprocessor(StagedViews):
 
 
 def _longest(where: str, section: Section, name: str, default: int) -> int:
-    """Return ``longest_edge`` of the entry for a size in a section of a processor file."""
+    """Return the ``longest_edge`` in pixels that an entry of a processor file has.
+
+    Args:
+        where: name of the section in errors.
+        section: the section of the file.
+        name: key of the entry, a mapping with ``longest_edge``.
+        default: the value if the section has no such entry.
+
+    Raises:
+        ValueError: an entry without ``longest_edge``, or one that is no integer from 1 to 4096.
+    """
     size = section.get(name)
     if size is None:
         return default
@@ -99,7 +116,17 @@ def _longest(where: str, section: Section, name: str, default: int) -> int:
 
 
 def fitted(height: int, width: int, longest: int) -> tuple[int, int]:
-    """Return height and width with a longer side of ``longest`` and an even shorter side."""
+    """Return the size to which an image is resized before it is resized to whole tiles.
+
+    Args:
+        height: height of the image in pixels.
+        width: width of the image in pixels.
+        longest: the longer side of the result in pixels, unless it is over 4096.
+
+    Returns:
+        Height and width in about the shape of the image; the shorter side is rounded up to an even
+        number.
+    """
     aspect = width / height
     if width >= height:
         short = int(longest / aspect)
@@ -116,7 +143,7 @@ def fitted(height: int, width: int, longest: int) -> tuple[int, int]:
 
 
 def whole_tiles(height: int, width: int, tile: int) -> tuple[int, int]:
-    """Return height and width as multiples of a tile, in about the same shape."""
+    """Return height and width in pixels as multiples of ``tile``, in about the same shape."""
     aspect = width / height
     if width >= height:
         wide = math.ceil(width / tile) * tile

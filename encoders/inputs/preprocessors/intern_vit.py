@@ -68,9 +68,10 @@ class TilePreprocessor:
     video_std: PerChannel | None = None
     """The standard deviation of the pixels of videos, where it differs from that of images."""
     initial_shift: bool | float = True
-    """Where sampling of frames starts: True is half a step into the video, a number is a frame."""
+    """Where sampling of frames starts: True is half a step into the video, a number is the index of
+    a frame, from 0."""
     video_error: ValueError | None = field(default=None, compare=False)
-    """Raised by a call that passes a video: the repo's rules for videos cannot be followed."""
+    """The error of a call with a video, if the repo's rules for videos cannot be followed."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_tiles <= self.max_tiles <= MOST_TILES:
@@ -85,9 +86,9 @@ class TilePreprocessor:
     ) -> TilePreprocessor:
         """Return a copy with the defaults of a repo's processor files.
 
-        The files of -hf repos (GotOcr2ImageProcessor, InternVLVideoProcessor) describe everything.
-        Of a remote-code repo's CLIPFeatureExtractor only mean and std count, because its tiling is
-        in config.json.
+        The files of -hf repos (GotOcr2ImageProcessor, InternVLVideoProcessor) describe all steps.
+        From the file of a repo with code of its own (CLIPFeatureExtractor) only mean and std are
+        read, because such a repo describes tiling in config.json.
 
         Args:
             files: parsed JSON per file name without ``.json``: ``"processor_config"``,
@@ -113,7 +114,8 @@ class TilePreprocessor:
         return replace(self, video_error=error)
 
     def say_defaults(self, config: Mapping[str, object]) -> tuple[str, str]:
-        """Return the values that neither config nor files set, and the keyword to set them."""
+        """Return the settings that neither config nor processor files set, as a text, and the
+        keyword of ``preprocess`` that changes some of them ("" if none does)."""
         colours = f"mean={self.mean}, std={self.std}"
         if "max_dynamic_patch" in config:  # the configs of chat repos say how images are tiled
             return colours, ""
@@ -162,7 +164,7 @@ class TilePreprocessor:
             pinned: whether pixels are to lie in page-locked memory.
 
         Returns:
-            Items whose pixels are uint8 [tiles, S, S, 3].
+            One item per image or video, with pixels uint8 [tiles, S, S, 3].
 
         Raises:
             ValueError: a bad image or video, or a keyword that means nothing here.
@@ -179,10 +181,11 @@ class TilePreprocessor:
         """Normalise items on the device that their pixels are on.
 
         Args:
-            items: the items of ``stage``, whose pixels may have been moved to a device.
+            items: the items that ``stage`` returned; their pixels may lie on another device now.
 
         Returns:
-            The tiles, float32 [n, 3, S, S] with the bits of a call, and the grid on the CPU.
+            The tiles, float32 [n, 3, S, S], bitwise equal to what calling the preprocessor
+            returns, and the grid on the CPU.
         """
         parts = [
             normalize(item.pixels.permute(0, 3, 1, 2).contiguous(), item.mean, item.std)
@@ -199,7 +202,15 @@ class TilePreprocessor:
         videos: Sequence[object],
         limits: Limits,
     ) -> list[tuple[list[Tensor], tuple[int, int, bool], PerChannel, PerChannel]]:
-        """Return the frames of each item, how each frame is cut into tiles, mean and std."""
+        """Decode images and videos, which ``stage`` and a call prepare further.
+
+        Returns:
+            Per item: its frames, uint8 [3, H, W] (one of an image); the tiling of each frame,
+            (columns, rows, whether a thumbnail follows); the mean and the std of its pixels.
+
+        Raises:
+            ValueError: a bad image or video, or a keyword that this family does not have.
+        """
         for name in ("min_pixels", "max_pixels", "max_soft_tokens"):
             if (value := limits._asdict()[name]) is not None:
                 raise ValueError(
@@ -245,7 +256,16 @@ def _count(tiling: tuple[int, int, bool]) -> int:
 
 
 def _cut(image: Tensor, tiling: tuple[int, int, bool], size: int) -> list[Tensor]:
-    """Resize an image and cut it row by row into uint8 tiles [3, S, S], a thumbnail last."""
+    """Resize an image and cut it into tiles.
+
+    Args:
+        image: uint8 [3, H, W].
+        tiling: columns, rows, and whether the whole image follows as one more tile.
+        size: side of a tile in pixels.
+
+    Returns:
+        uint8 [3, size, size] per tile, row by row.
+    """
     columns, rows, thumbnail = tiling
     whole = resize(image, rows * size, columns * size)
     cut = rearrange(whole, "c (r h) (q w) -> r q c h w", r=rows, q=columns)

@@ -42,9 +42,9 @@ from .views import ViewPreprocessor, Views
 class PatchTilesPreprocessor(ViewPreprocessor):
     """Resizes an image to whole tokens, and cuts a large one into tiles, too.
 
-    A row of ``pixel_values`` is one patch, row by row, in the order row, column, channel. The path
-    "image" has the whole image of each item, or the tiles of an item without one; the path "tiles"
-    has the other tiles.
+    A row of ``pixel_values`` is one flattened patch with the axes row, column, channel; patches lie
+    row by row. The input path "image" has the whole image of each item, or the tiles of an item
+    without a whole image; the input path "tiles" has all other tiles.
     """
 
     patch_size: int = 16
@@ -73,7 +73,7 @@ class PatchTilesPreprocessor(ViewPreprocessor):
 
     @property
     def sides(self) -> dict[str, int]:
-        """Return the side in pixels of a tile, by path; a whole image has any size."""
+        """Return the side of a tile in pixels by input path; whole images have any size."""
         return {"image": self.tile_size, "tiles": self.tile_size}
 
     @property
@@ -87,7 +87,8 @@ class PatchTilesPreprocessor(ViewPreprocessor):
         return self.patch_size * self.token_size
 
     def say_defaults(self, config: Mapping[str, object]) -> tuple[str, str]:
-        """Return a text of the defaults that no file sets, and the keyword of ``preprocess``."""
+        """Return the settings that hold without processor files, as a text, and the keyword of
+        ``preprocess`` that changes one of them."""
         sizes = f"max_pixels={self.max_pixels}, max_tiles={self.max_tiles}"
         return f"{sizes}, mean={self.mean}, std={self.std}", "max_pixels"
 
@@ -96,8 +97,8 @@ class PatchTilesPreprocessor(ViewPreprocessor):
     ) -> PatchTilesPreprocessor:
         """Return a copy with the defaults of a repo's processor files.
 
-        The first repos have the sizes of tiles at the top of ``processor_config.json`` and the rest
-        in ``preprocessor_config.json``.
+        The first LFM2-VL repos have the sizes of tiles at the top of ``processor_config.json`` and
+        all other values in ``preprocessor_config.json``.
 
         Args:
             files: parsed JSON per file name without ``.json``.
@@ -112,7 +113,15 @@ class PatchTilesPreprocessor(ViewPreprocessor):
         return super().with_files(files, error)
 
     def rules(self, where: str, section: Section) -> Settings:
-        """Return the settings in a section of a processor file."""
+        """Return the values of fields that a processor file sets.
+
+        Args:
+            where: name of the section in errors.
+            section: the part of the file that describes images.
+
+        Raises:
+            ValueError: a value that is not implemented, or that disagrees with the tower.
+        """
         sizes = {
             "do_resize": section.get("do_resize"),  # the source resizes in any case
             "resample": section.get("resample"),
@@ -146,7 +155,17 @@ class PatchTilesPreprocessor(ViewPreprocessor):
     def read(
         self, images: Sequence[object], videos: Sequence[object], limits: Limits
     ) -> list[Views]:
-        """Return the views of each image, within the bounds that a call gives."""
+        """Return the views of each image.
+
+        Args:
+            images: as ``preprocess`` takes them.
+            videos: must be empty, since this tower takes no videos.
+            limits: the keywords of ``preprocess``; ``min_pixels``, ``max_pixels`` and ``max_tiles``
+                take the place of the preprocessor's own where they are given.
+
+        Raises:
+            ValueError: a bad image, a video, or a keyword that this family does not have.
+        """
         own = PixelRules(self.min_pixels, self.max_pixels)
         bounds = own.bounded(limits.min_pixels, limits.max_pixels)
         bounded = replace(self, min_pixels=bounds.min_pixels, max_pixels=bounds.max_pixels)
@@ -155,7 +174,10 @@ class PatchTilesPreprocessor(ViewPreprocessor):
         )
 
     def views(self, image: Tensor, max_tiles: int | None) -> Views:
-        """Return the tiles of an image row by row, and the whole image, all uint8."""
+        """Return the tiles of an image row by row, and the whole image, all uint8.
+
+        ``max_tiles`` bounds the number of tiles; None takes that of the preprocessor.
+        """
         height, width = image.shape[1:]
         most = self.max_tiles if max_tiles is None else max_tiles
         whole = whole_size(height, width, self.factor, self.min_pixels, self.max_pixels)
@@ -172,7 +194,7 @@ class PatchTilesPreprocessor(ViewPreprocessor):
         return Views(paths, (columns, rows, True))
 
     def _fits(self, height: int, width: int) -> bool:
-        """Return whether an image is small enough to be left whole."""
+        """Return whether an image of ``height`` x ``width`` pixels is not cut into tiles."""
         tall, wide = (
             max(self.patch_size, round(side / self.factor) * self.factor)
             for side in (height, width)
@@ -180,7 +202,12 @@ class PatchTilesPreprocessor(ViewPreprocessor):
         return tall * wide <= 2 * self.max_pixels
 
     def _path(self, name: str, items: Sequence[Views]) -> PathInputs:
-        """Normalise the views of one path and cut them into patches."""
+        """Normalise the views of one input path and cut them into patches.
+
+        Args:
+            name: the name of the path.
+            items: the views of each image; one without views of this path gets no grid entry.
+        """
         low, scale = folded_mean_std(*self.mean_std(name))
         patch, grids, parts, users = self.patch_size, [], [], []
         for item, views in enumerate(items):
@@ -211,6 +238,9 @@ def whole_size(
 
     Returns:
         Height and width in about the shape of the image; an image that is a thin line is stretched.
+
+    Raises:
+        ValueError: an image so thin that the result is over the limit of ``MOST_PIXELS``.
     """
     tall, wide = (max(factor, round(side / factor) * factor) for side in (height, width))
     if tall * wide > max_pixels:

@@ -48,7 +48,7 @@ class CanvasPreprocessor(StagedViews):
     max_tiles: int = 16
     """The most tiles of a canvas; the tile of the whole image comes on top."""
     largest: bool = False
-    """Whether an image gets the canvas on which it is enlarged most."""
+    """Whether an image gets the canvas on which it is enlarged most, not least."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -60,12 +60,16 @@ class CanvasPreprocessor(StagedViews):
         return True
 
     def say_defaults(self, config: object) -> tuple[str, str]:
-        """Return a text of the defaults that no processor file sets, and the keyword that does."""
+        """Return the settings that hold without processor files, as a text, and the keyword of
+        ``preprocess`` that changes one of them."""
         colours = f"resample={self.resample!r}, mean={self.mean}, std={self.std}"
         return f"max_tiles={self.max_tiles}, {colours}", "max_tiles"
 
     def views(self, image: Tensor, max_tiles: int | None) -> Views:
-        """Return the tiles row by row and, if there are several, the whole image."""
+        """Return the tiles of an image row by row and, if there are several, the whole image.
+
+        ``max_tiles`` bounds the number of tiles; None takes that of the preprocessor.
+        """
         size, most = self.image_size, self.max_tiles if max_tiles is None else max_tiles
         if most > MOST_TILES:
             raise ValueError(f"max_tiles={most}: at most {MOST_TILES}; models were trained on 16")
@@ -98,7 +102,10 @@ class CanvasPreprocessor(StagedViews):
         return tall, max(min(math.floor(width * down), wide), 1)
 
     def rules(self, where: str, section: Section) -> Settings:
-        """Return the settings in a processor file: mean, std, resampling, the number of tiles."""
+        """Return the values of fields that a processor file sets, such as mean, std and tiles.
+
+        ``where`` names the section of the file in errors.
+        """
         require_supported(
             where, section, {"resample": section.get("resample"), "add_global_tile": True}
         )

@@ -37,16 +37,18 @@ from ..sizes import MOST_PIXELS
 from .patches import BLACK, PatchPreprocessor
 
 _IMAGE, _FRAME = 16384, 4096
-"""Most patches of an image and of a frame of a clip."""
+"""The largest numbers of patches of an image and of a frame of a clip."""
 _LIMITS = ("in_patch_limit", "max_patches", "in_token_limit")
-"""Names of the most patches of an image: Moonshot's, transformers' and Kimi-VL's."""
+"""The keys under which processor files give the largest number of patches of an image: those of
+Moonshot, of transformers and of Kimi-VL."""
 
 
 @dataclass(frozen=True)
 class NavitPreprocessor(PatchPreprocessor):
     """Shrinks an image to the patches that limits allow, and pads it right and below with black.
 
-    Rows of ``pixel_values`` are patches row by row, in the order channel, row, column.
+    A row of ``pixel_values`` is one flattened patch with the axes channel, row, column; patches lie
+    row by row.
     """
 
     token_size: int = 2
@@ -54,11 +56,18 @@ class NavitPreprocessor(PatchPreprocessor):
     segment_frames: int = 1
     """Frames that become one set of tokens; 1 for a tower that takes images alone."""
     side_limit: int = 512
-    """Most patches of a side."""
+    """The largest number of patches along one side of an image."""
 
     @classmethod
     def kimi(cls, patch_size: int, token_size: int, segment_frames: int) -> NavitPreprocessor:
-        """Return the published rules of Kimi-K2.5, or of Kimi-VL if a segment is one frame."""
+        """Return a preprocessor with the published rules of a Kimi model.
+
+        Args:
+            patch_size: side of a patch in pixels.
+            token_size: side of a token in patches.
+            segment_frames: frames that become one set of tokens; 1 stands for Kimi-VL, which takes
+                images alone, more for Kimi-K2.5.
+        """
         area, alone = patch_size**2, segment_frames == 1
         images = PixelRules(1, (_FRAME if alone else _IMAGE) * area, HALF, HALF)
         videos = PixelRules(1, _FRAME * area, HALF, HALF, sampling="uniform")
@@ -102,8 +111,17 @@ class NavitPreprocessor(PatchPreprocessor):
     def _rules(
         self, entry: tuple[str, Section] | None, own: PixelRules, names: tuple[str, ...]
     ) -> tuple[PixelRules, int]:
-        """Return rules and side limit from a section; ``names`` of the patch limit, first found
-        wins."""
+        """Return the rules that a section of the processor files sets, and its limit of a side.
+
+        Args:
+            entry: name of the section in errors, and the section; None returns ``own`` and
+                ``side_limit``.
+            own: the rules whose values hold where the section has none.
+            names: keys of the limit of patches that are tried before the usual ones.
+
+        Raises:
+            ValueError: a value that is not implemented, or that disagrees with the tower.
+        """
         if entry is None:
             return own, self.side_limit
         where, section = entry
@@ -137,7 +155,10 @@ class NavitPreprocessor(PatchPreprocessor):
         }
 
     def _side(self, where: str, section: Section) -> int:
-        """Return the most patches of a side that a section allows."""
+        """Return the largest number of patches along a side that a section allows.
+
+        ``where`` names the section in errors. A section without the value gives ``side_limit``.
+        """
         size = section.get("size")
         side = section.get("patch_limit_on_one_side")
         if side is None and isinstance(size, Mapping):
@@ -149,7 +170,8 @@ class NavitPreprocessor(PatchPreprocessor):
         return read_positive(where, "patches of a side", side, self.side_limit, 1 << 14)
 
     def say_defaults(self, config: Mapping[str, object]) -> tuple[str, str]:
-        """Return the values that no file sets, and the keyword that sets some of them."""
+        """Return the settings that hold without processor files, as a text, and the keyword of
+        ``preprocess`` that changes one of them."""
         rules = self.images
         return f"max_pixels={rules.max_pixels}, mean={rules.mean}, std={rules.std}", "max_pixels"
 
@@ -174,7 +196,15 @@ class NavitPreprocessor(PatchPreprocessor):
     def _resized(
         self, frames: Sequence[Tensor], rules: PixelRules, count: int, height: int, width: int
     ) -> list[Tensor]:
-        """Shrink frames and lay them on the upper left corner of a black canvas."""
+        """Shrink frames and lay them on the upper left corner of a black canvas.
+
+        Args:
+            frames: uint8 [3, H, W] each, of one size.
+            rules: the bounds on the area.
+            count: not read; other families need the number of all frames of the item.
+            height: height of the canvas in pixels.
+            width: width of the canvas in pixels.
+        """
         tall, wide = frames[0].shape[1:]
         content = self._content(tall, wide, rules)
         resized = [resize(frame, *content) for frame in frames]
@@ -183,13 +213,13 @@ class NavitPreprocessor(PatchPreprocessor):
         return [laid_over(frame, height, width, 0, 0, BLACK) for frame in resized]
 
     def _content(self, height: int, width: int, rules: PixelRules) -> tuple[int, int]:
-        """Return height and width that an image is shrunk to, before it is padded."""
+        """Return height and width in pixels that an image is shrunk to before it is padded."""
         most = rules.max_pixels // self.patch_size**2
         return shrunk_size(height, width, self.patch_size, most, self.side_limit)
 
 
 def shrunk_size(height: int, width: int, patch: int, most: int, side: int) -> tuple[int, int]:
-    """Return the size that an image is shrunk to so that it has about so many patches at most.
+    """Return the size that an image is shrunk to so that it has about ``most`` patches at most.
 
     Args:
         height: height of the image in pixels.

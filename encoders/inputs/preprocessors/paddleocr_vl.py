@@ -26,7 +26,7 @@ class RasterPreprocessor(PatchPreprocessor):
     """Resizes as the Qwen towers do, to whole tokens of 2x2 patches, and cuts row by row."""
 
     token_size: int = 2
-    """The side of a token, in patches."""
+    """The side of a token in patches."""
 
     @classmethod
     def paddleocr_vl(cls, *, patch_size: int, token_size: int) -> RasterPreprocessor:

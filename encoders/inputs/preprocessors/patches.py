@@ -82,8 +82,9 @@ _STRIP = 1 << 16
 class PatchPreprocessor:
     """Resizes to multiples of p*m within bounds on the area, and cuts into patches.
 
-    Rows of ``pixel_values`` lie in merge-block order (drawn at ``grids.raster_maps``); inside a
-    row the order is channel, frame, row, column, or the channel comes last.
+    Rows of ``pixel_values`` lie in merge-block order (drawn at ``raster_maps`` in
+    ``encoders.base.patch_encoder``). The axes of one row are channel, frame, row, column; with
+    ``channels_last`` they are frame, row, column, channel.
     """
 
     patch_size: int
@@ -92,7 +93,7 @@ class PatchPreprocessor:
     images: PixelRules
     videos: PixelRules
     video_error: ValueError | None = field(default=None, compare=False)
-    """Raised by a call that passes a video: the repo's rules for videos cannot be followed."""
+    """The error of a call with a video, if the repo's rules for videos cannot be followed."""
     resample: Resample = "bicubic"
     """The kind of resampling when images are resized: "bicubic" or "bilinear"."""
     channels_last: bool = False
@@ -102,14 +103,20 @@ class PatchPreprocessor:
     def qwen2_vl(
         cls, *, patch_size: int, temporal_patch_size: int, merge_size: int
     ) -> PatchPreprocessor:
-        """Return transformers' class defaults of Qwen2-VL and Qwen2.5-VL; areas are per frame."""
+        """Return a preprocessor with transformers' class defaults of Qwen2-VL and Qwen2.5-VL.
+
+        The bounds on the area hold for each frame of a video.
+        """
         return cls(patch_size, temporal_patch_size, merge_size, QWEN2_IMAGES, QWEN2_VIDEOS)
 
     @classmethod
     def qwen3_vl(
         cls, *, patch_size: int, temporal_patch_size: int, merge_size: int
     ) -> PatchPreprocessor:
-        """Return the values published with Qwen3-VL, 3.5 and 3.6; areas are per whole video."""
+        """Return a preprocessor with the values published with Qwen3-VL, 3.5 and 3.6.
+
+        The bounds on the area hold for all frames of a video together.
+        """
         images, videos = QWEN3_PUBLISHED_IMAGES, QWEN3_PUBLISHED_VIDEOS
         return cls(patch_size, temporal_patch_size, merge_size, images, videos)
 
@@ -117,7 +124,7 @@ class PatchPreprocessor:
     def glm(
         cls, rule: GlmRule, *, patch_size: int, temporal_patch_size: int, merge_size: int
     ) -> PatchPreprocessor:
-        """Return transformers' class defaults of GLM-4.1V, GLM-4.6V or GLM-5.
+        """Return a preprocessor with transformers' class defaults of GLM-4.1V, GLM-4.6V or GLM-5.
 
         Areas are those of all frames together, so an image, which counts as a pair of frames, has
         at most half of ``max_pixels``.
@@ -128,15 +135,19 @@ class PatchPreprocessor:
     def minimax_m3(
         cls, *, patch_size: int, temporal_patch_size: int, merge_size: int
     ) -> PatchPreprocessor:
-        """Return transformers' class defaults of MiniMax-M3; areas are per frame."""
+        """Return a preprocessor with transformers' class defaults of MiniMax-M3.
+
+        The bounds on the area hold for each frame of a video.
+        """
         images, videos = MINIMAX_M3_IMAGES, MINIMAX_M3_VIDEOS
         return cls(patch_size, temporal_patch_size, merge_size, images, videos)
 
     @classmethod
     def ernie(cls, *, patch_size: int, merge_size: int) -> PatchPreprocessor:
-        """Return transformers' class defaults of ERNIE-4.5-VL; areas are per frame.
+        """Return a preprocessor with transformers' class defaults of ERNIE-4.5-VL.
 
-        A row is a patch of one frame, and a clip has an even number of frames.
+        The bounds on the area hold for each frame of a video. A row of ``pixel_values`` is a patch
+        of one frame, and a clip has an even number of frames.
         """
         return cls(patch_size, 1, merge_size, ERNIE_IMAGES, ERNIE_VIDEOS)
 
@@ -184,7 +195,8 @@ class PatchPreprocessor:
         return replace(self, video_error=error)
 
     def say_defaults(self, config: Mapping[str, object]) -> tuple[str, str]:
-        """Return a text of the defaults that no file sets, and the keyword of ``preprocess``."""
+        """Return the settings that hold without processor files, as a text, and the keyword of
+        ``preprocess`` that changes one of them."""
         rules = self.images
         sizes = f"min_pixels={rules.min_pixels}, max_pixels={rules.max_pixels}"
         return f"{sizes}, mean={rules.mean}, std={rules.std}", "max_pixels"
@@ -221,7 +233,7 @@ class PatchPreprocessor:
             pinned: whether pixels are to lie in page-locked memory.
 
         Returns:
-            Items whose pixels are uint8 [frames, H, W, 3].
+            One item per image or video, with pixels uint8 [frames, H, W, 3].
 
         Raises:
             ValueError: a bad image or video, or a keyword that means nothing here.
@@ -237,10 +249,11 @@ class PatchPreprocessor:
         """Normalise and cut items on the device that their pixels are on.
 
         Args:
-            items: the items of ``stage``, whose pixels may have been moved to a device.
+            items: the items that ``stage`` returned; their pixels may lie on another device now.
 
         Returns:
-            The patches, float32 [P, 3*T*p*p] with the bits of a call, and the grid on the CPU.
+            The patches, float32 [P, 3*T*p*p], bitwise equal to what calling the preprocessor
+            returns, and the grid on the CPU.
         """
         p, pair = self.patch_size, self.temporal_patch_size
         parts = [] if items else [torch.empty(0, 3 * pair * p * p)]
@@ -252,7 +265,10 @@ class PatchPreprocessor:
         return VisionInputs(rows, grid_tensor([item.grid for item in items]))
 
     def _cut(self, frames: Tensor) -> Tensor:
-        """Cut frames [f, H, W, 3] into patches [P, 3, T*p*p]; the last frame fills up the last."""
+        """Cut frames [f, H, W, 3] into patches [P, 3, T*p*p] of T frames each.
+
+        The last frame is repeated where f is no multiple of T.
+        """
         count, pair = len(frames), self.temporal_patch_size
         if count % pair:
             last = frames[-1:].expand(pair - count % pair, -1, -1, -1)
@@ -273,7 +289,7 @@ class PatchPreprocessor:
         videos: Sequence[object],
         limits: Limits,
     ) -> list[tuple[list[Tensor], PixelRules, Grid]]:
-        """Return the frames of each item, the rules that apply to it, and its grid."""
+        """Return per item its frames, uint8 [3, H, W], its rules, and its grid (t, h, w)."""
         for name in ("max_tiles", "max_soft_tokens"):
             if (value := limits._asdict()[name]) is not None:
                 raise ValueError(
@@ -320,7 +336,10 @@ class PatchPreprocessor:
     def _resized(
         self, frames: Sequence[Tensor], rules: PixelRules, count: int, height: int, width: int
     ) -> list[Tensor]:
-        """Resize some of the ``count`` frames of an item, or lay them on a black canvas."""
+        """Resize frames to ``height`` x ``width`` pixels, or lay them on a black canvas of it.
+
+        ``count`` is the number of all frames of the item, of which ``frames`` may be some.
+        """
         if not rules.canvas:
             return [resize(frame, height, width, self.resample) for frame in frames]
         count = max(count, self.temporal_patch_size)
@@ -344,7 +363,10 @@ class PatchPreprocessor:
         return VisionInputs(pixel_values, grid_tensor(grids))
 
     def _write(self, frames: Sequence[Tensor], rules: PixelRules, out: Tensor) -> None:
-        """Resize, normalise and cut one item into ``out`` [t, rows, columns, m, m, 3, T, p, p]."""
+        """Resize, normalise and cut the frames of one item, and write the patches into ``out``.
+
+        ``out`` is [t, rows, columns, m, m, 3, T, p, p], with rows and columns of m x m patches.
+        """
         rows, columns, pair = out.shape[1], out.shape[2], out.shape[6]
         side = self.patch_size * self.merge_size
         strip = max(1, _STRIP // (columns * side**2))
@@ -352,7 +374,7 @@ class PatchPreprocessor:
         for step, target in enumerate(out):
             group = frames[step * pair : (step + 1) * pair]
             group = self._resized(group, rules, len(frames), rows * side, columns * side)
-            if len(group) > 1:  # a single frame is repeated by expand_as below
+            if len(group) > 1:  # expand_as repeats a single frame
                 group += group[-1:] * (pair - len(group))
             for row in range(0, rows, strip):
                 cut = slice(row * side, (row + strip) * side)

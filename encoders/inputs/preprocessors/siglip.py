@@ -31,17 +31,27 @@ from .views import StagedViews, Views
 
 @dataclass(frozen=True)
 class StretchPreprocessor(StagedViews):
-    """Resizes each image to S x S pixels, whatever its shape, and cuts off parts of patches."""
+    """Resizes each image to a square, whatever its shape.
+
+    Rows and columns of pixels at the right and bottom that make no whole patch are cut off.
+    """
 
     def views(self, image: Tensor, max_tiles: int | None) -> Views:
-        """Return the whole image as the only view."""
+        """Return the whole image as the only view; there are no tiles to bound."""
         side = self.sides["image"]
         view = resize(image, self.image_size, self.image_size, self.resample)
         return Views({"image": [view[:, :side, :side]]})
 
     def rules(self, where: str, section: Section) -> Settings:
-        """Return the settings in a processor file: mean, std and resampling; the size must be the
-        tower's."""
+        """Return the mean, the std and the resampling that a processor file sets.
+
+        Args:
+            where: name of the section in errors.
+            section: the part of the file that describes images.
+
+        Raises:
+            ValueError: a value that is not implemented, or another size than the tower's.
+        """
         check_side(where, section, self.image_size)
         named = str(section.get("image_processor_type") or "")
         usual: Resample = "bilinear" if named.startswith("Gemma3") else "bicubic"

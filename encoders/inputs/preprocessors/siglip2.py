@@ -35,7 +35,7 @@ are closer than the second; both numbers are the source's."""
 class NaflexPreprocessor(PatchPreprocessor):
     """Resizes an image to the most patches that a limit allows; small images grow.
 
-    A row of ``pixel_values`` has the order row, column, channel.
+    A row of ``pixel_values`` is one flattened patch with the axes row, column, channel.
     """
 
     @classmethod
@@ -83,7 +83,8 @@ class NaflexPreprocessor(PatchPreprocessor):
         return replace(self, images=rules, resample=resample)
 
     def say_defaults(self, config: Mapping[str, object]) -> tuple[str, str]:
-        """Return a text of the defaults that no file sets, and the keyword of ``preprocess``."""
+        """Return the settings that hold without processor files, as a text, and the keyword of
+        ``preprocess`` that changes one of them."""
         rules = self.images
         return f"max_pixels={rules.max_pixels}, mean={rules.mean}, std={rules.std}", "max_pixels"
 

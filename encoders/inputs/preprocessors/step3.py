@@ -69,7 +69,7 @@ class Crops(NamedTuple):
 
 
 def plan_crops(width: int, height: int, image_size: int = 728, tile_size: int = 504) -> Crops:
-    """Return how an image is cut; thin and large images were padded and scaled before.
+    """Return how an image is cut, after a thin image was padded and a large one scaled down.
 
     Args:
         width: width of the image in pixels, at most 3024.
@@ -88,7 +88,15 @@ def plan_crops(width: int, height: int, image_size: int = 728, tile_size: int = 
 
 
 def _snap(length: int, crop: int) -> int:
-    """Return the multiple of a crop that a side is resized to; a side shorter than a crop stays."""
+    """Return the length in pixels that a side is resized to.
+
+    Args:
+        length: the side in pixels.
+        crop: side of a crop in pixels.
+
+    Returns:
+        A multiple of ``crop``, or ``length`` itself if it is below one crop.
+    """
     if length < crop:
         return length
     whole = length // crop
@@ -99,8 +107,8 @@ def _snap(length: int, crop: int) -> int:
 class CropPreprocessor(ViewPreprocessor):
     """Cuts an image into tiles and resizes the whole image to one view (Step towers).
 
-    The path "image" gets the whole view of each item, the path "tiles" the tiles of those items
-    that have tiles. The size of an image alone says how many.
+    The input path "image" gets the whole view of each item, the input path "tiles" the tiles of
+    those items that have tiles. How many an item has depends on the size of its image alone.
     """
 
     patch_size: int = 14
@@ -113,7 +121,7 @@ class CropPreprocessor(ViewPreprocessor):
 
     @property
     def sides(self) -> dict[str, int]:
-        """Return the side in pixels of the whole view, then that of the tiles, by path."""
+        """Return the side in pixels of the whole view, then that of a tile, by input path."""
         return {"image": self.image_size, "tiles": self.tile_size}
 
     @property
@@ -123,7 +131,11 @@ class CropPreprocessor(ViewPreprocessor):
         return False
 
     def rules(self, where: str, section: Section) -> Settings:
-        """Return mean and std of the files that transformers saves; StepFun's code reads none."""
+        """Return the mean and std that a processor file of transformers sets.
+
+        Nothing is read from other files, since StepFun's code has fixed values. ``where`` names the
+        section of the file in errors.
+        """
         if not str(section.get("image_processor_type")).startswith("Step3p7ImageProcessor"):
             return {}
         size = {"height": self.image_size, "width": self.image_size}
@@ -133,7 +145,7 @@ class CropPreprocessor(ViewPreprocessor):
         return {"mean": mean, "std": std}
 
     def views(self, image: Tensor, max_tiles: int | None) -> Views:
-        """Return the whole view and the tiles row by row, all uint8."""
+        """Return the whole view and the tiles row by row, all uint8; no keyword bounds them."""
         image = _scaled(_squared(image))
         height, width = image.shape[1:]
         whole = resize(image, self.image_size, self.image_size, "bilinear")
@@ -146,7 +158,16 @@ class CropPreprocessor(ViewPreprocessor):
         return Views({"image": [whole], "tiles": tiles}, (crops.columns, crops.rows, True))
 
     def _cut(self, image: Tensor, crops: Crops) -> list[Tensor]:
-        """Return the crops of an image, resized to tiles; they are black beyond the image."""
+        """Return the tiles of an image, uint8 [3, S, S] each, row by row.
+
+        Args:
+            image: uint8 [3, H, W].
+            crops: the size to which the image is resized, and the crops of that size. Crops are
+                black where they reach beyond it.
+
+        Raises:
+            ValueError: more than ``MOST_TILES`` tiles.
+        """
         side, columns, rows = crops.side, crops.columns, crops.rows
         if columns * rows > MOST_TILES:
             raise ValueError(

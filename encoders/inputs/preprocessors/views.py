@@ -47,7 +47,7 @@ class Views(NamedTuple):
     paths: Mapping[str, list[Tensor]]
     """The pixels [3, S, S] of each view, from 0 to 255, by the name of the path that encodes it."""
     tiles: tuple[int, int, bool] = (1, 1, False)
-    """How the tiles lie: (columns, rows, whether there is also a view of the whole image)."""
+    """The arrangement of the tiles: (columns, rows, whether the whole image is a view, too)."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,8 @@ class ViewPreprocessor(ABC):
     mean: PerChannel = HALF
     std: PerChannel = HALF
     tiles_several: bool = True
-    """Whether images have tiles in a call with several; a ``max_tiles`` of the call cuts each."""
+    """Whether images are cut into tiles if a call has several images. If this is False, they are
+    cut only in a call that passes ``max_tiles``."""
 
     def __post_init__(self) -> None:
         for side in self.sides.values():
@@ -71,7 +72,12 @@ class ViewPreprocessor(ABC):
 
     @abstractmethod
     def views(self, image: Tensor, max_tiles: int | None) -> Views:
-        """Return the views of an image, uint8 [3, H, W]."""
+        """Return the views of one image.
+
+        Args:
+            image: uint8 [3, H, W].
+            max_tiles: the keyword of ``preprocess``; None takes the preprocessor's own limit.
+        """
 
     @property
     def has_tiles(self) -> bool:
@@ -84,7 +90,7 @@ class ViewPreprocessor(ABC):
         return True
 
     def mean_std(self, path: str) -> tuple[PerChannel, PerChannel]:
-        """Return mean and standard deviation with which the pixels of a path are normalised."""
+        """Return the mean and standard deviation of the pixels of the input path named ``path``."""
         return self.mean, self.std
 
     def with_files(
@@ -107,17 +113,28 @@ class ViewPreprocessor(ABC):
             raise error(str(bad)) from bad
 
     def rules(self, where: str, section: Section) -> Settings:
-        """Return the settings of this preprocessor that a section of the processor files gives."""
+        """Return the values of fields of this preprocessor that a processor file sets.
+
+        Args:
+            where: name of the section in errors.
+            section: the part of the file that describes images.
+
+        Raises:
+            ValueError: a value that is not implemented, or that disagrees with the tower.
+        """
         require_supported(where, section, {"normalize": True})
         mean, std = read_mean_std(where, section, self.mean, self.std)
         return {"mean": mean, "std": std}
 
     def without_videos(self: Own, error: ValueError) -> Own:
-        """Return the preprocessor itself: every tower with views refuses videos anyway."""
+        """Return the preprocessor itself, which refuses every video with an error of its own."""
         return self
 
     def say_defaults(self, config: Mapping[str, object]) -> tuple[str, str]:
-        """Return a text of the defaults that no processor file sets; no keyword sets them."""
+        """Return the settings that hold without processor files, as a text, and an empty string.
+
+        The second value would be the keyword of ``preprocess`` that changes them; there is none.
+        """
         return f"mean={self.mean}, std={self.std}", ""
 
     def __call__(
@@ -132,7 +149,7 @@ class ViewPreprocessor(ABC):
         fps: float | None = None,
         num_frames: int | None = None,
     ) -> VisionInputs:
-        """Return the views of images by path; see ``VisionEncoder.preprocess``."""
+        """Return the normalised views of images per input path; see ``Encoder.preprocess``."""
         limits = (min_pixels, max_pixels, max_tiles, max_soft_tokens, fps, num_frames)
         items = self.read(images, videos, Limits(*limits))
         paths = {name: self._path(name, items) for name in self.sides}
@@ -141,7 +158,16 @@ class ViewPreprocessor(ABC):
     def read(
         self, images: Sequence[object], videos: Sequence[object], limits: Limits
     ) -> list[Views]:
-        """Return the views of each image; videos and other keywords than ``max_tiles`` raise."""
+        """Decode images and make the views of each.
+
+        Args:
+            images: as ``preprocess`` takes them.
+            videos: must be empty, since these towers take no videos.
+            limits: the keywords of ``preprocess``, all None except for ``max_tiles``.
+
+        Raises:
+            ValueError: a bad image, a video, or a keyword that this family does not have.
+        """
         check_limits(limits)
         max_tiles = limits.max_tiles
         for name, value in limits._asdict().items():
@@ -165,7 +191,12 @@ class ViewPreprocessor(ABC):
         return items
 
     def _path(self, name: str, items: Sequence[Views]) -> PathInputs:
-        """Normalise the views of one path; an image without such views has no entry in the grid."""
+        """Normalise the views of one input path.
+
+        Args:
+            name: the name of the path.
+            items: the views of each image; one without views of this path gets no grid entry.
+        """
         counts = [len(item.paths.get(name, ())) for item in items]
         side, patches = self.sides[name], self.sides[name] // self.patch_size
         pixels = torch.empty(sum(counts), 3, side, side, dtype=torch.float32, device="cpu")
@@ -179,7 +210,10 @@ class ViewPreprocessor(ABC):
 
 @dataclass(frozen=True)
 class StagedViews(ViewPreprocessor):
-    """Views of one path that can be normalised on another device: a ``StagedPreprocessor``."""
+    """Makes views of one input path, and can leave their normalisation to another device.
+
+    It meets the protocol ``StagedPreprocessor``.
+    """
 
     image_size: int = 224
     resample: Resample = "bicubic"
@@ -187,7 +221,7 @@ class StagedViews(ViewPreprocessor):
 
     @property
     def sides(self) -> dict[str, int]:
-        """Return the side in pixels of the views, cut to whole patches, of the path "image"."""
+        """Return the side of a view in pixels, rounded down to whole patches, under "image"."""
         return {"image": self.image_size // self.patch_size * self.patch_size}
 
     @property
@@ -201,7 +235,10 @@ class StagedViews(ViewPreprocessor):
         return False
 
     def say_defaults(self, config: Mapping[str, object]) -> tuple[str, str]:
-        """Return a text of the defaults that no processor file sets; no keyword sets them."""
+        """Return the settings that hold without processor files, as a text, and an empty string.
+
+        The second value would be the keyword of ``preprocess`` that changes them; there is none.
+        """
         return f"resample={self.resample!r}, mean={self.mean}, std={self.std}", ""
 
     def stage(
@@ -215,12 +252,13 @@ class StagedViews(ViewPreprocessor):
 
         Args:
             images: images of any kind that :func:`read_images` takes.
-            videos: no videos, which towers of views do not take.
-            limits: no keywords, since none of them means anything here.
+            videos: must be empty, since these towers take no videos.
+            limits: the keywords of ``preprocess``, all None; ``max_tiles`` may be set if
+                ``has_tiles`` is True.
             pinned: whether pixels are to lie in page-locked memory.
 
         Returns:
-            Items whose pixels are uint8 [views, S, S, 3], cut to whole patches.
+            One item per image, with pixels uint8 [views, S, S, 3]; S is a multiple of a patch.
 
         Raises:
             ValueError: a bad image, a video, or a keyword.
@@ -241,10 +279,11 @@ class StagedViews(ViewPreprocessor):
         """Normalise items on the device that their pixels are on.
 
         Args:
-            items: the items of ``stage``, whose pixels may have been moved to a device.
+            items: the items that ``stage`` returned; their pixels may lie on another device now.
 
         Returns:
-            The views, float32 [n, 3, S, S] with the bits of a call, and the grid on the CPU.
+            The views, float32 [n, 3, S, S], bitwise equal to what calling the preprocessor
+            returns, and the grid on the CPU.
         """
         views = [item.pixels.permute(0, 3, 1, 2).contiguous() for item in items]
         side = self.sides["image"]
