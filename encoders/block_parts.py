@@ -16,14 +16,15 @@ PartNorm: TypeAlias = nn.LayerNorm | nn.RMSNorm | nn.Identity
 
 
 class RelativePositions(NamedTuple):
-    """The learned relative positions by which a block over views [B, h, w, D] attends (SAM)."""
+    """The learned relative position biases of attention in a SAM block over maps [B, h, w, D]."""
 
     tables: Callable[[int, int], tuple[Tensor, Tensor]]
-    """Takes height and width of what attends to itself; returns the tables [2*height - 1, K] and
-    [2*width - 1, K] for the distances ``1 - size`` to ``size - 1`` between query and key."""
+    """Takes height and width of a window or view in patches; returns tables [2*height - 1, K] and
+    [2*width - 1, K], one row per distance from query to key, ``1 - size`` to ``size - 1``."""
     window: int
-    """Side of the windows of attention, or 0 for the whole view. Rows that the windows at the right
-    and lower edges have beyond the view are zeros before ``qkv``, and take part in the softmax."""
+    """Side of attention windows in patches; 0: attention is over the whole view. Windows at the
+    right and lower edges are padded with rows that are zero before ``qkv`` and take part in
+    softmax."""
 
 
 class BlockParts(NamedTuple):
@@ -53,29 +54,30 @@ class BlockParts(NamedTuple):
     post_norm1: PartNorm | None = None
     post_norm2: PartNorm | None = None
     gate_limit: float | None = None
-    """Largest input of the activation of ``gate``, and largest factor ``up`` of either sign."""
+    """The output of ``gate`` is clamped to at most this, that of ``up`` to plus or minus this;
+    None: neither is clamped."""
     q_norm: PartNorm | None = None
-    """Norm over the query rows, all heads together or each by itself (``head_norms``)."""
+    """The norm of queries, over all heads together or each (``head_norms``); None: no norm."""
     k_norm: PartNorm | None = None
     v_norm: PartNorm | None = None
     head_norms: bool = False
-    """Whether these norms are over the rows of one head, with one weight for all or none."""
+    """Whether ``q_norm``, ``k_norm`` and ``v_norm`` normalise each head; heads share the weight."""
     softmax_scale: float | None = None
-    """The factor of the products of queries and keys in softmax; None means K ** -0.5."""
+    """The factor of query-key products before the softmax; None: ``head size ** -0.5``."""
     num_key_value_heads: int | None = None
     """Heads of keys and of values, each shared by a group of query heads; None: ``num_heads``."""
     windowed: bool = False
-    """Whether attention stays inside ``cu_window_seqlens`` instead of ``cu_seqlens``."""
+    """Whether attention segments are the windows of ``cu_window_seqlens``, not ``cu_seqlens``."""
     rotary_pair_distance: int | None = None
-    """Columns from one of a rotary pair to the other, inside groups of twice as many; None: as many
-    as a row has angles, which is K/2 unless the last columns of a head pass as they are."""
+    """Columns i and i + distance of each group of 2 * distance columns of a head rotate together.
+    None: the distance is the number of angles of a row, K/2 if all K columns of a head rotate."""
     relative: RelativePositions | None = None
-    """The relative positions of a block in which each view attends to itself alone, or None."""
+    """The relative position biases of a block of SAM; None for all other blocks."""
 
 
 @runtime_checkable
 class NamesItsParts(Protocol):
-    """A block that lists its layers by role."""
+    """A transformer block with a method ``parts`` that lists its layers by role."""
 
     def parts(self) -> BlockParts | None:
         """Return the layers by role, or None for a block that ``BlockParts`` does not describe."""

@@ -18,7 +18,7 @@ class EncoderConfig(Protocol):
 
 
 class VisionConfig(EncoderConfig, Protocol):
-    """The sizes of an encoder of one input path."""
+    """The sizes in the config of an encoder with one input per item, as most families have."""
 
     @property
     def depth(self) -> int: ...
@@ -28,7 +28,7 @@ class VisionConfig(EncoderConfig, Protocol):
 
 
 class PatchConfig(VisionConfig, Protocol):
-    """The sizes of a tower over packed patches."""
+    """The sizes in the config of a ViT over packed patches of images of any size."""
 
     @property
     def patch_dim(self) -> int: ...
@@ -38,7 +38,7 @@ class PatchConfig(VisionConfig, Protocol):
 
 
 class TileConfig(VisionConfig, Protocol):
-    """The sizes of a tower over square tiles."""
+    """The sizes in the config of a ViT over square tiles of one size."""
 
     @property
     def in_channels(self) -> int: ...

@@ -85,7 +85,7 @@ class GraphableEncoder(Protocol):
 
     @property
     def budget_range(self) -> tuple[int, int]:
-        """The smallest and the largest number of tokens that a graph is worth capturing for."""
+        """The smallest and the largest number of output tokens for which to capture CUDA graphs."""
         ...
 
     @property
@@ -94,11 +94,11 @@ class GraphableEncoder(Protocol):
         ...
 
     def grid_for(self, tokens: int) -> Grid:
-        """Return the grid of one item of at least ``tokens`` tokens with the fewest rows."""
+        """Return the grid of one item with at least ``tokens`` tokens and the fewest rows."""
         ...
 
     def item_specs(self, grid_thw: GridLike) -> list[EncoderItemSpec]:
-        """Return the sizes of each item of a grid [items, 3]."""
+        """Return rows, tokens and segments of each item of ``grid_thw`` [items, 3]."""
         ...
 
     def prepare_encoder_metadata(
@@ -112,7 +112,17 @@ class GraphableEncoder(Protocol):
         max_windows_per_batch: int | None = None,
         device: torch.device | str | None = None,
     ) -> Metadata:
-        """Return the tensors that ``forward`` takes with the pixels, padded to the capacities."""
+        """Return the tensors that ``forward`` takes with the pixels, padded to capacities if given.
+
+        Args:
+            grid_thw: [items, 3], one ``(t, h, w)`` in patches per item.
+            max_batch_size: capacity in segments for items of one segment each.
+            max_frames_per_batch: capacity in segments; it takes the place of ``max_batch_size``.
+            max_seqlen_override: rows of the longest segment to plan for.
+            max_input_size: capacity in rows of ``pixel_values``.
+            max_windows_per_batch: capacity in attention windows.
+            device: device of the tensors; None means the device of the weights.
+        """
         ...
 
     def __call__(
@@ -122,17 +132,17 @@ class GraphableEncoder(Protocol):
         *,
         encoder_metadata: Metadata | None = None,
     ) -> EncoderOutput:
-        """Encode rows [P, *row_shape]; with metadata, neither the grid nor the device is read."""
+        """Encode rows [P, *row_shape]; with metadata, the grid is not read and nothing syncs."""
         ...
 
     def split(self, output: Output, grid_thw: GridLike) -> list[Output]:
-        """Return one output per item, views of the rows that belong to it; padding is left out."""
+        """Return one output per item, views of its rows; padding at the end is left out."""
         ...
 
 
 @runtime_checkable
 class MultiPathEncoder(Protocol):
-    """An encoder of named paths, whose outputs it joins per item; most have the path "image"."""
+    """An encoder of named inputs (paths), whose outputs it joins per item; the first is "image"."""
 
     @property
     def paths(self) -> Mapping[str, GraphableEncoder]:
@@ -140,7 +150,7 @@ class MultiPathEncoder(Protocol):
         ...
 
     def join(self, outputs: Mapping[str, Output], inputs: VisionInputs) -> list[Output]:
-        """Return one output per item from the outputs of the paths, by the names of the paths."""
+        """Return one output per item of ``inputs``, joined from the outputs of all paths."""
         ...
 
 
@@ -148,11 +158,11 @@ class BlockTower(Protocol):
     """Everything that an accelerator uses of the encoder whose blocks it runs."""
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> object:
-        """Return the tensors that all blocks read besides the hidden state."""
+        """Return what every block takes besides ``hidden``, such as angles, from ``metadata``."""
         ...
 
     def _run_block(self, block: nn.Module, *args: object) -> Tensor:
-        """Call one block as a module; the backward recomputes it if that was asked for."""
+        """Call ``block(*args)``; with gradient checkpointing, the backward recomputes it."""
         ...
 
     def _reference_blocks(
@@ -162,21 +172,21 @@ class BlockTower(Protocol):
         wanted: Sequence[int],
         blocks: nn.ModuleList,
     ) -> Iterator[Tensor]:
-        """Yield the hidden state after each of the ``blocks`` in ``wanted``, called as modules."""
+        """Call ``blocks`` as modules; yield the hidden state after each index in ``wanted``."""
         ...
 
 
 class Accelerator(Protocol):
-    """Runs the blocks of an encoder faster, with the weights of that encoder."""
+    """Runs the blocks of an encoder with fused kernels, over the weights of that encoder."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the weights derived from the weights of the encoder."""
+        """Bytes of the padded and quantised copies of weights that the accelerator keeps."""
         ...
 
     @property
     def taken(self) -> str:
-        """Names of the attention kernels that the last forward took, or "reference"."""
+        """Names of the attention kernels of the last forward, or "reference" if it used none."""
         ...
 
     def run_blocks(
@@ -187,47 +197,50 @@ class Accelerator(Protocol):
         wanted: Sequence[int],
         blocks: nn.ModuleList,
     ) -> Iterator[Tensor]:
-        """Yield the hidden state after each of the ``blocks`` in ``wanted`` (ascending)."""
+        """Yield the hidden state after each of the ``blocks`` whose index is in ``wanted``."""
         ...
 
     def add_weighted_rows(
         self, rows: Tensor, table: nn.Embedding, index: Tensor, weight: Tensor
     ) -> Tensor | None:
-        """Return rows plus a weighted sum of rows of a table; None if no kernel can make it."""
+        """Return rows [P, D] plus the table's rows at ``index`` [P, taps] times ``weight``.
+
+        It returns None if no kernel can compute this.
+        """
         ...
 
     def metadata_of(
         self, grids: list[Grid], weight: Tensor, prepare: Callable[[list[Grid]], Metadata]
     ) -> Metadata:
-        """Return what ``prepare`` makes of the grids, made once for calls with the same grids."""
+        """Return ``prepare(grids)``, kept for calls with equal grids, and device of ``weight``."""
         ...
 
     def refresh(self) -> bool:
-        """Bring derived weights up to date, in place, and return whether a source had changed."""
+        """Update copies of changed weights in place, and return whether any had changed."""
         ...
 
     def choices(self) -> dict[str, object]:
-        """Return the kernels that were chosen and the reasons, as plain data for JSON."""
+        """Return the kernel chosen for each shape, with times, as plain data for JSON."""
         ...
 
     def load_choices(self, choices: Mapping[str, object]) -> None:
-        """Use the kernel choices of another process instead of timing kernels."""
+        """Use what ``choices`` returned in another process instead of timing kernels here."""
         ...
 
 
 @runtime_checkable
 class AcceleratesItself(Protocol):
-    """A class of encoders that have a faster form, as ``issubclass`` tells."""
+    """An encoder class with the method ``accelerated``, which ``issubclass`` can check for."""
 
     def accelerated(
         self, kernels: Kernels = "auto", precision: Precision = "bf16"
     ) -> GraphableEncoder:
-        """Return the accelerated form of the encoder, over the same weights."""
+        """Return a faster encoder over the same weights, with these kernels and precision."""
         ...
 
 
 @runtime_checkable
 class Accelerable(AcceleratesItself, Protocol):
-    """The optional part of the contract: an encoder that has a faster form of itself."""
+    """An encoder whose blocks an accelerator can run; the attribute is None if none does."""
 
     accelerator: Accelerator | None

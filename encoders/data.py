@@ -23,18 +23,18 @@ DeviceOrDtype: TypeAlias = torch.device | str | torch.dtype | None
 OutputField: TypeAlias = Literal["last_hidden_state", "pooler_output", "deepstack_features"]
 OutputFields: TypeAlias = tuple[OutputField, ...]
 OUTPUT_FIELDS: OutputFields = ("last_hidden_state", "pooler_output", "deepstack_features")
-"""The names of the fields of an output, in their order."""
+"""The names of the fields of ``EncoderOutput``, in the order of the tuple."""
 
 
 class EncoderOutput(NamedTuple):
     """The features of one call; ``output["pooler_output"]`` reads a field by its name, too."""
 
     last_hidden_state: Tensor
-    """[P, D] before the merger, in input order; InternViT [tiles, 1+h*w, D]."""
+    """Hidden states before the merger, in input order: [patches, D], or [tiles, rows, D]."""
     pooler_output: Tensor
-    """[N, out] merged tokens, in the merge order of the checkpoint."""
+    """Merged tokens [tokens, out_hidden_size], in the order that the language model reads."""
     deepstack_features: tuple[Tensor, ...]
-    """A tuple of [N, out], empty where the family has none."""
+    """Tokens [tokens, out_hidden_size] of each DeepStack block; empty if the family has none."""
 
     @overload
     def __getitem__(self, key: Literal["last_hidden_state", "pooler_output"]) -> Tensor: ...
@@ -60,11 +60,12 @@ class PartialOutput(NamedTuple):
     """The features that a wrapper was asked for; the fields that it leaves out are None."""
 
     last_hidden_state: Tensor | None
-    """[P, D] before the merger, in input order; InternViT [tiles, 1+h*w, D]."""
+    """Hidden states [patches, D] or [tiles, rows, D] before the merger; None: not asked for."""
     pooler_output: Tensor | None
-    """[N, out] merged tokens, in the merge order of the checkpoint."""
+    """Merged tokens [tokens, out_hidden_size]; None: not asked for."""
     deepstack_features: tuple[Tensor, ...] | None
-    """A tuple of [N, out], empty where the family has none."""
+    """Tokens [tokens, out_hidden_size] of each DeepStack block; None: not asked for; empty: the
+    family has no such blocks."""
 
     @overload
     def __getitem__(self, key: Literal["last_hidden_state", "pooler_output"]) -> Tensor | None: ...
@@ -87,9 +88,9 @@ class PartialOutput(NamedTuple):
 
 
 FeatureRows: TypeAlias = Tensor | Sequence[Tensor | EncoderOutput | PartialOutput]
-"""The rows of all items in one tensor, or those of each item in a list."""
+"""Features of several items: one tensor with the rows of all, or a list with an entry per item."""
 Output = TypeVar("Output", EncoderOutput, PartialOutput)
-"""The output of an encoder, or that of a wrapper which may leave fields out."""
+"""The class of an output: ``EncoderOutput``, or ``PartialOutput`` if fields may be None."""
 
 
 def output_like(
@@ -98,13 +99,13 @@ def output_like(
     pooler_output: Tensor | None,
     deepstack_features: tuple[Tensor, ...] | None,
 ) -> Output:
-    """Return an output of the same class with other fields; those of a whole output are tensors."""
+    """Return an output of the class of ``output`` with these fields (None: PartialOutput only)."""
     make: Callable[..., Output] = type(output)
     return make(last_hidden_state, pooler_output, deepstack_features)
 
 
 def _field(output: tuple[object, ...], key: OutputField | SupportsIndex | slice) -> object:
-    """Return the field of an output by its name or its number."""
+    """Return a field of ``output`` by its name, or what a tuple has at an index or slice."""
     if not isinstance(key, str):
         return tuple.__getitem__(output, key)
     if key not in OUTPUT_FIELDS:
@@ -113,7 +114,7 @@ def _field(output: tuple[object, ...], key: OutputField | SupportsIndex | slice)
 
 
 def _changed(output: Output, change: Callable[[Tensor], Tensor]) -> Output:
-    """Return an output with ``change`` applied to every tensor."""
+    """Return an output with ``change`` applied to every tensor; None stays None."""
     hidden, pooled, layers = output
     return output_like(
         output,
@@ -124,20 +125,20 @@ def _changed(output: Output, change: Callable[[Tensor], Tensor]) -> Output:
 
 
 def _move(tensor: Tensor, device: DeviceOrDtype, dtype: torch.dtype | None) -> Tensor:
-    """Move and cast a tensor; the second argument may be a dtype alone, as for ``Tensor.to``."""
+    """Move and cast ``tensor``; ``device`` may be a dtype, as in ``tensor.to(torch.float16)``."""
     if isinstance(device, torch.dtype):
         device, dtype = None, device
     return tensor.to(device=device, dtype=dtype)
 
 
 class PathInputs(NamedTuple):
-    """The pixels of one path of a tower, and where each item lies in them."""
+    """The pixels of one named input (path) of an encoder, and the item of each of its entries."""
 
     pixel_values: Tensor
     grid_thw: Tensor
     """[entries, 3] int64 on the CPU, one entry per item that uses the path, in item order."""
     items: tuple[int, ...]
-    """For each entry of the path, the number of the item that it belongs to, ascending."""
+    """The index (from 0) of the item that each entry of ``grid_thw`` belongs to, ascending."""
 
     def to(self, device: DeviceOrDtype = None, dtype: torch.dtype | None = None) -> PathInputs:
         """Move and cast ``pixel_values``; ``grid_thw`` stays on the CPU, where it is read."""
@@ -159,7 +160,7 @@ class VisionInputs(NamedTuple):
     """The inputs of the paths besides "image", for towers with several inputs per item."""
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle ``other_paths`` as a dict: DataLoader workers and process pools send inputs."""
+        """Pickle ``other_paths`` as a dict, because its default, a proxy, cannot be pickled."""
         return type(self), (*self[:3], dict(self.other_paths))
 
     @property
@@ -181,7 +182,7 @@ class VisionInputs(NamedTuple):
         return self._replace(pixel_values=paths.pop("image").pixel_values, other_paths=paths)
 
     def check(self, paths: Collection[str]) -> None:
-        """Check that these are inputs for an encoder's paths, and every entry is of an item.
+        """Check that these inputs fit an encoder whose input paths have the names ``paths``.
 
         Raises:
             ValueError: other paths than ``paths``, ``tiles`` of another number of items, or a path
@@ -258,31 +259,33 @@ class Preprocessor(Protocol):
         files: Mapping[str, Mapping[str, object]],
         error: Callable[[str], ValueError] = ValueError,
     ) -> Preprocessor:
-        """Return a copy with the defaults of a repo's processor files, by name without ``.json``.
+        """Return a copy whose defaults are those of a model repo's processor files.
 
-        The ``error`` makes the exception of a bad value from its message; that of a bad value for
-        videos is raised by the first call that passes a video.
+        Args:
+            files: contents of the files by name without ``.json``, as "preprocessor_config".
+            error: makes the exception for a bad value from its message. If the value is for
+                videos, the first call that passes a video raises it.
         """
         ...
 
     def without_videos(self, error: ValueError) -> Preprocessor:
-        """Return a copy that raises ``error`` for videos."""
+        """Return a copy that raises ``error`` when it is called with videos."""
         ...
 
     def say_defaults(self, config: Mapping[str, object]) -> tuple[str, str]:
-        """Return the values that neither ``config`` nor files set, and the keyword to set them."""
+        """Return a text of the values that no file sets, and the keyword that sets them, or ""."""
         ...
 
 
 class EncoderItemSpec(NamedTuple):
-    """The sizes of one item: the single source for counting, packing and balancing."""
+    """The sizes of one item (image or video), by which batches are counted, packed and balanced."""
 
     input_size: int
-    """The number of rows of ``pixel_values``: patches, or tiles for InternViT."""
+    """The number of rows of ``pixel_values``: patches, or tiles for towers over tiles."""
     output_tokens: int
     """The number of rows of ``pooler_output``."""
     segments: int
     longest_segment: int
     """The most rows that attend to each other: patches, or 1+h*w for a tile of InternViT."""
     windows: int = 0
-    """The number of attention windows (Qwen2.5-VL)."""
+    """The number of attention windows (Qwen2.5-VL); 0 for towers without windows."""

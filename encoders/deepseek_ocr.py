@@ -18,8 +18,8 @@ Deliberate differences: those of ``encoders.layers.sam`` and ``encoders.layers.c
 
 - The mode is chosen with ``at_mode``; the source has it in a settings file. The default is
   "gundam", the source's.
-- Of Unlimited-OCR, an image alone in its call is cut, into up to 32 tiles, as in vLLM; transformers
-  also cuts each of several images, which ``max_tiles=32`` does here.
+- Unlimited-OCR tiles an image, into up to 32 tiles, if it is alone in its call, as in vLLM;
+  transformers also tiles each of several images, which ``max_tiles=32`` does here.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ ORDER = ("tiles", "image", SEPARATOR)
 
 @dataclass(frozen=True)
 class DeepseekOCRConfig:
-    """Architecture of SAM, the compressor and CLIP, and the mode."""
+    """Architecture of SAM, the compressor and CLIP, and the mode: how an image becomes views."""
 
     sam: SamSizes
     clip: BlockSizes
@@ -78,9 +78,9 @@ class DeepseekOCRConfig:
     downsample_channels: tuple[int, ...] = (512, 1024)
     mode: ModeName = "gundam"
     max_tiles: int = field(default=6, compare=False)
-    """Most tiles of an image; not compared, since it is no part of the architecture."""
+    """Most tiles per image; not compared between configs, as it is no part of the architecture."""
     tiles_several: bool = field(default=True, compare=False)
-    """Whether images are cut into tiles even if a call has several; ignored in comparisons."""
+    """Whether images are tiled even if a call has several; not compared between configs."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sam", nested_sizes(SamSizes, self.sam))
@@ -226,10 +226,13 @@ class DeepseekOCREncoder(PathsEncoder):
         pictures: Mapping[str, Picture],
         learned: bool = False,
     ) -> Tensor | None:
-        """Rows of all views in the published order, with newlines and separator if ``learned``."""
+        """Join the rows of an item's ``views``, by path, in the published order [rows, columns].
+
+        With ``learned``, newlines and separator are put in. It returns None if any rows are None.
+        """
         maps = {}
         for name, rows in views.items():
-            if rows is None:  # the wrapper of the paths left this field out
+            if rows is None:  # a graph wrapper was not asked for this field
                 return None
             maps[name] = stitch(rows.flatten(0, -2), pictures[name].cell, pictures[name].columns)
         if learned:
@@ -237,7 +240,7 @@ class DeepseekOCREncoder(PathsEncoder):
         return torch.cat([maps[name].flatten(0, 1) for name in ORDER if name in maps])
 
     def _pictures(self, inputs: VisionInputs) -> list[dict[str, Picture]]:
-        """Return how the views of each item lie, by the names of the paths that the item uses."""
+        """Return per item the cells of a view and the arrangement of its views, by path."""
         items: list[dict[str, Picture]] = [{} for _ in inputs.grid_thw]
         tilings = tilings_of(inputs)
         for name, (_, grid_thw, numbers) in inputs.paths.items():
@@ -251,7 +254,7 @@ class DeepseekOCREncoder(PathsEncoder):
         tilings_of(inputs)
 
     def _maps_of_items(self, features: Tensor, inputs: VisionInputs) -> list[dict[str, Tensor]]:
-        """Maps "image" and, of items with tiles, "tiles", both without the learned tokens."""
+        """Return maps [1, h, w, D] per item: "image" and, if it has tiles, "tiles"."""
         pictures = self._pictures(inputs)
         grids = [{name: part.grid for name, part in item.items()} for item in pictures]
         pairs = zip(split_items(features, grids), grids, strict=True)
@@ -293,27 +296,27 @@ class DeepseekOCRTower(TileEncoder):
 
     @property
     def blocks(self) -> nn.ModuleList:
-        """The blocks of CLIP; those of SAM come before."""
+        """The blocks of CLIP, which run after those of SAM."""
         return self.vision_model.blocks
 
     @property
     def _inner_stacks(self) -> Mapping[str, InnerStack]:
-        """The blocks of SAM, under the name "sam"."""
+        """The blocks of SAM, which users select by the name "sam"."""
         return {"sam": InnerStack(self.sam_model.blocks, self._embed_views)}
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> object:
-        """Return the offsets of views for CLIP's blocks; those of SAM, [B, h, w, D], need none."""
+        """Return segment offsets for CLIP's blocks, None for SAM's (``hidden`` [B, h, w, D])."""
         return super()._block_context(hidden, metadata) if hidden.ndim == 3 else None
 
     def _row_grid(self, h: int, w: int) -> tuple[int, int]:
-        """Return the grid of the features: one row per cell of the compressor's map."""
+        """Return rows and columns of the compressor's map of a view of ``h`` x ``w`` patches."""
         return cells(h), cells(w)
 
     def _embed(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:
         return self.vision_model.embed(self._compress(pixel_values, grid_thw))
 
     def _compress(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:
-        """Run SAM and the compressor on views; returns [B, h/4, w/4, D of CLIP]."""
+        """Run SAM and compressor on views [B, 3, height, width]: [B, h/4, w/4, width of CLIP]."""
         hidden, blocks = self._embed_views(pixel_values, grid_thw), self.sam_model.blocks
         return self.sam_model.compress(self._hidden_after(hidden, {}, len(blocks), blocks))
 
@@ -333,7 +336,7 @@ class Compressor(Sam):
         self.net_3 = nn.Conv2d(channels[0], channels[1], 3, stride=2, padding=1, bias=False)
 
     def compress(self, hidden: Tensor) -> Tensor:
-        """Return [B, h/4, w/4, D of CLIP] of what the last block makes, [B, h, w, D of SAM]."""
+        """Turn SAM's last hidden state [B, h, w, width of SAM] into [B, h/4, w/4, that of CLIP]."""
         return convolve(self.net_3, convolve(self.net_2, self.neck(hidden))).permute(0, 2, 3, 1)
 
 
@@ -349,7 +352,7 @@ class Projector(nn.Module):
 
 
 def _in_mode(preprocessor: Preprocessor, mode: Mode) -> Preprocessor:
-    """Return a preprocessor of this family for another mode; that of somebody else as it is."""
+    """Return a copy of the preprocessor for ``mode``; one of the user's own class as it is."""
     from .inputs.preprocessors.deepseek_ocr import OcrPreprocessor
 
     if not isinstance(preprocessor, OcrPreprocessor):
@@ -358,5 +361,5 @@ def _in_mode(preprocessor: Preprocessor, mode: Mode) -> Preprocessor:
 
 
 def cells(patches: int) -> int:
-    """Return the cells on a side of the compressor's map; each convolution halves, rounding up."""
+    """Return the side of the compressor's map of ``patches`` patches: a quarter, rounded up."""
     return -(-patches // 4)

@@ -58,7 +58,7 @@ class DeepseekVLConfig:
 
     @property
     def blocks(self) -> BlockSizes:
-        """The sizes of the blocks."""
+        """The number of transformer blocks and the sizes of one, for the shared layers."""
         return BlockSizes(
             self.depth, self.hidden_size, self.intermediate_size, self.num_heads, "gelu", 1e-6
         )
@@ -142,7 +142,7 @@ class DeepseekVLHybridConfig:
 
 
 def read_width(config: Mapping[str, object]) -> int:
-    """Return the width of the language model; transformers leaves it out where it is Llama's."""
+    """Return the language model's width; converted configs omit Llama's default of 4,096."""
     if "text_config" in config:
         return read_size(find_section(config, "text_config"), "hidden_size", default=4096)
     return read_size(find_section(config, "aligner_config.params"), "n_embed")
@@ -255,14 +255,14 @@ class DeepseekVLHybridEncoder(PathsEncoder):
 class LowResolution(DeepseekVLEncoder):
     """The path "image" of DeepSeek-VL 7B: SigLIP over the small view, as in DeepSeek-VL 1.3B.
 
-    It prepares no items: an item of the 7B needs the large view too, which the whole encoder makes.
+    It has no preprocessor: that of ``DeepseekVLHybridEncoder`` makes both views of an item.
     """
 
     _default_preprocessor = TileEncoder._default_preprocessor
 
 
 class HighResolution(TileEncoder):
-    """The path "high" of the 7B: SAM, its features on the grid of the small view, a projection."""
+    """The path "high" of DeepSeek-VL 7B: SAM, its maps resized to SigLIP's grid, a projection."""
 
     config: SamSizes
     _largest_batch = 16
@@ -306,7 +306,7 @@ class HighResolution(TileEncoder):
         return EncoderOutput(hidden, self.aligner(hidden).flatten(0, 1), ())
 
     def _on_grid(self, maps: Tensor) -> Tensor:
-        """Bring maps [B, C, h, w] to the grid of the small view, in float32 up to the kernels."""
+        """Resize SAM's maps [B, C, h, w] in float32, then convolve them to SigLIP's grid."""
         wide = maps.to(torch.promote_types(maps.dtype, torch.float32))
         side = 4 * self.grid
         wide = F.interpolate(wide, size=(side, side), mode="bilinear", align_corners=False)
@@ -331,21 +331,21 @@ class HighResolution(TileEncoder):
         return self.out
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> None:
-        """Return no context: in SAM every view attends to itself."""
+        """Return None: in SAM every view attends to itself, without offsets or angles."""
 
     def _block_outputs(
         self, pixel_values: Tensor, grid_thw: GridLike, wanted: Sequence[int]
     ) -> Iterator[Tensor]:
-        """Yield the patches [B, h*w, D] after each block in ``wanted``."""
+        """Yield SAM's hidden states [B, h*w, D] after each block whose index is in ``wanted``."""
         for state in super()._block_outputs(pixel_values, grid_thw, wanted):
             yield state.flatten(1, 2)
 
     def _row_grid(self, h: int, w: int) -> tuple[int, int]:
-        """Return the grid of the features: that of SigLIP's small view, for all sizes of views."""
+        """Return rows and columns of the features: SigLIP's grid, for views of any size."""
         return self.grid, self.grid
 
     def _row_maps(self, rows: Tensor, h: int, w: int) -> Tensor:
-        patches = rows.shape[1] == h * w  # the rows of inner blocks are patches
+        patches = rows.shape[1] == h * w  # else cells of the final map
         return rows.unflatten(1, (h, w) if patches else self._row_grid(h, w))
 
     def _embed(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:
@@ -365,5 +365,5 @@ class Aligner(nn.Module):
 
 
 def _beside(left: Tensor | None, right: Tensor | None) -> Tensor | None:
-    """Put features side by side, if the wrapper of the paths did not leave them out."""
+    """Put features side by side; None if a graph wrapper was not asked for them."""
     return None if left is None or right is None else torch.cat((left, right), dim=-1)

@@ -71,12 +71,12 @@ class DeepseekVL2Config:
 
     @property
     def tile_size(self) -> int:
-        """Side of a view in pixels, cut to whole patches."""
+        """Side of a view in pixels, rounded down to whole patches."""
         return self.image_size // self.patch_size * self.patch_size
 
     @property
     def blocks(self) -> BlockSizes:
-        """The sizes of the blocks."""
+        """The number of transformer blocks and the sizes of one, for the shared layers."""
         return BlockSizes(
             self.depth, self.hidden_size, self.intermediate_size, self.num_heads, "gelu_tanh", 1e-6
         )
@@ -169,7 +169,7 @@ class DeepseekVL2Encoder(PathsEncoder):
         return joined
 
     def _sequence(self, tokens: Tensor | None, pictures: Mapping[str, Picture]) -> Tensor | None:
-        if tokens is None:  # the wrapper of the paths left this field out
+        if tokens is None:  # a graph wrapper was not asked for this field
             return None
         rows = dict(
             zip(pictures, tokens.split([prod(p.grid) for p in pictures.values()]), strict=True)
@@ -178,7 +178,7 @@ class DeepseekVL2Encoder(PathsEncoder):
         return assemble(views, self.config.order, self.image_newline, self.view_seperator)
 
     def _pictures(self, inputs: VisionInputs) -> list[dict[str, Picture]]:
-        """Return how the whole image and its tiles lie, per item."""
+        """Return per item the tokens of a view and the arrangement of its tiles, checked."""
         tiles, grids = inputs.tiles or [], inputs.grid_thw.tolist()
         if len(tiles) != len(grids):
             raise ValueError(
@@ -197,7 +197,7 @@ class DeepseekVL2Encoder(PathsEncoder):
         return items
 
     def _maps_of_items(self, features: Tensor, inputs: VisionInputs) -> list[dict[str, Tensor]]:
-        """Return the maps "image" and "tiles" of each item, without the learned tokens."""
+        """Return per item the maps "image" and "tiles", each [1, rows, columns, D]."""
         pictures = self._pictures(inputs)
         if features.ndim == 3:
             maps = self.paths["image"].feature_maps(features, inputs.grid_thw)
@@ -251,7 +251,7 @@ class DeepseekVL2Tower(TileEncoder):
         return self.vision.blocks
 
     def _token_grid(self, h: int, w: int) -> tuple[int, int]:
-        """Return the grid of tokens: one per 2x2 patches, those at an odd edge included."""
+        """Return rows and columns of tokens of ``h`` x ``w`` patches: half of each, rounded up."""
         return -(-h // 2), -(-w // 2)
 
     def _embed(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:

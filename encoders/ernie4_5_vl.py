@@ -49,7 +49,7 @@ from .layers.frame_pairs import frame_pairs
 from .layers.segments import RotarySegments
 
 PAIR = 2
-"""The frames of a clip that become one set of tokens."""
+"""The number of consecutive frames of a clip that become one set of tokens."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class Ernie4_5VLEncoder(PatchEncoder):
         return EncoderOutput(hidden, tokens, ())
 
     def item_specs(self, grid_thw: GridLike) -> list[EncoderItemSpec]:
-        """Rows, tokens, segments (frames) and longest segment of each item."""
+        """Return rows, tokens, segments (frames) and longest segment of each item."""
         unit = self.config.spatial_merge_size**2
         return [
             EncoderItemSpec(t * h * w, -(-t // PAIR) * (h * w // unit), t, h * w)
@@ -164,13 +164,13 @@ class Ernie4_5VLEncoder(PatchEncoder):
         ]
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> RotarySegments:
-        """Return the rotary angles, offsets and padding that every block reads."""
+        """Return the rotary angles, segment offsets and rows of padding that every block takes."""
         return RotarySegments.of(metadata)
 
     def _grid_metadata(
         self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
     ) -> Metadata:
-        """Rotary angles in merge-block order, and the cells of each token.
+        """Return rotary angles in merge-block order, and the cells of each token.
 
         ``rotary_pos_emb_cos`` and ``rotary_pos_emb_sin`` are [P, K/2]; ``pair_index`` int64 [N, 2],
         or [C, 2] with ``max_input_size``, since images have a token per cell.
@@ -229,7 +229,7 @@ class Block(nn.Module):
         return hidden + self.mlp(self.norm2(hidden))
 
     def parts(self) -> BlockParts | None:
-        """Return the layers by role, or None if attention or MLP is a module of another type."""
+        """Return the layers by role, or None if attention or MLP was replaced by another module."""
         if (type(self), type(self.attn), type(self.mlp)) != (Block, Attention, MLP):
             return None
         return BlockParts(
@@ -311,7 +311,10 @@ class Merge(nn.Module):
 def rotary_cos_sin(
     positions: Tensor, head_size: int, theta: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Return cos and sin [P, K/2] of the 2D rotary angles, half by row and half by column."""
+    """Return cos and sin [P, K/2] of the 2D rotary angles of ``positions`` [P, 2], (row, column).
+
+    The first half of the angles is by row, the second by column; K is ``head_size``.
+    """
     steps = torch.arange(0, head_size // 2, 2, dtype=dtype, device=positions.device)
     turns = theta ** (steps / (head_size // 2))
     angles = (positions[:, :, None].to(dtype) / turns).flatten(1)
@@ -319,7 +322,10 @@ def rotary_cos_sin(
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate queries and keys [T, 2, H, K] in pairs (i, i + K/2), in float32 or wider."""
+    """Rotate columns i and i + K/2 of queries and keys ``x`` [T, 2, H, K] by the same angle.
+
+    ``cos`` and ``sin`` are [T, 1, 1, K] in float32 or wider, the first half of ``sin`` negated.
+    """
     first, second = x.chunk(2, dim=-1)
     swapped = torch.cat((second, first), dim=-1)
     return torch.addcmul(x * cos, swapped, sin).to(x.dtype)

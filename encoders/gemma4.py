@@ -172,13 +172,13 @@ class Gemma4Encoder(RasterEncoder):
         return (1, h, w) if w <= self.config.position_embedding_size else (tokens, side, side)
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> Context:
-        """Return the rotary angles, offsets and padding that every block reads."""
+        """Return the rotary angles, segment offsets and rows of padding that every block takes."""
         return Context.of(metadata)
 
     def _grid_metadata(
         self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
     ) -> Metadata:
-        """Rotary angles and positions per patch, and the patches of each token.
+        """Return rotary angles and positions per patch, and the patches of each token.
 
         ``rotary_pos_emb_cos`` and ``rotary_pos_emb_sin`` are [P, K/2], the columns' angles first.
         ``position_ids`` int64 [P, 2] are column and row, ``pool_index`` int64 [N, 9] patches.
@@ -209,7 +209,7 @@ class Gemma4Encoder(RasterEncoder):
         return patches + (F.embedding(x, columns) + F.embedding(y, rows))
 
     def _pool(self, hidden: Tensor, index: Tensor) -> Tensor:
-        """Return the tokens [N, D]: means of patches, times the root of the width, standardised."""
+        """Return tokens [N, D]: means of the patches at ``index`` [N, 9], scaled, standardised."""
         wide = torch.promote_types(hidden.dtype, torch.float32)
         tokens = hidden[index].mean(1, dtype=wide) * self.config.hidden_size**0.5
         if self.config.standardize:
@@ -223,14 +223,14 @@ class Context(NamedTuple):
     cos: Tensor
     sin: Tensor
     root: float
-    """The root of K: it undoes the scale of softmax, which these models do not have."""
+    """The root of the head size, a factor of queries: it undoes the scale of attention."""
     cu_seqlens: Tensor
     max_seqlen: Tensor
     padding: Tensor
 
     @classmethod
     def of(cls, metadata: Metadata) -> Context:
-        """Make the context of metadata: cos and sin of columns and of rows, [P, 1, 2, K/4]."""
+        """Make the context of ``metadata``: cos and sin of columns and of rows, [P, 1, 2, K/4]."""
         cos, sin = (metadata[f"rotary_pos_emb_{name}"] for name in ("cos", "sin"))
         return cls(
             cos.unflatten(1, (1, 2, -1)),
@@ -260,7 +260,7 @@ class Block(nn.Module):
         return hidden + self.post_norm2(self.mlp(self.norm2(hidden)))
 
     def parts(self) -> BlockParts | None:
-        """Return the layers by role, or None if attention or MLP is a module of another type."""
+        """Return the layers by role, or None if attention or MLP was replaced by another module."""
         attn, mlp = self.attn, self.mlp
         if (type(self), type(attn), type(mlp)) != (Block, Attention, MLP):
             return None
@@ -339,7 +339,10 @@ class Projector(nn.Module):
 
 
 def linear(config: Gemma4Config, columns: int, rows: int, parts: int = 1) -> nn.Linear:
-    """Make a linear layer of a block, which clips if the config says so."""
+    """Make a linear layer of a block from ``columns`` inputs to ``rows`` outputs, without bias.
+
+    If ``config.clipped``, it clips; each of ``parts`` equal groups of outputs has its own bounds.
+    """
     if config.clipped:
         return ClippedLinear(columns, rows, parts)
     return nn.Linear(columns, rows, bias=False)
@@ -351,7 +354,7 @@ def pool_index(grids: Sequence[Grid], side: int, rows: int) -> Tensor:
     Args:
         grids: ``(t, h, w)`` per item, in patches, which run row by row.
         side: patches on a side of one token.
-        rows: patches, at least those of the grids; the others make tokens of their own.
+        rows: number of patches; those beyond the grids are padding and make tokens of their own.
     """
     index = torch.arange(rows, device="cpu")
     start = 0
@@ -366,7 +369,7 @@ def pool_index(grids: Sequence[Grid], side: int, rows: int) -> Tensor:
 def rotary_cos_sin(
     positions: Tensor, head_size: int, theta: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Return cos and sin [P, K/2] of the 2D rotary angles, half by each of two positions."""
+    """Return cos and sin [P, K/2] of rotary angles, half by each column of positions [P, 2]."""
     steps = torch.arange(0, head_size // 2, 2, dtype=dtype, device=positions.device)
     turns = theta ** (steps / (head_size // 2))
     angles = (positions[:, :, None].to(dtype) / turns).flatten(1)
@@ -374,7 +377,7 @@ def rotary_cos_sin(
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate [T, H, K] in pairs (i, i + K/4) of each half of a head, in float32 or wider."""
+    """Rotate columns i and i + K/4 of each half of a head of ``x`` [T, H, K] by the same angle."""
     first, second = x.unflatten(-1, (2, 2, -1)).unbind(-2)
     turned = (first * cos - second * sin, second * cos + first * sin)
     return torch.stack(turned, -2).flatten(-3).to(x.dtype)

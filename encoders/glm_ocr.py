@@ -59,8 +59,8 @@ class GlmOCRConfig:
     merger_size: int
     """The number of columns inside the MLP of the merger."""
     swiglu_limit: float | None = None
-    """Largest value before the activation of a SwiGLU, and largest one by which it is multiplied,
-    of either sign (GLM-5.3-Flash)."""
+    """In a SwiGLU, the gate is clamped to at most this before its activation, and its factor to
+    plus or minus this (GLM-5.3-Flash); None: neither is clamped."""
     patch_size: int = 14
     temporal_patch_size: int = 2
     spatial_merge_size: int = 2
@@ -159,13 +159,13 @@ class GlmOCREncoder(PatchEncoder):
         return EncoderOutput(hidden, self.merger(self._downsample(hidden)), ())
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> RotarySegments:
-        """Return the rotary angles, offsets and padding that every block reads."""
+        """Return the rotary angles, segment offsets and rows of padding that every block takes."""
         return RotarySegments.of(metadata)
 
     def _grid_metadata(
         self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
     ) -> Metadata:
-        """Return ``rotary_pos_emb_cos`` and ``_sin`` [P, K/2], in merge-block order."""
+        """Return ``rotary_pos_emb_cos`` and ``rotary_pos_emb_sin`` [P, K/2], in merge order."""
         dtype = torch.promote_types(self.patch_embed.proj.weight.dtype, torch.float32)
         merge, head = self.config.spatial_merge_size, self.config.head_size
         rows = check_input_size(sum(t * h * w for t, h, w in grids), max_input_size, merge**2)
@@ -181,7 +181,7 @@ class GlmOCREncoder(PatchEncoder):
         return self.patch_embed(self._admit_patches(pixel_values, weight, metadata))
 
     def _downsample(self, hidden: Tensor) -> Tensor:
-        """Turn the 2x2 patches of each token, which are neighbouring rows, into one row."""
+        """Turn rows [P, D] into [N, out]: the 2x2 patches of a token are neighbouring rows."""
         merge = self.config.spatial_merge_size
         groups = self.post_layernorm(hidden).unflatten(0, (-1, merge**2))
         return patch_product(self.downsample, groups.mT.flatten(1), (hidden.shape[1], merge, merge))
@@ -215,7 +215,7 @@ class Block(nn.Module):
         return hidden + self.mlp(self.norm2(hidden))
 
     def parts(self) -> BlockParts | None:
-        """Return the layers by role, or None if attention or MLP is a module of another type."""
+        """Return the layers by role, or None if attention or MLP was replaced by another module."""
         if (type(self), type(self.attn), type(self.mlp)) != (Block, Attention, MLP):
             return None
         return BlockParts(
@@ -294,7 +294,7 @@ class Merger(nn.Module):
 
 
 def gated(gate: Tensor, up: Tensor, limit: float | None) -> Tensor:
-    """Return ``silu(gate) * up``, with gate at most ``limit`` and up within it on both sides."""
+    """Return ``silu(gate) * up``, gate clamped to ``limit``, up to both signs of it, if given."""
     if limit is not None:
         gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     return F.silu(gate) * up
@@ -303,7 +303,10 @@ def gated(gate: Tensor, up: Tensor, limit: float | None) -> Tensor:
 def rotary_cos_sin(
     positions: Tensor, head_size: int, theta: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Return cos and sin [P, K/2] of the 2D rotary angles, half by row and half by column."""
+    """Return cos and sin [P, K/2] of the 2D rotary angles of ``positions`` [P, 2], (row, column).
+
+    The first half of the angles is by row, the second by column; K is ``head_size``.
+    """
     steps = torch.arange(0, head_size // 2, 2, dtype=dtype, device=positions.device)
     turns = theta ** (steps / (head_size // 2))
     angles = (positions[:, :, None].to(dtype) / turns).flatten(1)
@@ -311,7 +314,10 @@ def rotary_cos_sin(
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate queries and keys [T, 2, H, K] in pairs (i, i + K/2), in float32 or wider."""
+    """Rotate columns i and i + K/2 of queries and keys ``x`` [T, 2, H, K] by the same angle.
+
+    ``cos`` and ``sin`` are [T, 1, 1, K] in float32 or wider, the first half of ``sin`` negated.
+    """
     first, second = x.chunk(2, dim=-1)
     swapped = torch.cat((second, first), dim=-1)
     return torch.addcmul(x * cos, swapped, sin).to(x.dtype)

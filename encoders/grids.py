@@ -12,7 +12,7 @@ from torch import Tensor
 from .data import Grid, GridLike, VisionInputs
 
 LONGEST_ROW = 60
-"""The most characters of a wrong row that a message shows, as the row may be a whole image."""
+"""The most characters of a wrong ``grid_thw`` row that an error shows: it may be a whole image."""
 _RULE = "each item needs three positive integers (t, h, w) in patches"
 
 
@@ -29,7 +29,7 @@ def plain_values(values: object) -> Any:
     Raises:
         ValueError: a tensor without values (meta), or in another layout than a dense one.
     """
-    if isinstance(values, list | tuple | int | str):  # the usual types, which are quick to tell
+    if isinstance(values, list | tuple | int | str):  # the usual types first: this runs per number
         return values
     if isinstance(values, Tensor) and (values.is_meta or values.layout != torch.strided):
         kind = "on the meta device" if values.is_meta else f"of layout {values.layout}"
@@ -53,7 +53,7 @@ def read_grid(grid_thw: GridLike, merge: int = 1, merge_name: str = "merge size"
             ``merge``, or a tensor without values.
     """
     raw: Any = grid_thw  # whatever a user passes
-    if type(raw) is not list:  # a list is the common case, without further calls
+    if type(raw) is not list:  # most calls pass a list, which needs no conversion
         if isinstance(raw, VisionInputs):
             raise ValueError(
                 "grid_thw is the whole result of preprocess: pass inputs.grid_thw of it"
@@ -68,7 +68,7 @@ def read_grid(grid_thw: GridLike, merge: int = 1, merge_name: str = "merge size"
 
 
 def _read_item(row: Any, merge: int, merge_name: str) -> Grid:
-    if type(row) in (list, tuple) and len(row) == 3:  # the common case, without further calls
+    if type(row) in (list, tuple) and len(row) == 3:  # most rows are three integers
         t, h, w = row
         whole = type(t) is type(h) is type(w) is int and t > 0 and h > 0 and w > 0
         if whole and not h % merge and not w % merge:
@@ -120,7 +120,7 @@ def stitch_tiles(maps: Tensor, tiling: tuple[int, int, bool]) -> Tensor:
 
 
 def split_rows(tensor: Tensor | None, sizes: Sequence[int]) -> list[Tensor | None]:
-    """Cut a tensor into the rows of each item; rows beyond those of the last item are padding.
+    """Split a tensor into the rows of each item; rows beyond those of the last item are padding.
 
     Args:
         tensor: [rows, ..], or None for an output that was left out.

@@ -9,7 +9,7 @@ _NO_DEFAULT = object()
 
 
 def find_section(config: Mapping[str, object], *names: str) -> Mapping[str, object]:
-    """Return the tower's section of a config: the first dotted name that exists, else the whole."""
+    """Return the section at the first of ``names`` that exists, as "a.b", else the whole config."""
     for dotted in names:
         section: object = config
         for name in dotted.split("."):
@@ -23,7 +23,7 @@ def read_field(section: Mapping[str, object], *names: str, default: object = _NO
     """Return the JSON value that the config has under one of ``names`` (aliases), else ``default``.
 
     Raises:
-        ValueError: none of them is there and there is no published default, or two disagree.
+        ValueError: none of them is there and no ``default`` is given, or two of them disagree.
     """
     given = {name: section[name] for name in names if section.get(name) is not None}
     values = list(given.values())
@@ -43,7 +43,7 @@ def read_field(section: Mapping[str, object], *names: str, default: object = _NO
 def read_size(
     section: Mapping[str, object], *names: str, default: object = _NO_DEFAULT, most: int = 1 << 20
 ) -> int:
-    """Return an integer field from 1 to ``most``; lists like [14, 14] repeat one number."""
+    """Return an integer from 1 to ``most`` under one of ``names``; [14, 14] is read as 14."""
     value = read_field(section, *names, default=default)
     if isinstance(value, (list, tuple)) and len(set(value)) == 1:
         value = value[0]
@@ -53,7 +53,7 @@ def read_size(
 
 
 def read_blocks(section: Mapping[str, Any], name: str, default: tuple[int, ...]) -> tuple[int, ...]:
-    """Return a list of block numbers as a tuple."""
+    """Return the field ``name``, a list of integers such as indices of blocks, as a tuple."""
     value = read_field(section, name, default=default)
     if not isinstance(value, (list, tuple)) or any(type(number) is not int for number in value):
         raise ValueError(f"config field {name}={value!r}: must be a list of integers")
@@ -61,7 +61,7 @@ def read_blocks(section: Mapping[str, Any], name: str, default: tuple[int, ...])
 
 
 def read_flag(section: Mapping[str, object], *names: str, default: bool) -> bool:
-    """Return a field that must be true or false."""
+    """Return true or false, as the field under one of ``names`` (aliases) says, or ``default``."""
     value = read_field(section, *names, default=default)
     if not isinstance(value, bool):
         raise ValueError(f"config field {names[0]}={value!r}: must be true or false")
@@ -69,7 +69,7 @@ def read_flag(section: Mapping[str, object], *names: str, default: bool) -> bool
 
 
 def read_integer(section: Mapping[str, object], *names: str, default: int) -> int:
-    """Return an integer field, which may be negative."""
+    """Return the integer, negative or not, under one of ``names`` (aliases), or ``default``."""
     value = read_field(section, *names, default=default)
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError(f"config field {names[0]}={value!r}: must be an integer")
@@ -77,7 +77,7 @@ def read_integer(section: Mapping[str, object], *names: str, default: int) -> in
 
 
 def read_epsilon(section: Mapping[str, object], *names: str, default: float) -> float:
-    """Return the epsilon of a norm, from 1e-12 to 1, so that equal features do not divide by 0."""
+    """Return the epsilon of a norm, from 1e-12 to 1: with 0, a constant row would divide by 0."""
     value = read_field(section, *names, default=default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 1e-12 <= value <= 1:
         raise ValueError(f"config field {names[0]}={value!r}: must be a number from 1e-12 to 1")
@@ -85,7 +85,7 @@ def read_epsilon(section: Mapping[str, object], *names: str, default: float) -> 
 
 
 def read_ratio(section: Mapping[str, object], *names: str, default: float) -> float:
-    """Return a number above 0 and at most 64, as the width of an MLP over that of its tower is."""
+    """Return a number above 0 and at most 64, such as ``mlp_ratio``, under one of ``names``."""
     value = read_field(section, *names, default=default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 64:
         raise ValueError(
@@ -97,12 +97,12 @@ def read_ratio(section: Mapping[str, object], *names: str, default: float) -> fl
 def read_rope_theta(section: Mapping[str, object]) -> float:
     """Return the base of the rotary angles: ``rope_theta``, at most 10^12.
 
-    ``rope_parameters``, or ``rope_scaling`` as they were called, come first (transformers 5.23.0).
+    One inside ``rope_parameters`` (``rope_scaling`` in older configs) comes before one at the top.
 
     Raises:
         ValueError: a number out of its range, or rotary positions of another kind or width.
     """
-    require_value(section, "head_dim", None)  # the angles are of heads of width / number of heads
+    require_value(section, "head_dim", None)  # angles are for hidden_size / num_heads columns
     name = "rope_scaling" if section.get("rope_scaling") else "rope_parameters"
     rope = section.get(name) or {}
     if not isinstance(rope, Mapping):
@@ -116,7 +116,7 @@ def read_rope_theta(section: Mapping[str, object]) -> float:
 
 
 def require_value(section: Mapping[str, object], name: str, *allowed: object) -> None:
-    """Raise a ValueError if the field ``name`` has a value that this encoder does not implement."""
+    """Raise a ValueError if the field ``name`` is there and none of the values ``allowed``."""
     value = section.get(name, allowed[0])
     if value not in allowed:
         shown = " or ".join(repr(choice) for choice in allowed)
@@ -124,6 +124,6 @@ def require_value(section: Mapping[str, object], name: str, *allowed: object) ->
 
 
 def require_divisible(what: str, value: int, by: str, divisor: int) -> None:
-    """Raise a ValueError unless ``value`` is a multiple of ``divisor``."""
+    """Raise a ValueError, with both names, unless ``value`` is a multiple of ``divisor``."""
     if value % divisor:
         raise ValueError(f"config: {what}={value} must be a multiple of {by}={divisor}")

@@ -14,8 +14,8 @@ Shapes: B tiles, n patches of a tile, D width, N tokens.
 Deliberate differences:
 
 - The patch embedding is a Linear over the stored Conv2d weight: same sums, one matrix product.
-- A tile is cut to whole patches: of 384x384 pixels and patches of 14, the source's convolution
-  never reads the last 6 rows and columns.
+- A tile is rounded down to whole patches: of 384x384 pixels and patches of 14, the source's
+  convolution never reads the last 6 rows and columns.
 - Clips are refused: pass frames as images.
 """
 
@@ -55,7 +55,7 @@ class Idefics3Config:
 
     @property
     def tile_size(self) -> int:
-        """Side of a tile in pixels, cut to whole patches."""
+        """Side of a tile in pixels, rounded down to whole patches."""
         return self.side * self.patch_size
 
     @property
@@ -65,7 +65,7 @@ class Idefics3Config:
 
     @property
     def blocks(self) -> BlockSizes:
-        """The sizes of the blocks."""
+        """The number of transformer blocks and the sizes of one, for the shared layers."""
         sizes = self.depth, self.hidden_size, self.intermediate_size, self.num_heads
         return BlockSizes(*sizes, "gelu_tanh", self.layer_norm_eps)
 
@@ -138,7 +138,7 @@ class Idefics3Encoder(TileEncoder):
         return EncoderOutput(hidden, self.projector(squares), ())
 
     def _token_grid(self, h: int, w: int) -> tuple[int, int]:
-        """Return the grid of tokens: one token per square of patches."""
+        """Return rows and columns of tokens of ``h`` x ``w`` patches: one per square of patches."""
         return h // self.config.scale_factor, w // self.config.scale_factor
 
     def _embed(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:
@@ -147,7 +147,7 @@ class Idefics3Encoder(TileEncoder):
         return patches.flatten(1, 2) + self._positions(*patches.shape[1:3])
 
     def _positions(self, h: int, w: int) -> Tensor:
-        """Return positions [h*w, D]: the table or, for another grid, its nearest rows below."""
+        """Return position embeddings [h*w, D]: the table or, for another grid, entries of it."""
         side = self.config.side
         if (h, w) == (side, side):
             return self.pos_embed
@@ -157,9 +157,10 @@ class Idefics3Encoder(TileEncoder):
 
 
 def nearest_below(size: int, entries: int) -> Tensor:
-    """Return the entry of one axis of the table at or before each of ``size`` positions.
+    """Return the index of the table entry at or before each of ``size`` positions, int64 [size].
 
-    The source divides in float32, which decides where a position falls on an entry.
+    Positions and the ``entries`` divide one axis evenly. As in the source, the division is in
+    float32, whose rounding decides where a position falls on an entry.
     """
     edges = torch.arange(1 / entries, 1.0, 1 / entries, device="cpu", dtype=torch.float32)
     at = torch.arange(size, device="cpu", dtype=torch.float32) * (1.0 / torch.tensor([size]))

@@ -90,7 +90,7 @@ class InternViTConfig:
 
     @property
     def blocks_run(self) -> int:
-        """Number of blocks before the hidden state ``select_layer``, whose 0 is the embedding."""
+        """The number of blocks that ``forward`` runs, up to the hidden state ``select_layer``."""
         return self.select_layer if self.select_layer >= 0 else self.depth + 1 + self.select_layer
 
     @classmethod
@@ -116,7 +116,7 @@ class InternViTConfig:
         require_value(config, "vision_feature_select_strategy", "default")
 
         def either(original: Default, conversion: Default) -> Default:
-            """Return the default of the original config class, or that of transformers' class."""
+            """Return ``conversion`` for a config in transformers' format, else ``original``."""
             return conversion if converted else original
 
         qk_norm = either(True, False)
@@ -199,12 +199,12 @@ class InternViT(TileEncoder):
 
     @property
     def out_features(self) -> int:
-        """The number of columns of ``pooler_output``: the projector's, or four patches side by
-        side."""
+        """The number of columns of ``pooler_output``: ``out_hidden_size`` or, without a projector,
+        four times the width of the tower."""
         return int(self.config.out_hidden_size or 4 * self.config.hidden_size)
 
     def _token_grid(self, h: int, w: int) -> tuple[int, int]:
-        """Return the grid of tokens: one token per 2x2 patches."""
+        """Return rows and columns of tokens of ``h`` x ``w`` patches: half of each."""
         return h // 2, w // 2
 
     def _embed(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:
@@ -238,7 +238,7 @@ class Embeddings(nn.Module):
         return torch.cat((cls, rows), dim=1) + self.positions(h, w)
 
     def positions(self, h: int, w: int) -> Tensor:
-        """Return positions [1, 1+h*w, D]: the table, or a bicubic resize of it to another grid."""
+        """Return position embeddings [1, 1+h*w, D]: the table, or a bicubic resize of it."""
         table = self.position_embedding
         if (h, w) == (self.side, self.side):
             return table
@@ -265,7 +265,7 @@ class Block(nn.Module):
         return torch.addcmul(hidden, self.mlp(self.norm2(hidden)), self.ls2)
 
     def parts(self) -> BlockParts | None:
-        """Return the layers by role, or None if attention or MLP is a module of another type."""
+        """Return the layers by role, or None if attention or MLP was replaced by another module."""
         if (type(self), type(self.attn), type(self.mlp)) != (Block, Attention, MLP):
             return None
         return BlockParts(
@@ -286,7 +286,7 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Full attention inside each tile; the 6B normalises q and k across all heads together."""
+    """Full attention inside each tile; InternViT-6B normalises q and k over all heads together."""
 
     def __init__(self, config: InternViTConfig) -> None:
         super().__init__()
@@ -318,13 +318,13 @@ class MLP(nn.Module):
 
 
 def norm(config: InternViTConfig) -> nn.LayerNorm | nn.RMSNorm:
-    """Return a layer norm (300M) or an RMS norm (6B)."""
+    """Return a new norm of the kind in the config: layer norm (InternViT-300M) or RMS norm (6B)."""
     kind = nn.LayerNorm if config.norm_type == "layer_norm" else nn.RMSNorm
     return kind(config.hidden_size, eps=config.layer_norm_eps)
 
 
 def projector(config: InternViTConfig) -> nn.Module:
-    """Return ``mlp1``, from 4 patches to the language model's width, or Identity without one."""
+    """Return ``mlp1``, which makes a token of 2x2 patches; Identity if the config has none."""
     if config.out_hidden_size is None:
         return nn.Identity()
     width, out = 4 * config.hidden_size, config.out_hidden_size
@@ -332,6 +332,6 @@ def projector(config: InternViTConfig) -> nn.Module:
 
 
 def pixel_shuffle(patches: Tensor, h: int, w: int, version: str) -> Tensor:
-    """Join 2x2 patches of [B, h*w, D] to tokens [B*h*w/4, 4D], by row (v1: by column)."""
+    """Join 2x2 patches [B, h*w, D] to tokens [B*h*w/4, 4D], row by row ("v2") or by column."""
     order = "(b h w)" if version == "v2" else "(b w h)"
     return rearrange(patches, f"b (h x w y) d -> {order} (x y d)", h=h // 2, x=2, w=w // 2, y=2)

@@ -64,7 +64,7 @@ class Lfm2VLConfig:
     """The number of entries of the table of positions."""
     spatial_merge_size: int = 2
     tile_size: int = 512
-    """The side of the tiles in pixels that CUDA graphs are made for."""
+    """The side in pixels of the tiles for which CUDA graphs are captured."""
     in_channels: int = 3
     layer_norm_eps: float = 1e-6
 
@@ -86,7 +86,7 @@ class Lfm2VLConfig:
 
     @property
     def blocks(self) -> BlockSizes:
-        """The sizes of the blocks."""
+        """The number of transformer blocks and the sizes of one, for the shared layers."""
         sizes = self.depth, self.hidden_size, self.intermediate_size, self.num_heads
         return BlockSizes(*sizes, "gelu_tanh", self.layer_norm_eps)
 
@@ -102,7 +102,7 @@ class Lfm2VLConfig:
         require_value(config, "projector_hidden_act", "gelu")
         require_value(config, "vision_feature_layer", -1)
         width = read_size(vision, "hidden_size", default=768)
-        heads = 12 if width == 768 else None  # no shape tells the number of heads
+        heads = 12 if width == 768 else None  # other widths must state it: no weight does
         return cls(
             depth=read_size(vision, "num_hidden_layers", default=12, most=1024),
             hidden_size=width,
@@ -145,7 +145,7 @@ class Lfm2VLTower(RasterEncoder):
     """Encodes patches and a grid to hidden states and tokens, for both paths of the encoder."""
 
     _tile: int = 0
-    """The side in patches of the tiles that graphs are made for; 0 if images have any size."""
+    """The side in patches of the tiles for which graphs are captured; 0: for images of any size."""
 
     def __init__(self, config: Lfm2VLConfig) -> None:
         super().__init__()
@@ -157,9 +157,9 @@ class Lfm2VLTower(RasterEncoder):
         self.projector = Projector(config)
 
     def at(self, side: int) -> Lfm2VLTower:
-        """Return a twin of this tower whose graphs hold tiles of a ``side`` in pixels.
+        """Return a copy of this tower, over the same parameters, for graphs of tiles.
 
-        It has the same parameters, and encodes grids of any size.
+        ``side`` is that of the tiles in pixels. Without graphs it encodes grids of any size.
         """
         twin = copy.copy(self)  # the copy shares the modules, parameters and hooks
         twin._tile = side // self.config.patch_size
@@ -167,12 +167,12 @@ class Lfm2VLTower(RasterEncoder):
 
     @property
     def budget_range(self) -> tuple[int, int]:
-        """The smallest and largest inferred budget: 1 and 32 tiles, or those of images."""
+        """The fewest and the most tokens of a default graph: 1 and 32 tiles, if it holds tiles."""
         tokens = (self._tile // self.config.spatial_merge_size) ** 2
         return (tokens, 32 * tokens) if tokens else super().budget_range
 
     def grid_for(self, tokens: int) -> Grid:
-        """Return the grid of the fewest tiles, or of one image, of at least ``tokens`` tokens."""
+        """Return the grid of the fewest tiles (or of one image) with at least ``tokens`` tokens."""
         if not self._tile:
             return super().grid_for(tokens)
         per_tile = (self._tile // self.config.spatial_merge_size) ** 2
@@ -205,7 +205,7 @@ class Lfm2VLTower(RasterEncoder):
     def _grid_metadata(
         self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
     ) -> Metadata:
-        """The taps into the table of positions per patch, and the order of merging.
+        """Return the weights of the table of positions per patch, and the order of merging.
 
         ``pos_embed_rows`` and ``pos_embed_columns`` [P, S] are the weights of all rows and of all
         columns of the table. ``merge_index`` int64 [P] has the patches of each token one after
@@ -239,7 +239,7 @@ class Lfm2VLTower(RasterEncoder):
 
 
 class Projector(nn.Module):
-    """Projects the patches of one token, which lie one after another, to the token."""
+    """Turns each group of neighbouring rows, which are the patches of a token, into that token."""
 
     def __init__(self, config: Lfm2VLConfig) -> None:
         super().__init__()
@@ -256,10 +256,10 @@ class Projector(nn.Module):
 
 @lru_cache(maxsize=256)
 def axis_weights(entries: int, size: int) -> Tensor:
-    """Return the weights by which one axis of the table is resized, bilinearly and antialiased.
+    """Return the weights that resize one axis of the table of positions, with antialiasing.
 
-    Each of ``size`` positions is a mean of the entries around its centre, with weights that fall
-    off linearly, over two entries or, where the axis shrinks, two steps of the new axis
+    Each of ``size`` positions is a mean of the ``entries`` around its centre, with weights that
+    fall off linearly, over two entries or, where the axis shrinks, two steps of the new axis
     (``F.interpolate(mode="bilinear", antialias=True, align_corners=False)``).
 
     Returns:
@@ -274,15 +274,15 @@ def axis_weights(entries: int, size: int) -> Tensor:
 
 
 def merge_order(grids: Sequence[Grid], merge: int, rows: int) -> Tensor:
-    """Return the number of each patch, row by row, in the order in which tokens take them.
+    """Return the indices that sort patches from raster order into merge order, int64 [rows].
+
+    In merge order the ``merge**2`` patches of a token are neighbours. Entry i is the raster index,
+    from 0 over all items, of the patch at place i.
 
     Args:
         grids: ``(t, h, w)`` per item, in patches.
         merge: side of a token in patches.
-        rows: rows of the result, at least the number of patches; those beyond keep their number.
-
-    Returns:
-        int64 [rows].
+        rows: number of entries, at least that of patches; an entry beyond the patches is its own i.
     """
     order = torch.arange(rows, device="cpu")
     start = 0

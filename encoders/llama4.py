@@ -147,17 +147,17 @@ class Llama4Encoder(TileEncoder):
         return EncoderOutput(hidden, self.projector(self.adapter(squares)), ())
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> Context:
-        """Return the rotary angles, offsets and padding that every block reads."""
+        """Return the rotary angles, segment offsets and rows of padding that every block takes."""
         return Context.of(metadata, hidden)
 
     def _token_grid(self, h: int, w: int) -> tuple[int, int]:
-        """Return the grid of tokens: one token per 2x2 patches."""
+        """Return rows and columns of tokens of ``h`` x ``w`` patches: half of each."""
         return h // 2, w // 2
 
     def _grid_metadata(
         self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
     ) -> Metadata:
-        """``rotary_pos_emb_cos`` and ``rotary_pos_emb_sin`` [n, K/2], which all tiles share."""
+        """Return ``rotary_pos_emb_cos`` and ``_sin`` [n, K/2] of one tile; all tiles share them."""
         check_input_size(sum(t for t, _, _ in grids), max_input_size)
         side = self.side // self.config.patch_size
         h, w = grids[0][1:] if grids and max_input_size is None else (side, side)
@@ -194,7 +194,7 @@ class Context(NamedTuple):
 
     @classmethod
     def of(cls, metadata: Metadata, hidden: Tensor) -> Context:
-        """Check offsets and angles against the tiles [B, n, D] and find the rows of padding."""
+        """Make the context for tiles ``hidden`` [B, n, D], checked against the metadata."""
         cos, sin = metadata["rotary_pos_emb_cos"], metadata["rotary_pos_emb_sin"]
         segments = TileSegments.of(metadata, hidden)
         if hidden.shape[0]:
@@ -217,7 +217,7 @@ class Block(nn.Module):
         return hidden + self.mlp(self.norm2(hidden))
 
     def parts(self) -> BlockParts | None:
-        """Return the layers by role, or None if attention or MLP is a module of another type."""
+        """Return the layers by role, or None if attention or MLP was replaced by another module."""
         if (type(self), type(self.attn), type(self.mlp)) != (Block, Attention, MLP):
             return None
         return BlockParts(
@@ -267,9 +267,10 @@ class Adapter(nn.Module):
 def rotary_cos_sin(
     h: int, w: int, head_size: int, theta: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Return cos and sin [1 + h*w, K/2] of the 2D angles, the first half by column, then by row.
+    """Return cos and sin [1 + h*w, K/2] of rotary angles, half by column, then half by row.
 
-    Rows and columns count from 1; the class token, which comes first, is not rotated.
+    Rows and columns of the ``h`` x ``w`` patches of a tile count from 1; the class token, which
+    comes first, is not rotated.
     """
     steps = torch.arange(0, head_size // 2, 2, dtype=dtype, device="cpu")
     turns = theta ** (steps / (head_size // 2))
@@ -281,7 +282,7 @@ def rotary_cos_sin(
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate queries and keys [B, n, 2, H, K] in pairs (2i, 2i + 1), in float32 or wider."""
+    """Rotate columns 2i and 2i + 1 of queries and keys [B, n, 2, H, K] by angle i of a row."""
     first, second = x.unflatten(-1, (-1, 2)).unbind(-1)
     pairs = torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-1)
     return pairs.flatten(-2).to(x.dtype)

@@ -13,7 +13,7 @@ columns of a head, T packed rows of a block.
 
 Deliberate differences:
 
-- An item is a whole clip of t frame pairs, cut into segments of four here; the source takes one
+- An item is a whole clip of t frame pairs, split into segments of four; the source takes one
   item per segment, which works here, too.
 - The patch embedding is a Linear over the stored Conv3d weight, the same sums. A layer with LoRA or
   hooks is called as a module instead.
@@ -165,20 +165,20 @@ class MiniMaxM3Encoder(PatchEncoder):
         ]
 
     def _read(self, grid_thw: GridLike) -> list[Grid]:
-        """The segments of the items: metadata are those of items of at most four frame pairs."""
+        """Return the grid of each segment: a clip is split every ``segment_frames`` frame pairs."""
         grids = super()._read(grid_thw)
-        if (rows := sum(t * h * w for t, h, w in grids)) >= 2**31:  # before a list of segments
+        if (rows := sum(t * h * w for t, h, w in grids)) >= 2**31:  # before segments are listed
             raise ValueError(f"the grid makes {rows} rows, int32 offsets end at 2^31: pass fewer")
         return segments_of(grids, self.config.segment_frames)
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> Context:
-        """Return the rotary angles, offsets and padding that every block reads."""
+        """Return the rotary angles, segment offsets and rows of padding that every block takes."""
         return Context.of(metadata)
 
     def _grid_metadata(
         self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
     ) -> Metadata:
-        """``rotary_pos_emb_cos`` and ``rotary_pos_emb_sin`` [P, R], fewer columns than K/2."""
+        """Return ``rotary_pos_emb_cos`` and ``rotary_pos_emb_sin`` [P, R], in merge-block order."""
         dtype = torch.promote_types(self.patch_embed.proj.weight.dtype, torch.float32)
         merge = self.config.spatial_merge_size
         rows = check_input_size(sum(t * h * w for t, h, w in grids), max_input_size, merge**2)
@@ -212,7 +212,7 @@ class Context(NamedTuple):
 
     @classmethod
     def of(cls, metadata: Metadata) -> Context:
-        """Repeat cos and sin for both columns of a pair, the first half of sin negated."""
+        """Make the context; cos and sin are repeated for both columns of a pair."""
         cos, sin = metadata["rotary_pos_emb_cos"], metadata["rotary_pos_emb_sin"]
         return cls(
             torch.cat((cos, cos), 1)[:, None, None],
@@ -253,7 +253,7 @@ class Block(nn.Module):
         return hidden + self.mlp(self.norm2(hidden))
 
     def parts(self) -> BlockParts | None:
-        """Return the layers by role, or None if attention or MLP is a module of another type."""
+        """Return the layers by role, or None if attention or MLP was replaced by another module."""
         if (type(self), type(self.attn), type(self.mlp)) != (Block, Attention, MLP):
             return None
         return BlockParts(
@@ -317,7 +317,7 @@ class Projector(nn.Module):
 
 
 def frame_numbers(segments: Sequence[Grid], rows: int) -> Tensor:
-    """Return the number of each patch's frame pair in its segment, int64 [rows]; 0 beyond."""
+    """Return the index of each patch's frame pair in its segment, int64 [rows]; 0 for padding."""
     numbers = torch.zeros(rows, dtype=torch.int64, device="cpu")
     start = 0
     for t, h, w in segments:
@@ -330,7 +330,7 @@ def frame_numbers(segments: Sequence[Grid], rows: int) -> Tensor:
 def rotary_cos_sin(
     places: Tensor, head_size: int, theta: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Return cos and sin [P, R] of the angles of places [P, 3]: by frame, by row, by column."""
+    """Return cos and sin [P, R] of the angles of ``places`` [P, 3]: frame pair, row, column."""
     columns = 2 * (head_size // 3 // 2)
     steps = torch.arange(0, columns, 2, dtype=dtype, device=places.device)
     turns = theta ** (steps / columns)
@@ -339,9 +339,9 @@ def rotary_cos_sin(
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate queries and keys [T, 2, H, K] in pairs (i, i + R), in float32 or wider.
+    """Rotate columns i and i + R of queries and keys ``x`` [T, 2, H, K] by angle i of a row.
 
-    Columns from 2R on pass as they are.
+    Columns from 2R on are not rotated.
     """
     turned, passed = x.tensor_split((cos.shape[-1],), dim=-1)
     first, second = turned.chunk(2, dim=-1)

@@ -16,7 +16,7 @@ T packed rows of a block.
 Deliberate differences:
 
 - ``last_hidden_state`` is the output of the last block, before the final norm.
-- An item is a whole clip of t frames, cut into segments of four here; its tokens are those of the
+- An item is a whole clip of t frames, split into segments of four; its tokens are those of the
   segments one after the other. transformers takes one item per segment, which works here, too.
 - Clips of different lengths share a call; transformers raises for them.
 - The patch embedding is a Linear over the stored Conv2d weight, the same sums. A layer with LoRA or
@@ -173,7 +173,7 @@ class MoonViTEncoder(PatchEncoder):
         return EncoderOutput(hidden, self.projector(self._over_time(hidden, metadata)), ())
 
     def item_specs(self, grid_thw: GridLike) -> list[EncoderItemSpec]:
-        """Rows, tokens, segments and longest segment of each item."""
+        """Return rows, tokens, segments and longest segment of each item."""
         most, unit = self.config.segment_frames, self.config.spatial_merge_size**2
         return [
             EncoderItemSpec(
@@ -186,20 +186,20 @@ class MoonViTEncoder(PatchEncoder):
         ]
 
     def _read(self, grid_thw: GridLike) -> list[Grid]:
-        """Return the segments of the items: metadata are those of items of at most four frames."""
+        """Return the grid of each segment: a clip is split every ``segment_frames`` frames."""
         grids = super()._read(grid_thw)
-        if (rows := sum(t * h * w for t, h, w in grids)) >= 2**31:  # checked before they are listed
+        if (rows := sum(t * h * w for t, h, w in grids)) >= 2**31:  # before segments are listed
             raise ValueError(f"the grid makes {rows} rows, int32 offsets end at 2^31: pass fewer")
         return segments_of(grids, self.config.segment_frames)
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> Context:
-        """Return the rotary angles, offsets and padding that every block reads."""
+        """Return the rotary angles, segment offsets and rows of padding that every block takes."""
         return Context.of(metadata)
 
     def _grid_metadata(
         self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
     ) -> Metadata:
-        """Rotary angles, positions in space and time, and the rows of each token.
+        """Return rotary angles, positions in space and time, and the rows of each token.
 
         ``rotary_pos_emb_cos`` and ``rotary_pos_emb_sin`` are [P, K/2]. ``pos_embed_index`` int64
         and ``pos_embed_weight`` [P, 16] are the taps into the position table, ``frame_index`` int64
@@ -235,7 +235,7 @@ class MoonViTEncoder(PatchEncoder):
         return self._add_weighted_rows(timed, self.pos_embed, taps, weights).to(patches.dtype)
 
     def _over_time(self, hidden: Tensor, metadata: Metadata) -> Tensor:
-        """Return the final norm of each patch of a token, averaged over its frames, [N*4, D]."""
+        """Normalise rows [P, D], then average those of one place over frames, [N*4, D]."""
         normed, index, weight = self.norm(hidden), metadata["merge_index"], metadata["merge_weight"]
         total = normed[index[:, 0]] * weight[:, :1]
         for frame in range(1, index.shape[1]):
@@ -266,7 +266,7 @@ class Context(NamedTuple):
 
     @classmethod
     def of(cls, metadata: Metadata) -> Context:
-        """Make the context of metadata: cos and sin as [P, 1, 1, K/2], for queries, keys, heads."""
+        """Make the context; cos and sin are [P, 1, 1, K/2], to broadcast over queries and heads."""
         cos, sin = metadata["rotary_pos_emb_cos"], metadata["rotary_pos_emb_sin"]
         offsets = metadata["cu_seqlens"]
         padding = padding_rows(offsets, len(cos))
@@ -301,7 +301,7 @@ class Block(nn.Module):
         return hidden + self.mlp(self.norm2(hidden))
 
     def parts(self) -> BlockParts | None:
-        """Return the layers by role, or None if attention or MLP is a module of another type."""
+        """Return the layers by role, or None if attention or MLP was replaced by another module."""
         if (type(self), type(self.attn), type(self.mlp)) != (Block, Attention, MLP):
             return None
         return BlockParts(
@@ -366,7 +366,7 @@ class Projector(nn.Module):
 def rotary_cos_sin(
     positions: Tensor, head_size: int, theta: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Return cos and sin [P, K/2] of the 2D angles, by column and by row in turn."""
+    """Return cos and sin [P, K/2] of positions [P, 2] (row, column): by column, row, column, .."""
     steps = torch.arange(0, head_size, 4, dtype=dtype, device=positions.device)
     turns = theta ** (steps / head_size)
     angles = (positions.flip(1)[:, None].to(dtype) / turns[:, None]).flatten(1)
@@ -374,7 +374,7 @@ def rotary_cos_sin(
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate queries and keys [T, 2, H, K] in pairs (2i, 2i + 1), in float32 or wider."""
+    """Rotate columns 2i and 2i + 1 of queries and keys [T, 2, H, K] by angle i of a row."""
     first, second = x.unflatten(-1, (-1, 2)).unbind(-1)
     pairs = torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-1)
     return pairs.flatten(-2).to(x.dtype)

@@ -81,7 +81,7 @@ class PaddleOCRVLConfig:
 
     @property
     def blocks(self) -> blocks.BlockSizes:
-        """The sizes of the blocks."""
+        """The number of transformer blocks and the sizes of one, for the shared layers."""
         sizes = self.depth, self.hidden_size, self.intermediate_size, self.num_heads
         return blocks.BlockSizes(*sizes, "gelu_tanh", self.layer_norm_eps)
 
@@ -150,13 +150,13 @@ class PaddleOCRVLEncoder(RasterEncoder):
         return EncoderOutput(hidden, tokens, ())
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> RotarySegments:
-        """Return the rotary angles, offsets and padding that every block reads."""
+        """Return the rotary angles, segment offsets and rows of padding that every block takes."""
         return RotarySegments.of(metadata)
 
     def _grid_metadata(
         self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
     ) -> Metadata:
-        """Rotary angles and position embeddings per patch, row by row, and the order of merging.
+        """Return rotary angles and positions per patch, row by row, and the order of merging.
 
         ``rotary_pos_emb_cos`` and ``rotary_pos_emb_sin`` are [P, K/2]. ``pos_embed_index`` int64
         and ``pos_embed_weight`` [P, 4] are the taps into the position table. ``merge_index`` int64
@@ -204,7 +204,7 @@ class Block(blocks.Block):
         self.attn = Attention(sizes)
 
     def parts(self) -> BlockParts | None:
-        """Return the layers by role, or None if attention or MLP is a module of another type."""
+        """Return the layers by role, or None if attention or MLP was replaced by another module."""
         if (type(self), type(self.attn), type(self.mlp)) != (Block, Attention, blocks.MLP):
             return None
         return BlockParts(
@@ -233,7 +233,7 @@ class Attention(blocks.Attention):
 
 
 class Projector(nn.Module):
-    """Normalises each patch and turns those of one token, one after another, into it."""
+    """Normalises patches and turns each group of neighbours, those of a token, into that token."""
 
     def __init__(self, config: PaddleOCRVLConfig) -> None:
         super().__init__()
@@ -250,7 +250,10 @@ class Projector(nn.Module):
 def rotary_cos_sin(
     positions: Tensor, head_size: int, theta: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Return cos and sin [P, K/2] of the 2D rotary angles, half by row and half by column."""
+    """Return cos and sin [P, K/2] of the 2D rotary angles of ``positions`` [P, 2], (row, column).
+
+    The first half of the angles is by row, the second by column; K is ``head_size``.
+    """
     steps = torch.arange(0, head_size // 2, 2, dtype=dtype, device=positions.device)
     turns = theta ** (steps / (head_size // 2))
     angles = (positions[:, :, None].to(dtype) / turns).flatten(1)
@@ -258,7 +261,10 @@ def rotary_cos_sin(
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate queries and keys [T, 2, H, K] in pairs (i, i + K/2), in float32 or wider."""
+    """Rotate columns i and i + K/2 of queries and keys ``x`` [T, 2, H, K] by the same angle.
+
+    ``cos`` and ``sin`` are [T, 1, 1, K] in float32 or wider, the first half of ``sin`` negated.
+    """
     first, second = x.chunk(2, dim=-1)
     swapped = torch.cat((second, first), dim=-1)
     return torch.addcmul(x * cos, swapped, sin).to(x.dtype)
@@ -269,7 +275,7 @@ def position_taps(
 ) -> tuple[Tensor, Tensor]:
     """Return the four rows of the position table around each patch, and their bilinear weights.
 
-    The outer edges of the grid map to those of the table; one that shrinks is not smoothed first.
+    The outer edges of the grid map to those of the table, which is not smoothed for small grids.
 
     Args:
         grids: ``(t, h, w)`` per item, in patches.
@@ -296,15 +302,15 @@ def position_taps(
 
 
 def merge_order(grids: Sequence[Grid], merge: int, rows: int) -> Tensor:
-    """Return the number of each patch, row by row, in the order in which tokens take them.
+    """Return the indices that sort patches from raster order into merge order, int64 [rows].
+
+    In merge order the ``merge**2`` patches of a token are neighbours. Entry i is the raster index,
+    from 0 over all items, of the patch at place i.
 
     Args:
         grids: ``(t, h, w)`` per item, in patches.
         merge: side of a token in patches.
-        rows: rows of the result, at least the number of patches; those beyond keep their number.
-
-    Returns:
-        int64 [rows].
+        rows: number of entries, at least that of patches; an entry beyond the patches is its own i.
     """
     order = torch.arange(rows, device="cpu")
     start = 0

@@ -177,13 +177,13 @@ class Qwen2_5VLEncoder(PatchEncoder):
             yield self._reorder(hidden, metadata["reverse_index"])
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> Context:
-        """Return the rotary angles, offsets and padding that every block reads."""
+        """Return the rotary angles, segment offsets and rows of padding that every block takes."""
         return Context.of(metadata)
 
     def _grid_metadata(
         self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
     ) -> Metadata:
-        """Rotary angles in window order, and the windows of attention.
+        """Return rotary angles in window order, and the windows of attention.
 
         ``rotary_pos_emb_cos`` and ``rotary_pos_emb_sin`` [P, K/2] are **in window order**.
         ``window_index`` int64 [N] is the token at each place of the window order, and
@@ -223,7 +223,7 @@ class Qwen2_5VLEncoder(PatchEncoder):
         return self._reorder(patches, metadata["window_index"])
 
     def _reorder(self, rows: Tensor, index: Tensor) -> Tensor:
-        """Permute rows [P, ..] token by token, so that the patches of a token stay together."""
+        """Permute rows [P, ..]: group i of the result, the 4 rows of a token, is group index[i]."""
         return rows.unflatten(0, (-1, self.config.spatial_merge_size**2))[index].flatten(0, 1)
 
 
@@ -240,7 +240,7 @@ class Context(NamedTuple):
 
     @classmethod
     def of(cls, metadata: Metadata) -> Context:
-        """Make the context of metadata: cos and sin for both halves, the first of sin negated."""
+        """Make the context; cos and sin are repeated for both halves of a head."""
         cos, sin = metadata["rotary_pos_emb_cos"], metadata["rotary_pos_emb_sin"]
         return cls(
             torch.cat((cos, cos), 1)[:, None, None],
@@ -283,7 +283,7 @@ class Block(nn.Module):
         return hidden + self.mlp(self.norm2(hidden))
 
     def parts(self) -> BlockParts | None:
-        """Return the layers by role, or None if attention or MLP is a module of another type."""
+        """Return the layers by role, or None if attention or MLP was replaced by another module."""
         if (type(self), type(self.attn), type(self.mlp)) != (Block, Attention, MLP):
             return None
         return BlockParts(
@@ -367,7 +367,10 @@ class Merger(nn.Module):
 def rotary_cos_sin(
     positions: Tensor, head_size: int, theta: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Return cos and sin [P, K/2] of the 2D rotary angles, half by row and half by column."""
+    """Return cos and sin [P, K/2] of the 2D rotary angles of ``positions`` [P, 2], (row, column).
+
+    The first half of the angles is by row, the second by column; K is ``head_size``.
+    """
     steps = torch.arange(0, head_size // 2, 2, dtype=dtype, device=positions.device)
     turns = theta ** (steps / (head_size // 2))
     angles = (positions[:, :, None].to(dtype) / turns).flatten(1)
@@ -375,7 +378,10 @@ def rotary_cos_sin(
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate queries and keys [T, 2, H, K] in pairs (i, i + K/2), in float32 or wider."""
+    """Rotate columns i and i + K/2 of queries and keys ``x`` [T, 2, H, K] by the same angle.
+
+    ``cos`` and ``sin`` are [T, 1, 1, K] in float32 or wider, the first half of ``sin`` negated.
+    """
     first, second = x.chunk(2, dim=-1)
     swapped = torch.cat((second, first), dim=-1)
     return torch.addcmul(x * cos, swapped, sin).to(x.dtype)

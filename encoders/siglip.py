@@ -16,8 +16,8 @@ Deliberate differences:
 - The patch embedding is a Linear over the stored Conv2d weight: same sums, one matrix product.
 - Views of another size than the published one are accepted; their positions are interpolated as
   ``SiglipVisionModel(interpolate_pos_encoding=True)`` does, in float32 or wider.
-- A view is cut to whole patches: of 384x384 pixels and patches of 14, the source's convolution
-  never reads the last 6 rows and columns.
+- A view is rounded down to whole patches: of 384x384 pixels and patches of 14, the source's
+  convolution never reads the last 6 rows and columns.
 - Gemma 3's mean and norm are computed in float32 and rounded once; the source rounds the mean, too.
 """
 
@@ -63,7 +63,7 @@ class SiglipConfig:
 
     @property
     def tile_size(self) -> int:
-        """Side of a view in pixels, cut to whole patches."""
+        """Side of a view in pixels, rounded down to whole patches."""
         return self.image_size // self.patch_size * self.patch_size
 
     @property
@@ -78,7 +78,7 @@ class SiglipConfig:
 
     @property
     def blocks(self) -> BlockSizes:
-        """The sizes of the blocks."""
+        """The number of transformer blocks and the sizes of one, for the shared layers."""
         sizes = self.depth, self.hidden_size, self.intermediate_size, self.num_heads
         return BlockSizes(*sizes, "gelu_tanh", self.layer_norm_eps)
 
@@ -127,10 +127,10 @@ class Gemma3Config(SiglipConfig):
 
 
 def _read_tower(vision: Mapping[str, object]) -> dict[str, Any]:
-    """Return the fields of :class:`SiglipConfig` that the vision part of a config gives."""
+    """Return the fields of ``SiglipConfig``, read from the vision section of a published config."""
     require_value(vision, "hidden_act", "gelu_pytorch_tanh")
     width = read_size(vision, "hidden_size", default=768)
-    heads = 12 if width == 768 else None  # no shape tells the number of heads
+    heads = 12 if width == 768 else None  # other widths must state it: no weight does
     return {
         "depth": read_size(vision, "num_hidden_layers", default=12, most=1024),
         "hidden_size": width,
@@ -189,7 +189,7 @@ class SiglipEncoder(TileEncoder):
 
     @property
     def pooling_head(self) -> Head | None:
-        """The head that makes one vector of the tokens of an item, if the checkpoint has one."""
+        """The head that pools the tokens of an item to one vector; None without such weights."""
         return self.head if self.config.use_head else None
 
     def _embed(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:
@@ -220,12 +220,12 @@ class Gemma3Encoder(SiglipEncoder):
         return self.projector(normed.unflatten(1, (h, w))).flatten(0, 2)
 
     def _token_grid(self, h: int, w: int) -> tuple[int, int]:
-        """Return the grid of tokens: one token per square of patches."""
+        """Return rows and columns of tokens of ``h`` x ``w`` patches: one per square of patches."""
         return h // self.config.pool_size, w // self.config.pool_size
 
 
 class Head(nn.Module):
-    """Makes one vector of the normed tokens of an item: a learned query attends to all of them."""
+    """Pools the normed tokens of an item to one vector: a learned query attends to all of them."""
 
     def __init__(self, sizes: BlockSizes) -> None:
         super().__init__()

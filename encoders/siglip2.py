@@ -79,7 +79,7 @@ class Siglip2Config:
 
     @property
     def blocks(self) -> BlockSizes:
-        """The sizes of the blocks."""
+        """The number of transformer blocks and the sizes of one, for the shared layers."""
         sizes = self.depth, self.hidden_size, self.intermediate_size, self.num_heads
         return BlockSizes(*sizes, "gelu_tanh", self.layer_norm_eps)
 
@@ -93,7 +93,7 @@ class Siglip2Config:
         vision = find_section(config, "vision_config")
         require_value(vision, "hidden_act", "gelu_pytorch_tanh")
         width = read_size(vision, "hidden_size", default=768)
-        heads = 12 if width == 768 else None  # no shape tells the number of heads
+        heads = 12 if width == 768 else None  # other widths must state it: no weight does
         return cls(
             depth=read_size(vision, "num_hidden_layers", default=12, most=1024),
             hidden_size=width,
@@ -147,7 +147,7 @@ class Siglip2Encoder(RasterEncoder):
 
     @property
     def pooling_head(self) -> Head | None:
-        """The head that makes one vector of the tokens of an item, if the checkpoint has one."""
+        """The head that pools the tokens of an item to one vector; None without such weights."""
         return self.head if self.config.use_head else None
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> TileSegments:
@@ -158,7 +158,7 @@ class Siglip2Encoder(RasterEncoder):
     def _grid_metadata(
         self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
     ) -> Metadata:
-        """Return the taps into the table of positions per patch.
+        """Return the weights of the table of positions per patch.
 
         ``pos_embed_rows`` and ``pos_embed_columns`` [P, S] are the weights of all rows and of all
         columns of the table; the weight of an entry is the product of both.
@@ -186,7 +186,7 @@ class Siglip2Encoder(RasterEncoder):
 
 
 class Head(nn.Module):
-    """Makes one vector of the normed tokens of an item: a learned query attends to all of them."""
+    """Pools the normed tokens of an item to one vector: a learned query attends to all of them."""
 
     def __init__(self, sizes: BlockSizes) -> None:
         super().__init__()
@@ -209,10 +209,10 @@ class Head(nn.Module):
 
 @lru_cache(maxsize=256)
 def axis_weights(entries: int, size: int) -> Tensor:
-    """Return the weights by which one axis of the table is resized, bilinearly and antialiased.
+    """Return the weights that resize one axis of the table of positions, with antialiasing.
 
-    Each of ``size`` positions is a mean of the entries around its centre, with weights that fall
-    off linearly, over two entries or, where the axis shrinks, two steps of the new axis
+    Each of ``size`` positions is a mean of the ``entries`` around its centre, with weights that
+    fall off linearly, over two entries or, where the axis shrinks, two steps of the new axis
     (``F.interpolate(mode="bilinear", antialias=True, align_corners=False)``).
 
     Returns:

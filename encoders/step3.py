@@ -49,7 +49,7 @@ from .layers.products import convolve, patch_product
 from .layers.segments import TileSegments
 
 PREFIX_ROWS = 4
-"""Copies of the class token that every patch attends to: the checkpoint was trained with them."""
+"""The number of copies of the class token before the patches of a view, as in training."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Step3Config:
     in_channels: int = 3
     layer_norm_eps: float = 1e-5
     enable_patch: bool = True
-    """Whether images are cut into tiles at all."""
+    """Whether large images are encoded as tiles, too; if not, each is one view of the whole."""
 
     def __post_init__(self) -> None:
         require_divisible("hidden_size", self.hidden_size, "num_heads", self.num_heads)
@@ -127,7 +127,7 @@ class Step3Encoder(TilesThenImage):
 
 
 class Step3Tower(TileEncoder):
-    """Encodes square views of one size, for one of the two paths of the encoder."""
+    """Encodes square views of one size: whole images (path "image") or tiles (path "tiles")."""
 
     _rows_before = PREFIX_ROWS
 
@@ -167,11 +167,11 @@ class Step3Tower(TileEncoder):
 
     @property
     def blocks(self) -> nn.ModuleList:
-        """All blocks."""
+        """The transformer blocks of the tower, in the order in which they run."""
         return self.transformer.layers
 
     def _token_grid(self, h: int, w: int) -> tuple[int, int]:
-        """Return the grid of tokens, one per 4x4 patches: each side is halved twice."""
+        """Return rows and columns of tokens of ``h`` x ``w`` patches: each side is halved twice."""
         return -(-(h // 2) // 2), -(-(w // 2) // 2)
 
     def _read(self, grid_thw: GridLike) -> list[Grid]:
@@ -212,7 +212,7 @@ class Embeddings(nn.Module):
         return torch.cat((prefix, rows + self.positions(h, w)), dim=1)
 
     def positions(self, h: int, w: int) -> Tensor:
-        """Return positions of patches [n, D]: the table, or a bicubic resize to another grid."""
+        """Return position embeddings [h*w, D]: the table, or a bicubic resize of it."""
         table = self.position_embedding[1:]
         if (h, w) == (self.side, self.side):
             return table
@@ -224,7 +224,7 @@ class Embeddings(nn.Module):
 
 
 class Transformer(nn.Module):
-    """The blocks, under the name that checkpoints give them."""
+    """Holds the blocks under the parameter names of the checkpoint."""
 
     def __init__(self, config: Step3Config) -> None:
         super().__init__()

@@ -18,8 +18,8 @@ Deliberate differences:
 - The rotation multiplies in float32 and rounds to the tower's dtype once; layer scale with residual
   rounds once.
 - Positions of tiles are interpolated in float32 or wider and added in the tower's dtype.
-- Images are cut as StepFun's own code does: a tile that leaves the image is black there, where
-  transformers stretches the rest of the image.
+- Images are tiled as by StepFun's own code: a tile that reaches beyond the image is black there;
+  transformers stretches the part of the image inside of it.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Step3VLConfig:
     in_channels: int = 3
     layer_norm_eps: float = 1e-5
     enable_patch: bool = True
-    """Whether images are cut into tiles at all."""
+    """Whether large images are encoded as tiles, too; if not, each is one view of the whole."""
 
     def __post_init__(self) -> None:
         require_divisible("hidden_size", self.hidden_size, "num_heads", self.num_heads)
@@ -107,7 +107,7 @@ class Step3VLConfig:
         return cls(
             depth=read_size(vision, "layers", "num_hidden_layers", default=47, most=1024),
             hidden_size=width,
-            intermediate_size=round(width * ratio),  # published ratios may be cut off, as 5.8333
+            intermediate_size=round(width * ratio),  # published ratios may have few digits: 5.8333
             num_heads=read_size(vision, "heads", "num_attention_heads", default=16),
             out_hidden_size=read_size(language, "hidden_size", default=4096),
             projector_bias=read_flag(config, "projector_bias", default=False),
@@ -141,7 +141,7 @@ class Step3VLEncoder(TilesThenImage):
 
 
 class Step3VLTower(TileEncoder):
-    """Encodes square views of one size, for one of the two paths of the encoder."""
+    """Encodes square views of one size: whole images (path "image") or tiles (path "tiles")."""
 
     def __init__(self, config: Step3VLConfig) -> None:
         super().__init__()
@@ -182,22 +182,22 @@ class Step3VLTower(TileEncoder):
         return EncoderOutput(hidden, tokens, ())
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> Context:
-        """Return the rotary angles, offsets and padding that every block reads."""
+        """Return the rotary angles, segment offsets and rows of padding that every block takes."""
         return Context.of(metadata, hidden)
 
     @property
     def blocks(self) -> nn.ModuleList:
-        """All blocks."""
+        """The transformer blocks of the tower, in the order in which they run."""
         return self.transformer.resblocks
 
     def _token_grid(self, h: int, w: int) -> tuple[int, int]:
-        """One token per 4x4 patches: each of two convolutions halves a side, rounded up."""
+        """Return rows and columns of tokens of ``h`` x ``w`` patches: a quarter, rounded up."""
         return -(-h // 4), -(-w // 4)
 
     def _grid_metadata(
         self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
     ) -> Metadata:
-        """``rotary_pos_emb_cos`` and ``rotary_pos_emb_sin`` [n, K/2], which all views share."""
+        """Return ``rotary_pos_emb_cos`` and ``_sin`` [n, K/2] of one view; all views share them."""
         check_input_size(sum(t for t, _, _ in grids), max_input_size)
         side = self.side // self.config.patch_size
         h, w = grids[0][1:] if grids and max_input_size is None else (side, side)
@@ -220,7 +220,7 @@ class Step3VLTower(TileEncoder):
         return self.ln_pre(rows + self._positions(h, w))
 
     def _positions(self, h: int, w: int) -> Tensor:
-        """Return the positions [n, D]: the table, or a bilinear resize of it to another grid."""
+        """Return position embeddings [h*w, D]: the table, or a bilinear resize of it."""
         table, side = self.positional_embedding, self.config.image_size // self.config.patch_size
         if (h, w) == (side, side):
             return table
@@ -241,7 +241,7 @@ class Context(NamedTuple):
 
     @classmethod
     def of(cls, metadata: Metadata, hidden: Tensor) -> Context:
-        """Check offsets and angles against the views [B, n, D] and find the rows of padding."""
+        """Make the context for views ``hidden`` [B, n, D], checked against the metadata."""
         cos, sin = metadata["rotary_pos_emb_cos"], metadata["rotary_pos_emb_sin"]
         segments = TileSegments.of(metadata, hidden)
         if hidden.shape[0]:
@@ -250,7 +250,7 @@ class Context(NamedTuple):
 
 
 class Transformer(nn.Module):
-    """The blocks, under the name that checkpoints give them."""
+    """Holds the blocks under the parameter names of the checkpoint."""
 
     def __init__(self, config: Step3VLConfig) -> None:
         super().__init__()
@@ -274,7 +274,7 @@ class Block(nn.Module):
         return torch.addcmul(hidden, self.mlp(self.ln_2(hidden)), self.ls_2)
 
     def parts(self) -> BlockParts | None:
-        """Return the layers by role, or None if attention or MLP is a module of another type."""
+        """Return the layers by role, or None if attention or MLP was replaced by another module."""
         if (type(self), type(self.attn), type(self.mlp)) != (Block, Attention, MLP):
             return None
         return BlockParts(
@@ -325,7 +325,7 @@ class MLP(nn.Module):
 
 
 def rotary_cos_sin(h: int, w: int, head_size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return cos and sin [h*w, K/2] of the 2D angles, the first half by column, then by row."""
+    """Return cos and sin [h*w, K/2] of rotary angles, half by column, then half by row."""
     steps = torch.arange(0, head_size // 2, 2, dtype=dtype, device="cpu")
     turns = 10000.0 ** (steps / (head_size // 2))
     rows = torch.arange(h, dtype=dtype, device="cpu")[:, None, None] / turns
@@ -335,7 +335,7 @@ def rotary_cos_sin(h: int, w: int, head_size: int, dtype: torch.dtype) -> tuple[
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate queries and keys [B, n, 2, H, K] in pairs (2i, 2i + 1), in float32 or wider."""
+    """Rotate columns 2i and 2i + 1 of queries and keys [B, n, 2, H, K] by angle i of a row."""
     first, second = x.unflatten(-1, (-1, 2)).unbind(-1)
     pairs = torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-1)
     return pairs.flatten(-2).to(x.dtype)
