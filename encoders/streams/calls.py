@@ -1,7 +1,7 @@
 """Encoding preprocessed items: one call or several, and one result per item.
 
-Nothing here knows an encoder: :class:`ItemEncoder` holds what has to be known, so that encoders and
-their wrappers share the code.
+Nothing here imports an encoder: an :class:`ItemEncoder` holds the few members that are needed, so
+that encoders and their wrappers share this code.
 """
 
 from __future__ import annotations
@@ -92,12 +92,13 @@ class ItemEncoder(Generic[Output]):
     stager: StagedPreprocessor | None = None
     """The preprocessor, if it can leave normalising and cutting to the device, else None."""
     owned: bool = True
-    """Whether a result keeps its values when the next call runs, so that no copy is needed."""
+    """Whether a result keeps its values when the next call runs. It does not if calls return views
+    of static buffers."""
     head: PoolingHead | None = None
-    """The pooling head of the encoder, which makes one vector of an item, if there is one."""
+    """The learned head of the encoder, which ``pool="head"`` needs; None without one."""
 
     def check(self, results: ResultSettings) -> None:
-        """Raise unless these results can be had from this encoder.
+        """Check that this encoder can make results of this kind.
 
         Raises:
             ValueError: arguments of ``encode`` that are wrong or need a field that is left out.
@@ -144,7 +145,10 @@ class ItemEncoder(Generic[Output]):
         return pool_items(outputs, results.pool, grids, results.normalize, self.head)
 
     def _outputs(self, inputs: VisionInputs, limit: int | None) -> Iterator[Output]:
-        """Return the output of each item, made when it is asked for; it may be a view."""
+        """Yield the output of each item, which may be a view; calls run when it is asked for.
+
+        ``limit`` is the largest number of output tokens per call; None has no limit.
+        """
         paths = inputs.paths.items()
         entries = {name: self._entries(name, path, limit) for name, path in paths}
         for item in split_inputs(inputs, self.paths):
@@ -152,7 +156,13 @@ class ItemEncoder(Generic[Output]):
             yield self.encoder.join({name: next(entries[name]) for name in used}, item)[0]
 
     def _entries(self, name: str, inputs: PathInputs, limit: int | None) -> Iterator[Output]:
-        """Return the output of each entry of an input path."""
+        """Yield the output of each entry of an input path.
+
+        Args:
+            name: the name of the path.
+            inputs: the pixels and grids of its entries.
+            limit: largest number of output tokens per call; None for one call.
+        """
         path, call = self.paths[name], self.calls[name]
         grids: list[Grid] = [(t, h, w) for t, h, w in inputs.grid_thw.tolist()]
         calls = plan_calls(grids, path.item_specs, limit)
@@ -176,7 +186,7 @@ EitherItemEncoder: TypeAlias = ItemEncoder[EncoderOutput] | ItemEncoder[PartialO
 
 
 def _in_own_memory(output: Output) -> Output:
-    """Return the output, copied if one of its tensors is a part of a larger one."""
+    """Return the output, copied if one of its tensors is a view of a larger storage."""
     rows = (output.last_hidden_state, output.pooler_output, *(output.deepstack_features or ()))
     tensors = [x for x in rows if x is not None]
     whole = all(x.untyped_storage().nbytes() == x.nbytes for x in tensors)
@@ -184,14 +194,15 @@ def _in_own_memory(output: Output) -> Output:
 
 
 def split_inputs(inputs: VisionInputs, paths: Mapping[str, ItemPath]) -> list[VisionInputs]:
-    """Return the inputs of each item alone, as views.
+    """Return the inputs of each item by itself, as views.
 
     Args:
         inputs: any number of items.
         paths: the paths of the encoder by name.
 
     Raises:
-        ValueError: entries of a path that cannot be assigned to items, or pixels of other entries.
+        ValueError: entries of a path that cannot be assigned to items, or another number of rows of
+            pixels than the grid makes.
     """
     inputs.check(paths)
     alone: dict[str, list[PathInputs]] = {}
@@ -227,7 +238,7 @@ def select_items(
         items: numbers of the items to keep, in the order wanted; may be none.
 
     Raises:
-        ValueError: entries of a path that cannot be assigned to items, or pixels of other entries.
+        ValueError: what :func:`split_inputs` raises.
     """
     alone = split_inputs(inputs, paths)
     if list(items) == list(range(len(alone))):
@@ -260,7 +271,7 @@ def join_inputs(parts: Sequence[VisionInputs]) -> VisionInputs:
 
 
 class ItemPart(NamedTuple):
-    """Consecutive segments of one item: all of them, unless the item exceeds the limit."""
+    """Consecutive segments of an item that run in one call; all of them, unless a limit forbids."""
 
     item: int
     grid: Grid
@@ -279,8 +290,8 @@ def plan_calls(
 
     Args:
         grids: the (t, h, w) of each item.
-        item_specs: the method of an encoder.
-        limit: most output tokens per call. An item above it is cut between its segments, and not
+        item_specs: the encoder's method of that name, which gives the sizes of items.
+        limit: most output tokens per call. An item above it is divided between segments, and not
             between frames that make tokens together. That is exact: no row attends outside its
             segment, and positions repeat in each. One segment alone may exceed the limit.
 
@@ -310,9 +321,11 @@ def plan_calls(
 def _frames_together(
     grid: Grid, item_specs: Callable[[Sequence[Grid]], list[EncoderItemSpec]]
 ) -> tuple[int, int]:
-    """Return how many frames of an item make tokens together, and how many tokens those are.
+    """Return how many frames make one set of tokens, and the number of tokens in the set.
 
-    They are one, a pair (ERNIE-4.5-VL) or four (MoonViT-3D).
+    Args:
+        grid: the (t, h, w) of an item; the frames are one, two (ERNIE-4.5-VL) or four (MoonViT-3D).
+        item_specs: the encoder's method of that name, which gives the sizes of items.
     """
     t, h, w = grid
     tokens = item_specs([(1, h, w)])[0].output_tokens
@@ -362,6 +375,9 @@ def advising_limit(tokens: int, device: torch.device) -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether torch or Python says that memory ran out; torch has no class for the CPU's."""
+    """Return whether an error says that memory ran out.
+
+    On the CPU, torch raises a plain RuntimeError, which its message identifies.
+    """
     kinds = (torch.OutOfMemoryError, MemoryError)
     return isinstance(error, kinds) or "can't allocate memory" in str(error)

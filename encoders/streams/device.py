@@ -13,12 +13,12 @@ from torch import Tensor
 class DeviceQueue:
     """Runs batches on one device: on the CPU each at once, on a GPU one ahead of the results.
 
-    On CUDA pixels are copied from pinned memory on a stream of their own, while the batch before
-    them runs on another; both leave the caller's stream alone.
+    On CUDA, pixels are copied from page-locked memory on one CUDA stream while the batch before
+    them runs on another. Neither is the caller's current stream.
 
     Attributes:
-        ahead: batches that run beyond the one whose results are handed over.
-        pins: whether what is sent is to lie in page-locked memory.
+        ahead: number of batches that are queued beyond the one whose results are returned.
+        pins: whether tensors for ``send`` should lie in page-locked memory.
         stages: whether pixels are sent as uint8, and normalised and cut on the device.
     """
 
@@ -30,12 +30,12 @@ class DeviceQueue:
             self._copies, self._runs = _streams(device)
 
     def begin(self) -> None:
-        """Make batches wait for the work that the caller's stream has been given so far."""
+        """Make all batches wait for the work that is queued on the caller's CUDA stream by now."""
         if self._on_cuda:
             self._runs.wait_stream(torch.cuda.current_stream(self.device))
 
     def hold(self, rows: Tensor) -> Tensor:
-        """Return ``rows``, in page-locked memory if the device is a GPU that copies them later."""
+        """Return ``rows``, copied to page-locked memory if ``send`` will copy them to a GPU."""
         return rows.pin_memory() if self.pins else rows
 
     def send(self, parts: Sequence[Tensor]) -> list[Tensor]:
@@ -63,17 +63,23 @@ class DeviceQueue:
         return event
 
     def wait(self, mark: torch.cuda.Event | None, results: Sequence[Tensor]) -> None:
-        """Wait until the device has passed ``mark``; ``results`` then belong to the caller."""
+        """Wait until the device has reached an event, after which its results may be read.
+
+        Args:
+            mark: what ``mark`` returned after the batch; None waits for nothing.
+            results: the tensors of the batch, which the caller's CUDA stream may read from now on.
+        """
         if mark is not None:
             mark.synchronize()
-            for tensor in results:  # the caller's stream may read it: torch then keeps its memory
+            for tensor in results:  # keeps torch from reusing its memory before the caller reads it
                 tensor.record_stream(torch.cuda.current_stream(self.device))
 
 
 @cache
 def _streams(device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
-    """Return the streams for copies and for batches, the same ones for all runs on a device.
+    """Return two CUDA streams of a device, one for copies and one for batches.
 
-    torch keeps freed memory, and 32 MiB for cuBLAS, for each stream that was ever used.
+    They are the same in every call, because torch keeps freed memory, and 32 MiB for cuBLAS, for
+    each stream that was ever used.
     """
     return torch.cuda.Stream(device), torch.cuda.Stream(device)

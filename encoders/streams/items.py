@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class EncodesItems(Generic[Output]):
-    """Gives a class ``encode`` and ``encode_many``, which need only its ``item_encoder``."""
+    """Gives a class ``encode`` and ``encode_many``, which call only its ``item_encoder``."""
 
     def item_encoder(self) -> ItemEncoder[Output]:
         """Return the encoder and the functions that call its paths, which ``encode`` uses."""
@@ -202,9 +202,10 @@ class EncodesItems(Generic[Output]):
 
         Returns:
             For each item a list with one map [t, h, w] per block, of all heads [H, t, h, w]; tiles
-            are stitched, and an item without the path has an empty list. A value is the mean of the
-            weights over the queries, which is 0 for those that attend elsewhere. Nothing is
-            normalised after the weights of class tokens and thumbnails are left out.
+            are stitched, and an item without the path has an empty list. A value is the mean over
+            the queries of the weights that they give to the patch; that of a query in another
+            window or tile is 0. Weights of class tokens and thumbnails are left out, and the
+            others are not normalised again.
 
         Raises:
             ValueError: what ``preprocess`` refuses, a block, point or path that does not exist, no

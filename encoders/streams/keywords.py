@@ -1,7 +1,7 @@
 """The keywords of ``encode``, ``encode_many`` and ``attention_maps`` as types.
 
-A method lists its keywords in its own signature. Its overloads, of which one counts for each kind
-of result, take them from here.
+A method lists its keywords in its own signature. Its overloads, of which there is one for each
+kind of result, take them from here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ Pairs: TypeAlias = Iterable[tuple[Key, object]]
 Raise: TypeAlias = Literal["raise"]
 Keep: TypeAlias = Literal["keep"]
 Queries: TypeAlias = Sequence[tuple[int, int, int]] | Literal["cls"] | None
-"""Points (frame, row, column) of a map, the class token of each tile, or all patches."""
+"""The queries of attention maps: points (frame, row, column) from 0, "cls" for the class token of
+each tile, or None for all patches."""
 Heads: TypeAlias = Literal["mean", "all"]
 """Whether attention is shown as the mean over the heads or for each of them."""
 
@@ -49,6 +50,8 @@ class Whole(SharedKeywords, total=False):
 
 
 class MakesVectors(TypedDict):
+    """The keyword that a call of ``encode`` must have for its results to be vectors."""
+
     pool: VectorPool
 
 
@@ -73,7 +76,7 @@ class PooledStream(Pooled, StreamKeywords):
 
 
 class AttentionAsked(NamedTuple):
-    """The arguments of ``attention_maps`` other than the items."""
+    """The arguments of the method ``attention_maps`` besides images and videos."""
 
     blocks: int | Sequence[int] | None
     queries: Queries

@@ -15,9 +15,9 @@ from torch import Tensor
 from ..data import EncoderItemSpec, EncoderOutput, Grid, OutputField, PartialOutput
 
 VectorPool: TypeAlias = Literal["mean", "max", "cls", "head"]
-"""The values of the argument ``pool`` that make one vector of an item."""
+"""The values of the argument ``pool`` with which an item becomes one vector."""
 Pool: TypeAlias = Literal["none", VectorPool]
-"""The values of the argument ``pool``; "none" keeps the whole output."""
+"""All values of the argument ``pool``; "none" keeps the whole output of an item."""
 POOLS: tuple[Pool, ...] = get_args(Pool)
 PoolingHead: TypeAlias = Callable[[Sequence[Tensor]], Tensor]
 """A learned head: makes [items, D] of the rows of ``pooler_output`` of each item."""
@@ -37,13 +37,13 @@ def pool_items(
         how: "mean", "max", "cls" or "head", as ``encode`` takes it.
         grids: the (t, h, w) of each item.
         normalize: divide each vector by its L2 norm.
-        head: the head of the encoder, which "head" needs.
+        head: the learned head of the encoder, which only ``how="head"`` needs; None without one.
 
     Returns:
         [D] per item in float32, or in float64 where the outputs are float64.
 
     Raises:
-        ValueError: what :func:`pool` raises, or "head" without one.
+        ValueError: what :func:`pool` raises, or ``how="head"`` without a head.
     """
     if how != "head":
         pairs = zip(outputs, grids, strict=True)
@@ -90,10 +90,10 @@ def pool(
 
 
 def check_pool(how: Pool, normalize: bool) -> None:
-    """Raise unless these two arguments make sense together.
+    """Check the arguments ``pool`` (here ``how``) and ``normalize`` of ``encode``.
 
     Raises:
-        ValueError: an unknown ``how``, or ``normalize`` without a pool.
+        ValueError: an unknown ``how``, or ``normalize`` with ``how="none"``, which has no vector.
     """
     if how not in POOLS:
         raise ValueError(f"pool={how!r}: must be one of {', '.join(map(repr, POOLS))}")
@@ -111,14 +111,14 @@ def check_fields(
     spec: EncoderItemSpec,
     head: PoolingHead | None = None,
 ) -> None:
-    """Raise unless an encoder can be pooled in this way, before it runs.
+    """Check, before an encoder runs, that its outputs can be pooled to vectors in the way asked.
 
     Args:
         how: one of :data:`POOLS`.
         fields: the fields of :class:`EncoderOutput` that the encoder returns.
         grid: the (t, h, w) of any item.
         spec: the sizes of that item, of ``item_specs``.
-        head: the head of the encoder, if it has one.
+        head: the learned head of the encoder; None without one.
 
     Raises:
         ValueError: the encoder does not return the field that is pooled, or has no class token or
@@ -150,7 +150,16 @@ def _missing(how: Pool) -> str:
 
 
 def _class_rows(hidden: Tensor | None, grid: Grid) -> Tensor | None:
-    """Return the class token of each tile, which is its first row, as [tiles, D]."""
+    """Return the class token of each tile of an item, [tiles, D].
+
+    Args:
+        hidden: ``last_hidden_state`` of the item, whose first row per tile is the class token;
+            None, which is returned, if the output lacks it.
+        grid: the (t, h, w) of the item.
+
+    Raises:
+        ValueError: the tiles have no class token.
+    """
     if hidden is None:
         return None
     if hidden.ndim != 3 or hidden.shape[1] != 1 + grid[1] * grid[2]:

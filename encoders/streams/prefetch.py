@@ -1,4 +1,4 @@
-"""Threads that prepare the items of an iterable ahead of whoever consumes them, within a bound."""
+"""Threads that prepare items before a consumer asks for them, within a bound on memory."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ Given = TypeVar("Given")
 Prepared = TypeVar("Prepared")
 
 _PATIENCE = 5.0
-"""Seconds that closing waits for threads; one that the caller's own iterator blocks is left."""
+"""Seconds that closing waits for the threads; one that is blocked inside of the caller's iterator
+is then left running."""
 
 
 class _Failure:
-    """An exception that ``items`` or ``prepare`` raised, kept in the place of a result."""
+    """An exception that the caller's iterator or ``prepare`` raised, in the place of a result."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
@@ -26,9 +27,9 @@ class Prefetch(Generic[Given, Prepared]):
     """Prepares items in worker threads and returns the results in the order of the items.
 
     Each worker takes the next item itself, one worker at a time, so ``items`` needs no lock of its
-    own. No item is taken while the results that were not released would exceed ``limit``. An item
-    that is being prepared counts as the mean of those before it, and as a quarter of ``limit``
-    before any size is known.
+    own. No item is taken while the sizes of the results that were not released would exceed
+    ``limit``. An item that is being prepared is assumed to have the mean size of those before it,
+    or a quarter of ``limit`` if there are none.
 
     Args:
         items: the items to prepare, which are read lazily.
@@ -85,7 +86,7 @@ class Prefetch(Generic[Given, Prepared]):
             thread.join(max(deadline - time.monotonic(), 0))
 
     def __iter__(self) -> Iterator[Prepared]:
-        """The results in order, up to the first item that raised; then ``check`` raises that."""
+        """Yield results in order, up to the first item that raised; ``check`` raises its error."""
         while True:
             began = time.perf_counter()
             with self._changed:
@@ -102,7 +103,7 @@ class Prefetch(Generic[Given, Prepared]):
             yield result
 
     def check(self) -> None:
-        """Raise the error that ended the results, unless ``items`` came to its end.
+        """Raise the error that ended the results early, if there was one.
 
         Raises:
             BaseException: what ``items`` or ``prepare`` raised.
@@ -111,7 +112,7 @@ class Prefetch(Generic[Given, Prepared]):
             raise self._failure.error
 
     def release(self, size: int) -> None:
-        """Note that results of this total size are held no longer, so that more may be prepared."""
+        """Note that the consumer dropped results of total size ``size``, which makes room."""
         with self._changed:
             self._held -= size
             self._changed.notify_all()
@@ -126,16 +127,16 @@ class Prefetch(Generic[Given, Prepared]):
                 result, size = _Failure(error), 0
             with self._changed:
                 self._put(number, result, size)
-            del taken, item, result  # results are freed, because the wait for room may be long
+            del taken, item, result  # frees their memory before the wait for room, which may last
 
     def _take(self) -> tuple[int, Given] | None:
-        """Return the next item and its number as soon as there is room for it; None at the end."""
+        """Wait for room, then return the next item and its number from 0; None at the end."""
         with self._source:
             with self._changed:
                 self._changed.wait_for(lambda: self._ended or self._has_room())
                 if self._ended:
                     return None
-            number = self._taken  # only the holder of the source's lock changes this number
+            number = self._taken  # only a holder of ``_source`` changes it
             try:
                 item = next(self._items)
             except StopIteration:
@@ -165,7 +166,7 @@ class Prefetch(Generic[Given, Prepared]):
         return self._ended and self._wanted >= self._taken
 
     def _has_room(self) -> bool:
-        if self._wanted == self._taken:  # the consumer waits for this very item
+        if self._wanted == self._taken:  # the consumer waits for the item that is taken next
             return True
         count = self._prepared
         mean = self._prepared_size / count if count else self._limit / 4

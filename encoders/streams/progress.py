@@ -1,4 +1,4 @@
-"""How far a stream is: a bar on a terminal and in a notebook, and single lines in a log."""
+"""The progress of a stream: a bar on a terminal and in a notebook, and single lines in a log."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 _FEWEST_PER_LINE = 100
 _PER_LINE = 1000
-"""The number of items per line of a log where their total is not known."""
+"""The number of items per line of a log if the total number of items is not known."""
 
 
 class Progress:
@@ -21,7 +21,8 @@ class Progress:
     Args:
         total: number of items, None if it is not known.
         shown: whether anything is shown.
-        per_line: items per line of a log; None takes a hundredth of all, at least 100.
+        per_line: items per line of a log; None takes a hundredth of all items, at least 100, or
+            1,000 if ``total`` is None.
     """
 
     def __init__(self, total: int | None, shown: bool, per_line: int | None = None) -> None:
@@ -46,7 +47,7 @@ class Progress:
         traceback: TracebackType | None,
     ) -> None:
         if kind is None and self.count:
-            self.total = self.count  # the number that was known may have been a guess
+            self.total = self.count  # ``total`` may have been an estimate
         if self._bar is None:
             self._say()
         else:
@@ -62,7 +63,7 @@ class Progress:
             return
         self._bar.set_postfix_str(self.note, refresh=False)
         self._bar.update()
-        if self.count == self.total:  # whoever takes the results may ask for no further one
+        if self.count == self.total:  # the consumer may stop after the last result
             self._bar.refresh()
 
     def _say(self) -> None:
@@ -93,7 +94,7 @@ def _new_bar(total: int | None) -> tqdm[NoReturn] | None:
 
 
 def _in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook, whose standard error is no terminal."""
+    """Return whether this process is a notebook's kernel, whose standard error is no terminal."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython else None
     return shell is not None and "IPKernelApp" in shell.config

@@ -84,7 +84,7 @@ def prune_video_tokens(
 
 
 def _check(output: object, rate: object) -> None:
-    """Raise a ValueError unless these are the output of a clip and a share of its tokens."""
+    """Raise a ValueError unless ``output`` is an encoder's output and ``0 <= rate < 1``."""
     if not isinstance(rate, SupportsFloat) or not 0 <= float(rate) < 1:
         raise ValueError(
             f"rate={rate!r}: the share of tokens to drop must be a number from 0 to below 1"
@@ -97,7 +97,10 @@ def _check(output: object, rate: object) -> None:
 
 
 def _changes(tokens: Tensor) -> Tensor:
-    """Return the change of each token [t, n, D] since the frame before, as [t * n]."""
+    """Return the change of each token [t, n, D] since the frame before, [t * n].
+
+    The tokens of the first frame have an infinite change, so that all of them are kept.
+    """
     wide = tokens.to(torch.promote_types(tokens.dtype, torch.float32))
     change = 1 - F.cosine_similarity(wide[1:], wide[:-1], dim=-1)
     first = change.new_full((1, tokens.shape[1]), torch.inf)
@@ -105,7 +108,16 @@ def _changes(tokens: Tensor) -> Tensor:
 
 
 def _token_grid(grid_thw: GridLike, tokens: int) -> Grid:
-    """Return frames, rows and columns of a clip's tokens; the merge is the one that fits."""
+    """Return the numbers of frames, rows and columns of tokens that a clip has.
+
+    Args:
+        grid_thw: the clip's (t, h, w) in patches, [3] or [1, 3].
+        tokens: rows of the clip's ``pooler_output``, from which follows how many patches on a side
+            the tower merged into a token.
+
+    Raises:
+        ValueError: more than one clip, or a grid that cannot make this number of tokens.
+    """
     grids = read_grid(grid_thw, 1, "patches")
     if len(grids) != 1:
         raise ValueError(

@@ -44,11 +44,11 @@ _FAILURES = (
 )
 """The exceptions that a bad item raises while it is encoded."""
 _FAILED_TOKENS = 64
-"""Tokens that an item counts for if it cannot be prepared: a batch of such items is bounded."""
+"""The assumed tokens of an item that could not be prepared, so that a batch of them is bounded."""
 
 
 class ItemError(NamedTuple):
-    """Stands for an item that could not be encoded, with ``on_error="keep"``."""
+    """The result of an item that could not be encoded, if ``on_error="keep"`` was given."""
 
     index: int  # type: ignore[assignment]  # hides tuple.index
     """Number of the item, from 0."""
@@ -59,7 +59,7 @@ class ItemError(NamedTuple):
 
 
 class ItemResult(NamedTuple):
-    """The result of one item of a stream, and where it comes from."""
+    """The result of one item of a stream, with the item's number, key and layout."""
 
     number: int
     """Number of the item, from 0."""
@@ -69,13 +69,13 @@ class ItemResult(NamedTuple):
     grid: Grid | None
     """The grid (t, h, w) of the item, None if it could not be prepared."""
     layout: VisionInputs | None
-    """The grids and tiles of the item without its pixels, as ``feature_maps`` takes them."""
+    """The grids and tiles of the item without its pixels; None if it could not be prepared."""
     paired: bool
     """Whether the item came as a pair of key and item."""
 
 
 class StreamOptions(NamedTuple):
-    """How a stream runs; see ``EncodesItems.encode_many``."""
+    """The arguments of ``encode_many`` that say how a stream runs, and two for its progress."""
 
     batch_tokens: int | None = None
     workers: int | None = None
@@ -138,7 +138,7 @@ def stream_items(
 
 
 def as_given(results: Generator[ItemResult, None, None]) -> Iterator[object]:
-    """Yield the values alone, with the key where one was given; an error carries its own key."""
+    """Yield the value of each result, or (key, value) if it has a key and is no error."""
     with closing(results):
         for result in results:
             plain = not result.paired or isinstance(result.value, ItemError)
@@ -157,7 +157,7 @@ class _StreamItem:
     inputs: VisionInputs | StagedItem | None = None
     layout: VisionInputs | None = None
     value: Encoded | Exception | None = None
-    """The result of the item, or the exception that stands in its place."""
+    """The result of the item, or the exception in its place; None before the item is encoded."""
 
 
 class _Stream:
@@ -176,13 +176,13 @@ class _Stream:
         self.queue = DeviceQueue(item_encoder.device)
         self.stager = item_encoder.stager if self.queue.stages else None
         self.seconds = {"decoding": 0.0, "encoding": 0.0, "the consumer": 0.0}
-        """The seconds that the stream waited for decoding, encoding and the consumer."""
+        """The seconds that the stream spent waiting for each of these three."""
         self.tokens, self.began = 0, 0.0
 
     def results(
         self, items: Iterator[object], workers: int, progress: Progress
     ) -> Generator[ItemResult, None, None]:
-        """Yield the results in order; the threads end with the generator."""
+        """Yield one result per item, in order; ``workers`` threads end with the generator."""
         self.queue.begin()
         limit = BATCHES_AHEAD * self.batch_tokens
         with (
@@ -200,7 +200,10 @@ class _Stream:
             prefetch.check()
 
     def _prepare(self, index: int, given: object) -> tuple[_StreamItem, int]:
-        """Decode and preprocess one item; runs in a worker thread."""
+        """Decode and preprocess, in a worker thread, item number ``index``, from 0.
+
+        ``given`` is the item or (key, item). Returned are its inputs or error, and its tokens.
+        """
         item = _StreamItem(index, None, paired=False)
         if isinstance(given, tuple) and len(given) == 2:
             (item.key, given), item.paired = given, True
@@ -241,7 +244,7 @@ class _Stream:
             yield batch
 
     def _start(self, batch: list[_StreamItem]) -> tuple[list[_StreamItem], torch.cuda.Event | None]:
-        """Have a batch encoded; on a GPU it is queued, and the point at which it ends returned."""
+        """Encode a batch, and return it with a CUDA event that comes after it (None on the CPU)."""
         began = time.perf_counter()
         with torch.no_grad(), self.queue.running():
             self._encode([item for item in batch if item.inputs is not None])
@@ -251,7 +254,7 @@ class _Stream:
         return batch, self.queue.mark()
 
     def _encode(self, items: list[_StreamItem]) -> None:
-        """Set the values of items; after a failure each is tried alone if errors are kept."""
+        """Set the values of items in one batch; if it fails and errors are kept, one by one."""
         if not items:
             return
         values: Sequence[Encoded | Exception]
@@ -259,7 +262,7 @@ class _Stream:
             with advising_limit(sum(item.tokens for item in items), self.item_encoder.device):
                 inputs = self._inputs(items)
             encoded = self.item_encoder.encode(inputs, self.wanted)
-            # Views of static buffers are copied: the next batch overwrites them before being read.
+            # A wrapper may return views of its static buffers, which the next batch overwrites.
             views = not self.item_encoder.owned and self.wanted.pool == "none"
             values = [value.clone() for value in encoded] if views else encoded
         except torch.AcceleratorError:
@@ -292,7 +295,7 @@ class _Stream:
         prefetch: Prefetch[object, _StreamItem],
         progress: Progress,
     ) -> Iterator[ItemResult]:
-        """Yield the results of a batch once the device has computed them."""
+        """Yield the results of a batch once the device has reached ``mark``, the event after it."""
         began = time.perf_counter()
         self.queue.wait(mark, [tensor for item in batch for tensor in _tensors(item.value)])
         ready = time.perf_counter()
@@ -324,7 +327,15 @@ class _Stream:
         prefetch: Prefetch[object, _StreamItem],
         progress: Progress,
     ) -> None:
-        """Let the progress say how many tokens run per second, and which stage takes longest."""
+        """Write tokens per second, and what the stream waits for most, into the progress.
+
+        Args:
+            tokens: tokens of the batch whose results were yielded last.
+            waited: seconds that the stream waited for the device to finish it.
+            ready: when its results were ready, as ``time.perf_counter`` gave it.
+            prefetch: has the seconds that the stream waited for decoding.
+            progress: gets the text as its ``note``.
+        """
         self.tokens += tokens
         self.seconds["decoding"] = prefetch.waited
         self.seconds["encoding"] += waited
@@ -355,7 +366,7 @@ def without_traceback(error: Exception) -> Exception:
 
 
 def _about_one(error: Exception) -> Exception:
-    """The error without the item's number, which ``preprocess`` counts within its own call."""
+    """Return the error without "image 0: " or "video 0: ": the stream names the item itself."""
     if not isinstance(error, ValueError):
         return error
     message = str(error)
@@ -363,14 +374,17 @@ def _about_one(error: Exception) -> Exception:
 
 
 def _raise_if_not_the_items(values: Sequence[object]) -> None:
-    """Raise where every item of a batch failed alone, and neither data nor memory is the reason."""
+    """Raise the first error if each of a batch's values is a RuntimeError and none is about memory.
+
+    The items are then not to blame, but the encoder or the device.
+    """
     errors = [value for value in values if isinstance(value, RuntimeError)]
     if len(errors) == len(values) and not any(map(is_out_of_memory, errors)):
         raise errors[0]
 
 
 def _tensors(value: object) -> Iterator[Tensor]:
-    """Return the tensors that a result holds."""
+    """Yield the tensors of a result: of a vector, or of an output and of tuples in it."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, tuple):
