@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from weights.load import DtypeName
 
 VECTORS, ERRORS = "embedding", "error"
+"""The names of the two columns that :class:`EmbedBatch` adds: vectors, and texts of errors."""
 _REPO_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 
 
@@ -42,8 +43,8 @@ class EmbedBatch:
     The encoder is loaded by the first call, once per process; until then an object is a few
     settings that any process can be sent. The same object serves ``datasets.map(batched=True)``.
     The commit of a repo is looked up when an object is first sent or called, so all copies of it
-    load the same. Where an engine makes the objects itself, in each of its processes, pass the
-    commit as ``revision``: ``vitgraph.resolve_commit(repo)``.
+    load the same weights. Where an engine makes the objects itself, in each of its processes, pass
+    the commit as ``revision``: ``vitgraph.resolve_commit(repo)``.
 
     The keywords stand in five groups: the vector of a row, the checkpoint that makes it (as
     ``load_encoder`` takes it), where the encoder runs, the batches of its calls (as ``encode_many``
@@ -55,19 +56,21 @@ class EmbedBatch:
         normalize: divide each vector by its L2 norm.
         column: name of the column of images, which are arrays, bytes or paths of image files, PIL
             images, or whatever else ``preprocess`` takes.
-        revision: branch, tag or commit of the repo.
-        subfolder: folder inside the repo that holds the checkpoint.
+        revision: branch, tag or commit of the repo; None takes the main branch.
+        subfolder: folder inside the repo that holds the checkpoint; None if it is not in one.
         local_files_only: never touch the network.
         dtype: dtype of the weights, such as "bfloat16"; None keeps the stored one.
         device: "auto" (a GPU if there is one), "cpu", "cuda", ...
         graph: replay CUDA graphs; None does so on a GPU.
-        batch_tokens: output tokens per call.
+        batch_tokens: output tokens per call; None takes the default of ``encode_many``.
         workers: threads that decode; None takes one per core, at most 16.
-        max_tokens_per_call: most output tokens of a call; a larger image is encoded in parts.
+        max_tokens_per_call: most output tokens of a call; a larger image runs in several calls.
+            None sets no bound.
         min_pixels: smallest area of an image in pixels.
         max_pixels: largest area of an image in pixels.
-        max_tiles: most tiles that an image is cut into, thumbnail not counted.
-        max_soft_tokens: most tokens per image.
+        max_tiles: most tiles per image, thumbnail not counted.
+        max_soft_tokens: most tokens per image. None leaves each of these four bounds to the
+            checkpoint.
 
     Raises:
         ValueError: a pool that makes no vector.
@@ -125,7 +128,8 @@ class EmbedBatch:
         return {**vars(self), "_loaded": None}
 
     def _pin(self) -> None:
-        """Find the commit of a repo, once: this object and all its copies load the same."""
+        """Look up the commit of a repo once, so that this object and all its copies load the same
+        weights."""
         if self._pinned or not _REPO_ID.fullmatch(self.repo) or Path(self.repo).exists():
             return
         from weights import resolve_commit
@@ -146,8 +150,8 @@ class EmbedBatch:
 
         Args:
             batch: columns of n rows by name.
-            rank: number of this process, as ``datasets.map(with_rank=True)`` passes it; process n
-                uses GPU n, modulo the number of GPUs.
+            rank: number of this process from 0, as ``datasets.map(with_rank=True)`` passes it;
+                process r uses GPU r, modulo the number of GPUs. None takes the default GPU.
 
         Returns:
             The columns of ``batch`` and two more: "embedding", float32 [n, D], and "error", n
@@ -155,8 +159,8 @@ class EmbedBatch:
             the text is empty.
 
         Raises:
-            ValueError: no dict of columns, no such column, a single image in the place of a column,
-                or one of the names "embedding" and "error" is taken.
+            ValueError: ``batch`` is no dict of columns, lacks the column of images, holds a single
+                image in the place of the column, or has a column "embedding" or "error" already.
         """
         try:
             columns = {**batch}
@@ -185,7 +189,8 @@ class EmbedBatch:
         encoder, width = self._loaded
         vectors = np.full((len(images), width), np.nan, np.float32)
         errors = [""] * len(images)
-        pairs = list(enumerate(images))  # so that no row is taken for a pair of key and item
+        # encode_many would take a row of two values for a key and an item, so each row gets a key.
+        pairs = list(enumerate(images))
         for result in encoder.encode_many(pairs, on_error="keep", **self._encoding):
             if isinstance(result, ItemError):
                 errors[result.index] = " ".join(str(result.error).split()) or repr(result.error)
@@ -195,7 +200,14 @@ class EmbedBatch:
         return {**columns, VECTORS: vectors, ERRORS: errors}
 
     def _load(self, rank: int | None) -> tuple[Encoder | GraphedEncoder, int]:
-        """Return the encoder, with CUDA graphs on a GPU, and the width of its vectors."""
+        """Load the encoder, with CUDA graphs on a GPU unless ``graph`` says otherwise.
+
+        Args:
+            rank: number of this process, which chooses its GPU; None takes the default GPU.
+
+        Returns:
+            The encoder or its graphs, and the width D of its vectors.
+        """
         from weights import load_encoder
 
         self._pin()

@@ -67,14 +67,18 @@ REFUSED: Mapping[type[Encoder], str] = {
     Llama4Encoder: "its processor in vLLM does not round pixels, which moved tokens by 1 %",
     MoonViTEncoder: "Kimi-VL was not compared, and vLLM cuts clips of Kimi-K2.5 into items",
 }
-"""Why features of other encoders are not stored, where it is not that nobody compared them."""
+"""The encoders that a store refuses, each with the reason for the error; all others are refused
+because their tokens were not compared with vLLM's."""
 _KEY = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 _OF_JOBS = (".json", ".jsonl", ".csv")
 """The endings of the names of files that an embedding job writes into its folder."""
 
 
 class StoreSettings(NamedTuple):
-    """The checkpoint, dtype and limits that all items of a store have in common."""
+    """The checkpoint, dtype and limits that all items of a store have in common.
+
+    The last four are keywords of ``preprocess``; None leaves the limit to the checkpoint.
+    """
 
     checkpoint: str | None
     """The repo of the checkpoint, None if it was not loaded from the Hub."""
@@ -90,14 +94,15 @@ class StoreSettings(NamedTuple):
 
 
 class FeatureStore:
-    """Writes and reads the features of a store.
+    """Writes features of images into a folder that vLLM reads, and reads them again.
 
     Args:
         folder: a path, local or mounted; made if it does not exist.
-        encoder: makes the features, one of :data:`TOWERS`. A new store takes its settings from it,
-            and an existing one refuses another. None opens an existing store as it is.
+        encoder: the encoder that makes the features, one of :data:`TOWERS`. A new store takes its
+            settings from it; an existing store refuses an encoder with other settings. None opens
+            an existing store as it is.
         min_pixels, max_pixels, max_tiles, max_soft_tokens: the keywords of ``encode`` for every
-            item of the store.
+            item of the store; None leaves a limit to the checkpoint.
 
     Attributes:
         folder: the folder of the store.
@@ -159,10 +164,17 @@ class FeatureStore:
         return self.write(key, language_rows(output), self._path(key))
 
     def write(self, key: str, rows: Tensor, near: Path) -> bool:
-        """Write the rows of one item, as :meth:`put` does; the temporary file lies beside ``near``.
+        """Write the features of one item, unless the store has this key; returns whether it was
+        written.
+
+        Args:
+            key: key of the item, as :meth:`put` takes it.
+            rows: [tokens, (1 + L) * D], in the dtype of the store.
+            near: path in whose folder the temporary file is written, under a name made from this
+                one.
 
         Raises:
-            ValueError: what :meth:`put` raises.
+            ValueError: a key that cannot name a folder, or features of another dtype or width.
             OSError: the folder cannot be written to, or the disk is full.
         """
         dtype, width = str(rows.dtype).removeprefix("torch."), rows.shape[1]
@@ -187,11 +199,12 @@ class FeatureStore:
         return True
 
     def write_array(self, key: str, rows: np.ndarray, near: Path) -> bool:
-        """Write rows that numpy holds, in the dtype of the store; see :meth:`write`."""
+        """Write features [tokens, (1 + L) * D] of a numpy array as :meth:`write` does, after a cast
+        to the dtype of the store."""
         return self.write(key, torch.from_numpy(rows).to(DTYPES[self.settings.dtype]), near)
 
     def read_arrays(self, keys: Sequence[str]) -> np.ndarray:
-        """Return the rows of several items one below another, in float32."""
+        """Return the features of several items as float32 [tokens of all items, (1 + L) * D]."""
         none = torch.empty(0, self.settings.width)
         return torch.cat([none, *(self.get(key).float() for key in keys)]).numpy()
 
@@ -219,13 +232,17 @@ class FeatureStore:
 
 
 def language_rows(output: EncoderOutput | PartialOutput) -> Tensor:
-    """Join the merged tokens and the DeepStack layers of an output on the channels.
+    """Join the two outputs that a language model reads: merged tokens and DeepStack features.
+
+    Args:
+        output: an output with ``pooler_output`` [tokens, D] and L ``deepstack_features`` of its
+            shape.
 
     Returns:
-        [tokens, (1 + L) * D], as vLLM's own towers return it.
+        [tokens, (1 + L) * D], joined on the channels as vLLM's own towers return it.
 
     Raises:
-        ValueError: an output that lacks one of the fields.
+        ValueError: an output that lacks one of the two fields.
     """
     if output.pooler_output is None or output.deepstack_features is None:
         raise ValueError(
@@ -258,7 +275,8 @@ def _describe(encoder: Encoder | GraphedEncoder) -> StoreSettings:
 
 
 def _digest(encoder: Encoder) -> str:
-    """Return a digest of the names and bytes of all weights, which takes the place of a commit."""
+    """Return a digest of the names and bytes of all weights, which stands for a commit in the
+    settings."""
     digest = hashlib.sha256()
     for name, tensor in sorted(encoder.state_dict().items()):
         digest.update(name.encode())

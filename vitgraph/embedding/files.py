@@ -32,11 +32,15 @@ _FAILURES = {
 """Per extra or protocol, the exceptions that its driver raises beside OSError and ValueError."""
 _NONBLOCK = 0 if sys.platform == "win32" else os.O_NONBLOCK
 _STATES = ("ETag", "etag", "md5Hash", "blob_id", "Content-MD5", "Last-Modified", "LastModified")
+"""The fields of a remote store's description of a file that change with its content; the first that
+is set is taken."""
 _TIMES = ("updated", "mtime", "created")
-"""The fields by which remote stores identify the content of a file, the best first."""
+"""The times in such a description, taken if none of :data:`_STATES` is set."""
 REMOTE_BLOCK = 1 << 20
+"""The number of bytes that are read ahead in a remote file."""
 FILES = "files "
-"""The beginning of the text that stands for a commit where files on a disk have none."""
+"""The beginning of a digest of local files, which stands in the settings of a job where a repo has
+its commit."""
 
 
 def read_file(path: str, version: str = "", start: int = 0, size: int = -1) -> bytes:
@@ -44,10 +48,11 @@ def read_file(path: str, version: str = "", start: int = 0, size: int = -1) -> b
 
     Args:
         path: path of a local file, or address of a remote one.
-        version: result of :func:`version_of` when the file was listed; empty if it is not known. A
-            part of a remote file is not compared, for that would be a request per part.
-        start: first byte.
-        size: number of bytes, -1 for all.
+        version: result of :func:`version_of` when the job listed the file; empty if it is not
+            known. It is not compared when a part of a remote file is read, because that would be a
+            second request per part.
+        start: offset of the first byte.
+        size: number of bytes, -1 for all up to the end.
 
     Raises:
         OSError: the file cannot be read, is not a regular one, has changed, or has become shorter.
@@ -75,12 +80,18 @@ def _read_remote(url: str, version: str, start: int, size: int) -> bytes:
 
 @contextmanager
 def open_regular(path: str, version: str = "") -> Iterator[IO[bytes]]:
-    """Open a local regular file, and compare its state with ``version`` when the block ends.
+    """Open a local regular file for reading.
+
+    Args:
+        path: path of the file.
+        version: result of :func:`version_of` when the job listed the file, compared again when the
+            block ends; empty compares nothing.
 
     Raises:
         OSError: the file cannot be opened, is a pipe, a device or a folder, or has changed.
     """
-    _require_regular(path, os.stat(path))  # a device may act when it is opened
+    # The type is checked before the file is opened too, because opening a device can have effects.
+    _require_regular(path, os.stat(path))
     with open(path, "rb", opener=lambda path, flags: os.open(path, flags | _NONBLOCK)) as file:
         _require_regular(path, os.fstat(file.fileno()))
         yield file
@@ -90,9 +101,16 @@ def open_regular(path: str, version: str = "") -> Iterator[IO[bytes]]:
 
 @contextmanager
 def open_file(path: str, version: str = "", block: int = REMOTE_BLOCK) -> Iterator[IO[bytes]]:
-    """Open a local regular file or a remote file; see :func:`open_regular`.
+    """Open a local regular file or a remote file for reading.
 
-    Of a remote file ``block`` bytes are read ahead of each place that is read.
+    Args:
+        path: path of a local file, or address of a remote one.
+        version: result of :func:`version_of` when the job listed the file, compared again when the
+            block ends; empty compares nothing.
+        block: number of bytes that are read ahead in a remote file.
+
+    Raises:
+        OSError: the file cannot be opened, is not a regular one, or has changed.
     """
     if not is_remote(path):
         with open_regular(path, version) as file:
@@ -109,18 +127,22 @@ def open_file(path: str, version: str = "", block: int = REMOTE_BLOCK) -> Iterat
 def require_version(path: str, version: str) -> None:
     """Check that a file is still as it was when the job listed it.
 
+    Args:
+        path: path of a local file, or address of a remote one.
+        version: result of :func:`version_of` at that time; empty checks nothing.
+
     Raises:
-        OSError: the file has changed, or cannot be looked at.
+        OSError: the file has changed, or its state cannot be read.
     """
     if version and version != version_of(path):
         raise OSError(_changed(path))
 
 
 def version_of(path: str) -> str:
-    """Return the state of a file, which changes with its content: its size, and its time or ETag.
+    """Return a text that changes with the content of a file: its size, and its time or ETag.
 
     Raises:
-        OSError: the file cannot be looked at, or is a pipe, a device or a folder.
+        OSError: the state of the file cannot be read, or it is a pipe, a device or a folder.
     """
     if not is_remote(path):
         state = os.stat(path)
@@ -132,7 +154,7 @@ def version_of(path: str) -> str:
 
 
 def version_in(info: Mapping[str, object]) -> str:
-    """Return a text for the state of a remote file, from the description that its store gives."""
+    """Return the text of :func:`version_of` for a remote file, from its ``info`` in fsspec."""
     known = (str(info[name]) for name in (*_STATES, *_TIMES) if info.get(name))
     return f"{info.get('size')} {next(known, '')}"
 
@@ -142,7 +164,8 @@ def _state(state: os.stat_result) -> str:
 
 
 def state_of(files: Iterable[Path], root: Path) -> str:
-    """Return a text that changes with files on a disk: a digest of their names, sizes and times.
+    """Return a text that changes with local files: :data:`FILES` and a digest of names, sizes and
+    times.
 
     Args:
         files: the files, in an order that is the same each time.
@@ -156,7 +179,13 @@ def state_of(files: Iterable[Path], root: Path) -> str:
 
 
 def checkpoint_state(checkpoint: str, subfolder: str | None) -> str:
-    """Return a digest of the files of a checkpoint on a disk, which has no commit to name it by."""
+    """Return a text that changes with the files of a local checkpoint, in the place of a commit.
+
+    Args:
+        checkpoint: path of a folder or of a file.
+        subfolder: folder inside ``checkpoint`` that holds the files; None if they lie in it
+            directly.
+    """
     folder = Path(checkpoint).expanduser() / (subfolder or "")
     files = [folder] if folder.is_file() else sorted(folder.iterdir())
     kept = [path for path in files if path.suffix in (".json", ".safetensors")]
@@ -176,10 +205,12 @@ def _changed(path: str) -> str:
 
 
 def entries_below(root: str) -> Iterator[tuple[os.DirEntry[str], str]]:
-    """Yield the files below a folder that are not hidden, with their keys.
+    """Yield the files below a folder, without hidden ones, each with its path relative to the
+    folder.
 
-    Links to folders are followed, each real folder once: first all that lie below the root itself,
-    then what links lead to, so that a file has the key of its own place if it has one.
+    Links to folders are followed, but each real folder is listed once. Folders that lie below
+    ``root`` itself come before those that links lead to, so a file that can be reached both ways
+    gets the path without a link.
     """
     waiting, linked = [(root, "")], list[tuple[str, str]]()
     seen: set[tuple[int, int]] = set()
@@ -206,15 +237,16 @@ def entries_below(root: str) -> Iterator[tuple[os.DirEntry[str], str]]:
 
 
 def beside(folder: str, name: str, any_path: bool) -> str:
-    """Return the path of a file that a list or a cell names relative to its own folder.
+    """Return the path of a file that a list of files or a table cell names.
 
     Args:
-        folder: folder of the list or the table, local or remote; empty for the current one.
-        name: the name that the list or the cell has.
-        any_path: whether it may lie outside the folder; a remote folder allows none.
+        folder: the folder of the list or table, local or remote, which the name is relative to;
+            empty for the current one.
+        name: the name in the list or the cell.
+        any_path: whether the file may lie outside ``folder``; never if that is remote.
 
     Raises:
-        ValueError: the name leads out of the folder.
+        ValueError: the file lies outside ``folder`` and must not.
     """
     if is_remote(folder):
         inside = posixpath.normpath(name)
@@ -232,7 +264,7 @@ def beside(folder: str, name: str, any_path: bool) -> str:
 
 
 def _is_inside(path: str, folder: str) -> bool:
-    """Return whether the real path of a file, with its links resolved, is below the real folder."""
+    """Return whether a file lies below a folder after all links in both paths are resolved."""
     parent, name = os.path.split(path)
     real = _real_folder(parent)
     if os.path.islink(path) or name in ("", ".", ".."):
@@ -260,17 +292,17 @@ def local_path(path: str) -> str:
 
 
 def is_web(path: str) -> bool:
-    """Return whether a path is a URL of the web."""
+    """Return whether a path is a URL that begins with http:// or https://."""
     return path.lower().startswith(("http://", "https://"))
 
 
 def protocol_of(url: str) -> str:
-    """Return the protocol of an address, in small letters."""
+    """Return the protocol of an address in lower case, such as "s3"."""
     return url.partition("://")[0].lower()
 
 
 def open_filesystem(url: str) -> tuple[AbstractFileSystem, str]:
-    """Return the fsspec file system of an address, and its path there.
+    """Return the fsspec file system of an address, and the path of the address in it.
 
     Raises:
         ValueError: the protocol is not known, or its driver is not installed.
@@ -295,7 +327,9 @@ def open_filesystem(url: str) -> tuple[AbstractFileSystem, str]:
 
 @contextmanager
 def explaining(url: str) -> Iterator[None]:
-    """Turn what the driver of an address raises into an OSError that names the address."""
+    """Raise the errors of a remote store's driver as OSError whose message names the address
+    ``url``.
+    """
     try:
         yield
     except FileNotFoundError as error:
@@ -305,7 +339,8 @@ def explaining(url: str) -> Iterator[None]:
 
 
 def _failures_of(protocol: str) -> tuple[type[Exception], ...]:
-    """Return the exceptions of a driver, as far as the modules that define them are imported."""
+    """Return the exception classes of a protocol's driver, without those whose modules are not
+    imported."""
     names = _FAILURES.get(_EXTRAS.get(protocol, protocol), ())
     parts = (name.rpartition(".") for name in names)
     return tuple(vars(sys.modules[m])[kind] for m, _, kind in parts if m in sys.modules)

@@ -40,16 +40,17 @@ class Calls(NamedTuple):
     results: ResultSettings
     """The kind of result of each image: whole or pooled."""
     stream: StreamOptions
+    """The batching, the decoding threads, and the progress bar of the calls."""
 
 
 class Job:
-    """One process's part of an embedding job: which shards are done, and how the others are made.
+    """The shards of an embedding job that one process encodes and writes.
 
     Args:
         storage: the folder, local or remote, that shards and manifest are written to.
         manifest: the settings that determine every row, and the list of files.
-        worker: number of this process and count of the processes that share the job; it writes the
-            shards whose number modulo the count is its own.
+        worker: rank of this process, and number of processes that share the job; it writes the
+            shards whose number modulo that number is its rank.
         reader: reads the bytes of the images.
         calls: the limits, pooling and batches with which the encoder is called.
     """
@@ -75,7 +76,7 @@ class Job:
         self._listing = threading.Lock()
 
     def write_missing_shards(self, encoder: Encoder | GraphedEncoder) -> None:
-        """Encode and write the shards that are left, one after the other.
+        """Encode and write the shards of this process that are not written yet, in ascending order.
 
         Args:
             encoder: the encoder of the job's checkpoint, or graphs of it.
@@ -95,10 +96,14 @@ class Job:
             next(results, None)  # lets the progress print its last line
 
     def prepare(self, encoder: Encoder | GraphedEncoder) -> None:
-        """Check what is going to be encoded, and print how much there is to do.
+        """Check that the settings of the job fit the encoder, and print how much there is to
+        encode.
+
+        Args:
+            encoder: the encoder of the job's checkpoint, or graphs of it.
 
         Raises:
-            ValueError: arguments that do not fit the encoder, or no room for the result.
+            ValueError: settings that do not fit the encoder, or too little space for the result.
         """
         item_encoder = encoder.item_encoder()
         stream_items(item_encoder, [], *self.calls).close()
@@ -140,10 +145,13 @@ class Job:
         print(f"writes {what} of {dtype} to {self.storage.name}", flush=True)
 
     def _require_space(self, total: float) -> None:
-        """Check that there is room for what all workers have still to write.
+        """Check that there is room for the shards that all workers have still to write.
+
+        Args:
+            total: bytes of all shards of the job.
 
         Raises:
-            ValueError: there is less room.
+            ValueError: fewer bytes are free.
         """
         needed = total * len(self.missing) / len(self.shards)
         free = self.storage.free()
@@ -155,15 +163,19 @@ class Job:
             )
 
     def _estimate(self, item_encoder: EitherItemEncoder) -> tuple[float, str]:
-        """Return the size of whole outputs, estimated from the sizes of a few images."""
+        """Estimate the bytes of the whole outputs of all images from the sizes of up to 16 images.
+
+        Returns:
+            The bytes, and a text that says them and how they are known.
+        """
         sizes = []
         count = self.manifest.items
         for number in range(0, count, -(-count // SAMPLED)):
             item = self.reader.item(self.files.file(number))
             try:
                 inputs = item_encoder.encoder.preprocess([item], **self.calls.limits._asdict())
-            except Exception:  # noqa: BLE001  # of a store or a data set, which raise any class
-                continue  # the job itself reports an image that cannot be read
+            except Exception:  # noqa: BLE001  # drivers of stores and data sets raise any class
+                continue  # encoding reports an image that cannot be read
             specs = [
                 spec
                 for name, path in inputs.paths.items()
@@ -180,7 +192,9 @@ class Job:
         return total, f"about {readable(total)}, by a sample of {len(sizes)} images,"
 
     def _shard_files(self, number: int) -> list[File]:
-        """Return the files of a shard, none if another process wrote it in the meantime."""
+        """Return the files of the shard of a number; none if another process has written it
+        already.
+        """
         with self._listing:
             if number not in self._files_of:
                 done = self.shards[number].is_done
@@ -188,7 +202,8 @@ class Job:
             return self._files_of[number]
 
     def _tasks(self) -> Iterator[tuple[str, object]]:
-        """Yield key and item of each file to encode; a thread of the stream iterates it."""
+        """Yield key and image of each file that this process encodes; a thread of the stream
+        iterates it."""
         for number in self.todo:
             for file in self._shard_files(number):
                 yield file.key, self.reader.item(file)
@@ -227,10 +242,14 @@ class Job:
         del self._files_of[number]
 
     def _arrays(self, value: EncoderOutput | PartialOutput | Tensor) -> dict[str, Array]:
-        """Return a result as arrays by name, in the dtype that is written.
+        """Return one image's result as numpy arrays by name, in the dtype that the job writes.
+
+        Args:
+            value: a pooled vector, returned under :data:`VECTORS`, or a whole output, of which the
+                fields of the job are returned.
 
         Raises:
-            ValueError: a value that float16 cannot hold.
+            ValueError: a value is too large for float16.
         """
         tensors = {VECTORS: value} if isinstance(value, Tensor) else self._fields(value)
         arrays = {}
@@ -259,7 +278,7 @@ class Job:
         return tensors
 
     def finish(self) -> int:
-        """Write the table of errors, and print what there is.
+        """Print how many images of the job are encoded, and write ``errors.csv`` if some failed.
 
         Returns:
             The exit code: 0, or 3 if files could not be encoded.
@@ -280,7 +299,15 @@ class Job:
         return 3
 
     def _finish_own(self, missing: Sequence[int]) -> int:
-        """Print what is left for other workers; the last worker writes the table of errors."""
+        """Print what this worker has written, while others still work; the last one writes
+        ``errors.csv``.
+
+        Args:
+            missing: numbers of the shards that are not written yet.
+
+        Returns:
+            The exit code: 0, or 3 if files of this worker could not be encoded.
+        """
         own = set(self.worker.own(range(len(self.shards)))).difference(missing)
         stats = read_all_stats([self.shards[number] for number in sorted(own)])
         errors = sum(len(one["errors"]) for one in stats)
@@ -293,7 +320,7 @@ class Job:
 
 
 def _row_numbers(array: Array) -> int:
-    """Return how many numbers one row of an array holds; the array may have no rows."""
+    """Return how many numbers one row of an array [rows, ...] holds, even if it has no rows."""
     count = 1
     for side in array.shape[1:]:
         count *= side

@@ -23,11 +23,14 @@ if TYPE_CHECKING:
 
 NAME = "manifest.json"
 _LIST = "files."
-"""The beginning of the name of the list of files of a job."""
+"""The beginning of the name of the list of files in the folder of a job; a random part follows."""
 
 
 class Manifest(NamedTuple):
-    """The settings that all shards of an embedding job have in common."""
+    """The settings that all shards of an embedding job have in common.
+
+    ``items`` is the number of images, ``items_per_shard`` that of each shard but the last.
+    """
 
     settings: JobSettings
     items: int
@@ -35,7 +38,8 @@ class Manifest(NamedTuple):
     keys: str
     """A digest of the keys of all images in order."""
     files: JsonDict
-    """The list of files: its name, where its index begins, and what was said when it was made."""
+    """The list of files: its ``name``, the offset of its ``index`` in bytes, the ``bytes`` of all
+    images, and what was printed (``said``) when it was made."""
 
     @property
     def shards(self) -> int:
@@ -43,11 +47,11 @@ class Manifest(NamedTuple):
         return -(-self.items // self.items_per_shard)
 
     def create(self, storage: Storage) -> bool:
-        """Write the manifest, unless there is one; returns whether this one was written."""
+        """Write the manifest, unless the folder has one; returns whether this one was written."""
         settings = json.dumps(self.settings, sort_keys=True)
         about = {**self._asdict(), "digest": hashlib.sha256(settings.encode()).hexdigest()}
         created = storage.create(NAME, (json.dumps(about, indent=1) + "\n").encode())
-        if created:  # lists of workers that were killed before they had written a manifest
+        if created:  # removes lists of workers that were killed before they wrote a manifest
             lists = storage.names(_LIST)
             storage.delete(name for name in lists if name != self.files["name"])
         return created
@@ -61,7 +65,7 @@ class Manifest(NamedTuple):
             folder: name of the folder, for the message.
 
         Raises:
-            ValueError: the command means another job; the message names the first difference.
+            ValueError: a setting differs; the message names the first one.
         """
         if not self.files:
             raise ValueError(
@@ -82,10 +86,10 @@ class Manifest(NamedTuple):
 
     @classmethod
     def find(cls, storage: Storage) -> Manifest | None:
-        """Return the manifest of a job, None in an empty folder.
+        """Return the manifest in a folder, None if the folder holds no job yet.
 
         Raises:
-            ValueError: the folder holds something else, or is a file, or the manifest is damaged.
+            ValueError: the folder holds other files, or is a file, or the manifest is damaged.
         """
         if storage.exists(NAME):
             return cls.read(storage)
@@ -103,7 +107,7 @@ class Manifest(NamedTuple):
 
     @classmethod
     def read(cls, storage: Storage) -> Manifest:
-        """Return the manifest of a job.
+        """Return the manifest in a folder.
 
         Raises:
             ValueError: there is no manifest, or it is damaged.
@@ -124,10 +128,14 @@ class Manifest(NamedTuple):
 
 
 class FileList:
-    """The files of a job, of which a worker reads the part that belongs to a shard.
+    """The list of all files of a job, which is read shard by shard.
 
-    The list is a text file: one line of JSON per image, in the order of the source, and a last line
-    with the offset at which the lines of each shard begin.
+    It is a text file: one line of JSON per image, in the order of the source, and a last line with
+    the byte offset at which the lines of each shard begin.
+
+    Args:
+        storage: the folder of the job.
+        manifest: the manifest that names the list.
     """
 
     def __init__(self, storage: Storage, manifest: Manifest) -> None:
@@ -140,27 +148,28 @@ class FileList:
         return [*json.loads(self._storage.read(self._name, self._index)), self._index]
 
     def shard(self, number: int) -> list[File]:
-        """Return the files of the shard of a number."""
+        """Return the files of one shard, by its number from 0."""
         start, end = self._starts[number : number + 2]
         lines = self._storage.read(self._name, start, end).splitlines()
         return [File(*json.loads(line)) for line in lines]
 
     def file(self, number: int) -> File:
-        """Return the file of a number in the job."""
+        """Return one file of the job, by its number from 0."""
         shard, place = divmod(number, self._items_per_shard)
         return self.shard(shard)[place]
 
 
 def write_list(storage: Storage, files: Iterable[File], items_per_shard: int) -> JsonDict:
-    """Write the list of files of a job; no more than one of them is held in memory.
+    """Write the list of files of a job, one by one, without holding all of them in memory.
 
     Args:
         storage: the folder of the job.
         files: all files of the job, in order.
-        items_per_shard: files of each shard but the last.
+        items_per_shard: number of files of each shard but the last.
 
     Returns:
-        The fields of a :class:`Manifest` that follow from the files: items, keys and files.
+        The fields of a :class:`Manifest` that follow from the files: ``items``, ``keys``,
+        ``files``.
     """
     starts, keys = list[int](), hashlib.sha256()
     count = size = offset = 0
@@ -178,7 +187,7 @@ def write_list(storage: Storage, files: Iterable[File], items_per_shard: int) ->
 
 
 def digest_keys(keys: Iterable[str]) -> str:
-    """Return the digest of keys and of their order that a manifest holds."""
+    """Return the digest of all keys in order, as a manifest has it under ``keys``."""
     digest = hashlib.sha256()
     for key in keys:
         digest.update(_as_bytes(key))

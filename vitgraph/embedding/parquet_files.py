@@ -29,6 +29,7 @@ VECTORS = "embeddings"
 _VECTOR = "embedding"
 """The name of the column of vectors in a parquet file."""
 _BESIDE = ("key", "t", "h", "w", "tokens", "rows")
+"""The columns of a parquet file that hold no features."""
 _GROUP = 64 << 20
 """The bytes of a row group, the part that a reader has to read for one item."""
 
@@ -49,7 +50,7 @@ def require_parquet() -> None:
 
 
 def write_vectors(path: Path, keys: Sequence[str], matrix: Array) -> None:
-    """Write one vector per item.
+    """Write the parquet file of a shard with one vector per item.
 
     Args:
         path: the file to write.
@@ -66,13 +67,13 @@ def write_tokens(
     arrays: Mapping[str, Array],
     counts: Mapping[str, Sequence[int]],
 ) -> None:
-    """Write all rows of each item.
+    """Write the parquet file of a shard with whole outputs.
 
     Args:
         path: the file to write.
         keys: the keys of the items.
-        grids: (t, h, w) of the items.
-        arrays: for each field, the rows of all items one after another.
+        grids: (t, h, w) of each item in patches.
+        arrays: for each field, the rows of all items one after another, [rows, .., D].
         counts: for each field, the number of rows of each item.
     """
     import pyarrow as arrow
@@ -99,7 +100,7 @@ def read_arrays(path: Path, field: str | None = None) -> dict[str, Array]:
         field: name of the only column to read; None for all columns of numbers.
 
     Returns:
-        By field, [rows, D] or [rows, .., D].
+        Arrays by field: [rows, D], or [rows, .., D] for outputs with further axes.
     """
     from pyarrow import parquet
 
@@ -122,7 +123,7 @@ def _write(path: Path, keys: Sequence[str], columns: Mapping[str, object], size:
 
 
 def _nested(array: Array) -> arrow.Array:
-    """Return rows [n, .., D] as an arrow array of n nested lists of fixed sizes."""
+    """Return rows [n, .., D] as an arrow array of n rows, each nested lists of fixed sizes."""
     import pyarrow as arrow
 
     nested = arrow.array(array.reshape(-1))
@@ -132,7 +133,9 @@ def _nested(array: Array) -> arrow.Array:
 
 
 def _flat(column: arrow.ChunkedArray) -> Array:
-    """Return the rows of all items in a column of nested lists, one after another."""
+    """Return the rows of all items in a column of nested lists, one after another, as [rows, ..,
+    D].
+    """
     import pyarrow as arrow
 
     shape, kind = [], column.type

@@ -15,13 +15,16 @@ from .tars import NOWHERE, read_sparse
 
 
 class SourceOptions(NamedTuple):
-    """Where images are inside other files, and what names in lists and cells may say."""
+    """The options for images inside tables and data sets, and for file names in lists and table
+    cells.
+    """
 
     column: str = "image"
     """The name of the column that holds the images in parquet files and data sets."""
     subset: str | None = None
     """The name of the configuration (subset) of a data set."""
     split: str = "train"
+    """The name of the split of a data set."""
     any_path: bool = False
     """Whether a list of files or a table cell may name files outside its own folder."""
     fetch_urls: bool = False
@@ -29,23 +32,26 @@ class SourceOptions(NamedTuple):
 
 
 FileKind: TypeAlias = Literal["file", "member", "sparse", "row", "url"]
-"""An image file, a member or sparse member of a tar file, a row of a table, or a URL."""
+"""How the bytes of an image are found: as a file, a member of a tar file, a sparse member of one, a
+row of a table, or a URL."""
 
 
 class File(NamedTuple):
-    """One image of a job."""
+    """One image of an embedding job, and where its bytes are."""
 
     key: str
-    """Path relative to the source, with forward slashes; names the image in the result."""
+    """Path relative to the source of the images, with forward slashes, by which results name the
+    image."""
     path: str
-    """Absolute path or address of the image file, or of the file that holds the image."""
+    """Absolute path or address of the image file, or of the tar file or table that holds the image.
+    """
     size: int = -1
     """The bytes of the image file, -1 if their number is not known."""
     version: str = ""
-    """A text that changes with the content of ``path``; empty if the store gives none."""
+    """A text that changes with the content of ``path``; empty if nothing tells of a change."""
     kind: FileKind = "file"
     place: int = 0
-    """The offset of the image in a tar file, or the number of its row in a table."""
+    """The byte offset of the image in a tar file, or the number of its row in a table, from 0."""
 
 
 class ImageReader:
@@ -53,12 +59,11 @@ class ImageReader:
 
     Args:
         options: column, split and permissions with which the source was listed.
-        keyed: whether to keep a digest of the content of each image that is read, its key.
+        keyed: whether to keep the SHA-256 of each image that is read, its key in a feature store.
 
     Attributes:
         options: column, split and permissions with which the source was listed.
-        keys: if ``keyed``, the key of each image that was read, by its file. Nothing removes them
-            but the caller.
+        keys: the SHA-256 of each image that was read, if ``keyed``. The caller removes entries.
     """
 
     def __init__(self, options: SourceOptions, keyed: bool = False) -> None:
@@ -67,7 +72,8 @@ class ImageReader:
         self._opened_table = lru_cache(maxsize=16)(self._open_table)
 
     def item(self, file: File) -> Readable:
-        """Return an image in the form in which ``encode_many`` takes it."""
+        """Return an image in a form that ``encode_many`` takes, whose bytes are read when it is
+        decoded."""
         return Readable(self, file)
 
     def read(self, file: File) -> bytes:
@@ -93,23 +99,24 @@ class ImageReader:
             if file.place == NOWHERE:
                 raise OSError(f"is a link that names no file of {file.path}")
             return read_file(file.path, file.version, file.place, file.size)
-        if is_remote(file.path) and file.size > 0:  # with a range, fsspec asks for no size first
+        if is_remote(file.path) and file.size > 0:  # given a range, fsspec saves a request for size
             content = read_file(file.path, "", 0, file.size)
             require_version(file.path, file.version)
             return content
         return read_file(file.path, file.version)
 
     def changed(self, files: Sequence[File]) -> dict[int, str]:
-        """Find images whose remote tar file has changed while they were read.
+        """Find images of a shard whose remote tar file has changed while the shard was encoded.
 
-        A member of it is one request, which says nothing about the whole file. So each tar file is
-        looked at again after the last of its images.
+        Each member of a tar file is read by a request of its own, which does not tell whether the
+        tar file has changed. Therefore the version of each tar file is compared again after all
+        images are read.
 
         Args:
-            files: the files of a shard that was encoded.
+            files: the files of the shard.
 
         Returns:
-            The change of each such image as text, by its place in ``files``.
+            An error text per image of a changed tar file, by the image's index in ``files``.
         """
         errors: dict[tuple[str, str], str] = {}
         for tar in {(f.path, f.version) for f in files if f.kind == "member"}:
@@ -140,7 +147,16 @@ class ImageReader:
         return cell
 
     def _allowed(self, name: str, folders: tuple[str, ...]) -> str:
-        """Return the path of a file named by a table cell, in the first folder that may hold it."""
+        """Return the path of a file that a table cell names.
+
+        Args:
+            name: the name in the cell.
+            folders: folders that may hold it, in the order of preference.
+
+        Raises:
+            ValueError: the file lies in none of the folders, and ``any_path`` does not allow
+                others.
+        """
         for folder in folders[:-1]:
             try:
                 return beside(folder, name, False)
@@ -159,7 +175,7 @@ class ImageReader:
 
 
 class Readable:
-    """An open image file for ``preprocess``, which is read when its first byte is wanted."""
+    """An open image file for ``preprocess`` whose bytes are read by the first call of a method."""
 
     def __init__(self, reader: ImageReader, file: File) -> None:
         self._reader, self._file = reader, file
@@ -171,7 +187,7 @@ class Readable:
         return self._bytes
 
     def read(self, size: int = -1, /) -> bytes:
-        """Return the next bytes, as a file does."""
+        """Return the next ``size`` bytes, or all that are left, as a file does."""
         return self._opened().read(size)
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
@@ -193,7 +209,7 @@ def content_key(content: bytes) -> str:
 
 
 def refuse_url(url: str) -> str:
-    """Return why a URL in a list or a cell is not read, and which option reads it."""
+    """Return the error text for a URL that is not read because ``--fetch-urls`` is missing."""
     return (
         f"{url} is a URL, and nothing is downloaded unless asked for: give --fetch-urls, or "
         "download the images and embed their folder"
@@ -201,7 +217,7 @@ def refuse_url(url: str) -> str:
 
 
 def url_in(cell: object) -> str | None:
-    """Return the URL that a cell of a table holds in the place of an image, None if it has none."""
+    """Return the URL that a table cell holds in the place of an image, None if it holds none."""
     if isinstance(cell, dict):
         cell = cell.get("bytes") or cell.get("path")
     return cell if isinstance(cell, str) and is_web(cell) else None

@@ -10,9 +10,11 @@ if TYPE_CHECKING:
     from weights.load import DtypeName
 
 Format: TypeAlias = Literal["npy", "safetensors", "parquet", "vllm"]
-"""The files of a shard: arrays, tensors, a table, or one file per image, which vLLM reads."""
+"""The format of a shard: numpy arrays, safetensors, a parquet table, or a file per image for vLLM.
+"""
 OutDtype: TypeAlias = Literal["float32", "float16"]
-"""The dtypes that ``--out-dtype`` names; a job for vLLM keeps that of the weights."""
+"""The dtypes that ``--out-dtype`` names; with ``--format vllm`` features have that of the weights.
+"""
 
 
 class JobSettings(TypedDict):
@@ -30,7 +32,8 @@ class JobSettings(TypedDict):
     subfolder: str | None
     revision: str | None
     commit: str
-    """The commit of a repo, or a text that changes with the files of a folder."""
+    """The commit of a repo; for a checkpoint in a folder, a digest of its files' names, sizes and
+    times."""
     family: str | None
     dtype: DtypeName
     precision: Precision
@@ -46,33 +49,37 @@ class JobSettings(TypedDict):
 
 
 class ErrorRecord(TypedDict):
-    """An item that could not be encoded."""
+    """An image that could not be encoded: its key, and the text of the error."""
 
     key: str
     error: str
     place: int
-    """Number of the item in its shard, from 0."""
+    """The number of the image in its shard, from 0."""
 
 
 class ShardStats(TypedDict):
-    """The statistics of a shard that is done."""
+    """The statistics of a shard that is written: its number, its images, and the seconds that it
+    took.
+    """
 
     shard: int
     items: int
     rows: int
-    """The number of items that were encoded."""
+    """The number of images that were encoded, out of ``items``."""
     seconds: float
     worker: str
-    """Number of the worker and count of the workers, as "0/4"."""
+    """The rank of the worker that wrote the shard and the number of workers, as "0/4"."""
     written: float
     """The time when the shard was written, in seconds since 1970."""
     errors: list[ErrorRecord]
 
 
 class WrittenStats(ShardStats, total=False):
-    """The statistics as they are written: which files count, and what they hold."""
+    """The statistics in the file ``_stats.json`` of a shard, with the files that belong to the
+    shard.
+    """
 
     tag: str
-    """The part of the names of the files that stands for their writer."""
+    """The part of the file names that stands for the writer; empty on a local disk."""
     files: dict[str, tuple[int, int]]
     """The size and the CRC-32 of each file by its name."""

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from encoders.streams.pooling import Pool
 
 _STATS = frozenset(("items", "rows", "seconds", "errors"))
-"""The keys of a shard's statistics that are read again."""
+"""The keys that a shard's statistics must have; a file without them is damaged."""
 
 
 class Row(NamedTuple):
@@ -61,9 +61,9 @@ class Row(NamedTuple):
     key: str
     grid: tuple[int, int, int]
     arrays: dict[str, Array]
-    """The arrays by field, or the one vector [D] under :data:`VECTORS`."""
+    """Arrays [rows, D] by output field, or the one pooled vector [D] under :data:`VECTORS`."""
     uuid: str = ""
-    """The key of the row's file in a feature store."""
+    """The key of the image in a feature store; empty in other formats."""
 
 
 class Shard:
@@ -74,28 +74,30 @@ class Shard:
 
     @property
     def stats_name(self) -> str:
-        """The name of the file of statistics; it is written last and so marks a whole shard."""
+        """The name of the file of statistics, which is written last and marks a complete shard."""
         return f"{self.number:05d}_stats.json"
 
     @property
     def is_done(self) -> bool:
-        """Whether the shard was written as a whole."""
+        """Whether all files of the shard are written."""
         return self.storage.exists(self.stats_name)
 
     def write(self, rows: Sequence[Row], empty: Mapping[str, Array], stats: ShardStats) -> None:
-        """Write arrays, row table and statistics, in this order; nothing if the shard is done.
+        """Write arrays, row table and statistics, in this order; nothing if the shard is written
+        already.
 
         All files of a shard come from one writer. Where there are locks, one process at a time
-        writes; elsewhere the files of the writer count whose statistics were there first, and all
-        others are removed.
+        writes. Elsewhere the writer that creates the statistics first has written the shard, and
+        the files of all others are removed.
 
         Args:
-            rows: the items that were encoded, in order.
-            empty: an array without rows per field, for a shard without items.
-            stats: plain data.
+            rows: the images that were encoded, in order.
+            empty: an array without rows per field, for a shard without such images.
+            stats: the statistics of the shard.
 
         Raises:
-            OSError: the folder cannot be written to, or the disk is full; the shard is not done.
+            OSError: the folder cannot be written to, or the disk is full; the shard has no
+                statistics.
         """
         with self.storage.alone(f"{self.number:05d}"):
             if self.is_done:  # another process has written the shard meanwhile
@@ -112,7 +114,7 @@ class Shard:
     def _write_files(
         self, rows: Sequence[Row], empty: Mapping[str, Array]
     ) -> dict[str, tuple[int, int]]:
-        """Write arrays and row table, and return the size and the checksum of each file."""
+        """Write arrays and row table; return (size in bytes, CRC-32) of each file by its name."""
         size = sum(array.nbytes for row in rows for array in row.arrays.values())
         self.storage.require_space(size)
         files: dict[str, tuple[int, int]] = {}
@@ -133,7 +135,7 @@ class Shard:
     def _writers(
         self, rows: Sequence[Row], arrays: dict[str, Array]
     ) -> Iterator[tuple[str, Callable[[Path], object]]]:
-        """Return the ending of each file of the shard, and the function that writes it."""
+        """Yield the ending of the name of each file of the shard, and a function that writes it."""
         keys = [row.key for row in rows]
         if self.format == "safetensors":
             yield "safetensors", partial(save_file, arrays)
@@ -149,7 +151,8 @@ class Shard:
         yield "csv", lambda path: path.write_bytes(csv_bytes(list(self._lines(rows))))
 
     def _store_items(self, rows: Sequence[Row]) -> Iterator[tuple[str, tuple[int, int]]]:
-        """Write one file per item, and yield the name, the size and the checksum of each."""
+        """Write one file per image into the feature store; yield (name, (size in bytes, CRC-32)) of
+        each."""
         from .feature_store import FeatureStore  # imported here, because it imports torch
 
         store = FeatureStore(self.storage.name)
@@ -165,7 +168,9 @@ class Shard:
 
     @cached_property
     def tag(self) -> str:
-        """A part of the names of the shard's files that tells the valid ones from leftovers."""
+        """The part of the file names that stands for the writer of the shard; empty on a local
+        disk.
+        """
         return self.read_stats().get("tag", "") if not self.storage.is_local else ""
 
     def _lines(self, rows: Sequence[Row]) -> Iterator[Sequence[object]]:
@@ -187,7 +192,7 @@ class Shard:
             offset, row_offset = offset + tokens, row_offset + count
 
     def read_table(self) -> list[dict[str, str]]:
-        """Return the table of rows, one dict per row."""
+        """Return the row table, one dict per encoded image with the columns as keys."""
         with (
             self.storage.reading(self._name(self.tag, "csv")) as path,
             open(path, encoding="utf-8", errors="surrogateescape", newline="") as file,
@@ -195,10 +200,10 @@ class Shard:
             return list(csv.DictReader(file))
 
     def read_keys(self, vectors: int) -> list[str]:
-        """Return the keys of the shard, one per vector.
+        """Return the keys of the images of the shard, one per vector.
 
         Raises:
-            ValueError: the table has another number of keys.
+            ValueError: the table has not as many keys as there are ``vectors``.
         """
         keys = [line["key"] for line in self.read_table()]
         if len(keys) != vectors:
@@ -226,10 +231,10 @@ class Shard:
         return cast(WrittenStats, stats)
 
     def read_arrays(self, field: str | None = None) -> dict[str, Array]:
-        """Return the arrays by name; those of npy files on a disk are mapped, not read.
+        """Return the arrays by output field; npy files on a disk are mapped into memory, not read.
 
         Args:
-            field: name of the only array to read, if the shard has it; None for all.
+            field: name of the only array to return, if the shard has it; None for all.
         """
         if self.format == "npy":
             return self._read_npy(field)
@@ -256,13 +261,13 @@ class Shard:
         return arrays
 
     def read_rows_in_order(self, field: str | None = None) -> list[Row]:
-        """Return the items of the shard, in order.
+        """Return the encoded images of the shard, in order.
 
         Args:
             field: name of the only array to read; None for all.
 
         Raises:
-            ValueError: the row table and the arrays disagree.
+            ValueError: the row table and the arrays do not have equally many rows.
         """
         arrays, table = self.read_arrays(field), self.read_table()
         if self.pool != "none":
@@ -299,8 +304,8 @@ def _save_npy(array: Array, path: Path) -> None:
 
 
 def csv_bytes(table: Sequence[Sequence[object]]) -> bytes:
-    """Return the bytes of a CSV table, in which names that are not UTF-8 keep their bytes."""
-    # The writer leaves a carriage return bare that its reader takes for the end of a line.
+    """Return the bytes of a CSV table; parts of file names that are not UTF-8 keep their bytes."""
+    # csv.writer does not quote a carriage return, which csv.reader takes for the end of a line.
     odd = any("\r" in str(cell) for line in table for cell in line)
     text = io.StringIO(newline="")
     csv.writer(
@@ -310,19 +315,19 @@ def csv_bytes(table: Sequence[Sequence[object]]) -> bytes:
 
 
 def shards_of(storage: Storage, manifest: Manifest) -> list[Shard]:
-    """Return all shards of a job."""
+    """Return all shards of a job, written or not, in order."""
     format, pool = manifest.settings["format"], manifest.settings["pool"]
     return [Shard(storage, number, format, pool) for number in range(manifest.shards)]
 
 
 def missing_of(shards: Sequence[Shard]) -> list[int]:
-    """Return the numbers of the shards of a job that are not done; the folder is listed once."""
+    """Return the numbers of the shards that are not written yet; the folder is listed only once."""
     names = set(shards[0].storage.names()) if shards else set()
     return [shard.number for shard in shards if shard.stats_name not in names]
 
 
 def finished_shards(storage: Storage, manifest: Manifest) -> list[Shard]:
-    """Return all shards of a job that is finished.
+    """Return all shards of a job whose shards are all written.
 
     Raises:
         ValueError: some shards are missing.
@@ -337,7 +342,7 @@ def finished_shards(storage: Storage, manifest: Manifest) -> list[Shard]:
 
 
 def read_all_stats(shards: Sequence[Shard]) -> list[WrittenStats]:
-    """Return the statistics of shards that are done, read by several threads.
+    """Return the statistics of shards that are written, read by 16 threads.
 
     Raises:
         ValueError: the statistics of a shard are damaged.
@@ -373,7 +378,7 @@ def read_embeddings(folder: str | Path, field: str | None = None) -> tuple[list[
 
 
 def _read_items(shards: Sequence[Shard], field: str) -> tuple[list[str], Array]:
-    """The keys of all items, and an array of objects that has the rows of each in a field."""
+    """Return the keys of all images, and an object array with the rows of each in one field."""
     rows: list[Row] = []
     for shard in shards:
         some = shard.read_rows_in_order(field)

@@ -56,24 +56,25 @@ _SUFFIXES = frozenset(
     )
 )
 _HEIF = frozenset((".heic", ".heif", ".hif"))
-"""The suffixes of photographs of phones, which PIL reads with pillow-heif."""
+"""The suffixes of HEIF photographs, which PIL reads only if pillow-heif is installed."""
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
+"""The endings of compressed tar files, which are refused."""
 LISTING = 16
-"""The number of tar files on a remote store whose headers are read at a time."""
+"""The number of tar files on a remote store whose headers are read at the same time."""
 _MOST_SUFFIXES = 8
-"""The most suffixes of left-out files that a message names one by one."""
+"""The most suffixes that a message about ignored files names one by one."""
 
 
 class Source:
-    """The images that a source names, in order: sorted by key; a list keeps its order.
+    """The images that a source names, sorted by key; only a list keeps its own order.
 
-    Iterating it lists the source. Afterwards ``left_out`` counts the files that were left out, by
-    suffix, and ``notes`` holds what else is worth saying.
+    Iterating it lists the source. Afterwards ``left_out`` has the number of files per suffix that
+    are no images, and ``notes`` has lines to print, such as the time that listing took.
 
     Args:
         source: a folder, a pattern, a text file of paths, "-" for paths on standard input, a tar
             file, a parquet file, or "hf://datasets/NAME"; local, or an address.
-        options: see :class:`SourceOptions`.
+        options: the options for images inside other files; None takes the defaults.
     """
 
     def __init__(self, source: str, options: SourceOptions | None = None) -> None:
@@ -84,18 +85,18 @@ class Source:
         self.notes: list[str] = []
 
     def identity(self) -> str:
-        """Return the text that stands for the source in the manifest of a job."""
+        """Return the text that stands for the source in the settings of a job."""
         if self.name == "-":
             digest = hashlib.sha256(self._text.encode("utf-8", "surrogateescape")).hexdigest()
             return f"- ({digest[:16]}) in {os.getcwd()}"
         return self.name if is_remote(self.name) else os.path.abspath(self.name)
 
     def __iter__(self) -> Iterator[File]:
-        """Yield the images.
+        """Yield the images of the source.
 
         Raises:
-            ValueError: no image is named, a file that should hold some cannot be read, or a list
-                names what it must not.
+            ValueError: there is no image, a tar or parquet file cannot be read, or a list names a
+                file outside its folder or a URL without permission.
             OSError: a folder or a list cannot be read.
         """
         count = 0
@@ -111,7 +112,8 @@ class Source:
             )
 
     def describe_left_out(self) -> list[str]:
-        """Return a line about the files that were left out, empty if there are none."""
+        """Return one line about the files that are no images by their suffixes; no line if there
+        are none."""
         if not self.left_out:
             return []
         common = self.left_out.most_common(_MOST_SUFFIXES)
@@ -131,8 +133,6 @@ class Source:
             return self._find_remote(pin_files(name) if name.startswith("hf://") else name)
         return self._find_local(name)
 
-    # --- local ------------------------------------------------------------------------------------
-
     def _find_local(self, name: str) -> Iterator[File]:
         path = Path(os.path.abspath(name))
         if path.is_dir():
@@ -151,12 +151,13 @@ class Source:
         return self._inside(files)
 
     def _walk(self, root: str) -> Iterator[File]:
-        """Image files below a folder; names that begin with a dot are left out.
+        """Yield the image files below a local folder, sorted by key; hidden files are left out.
 
-        One text per file is kept until all are sorted: NUL sorts before all that a key may hold.
+        Each file is kept as one short text until all are sorted. The NUL between its fields sorts
+        before all characters of a key.
 
         Raises:
-            OSError: a folder cannot be read; its images would be missing in silence.
+            OSError: a folder cannot be read; otherwise its images would be missing without notice.
         """
         lines: list[str] = []
         for entry, key in entries_below(root):
@@ -177,8 +178,6 @@ class Source:
             version = f"{size} {time_ns}" if time_ns else ""
             yield File(key, os.path.join(root, key), int(size), version)
 
-    # --- remote -----------------------------------------------------------------------------------
-
     def _find_remote(self, url: str) -> Iterator[File]:
         name = posixpath.basename(urlsplit(url).path)
         if name.lower().endswith(".txt"):
@@ -197,7 +196,8 @@ class Source:
         return self._images_of(_remote_files(fs, described, path.rstrip("/")))
 
     def _images_of(self, files: Iterable[File]) -> Iterator[File]:
-        """Keep what is an image by its suffix, and in no hidden folder; count the others."""
+        """Yield the files with the suffix of an image outside hidden folders, and count other
+        suffixes."""
         for file in files:
             if any(part.startswith(".") for part in file.key.split("/")):
                 continue
@@ -205,16 +205,20 @@ class Source:
                 yield file
 
     def _takes(self, name: str) -> bool:
-        """Return whether a file is an image by its suffix, and count the others."""
+        """Return whether a file name has the suffix of an image; count the suffix if it has not."""
         suffix = posixpath.splitext(name)[1].lower()
         if suffix not in suffixes():
             self.left_out[suffix or "without a suffix"] += 1
         return suffix in suffixes()
 
-    # --- lists ------------------------------------------------------------------------------------
-
     def _listed(self, text: str, folder: str, any_path: bool = False) -> Iterator[File]:
-        """The files that a list names; splitlines() would also end a line at U+2028 in a name."""
+        """Yield the files that the lines of a list name.
+
+        Args:
+            text: the list; only line feeds end a line, since a file name may hold U+2028.
+            folder: folder that the names are relative to.
+            any_path: whether names may lead out of ``folder``.
+        """
         any_path = any_path or self.options.any_path
         for number, line in enumerate(text.removeprefix("\ufeff").split("\n"), start=1):
             name = line.removesuffix("\r")
@@ -231,12 +235,10 @@ class Source:
                 raise ValueError(f"{self.name}: line {number}: {error}") from error
             yield _named(path, folder)
 
-    # --- files that hold images -------------------------------------------------------------------
-
     def _inside(self, files: Iterable[File]) -> Iterator[File]:
-        """The files, with the images inside in the place of each tar file and each parquet file.
+        """Yield files, but for each tar or parquet file the images inside it.
 
-        Tar files on a remote store are listed several at a time, a few ahead of the one yielded.
+        Of 16 remote tar files the headers are read at the same time.
         """
         with ThreadPoolExecutor(LISTING) as pool:
             for listed_so_far in _batches(files, LISTING):
@@ -283,7 +285,8 @@ class Source:
     def _rows(
         self, table: ParquetTable | DataSet, path: str, version: str, key: str
     ) -> Iterator[File]:
-        """Yield one file per row of a table; a column of URLs stops the job before it begins."""
+        """Yield one file per row of a table; an error if the first cell is a URL that must not be
+        read."""
         if len(table) and table.holds_text and not self.options.fetch_urls:
             first = url_in(table.cell(0))
             if first is not None:
@@ -300,13 +303,13 @@ class Source:
 
 
 def find_files(source: str, options: SourceOptions | None = None) -> list[File]:
-    """Return all images of a source at once; see :class:`Source`."""
+    """Return all images of a source as a list, with the arguments of :class:`Source`."""
     return list(Source(source, options))
 
 
 @cache
 def suffixes() -> frozenset[str]:
-    """Return the suffixes of files that are taken for images; a list or a pattern may name any."""
+    """Return the suffixes of images in folders and tar files; a list may name any file."""
     return _SUFFIXES | _HEIF if find_spec("pillow_heif") else _SUFFIXES
 
 
@@ -318,7 +321,9 @@ def _read_standard_input() -> str:
 
 
 def _named(path: str, folder: str) -> File:
-    """Return the file of a line; one that is not there is an error of its own when it is read."""
+    """Return the file of a line in a list; its key is relative to the list's ``folder`` if inside
+    it.
+    """
     if is_remote(path):
         return File(path.removeprefix(f"{folder}/"), path)
     inside = Path(path).is_relative_to(folder)
@@ -329,7 +334,8 @@ def _named(path: str, folder: str) -> File:
 def _remote_files(
     fs: AbstractFileSystem, described: Mapping[str, JsonObject], root: str
 ) -> Iterator[File]:
-    """Return the files that a remote file system has described, sorted by their keys."""
+    """Yield the files that ``fs.find`` or ``fs.glob`` described, sorted, with keys relative to
+    ``root``."""
     for path in sorted(described):
         about = described[path]
         if about.get("type", "file") == "file":
@@ -338,13 +344,13 @@ def _remote_files(
 
 
 def _fixed_part(path: str) -> str:
-    """Return the folder of a pattern, up to its first wildcard."""
+    """Return the folders of a pattern before the first one with a wildcard."""
     parts = path.split("/")
     return "/".join(parts[: next(n for n, part in enumerate(parts) if glob.has_magic(part))])
 
 
 def _with_version(file: File) -> File:
-    """The file with its state, if it lies on a remote store and that was not listed with it."""
+    """Return a file with its version, which is looked up if listing a remote one gave none."""
     if file.kind != "file" or file.version or not is_remote(file.path):
         return file
     try:

@@ -33,13 +33,18 @@ SPARE = 1 << 20
 
 
 class Storage(ABC):
-    """The folder of a job; it has locks and a bound on its bytes if a subclass has them."""
+    """The folder of an embedding job.
+
+    A subclass that can lock overrides :meth:`alone`; one whose space is limited overrides
+    :meth:`free`.
+    """
 
     name: str
     """The path or the address of the storage, for messages."""
     tag: str
-    """A part of the names of files of this writer alone; empty where locks keep writers apart."""
+    """A part of file names that differs between writers; empty where locks keep writers apart."""
     is_local: bool
+    """Whether the files lie on a disk of this machine or a mounted one."""
 
     @abstractmethod
     def names(self, prefix: str = "") -> list[str]:
@@ -60,18 +65,20 @@ class Storage(ABC):
 
     @abstractmethod
     def reading(self, name: str) -> AbstractContextManager[Path]:
-        """Return a context manager that gives a local path with the content of the file."""
+        """Return a context manager that yields a local path with the content of the file."""
 
     @abstractmethod
     def writing(self, name: str) -> AbstractContextManager[Path]:
-        """Return a context manager that gives a local path for the content of the file.
+        """Return a context manager that yields a local path, to which the caller writes the
+        content.
 
-        The file has its name when the block ends without an error, and then it is whole.
+        The file gets its name when the block ends without an error, so it is never seen half
+        written.
         """
 
     @abstractmethod
     def create(self, name: str, content: bytes) -> bool:
-        """Create a whole file; return False, and change nothing, if there is one of this name."""
+        """Create a whole file, unless there is one of this name; returns whether it was created."""
 
     @abstractmethod
     def delete(self, names: Iterable[str]) -> None:
@@ -79,9 +86,8 @@ class Storage(ABC):
 
     @contextmanager
     def alone(self, name: str) -> Iterator[None]:
-        """Let one process at a time run the blocks of this ``name``.
-
-        Where the storage has no locks, nothing is waited for.
+        """Let one process at a time run blocks with the same ``name``; without locks, all run at
+        once.
         """
         yield
 
@@ -89,14 +95,15 @@ class Storage(ABC):
         """Remove temporary files of workers that were killed."""
 
     def free(self) -> int | None:
-        """Return the number of free bytes, None if the storage has no bound."""
+        """Return the number of free bytes, None if the storage has no limit."""
         return None
 
     def require_space(self, count: int) -> None:
-        """Check that there is room for ``count`` bytes more.
+        """Check that there is room for a shard of ``count`` bytes and :data:`SPARE` bytes beside
+        it.
 
         Raises:
-            OSError: there is less room.
+            OSError: fewer bytes are free.
         """
         free = self.free()
         if free is not None and count + SPARE > free:
@@ -112,7 +119,7 @@ def open_storage(folder: str | os.PathLike[str]) -> Storage:
     """Return the storage of a job's folder.
 
     Args:
-        folder: a path, ``file://``, ``s3://`` or ``gs://``.
+        folder: a path, or an address that begins with ``file://``, ``s3://`` or ``gs://``.
 
     Raises:
         ValueError: a protocol that cannot be written to, or whose driver is not installed.
@@ -126,10 +133,10 @@ def open_storage(folder: str | os.PathLike[str]) -> Storage:
 
 
 def local_folder(folder: str | os.PathLike[str]) -> Path:
-    """Return the path of a folder whose files another program opens.
+    """Return the path of a folder that vLLM reads features from.
 
     Raises:
-        ValueError: it is the address of a remote store.
+        ValueError: ``folder`` is the address of a remote store.
     """
     text = local_path(os.fspath(folder))
     if is_remote(text):
@@ -209,7 +216,7 @@ class LocalFolder(Storage):
                     self.folder.rmdir()
 
     def tidy(self) -> None:
-        """Remove temporary files whose writer holds no lock any more, so it is not at work."""
+        """Remove temporary files of writers that do not run any more, which hold no lock."""
         leftovers: dict[str, list[str]] = {}
         for name in self.names("."):
             if name.endswith(".tmp"):
@@ -228,10 +235,17 @@ class LocalFolder(Storage):
 
 @contextmanager
 def _locked(path: Path, wait: bool = True) -> Iterator[bool]:
-    """Hold the lock of a file, which is made for this; yields False where there are no locks.
+    """Hold the lock of a file while the block runs; the file is made for this.
+
+    Args:
+        path: the file.
+        wait: whether to wait while another process holds the lock.
+
+    Yields:
+        True, or False on a file system without locks.
 
     Raises:
-        BlockingIOError: another process holds it, and it is not to be waited for.
+        BlockingIOError: another process holds the lock, and ``wait`` is False.
     """
     while True:
         with open(path, "wb") as file:
@@ -239,11 +253,11 @@ def _locked(path: Path, wait: bool = True) -> Iterator[bool]:
             if not held or _is_open_at(file, path):
                 yield held
                 return
-        time.sleep(0.01)  # the file of the lock was removed by its last holder
+        time.sleep(0.01)  # the last holder removed the file that was locked here: lock a new one
 
 
 def _is_open_at(file: IO[bytes], path: Path) -> bool:
-    """Return whether a path still leads to an open file, and not to another one or nowhere."""
+    """Return whether an open file is still the one at a path, not removed and not replaced."""
     try:
         return path.stat().st_ino == os.fstat(file.fileno()).st_ino
     except FileNotFoundError:

@@ -27,12 +27,13 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 class ParquetTable:
-    """A column of images in a parquet file, local or remote; the last row groups are kept.
+    """A column of images in a parquet file, local or remote; four row groups are kept in memory.
 
     Args:
         path: path or address of the file.
-        version: the text of its content's version when it was listed; empty checks nothing.
-        column: holds bytes, paths relative to the file, or {"bytes", "path"} as ``datasets`` has.
+        version: result of ``version_of`` when the job listed the file; empty checks nothing.
+        column: name of the column; its cells are bytes, paths relative to the file, or dicts with
+            "bytes" and "path", as the ``datasets`` package writes them.
 
     Raises:
         ValueError: the file is no parquet file, or has no such column.
@@ -65,7 +66,7 @@ class ParquetTable:
         return self._ends[-1] if self._ends else 0
 
     def cell(self, row: int) -> object:
-        """Return the content of a cell; any thread may call it.
+        """Return the content of the cell in a row, counted from 0; any thread may call it.
 
         Raises:
             OSError: the cell cannot be read, or the file has changed.
@@ -86,7 +87,7 @@ class ParquetTable:
 
 
 class DataSet:
-    """A column of images of a data set, undecoded.
+    """A column of images in a data set; the images are not decoded.
 
     Args:
         name: repo id on the Hub with ``@`` and a commit, or a local folder.
@@ -128,13 +129,16 @@ class DataSet:
         return len(self._rows)
 
     def cell(self, row: int) -> object:
-        """Return the content of a table cell; any thread may call it."""
+        """Return the content of the cell in a row, counted from 0; any thread may call it."""
         with self._lock:
             return self._rows[row][self.column]
 
 
 def require_datasets(name: str) -> None:
-    """Check that the ``datasets`` package is installed, which reads the data set ``name``.
+    """Check that the ``datasets`` package is installed.
+
+    Args:
+        name: name of the data set that it reads, for the message.
 
     Raises:
         ValueError: the package is not installed.
@@ -168,9 +172,13 @@ def pin_dataset(name: str) -> tuple[str, str]:
 def hub_commit(repo: str, revision: str = "") -> str:
     """Ask the Hub for the commit of a data set.
 
+    Args:
+        repo: repo id of the data set.
+        revision: branch, tag or commit; empty for the main branch.
+
     Raises:
-        ValueError: no such data set or revision, or the Hub cannot be reached; the message says to
-            name a commit.
+        ValueError: there is no such data set or revision, or the Hub cannot be reached; the message
+            says to name a commit.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HFValidationError, HTTPError
@@ -188,13 +196,18 @@ def hub_commit(repo: str, revision: str = "") -> str:
 
 
 def is_dataset(source: str) -> bool:
-    """Return whether a source is a whole data set: one of the Hub, or one in a local folder."""
+    """Return whether a source names a whole data set, on the Hub or in a folder, and not files in
+    one.
+    """
     name = source.removeprefix(DATASET).partition("@")[0]
     return source.startswith(DATASET) and (os.path.isdir(name) or name.strip("/").count("/") < 2)
 
 
 def pin_files(url: str) -> str:
-    """Return the address of files in a data set of the Hub, with the commit of its revision.
+    """Return the address of files in a data set of the Hub with its commit in it.
+
+    Args:
+        url: ``hf://datasets/OWNER/NAME/PATH``, with ``@`` and a revision after NAME if wanted.
 
     Raises:
         ValueError: the Hub does not say the commit.
@@ -215,8 +228,13 @@ def _state_of(folder: str) -> str:
 def require_column(name: str, column: str, names: Sequence[str]) -> None:
     """Check that a file or data set has a column.
 
+    Args:
+        name: name of the file or data set, for the message.
+        column: the column that is needed.
+        names: the columns that there are.
+
     Raises:
-        ValueError: there is no such column; the message names those that there are.
+        ValueError: there is no such column; the message names the existing ones.
     """
     if column not in names:
         raise ValueError(

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from fsspec.spec import AbstractBufferedFile
 
 HEADER_BLOCK = 2048 - 1
-"""Bytes read ahead of the byte before a header; a header with a long name has 1,536."""
+"""The bytes that are read ahead in a remote tar file: a header with a long name has 1,536."""
 NOWHERE = -1
-"""The offset of a link in a tar file that names no file of it."""
+"""The offset that stands for a link which names no file of its tar file."""
 
 
 class Member(NamedTuple):
@@ -27,7 +27,8 @@ class Member(NamedTuple):
 
     name: str
     place: int
-    """The offset of the file's bytes in the tar file; of its header if it is sparse."""
+    """The byte offset of the file's content in the tar file; of its header if the file is sparse.
+    """
     size: int
     sparse: bool = False
 
@@ -45,7 +46,7 @@ def list_members(path: str, version: str = "") -> Listed:
 
     Args:
         path: path or address of the tar file.
-        version: the text of its content's version when it was found; empty checks nothing.
+        version: result of ``version_of`` when the job found the file; empty checks nothing.
 
     Raises:
         ValueError: the file is no tar file, or is damaged.
@@ -70,17 +71,17 @@ def _members(file: IO[bytes]) -> Iterator[tarfile.TarInfo]:
         for member in opened:
             opened.members = []  # type: ignore[attr-defined]  # else it keeps all headers
             yield member
-        # tarfile takes a damaged or missing header for the end, where zeros should be.
+        # A tar file ends in blocks of zeros. tarfile also stops at a damaged header, without error.
         file.seek(opened.offset)
         if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
             raise tarfile.ReadError(f"its list of files breaks off at byte {opened.offset:,}")
 
 
 def _with_links(headers: Iterator[tarfile.TarInfo]) -> Iterator[Member]:
-    """Yield the files and the links that headers describe, each with the place of its bytes.
+    """Yield the files and links that the headers of a tar file describe, each with its byte offset.
 
-    A hard link names a file before it. A symbolic link names any file, relative to its own folder,
-    so all symbolic links follow at the end.
+    A hard link names a file before it. A symbolic link may name any file, relative to its own
+    folder, so symbolic links are yielded after all files.
     """
     known: dict[str, Member] = {}
     links: dict[str, str] = {}
@@ -108,7 +109,16 @@ def _with_links(headers: Iterator[tarfile.TarInfo]) -> Iterator[Member]:
 
 
 def _follow(name: str, links: dict[str, str], known: dict[str, Member]) -> Member:
-    """Return the member that a symbolic link names, possibly through other links."""
+    """Return the member that a symbolic link leads to, possibly through other links.
+
+    Args:
+        name: normalised path of the link.
+        links: the target of each symbolic link, by the path of the link.
+        known: the members that are files, by their path.
+
+    Returns:
+        The member; one with the offset :data:`NOWHERE` if the link leads to no file.
+    """
     target = name
     for _ in range(len(links)):
         target = links.get(target, target)
@@ -118,12 +128,12 @@ def _follow(name: str, links: dict[str, str], known: dict[str, Member]) -> Membe
 
 
 def read_sparse(path: str, version: str, place: int) -> bytes:
-    """Return the bytes of a sparse member, with the zeros that the tar file leaves out.
+    """Return the bytes of a sparse file in a tar file, with the zeros that the tar file leaves out.
 
     Args:
         path: path or address of the tar file.
-        version: the text of its content's version when it was listed; empty checks nothing.
-        place: offset of the header of the member.
+        version: result of ``version_of`` when the job listed the file; empty checks nothing.
+        place: byte offset of the header of the sparse file.
 
     Raises:
         OSError: the file cannot be read, or has changed.

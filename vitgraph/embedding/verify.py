@@ -23,7 +23,7 @@ _DAMAGED = (OSError, ValueError, KeyError, IndexError, TypeError, EOFError)
 
 
 def print_status(folder: str) -> int:
-    """Print how far a job is.
+    """Print how many shards, files and errors the job in a folder has, and what each worker wrote.
 
     Returns:
         0 if all shards are written, else 1.
@@ -65,10 +65,10 @@ def _print_workers(stats: Sequence[ShardStats]) -> None:
 
 
 def print_verdict(folder: str) -> int:
-    """Read every file of a job, and print what is wrong.
+    """Read every file of the job in a folder, and print the faults that are found.
 
     Returns:
-        0 if every item of the job is there once, in files that are whole; else 1.
+        0 if every image of the job is there once, in files that are whole; else 1.
 
     Raises:
         ValueError: the folder holds no job.
@@ -85,7 +85,7 @@ def print_verdict(folder: str) -> int:
 
 
 def find_faults(folder: str) -> Iterator[str]:
-    """Yield what is wrong with the files of a job, one line each.
+    """Yield the faults in the files of a job, as one line of text each.
 
     Args:
         folder: the folder of the job.
@@ -143,7 +143,7 @@ def _faults_of(shard: Shard, manifest: Manifest) -> Iterator[str]:
 
 
 def _keys_of(shard: Shard) -> list[str]:
-    """Return the keys of a shard in the order of the source, those of bad files included."""
+    """Return the keys of all images of a shard in order, with those that could not be encoded."""
     keys: list[str] = [line["key"] for line in shard.read_table()]
     for error in shard.read_stats()["errors"]:  # errors are sorted by their place in the shard
         keys.insert(error["place"], error["key"])

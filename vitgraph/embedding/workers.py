@@ -11,15 +11,21 @@ if TYPE_CHECKING:
     import torch
 
 MOST_THREADS = 16
+"""The most threads that decode images for one worker."""
 _LAUNCHERS = {
     "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     "SLURM": ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", ""),
 }
-"""The variables for rank, number of workers, rank on this host, and workers on this host."""
+"""Per launcher, its variables for rank, number of workers, rank on this host, and workers on this
+host."""
 
 
 class Worker(NamedTuple):
-    """One of the processes that work on an embedding job, with its rank."""
+    """One of the processes that work on an embedding job.
+
+    ``rank`` is its number from 0, ``size`` the number of all workers, ``local_size`` that of this
+    host.
+    """
 
     rank: int = 0
     size: int = 1
@@ -33,11 +39,17 @@ class Worker(NamedTuple):
         return f"worker {self.rank} of {self.size} ({self.said_by})"
 
     def own(self, shards: Iterable[int]) -> list[int]:
-        """Return the numbers of this worker's shards: every ``size``-th, from ``rank`` on."""
+        """Return those of the given shard numbers that this worker writes: number modulo ``size``
+        is ``rank``."""
         return [number for number in shards if number % self.size == self.rank]
 
     def place(self, device: torch.device) -> torch.device:
-        """Return the GPU of this worker if ``device`` is "cuda" without a number."""
+        """Return the device of this worker.
+
+        Args:
+            device: "cuda" without a number becomes the GPU of the local rank; any other device is
+                returned as it is.
+        """
         if str(device) != "cuda" or self.local_rank is None:
             return device
         import torch
@@ -45,7 +57,7 @@ class Worker(NamedTuple):
         return torch.device("cuda", self.local_rank % torch.cuda.device_count())
 
     def threads(self) -> int:
-        """Return how many threads decode: this worker's part of the cores, at most 16."""
+        """Return how many threads decode images: this worker's share of the cores, at most 16."""
         cores = os.cpu_count() or 1
         if sys.platform == "linux":
             cores = len(os.sched_getaffinity(0))  # SLURM binds each task to cores of its own
@@ -53,14 +65,15 @@ class Worker(NamedTuple):
 
 
 def read_worker(shard: str | None, environment: Mapping[str, str]) -> Worker:
-    """Return which worker this is.
+    """Return the rank of this process among the workers of a job.
 
     Args:
-        shard: ``"I/N"``, counted from 0; None reads the environment.
-        environment: the environment variables; torchrun's come before SLURM's.
+        shard: ``"I/N"``, the value of ``--shard``, for rank I (from 0) of N; None reads the
+            environment.
+        environment: the environment variables; those of torchrun are preferred to those of SLURM.
 
     Raises:
-        ValueError: no such worker.
+        ValueError: the rank or the number of workers is not valid.
     """
     if shard is not None:
         return _check(*shard.partition("/")[::2], "--shard")

@@ -21,7 +21,10 @@ THREADS_PER_GPU = 12
 
 
 class Sample(NamedTuple):
-    """Means per image, measured on a few images of a source."""
+    """Means per image, measured on a few images of a source.
+
+    ``read_bytes`` is the size of the image file, ``written_bytes`` that of its output in a shard.
+    """
 
     read_bytes: float
     read_seconds: float
@@ -32,39 +35,43 @@ class Sample(NamedTuple):
     tokens: Sequence[int]
     """The number of output tokens of each image that was sampled."""
     unreadable: int
-    """The number of sampled images that cannot be encoded, beside those that can."""
+    """The number of further images of the sample that cannot be encoded."""
 
 
 class Rate(NamedTuple):
-    """The images per second of one device, and how that number is known."""
+    """The images per second of one device, and a text that says where that number is from."""
 
     per_second: float
     known_by: str
 
 
 class Estimate(NamedTuple):
-    """The estimated speed and duration of an embedding job."""
+    """The estimated speed and duration of an embedding job.
+
+    ``threads`` is the number of threads per GPU that read and decode images.
+    """
 
     images: int
     sample: Sample
     rate: Rate | None
-    """The encoding rate of one GPU, None if nobody has measured it."""
+    """The images per second that one GPU encodes, None if that was never measured for the tower."""
     threads: int = THREADS_PER_GPU
 
     @property
     def decoded_per_second(self) -> float:
-        """The images per second that the threads beside one GPU read and decode."""
+        """The images per second that the threads of one GPU read and decode."""
         return self.threads / (self.sample.read_seconds + self.sample.decode_seconds)
 
     @property
     def per_second(self) -> float:
-        """Images per second with one GPU."""
+        """The images per second with one GPU: the least of what it encodes and what its threads
+        decode."""
         gpu = self.rate.per_second if self.rate else float("inf")
         return min(gpu, self.decoded_per_second)
 
     @property
     def binds(self) -> str:
-        """The resource that limits the speed of the job."""
+        """The resource that limits the speed of the job: "the GPU", "reading" or "decoding"."""
         if self.rate and self.rate.per_second <= self.decoded_per_second:
             return "the GPU"
         slower = self.sample.read_seconds > self.sample.decode_seconds
@@ -72,16 +79,17 @@ class Estimate(NamedTuple):
 
     @property
     def cores(self) -> float:
-        """The number of cores that have to decode for one GPU at this rate."""
+        """The number of cores per GPU that decoding keeps busy at this speed."""
         return self.per_second * self.sample.decode_seconds
 
     def hours(self, gpus: int) -> float:
-        """Return the hours of the whole job, without the minute that each worker takes to start."""
+        """Return the hours of the whole job on ``gpus`` GPUs, without the minute in which a worker
+        starts."""
         return self.images / (gpus * self.per_second) / 3600
 
 
 def report(estimate: Estimate, source: str, gpus: int | None, written: str) -> str:
-    """Return the arithmetic as text.
+    """Return an estimate as text: the figures of the sample, and a table by number of GPUs.
 
     Args:
         estimate: the estimate of the job.
@@ -128,5 +136,5 @@ def report(estimate: Estimate, source: str, gpus: int | None, written: str) -> s
 
 
 def _shown(hours: float) -> str:
-    """Return hours with two decimals, or with two digits if they would round to zero."""
+    """Return hours with two decimals, or with two significant digits if they are below 0.01."""
     return f"{hours:,.2f}" if hours >= 0.01 else f"{hours:.2g}"

@@ -38,7 +38,11 @@ LEAST_SECONDS = 3.0
 
 
 class _Measured(NamedTuple):
-    """One image of the sample, with the bytes and seconds that reading it took."""
+    """One image of the sample, with the bytes and seconds that it took.
+
+    ``read_bytes`` is the size of its file, ``written_bytes`` that of its output; ``tokens`` are
+    output tokens.
+    """
 
     image: Tensor
     read_bytes: int
@@ -49,11 +53,14 @@ class _Measured(NamedTuple):
 
 
 def choose(files: Iterable[File], most: int = SAMPLED) -> tuple[int, list[File]]:
-    """Count files, and choose some at random, each with the same chance; none else is kept.
+    """Count files, and choose some of them at random, each with the same chance.
 
     Args:
         files: the files of a source, which are read one by one: millions need not fit into memory.
         most: largest number of files to choose.
+
+    Returns:
+        The number of all files, and the chosen ones.
     """
     chance, chosen, count = Random(0), list[File](), 0
     for file in files:
@@ -72,25 +79,25 @@ def take_sample(
     limits: Limits,
     written_bytes: Callable[[Tensor], int],
 ) -> tuple[Sample, list[Tensor]]:
-    """Read and decode some images in one thread.
+    """Read and decode some images in one thread, and measure the time of each step.
 
     Args:
         files: the images.
         read: returns the bytes of an image file.
         encoder: the encoder whose preprocessing is measured; it may be on the meta device.
-        limits: keywords of ``preprocess``.
-        written_bytes: bytes that the job writes for an image.
+        limits: keywords of ``preprocess`` that bound the size of an image.
+        written_bytes: returns the bytes that the job writes for a decoded image uint8 [3, H, W].
 
     Returns:
-        The figures, and the images as uint8 tensors.
+        The means per image, and the decoded images.
 
     Raises:
-        ValueError: none of them can be read.
+        ValueError: none of the images can be read.
     """
     measured: list[_Measured] = []
     errors: list[str] = []
     with _one_thread():
-        # The first call imports modules, whose time is not that of an image.
+        # The first call imports modules; without it, their time would be added to the first image.
         encoder.preprocess([torch.zeros(3, 64, 64, dtype=torch.uint8)], **limits._asdict())
         for file in files:
             began = time.perf_counter()
@@ -118,7 +125,7 @@ def _measure(
 ) -> _Measured:
     item_encoder = encoder.item_encoder()
     began = time.thread_time()
-    # Threads prepare this much for a GPU, which does the rest itself.
+    # Where a stager exists, threads only decode and resize, and the GPU normalises and patches.
     if item_encoder.stager is not None:
         item_encoder.stager.stage([data], [], limits)
     else:
@@ -132,7 +139,7 @@ def _measure(
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Let torch resize on one core inside of the block, as in the threads of a stream."""
+    """Run the block with one core for torch, as each decoding thread of a job has."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -151,7 +158,15 @@ def measure_rate(
     wanted: ResultSettings,
     options: StreamOptions,
 ) -> Rate:
-    """Encode decoded images again and again, and return how many a device encodes per second."""
+    """Encode decoded images over and over, and return how many a device encodes per second.
+
+    Args:
+        item_encoder: the encoder, on the device to measure.
+        images: decoded images uint8 [3, H, W].
+        limits: keywords of ``preprocess`` that bound the size of an image.
+        wanted: pooling of the output.
+        options: batching of the calls, and number of threads that preprocess.
+    """
     options = options._replace(progress=False, on_error="raise")
 
     def seconds_of(count: int) -> float:
@@ -174,7 +189,15 @@ def _name_of(device: torch.device) -> str:
 
 
 def committed_rate(encoder: Encoder, tokens: Sequence[int]) -> Rate | None:
-    """Return the rate of one H200 for images of these tokens, None for a tower not measured."""
+    """Return the images per second of one H200, from the measurements in ``scale_h200.json``.
+
+    Args:
+        encoder: the tower, whose class and width are looked up.
+        tokens: output tokens of each sampled image.
+
+    Returns:
+        The rate; None for a tower that was not measured.
+    """
     committed = json.loads(RATES.read_text())
     own = {"class": type(encoder).__name__, "features": encoder.num_features}
     for name, identity in committed["encoders"].items():
@@ -187,7 +210,12 @@ def committed_rate(encoder: Encoder, tokens: Sequence[int]) -> Rate | None:
 
 
 def seconds_by_tokens(sizes: Iterable[Mapping[str, float]]) -> dict[int, float]:
-    """Return the mean seconds per image by the image's number of tokens, in ascending order."""
+    """Return the mean seconds per image by its number of output tokens, in ascending order of
+    tokens.
+
+    Args:
+        sizes: measurements, each with "tokens" and "images per second".
+    """
     seconds = defaultdict[int, list[float]](list)
     for size in sizes:
         seconds[int(size["tokens"])].append(1 / size["images per second"])
@@ -195,7 +223,13 @@ def seconds_by_tokens(sizes: Iterable[Mapping[str, float]]) -> dict[int, float]:
 
 
 def seconds_of(tokens: int, known: Mapping[int, float]) -> float:
-    """Return the seconds of an image, from measured sizes; above these, in proportion to tokens."""
+    """Return the seconds of an image, interpolated between measured numbers of tokens.
+
+    Args:
+        tokens: output tokens of the image; beyond the largest in ``known``, seconds grow in
+            proportion.
+        known: seconds per image by number of tokens, in ascending order.
+    """
     most = max(known)
     between = float(np.interp(tokens, list(known), list(known.values())))
     return between * max(tokens / most, 1)
