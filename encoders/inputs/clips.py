@@ -15,14 +15,19 @@ from .intake import Video, is_one_image, is_picture, to_rgb
 from .video_files import VideoFrames
 
 IMAGES_ALONE = "this tower takes images alone: pass the frames of a video as images"
-"""The error of every preprocessor that takes no videos."""
+"""The message of the error that preprocessors without videos raise for one."""
 
 
 class ChooseFrames(Protocol):
-    """Chooses the frames of a video to encode."""
+    """A function that chooses the frames of a video to encode."""
 
     def __call__(self, total: int, *, source_fps: float | None) -> Sequence[int]:
-        """Return indices of some of ``total`` frames, which were shot at ``source_fps``."""
+        """Return the indices, from 0, of the frames to encode.
+
+        Args:
+            total: number of frames of the video.
+            source_fps: frames per second at which they were recorded; None if that is unknown.
+        """
         ...
 
 
@@ -125,7 +130,7 @@ def _read_video(video: object, choose: ChooseFrames) -> list[Tensor]:
             f"is of type {type(frames).__name__}, not a video: pass the path of a video file, or "
             "frames, videos=[[frame, frame, ...]]"
         )
-    elif not isinstance(frames, Sequence):  # a Sequence may decode a frame when it is asked for
+    elif not isinstance(frames, Sequence):  # list() would decode all frames of a lazy Sequence
         frames = list(frames)
     if not len(frames):
         raise ValueError("has no frames: a video needs at least one")

@@ -47,8 +47,8 @@ _HEAD = 32
 _HEIF_BRANDS = frozenset((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"))
 
 _LOCKS = tuple(threading.Lock() for _ in range(1021))
-"""For images that are not decoded yet and for open files: threads of a stream, or of several, may
-be given one of them twice, and PIL then mixes up what each of them reads."""
+"""Locks for reading open files and PIL images that are not decoded yet. Two threads may be given
+the same one, and if both read it at once, PIL decodes wrong data."""
 
 
 def open_image(
@@ -72,7 +72,8 @@ def open_image(
     if isinstance(source, bytes | bytearray | memoryview):
         return _open(io.BytesIO(source))
     with lock_of(source):
-        # A file that is opened only when it is read fails here, before the image is blamed.
+        # A lazy file object opens its file now. If that fails, the error is not one of the image,
+        # as which ``_open`` would report it.
         source.read(0)
         return _open(source)
 
@@ -103,7 +104,7 @@ def _open(file: Path | Readable) -> Image.Image:
     except DAMAGED as error:
         if isinstance(error, UnidentifiedImageError) and _learn_heif(file):
             return _open(file)
-        # PIL's own message names the object in memory.
+        # For bytes, PIL's own message has only the address of an object in memory.
         unknown = isinstance(error, UnidentifiedImageError) and not isinstance(file, Path)
         found = "bytes of no image file" if unknown else error
         raise ValueError(
@@ -113,10 +114,10 @@ def _open(file: Path | Readable) -> Image.Image:
 
 
 def _learn_heif(file: Path | Readable) -> bool:
-    """Let PIL read HEIF, as phones write photographs, if this is such a file.
+    """Register pillow-heif with PIL if a file that PIL cannot open is HEIF.
 
     Returns:
-        Whether PIL reads more than before.
+        Whether it was registered now, so that it is worth while to open the file again.
 
     Raises:
         ValueError: the file needs pillow-heif, which is not installed.
@@ -143,14 +144,14 @@ def _read_head(file: Path | Readable) -> bytes:
 
 
 def _is_heif(head: bytes) -> bool:
-    """Whether a file that begins so says that it is HEIF (ISO/IEC 23008-12): brands after ftyp."""
+    """Return whether ``head``, a file's first bytes, names a brand of HEIF (ISO/IEC 23008-12)."""
     brands = {head[start : start + 4] for start in range(8, len(head), 4)}
     return head[4:8] == b"ftyp" and bool(brands & _HEIF_BRANDS)
 
 
 @contextmanager
 def naming(item: str) -> Iterator[None]:
-    """Put the name of the item before the message of a ValueError raised inside."""
+    """Put ``item``, such as "image 3" or a path, before the message of a ValueError from inside."""
     try:
         yield
     except ValueError as error:
@@ -161,13 +162,13 @@ def refuse_address(file: str | os.PathLike[str], fix: str) -> None:
     """Raise a ValueError for a URL, also for one that ``Path`` has taken a slash from.
 
     Args:
-        file: what was given as the path of a file.
-        fix: how to pass what the URL names; ends the message.
+        file: the path as the caller gave it.
+        fix: the end of the message, which says how to pass the file that the URL names.
     """
     if str(file).lower().startswith(("http:/", "https:/")):
         raise ValueError(f"is a URL, and nothing is downloaded here: {fix}")
 
 
 def lock_of(image: object) -> threading.Lock:
-    """Return the lock that guards reads of an image or file, shared with some others."""
+    """Return the lock to hold while an image or file is read; several objects may share one."""
     return _LOCKS[id(image) % len(_LOCKS)]

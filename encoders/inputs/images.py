@@ -28,20 +28,23 @@ class StagedItem(NamedTuple):
     """One image or video after resizing, before it is normalised and cut into patches."""
 
     pixels: Tensor
-    """uint8 [frames, H, W, 3], contiguous; for tiled families [tiles, S, S, 3]."""
+    """uint8 [frames, H, W, 3], contiguous; for tiled families [tiles, S, S, 3], S the side of a
+    tile in pixels."""
     grid: Grid
+    """(t, h, w) of the item, h and w in patches."""
     mean: PerChannel
     std: PerChannel
     tiles: tuple[int, int, bool] | None = None
-    """How the tiles of an image lie, (columns, rows, thumbnail), for tiled families."""
+    """The arrangement of an image's tiles, (columns, rows, whether a thumbnail follows); None for
+    families without tiles."""
 
 
 @runtime_checkable
 class StagedPreprocessor(Protocol):
-    """A preprocessor that can leave normalising and cutting to another device.
+    """A preprocessor that can normalise pixels and cut them into patches on another device.
 
-    ``finish(stage(images, videos, limits))`` has the bits of a call with the same arguments, and
-    a quarter of the bytes in between.
+    ``finish(stage(images, videos, limits))`` is bitwise equal to what calling the preprocessor with
+    the same arguments returns. The pixels in between are uint8, a quarter of the bytes of float32.
     """
 
     def stage(
@@ -51,14 +54,19 @@ class StagedPreprocessor(Protocol):
         limits: Limits,
         pinned: bool = False,
     ) -> list[StagedItem]:
-        """Decode and resize images, then videos; ``limits`` as a call takes them.
+        """Decode and resize images, then videos; return one item for each.
 
-        ``pinned`` puts the pixels into page-locked memory, which a GPU copies asynchronously.
+        Args:
+            images: as ``preprocess`` takes them.
+            videos: as ``preprocess`` takes them.
+            limits: the keywords of ``preprocess``, None where they are not given.
+            pinned: whether the pixels are to lie in page-locked memory, from which a GPU copies
+                asynchronously.
         """
         ...
 
     def finish(self, items: Sequence[StagedItem]) -> VisionInputs:
-        """Normalise and cut items on the device that their pixels are on."""
+        """Normalise items and cut them into patches on the device that their pixels are on."""
         ...
 
 
@@ -76,9 +84,9 @@ def resize(image: Tensor, height: int, width: int, mode: Resample = "bicubic") -
     """
     if image.shape[1:] == (height, width):
         return image
-    # Memory laid out as [H, W, C], with a batch stride that shows it, takes interpolate's fast
-    # path. 640x427 to 640x416 takes 0.14 ms that way, 0.40 ms if the planes are interleaved here,
-    # and 0.80 ms on planes.
+    # interpolate has a fast path for memory laid out as [H, W, C], which it recognises by the batch
+    # stride. 640x427 to 640x416 takes 0.14 ms that way, 0.40 ms if [C, H, W] is copied to that
+    # layout here, and 0.80 ms on [C, H, W] itself.
     if image.stride(0) != 1:
         image = torch.stack(image.unbind(), dim=-1).permute(2, 0, 1)
     batch = image.as_strided((1, *image.shape), (image.numel(), *image.stride()))
@@ -90,9 +98,10 @@ def resize(image: Tensor, height: int, width: int, mode: Resample = "bicubic") -
 
 
 def _lanczos(batch: Tensor, height: int, width: int) -> Tensor:
-    """Resize uint8 [1, 3, H, W] by Lanczos: with PIL where torch, as 2.11, has no kernel for it.
+    """Resize uint8 [1, 3, H, W] to ``height`` x ``width`` pixels with the Lanczos filter.
 
-    Of the values 0.6 % differ by one level, and 1 in 100,000 by two.
+    PIL does it where torch has no kernel, as in 2.11. Of PIL's values, 0.6 % differ from torch's by
+    one of 255 levels, and 1 in 100,000 by two.
     """
     try:
         return F.interpolate(batch, size=(height, width), mode="lanczos", antialias=True)
@@ -113,7 +122,7 @@ def laid_over(
         width: width of the canvas in pixels.
         top: row of the canvas where the image begins.
         left: column of the canvas where the image begins.
-        colour: red, green and blue from 0 to 1; as in the sources, they are cut off to levels.
+        colour: red, green and blue from 0 to 1, which are multiplied by 255 and rounded down.
 
     Returns:
         uint8 [3, height, width].
@@ -125,10 +134,10 @@ def laid_over(
 
 
 def padded(image: Tensor, height: int, width: int, colour: PerChannel) -> Tensor:
-    """Resize an image in its shape to fit a canvas, centred, as PIL's ``ImageOps.pad`` does.
+    """Resize an image, keeping its aspect ratio, and centre it on a canvas that it just fits.
 
-    Python's ``round`` (half to even) is part of the definition. A side that it makes 0, for which
-    PIL leaves the image out, has one pixel here.
+    This is PIL's ``ImageOps.pad``, with Python's ``round`` (half to even). A side that is rounded
+    to 0, where PIL leaves the image out, has one pixel here.
 
     Args:
         image: uint8 [3, h, w].
@@ -171,13 +180,13 @@ def stack_frames(frames: Sequence[Tensor], pinned: bool) -> Tensor:
 
 @lru_cache(maxsize=16)
 def folded_mean_std(mean: PerChannel, std: PerChannel) -> tuple[Tensor, Tensor]:
-    """Return mean and std, float32 [3, 1, 1] each, in the scale of pixels from 0 to 255."""
+    """Return mean and std of pixels from 0 to 255, float32 [3, 1, 1] each, from those of 0 to 1."""
     mean_std = torch.tensor((mean, std), dtype=torch.float32, device="cpu") * 255.0
     return mean_std[0].view(3, 1, 1), mean_std[1].view(3, 1, 1)
 
 
 def normalize(pixels: Tensor, mean: PerChannel, std: PerChannel) -> Tensor:
-    """Normalise uint8 pixels on their device, with the bits of the preprocessing on the CPU.
+    """Normalise uint8 pixels on their device, bitwise equal to the preprocessing on the CPU.
 
     Args:
         pixels: uint8 [N, 3, ...].
@@ -228,7 +237,7 @@ def check_limits(limits: Limits) -> None:
 
 
 def _whole(value: object) -> int:
-    """Return an integer of any type as int, and 0 for anything else; True is no integer here."""
+    """Return ``value`` as int if it is an integer of any type but bool, and 0 otherwise."""
     if isinstance(value, bool):
         return 0
     try:

@@ -84,7 +84,7 @@ def to_rgb(image: object) -> Tensor:
 
 
 def _from_mapping(image: Mapping[object, object]) -> Tensor:
-    """Convert the undecoded image of a ``datasets`` column: its bytes, else its path."""
+    """Convert an undecoded image of the ``datasets`` package: its "bytes", else its "path"."""
     for name in ("bytes", "path"):
         if image.get(name) is not None:
             return to_rgb(image[name])
@@ -136,7 +136,8 @@ def is_picture(image: object) -> bool:
 
 
 def is_one_item(items: object) -> bool:
-    """Return whether the items of a stream are by mistake one image, whose rows are no items."""
+    """Return whether the ``items`` passed to a stream are one image by mistake, not an iterable of
+    images; a loop over it would give its rows or bytes."""
     if isinstance(items, np.ndarray | Tensor):
         return items.ndim in (2, 3)
     return is_one_image(items)
@@ -165,7 +166,7 @@ def _from_pil(image: Image.Image) -> Tensor:
 
 
 def _file_of(image: Image.Image) -> str:
-    """Return the file that an image is still to be decoded from, with a space, for messages."""
+    """Return the path that a PIL image was opened from and a space, for messages, or ""."""
     file = image.filename if isinstance(image, ImageFile) else ""
     return f"{file} " if isinstance(file, str) and file else ""
 
@@ -220,7 +221,10 @@ def _from_tensor(image: Tensor) -> Tensor:
 
 
 def _from_unit(image: Tensor, what: str) -> Tensor:
-    """Convert floats from 0 to 1 to uint8 as torchvision's ``to_dtype(uint8, scale=True)`` does."""
+    """Convert floats from 0 to 1 to uint8 as torchvision's ``to_dtype(uint8, scale=True)`` does.
+
+    ``what`` describes the image in errors, such as "tensor of torch.float32".
+    """
     low, high = image.aminmax() if image.numel() else (image.new_zeros(()), image.new_zeros(()))
     # This refuses NaN, too, because a comparison with NaN is false.
     if not (low >= 0 and high <= 1):
@@ -254,7 +258,10 @@ def _require_pixels(height: int, width: int) -> None:
 
 
 def _spread(image: Tensor) -> Tensor:
-    """Turn [C, H, W] of 1, 3 or 4 channels into three, alpha over white in torchvision's order."""
+    """Return uint8 [3, H, W] of uint8 [C, H, W] with 1 (grey), 3 (RGB) or 4 (RGBA) channels.
+
+    Transparency is laid over white, with torchvision's order of operations.
+    """
     if image.shape[0] == 1:
         return image.expand(3, -1, -1)
     if image.shape[0] == 3:

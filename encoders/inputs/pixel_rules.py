@@ -1,5 +1,4 @@
-"""How Qwen, GLM and ERNIE repos resize, sample and normalise images and videos, and which files say
-it.
+"""How Qwen, GLM, ERNIE, MiniMax and Pixtral repos resize, sample and normalise images and videos.
 
 The class defaults are those of transformers 5.23.0. A repo's processor files replace them; a value
 that a file leaves out comes from the class that the file names.
@@ -38,8 +37,8 @@ class PixelRules:
     mean: PerChannel = CLIP_MEAN
     std: PerChannel = CLIP_STD
     whole_clip: bool = False
-    """The bounds on the area hold for all frames together (Qwen3-VL, GLM), not per frame; an image
-    counts as two."""
+    """Whether ``min_pixels`` and ``max_pixels`` bound the area of all frames together (Qwen3-VL,
+    GLM), not that of each frame; an image then counts as two frames."""
     min_frames: int = 4
     max_frames: int = 768
     sampling: SamplingRule = "qwen2_vl"
@@ -50,16 +49,18 @@ class PixelRules:
     canvas: bool = False
     """Whether frames are laid on a black canvas (GLM-5) instead of stretched to its size."""
     joined_frames: int = 1
-    """The number of frames that the tower makes one (ERNIE-4.5-VL): a clip's last one repeats."""
+    """The number of frames that the tower merges into one (ERNIE-4.5-VL); the last frame of a clip
+    is repeated to fill a multiple of it."""
     longest_edge: int | None = None
-    """Longest side of an image before sides are rounded up (Pixtral), for images alone."""
+    """The most pixels of a side of an image before sides are rounded up to whole tokens (Pixtral);
+    None for other families."""
 
     def bounded(self, min_pixels: int | None, max_pixels: int | None) -> PixelRules:
         """Return a copy with these bounds on the area in place of its own.
 
         Args:
-            min_pixels: smallest area in pixels; None keeps the copy's own.
-            max_pixels: largest area in pixels; None keeps the copy's own.
+            min_pixels: smallest area in pixels; None keeps that of these rules.
+            max_pixels: largest area in pixels; None keeps that of these rules.
 
         Raises:
             ValueError: the smallest area is larger than the largest.
@@ -158,8 +159,8 @@ def long_side_rules(
 ) -> PixelRules:
     """Read how a Pixtral or Mistral repo prepares images.
 
-    ``patch_size`` of an image processor is not read: that of the processor around it, times its
-    ``spatial_merge_size``, replaces it, and those may not contradict the tower.
+    The ``patch_size`` of an image processor is not read, because the processor that contains it
+    sets ``patch_size`` and ``spatial_merge_size``, which may not contradict the tower.
 
     Args:
         files: parsed JSON per file name without ``.json``.
@@ -187,7 +188,10 @@ def long_side_rules(
 
 
 def long_side(side: int, mean: PerChannel = CLIP_MEAN, std: PerChannel = CLIP_STD) -> PixelRules:
-    """Return the rules of images whose sides have at most ``side`` pixels, rounded up."""
+    """Return the rules by which an image with a side over ``side`` pixels is shrunk to it.
+
+    ``mean`` and ``std`` are those of the channels of pixels from 0 to 1.
+    """
     return PixelRules(1, MOST_PIXELS, mean, std, longest_edge=side)
 
 
@@ -227,7 +231,13 @@ def _video_defaults(section: Section, family: PixelRules) -> PixelRules:
 
 
 def _named_or_own(classes: Mapping[str, PixelRules], name: str, family: PixelRules) -> PixelRules:
-    """Return the defaults of the processor class ``name``, else those of the family's own class."""
+    """Return the defaults of a processor class of transformers.
+
+    Args:
+        classes: the defaults of each class by its name.
+        name: the class that a file names; an unknown one stands for the family's own class.
+        family: the rules of the family, whose own class samples frames by the same rule.
+    """
     own = next(rules for rules in classes.values() if rules.sampling == family.sampling)
     return classes.get(name, own)
 
@@ -266,7 +276,13 @@ def _read_pixel_rules(
 
 
 def check_sizes(where: str, section: Section, sizes: Mapping[str, int]) -> None:
-    """Raise a ValueError if a section of the processor files has other sizes than the tower."""
+    """Raise a ValueError if a section of a processor file has other sizes than the tower.
+
+    Args:
+        where: name of the section in errors.
+        section: a section of a processor file.
+        sizes: the size that the tower has for each key of the section.
+    """
     for key, tower in sizes.items():
         if section.get(key) not in (None, tower):
             raise ValueError(
@@ -283,7 +299,11 @@ def _read_duration(where: str, section: Section, defaults: PixelRules) -> int:
 
 
 def _token_bounds(where: str, section: Section, defaults: PixelRules) -> tuple[int, int]:
-    """Read bounds in tokens of 28x28 pixels in two frames, as the GLM-5 processors have them."""
+    """Return the smallest and the largest area in pixels that a file of GLM-5 sets.
+
+    The file gives them as numbers of tokens, each of 28x28 pixels in two frames. ``where`` names
+    the section in errors; ``defaults`` has the areas that hold if the section has none.
+    """
     lowest, highest = (
         read_positive(where, name, section.get(name), area // _TOKEN, MOST_PIXELS)
         for name, area in (

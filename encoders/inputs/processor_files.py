@@ -30,7 +30,8 @@ HALF: PerChannel = (0.5, 0.5, 0.5)
 
 _FILES = ("processor_config", "preprocessor_config", "video_preprocessor_config")
 _MEANS, _STDS = (-10.0, 10.0), (1e-3, 1e3)
-"""Bounds on mean and std of pixels from 0 to 1; within them all pixels stay finite in float16."""
+"""Bounds on mean and std of pixels from 0 to 1; within them, normalised pixels are finite in
+float16."""
 _MUST_BE: Section = {
     "do_resize": True,
     "do_rescale": True,
@@ -43,7 +44,7 @@ _MUST_BE: Section = {
 def tile_image_rules(
     files: ProcessorFiles, image_size: int, mean: PerChannel, std: PerChannel
 ) -> Settings:
-    """Read the fields of ``TilePreprocessor`` that the files of an InternVL repo set for images.
+    """Return the fields of ``TilePreprocessor`` that the files of an InternVL repo set for images.
 
     Args:
         files: parsed JSON per file name without ``.json``.
@@ -83,7 +84,7 @@ def tile_image_rules(
 def tile_video_rules(
     files: ProcessorFiles, image_size: int, mean: PerChannel, std: PerChannel
 ) -> Settings:
-    """Read the fields of ``TilePreprocessor`` that the files of an InternVL repo set for videos.
+    """Return the fields of ``TilePreprocessor`` that the files of an InternVL repo set for videos.
 
     Args:
         files: parsed JSON per file name without ``.json``.
@@ -112,9 +113,15 @@ def tile_video_rules(
 
 
 def image_section(files: ProcessorFiles) -> tuple[str, Section] | None:
-    """Return the section that describes images, and its name for errors, or None.
+    """Return the name, for errors, and the content of the section that describes images.
 
     DeepSeek's processors describe images at the top level of ``processor_config.json``.
+
+    Returns:
+        None if no file describes images.
+
+    Raises:
+        ValueError: a file of another name than the three that are known.
     """
     top = files.get("processor_config", {})
     unknown = set(files) - set(_FILES)
@@ -131,7 +138,7 @@ def image_section(files: ProcessorFiles) -> tuple[str, Section] | None:
 
 
 def video_section(files: ProcessorFiles) -> tuple[str, Section] | None:
-    """Return the section of the processor files on videos and its name for errors, or None."""
+    """Return the name, for errors, and the content of the section on videos; None without one."""
     return _first(
         ("processor_config.json: video_processor", _nested(files, "video_processor")),
         ("video_preprocessor_config.json", files.get("video_preprocessor_config")),
@@ -164,12 +171,13 @@ def _check_converted(where: str, section: Section, image_size: int) -> None:
 
 
 def require_supported(where: str, section: Section, more: Section | None = None) -> None:
-    """Raise if the file turns a step off, or turns a step on that is not implemented.
+    """Raise a ValueError if a section of a processor file has a value that is not implemented.
 
     Args:
         where: name of the section in errors.
         section: a section of a processor file.
-        more: the only values of further keys, and of keys whose usual value is another.
+        more: the only value that is implemented of each further key; an entry replaces the usual
+            one of the same key.
     """
     for key, only in {**_MUST_BE, **(more or {})}.items():
         value = section.get(key)
@@ -178,7 +186,13 @@ def require_supported(where: str, section: Section, more: Section | None = None)
 
 
 def check_side(where: str, section: Section, side: int) -> None:
-    """Raise a ValueError if a section of the processor files has views of another size."""
+    """Raise a ValueError if a section of a processor file has views of another size than a tower.
+
+    Args:
+        where: name of the section in errors.
+        section: a section of a processor file; one without a size passes.
+        side: side of the tower's views in pixels.
+    """
     size = section.get("image_size", section.get("size"))
     if size not in (None, side, {"height": side, "width": side}):
         raise ValueError(
@@ -208,7 +222,18 @@ def read_resample(where: str, section: Section, usual: Resample) -> Resample:
 def read_mean_std(
     where: str, section: Section, mean: PerChannel, std: PerChannel
 ) -> tuple[PerChannel, PerChannel]:
-    """Return ``image_mean`` and ``image_std`` of a section of a processor file, or the defaults."""
+    """Return ``image_mean`` and ``image_std`` of a section of a processor file.
+
+    Args:
+        where: name of the section in errors.
+        section: a section of a processor file.
+        mean: mean of each channel if the section has none, of pixels from 0 to 1.
+        std: standard deviation of each channel if the section has none.
+
+    Raises:
+        ValueError: values that are no three numbers within bounds, or pixels that are rescaled by
+            another factor than 1/255.
+    """
     rescale = section.get("rescale_factor")
     known = isinstance(rescale, int | float) and abs(rescale * 255 - 1) < 1e-6
     if rescale is not None and not known:
@@ -241,7 +266,18 @@ def _triple(
 def read_positive(
     where: str, key: str, value: object, default: int, most: int | None = None
 ) -> int:
-    """Return a positive integer of a section of a processor file, or the default if it has none."""
+    """Check a value of a processor file that must be a positive integer.
+
+    Args:
+        where: name of the section in errors.
+        key: name of the value in errors.
+        value: the value as parsed from JSON; None if the section has none.
+        default: what is returned for None.
+        most: the largest value that is allowed; None allows any.
+
+    Raises:
+        ValueError: no positive integer, or one over ``most``.
+    """
     if value is None:
         return default
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:

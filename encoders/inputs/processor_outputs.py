@@ -1,4 +1,4 @@
-"""The pixels and grids of images and videos that a Hugging Face processor gave."""
+"""The pixels and grids in the output of a Hugging Face processor."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ from torch import Tensor
 
 
 def pixels_and_grid(features: Mapping[str, object]) -> tuple[Tensor, Tensor]:
-    """Return ``pixel_values`` and ``grid_thw`` of the images, then of the videos.
+    """Return the pixels and the grids of a processor's output, images first, then videos.
 
     Args:
-        features: as ``VisionInputs.from_processor`` takes them.
+        features: the output of the processor, a mapping with ``pixel_values`` and
+            ``image_grid_thw``, or ``pixel_values_videos`` and ``video_grid_thw``, or all four.
+
+    Returns:
+        The pixels, one flattened patch per row, and int64 [items, 3] on the CPU.
 
     Raises:
-        ValueError: neither pair of pixels and grid is there, or half of a pair is missing.
+        ValueError: ``features`` have neither pair of pixels and grid, or half of a pair.
     """
     pairs = []
     for kind, pixels in (("image", "pixel_values"), ("video", "pixel_values_videos")):

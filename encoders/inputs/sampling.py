@@ -103,10 +103,13 @@ def sample_frames(
 
 
 def read_rate(fps: object) -> float | None:
-    """Return a positive finite number of any type (Fraction, Decimal, ...) as float, else None."""
+    """Return a rate as float if it is a positive finite number of any type, such as a Fraction.
+
+    Anything else returns None.
+    """
     try:
         rate = float(fps) if isinstance(fps, SupportsFloat) else 0.0
-    except (ArithmeticError, RuntimeError, TypeError, ValueError):  # too large, or many numbers
+    except (ArithmeticError, RuntimeError, TypeError, ValueError):  # a huge number, or an array
         return None
     return rate if 0 < rate < math.inf else None
 
@@ -147,7 +150,7 @@ def _steps(start: float, total: int, count: float) -> list[int]:
 
 
 def _filled(chosen: list[int], multiple: int) -> list[int]:
-    """Return the chosen frames, the last one repeated until their number is a multiple."""
+    """Return the chosen frames, the last one repeated to fill a multiple of ``multiple``."""
     return chosen + chosen[-1:] * (-len(chosen) % multiple)
 
 
@@ -169,7 +172,21 @@ def _sample_glm(
     max_duration: float,
     pair: int,
 ) -> list[int]:
-    """Return frame numbers by one of the GLM rules: none repeats but the last, to fill a pair."""
+    """Return frame numbers by a GLM rule; only the last one repeats, to fill a group of ``pair``.
+
+    Args:
+        total: number of frames of the video.
+        rule: "glm4v", "glm46v" or "glm5_next".
+        fps: frames per second to sample; None samples ``num_frames`` evenly.
+        num_frames: number of frames to sample, read if ``fps`` is None.
+        source_fps: frames per second of the video, which ``fps`` needs.
+        max_frames: largest number of frames (glm5_next).
+        max_duration: seconds from which fewer frames are sampled (glm4v, glm5_next); 0: no bound.
+        pair: the number of frames is filled to a multiple of it.
+
+    Raises:
+        ValueError: ``fps`` without ``source_fps``, or more frames than the video has.
+    """
     if fps is None:
         chosen = _steps(0, total, _check_count(num_frames or 0, total, None, 1))
     elif source_fps is None:
@@ -189,7 +206,15 @@ def _sample_glm(
 
 
 def _at_times(total: int, own: float, wanted: float, max_duration: float) -> list[int]:
-    """Take the frames at or after equal steps of time; of a long video, a bounded number."""
+    """Return the numbers of the first frames at or after equally spaced times.
+
+    Args:
+        total: number of frames of the video.
+        own: frames per second of the video.
+        wanted: frames per second to sample.
+        max_duration: seconds; a longer video gets as many frames as a video of this duration,
+            evenly spaced over its whole length; 0: no bound.
+    """
     duration, most = total / own, int(max_duration * wanted)
     if not max_duration or duration <= max_duration:
         count = max(math.floor(duration * wanted), 1)
@@ -200,12 +225,24 @@ def _at_times(total: int, own: float, wanted: float, max_duration: float) -> lis
 
 
 def _rate_of_length(duration: float) -> float:
-    """Return the pairs of frames per second that GLM-4.6V samples of a video of so many seconds."""
+    """Return how many pairs of frames per second GLM-4.6V samples of ``duration`` seconds."""
     return 3 if duration <= 30 else 1 if duration <= 300 else 0.5
 
 
 def _walk(total: int, own: float, wanted: float, most: int, max_duration: float) -> list[int]:
-    """Take each frame that is due, and spread evenly if that makes another number than wanted."""
+    """Return the number of each frame that is due at a rate, going through the video once.
+
+    If these are not as many frames as the rate and the bounds ask for, evenly spaced frames take
+    their place.
+
+    Args:
+        total: number of frames of the video.
+        own: frames per second of the video.
+        wanted: frames per second to sample.
+        most: largest number of frames.
+        max_duration: seconds; a longer video gets as many frames as a video of this duration; 0: no
+            bound.
+    """
     duration = total / own
     counted = min(duration, max_duration) if max_duration else duration
     count = max(min(int(counted * wanted), most), 1)

@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 MOST_TILES = 1024
-"""Tiles of one image. Published checkpoints make at most 40; choosing among more takes longer."""
+"""The most tiles that one image may be cut into. Published checkpoints make at most 40."""
 MOST_PIXELS = 1 << 28
-"""Area that a checkpoint or ``min_pixels`` may ask for: 16384x16384, 3 GiB of float32 pixels."""
+"""The largest area in pixels that an image may be resized to: 16384x16384, which are 3 GiB of
+float32."""
 
 _MAX_ASPECT = 200
 
@@ -142,7 +143,7 @@ def canvas_size(
         their area is out of bounds.
 
     Raises:
-        ValueError: bounds under the area of a single token per pair of frames.
+        ValueError: ``max_pixels`` is below the area of one token in each frame.
     """
     rounded = max(temporal_factor, round(frames / temporal_factor) * temporal_factor)
     if rounded * factor**2 > max_pixels:
@@ -207,10 +208,13 @@ def content_size(
         frames: number of frames, as :func:`canvas_size` takes it.
         height: height of a frame in pixels.
         width: width of a frame in pixels.
-        tall: height of the canvas.
-        wide: width of the canvas.
+        tall: height of the canvas in pixels.
+        wide: width of the canvas in pixels.
         min_pixels: as :func:`canvas_size` takes it; frames of at least as many pixels together are
             never enlarged.
+
+    Returns:
+        Height and width in pixels, in about the shape of the frame.
     """
     scale = min(tall / height, wide / width)
     if frames * height * width >= min_pixels:
@@ -231,7 +235,8 @@ def best_tiling(
 ) -> tuple[int, int]:
     """Return the grid of tiles whose shape is nearest to the shape of an image (InternViT).
 
-    Of two grids of equal shape the larger is taken if the image has over half of its pixels.
+    Of two grids of equal shape, the larger is taken if the image has over half as many pixels as
+    its tiles.
 
     Args:
         width: width of the image in pixels.
@@ -264,7 +269,7 @@ def best_tiling(
 
 
 def check_area(tiles: int, side: int) -> None:
-    """Raise a ValueError if an image would be resized to more pixels than fit the limit."""
+    """Raise a ValueError if ``tiles`` squares of ``side`` pixels have more than ``MOST_PIXELS``."""
     if tiles * side * side > MOST_PIXELS:
         raise ValueError(
             f"{tiles} tiles of {side}x{side} pixels are {tiles * side * side} pixels: an image "
@@ -286,7 +291,7 @@ def _tile_grids(min_tiles: int, max_tiles: int) -> list[tuple[int, int]]:
 def best_candidate(
     width: int, height: int, candidates: Sequence[tuple[int, int]]
 ) -> tuple[int, int]:
-    """Return the candidate size that keeps most pixels of an image and, of several, wastes least.
+    """Return the size at which an image keeps most of its pixels and, of several, wastes least.
 
     Args:
         width: width of the image in pixels.

@@ -22,11 +22,12 @@ _FORMATS = (
     "mjpeg,mpjpeg,smjpeg,yuv4mpegpipe,gif,apng,jpegxl_anim,flic,cine,r3d,bink,smk,roq,"
     "image2,bmp_pipe,jpeg_pipe,jpegxl_pipe,png_pipe,tiff_pipe,webp_pipe"
 )
-"""FFmpeg's names of the formats that hold their pictures themselves. Others (``hls``, ``concat``,
-``dash``, ``imf``, ...) are lists of further files or addresses, and FFmpeg would open those."""
+"""FFmpeg's names of the formats that contain their pictures themselves. Other formats (``hls``,
+``concat``, ``dash``, ``imf``, ...) list further files or addresses, which FFmpeg would open."""
 
 _OPTIONS = {"format_whitelist": _FORMATS, "protocol_whitelist": "file", "pattern_type": "none"}
-"""``pattern_type`` keeps ``image2`` from reading ``1.png``, ``2.png``, ... for ``%d.png``."""
+"""The options with which FFmpeg opens a file. ``pattern_type`` keeps its format ``image2`` from
+reading ``1.png``, ``2.png``, ... for a file named ``%d.png``."""
 
 
 def require_av() -> None:
@@ -45,11 +46,14 @@ def require_av() -> None:
 
 
 class _Pass(threading.local):
-    """The decoder that the current thread reads a video file with, and how far it has read."""
+    """The decoder with which one thread reads a video file, and how far it has read.
+
+    Each thread sees values of its own; ``decoder`` is None before the file is opened.
+    """
 
     decoder: Iterator[tuple[int, VideoFrame]] | None = None
     position: int = -1
-    """The number in the video of ``frame``, the frame that was decoded last."""
+    """The index, from 0, of ``frame``, the frame that was decoded last; -1 before the first."""
     frame: VideoFrame
 
 
@@ -72,7 +76,7 @@ class VideoFrames(Sequence[Tensor]):
         """
         require_av()
         self.path = Path(path)
-        self._file = self.path.absolute()  # it is opened again later, maybe from another folder
+        self._file = self.path.absolute()  # the working directory may change before it is reopened
         self.fps = 0.0
         self._count = sum(1 for _ in self._decode())
         self._pass = _Pass()
