@@ -21,7 +21,7 @@ _ADAPTER_PARTS = ("lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B")
 
 @dataclass(frozen=True)
 class Contents:
-    """A checkpoint's config, and the file of each tensor."""
+    """What is read of a checkpoint first: its config, and which tensor lies in which file."""
 
     snapshot: Snapshot
     config: JsonObject
@@ -35,9 +35,10 @@ class Contents:
         return self.snapshot.contents(f"{name}.json" for name in ("config", *PROCESSOR_FILES))
 
     def headers(self, files: Collection[str]) -> dict[str, Header]:
-        """Return the headers of some of the files, in as few requests as the index allows.
+        """Return the headers of the safetensors ``files``, by name, in as few requests as possible.
 
-        The index tells about how long each is: an entry takes its name and some 85 characters.
+        The index tells about how long a header is: a tensor takes its name and some 85 characters.
+        A file that is not there is a CheckpointError.
         """
         guesses = dict.fromkeys(sorted(files), 256)
         for name, file in self.files.items():
@@ -82,7 +83,12 @@ def adapter_names(names: Iterable[str]) -> list[str]:
 
 
 def adapter_error(label: str, base: object = None) -> CheckpointError:
-    """Return the error for a repo that holds an adapter instead of a tower."""
+    """Return the error for a repo that holds a LoRA adapter instead of a tower.
+
+    Args:
+        label: name of the checkpoint in messages.
+        base: the base model that the adapter's config names, None if it names none.
+    """
     source = f" ({base})" if base else ""
     return CheckpointError(
         f"{label}: holds a LoRA adapter, not the weights of a tower: load the base model it was "
@@ -91,7 +97,10 @@ def adapter_error(label: str, base: object = None) -> CheckpointError:
 
 
 def _tensor_files(snapshot: Snapshot) -> dict[str, str]:
-    """Return the file of each tensor, as the index says, or the header of the only file."""
+    """Return the name of the file that holds each tensor, by the name of the tensor.
+
+    The index says so, or the header of the weights if they are a single file.
+    """
     name = INDEX
     index = None if snapshot.weights else snapshot.read_json(INDEX)
     if index is None:
@@ -114,10 +123,11 @@ def _tensor_files(snapshot: Snapshot) -> dict[str, str]:
 
 
 def _refuse_second_weights(snapshot: Snapshot, index: str, shards: set[str]) -> None:
-    """Raise a :class:`CheckpointError` for an index beside a whole file that it does not name.
+    """Raise a :class:`CheckpointError` if ``index`` lies beside a single file of all weights.
 
-    The two are different weights, and which of them is meant nobody can tell: transformers reads
-    the whole file.
+    That is ``model.safetensors`` beside ``model.safetensors.index.json``, unless the file is one of
+    the ``shards`` that the index names. The two may hold different weights, and nobody can tell
+    which are meant: transformers reads the single file.
     """
     single = index.removesuffix(".index.json")
     if single not in shards and snapshot.has(single):
@@ -130,7 +140,11 @@ def _refuse_second_weights(snapshot: Snapshot, index: str, shards: set[str]) -> 
 
 
 def _only_safetensors(snapshot: Snapshot) -> str:
-    """Return the one index, or the one safetensors file, of a repo with names of its own."""
+    """Return the name of the only index, else of the only safetensors file, of a checkpoint.
+
+    It is for checkpoints without ``model.safetensors`` and its index. Several such files are a
+    CheckpointError, because nothing says which of them holds the tower.
+    """
     names = _safetensors(snapshot)
     for ending in (".safetensors.index.json", ".safetensors"):
         matching = [name for name in names if name.endswith(ending) and "/" not in name]
@@ -146,7 +160,10 @@ def _only_safetensors(snapshot: Snapshot) -> str:
 
 
 def _safetensors(snapshot: Snapshot) -> list[str]:
-    """Return the names of the safetensors files and of their indexes; without any, raise."""
+    """Return the names of a checkpoint's safetensors files and indexes.
+
+    A CheckpointError is raised if there are none; it says so if there are pickle files instead.
+    """
     names = snapshot.names()
     if found := [n for n in names if n.endswith((".safetensors", ".safetensors.index.json"))]:
         return found

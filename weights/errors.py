@@ -7,12 +7,12 @@ from difflib import get_close_matches
 from itertools import islice
 
 LONGEST_MESSAGE = 8000
-"""Limit for the characters of a message; names in a forged checkpoint have millions."""
+"""The most characters of a message; names in a forged checkpoint may have millions."""
 LONGEST_NAME = 200
 MOST_LISTED = 8
-"""Names that a message lists per kind of problem; it always says how many there are."""
+"""The most names that a message lists per kind of problem, besides their number."""
 MOST_NEAR = 10_000
-"""Names that are compared to find the nearest one, which takes 0.1 s per listed name."""
+"""The most names that are compared to find the one spelt most alike, which takes 0.1 s."""
 LONGEST_COMPARED = 256
 """The most characters of a name that are compared; the time grows with their square."""
 
@@ -30,7 +30,10 @@ class CheckpointError(ValueError):
 
 
 class DamagedError(CheckpointError):
-    """A kept copy is no longer what was recorded of it, so the checkpoint is opened again."""
+    """A copy on this disk no longer has the checksums that were recorded when it was fetched.
+
+    Loading catches it, opens the checkpoint again and fetches the copy anew.
+    """
 
 
 class AbsentError(CheckpointError):
@@ -38,13 +41,20 @@ class AbsentError(CheckpointError):
 
 
 def shown(name: str) -> str:
-    """Return a name of a checkpoint as messages show it: cut, and escaped if it does not print."""
+    """Return a name from a checkpoint for a message: shortened, escaped if it is not printable."""
     short = _cut(name, LONGEST_NAME)
     return short if short.isprintable() else ascii(short)
 
 
 def listed(kind: str, names: list[str], near: Iterable[str] = (), word: str = "") -> str:
-    """List names that have one kind of problem, each with the nearest of the names ``near``."""
+    """Return a line of a message that lists names with one kind of problem, at most eight of them.
+
+    Args:
+        kind: the problem, such as "missing".
+        names: the names; without any the line is empty.
+        near: names of which the one spelt most like each listed name is shown beside it.
+        word: what the names in ``near`` are, such as "nearest present".
+    """
     if not names:
         return ""
     pool = [name for name in islice(near, MOST_NEAR) if len(name) <= LONGEST_COMPARED]

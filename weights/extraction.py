@@ -49,12 +49,12 @@ def extract_encoder(
     Tensors keep their published dtypes and bytes, and their names but for the prefix of the tower,
     so that not only ``load_encoder`` reads the folder: transformers' class of the tower alone does
     (``Qwen3VLVisionModel.from_pretrained(out_dir)``), and ``AutoModel`` where it knows that class,
-    nothing missing and nothing left over; timm does (``local-dir:``) where the repo was in timm's
-    layout. ``AutoModel`` refuses all others. A projector for which transformers' class has no place
-    lies in ``projector.safetensors``. ``config.json`` describes the tower, and keeps what the
-    published one says besides under ``vitgraph``; the processor files are as published.
+    with no tensor missing or unexpected; timm does (``local-dir:``) where the repo was in timm's
+    layout. ``AutoModel`` refuses all other folders. A projector that transformers' class does not
+    have lies in ``projector.safetensors``. ``config.json`` describes the tower, and has under
+    ``vitgraph`` what the published one says of the rest of the model; processor files are copied.
 
-    What was fetched for it stays in the cache too (``vitgraph cache remove`` frees that).
+    The bytes that were fetched are kept in the cache, too (``vitgraph cache remove`` frees them).
 
     Args:
         repo_id_or_path: repo id, folder or ``.safetensors`` file; the keywords that are not listed
@@ -98,7 +98,10 @@ def extract_encoder(
 
 
 def _refuse_own_folder(origin: Path, out: Path) -> None:
-    """Raise a :class:`CheckpointError` if writing ``out`` would change the checkpoint itself."""
+    """Raise a :class:`CheckpointError` if writing ``out`` would change the checkpoint itself.
+
+    It would if ``out`` is ``origin``, the checkpoint's folder, or lies inside or around it.
+    """
     target = out.resolve()
     if target == origin or target in origin.parents or origin in target.parents:
         raise CheckpointError(
@@ -108,7 +111,10 @@ def _refuse_own_folder(origin: Path, out: Path) -> None:
 
 
 def _check_target(out: Path, overwrite: bool) -> None:
-    """Raise a :class:`CheckpointError` if ``out`` is something that may not be replaced."""
+    """Raise a :class:`CheckpointError` unless the folder ``out`` can be made or replaced.
+
+    It may be absent or empty or, with ``overwrite``, hold the files of an extracted tower alone.
+    """
     try:
         if out.is_symlink():
             raise CheckpointError(f"{out}: is a link; pass the folder that it leads to, or another")
@@ -136,7 +142,10 @@ def _check_target(out: Path, overwrite: bool) -> None:
 
 
 def _extract(tower: FoundTower, out: Path, overwrite: bool) -> None:
-    """Write a folder beside ``out``, then rename it to ``out``."""
+    """Write the tower to a folder beside ``out``, then rename that to ``out``.
+
+    With ``overwrite``, an extracted tower in ``out`` is moved away first, and put back on an error.
+    """
     wanted = tower.wanted
     located = tower.contents.snapshot.locate(wanted)
     work = out.with_name(f".{out.name}.extract")
@@ -181,7 +190,10 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _restore(work: Path, out: Path) -> None:
-    """Remove a working folder; put the tower that it was to replace back if there is none."""
+    """Remove the working folder ``work`` of an extraction to ``out``.
+
+    If ``out`` is missing, the tower that had been there is first moved back from ``work``.
+    """
     if (work / "old").is_dir() and not out.exists():
         (work / "old").rename(out)
     shutil.rmtree(work, ignore_errors=True)

@@ -25,6 +25,7 @@ class CheckpointInfo:
     name: str
     """The repo and revision of the checkpoint, or its folder."""
     commit: str | None
+    """The commit of the repo; None for a folder."""
     family: str
     encoder: str
     """The name of the encoder class that loads the checkpoint."""
@@ -40,8 +41,8 @@ class CheckpointInfo:
     dtype: str
     """The dtype that the tower is loaded in by default."""
     bytes_by_dtype: dict[str, int]
-    """The bytes of tensors per stored dtype; a tower with several is loaded in that with most
-    bytes."""
+    """The bytes of tensors per stored dtype, such as "BF16". A tower with several is loaded in the
+    dtype with most bytes."""
     shards: tuple[str, ...]
     """The names of the files that hold tensors of the tower."""
     checkpoint_tensors: int
@@ -51,12 +52,12 @@ class CheckpointInfo:
     bytes_as_shards: int
     """The bytes that loading would transfer as whole files if nothing were cached."""
     cached: str
-    """The part on this disk: ``tower``, ``shards``, ``some shards`` or ``nothing``; ``local`` for a
-    folder."""
+    """What is on this disk: the ``tower``, whole ``shards`` with all of it, ``some shards`` or
+    ``nothing``; ``local`` for a folder."""
     fetch: Route
-    """The way of fetching that loading would take: ``ranges``, ``shards`` or ``nothing``."""
+    """What loading would fetch: byte ``ranges`` of the tower, whole ``shards`` or ``nothing``."""
     unfinished: bool
-    """Whether an earlier fetch of ranges was cut off, and would be continued."""
+    """Whether an earlier fetch of byte ranges was interrupted; loading would continue it."""
 
     def to_dict(self) -> JsonDict:
         """Return the fields as plain data, for JSON."""

@@ -17,8 +17,8 @@ from .errors import CheckpointError, shown
 from .tensor_file import JsonObject
 
 MOST_IN_TOWER = 20_000
-"""Limit for the names under a tower's prefix; the largest published tower has a thousand, and
-matching a million took 20 s."""
+"""The most tensor names under a tower's prefix. The largest published tower has a thousand, and
+matching a million names took 20 s."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,10 @@ class Prefix:
 
 @dataclass(frozen=True)
 class Slot:
-    """Target of a published tensor: chunk ``chunk`` of ``chunks`` equal ones of tensor ``name``."""
+    """Where a published tensor goes: chunk ``chunk`` (from 0) of the encoder's tensor ``name``.
+
+    The tensor is divided into ``chunks`` equal chunks along its first axis.
+    """
 
     name: str
     chunk: int = 0
@@ -54,7 +57,8 @@ class Layout:
 
     name: str
     prefixes: tuple[Prefix, ...]
-    """Prefixes of towers, among them ``Prefix("", "")``, where an extracted tower lies."""
+    """The prefixes that towers have in published checkpoints, and ``Prefix("", "")``, that of a
+    tower in a folder of its own."""
     marks: tuple[str, ...]
     """Beginnings of names, after the prefix, of which a checkpoint in this layout has one."""
     projector: tuple[str, ...] = ()
@@ -62,15 +66,16 @@ class Layout:
     projected: bool = False
     """Whether this layout needs tensors of the projector; a checkpoint without them has another."""
     joins: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Per module of ours, the published modules whose rows are concatenated to it in this order."""
+    """Module of the encoder -> the published modules whose rows, in this order, make up its own."""
     renames: Mapping[str, str] = field(default_factory=dict)
-    """Per published module or parameter, the name that ours has."""
+    """Published module or parameter -> the encoder's name of it."""
     reshapes: Mapping[str, str] = field(default_factory=dict)
-    """Our tensor -> the axes of our shape and of the published one, as in ``"n d -> one n d"``; an
-    axis that only one of them has is of length one, and ``s²`` is as long as ``s`` times ``s``."""
+    """Tensor of the encoder -> the axes of its shape and of the published shape, as in
+    ``"n d -> one n d"``. An axis that only one of them has is of length one, and ``s²`` is as long
+    as ``s`` times ``s``."""
     rotary_halves: tuple[str, ...] = ()
-    """Published modules of queries or keys with the first rows of all rotary pairs of a head before
-    the second rows, where the encoder has pair by pair."""
+    """Published modules of queries or keys whose rows are in another order: of each head, the first
+    rows of all rotary pairs come before the second rows, and the encoder has pair after pair."""
     ignored: tuple[str, ...] = ()
     """The published names of tensors that no forward pass needs."""
     processor_files: Mapping[str, JsonObject] = field(default_factory=dict)
@@ -81,22 +86,32 @@ class Layout:
     """Why a tower in this layout takes no videos, as a sentence; empty if it takes them."""
 
     def local_name(self, prefix: Prefix, name: str) -> str | None:
-        """Return a name without its prefix, or None if it is of neither tower nor projector."""
+        """Return a tensor's name without its prefix; None for one outside tower and projector."""
         rest = name.removeprefix(prefix.root)
         if name.startswith(prefix.root) and rest.startswith(self.projector):
             return rest
         return name.removeprefix(prefix.whole) if name.startswith(prefix.whole) else None
 
     def full_name(self, prefix: Prefix, local: str) -> str:
-        """Return a local name (see :meth:`local_name`) with its prefix."""
+        """Return the tensor name that :meth:`local_name` has made ``local`` of, with its prefix."""
         return (prefix.root if local.startswith(self.projector) else prefix.whole) + local
 
     def is_ignored(self, local: str) -> bool:
-        """Return whether the layout lists ``local`` among the names that no forward pass needs."""
+        """Return whether no forward needs the tensor that is called ``local`` after its prefix."""
         return any(_pattern(template).fullmatch(local) for template in self.ignored)
 
     def tower_names(self, prefix: Prefix, names: Iterable[str], label: str) -> dict[str, str]:
-        """Return the local names of tensors of tower and projector that are read, by full name."""
+        """Return the tensors of tower and projector: full name -> name without the prefix.
+
+        Args:
+            prefix: where the tower lies in the checkpoint.
+            names: full names of tensors of the checkpoint; those that no forward needs, and those
+                outside tower and projector, are left out.
+            label: name of the checkpoint in messages.
+
+        Raises:
+            CheckpointError: more names than any tower has.
+        """
         local_names: dict[str, str] = {}
         for name in names:
             local = self.local_name(prefix, name)
@@ -110,7 +125,10 @@ class Layout:
         return local_names
 
     def to_ours(self, local: str) -> Slot | None:
-        """Return the target of the published tensor ``local``, or None for an unknown name."""
+        """Return the target of the published tensor called ``local`` after its prefix.
+
+        None means that the layout has no such name.
+        """
         for ours, parts in self.joins.items():
             for part, published in enumerate(parts):
                 if match := _pattern(published).fullmatch(local):
@@ -120,7 +138,10 @@ class Layout:
         return slot if self.to_published(slot.name) == [local] else None
 
     def to_published(self, ours: str) -> list[str]:
-        """Return the published names (after the prefix) whose rows, in order, make ``ours``."""
+        """Return the published tensors whose rows, in this order, make the encoder's ``ours``.
+
+        Their names are those after the prefix.
+        """
         for module, parts in self.joins.items():
             if match := _pattern(module).fullmatch(ours):
                 return [_fill(published, match) for published in parts]
@@ -137,8 +158,9 @@ class Layout:
             inverse: return the shape in the encoder instead.
 
         Returns:
-            The shape by the axes that ``views`` names. A tensor without such axes, and a shape that
-            they do not fit, keep theirs, so that the comparison with the encoder finds a mistake.
+            The shape by the axes that ``reshapes`` names for the tensor. Without such axes, or if
+            they do not fit it, the shape is returned unchanged, and the comparison with the encoder
+            finds a mistake.
         """
         axes = [side.split() for side in self.reshapes.get(ours, " -> ").split("->")]
         before, after = reversed(axes) if inverse else axes
@@ -157,7 +179,10 @@ class Layout:
 
 
 def _sized(axes: Sequence[str], lengths: Mapping[str, int]) -> tuple[int, ...]:
-    """Return the length of each axis; one that is not among ``lengths`` has one entry."""
+    """Return a shape with the length of each axis: ``lengths`` says it, else it is 1.
+
+    An axis ``s²`` is as long as the square of the length of ``s``.
+    """
     sides = [(lengths.get(axis.removesuffix("²"), 1), axis) for axis in axes]
     return tuple(side**2 if axis.endswith("²") else side for side, axis in sides)
 
@@ -165,7 +190,18 @@ def _sized(axes: Sequence[str], lengths: Mapping[str, int]) -> tuple[int, ...]:
 def find_layout(
     family: str, layouts: Sequence[Layout], names: Iterable[str], label: str
 ) -> tuple[Layout, Prefix]:
-    """Return the first of the layouts whose marks are among ``names``, and where its tower lies."""
+    """Return the layout of a checkpoint, and the prefix of its tower.
+
+    Args:
+        family: name of the family of the layouts, for the error.
+        layouts: candidates; the first whose marks are among the names is taken.
+        names: names of all tensors of the checkpoint.
+        label: name of the checkpoint in messages.
+
+    Raises:
+        CheckpointError: no layout fits, its tower lies under several prefixes, or it is one that is
+            refused.
+    """
     names = list(names)
     for layout in layouts:
         starts = {p: tuple(p.whole + mark for mark in layout.marks) for p in layout.prefixes}

@@ -1,4 +1,4 @@
-"""Load a tower: built on meta, filled straight from the files, strictly or not at all.
+"""Load a tower: an encoder is built on the meta device, and gets all of its tensors or none.
 
 Its preprocessing is set to what the checkpoint's processor files say.
 """
@@ -57,8 +57,8 @@ def load_encoder(
     """Load the vision tower of a checkpoint, and nothing else of it.
 
     Only the byte ranges of the tower are fetched or, where that saves nothing, the shards that hold
-    it. Every tensor of the tower must be there, with the shape its config says, and nothing else
-    under its prefix.
+    it. Every tensor of the tower must be there, with the shape that its config says, and no other
+    tensor under its prefix.
 
     Args:
         repo_id_or_path: ``owner/name`` on the Hub, a folder, or one ``.safetensors`` file with its
@@ -68,10 +68,10 @@ def load_encoder(
         cache_dir: the Hub client's cache, if not its default.
         token: access token for private and gated repos, as the Hub client takes it.
         local_files_only: use the cache and send no request.
-        force_download: fetch again what is cached.
+        force_download: fetch files again that are cached.
         fetch: ``"ranges"``, ``"shards"``, or ``"auto"``: ranges if they transfer at most nine
-            tenths of what the shards would. What is cached either way is used. A path needs no
-            fetching: this, ``force_download`` and the cache mean nothing there.
+            tenths of what the shards would. A cached tower or shard is used either way. Of a path
+            nothing is fetched: this, ``force_download`` and the cache have no effect there.
         max_workers: requests in flight at once.
         progress: show progress bars, in bytes.
         dtype: floating dtype of the encoder, or its name (``"bfloat16"``); None and ``"auto"``
@@ -131,7 +131,10 @@ def describe_encoder(
 
 
 def _fill_encoder(encoder: Encoder, tensors: Mapping[str, Tensor]) -> None:
-    """Give an encoder on the meta device its tensors, each in the shape that the encoder has."""
+    """Give an encoder on the meta device its ``tensors``, by their names in its ``state_dict``.
+
+    Each is viewed in the shape that the encoder has, which may have axes of length one more.
+    """
     shapes = {name: value.shape for name, value in encoder.state_dict().items()}
     state = {name: tensor.view(shapes[name]) for name, tensor in tensors.items()}
     encoder.load_state_dict(state, assign=True)
@@ -141,7 +144,10 @@ def _fill_encoder(encoder: Encoder, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _check_dtype(dtype: torch.dtype | DtypeName | None) -> torch.dtype | None:
-    """Return the dtype that tensors are cast to, or None to keep the stored dtype."""
+    """Return the dtype that tensors are cast to, None to keep the stored one.
+
+    It is a ValueError if ``dtype`` is not one of the floating dtypes that towers are stored in.
+    """
     if dtype is None or dtype == "auto":
         return None
     for known in STORED_DTYPES.values():
@@ -155,7 +161,10 @@ def _check_dtype(dtype: torch.dtype | DtypeName | None) -> torch.dtype | None:
 
 
 def _check_device(device: torch.device | str | None) -> torch.device:
-    """Return the device that tensors are loaded to, after checking that it is there."""
+    """Return the device that tensors are loaded to; None is torch's default device.
+
+    It is a ValueError if this machine has no such device, or if it is the meta device.
+    """
     try:
         if device is None:
             target = torch.get_default_device()
@@ -194,17 +203,18 @@ def _say_that_the_gpu_is_idle() -> None:
 
 
 def read_tensors(tower: FoundTower, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
-    """Read every tensor of the tower, by our names, in ``dtype`` on ``device``.
+    """Read every tensor of the tower, by its name in the encoder, in ``dtype`` on ``device``.
 
-    Each tensor is read into the memory that it stays in; a tensor that changes dtype or device,
-    through a copy that is freed at once. Nothing is mapped, so no page of a file counts as the
-    process's. A kept copy that is damaged is a DamagedError.
+    A tensor is read straight into its final memory or, if it changes dtype or device, through a
+    copy that is freed at once. Files are not mapped into memory, so that their pages do not count
+    towards the memory of the process. It is a DamagedError if a fetched copy has been damaged.
     """
     tensors: dict[str, Tensor] = {}
     snapshot = tower.contents.snapshot
     located = snapshot.locate(tower.wanted)
     jobs: list[tuple[Located, TowerTensor, Tensor]] = []
-    # A published tensor is read into a whole tensor of ours, or into its rows of a joined one.
+    # A published tensor is a whole tensor of the encoder, or some rows of one, such as the queries
+    # in a joined weight of queries, keys and values.
     for tensor in tower.wanted.tensors:
         slot = tensor.slot
         assert slot is not None, f"{tensor.name} fits no tensor of the encoder"
@@ -247,9 +257,13 @@ def _fill(label: str, located: Located, tensor: TowerTensor, rows: Tensor) -> No
 def _publication(
     tower: FoundTower, encoder: Encoder, files: Mapping[str, JsonObject], repo_id: str
 ) -> Publication:
-    """Describe how the tower was published, because ``encoder.save_pretrained`` writes it so.
+    """Return how the tower was published; ``encoder.save_pretrained`` saves it in that form again.
 
-    The ``files`` are the checkpoint's processor files, name without ``.json`` -> content.
+    Args:
+        tower: the tower that was found in the checkpoint.
+        encoder: the encoder with the tower's tensors.
+        files: processor files of the checkpoint, name without ``.json`` -> content.
+        repo_id: repo id or path that the user has passed.
     """
     layout, state = tower.layout, encoder.state_dict()
     return Publication(
@@ -271,8 +285,8 @@ def _publication(
 def _set_up_preprocessing(encoder: Encoder, tower: FoundTower) -> dict[str, JsonDict]:
     """Give ``encoder`` the preprocessing that the checkpoint of ``tower`` describes.
 
-    A bad value for images is a CheckpointError, one for videos at the first video. If no file says
-    how images are prepared, the caller of the function that calls this one is warned.
+    A bad value for images is a CheckpointError now, one for videos when the first video is
+    prepared. The user is warned if no processor file says how images are prepared.
 
     Returns:
         The processor files that the checkpoint has: name without ``.json`` -> content.
@@ -289,14 +303,18 @@ def _set_up_preprocessing(encoder: Encoder, tower: FoundTower) -> dict[str, Json
         refused = CheckpointError(f"{snapshot.label}: {tower.layout.images_only}")
         preprocessor = preprocessor.without_videos(refused)
     encoder.preprocessor = preprocessor
-    # The repos of timm and StepFun have no such files: their code has the values, as ours has.
+    # Repos of timm and StepFun publish no processor files, because their code has the values; this
+    # library has the same values as defaults, so that nothing is missing there.
     if image_section(files) is None and tower.layout.processor_files:
         warnings.warn(_defaults_used(tower, encoder.preprocessor), stacklevel=3)
     return files
 
 
 def _defaults_used(tower: FoundTower, preprocessor: Preprocessor) -> str:
-    """Return the warning for a checkpoint without processor files, with the defaults used."""
+    """Return the warning for a checkpoint without processor files, with the values that are used.
+
+    These are the defaults of the tower's family, which ``preprocessor`` has.
+    """
     snapshot = tower.contents.snapshot
     values, keyword = preprocessor.say_defaults(tower.contents.config)
     fix = "copy preprocessor_config.json from the original repo"

@@ -1,8 +1,8 @@
 """Match a checkpoint's tensors with an encoder's, strictly, before a byte of them is read.
 
-This file conducts: :func:`find_encoder` asks the snapshot for config and headers, the families for
-the record and the config, the layout for names and shapes, and builds the encoder on the meta
-device. None of those knows of another, and every function below is one step of it.
+:func:`find_encoder` asks the snapshot (the checkpoint's files) for config and headers, the families
+for their record and the encoder's config, and the layout for names and shapes, and builds the
+encoder on the meta device. None of those modules knows of another; each function is one step.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ STORED_DTYPES = {
 """The stored dtypes of tensors from which a tower can be loaded."""
 
 MOST_IN_LIST = 1024
-"""Limit for the entries of a list in a config; each may stand for a module of the tower."""
+"""The most entries of a list in a config, because each may make a module of the tower."""
 
 _QUANTISED = re.compile(
     "qweight|qzeros|scales|g_idx|weight_scale(_inv|_2)?|input_scale|weight_(packed|shape|zero_point)"
@@ -63,13 +63,16 @@ class FoundTower:
 
     @property
     def num_heads(self) -> int:
-        """The heads of the tower's attention, for layouts that pair rotary columns otherwise."""
+        """The number of attention heads, needed for layouts that pair rotary columns otherwise."""
         heads: int = asdict(self.config)["num_heads"]
         return heads
 
     @property
     def beside(self) -> set[str]:
-        """Local names of the tensors that a tower's folder keeps in a file beside the tower's."""
+        """Names, after the prefix, of the projector's tensors that get a file of their own.
+
+        There are none unless a class of transformers reads the tower, which has no projector.
+        """
         if transformers_class(self.contents.config, self.family, self.layout) is None:
             return set()
         local = (tensor.local for tensor in self.wanted.tensors)
@@ -77,7 +80,7 @@ class FoundTower:
 
     @property
     def bytes_by_dtype(self) -> dict[str, int]:
-        """Bytes of the tensors by stored dtype, most first."""
+        """The bytes of tensors per stored dtype, such as "BF16"; the one with most comes first."""
         counter: Counter[str] = Counter()
         for tensor in self.wanted.tensors:
             counter[tensor.entry.dtype] += tensor.entry.nbytes
@@ -85,12 +88,20 @@ class FoundTower:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The stored dtype of the tower; of several, the one with most bytes."""
+        """The dtype that the tower is stored in; if several, the one with most bytes."""
         return next(map(STORED_DTYPES.__getitem__, self.bytes_by_dtype), torch.get_default_dtype())
 
 
 def find_encoder(snapshot: Snapshot, family: str | None = None) -> tuple[FoundTower, Encoder]:
-    """Return the tower of a checkpoint and its encoder on the meta device, which fit each other."""
+    """Return the tower of a checkpoint, and an encoder on the meta device that fits its tensors.
+
+    Args:
+        snapshot: the files of the checkpoint.
+        family: name of the family to take if the checkpoint's model type is not known, or None.
+
+    Raises:
+        CheckpointError: there is no known tower, or its tensors do not fit its config.
+    """
     contents = read_contents(snapshot)
     fits = partial(_fits, contents)
     record = find_family(
@@ -112,7 +123,11 @@ def _fits(contents: Contents, family: Family) -> bool:
 
 
 def find_tower(contents: Contents, family: Family) -> FoundTower:
-    """Find the tower of a family, and read the headers of the files that hold it."""
+    """Return the tower of a family in a checkpoint; headers of the files that hold it are read.
+
+    It is a CheckpointError if there is none, or if it is quantised or has other dtypes than
+    ``STORED_DTYPES``.
+    """
     label = contents.snapshot.label
     layout, prefix = find_layout(family.name, family.layouts, contents.files, label)
     local = layout.tower_names(prefix, contents.files, label)
@@ -135,7 +150,7 @@ def find_tower(contents: Contents, family: Family) -> FoundTower:
 
 
 def build_encoder(tower: FoundTower) -> Encoder:
-    """Return the tower's encoder on the meta device, once the tensors are known to fit it."""
+    """Return the tower's encoder on the meta device; a CheckpointError if a tensor does not fit."""
     label = tower.contents.snapshot.label
     for name, value in asdict(tower.config).items():
         if isinstance(value, (list, tuple)) and len(value) > MOST_IN_LIST:
@@ -152,7 +167,11 @@ def build_encoder(tower: FoundTower) -> Encoder:
 
 
 def _check_fit(tower: FoundTower, expected: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise a :class:`CheckpointError` that lists all tensors that do not fit ``expected``."""
+    """Raise a :class:`CheckpointError` that lists all tensors that do not fit the encoder.
+
+    The encoder's tensors are ``expected``: name -> shape. Tensors of the checkpoint may be missing,
+    unexpected or of a wrong shape.
+    """
     layout, prefix, snapshot = tower.layout, tower.prefix, tower.contents.snapshot
     present = {tensor.name: tensor for tensor in tower.wanted.tensors}
     wanted: dict[str, tuple[int, ...]] = {}
@@ -186,7 +205,17 @@ def _check_fit(tower: FoundTower, expected: Mapping[str, tuple[int, ...]]) -> No
 def _tower_tensors(
     contents: Contents, layout: Layout, prefix: Prefix, local: Mapping[str, str]
 ) -> tuple[list[TowerTensor], dict[str, int]]:
-    """Return each tower tensor and the bytes of each file, if index and headers agree."""
+    """Return the tower's tensors, and the bytes of each file that holds some.
+
+    Args:
+        contents: the index of the checkpoint, and access to the headers of its files.
+        layout: the layout of the tower's names.
+        prefix: prefix of the tower's names.
+        local: the tower's tensors as the index has them: full name -> name without the prefix.
+
+    Raises:
+        CheckpointError: a header has other tensors of the tower than the index says.
+    """
     tensors: dict[str, TowerTensor] = {}
     headers = contents.headers({contents.files[name] for name in local})
     for file, header in headers.items():

@@ -11,7 +11,8 @@ from time import monotonic
 from typing import TypeVar
 
 GRACE = 1.0
-"""Seconds that threads have to end once they are told to; one in a stalled read is left behind."""
+"""Seconds that are waited for threads to end once they are told to. A thread whose read hangs for
+longer is left running."""
 SILENCE = 2.0  # seconds of waiting after which the user is told what is waited for
 
 _T = TypeVar("_T")
@@ -19,12 +20,13 @@ _R = TypeVar("_R")
 
 
 class Stopped(Exception):
-    """Raised in a thread whose work is not wanted, as another failed or the user interrupted."""
+    """Raised in a thread whose work is not wanted any more: another failed, or the user stopped."""
 
 
 def in_parallel(task: Callable[[_T, Event], _R], items: Sequence[_T], max_workers: int) -> list[_R]:
-    """Return ``task(item, stop)`` of every item, in order.
+    """Call ``task(item, stop)`` for every item in up to ``max_workers`` threads.
 
+    The results are in the order of ``items``.
     The first failure sets ``stop`` and is raised. The threads are daemons: neither this call nor
     the end of the process waits for a connection that hangs. A task that changes anything must
     look at ``stop`` right before it does.

@@ -1,10 +1,10 @@
 """The published checkpoints that are known to load, read from ``families/<family>.json``.
 
-Each family has one such file, beside the Python file with its record. It holds what the lists say
-about the family, and configs and processor files as the Hub has them, cut down to the fields that
-describe the tower. Checkpoints that differ in one width share a config, with ``"WIDTH"`` in its
-place. Lists, messages, tests and small checkpoints are made from these files; loading takes no size
-from them. A file is read when it is first needed. This module needs no torch.
+Each family has one such file, beside the Python file with its record. It holds facts for the lists
+of families in documents and messages, and configs and processor files as the Hub has them, reduced
+to the fields that describe the tower. Checkpoints that differ in one width share a config, with
+``"WIDTH"`` in its place. Tests and small checkpoints are made from these files, too; loading takes
+no size from them. A file is read when it is first needed. This module needs no torch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .errors import LONGEST_COMPARED
 from .tensor_file import JsonDict, JsonObject
 
 FOLDER = Path(__file__).with_name("families")
-"""The folder of this package's records of families and of their JSON files."""
+"""The folder that holds a Python file with records of families, and a JSON file per family."""
 NO_VIDEO = "no"
 """The value of ``FamilyFacts.video`` for a family that takes images alone."""
 
@@ -41,7 +41,8 @@ class PublishedModel:
     parameters: int
     """The number of parameters of the tower, its merger included."""
     projector_parameters: int = 0
-    """Parameters of a projector that lies outside the tower, if they are counted apart; else 0."""
+    """The number of parameters of the projector to the language model, if ``parameters`` does not
+    include it; else 0."""
     config: JsonObject
     """The published ``config.json``, cut down to the fields that describe the tower."""
 
@@ -55,7 +56,7 @@ class SmallCheckpoint:
 
     repo_id: str
     title: str = ""
-    """The checkpoint's name in the demo, which leaves a checkpoint without a title out."""
+    """The checkpoint's name in the demo, which shows only checkpoints that have a title."""
     layout: str = ""
     """The name of the layout to write, if it is not the published one."""
     around: Sequence[str] = ("language_model.model.", "language_model.lm_head.weight")
@@ -75,7 +76,9 @@ class FamilyFacts:
     video: str = NO_VIDEO
     """How a video enters the tower; :data:`NO_VIDEO` if the family takes none."""
     verified: bool = True
-    """Whether tests compare the tower with an upstream implementation instead of our own twin."""
+    """Whether tests compare the tower with an upstream implementation, such as that of
+    transformers. Where none can be installed, a second implementation written for the tests stands
+    in."""
     images_only: Mapping[str, str]
     """Per layout whose towers take no videos, the reason as a sentence."""
     processors: Mapping[str, Mapping[str, JsonObject]]
@@ -141,6 +144,6 @@ def similar_names(repo_id: str) -> str:
 
 
 def check_family(name: str | None) -> None:
-    """Raise a ValueError that names the families if ``name`` is neither one of them nor None."""
+    """Raise a ValueError, which lists all families, unless ``name`` is one of them or None."""
     if name is not None and name not in family_names():
         raise ValueError(f"family={name!r}: must be one of {', '.join(family_names())}")

@@ -12,14 +12,14 @@ from .layouts import Slot
 from .tensor_file import Header, JsonDict, TensorEntry, parse_json, read_header
 
 MAX_JSON_BYTES = 100_000_000
-"""Limit for an index; the index of the largest published checkpoint has about 20 MB."""
+"""The most bytes of an index file; that of the largest published checkpoint has about 20 MB."""
 MAX_CONFIG_BYTES = 16_000_000  # limit for any other JSON file; published ones stay under 1 MB
 LONGEST_PART = 255  # bytes of the name of one file or folder
 
 
 @dataclass(frozen=True)
 class TowerTensor:
-    """One tensor of the tower: where the checkpoint holds it, and where its rows go."""
+    """One tensor of the tower: the file that holds it, and the encoder's tensor that it fills."""
 
     name: str
     local: str  # the name without the tower's prefix
@@ -30,7 +30,7 @@ class TowerTensor:
 
 @dataclass(frozen=True)
 class WholeCheckpoint:
-    """Facts about the whole published checkpoint, which a kept tower records."""
+    """Facts about the whole published checkpoint, recorded where the tower alone was fetched."""
 
     prefix: str  # prefix of the names of the tower's tensors
     tensors: int  # number of tensors in all files
@@ -39,17 +39,20 @@ class WholeCheckpoint:
 
 @dataclass(frozen=True)
 class Wanted:
-    """The tensors and small files of a tower that a fetch has to bring to this disk."""
+    """The tensors and small files of a tower that have to be on this disk to load it."""
 
     tensors: Sequence[TowerTensor]
     checkpoint: WholeCheckpoint
     files: Callable[[], Mapping[str, bytes]]
-    """The function that reads the config and processor files as published."""
+    """The function that returns the config and processor files as published: name -> bytes."""
 
 
 @dataclass(frozen=True)
 class Located:
-    """Where on this disk the bytes of a tensor lie, and their recorded CRC-32 if there is one."""
+    """Where on this disk the bytes of a tensor lie: the file, and the first byte in it (from 0).
+
+    Their CRC-32 is known if this package fetched them by byte ranges, else None.
+    """
 
     path: Path
     offset: int
@@ -57,17 +60,17 @@ class Located:
 
 
 Route: TypeAlias = Literal["ranges", "shards", "nothing"]
-"""The way of fetching that loading a tower would take."""
+"""What loading a tower would fetch: its byte ranges, whole shards, or nothing."""
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """The bytes that fetching a tower would transfer, and the files that are here already."""
+    """The bytes that fetching a tower would transfer, and what is on this disk already."""
 
     cached: str  # "local" for a folder; else "tower", "shards", "some shards" or "nothing"
     route: Route
     ranges: int  # bytes to fetch if the tower is fetched as byte ranges
-    # Whether an earlier fetch of ranges was cut off and would be continued.
+    # Whether an earlier fetch of byte ranges was interrupted and would be continued.
     unfinished: bool = False
 
 
@@ -81,11 +84,19 @@ class Snapshot:
     advice = ""  # how to repair the files, said at the end of errors about their tensors
 
     def __init__(self, folder: Path, weights: str | None = None, label: str = "") -> None:
-        """Open a folder; ``weights`` names the safetensors file, ``label`` is for messages."""
+        """Open the folder of a checkpoint.
+
+        Args:
+            folder: the folder.
+            weights: name of the one safetensors file to read; None to read the index, or the only
+                such file.
+            label: name of the checkpoint in messages; by default its path.
+        """
         self.folder = folder
         self.weights = weights
         self.label = label or str(folder / (weights or ""))
-        # Links may lead to inside the folder and to the blobs of the Hub client's cache.
+        # Links may lead to files inside the folder. In the cache of the Hub's client they also lead
+        # from snapshots/<commit> to the folder "blobs" beside "snapshots".
         real = folder.resolve()
         commits = [path for path in (real, *real.parents) if path.parent.name == "snapshots"]
         self._inside = [real, *(path.parents[1] / "blobs" for path in commits)]
@@ -117,18 +128,22 @@ class Snapshot:
             raise CheckpointError(f"{error}{self.advice}") from error
 
     def has(self, name: str) -> bool:
-        """Return whether there is a safetensors file ``name``, without fetching the file."""
+        """Return whether the checkpoint has a safetensors file ``name``, without fetching it."""
         return self._path(name) is not None
 
     def names(self) -> list[str]:
-        """Return the name of every file that is known without fetching any."""
+        """Return the names of the checkpoint's files, sorted, without fetching one of them."""
         return sorted(path.name for path in self.folder.iterdir() if path.is_file())
 
     def headers(self, guesses: Mapping[str, int]) -> dict[str, Header]:
-        """Return the headers of safetensors files, if possible without fetching their tensors.
+        """Return the headers of safetensors files by name, without their tensors where possible.
 
-        The ``guesses`` are the approximate bytes of the header of each file, 0 if unknown. A
-        file that is not there is an AbsentError.
+        Args:
+            guesses: about how many bytes the header of each file has, 0 if unknown.
+
+        Raises:
+            AbsentError: the checkpoint has no such file.
+            CheckpointError: a file or its header is damaged.
         """
         paths = {name: self._path(name) for name in guesses}
         if missing := [name for name, path in paths.items() if path is None]:
@@ -140,9 +155,10 @@ class Snapshot:
             raise CheckpointError(f"{error}{self.advice}") from error
 
     def locate(self, wanted: Wanted) -> dict[str, Located]:
-        """Bring the tower to this disk if need be; return the position of each tensor by name.
+        """Fetch the tower unless it is on this disk, and return where each tensor lies, by name.
 
-        A DamagedError says that what was here is damaged or removed: open the checkpoint again.
+        A DamagedError says that a copy on this disk is damaged or was removed: the caller opens the
+        checkpoint again.
         """
         located: dict[str, Located] = {}
         for file in dict.fromkeys(tensor.file for tensor in wanted.tensors):
@@ -163,7 +179,10 @@ class Snapshot:
         )
 
     def _path(self, name: str) -> Path | None:
-        """Return the file ``name`` on this disk, or None if it is not there."""
+        """Return the path of the file ``name``, or None if it is not on this disk.
+
+        A link that leads out of the checkpoint is a CheckpointError.
+        """
         path = self.folder / check_name(name, self.label)
         if not path.is_file():
             return None
@@ -182,7 +201,11 @@ def json_limit(name: str) -> int:
 
 
 def check_name(name: str, label: str) -> str:
-    """Return ``name`` if it is a relative one, of a file inside the checkpoint, that disks take."""
+    """Return ``name`` if it is a relative path of a file inside the checkpoint.
+
+    Any other, or one too long for a disk, is a CheckpointError, which calls the checkpoint
+    ``label``.
+    """
     parts = PurePosixPath(name).parts
     climbs = name.startswith("/") or ".." in parts or "\\" in name or ":" in name
     if climbs or not parts or not name.isprintable() or len(name) > 255:

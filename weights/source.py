@@ -21,7 +21,7 @@ _PAGE = re.compile(
 )
 _WITH_REVISION = re.compile(r"([\w.-]+/[\w.-]+)@([\w./-]+)")
 MOST_REPAIRS = 2
-"""The number of times that a load opens a checkpoint again because its kept copy is damaged."""
+"""The number of times that a load opens a checkpoint again after a fetched copy proves damaged."""
 
 
 def resolve_commit(
@@ -33,11 +33,11 @@ def resolve_commit(
     token: bool | str | None = None,
     local_files_only: bool = False,
 ) -> str | None:
-    """Find the commit at which a repo stands, to pass as ``revision=`` to all that follows.
+    """Return the commit that a branch or tag names now, to pass it as ``revision=`` to later calls.
 
     A branch may move between two calls. Several loads, in one process or in many, read one and the
-    same checkpoint if they are given the commit. Takes one request for a branch, none for a commit
-    whose config is kept here; needs no torch.
+    same checkpoint if they are given the commit. A branch takes one request, and a commit whose
+    config is on this disk none. Torch is not imported.
 
     Args:
         repo_id_or_path: repo id ``owner/name``, or the path of a folder or a ``.safetensors`` file.
@@ -64,7 +64,11 @@ def open_checkpoint(
 ) -> Snapshot:
     """Open a repo id, a folder or one ``.safetensors`` file; an existing path wins over a repo id.
 
-    If reading the kept copy of a repo has raised ``damages``, the copy is fetched again.
+    Args:
+        repo_id_or_path: the name that the user gave.
+        options: settings of requests to the Hub.
+        damages: errors that reading a fetched copy of the repo has raised before; if there are any,
+            the copy is fetched again.
     """
     text = _text(repo_id_or_path)
     if _is_here(text):
@@ -101,7 +105,7 @@ def _text(repo_id_or_path: str | os.PathLike[str]) -> str:
 
 
 def _open_path(path: Path, subfolder: str | None) -> Snapshot:
-    """Open a folder, or a safetensors file beside its config."""
+    """Open the checkpoint in a folder, or in its ``subfolder``, or in one safetensors file."""
     if path.is_file():
         if path.suffix != ".safetensors":
             raise CheckpointError(
@@ -118,7 +122,10 @@ def _open_path(path: Path, subfolder: str | None) -> Snapshot:
 
 
 def _refuse_other_spellings(text: str) -> None:
-    """Raise a :class:`CheckpointError` for an address of a repo, or an id with its revision."""
+    """Raise a :class:`CheckpointError` if ``text`` is a repo's web address, or ends in @revision.
+
+    The error says which repo id and keywords to pass instead.
+    """
     if match := _WITH_REVISION.fullmatch(text):
         raise CheckpointError(
             f"{text}: no such folder here, and a repo id has no @: pass {match[1]!r} and "

@@ -1,10 +1,10 @@
 """Safetensors files: the header checked against the file, tensors read straight into memory.
 
-Our own reader rather than ``safetensors.safe_open`` for two reasons. Bytes are read into the tensor
-they end up in, so that no page of a mapped file counts towards the process and nothing is copied
-twice. And a header is refused before anything is allocated for it. The format: 8 bytes of
-little-endian length, so many bytes of JSON ``{name: {dtype, shape, data_offsets}}``, then the data
-without gaps.
+Files are not read with ``safetensors.safe_open`` for two reasons. Here bytes are read straight into
+the final tensor, so that nothing is copied twice and no page of a mapped file counts towards the
+memory of the process. And a bad header is refused before memory is allocated for its tensors. The
+format: 8 bytes of little-endian length, so many bytes of JSON
+``{name: {dtype, shape, data_offsets}}``, then the data without gaps.
 """
 
 from __future__ import annotations
@@ -27,18 +27,21 @@ JsonDict: TypeAlias = dict[str, Any]
 """The type of a parsed JSON object that may be changed and written."""
 
 LFS_POINTER = b"version https://git-lfs"
-"""The beginning of the file that a clone without Git LFS has in place of the content."""
+"""The first bytes of the small text file that a clone made without Git LFS has in place of each
+large file."""
 CHECKED_BYTES = 1 << 19
 MAX_HEADER_BYTES = 100_000_000
 """The most bytes of a header in the safetensors format; published ones stay under 10 MB."""
 MOST_CONTAINERS = 1_500_000
-"""Limit for objects and lists in a JSON file: three per tensor, so that half a million tensors may
-lie in one file. Published checkpoints have a fifth of that in all their files."""
+"""The most objects and lists in a JSON file. A header has three per tensor, so that half a million
+tensors may lie in one file. Published checkpoints have a fifth of that in all their files."""
 MOST_VALUES = 6_000_000
-"""Limit for commas and colons, which bounds what parsing makes. With both limits, 100 MB of JSON
-take at most 5 s and 1 GB; without, 100 MB of ``[],`` took 16 s and 2.2 GB."""
+"""The most commas and colons in a JSON file, which bound the number of values in it. With this and
+``MOST_CONTAINERS``, 100 MB of JSON take at most 5 s and 1 GB to parse; without them, 100 MB of
+``[],`` took 16 s and 2.2 GB."""
 MOST_WIDE_BYTES = 16_000_000
-"""Limit for JSON that is not all ASCII: one wide character makes Python hold four bytes each."""
+"""The most bytes of JSON that is not all ASCII, because one wide character makes Python hold four
+bytes for every character."""
 
 DTYPE_BITS = {
     **dict.fromkeys(("F4",), 4),
@@ -54,7 +57,10 @@ DTYPE_BITS = {
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """One tensor of a header; ``begin`` and ``end`` count bytes from the start of the data."""
+    """One tensor of a header: its dtype by the format's name ("BF16"), its shape, and its bytes.
+
+    They are those from ``begin`` up to ``end``, counted from the first byte after the header.
+    """
 
     dtype: str
     shape: tuple[int, ...]
@@ -63,13 +69,13 @@ class TensorEntry:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the tensor takes in the file."""
+        """The bytes that the tensor takes in the file."""
         return self.end - self.begin
 
 
 @dataclass(frozen=True)
 class Header:
-    """The header of a safetensors file: every tensor, and where in the file the data starts."""
+    """The header of a safetensors file: every tensor by name, and the byte at which data starts."""
 
     tensors: Mapping[str, TensorEntry]
     data_start: int
@@ -82,7 +88,11 @@ class Header:
 
 
 def read_header(path: Path, label: str) -> Header:
-    """Read the header of a file, which errors call ``label``; the file must be whole and sound."""
+    """Read the header of a safetensors file, which errors call ``label``.
+
+    A header that is not sound, and a file that is shorter or longer than it says, are a
+    CheckpointError.
+    """
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -102,7 +112,10 @@ def read_header(path: Path, label: str) -> Header:
 
 
 def check_size(header: Header, size: int, label: str) -> None:
-    """Raise a :class:`CheckpointError` unless a file of ``size`` bytes is what ``header`` says."""
+    """Raise a :class:`CheckpointError` unless ``header`` describes a file of ``size`` bytes.
+
+    The error calls the file ``label``.
+    """
     if header.file_bytes != size:
         raise CheckpointError(
             f"{label}: the file has {size} bytes, its header describes {header.file_bytes}: "
@@ -111,7 +124,10 @@ def check_size(header: Header, size: int, label: str) -> None:
 
 
 def header_length(raw: bytes, label: str) -> int:
-    """Return the length of the JSON header, read from the first 8 bytes (or more) of a file."""
+    """Return the length in bytes of a file's JSON header; ``raw`` is 8 or more of its first bytes.
+
+    A length that the format does not allow is a CheckpointError, which calls the file ``label``.
+    """
     _refuse_pointer(raw, label)
     if len(raw) < 8:
         raise CheckpointError(f"{label}: {len(raw)} bytes is too short for a safetensors file")
@@ -133,7 +149,10 @@ def _refuse_pointer(raw: bytes, label: str) -> None:
 
 
 def parse_header(raw: bytes, label: str) -> Header:
-    """Parse the JSON part of a file, and check that its tensors lie without overlaps or gaps."""
+    """Parse a file's JSON header ``raw``, and check that its tensors lie without overlaps or gaps.
+
+    Any defect is a CheckpointError, which calls the file ``label``.
+    """
     table = parse_json(raw, label)
     metadata = table.pop("__metadata__", None)
     tensors = {name: _entry(name, value, label) for name, value in table.items()}
@@ -150,7 +169,10 @@ def parse_header(raw: bytes, label: str) -> Header:
 
 
 def header_bytes(tensors: Iterable[tuple[str, TensorEntry]], metadata: Mapping[str, str]) -> bytes:
-    """Return the first bytes of a safetensors file whose data are ``tensors`` in this order."""
+    """Return the length and the JSON header of a safetensors file with ``tensors`` in this order.
+
+    Offsets are computed anew; the ``metadata`` are stored under ``__metadata__``.
+    """
     table: JsonDict = {"__metadata__": metadata}
     position = 0
     for name, entry in tensors:
@@ -163,7 +185,11 @@ def header_bytes(tensors: Iterable[tuple[str, TensorEntry]], metadata: Mapping[s
 
 
 def parse_json(raw: bytes, label: str) -> JsonDict:
-    """Parse a JSON object in which no name occurs twice, unless that would take gigabytes."""
+    """Parse a JSON object in which no name occurs twice.
+
+    A CheckpointError, which calls the file ``label``, is raised for all else, and for JSON so large
+    that parsing would take gigabytes of memory.
+    """
     _refuse_pointer(raw, label)
     _refuse_bulk(raw, label)
     try:
@@ -180,7 +206,10 @@ def parse_json(raw: bytes, label: str) -> JsonDict:
 
 
 def _refuse_bulk(raw: bytes, label: str) -> None:
-    """Raise a :class:`CheckpointError` for JSON of too many parts; counting 100 MB takes 0.1 s."""
+    """Raise a :class:`CheckpointError` for JSON with more values than are parsed.
+
+    Their number is counted in the bytes, which takes 0.1 s for 100 MB.
+    """
     if len(raw) > MOST_WIDE_BYTES and not raw.isascii():
         raise CheckpointError(
             f"{label}: {len(raw)} bytes that are not all ASCII, at most {MOST_WIDE_BYTES} of such "
@@ -234,7 +263,17 @@ def _sizes(value: object) -> bool:
 def file_crc32(
     path: Path, begin: int = 0, length: int | None = None, copy: BinaryIO | None = None
 ) -> int:
-    """Return the CRC-32 of ``length`` bytes of a file from ``begin`` on; write them to ``copy``."""
+    """Return the CRC-32 of a part of a file, and copy the part if asked.
+
+    Args:
+        path: the file.
+        begin: first byte, from 0.
+        length: number of bytes; None for all bytes up to the end of the file.
+        copy: open file that the bytes are written to, or None.
+
+    Raises:
+        CheckpointError: the file ends before.
+    """
     length = path.stat().st_size - begin if length is None else length
     value = 0
     with path.open("rb", buffering=0) as file:
@@ -255,7 +294,8 @@ def read_into(
 ) -> int | None:
     """Fill ``view`` with the bytes of an unbuffered ``file`` from ``offset`` on.
 
-    If ``checked``, return their CRC-32, taken while they are in the processor's cache (3.7 GiB/s).
+    If ``checked``, return their CRC-32, taken while they are in the processor's cache (3.7 GiB/s);
+    else None. A CheckpointError, which calls the file ``label``, says that it ends before.
     """
     file.seek(offset)
     done, value, step = 0, 0, CHECKED_BYTES if checked else len(view)

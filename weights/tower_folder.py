@@ -2,13 +2,13 @@
 
 ``config.json`` describes the tower: its fields stand at the top, with the ``model_type`` and
 ``architectures`` of the class of transformers that reads the tensors. Where there is none, they
-name our own class, which no version of transformers knows, so that ``AutoModel`` refuses. What a
-tower needs besides its own fields stands under one more key::
+name the encoder class of this library, which no version of transformers knows, so that
+``AutoModel`` refuses the folder. Further facts for ``load_encoder`` stand under one more key::
 
     "vitgraph": {
       "family": "intern_vit",           # the record by which load_encoder reads the folder
-      "type": "internvl_vision",        # the model type of the tower's own part as published
-      "config": {...},                  # published around that part; absent where nothing was
+      "type": "internvl_vision",        # the published model type of the tower's part of the config
+      "config": {...},                  # the published config without that part, if there was more
       "projector": true                 # whether projector.safetensors belongs to the folder
     }
 
@@ -34,7 +34,8 @@ if TYPE_CHECKING:  # families import torch, which reading a folder does not need
 KEY = "vitgraph"
 PROJECTOR = "projector.safetensors"
 _SECTIONS = ("vision_config", "thinker_config.vision_config", "vlm_config.vision_config")
-"""Where a published config keeps the tower's part; a lone tower's config has no such part."""
+"""The keys, joined by dots, under which published configs have the tower's part; the config of a
+tower alone has none of them."""
 _REPLACED = ("model_type", "architectures", "dtype", "torch_dtype", "auto_map", KEY)
 _AUTO = """\
 `AutoModel` of transformers reads the tower as `{cls}`:
@@ -64,7 +65,7 @@ No class of transformers reads the tower: `AutoModel` refuses the folder.
 
 @dataclass(frozen=True)
 class Described:
-    """A published config, and the notes that the folder of a tower alone adds to it."""
+    """A published config, and what the config of a tower's folder states besides it."""
 
     config: JsonObject
     family: str | None = None  # None unless it is the folder of a tower
@@ -72,7 +73,10 @@ class Described:
 
 
 def vision_section(config: JsonObject) -> tuple[JsonObject, list[JsonObject]]:
-    """Return the tower's part of a config, and the parts around it from the inside out."""
+    """Return the tower's part of a config, and the objects around that part, the innermost first.
+
+    There are none around it in the config of a tower alone.
+    """
     for path in _SECTIONS:
         parents: list[JsonObject] = [config]
         for name in path.split("."):
@@ -86,7 +90,11 @@ def vision_section(config: JsonObject) -> tuple[JsonObject, list[JsonObject]]:
 
 
 def read_description(config: JsonObject, label: str) -> Described:
-    """Restore the published config from that of a tower's folder; return any other unchanged."""
+    """Return the published config that the config of a tower's folder was made from.
+
+    Any other config is returned unchanged. A CheckpointError, which calls the checkpoint ``label``,
+    says that the notes under ``vitgraph`` name no known family.
+    """
     note = config.get(KEY)
     if note is None:
         return Described(config)
@@ -153,9 +161,10 @@ def _without_section(config: JsonObject) -> JsonDict:
 def transformers_class(
     config: JsonObject, family: Family, layout: Layout
 ) -> TransformersClass | None:
-    """Return the class of transformers that reads a tower with a layout's names, if there is one.
+    """Return the class of transformers that reads a tower with a layout's names, None without one.
 
-    Where several classes read the layout, the model types of the config decide.
+    Where several classes of the ``family`` read the layout, the model types of the published
+    ``config`` decide.
     """
     usual = family.classes.get(layout.name)
     if usual is None:
@@ -166,7 +175,11 @@ def transformers_class(
 
 
 def usage(config: JsonObject, family: Family, layout: Layout) -> str:
-    """Return the part of a model card about other libraries, with ``{name}`` for the repo."""
+    """Return the text of a model card that says how transformers or timm read the tower's folder.
+
+    It has ``{name}`` in place of the repo. The arguments are the published config, and the record
+    and the layout that the tower was loaded by.
+    """
     reader = transformers_class(config, family, layout)
     if reader is not None:
         return (_AUTO if reader.auto else _CLASS).format(cls=reader.name, module=reader.module)

@@ -16,7 +16,7 @@ if sys.platform != "win32":
 
 @contextmanager
 def temporary_beside(path: Path) -> Iterator[Path]:
-    """Make an empty file of the usual permissions in the folder of ``path``, for this block."""
+    """Yield an empty file in the folder of ``path``, which is made, and remove it afterwards."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{uuid4().hex[:8]}.tmp")
     try:
@@ -30,7 +30,7 @@ def temporary_beside(path: Path) -> Iterator[Path]:
 def writing_whole(path: Path) -> Iterator[Path]:
     """Yield a temporary file that takes the name ``path`` if the block ends without an error.
 
-    Its bytes are on the disk before, so a name stands for a whole file even after a loss of power.
+    Its bytes are on the disk before it does, so that the file is whole even after a loss of power.
     """
     with temporary_beside(path) as temporary:
         yield temporary
@@ -51,10 +51,14 @@ def flush(path: Path) -> None:
 
 
 def lock(file: int | IO[bytes], *, wait: bool = True) -> bool:
-    """Lock an open file or folder until it is closed; return False where there are no locks.
+    """Lock an open file or folder until it is closed; return False if the system has no locks.
+
+    Args:
+        file: file descriptor or open file.
+        wait: wait while another process holds the lock.
 
     Raises:
-        BlockingIOError: another process holds the lock, and it is not to be waited for.
+        BlockingIOError: another process holds the lock, and ``wait`` is false.
     """
     if sys.platform == "win32":
         return False

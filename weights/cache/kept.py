@@ -27,7 +27,9 @@ def sealed_header(
     files: Mapping[str, bytes],
     sums: Mapping[str, int] | None = None,
 ) -> bytes:
-    """Return the beginning of a kept tower's file, of a length that does not depend on ``sums``.
+    """Return the first bytes of a kept tower's file: its header with all checksums.
+
+    Their number does not depend on ``sums``, so that tensors can be written before these are known.
 
     Args:
         tensors: the tensors of the tower, in the order of the file.
@@ -46,7 +48,10 @@ def sealed_header(
 
 
 def _seal(entries: Iterable[tuple[str, TensorEntry]], text: str) -> str:
-    """Return the CRC-32 of all that a header says; offsets follow from the order of ``entries``."""
+    """Return the CRC-32, eight hex digits, of a header's tensors and of the JSON ``text`` in it.
+
+    Offsets are left out of it, because they follow from the order of ``entries``.
+    """
     table = [[name, entry.dtype, entry.shape] for name, entry in entries]
     return f"{crc32(json.dumps([table, text]).encode()):08x}"
 
@@ -59,7 +64,14 @@ class KeptTower(Snapshot):
     def __init__(
         self, folder: Path, label: str = "", commit: str | None = None, offline: bool = False
     ) -> None:
-        """Open the kept tower in ``folder``; raises a :class:`DamagedError` if it is not sound."""
+        """Open the kept tower in ``folder``; a :class:`DamagedError` if its checksums do not fit.
+
+        Args:
+            folder: the folder of the tower's files.
+            label: name of the checkpoint in messages; by default the path of the file.
+            commit: commit of the repo that the tower was fetched from, None if that is not needed.
+            offline: whether no request may be sent to the Hub.
+        """
         super().__init__(folder, SINGLE, label)
         self.commit, self.offline, path = commit, offline, folder / SINGLE
         try:

@@ -24,8 +24,8 @@ class CachedTower:
     bytes: int  # bytes on the disk, small files included
     tensors: int
     state: str
-    """The state of the tower: ``whole``, ``unfinished``, ``configs only``, or ``damaged: `` and
-    how."""
+    """The state of the tower: ``whole``, ``unfinished``, ``configs only`` (its tensors are in the
+    Hub client's cache, or were never fetched), or ``damaged: `` and how."""
     folder: Path
 
 
@@ -82,7 +82,10 @@ def remove_cached(
 
 
 def _of_commit(repo_id: str, folders: list[Path], commit: str) -> list[Path]:
-    """Return the folders of the one commit that begins with the given characters."""
+    """Return those of ``folders`` that belong to the one commit that begins with ``commit``.
+
+    The ``repo_id`` is for the error, which is raised unless exactly one commit begins so.
+    """
     commits = sorted({_commit(folder) for folder in folders})
     matching = [name for name in commits if commit and name.startswith(commit)]
     if len(matching) != 1:
@@ -96,7 +99,16 @@ def _of_commit(repo_id: str, folders: list[Path], commit: str) -> list[Path]:
 
 
 def _state(store: Store, *, verify: bool) -> tuple[str | None, int, str]:
-    """Return subfolder, tensors and state of a tower that the cache keeps at one commit."""
+    """Return what is kept in one folder of the cache, for a :class:`CachedTower`.
+
+    Args:
+        store: the folder of one repo, or of a subfolder of it, at one commit.
+        verify: compare every tensor and small file with its CRC-32.
+
+    Returns:
+        The subfolder inside the repo (None for the whole repo, and if no whole tower is kept), the
+        number of tensors (0 if no whole tower is kept), and the state.
+    """
     try:
         if store.tower.is_dir():
             kept = KeptTower(store.tower)
@@ -113,7 +125,7 @@ def _state(store: Store, *, verify: bool) -> tuple[str | None, int, str]:
 
 
 def _repos(root: Path) -> list[Path]:
-    """Return the folders of all repos of which the cache keeps something."""
+    """Return the folders of all repos of which the cache folder ``root`` keeps something."""
     try:
         return _subfolders(root / TOWERS_FOLDER, r"models--.+--.+")
     except FileNotFoundError:
@@ -126,7 +138,10 @@ def _repos(root: Path) -> list[Path]:
 
 
 def _subfolders(folder: Path, pattern: str) -> list[Path]:
-    """Return folders by name; unlike a glob, this raises if ``folder`` cannot be read."""
+    """Return the folders in ``folder`` whose whole name matches ``pattern``, sorted.
+
+    Unlike a glob, this raises an OSError if ``folder`` cannot be read.
+    """
     paths = [folder / name for name in os.listdir(folder) if re.fullmatch(pattern, name)]
     return sorted(path for path in paths if path.is_dir())
 

@@ -31,10 +31,11 @@ TOWERS_FOLDER = "towers"
 
 
 def cache_root(cache_dir: str | Path | None = None) -> Path:
-    """Return the folder of everything kept: in ``cache_dir`` if given, else beside the client's.
+    """Return the folder of everything that this package keeps on the disk.
 
-    The client counts strange folders inside its cache as damage, so the default is next to its
-    cache, in HF_HOME; a cache moved by HF_HUB_CACHE takes ours along.
+    It is the folder ``vitgraph`` in ``cache_dir`` or, without one, in HF_HOME: there it lies beside
+    the cache of the Hub's client, which counts strange folders inside itself as damage. Where
+    HF_HUB_CACHE moves the client's cache, the folder lies inside that.
     """
     constants = huggingface_hub.constants
     if cache_dir is not None:
@@ -49,7 +50,7 @@ def repo_folder(root: Path, repo_id: str) -> Path:
 
 
 class Store:
-    """The folder in the cache of one repo at one commit."""
+    """The folder in the cache for one repo, or for one subfolder of it, at one commit."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -59,7 +60,7 @@ class Store:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the lock of this folder, so that other threads and processes wait."""
+        """Hold the lock of this folder, so that loads in other threads and processes wait."""
         repo = self.folder.parent
         path = repo.parent.parent / ".locks" / repo.name / f"{self.folder.name}.lock"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -76,7 +77,10 @@ class Store:
         write_whole(self.answers, b"%08x\n" % crc32(text) + text)
 
     def read_answers(self) -> dict[str, bytes | None]:
-        """Return the small files that were kept, if any; a DamagedError if they were changed."""
+        """Return the small files that were kept, by name; None for a file that the repo lacks.
+
+        The result is empty if nothing was kept. It is a DamagedError if the CRC-32 does not fit.
+        """
         try:
             sum_, _, text = self.answers.read_bytes().partition(b"\n")
         except FileNotFoundError:

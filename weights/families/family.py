@@ -97,7 +97,10 @@ class Family:
 
     @property
     def verified(self) -> bool:
-        """Whether tests compare the tower with an upstream implementation, not with our twin."""
+        """Whether tests compare the tower with an upstream implementation, as of transformers.
+
+        Where none can be installed, a second implementation written for the tests stands in.
+        """
         return family_facts(self.name).verified
 
     @property
