@@ -37,7 +37,7 @@ def accelerate(
     """Make the accelerator that runs the blocks of an accelerated encoder.
 
     Args:
-        kernels: "auto", "torch" or the name of an attention kernel.
+        kernels: "auto" (all attention kernels), "torch" (those that come with it) or one name.
         precision: "bf16", which keeps the encoder's own dtype, or "fp8", which computes products
             of blocks in e4m3 where that is faster.
         device, dtype: device and dtype of the encoder's weights.

@@ -32,36 +32,36 @@ class FusedBlocks:
         self.derived = DerivedWeights()
         self.fp8 = _fp8_products() if precision == "fp8" else None
         self.ran: WeakKeyDictionary[nn.ModuleList, BlocksRun] = WeakKeyDictionary()
-        """The last run of each stack of blocks; the entry of a replaced stack is dropped."""
+        """The record of the last run of each stack of blocks (``nn.ModuleList``)."""
         self.because = because
-        """The reason why the reference is going to run, known before the first run; or None."""
+        """Why device or dtype make the reference modules run instead of kernels, or None."""
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Leave out kernel choices and derived weights: a copy makes its own."""
+        """Leave out kernel choices and derived weights: a copy or a pickle makes its own."""
         return type(self), (self.attention.asked, self.precision)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of weights derived from the encoder's."""
+        """Bytes of the padded and quantised copies of the encoder's weights."""
         return self.derived.nbytes + (0 if self.fp8 is None else self.fp8.derived.nbytes)
 
     @property
     def taken(self) -> str:
-        """The attention kernels that the last forward used, or "reference"."""
+        """Names of the attention kernels that the last forward used, or "reference" if none."""
         names = set[str]().union(*(ran.kernels for ran in self.ran.values()))
         return ", ".join(sorted(names)) or "reference"
 
     @property
     def reference_because(self) -> str | None:
-        """The reason why the reference ran every stack of blocks last; None if kernels ran one."""
+        """Why the last forward ran the reference for all its blocks; None if kernels ran some."""
         reasons = [ran.because for ran in self.ran.values()] or [self.because]
         return None if None in reasons else reasons[0]
 
     def refresh(self) -> bool:
-        """Bring derived weights up to date with every write to their sources that torch counts.
+        """Copy weights again that were written in place, as their ``_version`` tells.
 
         Returns:
-            Whether there was a write since the last time.
+            Whether a weight was written since the last time.
         """
         written = self.derived.refresh()
         return (self.fp8 is not None and self.fp8.derived.refresh()) or written
@@ -77,7 +77,7 @@ class FusedBlocks:
         }
 
     def load_choices(self, choices: Mapping[str, object]) -> None:
-        """Use the kernels that another process chose.
+        """Use what :meth:`choices` returned in another process instead of timing kernels.
 
         Raises:
             ValueError: the data are no kernel choices, or they name a kernel that is missing here.
@@ -94,7 +94,15 @@ class FusedBlocks:
         wanted: Sequence[int],
         blocks: nn.ModuleList,
     ) -> Iterator[Tensor]:
-        """Yield the hidden state after each of the ``blocks`` in ``wanted`` (ascending)."""
+        """Yield the hidden state after each of the ``blocks`` in ``wanted``.
+
+        Args:
+            encoder: runs the blocks that cannot be fused.
+            hidden: the rows that the first block reads, [T, D] or views [B, .., D].
+            metadata: the result of the encoder's ``prepare_encoder_metadata``.
+            wanted: indices of blocks from 0, ascending.
+            blocks: one stack of the encoder, all of it.
+        """
         if _is_elsewhere(hidden):
             with torch.cuda.device(hidden.device):
                 return iter(list(self.run_blocks(encoder, hidden, metadata, wanted, blocks)))
@@ -117,7 +125,8 @@ class FusedBlocks:
         """Return the metadata of a grid, made once for consecutive calls with the same grid.
 
         With 32 images of 448x448 an accelerated call took 57.9 ms when every call made its
-        metadata, and a replay 51.3 ms (H200). It is read and written in one step each, for threads.
+        metadata, and a replay 51.3 ms (H200). The key and the metadata are one tuple, so that a
+        thread never reads the key of one call with the metadata of another.
 
         Args:
             grids: ``(t, h, w)`` per item.
@@ -139,8 +148,15 @@ class FusedBlocks:
     ) -> Tensor | None:
         """Return rows plus a weighted sum of rows of a table (interpolated position embeddings).
 
-        The reference has to run, and None is returned, where the kernel cannot run or the table is
-        more than its weight.
+        Args:
+            rows: [T, D].
+            table: the embedding, [entries, D].
+            index: rows of the table to add to each row, int64 [T, taps].
+            weight: the factor of each of them, [T, taps].
+
+        Returns:
+            [T, D]; None if the kernel cannot run here, or if calling the table does more than look
+            up its rows, so that the caller has to do it.
         """
         if _is_elsewhere(rows):
             with torch.cuda.device(rows.device):
@@ -161,5 +177,5 @@ def _fp8_products() -> Fp8Products:
 
 
 def _is_elsewhere(rows: Tensor) -> bool:
-    """Whether rows lie on a GPU that is not the current one, on which Triton launches kernels."""
+    """Return whether rows are on a GPU that is not the current one, where Triton launches."""
     return rows.is_cuda and rows.device.index != torch.cuda.current_device()

@@ -1,7 +1,7 @@
 """The attention kernels that an accelerated tower chooses from, as one table.
 
 Every kernel computes softmax attention inside packed segments, scaled by ``K ** -0.5``. They differ
-in what they take and in which shapes they are fast on; ``choices.py`` times them.
+in the shapes that they accept and in those that they are fast on; ``choices.py`` times them.
 
 Sources: PyTorch 2.11 (flash-attention 2 and cuDNN inside it), flash-attn-4 4.0.0b36,
 ``kernels/triton_attention.py`` and ``kernels/tma_attention.py``.
@@ -32,7 +32,7 @@ HALF_DTYPES = (torch.float16, torch.bfloat16)
 SHORT = 64
 """Segments of at most so many rows are one tile each in the Triton attention kernel."""
 SEARCHED = 128
-"""The most segments among which a program of the Triton kernel searches the segment of its rows."""
+"""With at most so many segments, a Triton program finds its own by comparing all offsets."""
 
 
 class AttentionShape(NamedTuple):
@@ -66,21 +66,20 @@ class AttentionShape(NamedTuple):
 
 
 class RelativeShape(NamedTuple):
-    """The shape of attention with relative positions, inside each view of h x w rows or its
-    windows."""
+    """The shape of attention with relative positions, inside views of h x w patches or windows."""
 
     size: int
     """The number of columns of one attention head."""
     h: int
     w: int
     window: int
-    """Side of the windows that attention stays inside of; 0: each view attends as a whole."""
+    """Side of the attention windows in patches; 0: attention is over the whole view."""
     dtype: str
     """The dtype as a string, such as "torch.bfloat16"."""
 
     @property
     def segment(self) -> tuple[int, int]:
-        """Height and width of a window, or of the view if there are no windows."""
+        """Height and width in patches of a window, or of the view if there are no windows."""
         return (self.window, self.window) if self.window else (self.h, self.w)
 
     @property
@@ -182,7 +181,7 @@ def _flash4(
         tile = flash4_tile(shape)
     options = {} if tile is None else {"tile_mn": tile[:2], "mma_pv_is_rs": tile[2]}
     with warnings.catch_warnings():
-        # The compiler of the kernel warns of its own argument types.
+        # The compiler warns of argument types that flash-attn-4 itself passes.
         warnings.simplefilter("ignore")
         _flash4_forward()(
             q,
@@ -200,7 +199,7 @@ def _flash4(
 
 @cache
 def _flash4_forward() -> Callable[..., object]:
-    """The forward of flash-attn-4 that takes an output buffer, its compiled kernels kept on disk.
+    """Return flash-attn-4's forward with an output buffer; its compiled kernels are kept on disk.
 
     The package compiles for some two seconds per head size and tiling. Its cache is off by default
     and lies in the shared temporary folder; here it is on and lies in the user's own cache.
@@ -231,7 +230,10 @@ def _takes_half(shape: AttentionShape, dtype: torch.dtype, most: int) -> bool:
 
 
 def _takes_triton(shape: AttentionShape, dtype: torch.dtype, capability: tuple[int, int]) -> bool:
-    """Return whether the head size is at most 16 over a power of two; not 96, wrong on an H200."""
+    """Return whether the Triton kernel runs: in half precision, heads at most 16 above 2^n columns.
+
+    Wider remainders are refused: heads of 96 columns gave wrong results on an H200.
+    """
     return _takes_half(shape, dtype, 128) and shape.size - (1 << shape.size.bit_length() - 1) <= 16
 
 

@@ -1,6 +1,6 @@
 """Chooses the attention kernel for a shape: timed once, remembered, saved and loaded.
 
-Kernels are timed in a CUDA graph, so that the launch overhead of the host does not count, with two
+Kernels are timed in a CUDA graph, so that the host's launch overhead is not measured, with two
 typical distributions of segment lengths. A kernel that raises, or whose result differs from float32
 attention, is dropped.
 """
@@ -32,20 +32,20 @@ from .attention_kernels import (
 )
 
 ERROR = {torch.float16: 2e-3, torch.bfloat16: 1e-2}
-"""Largest relative L2 distance to float32 attention; correct kernels have 3e-3 in bfloat16."""
+"""Largest accepted relative L2 distance to float32 attention; 3e-3 is usual in bfloat16."""
 RELATIVE = "triton, relative positions"
-"""The name of the kernel for relative positions among those that were dropped."""
+"""The key of the kernel for relative positions in ``KernelChoices.dropped``."""
 RELATIVE_NEEDS = "relative positions need 'triton', half precision and heads of 16 to 128 columns"
 ENOUGH_MS = 50.0
 """A kernel is timed no more once its runs have taken so many milliseconds."""
 TRIALS = ((1, 17, 64, 200, 333), (2500, 60))
-"""Segment lengths of the trials before a kernel may be chosen: both tilings and ragged ends."""
+"""Segment lengths in rows of two correctness trials: short and long ones, and incomplete tiles."""
 SHORT_TRIALS = ((64, 1, 17, 64),)
-"""Segment lengths of the trial for short segments, such as attention windows."""
+"""Segment lengths in rows of the correctness trial for windows and other short segments."""
 
 
 class KernelChoices:
-    """The attention kernels that may be taken, and the one taken for each shape so far."""
+    """Chooses an attention kernel per shape; keeps the choices, and why kernels were dropped."""
 
     def __init__(self, kernels: Kernels) -> None:
         self.asked = kernels
@@ -90,13 +90,13 @@ class KernelChoices:
         ]
 
     def _none(self, shape: AttentionShape, dtype: torch.dtype) -> str:
-        """Return the reference's attention as fallback; warn if a kernel was asked for by name."""
+        """Return the reference's name, as no kernel takes a shape; warn if one was asked for."""
         why = self.dropped.get(self.asked, "it does not take this shape, dtype or device")
         self._warn(f"{dtype} {shape}", why)
         return REFERENCE.name
 
     def _warn(self, what: str, why: str) -> None:
-        """Warn once if a kernel was asked for by name and cannot run."""
+        """Warn once if the kernel asked for by name cannot run ``what``, and say ``why``."""
         if self.asked in KERNELS and not self._warned:
             self._warned = True
             warnings.warn(
@@ -106,7 +106,7 @@ class KernelChoices:
             )
 
     def _agrees(self, name: str, q: Tensor, shape: AttentionShape) -> bool:
-        """Return whether a kernel agrees with float32 attention.
+        """Return whether the kernel ``name`` agrees with float32 attention for the dtype of ``q``.
 
         It is tried once per heads and dtype for short segments, for longer ones, and for many
         longer ones, because Triton's kernel is compiled differently for each. The trial has
@@ -146,7 +146,10 @@ class KernelChoices:
         return self._relative[shape] != REFERENCE.name
 
     def _close(self, name: str, distance: Callable[[], float], dtype: torch.dtype) -> bool:
-        """Whether a kernel is close to float32 attention; one that is not, or fails, is dropped."""
+        """Return whether ``distance()`` of a kernel to float32 attention is small enough.
+
+        If it is not, or if it raises, the kernel is dropped under ``name``.
+        """
         try:
             far = distance()
         except torch.OutOfMemoryError:  # running out of memory is no fault of the kernel
@@ -160,14 +163,15 @@ class KernelChoices:
         return False
 
     def _time(self, names: Sequence[str], q: Tensor, shape: AttentionShape) -> dict[str, float]:
-        """Milliseconds of each kernel, summed over the typical segment lengths of a shape.
+        """Return milliseconds of each kernel in ``names``, summed over typical segment lengths.
 
-        The rows are random: with equal rows, as an empty image makes, another kernel may be faster.
+        Of ``q`` only dtype and device are read. The rows are random: with equal rows, as an empty
+        image makes, another kernel may be faster. Without CUDA, all times are 0.
         """
         times = dict.fromkeys(names, 0.0)
         if not q.is_cuda:
             return times
-        generator = torch.Generator(q.device).manual_seed(0)  # the global generator stays as it is
+        generator = torch.Generator(q.device).manual_seed(0)  # not the global one
         sizes = (shape.rows, shape.heads + 2 * shape.shared, shape.size)
         qkv = torch.randn(sizes, device=q.device, dtype=q.dtype, generator=generator)
         q, k, v = qkv.split((shape.heads, shape.shared, shape.shared), 1)
@@ -228,7 +232,7 @@ class KernelChoices:
 
 
 def _class_of(shape: AttentionShape) -> AttentionShape:
-    """The class of shapes that share one choice: sizes rounded up to three significant bits."""
+    """Return the shape under which a choice is kept: sizes rounded up to three significant bits."""
     rows, segments, longest = map(rounded, (shape.rows, shape.segments, shape.longest))
     return shape._replace(rows=rows, segments=segments, longest=longest)
 
@@ -240,7 +244,11 @@ def rounded(number: int) -> int:
 
 
 def _fillings(shape: AttentionShape) -> list[list[int]]:
-    """Return segment lengths to time: full-length segments and, if they fit, eight equal ones."""
+    """Return one or two lists of segment lengths, in rows, to time a shape with.
+
+    One is of segments of the longest length, as many as there are rows for; the other, if it
+    differs, of up to eight equal segments.
+    """
     longest = max(shape.longest, 1)
     full = [longest] * min(shape.rows // longest, shape.segments)
     rest = shape.rows - sum(full)
@@ -262,7 +270,11 @@ def _offsets(lengths: Sequence[int], segments: int, device: torch.device) -> Ten
 def _distance(
     kernel: AttentionKernel, lengths: tuple[int, ...], q: Tensor, shape: AttentionShape
 ) -> float:
-    """Return the relative L2 distance of a kernel's result to float32 attention on random rows."""
+    """Return the relative L2 distance of a kernel's result to float32 attention.
+
+    The rows are random, in segments of ``lengths`` rows; dtype and device are those of ``q``, and
+    the heads those of ``shape``.
+    """
     rows, generator = sum(lengths), torch.Generator(q.device).manual_seed(0)
     padding = 0 if shape.equal else 40
     heads = (shape.heads, shape.shared, shape.shared)
@@ -283,7 +295,10 @@ def _distance(
 
 
 def graph_milliseconds(call: Callable[[], object], repeats: int = 4) -> float:
-    """Return the milliseconds per call inside a CUDA graph: the minimum of up to three replays."""
+    """Return the milliseconds per call inside a CUDA graph of ``repeats`` calls.
+
+    It is the minimum of up to three replays.
+    """
     call()
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())

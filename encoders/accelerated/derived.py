@@ -37,7 +37,7 @@ class _Entry:
 
 
 class DerivedWeights:
-    """The derived tensors of each module.
+    """Copies of the weights of modules in another layout, kept equal to the weights.
 
     CUDA graphs read them at fixed addresses, so a changed source is copied in place. Threads may
     call the same encoder, each on a stream of its own.
@@ -54,7 +54,7 @@ class DerivedWeights:
         self._places: list[object] = []
         self._table: Tensor | None = None
         self._captured: list[Tensor] = []
-        """The tables of addresses that CUDA graphs read, which must stay alive."""
+        """The tables of addresses that captured CUDA graphs read; this list keeps them alive."""
         self._rows = self._count = 0
         self._on_cuda = False
 
@@ -86,11 +86,11 @@ class DerivedWeights:
     def refresh(self) -> bool:
         """Copy, in place and on the current stream, every source with a write that torch counts.
 
-        Graphs hold a kernel that finds the other writes. Nothing is copied while a CUDA graph is
-        being captured.
+        The other writes are found by the kernel that :meth:`follow` launches, in CUDA graphs too.
+        Nothing is copied while a CUDA graph is being captured.
 
         Returns:
-            Whether there was such a write since the last time.
+            Whether torch counted a write since the last time.
         """
         with self._lock:
             if not self._entries or self._capturing():
@@ -160,13 +160,13 @@ class DerivedWeights:
         copy_differences(self._table, self._rows, size)
 
     def _fill(self, pairs: Sequence[Pair]) -> None:
-        """Copy the source weights of every entry into its derived tensors."""
+        """Copy the source of each pair into its copy."""
         with torch.no_grad():
             for source, copy in pairs:
                 copy.copy_(source)
 
     def _alike(self, source: Tensor, copy: Tensor) -> bool:
-        """Whether a source still has the shape, dtype and device that its copy was made for."""
+        """Return whether a source still has the shape, dtype and device of its copy."""
         return (source.shape, source.dtype, source.device) == (copy.shape, copy.dtype, copy.device)
 
 
@@ -174,7 +174,7 @@ class QuantisedWeights(DerivedWeights):
     """Weights in fp8 (e4m3) with a scale per row, updated whenever their sources change."""
 
     def of(self, owner: nn.Module, *weights: Tensor) -> tuple[Rows8, ...]:
-        """Return the weights [N, K] of a module in fp8 (e4m3), with scales [N, 1]."""
+        """Return the ``weights`` [N, K] of the module ``owner`` in e4m3, with scales [N, 1]."""
 
         def make() -> tuple[tuple[Tensor, ...], list[Pair]]:
             from .kernels.quantise import E4M3
@@ -207,18 +207,18 @@ class QuantisedWeights(DerivedWeights):
 
 
 def _table_of(pairs: Sequence[Pair]) -> tuple[Tensor, int]:
-    """The table that describes pairs to a kernel, on their device, and its largest row count."""
+    """Return pairs as a table int64 [pairs, 8] on their device, and the most rows of a source."""
     rows, device = [_row_of(*pair) for pair in pairs], pairs[0][0].device
     host = torch.tensor(rows, dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda")
     return host.to(device, non_blocking=True), max(row[2] for row in rows)
 
 
 def _row_of(source: Tensor, copy: Tensor, scales: Tensor | None = None) -> list[int]:
-    """Return the row of the comparison table that describes a pair; a vector counts as one row.
+    """Return the eight numbers by which a kernel finds a source, its copy and its scales, if any.
 
-    It has both addresses, rows, columns, the copy's row stride, the source's two strides (a source
-    may be transposed, expanded, or every second column of something larger), and the address of
-    the scales or 0.
+    They are both addresses, rows, columns, the copy's row stride, the source's two strides (a
+    source may be transposed, expanded, or every second column of something larger), and the
+    address of the scales or 0. A vector is described as a matrix of one row.
     """
     shape, strides = (1, *source.shape)[-2:], (0, *source.stride())[-2:]
     stride, one = (0, *copy.stride())[-2:]
@@ -228,5 +228,5 @@ def _row_of(source: Tensor, copy: Tensor, scales: Tensor | None = None) -> list[
 
 
 def _places(sources: Sequence[Tensor]) -> list[object]:
-    """Return addresses, strides and sizes of sources, as a slice of one may keep its address."""
+    """Return addresses, strides and sizes of ``sources``, by which a replaced one is noticed."""
     return [f(source) for f in (Tensor.data_ptr, Tensor.stride, Tensor.numel) for source in sources]

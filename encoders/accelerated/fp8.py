@@ -23,10 +23,10 @@ from .kernels.quantise import Rows8, quantise
 from .torch_internals import fp8_product
 
 MULTIPLE = 16
-"""The product of torch takes weights whose sides are multiples of this number."""
+"""torch's fp8 product takes weights whose rows and columns are multiples of this number."""
 
 OUTLIER = 8.0
-"""An input column of a weight this many times as large as the median one is an outlier."""
+"""A weight column whose L2 norm is over this many times the median column's is an outlier."""
 
 Timer = Callable[[bool], float]
 Aligned = Callable[[nn.Linear], tuple[Tensor, ...]]
@@ -61,7 +61,7 @@ class Fp8Products:
             step: "qkv", "proj" or "mlp".
             parts: the layers of the block.
             rows: hidden rows [T, D]; only their count, dtype and device are read.
-            time: milliseconds of the step in fp8 (True) and in the encoder's precision (False).
+            time: takes whether to run in fp8 (or in bfloat16); returns milliseconds of the step.
         """
         layers = _layers(step, parts)
         if rows.dtype != torch.bfloat16 or not all(map(_fits, layers)):
@@ -89,8 +89,8 @@ class Fp8Products:
         """Return whether no input column of a weight is much larger than the others.
 
         Where a few columns carry a product, their rounding errors do not average out: a tower whose
-        products all have three columns 50 times the rest is off by 20 % in fp8, and by 2 % in
-        bfloat16 (Qwen2.5-VL-7B). The weight is looked at once, before its first product.
+        products all have three columns 50 times as large is off by 20 % in fp8, and by 2 % in
+        bfloat16 (Qwen2.5-VL-7B). Each weight is checked once, before its first product.
         """
         even = self._even.get(layer)
         if even is None:
@@ -106,7 +106,7 @@ class Fp8Products:
         return product(rows, weight, layer.bias)
 
     def quantise(self, rows: Tensor) -> Rows8:
-        """Quantise rows [T, K] to fp8."""
+        """Quantise rows [T, K] to fp8 (e4m3), each with a scale of its own."""
         return quantise(rows)
 
     def mlp(self, parts: BlockParts, rows: Rows8, aligned: Aligned) -> Tensor:

@@ -27,7 +27,7 @@ class BlocksRun:
     kernels: set[str] = field(default_factory=set)
     """Names of the attention kernels that ran."""
     called: int = 0
-    """Layers and blocks called as modules; 0 where the device or a mode rules out fused steps."""
+    """Number of layers and blocks called as modules; 0 if device or mode ruled out all kernels."""
     because: str | None = None
     """The reason why the reference ran the stack of blocks, or None if the kernels did."""
 
@@ -67,7 +67,7 @@ class FusedAttention:
         """Shape and attention kernel, for window attention (True) and full attention (False)."""
 
     def takes(self, parts: BlockParts, hidden: Tensor) -> bool:
-        """Return whether the attention of a block can run here, on hidden states [T, D]."""
+        """Return whether :meth:`attend` computes the attention of a block of states [T, D]."""
         if parts.relative is None:
             return True
         # A replaced layer would be called on whole views here, but on padded windows in the block.
@@ -76,7 +76,7 @@ class FusedAttention:
         )
 
     def attend(self, parts: BlockParts, rows: Tensor) -> Tensor:
-        """Return the attention [T, H*K] of the rows of a qkv product, which are overwritten."""
+        """Return the attention [T, H*K] of a block; ``rows``, its qkv product, are overwritten."""
         if parts.relative is not None:
             return self._attend_relative(parts, parts.relative, rows)
         offsets, longest = self._segments(parts)
@@ -124,7 +124,7 @@ class FusedAttention:
     def _attend_relative(
         self, parts: BlockParts, relative: RelativePositions, rows: Tensor
     ) -> Tensor:
-        """Return attention with relative positions, inside windows or whole views."""
+        """Return attention [T, H*K] with relative positions; ``rows`` are the qkv product."""
         from .kernels.relative_attention import attend  # needs Triton
 
         shape = self._relative_shape(parts, relative)
@@ -137,7 +137,7 @@ class FusedAttention:
         return RelativeShape(width // parts.num_heads, h, w, relative.window, self.dtype)
 
     def _segments(self, parts: BlockParts) -> tuple[Tensor, int]:
-        """Return the offsets of the attention segments of a block, and the longest one's rows."""
+        """Return segment offsets int32 [S+1] of a block, and the rows of the longest segment."""
         if parts.windowed:
             return self.metadata["cu_window_seqlens"], int(self.metadata["max_window_seqlen"])
         longest = self.metadata["max_seqlen"]
@@ -152,7 +152,7 @@ class FusedAttention:
         return AttentionShape(heads, size, rows, tiles, longest, equal, str(q.dtype), group)
 
     def _norm_in_place(self, norm: PartNorm, rows: Tensor) -> None:
-        """Normalise queries, keys or values: rows [T, D] of all heads, or [T, H, K] of each."""
+        """Normalise queries, keys or values: all heads together [T, D], or each head [T, H, K]."""
         if not is_norm(norm, weighted=rows.ndim == 2):
             self.ran.called += 1
             rows.copy_(norm(rows))

@@ -42,11 +42,19 @@ Rows: TypeAlias = "Tensor | Rows8"
 
 
 class FusedForward:
-    """One forward pass over the blocks.
+    """One forward pass over the blocks of an encoder.
 
-    ``stream`` is the residual stream together with what is still to be added to it. If a branch has
-    no layer scale, its last product adds to the stream in place, and the next norm adds the bias of
-    that product. Otherwise the next norm adds the whole branch.
+    ``stream`` is the residual stream together with what is still to be added to it. If a branch
+    (attention or MLP) has no layer scale, its last product adds to the stream in place, and the
+    next norm adds the bias of that product. Otherwise the next norm adds the whole branch.
+
+    Args:
+        choices: chooses the attention kernels.
+        derived: keeps padded copies of weights.
+        encoder: runs the blocks that cannot be fused.
+        hidden: the rows that the first block reads, [T, D] or views [B, .., D].
+        metadata: the result of the encoder's ``prepare_encoder_metadata``.
+        fp8: the quantised weights; None computes all products in the encoder's dtype.
     """
 
     def __init__(
@@ -70,10 +78,10 @@ class FusedForward:
         """Whether the stream may be overwritten: it was made here, and no caller holds it."""
 
     def states(self, stack: nn.ModuleList, wanted: Sequence[int]) -> Iterator[Tensor]:
-        """Yield the hidden state after each block in ``wanted``.
+        """Yield the hidden state after each block of ``stack`` whose index is in ``wanted``.
 
-        A state is complete only after the norm of the next block has read it, so it is yielded
-        there.
+        A state is complete only after the norm of the next block has added the last branch to it,
+        so it is yielded then.
         """
         blocks = list(islice(stack, max(wanted) + 1))
         every = [self._fusible(block) for block in blocks]
@@ -91,7 +99,7 @@ class FusedForward:
                 yield self.kept.view(self.shape)
             self._project(parts, self._attend(parts, rows), self._in_fp8("proj", parts))
             self._mlp(parts, self._in_fp8("mlp", parts))
-        # Weights derived in this pass are recorded; a capture cannot do this.
+        # Puts copies of weights made in this pass into the table that a later capture needs.
         self.derived.refresh()
         if self.fp8 is not None:
             self.fp8.derived.refresh()
@@ -99,7 +107,7 @@ class FusedForward:
         yield self.stream.hidden.view(self.shape)
 
     def _fusible(self, block: nn.Module) -> BlockParts | None:
-        """The parts of a block whose steps run here, or None if the block is to be called."""
+        """Return the layers of a block to run in fused steps, or None if it has to be called."""
         parts = fusible(block)
         if parts is None or not self.attention.takes(parts, self.stream.hidden):
             return None
@@ -111,11 +119,11 @@ class FusedForward:
             self._go_on_from(self.norms.add(self.stream))
 
     def _go_on_from(self, hidden: Tensor) -> None:
-        """Go on with a sum that is complete as the residual stream."""
+        """Make ``hidden`` [T, D], a complete sum in a new tensor, the residual stream."""
         self.stream, self.writable = self.norms.Sum(hidden), True
 
     def _call_block(self, block: nn.Module) -> None:
-        """Run one block by calling its module."""
+        """Run a block by calling its module on the complete residual stream."""
         hidden = self.stream.hidden.view(self.shape)
         context = self.encoder._block_context(hidden, self.attention.metadata)
         hidden = self.encoder._run_block(block, hidden, context)
@@ -123,13 +131,13 @@ class FusedForward:
         self.ran.called += 1
 
     def _in_fp8(self, step: str, parts: BlockParts) -> bool:
-        """Return whether a step of a block runs in fp8."""
+        """Return whether a step of a block, "qkv", "proj" or "mlp", runs in fp8."""
         if self.fp8 is None:
             return False
         return self.fp8.takes(step, parts, self.stream.hidden, partial(self._time, step, parts))
 
     def _time(self, step: str, parts: BlockParts, fp8: bool) -> float:
-        """Return the milliseconds of a step on random rows, with the norm that adds its result."""
+        """Return milliseconds of a step, in fp8 or not, with the norm that adds its result."""
         trial, hidden = copy(self), self.stream.hidden
         trial.ran = BlocksRun()
         generator = torch.Generator(hidden.device).manual_seed(0)
@@ -154,7 +162,10 @@ class FusedForward:
         return graph_milliseconds(call)
 
     def _normed(self, norm: PartNorm, keep: bool = False, quantised: bool = False) -> Rows:
-        """The normalised rows of the stream; with ``keep``, ``kept`` is the complete stream."""
+        """Return the normalised rows [T, D] of the stream, in fp8 if ``quantised``.
+
+        With ``keep``, ``self.kept`` is the complete stream, which is not overwritten later.
+        """
         if not is_norm(norm):
             self.ran.called += 1
             self._complete()
@@ -185,7 +196,16 @@ class FusedForward:
         weight: Tensor | None = None,
         ready: bool = False,
     ) -> None:
-        """Add the last product of a branch to the stream; ``weight`` replaces the layer's."""
+        """Add the last product of a branch (attention or MLP) to the stream.
+
+        Args:
+            layer: the last linear layer of the branch.
+            rows: its input, [T, columns].
+            scale: the layer scale [D] of the branch, or None.
+            norm: the norm of the branch's output, or None.
+            weight: a padded weight to use instead of the layer's, or None.
+            ready: whether a layer that clips its input gets it clipped already.
+        """
         if not isinstance(rows, Tensor) or not is_plain(layer):
             self._leave(self._linear(layer, rows, ready), scale, norm, only_ranges(layer)[1])
             return
@@ -209,7 +229,14 @@ class FusedForward:
         norm: PartNorm | None,
         limits: Range | None = None,
     ) -> None:
-        """Leave the output of a branch to be added by the norm that reads the stream next."""
+        """Leave the output of a branch to be added by the norm that reads the stream next.
+
+        Args:
+            branch: the output, [T, D].
+            scale: the layer scale [D] of the branch, or None.
+            norm: the norm of the branch's output, or None.
+            limits: the range that the output is clipped to before its norm, or None.
+        """
         inner = None
         if norm is not None and is_norm(norm) and isinstance(norm, nn.RMSNorm):
             inner = self.norms.Norm.of(norm)
@@ -222,19 +249,19 @@ class FusedForward:
         )
 
     def _attend(self, parts: BlockParts, rows: Rows) -> Tensor:
-        """Return the attention over normalised rows, before the output product."""
+        """Return the attention [T, H*K] over normalised rows, before the output product."""
         qkv = self._linear(parts.qkv, rows)
         if not self._is_own(parts.qkv):  # a hook may hold what attention is going to overwrite
             qkv = qkv.clone(memory_format=torch.contiguous_format)
         return self.attention.attend(parts, qkv)
 
     def _project(self, parts: BlockParts, attended: Tensor, fp8: bool) -> None:
-        """Add the output product of the attention to the residual stream."""
+        """Add the output product of ``attended`` [T, H*K], in fp8 or not, to the stream."""
         rows = self.fp8.quantise(attended) if fp8 and self.fp8 is not None else attended
         self._add(parts.proj, rows, parts.scale1, parts.post_norm1)
 
     def _mlp(self, parts: BlockParts, fp8: bool) -> None:
-        """Add the MLP of the normalised rows to the residual stream."""
+        """Add the MLP, with its norm, to the residual stream; in fp8 if ``fp8``."""
         rows = self._normed(parts.norm2, quantised=fp8)
         if isinstance(rows, Tensor):
             inner, weight = self._inner(parts, rows)
@@ -245,11 +272,11 @@ class FusedForward:
             self._leave(branch, parts.scale2, parts.post_norm2)
 
     def _inner(self, parts: BlockParts, rows: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The input of the last product of the MLP, and its derived weight if there is one."""
+        """Return the input of the MLP's last product, and a padded weight for it or None."""
         up, down, kind = parts.up, parts.down, parts.activation
         if parts.gate is not None:
             return self._gated(parts, parts.gate, rows)
-        fast = rows.is_cuda and rows.dtype in HALF_DTYPES  # in float32 it is less exact than F.gelu
+        fast = rows.is_cuda and rows.dtype in HALF_DTYPES  # cuBLAS is less exact in float32
         fast = fast and is_plain(up) and not clips(down)
         if kind == "gelu_tanh" and fast and up.bias is not None:
             return gelu_tanh_product(rows, up.weight, up.bias), None
@@ -273,7 +300,7 @@ class FusedForward:
     def _linear(self, layer: nn.Linear, rows: Rows, ready: bool = False) -> Tensor:
         """Apply a linear layer to rows [T, columns], as one product if the layer is plain.
 
-        ``ready`` says that the rows lie in the range of inputs of a layer that clips.
+        ``ready`` says that the rows are already clipped to the input range of a layer that clips.
         """
         if not isinstance(rows, Tensor):
             assert self.fp8 is not None
@@ -283,13 +310,13 @@ class FusedForward:
         if clips(layer):
             return self._clipped(layer, rows, ready)
         self.ran.called += 1
-        if len(self.shape) > 2:  # the reference calls the MLP with this shape
+        if len(self.shape) > 2:  # views, as when the block calls the layer
             return layer(rows.view(*self.shape[:-1], -1)).flatten(0, -2).contiguous()
         out: Tensor = layer(rows)
         return out.contiguous()
 
     def _clipped(self, layer: ClippedLinear, rows: Tensor, ready: bool) -> Tensor:
-        """Apply a layer that clips; the output of a single one is left to the next kernel."""
+        """Apply a layer that clips; if it is not in parts, the next kernel clips its output."""
         clip, count = self.activations.activate, len(layer.bounds)
         out = rows.new_empty(len(rows), len(layer.weight))
         parts = zip(layer.weight.chunk(count), out.chunk(count, 1), strict=True)

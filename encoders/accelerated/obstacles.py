@@ -63,7 +63,7 @@ def names_its_parts(block: nn.Module) -> bool:
 
 
 def fusible(block: nn.Module) -> BlockParts | None:
-    """Return the parts of a block, or None if one of its containers was hooked or replaced."""
+    """Return the layers of a block by role; None if it, its attention or its MLP was hooked."""
     parts = block.parts() if isinstance(block, NamesItsParts) else None
     if parts is None or not all(map(is_untouched, parts.containers)):
         return None
@@ -75,7 +75,7 @@ def is_norm(norm: nn.Module, weighted: bool = True) -> TypeGuard[nn.LayerNorm | 
 
     Args:
         norm: a norm, or a module that wraps or replaces it.
-        weighted: whether the kernel is one of those that take norms with weights only.
+        weighted: whether the kernel needs a norm that has a weight.
     """
     if not isinstance(norm, nn.LayerNorm | nn.RMSNorm) or not is_untouched(norm):
         return False
@@ -98,7 +98,7 @@ def clips(layer: nn.Module) -> TypeGuard[ClippedLinear]:
 
 
 def only_ranges(layer: nn.Module) -> tuple[Range | None, Range | None]:
-    """Return the ranges of input and output of one layer that clips, else None and None."""
+    """Return the input and output range of a layer that clips with one of each, else two None."""
     if not clips(layer) or len(layer.bounds) > 1:
         return None, None
     return layer.inputs[0], layer.outputs[0]

@@ -54,6 +54,6 @@ def fp8_product(
 def gelu_tanh_product(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Return ``gelu_tanh(rows @ weight.T + bias)``, [T, N], with bias and GELU in the product.
 
-    cuBLAS takes 104 instead of 124 us so at 6,272 rows; public functions make two kernels of it.
+    Public functions launch two kernels for this: 124 us instead of 104 us at 6,272 rows.
     """
     return torch._addmm_activation(bias, rows, weight.t(), use_gelu=True)

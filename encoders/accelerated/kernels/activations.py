@@ -17,7 +17,7 @@ from ...layers.clipped import Range
 
 @triton.jit
 def clipped(x, limits):
-    """Return x within the range at two addresses, if they are given; NaN passes unchanged."""
+    """Return x clipped to the two bounds at the addresses ``limits``, if given; NaN stays NaN."""
     if limits is not None:
         low, high = tl.load(limits[0]).to(tl.float32), tl.load(limits[1]).to(tl.float32)
         x = tl.where(x < low, low, x)
@@ -37,8 +37,17 @@ def activated(
     KIND: tl.constexpr,
     ranges,
 ):
-    """Return some columns of a row, activated and gated, in float32; a negative KIND is the
-    identity. The ranges are those of x, up and the result."""
+    """Return some columns of a row, activated and multiplied by ``up``, in float32.
+
+    Args:
+        x, up: addresses of the row in both inputs.
+        column: numbers of the columns, from 0.
+        inside: mask of the columns that exist.
+        limit: with LIMITED, upper bound of x, and bound of ``up`` on both sides.
+        LIMITED, GATED: whether ``limit`` and ``up`` are used.
+        KIND: a value of ``KINDS``; a negative one is the identity.
+        ranges: addresses of the bounds to which x, up and the result are clipped, or None.
+    """
     a = clipped(tl.load(x + column, mask=inside, other=0.0).to(tl.float32), ranges[0])
     if LIMITED:  # NaN passes unchanged, because a comparison with NaN is false
         a = tl.where(a > limit, limit, a)
@@ -92,7 +101,7 @@ def _activation_kernel(
 Ranges: TypeAlias = tuple[Range | None, Range | None, Range | None]
 KINDS = {"gelu": 0, "gelu_tanh": 1, "quick_gelu": 2, "silu": 3}
 BLOCK = 2048
-"""283 us for the GELU of 65,600 x 4,096 on an H200, where torch's own takes 337."""
+"""Columns per program: GELU of 65,600 x 4,096 takes 283 us on an H200, torch's own 337 us."""
 
 
 def activate(
@@ -109,7 +118,7 @@ def activate(
     Args:
         x, up: any row stride.
         kind: a key of :data:`KINDS`, or None for no activation.
-        limit: largest value of ``x`` that goes into the activation, and of ``up`` of either sign.
+        limit: upper bound that ``x`` is clamped to, and bound of ``up`` on both sides; or None.
         ranges: the ranges that ``x``, ``up`` and the result are clipped to; None clips nothing.
         in_place: whether the result may be written over ``x``.
 

@@ -22,7 +22,7 @@ def _compare_kernel(table, WIDE: tl.constexpr, STEP: tl.constexpr, SAMPLED: tl.c
     if begin >= rows:
         return
     at = (begin + tl.arange(0, SAMPLED) * STEP)[:, None]
-    # Each row compares another group of columns, so that few rows cover all of them.
+    # Rows compare different groups of 16 columns, so that few rows cover all columns.
     start = (at * 7919 % tl.maximum(columns // 16, 1)) * 16
     column = start + tl.arange(0, 16)[None, :]
     inside = (at < rows) & (column < columns)

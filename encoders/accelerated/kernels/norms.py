@@ -151,18 +151,18 @@ class Sum(NamedTuple):
     branch: Tensor | None = None
     """The output [T, D] of attention or MLP that is still to be added to the residual stream."""
     scale: Tensor | None = None
-    """The layer scale [D], which multiplies the branch before it is added."""
+    """The layer scale [D], which multiplies the branch before it is added; None: there is none."""
     offset: Tensor | None = None
     """float32 [D], to be added to every row: the sum of biases that earlier products left out."""
     pending: Tensor | None = None
-    """[D], to be added to every row, too: the bias that the latest product left out."""
+    """The bias [D] that the latest product left out, to be added to every row, too."""
     shifted: Tensor | None = None
-    """float32 [D], which receives offset + pending when a kernel reads the sum. The program of the
-    first row writes it, and none reads it in the same launch."""
+    """float32 [D], to which the kernel that reads this sum writes ``offset + pending``; it is the
+    offset of the sums after this one."""
     branch_norm: Norm | None = None
-    """The RMS norm that the branch goes through before it is scaled and added."""
+    """The RMS norm of the branch before it is scaled and added; None: it has no such norm."""
     branch_range: Range | None = None
-    """The range that the branch is clipped to before its norm."""
+    """The range that the branch is clipped to before its norm; None: it is not clipped."""
 
     @property
     def complete(self) -> bool:
@@ -176,14 +176,14 @@ class Sum(NamedTuple):
         return self._replace(pending=bias, shifted=shifted)
 
     def as_read(self) -> Sum:
-        """Return this sum as it is once a kernel has read it: the offset has the pending bias."""
+        """Return this sum for the next kernel; the last one has added ``pending`` to the offset."""
         if self.pending is None:
             return self
         return self._replace(offset=self.shifted, pending=None, shifted=None)
 
 
 def normalise(stream: Sum, norm: Norm, out: Tensor | None = None) -> Tensor:
-    """Normalise the rows [T, D] of a sum; ``out``, of any row stride, receives them if given."""
+    """Normalise the rows [T, D] of a sum, into ``out`` (any row stride) or a new tensor."""
     rows, columns = stream.hidden.shape
     normed = stream.hidden.new_empty(rows, columns) if out is None else out
     _launch(stream, norm, None, normed)
@@ -214,7 +214,7 @@ def normalise_heads(rows: Tensor, norm: Norm) -> None:
 
 
 def normalise_quantised(stream: Sum, norm: Norm, keep: bool) -> tuple[Tensor | None, Rows8]:
-    """Return the completed sum [T, D], as a new tensor, if ``keep``, and its rows in e4m3."""
+    """Return the sum [T, D], as a new tensor, or None unless ``keep``; its normed rows in e4m3."""
     hidden = stream.hidden
     total = hidden.new_empty(hidden.shape) if keep else None
     rows = Rows8(
@@ -289,5 +289,5 @@ def _launch(
 
 
 def _warps(columns: int) -> int:
-    """Four warps up to 2,048 columns (3.9 TB/s on an H200 at 1,152), more for wider rows."""
+    """Return the warps per row: four up to 2,048 columns (3.9 TB/s on an H200 at 1,152) or more."""
     return 4 if columns <= 2048 else 8 if columns <= 4096 else 16

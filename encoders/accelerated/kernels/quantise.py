@@ -33,7 +33,7 @@ class Rows8(NamedTuple):
 
 @triton.jit
 def row_scale(largest):
-    """Return the scale with which the largest magnitude of a row, in float32, becomes 448."""
+    """Return the scale of a row whose largest magnitude is ``largest``: it is stored as 448."""
     return tl.maximum(largest, 1e-12) / 448.0
 
 
@@ -86,7 +86,7 @@ def quantise(
     Args:
         x, up: [T, W], any row stride.
         kind: a key of ``KINDS`` in ``activations``, or None for no activation.
-        limit: largest value of ``x`` that goes into the activation, and of ``up`` of either sign.
+        limit: upper bound that ``x`` is clamped to, and bound of ``up`` on both sides; or None.
     """
     rows, columns = x.shape
     values = torch.empty(rows, columns, dtype=E4M3, device=x.device)

@@ -118,7 +118,7 @@ WIDEST = 128
 
 
 def takes(shape: RelativeShape, dtype: torch.dtype) -> bool:
-    """Return whether the kernel for relative positions runs for a shape and a dtype."""
+    """Return whether :func:`attend` takes a shape and a dtype: head size, width and precision."""
     return dtype in HALF_DTYPES and shape.size in (16, 32, 64, 128) and shape.segment[1] <= WIDEST
 
 
@@ -187,14 +187,17 @@ def attend(
 
 
 def tiling(rows: int, block_w: int) -> tuple[int, int, int, int]:
-    """Return query rows per program, lines of keys per step, warps and pipeline stages."""
+    """Return query rows per program, lines of keys per step, warps and pipeline stages.
+
+    ``rows`` are those of a window or view, ``block_w`` its width rounded up to a power of two.
+    """
     if rows < 1024:
         return 128, max(32 // block_w, 1), 4, 3
     return 64, max(64 // block_w, 1), 4, 3
 
 
 def distance(shape: RelativeShape, device: torch.device, dtype: torch.dtype) -> float:
-    """Return the relative L2 distance of the kernel to float32 attention, on a random view."""
+    """Return the relative L2 distance of :func:`attend` to float32 attention, on a random view."""
     size, h, w = shape[:3]
     tall, wide = shape.segment
     generator = torch.Generator(device).manual_seed(0)

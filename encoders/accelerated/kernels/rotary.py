@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 
-# Triton would compile the kernel again for one segment, and for multiples of 16.
+# Without this, Triton would compile again for numbers that are 1 or multiples of 16.
 @triton.jit(do_not_specialize=["segments"])
 def _rotate_kernel(
     qkv,
@@ -78,7 +78,7 @@ def rotate_in_place(
             number of pairs, K/2 unless the last columns of a head pass as they are.
         offsets: int32 [S+1].
         turned: number of heads of queries and keys; there are at most as many of values.
-        apart: columns between the two of a pair, which stand in groups of twice as many; None: R.
+        apart: columns from one entry of a pair to the other, in groups of 2 * apart; None: R.
         queries: number of heads that are multiplied by ``factor``, too.
         factor: number that these heads are multiplied by before they are rounded.
     """
@@ -120,7 +120,7 @@ def _clear_kernel(x, offsets, segments, rows, row_stride, columns, BLOCK: tl.con
 
 
 def clear_rows(x: Tensor, offsets: Tensor, count: int) -> None:
-    """Set the first ``count`` rows at and beyond the last offset to zero, as many as there are.
+    """Set the first ``count`` rows at and beyond the last offset to zero, or all if they are fewer.
 
     Args:
         x: [T, columns] with contiguous rows; overwritten.

@@ -29,10 +29,10 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from .triton_attention import LOG2_E
 
 MAIN, REST = 64, 16
-"""The columns of both products. Those beyond the head size are zeros."""
+"""The columns of a head in the two products; those beyond the head size are zeros."""
 
 
-# Triton would compile the kernel again for one segment, and for multiples of 16.
+# Without this, Triton would compile again for numbers that are 1 or multiples of 16.
 @triton.jit(do_not_specialize=["segments", "tiles"])
 def _plan_kernel(offsets, plan, segments, tiles, BLOCK_M: tl.constexpr, STEP: tl.constexpr):
     mine, step = tl.program_id(0), tl.arange(0, STEP)
@@ -176,7 +176,7 @@ def make_plan(offsets: Tensor, rows: int, queries: int) -> Tensor:
 
     Returns:
         int32 [P, 4] with P = T // queries + S, as many as T rows can need. Tiles that are not used
-        have zeros. The fourth column means nothing.
+        have zeros. The fourth column is unused.
     """
     segments = len(offsets) - 1
     plan = torch.empty(rows // queries + segments, 4, dtype=torch.int32, device=offsets.device)
@@ -186,6 +186,12 @@ def make_plan(offsets: Tensor, rows: int, queries: int) -> Tensor:
 
 
 def describe(x: Tensor, rows: int, columns: int) -> TensorDescriptor:
-    """Return rows [T, H, K] as blocks of one head; copies put zeros for columns beyond K."""
+    """Return the descriptor by which the tensor memory accelerator copies blocks of one head.
+
+    Args:
+        x: queries, keys or values [T, H, K], the K columns of a head contiguous.
+        rows: rows per block.
+        columns: columns per block; those beyond K are copied as zeros.
+    """
     sizes, strides = [x.shape[1], x.shape[0], x.shape[2]], [x.stride(1), x.stride(0), 1]
     return TensorDescriptor(x, sizes, strides, [1, rows, columns])

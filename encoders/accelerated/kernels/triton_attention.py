@@ -57,7 +57,7 @@ def _step(
     return higher, total, result, result_rest
 
 
-# Triton would compile the kernel again for one segment, and for multiples of 16.
+# Without this, Triton would compile again for numbers that are 1 or multiples of 16.
 @triton.jit(do_not_specialize=["segments"])
 def _attention_kernel(
     query,
@@ -78,7 +78,7 @@ def _attention_kernel(
     SEARCH: tl.constexpr,
 ):
     head, tile, segment = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    if SEARCH:  # the tiles of all segments are numbered in one sequence, see `attend`
+    if SEARCH:  # `tile` counts through all segments, see `attend`
         number = tl.arange(0, SEARCH)
         at = tl.load(offsets + number, mask=number < segments, other=2147483647)
         segment = tl.sum((at // BLOCK_M + number <= tile).to(tl.int32), 0) - 1
@@ -207,7 +207,7 @@ def attend(
         offsets: int32 [S+1].
         longest: an upper bound of the longest segment, in rows.
         tile: the tiling.
-        searched: a power of two, the most segments among which a program searches for its own.
+        searched: a power of two; programs search for their segment among at most so many.
     """
     size = q.shape[2]
     main = 1 << (size.bit_length() - 1)
