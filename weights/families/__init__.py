@@ -1,6 +1,7 @@
 """The families: one record per encoder, and reading what a checkpoint's config says.
 
-A new family is one record in a file of this folder and one entry in ``FAMILIES``.
+A new family is one record in a file of this folder and one entry in ``FAMILIES``. The file has the
+family's name, unless several families share layouts or rules: then they share a module.
 """
 
 from __future__ import annotations
@@ -12,17 +13,17 @@ from ..errors import CheckpointError, shown
 from ..tensor_file import JsonDict, JsonObject
 from ..tower_folder import vision_section
 from .deepseek import DEEPSEEK_OCR, DEEPSEEK_VL, DEEPSEEK_VL2, DEEPSEEK_VL_HYBRID
-from .ernie import ERNIE4_5_VL
+from .ernie4_5_vl import ERNIE4_5_VL
 from .family import Family, FamilyConfig, Fields, Shapes
-from .gemma import GEMMA4
+from .gemma4 import GEMMA4
 from .glm import GLM4V, GLM_OCR
-from .idefics import IDEFICS3
+from .idefics3 import IDEFICS3
 from .intern_vit import INTERN_VIT
-from .kimi import MOONVIT
-from .lfm import LFM2_VL
-from .llama import LLAMA4
-from .minimax import MINIMAX_M3
-from .paddle import PADDLEOCR_VL
+from .lfm2_vl import LFM2_VL
+from .llama4 import LLAMA4
+from .minimax_m3 import MINIMAX_M3
+from .moonvit import MOONVIT
+from .paddleocr_vl import PADDLEOCR_VL
 from .pixtral import PIXTRAL
 from .qwen import QWEN2_5_VL, QWEN2_VL, QWEN3_VL
 from .siglip import GEMMA3, SIGLIP, SIGLIP2
