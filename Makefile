@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 ENGINES ?= .venv-engines
+OLDEST ?= .venv-oldest
 PYTEST_ARGS ?=
 CONSTRAINTS ?= constraints.txt
 
@@ -12,7 +13,7 @@ INSTALL := $(PIP) install --quiet --constraint $(CONSTRAINTS)
 PYTEST := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(PY) -m pytest
 PARALLEL := -n logical --maxprocesses 4 --dist worksteal
 
-.PHONY: help demo test lint types fast family notebooks engines docs clean
+.PHONY: help demo test lint types fast family notebooks engines oldest docs clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -44,11 +45,14 @@ notebooks: $(VENV)/.test ## execute every notebook on a small seeded checkpoint
 engines: $(ENGINES)/.installed ## vLLM and Dynamo with our towers, in an environment of their own
 	$(ENGINES)/bin/python -m pytest -m "engines and not slow" --noconftest tests/engines
 
+oldest: $(OLDEST)/.installed ## the fast tests with the lower bounds of pyproject.toml; Python 3.10 or 3.11
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(OLDEST)/bin/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
+
 docs: $(VENV)/.test ## build the site of the documentation, with strict links, into build/site
 	$(PY) -m mkdocs build --strict
 
 clean: ## remove the environment and all that was built
-	rm -rf $(VENV) $(ENGINES) build dist demo .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) $(ENGINES) $(OLDEST) build dist demo .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 
 $(VENV)/.pip:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "vitgraph needs Python >= 3.10 but $(PYTHON) is $$($(PYTHON) -V 2>&1): make PYTHON=/path/to/python3"; exit 1; }
@@ -63,6 +67,13 @@ $(VENV)/.demo: pyproject.toml $(CONSTRAINTS) | $(VENV)/.pip
 $(VENV)/.test: pyproject.toml $(CONSTRAINTS) | $(VENV)/.pip
 	$(INSTALL) --editable ".[demo]" --group test --group integrations --group lint --group docs
 	@touch $@ $(VENV)/.demo
+
+$(OLDEST)/.installed: pyproject.toml constraints-oldest.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 10), (3, 11)))' || { echo "the oldest versions have wheels for Python 3.10 and 3.11 but $(PYTHON) is $$($(PYTHON) -V 2>&1): make oldest PYTHON=/path/to/python3.10"; exit 1; }
+	$(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(OLDEST)/bin/python -m pip install --quiet --constraint constraints-oldest.txt --editable ".[demo,heif,http,parquet,s3,timm]" --group test
+	@touch $@
 
 $(ENGINES)/.installed: tests/engines/requirements.txt tests/engines/torchvision_on_cpu.py
 	$(PYTHON) -m venv $(ENGINES)

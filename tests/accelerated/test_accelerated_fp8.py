@@ -27,6 +27,7 @@ from accelerated_cases import (
 )
 from encoders.base.vision_encoder import VisionEncoder
 from oracles import ONE_FAST, add_noise
+from versions import needs
 
 
 def name_of(case: Any) -> str:
@@ -40,6 +41,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:All-NaN slice encountered:RuntimeWarning"),
 ]
 E4M3 = torch.float8_e4m3fn
+needs_products = needs("torch", "2.13", "on a CPU, _scaled_mm takes no scale per row")
 FIT = [case for case in ONE_FAST if name_of(case) in ("intern_vit_300m", "qwen2_5_vl", "gemma4")]
 """One tower over tiles, one with a padded MLP, and one with norms behind its branches."""
 
@@ -135,6 +137,7 @@ def quantised_reference(name: str) -> VisionEncoder:
     return encoder
 
 
+@needs_products
 @needs_interpreter
 @pytest.mark.usefixtures("fused_in_interpreter")
 @pytest.mark.parametrize("name", FIT)
@@ -150,6 +153,7 @@ def test_a_tower_in_fp8_computes_what_its_rounded_products_compute(name: str) ->
     assert 2 * plain < error <= 1.2 * expected
 
 
+@needs_products
 @needs_interpreter
 @pytest.mark.usefixtures("fused")
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) for name in OURS])
@@ -161,6 +165,7 @@ def test_every_tower_stays_near_bfloat16_in_fp8(name: str) -> None:
 
 
 @pytest.mark.slow
+@needs_products
 @needs_interpreter
 @pytest.mark.usefixtures("fused")
 @pytest.mark.parametrize("write", ["counted", "data"])
@@ -175,6 +180,7 @@ def test_weights_written_in_place_are_quantised_anew(name: str, write: str) -> N
     assert same_bits(after, run(encoder.accelerated(precision="fp8"), name))
 
 
+@needs_products
 @needs_interpreter
 @pytest.mark.usefixtures("fused")
 @pytest.mark.parametrize("name", FIT)
@@ -188,6 +194,7 @@ def test_a_hooked_layer_is_called_while_others_stay_in_fp8(name: str) -> None:
 
 
 @pytest.mark.slow
+@needs_products
 @needs_interpreter
 @pytest.mark.usefixtures("fused")
 @pytest.mark.parametrize("name", FIT)

@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 from encoders.inputs.intake import to_rgb
+from versions import needs
 from vitgraph.cli import main
 from vitgraph.commands.demo import check_demo
 from vitgraph.commands.demo_pictures import (
@@ -51,6 +52,7 @@ def test_demo_encodes_photographs_and_a_clip_with_every_family(
         assert all(int(row[-1]) >= 0 for row in rows)
 
 
+@needs("matplotlib", "3.11", "its text is larger, which moves the photographs by pixels")
 def test_picture_of_nearest_patches_is_drawn_again_as_committed(tmp_path: Path) -> None:
     draw_nearest(tmp_path / "nearest_patches.jpg")
     drawn = Image.open(tmp_path / "nearest_patches.jpg")

@@ -40,6 +40,7 @@ from oracles import (
     draw_pixels,
     edited,
 )
+from versions import needs
 
 GRIDS = [[1, 8, 12], [2, 4, 8]]
 ROPE = {"rope_type": "axial", "rope_theta": 100.0}
@@ -282,7 +283,14 @@ def whole(kind: type[PreTrainedConfig]) -> Keys:
     return Keys(keys.reads, keys.followed, keys.refused, keys.inert, vision)
 
 
-@pytest.mark.parametrize("kind", EVERY, **ids)
+def with_age(kind: type[PreTrainedConfig]) -> Any:
+    """The class of a config, skipped where an older transformers lacks a key of the table."""
+    if kind is not SiglipVisionConfig:
+        return kind
+    return pytest.param(kind, marks=needs("transformers", "5.23", "no vision_use_head"))
+
+
+@pytest.mark.parametrize("kind", [with_age(kind) for kind in EVERY], **ids)
 def test_every_key_is_followed_refused_or_inert_by_name(kind: type[PreTrainedConfig]) -> None:
     keys = EVERY[kind]
     named = [*keys.followed, *keys.refused, *keys.inert]

@@ -18,6 +18,7 @@ from encoders.inputs.preprocessors.idefics3 import SplitPreprocessor
 from oracles import BY_NAME, build_encoder, build_pair, distance, draw_pixels
 from oracles.idefics3 import idefics3_output
 from photographs import china, flower, photographs
+from versions import needs
 
 HALF = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 
@@ -27,6 +28,10 @@ def section(tile: int, tiles: int, **more: Any) -> dict[str, Any]:
     return {**longest, **HALF, "resample": 1, **more}
 
 
+with_lanczos = needs("torchvision", "0.27", "it has no Lanczos, and the processor goes bicubic")
+
+
+@with_lanczos
 @pytest.mark.parametrize("processor", [Idefics3ImageProcessor, SmolVLMImageProcessor])
 @pytest.mark.parametrize(("tile", "tiles"), [(56, 4), (60, 3), (98, 1)])
 def test_tiles_are_those_of_the_processor(processor: Any, tile: int, tiles: int) -> None:
@@ -43,6 +48,7 @@ def test_tiles_are_those_of_the_processor(processor: Any, tile: int, tiles: int)
         assert got.tiles == [(columns, rows, True) if rows else (1, 1, False)]
 
 
+@with_lanczos
 def test_without_splitting_there_is_the_whole_image_alone() -> None:
     file = section(70, 4, do_image_splitting=False)
     ours = SplitPreprocessor(14, image_size=70).with_files({"preprocessor_config": file})

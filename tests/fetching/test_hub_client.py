@@ -26,8 +26,7 @@ def test_progress_bars_follow_the_keyword_and_only_while_loading(
 
     @functools.wraps(huggingface_hub.hf_hub_download)
     def download(*arguments: Any, **keywords: Any) -> str:
-        bar = keywords.get("tqdm_class")  # or, of a client that takes none, one for the process
-        hidden.append(bar(disable=False).disable if bar else are_progress_bars_disabled())
+        hidden.append(keywords["tqdm_class"](disable=False).disable)
         return huggingface_hub.hf_hub_download(*arguments, **keywords)
 
     monkeypatch.setattr("weights.hub.downloads.hf_hub_download", download)

@@ -25,6 +25,7 @@ from encoders.inputs.preprocessors.gemma4 import (
     soft_token_size,
 )
 from photographs import china, photographs
+from versions import needs
 from weights.published import family_facts
 
 OURS = SoftTokenPreprocessor.gemma4(16, 3)
@@ -86,8 +87,19 @@ def frames_of(count: int) -> Tensor:
     return torch.stack([frame.roll(number, 2) for number in range(count)])
 
 
+RARE = needs("transformers", "5.21", "it takes no frame of a clip where fps is low")
+
+
 @pytest.mark.parametrize(
-    "asked", [{}, {"num_frames": 5}, {"num_frames": 1}, {"fps": 2.0}, {"fps": 0.01}], ids=str
+    "asked",
+    [
+        {},
+        {"num_frames": 5},
+        {"num_frames": 1},
+        {"fps": 2.0},
+        pytest.param({"fps": 0.01}, marks=RARE),
+    ],
+    ids=str,
 )
 def test_frames_are_those_of_the_video_processor(asked: dict[str, Any]) -> None:
     clip = frames_of(24)

@@ -11,10 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from packaging.version import Version
 from PIL import Image
 from transformers import Qwen2VLImageProcessor
 from transformers.image_transforms import convert_to_rgb
@@ -24,6 +22,7 @@ from encoders.inputs.intake import Video, to_rgb
 from encoders.inputs.preprocessors.intern_vit import TilePreprocessor
 from encoders.inputs.preprocessors.patches import PatchPreprocessor
 from photographs import china, hopper
+from versions import needs
 
 QWEN = PatchPreprocessor.qwen2_vl(patch_size=14, temporal_patch_size=2, merge_size=2)
 
@@ -65,10 +64,7 @@ MODES = {
 }
 
 
-reference_of_5_23 = pytest.mark.skipif(
-    Version(transformers.__version__) < Version("5.23"),
-    reason="the conversions are those of transformers 5.23, which needs Python 3.11",
-)
+reference_of_5_23 = needs("transformers", "5.23", "it converts images to RGB in other ways")
 
 
 @reference_of_5_23

@@ -14,6 +14,7 @@ from encoders import Step3Config, Step3Encoder, Step3VLConfig, Step3VLEncoder
 from fetching import REPO
 from hub_server import HubServer
 from oracles import distance
+from versions import STEP_ROTATION, needs
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, extract_encoder, load_encoder
 
@@ -45,6 +46,7 @@ def test_both_layouts_give_one_tower(tmp_path: Path) -> None:
     assert same_weights(published, converted)
 
 
+@needs(*STEP_ROTATION)
 @pytest.mark.filterwarnings("default")  # of transformers
 @pytest.mark.parametrize("kind", ["step3_vl", "step3_vl_hf"])
 def test_transformers_reads_an_extracted_tower_and_agrees(tmp_path: Path, kind: str) -> None:

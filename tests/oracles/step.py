@@ -17,6 +17,7 @@ from transformers.models.step3p7.configuration_step3p7 import Step3p7VisionConfi
 from transformers.models.step3p7.modeling_step3p7 import Step3p7VisionModel
 
 from encoders.contract import EncoderOutput
+from versions import STEP_ROTATION, skip_without
 
 from .configs import Config, vision_of
 from .keys import State, renamed, split_qkv
@@ -27,6 +28,7 @@ class Step3VLReference(nn.Module):
 
     def __init__(self, config: Config) -> None:
         super().__init__()
+        skip_without(*STEP_ROTATION)
         fields = {k: v for k, v in vision_of(config).items() if k != "model_type"}
         vision = Step3p7VisionConfig(**fields)
         self.heads = vision.num_attention_heads

@@ -10,8 +10,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 ROOT = Path(__file__).parents[2]
+BOUNDS_NOT_TESTED = {
+    *("onnx", "onnxscript", "flash-attn-4", "gcsfs"),
+    *("peft", "ipykernel", "ipywidgets", "jupyterlab"),
+}
+"""Packages of extras that no fast test imports, or that are tools of whoever runs notebooks."""
 needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 
 
@@ -51,6 +57,26 @@ def test_make_installs_the_versions_of_the_constraints(target: str) -> None:
     project = [line for line in plan(target).splitlines() if '".[demo]"' in line]
     assert project
     assert all("--constraint constraints.txt" in line for line in project)
+
+
+@needs_make
+def test_make_oldest_tests_with_versions_of_its_own() -> None:
+    commands = plan("oldest", "OLDEST=.oldest-not-there")
+    (install,) = [line for line in commands.splitlines() if "--editable" in line]
+    assert "--constraint constraints-oldest.txt" in install
+    assert ".oldest-not-there/bin/python -m pytest" in commands
+
+
+def test_make_oldest_takes_the_lower_bounds() -> None:
+    project, _, _ = (ROOT / "pyproject.toml").read_text().partition("[project.scripts]")
+    _, _, dependencies = project.partition("\ndependencies = [")
+    bounds = dict(re.findall(r'"([\w-]+)>=([\w.]+)', dependencies))
+    lines = (ROOT / "constraints-oldest.txt").read_text().lower().replace("_", "-").splitlines()
+    pins = dict(line.split("==") for line in lines if not line.startswith("#"))
+    wanted = {name: bound for name, bound in bounds.items() if name not in BOUNDS_NOT_TESTED}
+    assert {name: Version(pins[name]) for name in wanted} == {
+        name: Version(bound) for name, bound in wanted.items()
+    }
 
 
 def test_linters_of_ci_are_those_of_the_constraints() -> None:

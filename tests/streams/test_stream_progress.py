@@ -27,6 +27,7 @@ def lines_of(capsys: pytest.CaptureFixture[str]) -> list[str]:
 def test_the_bar_of_a_terminal_counts_items_and_names_what_it_waits_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)  # tqdm 4.66 cuts the line to it
     monkeypatch.setattr(sys, "stderr", screen := Terminal())
     encoder = NumberEncoder()
     encoder.seconds = 0.02

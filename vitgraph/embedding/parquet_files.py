@@ -144,7 +144,8 @@ def _flat(column: arrow.ChunkedArray) -> Array:
     while arrow.types.is_fixed_size_list(kind):
         shape.append(kind.list_size)
         kind = kind.value_type
-    parts = [np.empty((0, *shape), kind.to_pandas_dtype())]
+    nothing = arrow.array([], kind).to_numpy(zero_copy_only=False)  # has the columns' dtype
+    parts = [nothing.reshape(0, *shape)]
     for part in column.chunks:
         while arrow.types.is_list(part.type) or arrow.types.is_fixed_size_list(part.type):
             part = part.flatten()

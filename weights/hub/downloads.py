@@ -9,7 +9,6 @@ machine that lost power may have kept the line and lost the bytes). Nothing here
 from __future__ import annotations
 
 import errno
-import inspect
 import json
 import shutil
 from collections.abc import Mapping
@@ -29,7 +28,7 @@ from ..contents import SINGLE
 from ..errors import CheckpointError, DamagedError
 from ..parallel import Stopped, in_parallel
 from ..snapshot import Located, Wanted
-from ..tensor_file import Header, JsonDict, file_crc32
+from ..tensor_file import Header, file_crc32
 from ..writing import flush, write_whole
 from .http import RangesUnsupported
 from .messages import SPACE, is_full
@@ -185,10 +184,6 @@ def download_shards(repo: Repo, names: list[str]) -> None:
     options = repo.options
 
     def download(name: str, stop: Event) -> None:
-        extra: JsonDict = {}
-        # The client takes ``tqdm_class`` from version 1.2 on.
-        if "tqdm_class" in inspect.signature(hf_hub_download).parameters:
-            extra["tqdm_class"] = _bar(options.progress, stop)
         ask = lambda: hf_hub_download(  # noqa: E731
             repo.repo_id,
             repo.inside(name),
@@ -197,7 +192,7 @@ def download_shards(repo: Repo, names: list[str]) -> None:
             token=options.token,
             force_download=options.force_download,
             library_name="vitgraph",
-            **extra,
+            tqdm_class=_bar(options.progress, stop),
         )
         repo.ask(ask, name)
 
