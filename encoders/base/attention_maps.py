@@ -1,12 +1,12 @@
-"""Attention maps: the weight that the asked queries give to each patch, in the blocks asked for.
+"""Attention maps: the softmax weight that each patch gets from chosen queries, per block.
 
-The reference blocks run as in every forward. Attention leaves the queries and keys of each call
-(:func:`encoders.layers.attention.observe_attention`), and the weights are computed from them, a
-chunk of queries at a time. The weights then take the way of features: the family puts the rows
-into input order and the maps into space.
+The blocks run as in every forward without acceleration. Each call of attention passes its queries
+and keys to :func:`encoders.layers.attention.observe_attention`, and the weights are computed from
+them, for a bounded number of queries at a time. The methods of the encoder that arrange features in
+space then arrange the weights.
 
-Shapes: R rows of a block in the order that it works in (patches, class tokens), H heads, K head
-size.
+Shapes: R rows of hidden states (patches, class tokens) in the order in which a block processes
+them, H heads, K head size.
 """
 
 from __future__ import annotations
@@ -31,22 +31,24 @@ from .tile_encoder import InnerStack, TileEncoder
 from .vision_encoder import VisionEncoder
 
 SCORES_AT_ONCE = 1 << 24
-"""Scores of queries and keys that are held at a time: 64 MiB of float32."""
+"""The number of scores, products of a query and a key, held at a time: 64 MiB of float32."""
 
 
 @torch.no_grad()
 def attention_maps(
     encoder: Encoder, inputs: VisionInputs, asked: AttentionAsked
 ) -> list[list[Tensor]]:
-    """Return one list per item with one map per block.
+    """Return one list per item with one attention map per block.
 
     Args:
         encoder: an encoder of one input path or of several.
         inputs: the result of its ``preprocess``.
-        asked: blocks, queries, heads and path.
+        asked: the blocks, queries, heads and input path to show, as the method ``attention_maps``
+            of the encoder takes them.
 
     Returns:
-        Maps [t, h, w] or [H, t, h, w] in float32 or wider; an item without the path has none.
+        Maps [t, h, w] or, of all heads, [H, t, h, w] in float32 or wider. The list of an item
+        without an entry in the input path is empty.
 
     Raises:
         ValueError: an accelerated encoder, or blocks, queries, heads or a path that do not exist.
@@ -82,7 +84,12 @@ def attention_maps(
 
 
 def _read_path(encoder: Encoder, asked: str) -> tuple[str, VisionEncoder, InnerStack | None]:
-    """Return a path, its tower and, of a path like "image.sam", the blocks before the tower's own.
+    """Return the name of an input path, its tower, and an inner stack of the tower or None.
+
+    Args:
+        encoder: an encoder of one input path or of several.
+        asked: the name of a path, such as "image", or of a path and a stack of blocks that its
+            tower runs before its own blocks, such as "image.sam".
 
     Raises:
         ValueError: there is no such path, or the encoder is accelerated.
@@ -106,15 +113,15 @@ def _read_path(encoder: Encoder, asked: str) -> tuple[str, VisionEncoder, InnerS
 
 
 class AttentionObserver:
-    """Runs some blocks of a tower and yields the weights that queries give, not the states."""
+    """Runs the blocks of a tower and yields their attention weights in place of hidden states."""
 
     blocks: nn.ModuleList
-    """The blocks that are observed."""
+    """The stack of blocks whose attention is observed, of the stacks that the tower has."""
     share: Tensor
-    """The weight of each row as a query in the mean over queries; it has to be set after the first
-    yield of ``run_blocks``, before the next."""
+    """The factor of each row as a query in the mean over queries, [.., 1]. The caller sets it after
+    ``run_blocks`` has yielded its first value, and before it asks for the second."""
     shape: torch.Size
-    """The shape of the rows in the order in which the blocks process them."""
+    """The shape of the hidden states without their last axis; ``run_blocks`` sets it."""
 
     def run_blocks(
         self,
@@ -124,11 +131,20 @@ class AttentionObserver:
         wanted: Sequence[int],
         blocks: nn.ModuleList,
     ) -> Iterator[Tensor]:
-        """Yield the number of each row [.., 1], then per block the attention [.., H] to each row.
+        """Yield the number of each row, [.., 1], then per block the attention weights, [.., H].
 
-        The attention of a row is summed over the queries, each with its ``share``.
+        The weight of a row is what it gets as a key from all queries, each times its ``share``.
 
-        Other blocks than ``self.blocks`` run as usual, and their states are yielded.
+        Args:
+            tower: the tower that has the blocks.
+            hidden: [.., D], the rows that the first block reads.
+            metadata: what ``prepare_encoder_metadata`` returns.
+            wanted: block numbers from 0, ascending, each once.
+            blocks: the stack to run. If it is not ``self.blocks``, nothing is observed, and its
+                hidden states are yielded.
+
+        Raises:
+            ValueError: a block that calls attention other than once, or not this library's.
         """
         if blocks is not self.blocks:
             yield from tower._reference_blocks(hidden, metadata, wanted, blocks)
@@ -156,15 +172,21 @@ class AttentionObserver:
 
 @runtime_checkable
 class CutsViews(Protocol):
-    """A block over views [B, h, w, D] that each attend to themselves, whole or in windows."""
+    """A block whose attention stays inside each view of [B, h, w, D], or inside windows of it."""
 
     def cut_views(self, attend: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """Apply a function of views or windows to ``x`` [B, h, w, D], cut as for attention."""
+        """Apply ``attend`` to the views or windows of ``x`` [B, h, w, D] that attention takes."""
         ...
 
 
 def _weights_of_block(block: nn.Module, call: AttentionCall, share: Tensor) -> Tensor:
-    """Return the weights [.., H] of each row, summed over queries times ``share`` [.., 1]."""
+    """Return the attention weights that each row gets in one block, [.., H].
+
+    Args:
+        block: the block that made the call.
+        call: the queries and keys of its attention.
+        share: the factor of each row as a query in the sum over queries, [.., 1].
+    """
 
     def attend(share: Tensor) -> Tensor:
         return _weights(call, share.flatten()).unflatten(0, share.shape[:-1])
@@ -173,9 +195,14 @@ def _weights_of_block(block: nn.Module, call: AttentionCall, share: Tensor) -> T
 
 
 def _weights(call: AttentionCall, share: Tensor) -> Tensor:
-    """Return softmax weights [R, H], summed over queries, each times its ``share`` [R]."""
+    """Return the softmax weights that each row gets, summed over queries, [R, H].
+
+    Args:
+        call: the queries and keys of one call of attention.
+        share: the factor of each query in the sum, [R]; queries with 0 are skipped.
+    """
     q, k = call.q, call.k
-    if call.cu_seqlens is None:  # here all segments are equally long: [S, H, n, K]
+    if call.cu_seqlens is None:  # q and k are [S, H, n, K], S segments of n rows each
         offsets = list(range(0, len(q) * q.shape[2] + 1, q.shape[2]))
         q, k = (rearrange(x, "s h n k -> (s n) h k") for x in (q, k))
     else:
@@ -193,15 +220,18 @@ def _weights(call: AttentionCall, share: Tensor) -> Tensor:
 
 
 def _shares(rows: dict[int, Tensor], queries: object, shape: torch.Size) -> Tensor:
-    """Return how much each row counts: 1 over the number of queries that its item is asked.
+    """Return the factor of each row as a query in the mean over the queries of its item.
 
     Args:
-        rows: for each item, the row numbers of its patches [t, h, w, 1].
-        queries: as ``attention_maps`` takes them.
-        shape: shape of the rows in the order that blocks work in.
+        rows: by the number of an item, the row numbers of its patches, [t, h, w, 1].
+        queries: None, "cls" or points, as the method ``attention_maps`` takes them.
+        shape: shape of the hidden states without their last axis.
 
     Returns:
-        [*shape, 1], float64.
+        float64 [*shape, 1]: 1/n for each of the n queries of an item, 0 for all other rows.
+
+    Raises:
+        ValueError: queries that are none of these, or that the encoder does not have.
     """
     device = next(iter(rows.values())).device
     share = torch.zeros(shape.numel(), dtype=torch.float64, device=device)
@@ -217,7 +247,16 @@ def _shares(rows: dict[int, Tensor], queries: object, shape: torch.Size) -> Tens
 
 
 def _class_rows(numbers: Tensor, queries: str, shape: torch.Size) -> Tensor:
-    """Return the rows before the patches of each tile that a map shows: its class token."""
+    """Return the numbers of the rows before the patches of each tile of an item: class tokens.
+
+    Args:
+        numbers: the row numbers of the item's patches, [t, h, w, 1].
+        queries: must be "cls".
+        shape: shape of the hidden states without their last axis, [tiles, n] if there are tiles.
+
+    Raises:
+        ValueError: other queries, or a tower without class token.
+    """
     if queries != "cls":
         raise ValueError(f'queries={queries!r}: must be None, "cls" or points (frame, row, column)')
     length = shape[-1] if len(shape) == 2 else numbers.numel()
@@ -231,7 +270,15 @@ def _class_rows(numbers: Tensor, queries: str, shape: torch.Size) -> Tensor:
 
 
 def _rows_of_points(numbers: Tensor, queries: object) -> Tensor:
-    """Return the rows of points (frame, row, column) of a map [t, h, w, 1] of row numbers."""
+    """Return the row numbers of the patches at some points of an item, [points].
+
+    Args:
+        numbers: the row numbers of the item's patches, [t, h, w, 1].
+        queries: a list of points (frame, row, column), from 0.
+
+    Raises:
+        ValueError: anything else than such a list, or a point outside of the map.
+    """
     points = None
     with suppress(TypeError):
         points = [tuple(plain_values(point)) for point in plain_values(queries)]
@@ -252,7 +299,17 @@ def _rows_of_points(numbers: Tensor, queries: object) -> Tensor:
 def _maps_of_path(
     encoder: Encoder, inputs: VisionInputs, path: str, rows: Tensor
 ) -> dict[int, Tensor]:
-    """Return the maps [t, h, w, C] of rows [.., C] by item, of the items that have the path."""
+    """Return one map [t, h, w, C] by the number of each item that has an entry in an input path.
+
+    Args:
+        encoder: an encoder of one input path or of several.
+        inputs: the result of its ``preprocess``.
+        path: the name of the path, with an inner stack or without, such as "image.sam".
+        rows: values of all rows of the path, [.., C], in the order of its hidden states.
+
+    Raises:
+        ValueError: the encoder has no such path.
+    """
     path, _, inner = path.partition(".")
     if len(encoder.paths) == 1 and not inner:
         named = encoder._maps_of_items(rows, inputs)
@@ -262,7 +319,7 @@ def _maps_of_path(
     _, grid_thw, items = inputs.paths[path]
     tilings = inputs.tiles or [(1, 1, False)] * len(inputs.grid_thw)
     tiles = [(*tilings[item][:2], False) for item in items] if path == "tiles" else None
-    if inner:  # these rows lie in space, [views, h, w, C]
+    if inner:  # the rows of an inner stack are [views, h, w, C]
         views = rows.split(grid_thw[:, 0].tolist())
         whole = [(1, 1, False)] * len(views)
         maps = [stitch_tiles(*pair) for pair in zip(views, tiles or whole, strict=True)]

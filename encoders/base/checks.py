@@ -52,7 +52,7 @@ def require_metadata(metadata: object) -> None:
 
 
 def missing_grid(pixel_values: Tensor, patch_size: int) -> str:
-    """Return how to mend a call without grid and metadata; for tiles, with the grid of one item."""
+    """Return an error's advice to pass a grid; for tiles [B, C, H, W] it has that of one item."""
     fix = "pass grid_thw, or encoder_metadata made by prepare_encoder_metadata"
     if pixel_values.ndim != 4:
         return fix
@@ -69,7 +69,7 @@ def check_pixels(
     Args:
         pixel_values: the argument of ``forward``.
         row_shape: trailing shape that they must have.
-        rule: the rows that the encoder takes, for the message.
+        rule: a sentence for the message that says which rows the encoder takes.
         device: the device of the encoder.
 
     Raises:
@@ -94,7 +94,7 @@ def check_pixels(
 
 
 def _looks_like(pixel_values: Tensor) -> str:
-    """Return a hint at the kind of tower that takes pixels of so many axes, or nothing."""
+    """Return a hint for an error at the towers that take pixels with this number of axes, or ""."""
     kinds = {2: "rows of patches", 4: "whole images or tiles"}
     kind = kinds.get(pixel_values.ndim)
     return f"; these look like {kind} for another tower" if kind else ""
@@ -140,12 +140,12 @@ def check_tiles(pixel_values: Tensor, grids: Sequence[Grid], patch_size: int) ->
 
 
 def check_input_size(rows: int, max_input_size: int | None, group: int = 1) -> int:
-    """Return the number of rows that per-patch metadata must have.
+    """Return the number of rows that metadata with one row per patch must have, with padding.
 
     Args:
         rows: rows that the grid makes.
         max_input_size: rows to pad to; None pads none.
-        group: patches per token, which a size may not cut.
+        group: patches per token, of which ``max_input_size`` must be a multiple.
 
     Raises:
         ValueError: more rows than ``max_input_size``, or a size that is no multiple of ``group``.

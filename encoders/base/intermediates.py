@@ -1,4 +1,4 @@
-"""The features that callers pass, the blocks that they ask for, and the states of these blocks."""
+"""What ``feature_maps`` and ``forward_intermediates`` share: their arguments and blocks' states."""
 
 from __future__ import annotations
 
@@ -23,14 +23,17 @@ def states_of_blocks(
     indices: int | Sequence[int] | None,
     output_fmt: Literal["NLC", "NCHW"],
 ) -> list[Tensor] | list[list[Tensor]]:
-    """Return the states of blocks of one path, as ``forward_intermediates`` describes them.
+    """Return the hidden states after blocks of an encoder of one input path.
 
     Args:
-        encoder: an encoder of one path, a :class:`VisionEncoder`.
+        encoder: an encoder of one input path, a :class:`VisionEncoder`.
         pixel_values: the rows of all items.
-        grid_thw: [items, 3].
-        indices: n for the last n blocks, block numbers, None for all.
-        output_fmt: "NLC" or "NCHW".
+        grid_thw: [items, 3], (t, h, w) per item, h and w in patches.
+        indices: n for the last n blocks, block numbers from 0, None for all.
+        output_fmt: "NLC" for rows, "NCHW" for maps.
+
+    Returns:
+        Per block one tensor [P, D] or [tiles, n, D], or with "NCHW" one map [t, D, h, w] per item.
     """
     tower = cast("VisionEncoder", encoder)
     wanted = block_indices(indices, tower.config.depth)
@@ -47,10 +50,14 @@ def states_of_blocks(
 
 
 def rows_of_all(features: object) -> Tensor:
-    """Return the features of all items as one tensor, from one tensor or a list with one per item.
+    """Return the features of all items as one tensor.
+
+    Args:
+        features: that tensor itself, or a list with one tensor or one output per item; of outputs
+            ``last_hidden_state`` is taken.
 
     Raises:
-        ValueError: neither of these.
+        ValueError: ``features`` are neither of these.
     """
     if isinstance(features, list | tuple) and not isinstance(features, EncoderOutput):
         rows = [x[0] if isinstance(x, EncoderOutput | PartialOutput) else x for x in features]

@@ -20,7 +20,7 @@ from torch import Tensor
 STORED = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 """The dtypes of stored weights that ``load_encoder`` reads, and thus may be saved."""
 LONGEST_PART = 255
-"""The most bytes that disks allow in the name of one file or folder."""
+"""The most bytes that file systems allow in the name of one file or folder."""
 CARD = """
 # {title}
 
@@ -39,18 +39,20 @@ features = encoder.encode(images=["photo.jpg"])
 
 @dataclass(frozen=True)
 class Publication:
-    """How the checkpoint was published that an encoder was loaded from, as plain data."""
+    """The published form of the checkpoint that an encoder was loaded from, as plain data."""
 
     files: Mapping[str, Mapping[str, object]]
     """``config`` and the processor files: name without ``.json`` -> content."""
     names: Mapping[str, Sequence[str]]
-    """Name in ``state_dict`` -> published tensors whose rows it joins, in order."""
+    """Name in ``state_dict`` -> names of the published tensors whose rows it joins, in order."""
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    """Name in ``state_dict`` -> published shape, where it is another view of the same values."""
+    """Name in ``state_dict`` -> published shape, for tensors that were reshaped by loading."""
     rotary_halves: Mapping[str, int] = field(default_factory=dict)
-    """Published tensor of queries or keys, ordered as by :func:`in_halves` -> number of heads."""
+    """Name of a published tensor of queries or keys -> number of heads, for the tensors whose rows
+    are published in the order of :func:`in_halves`."""
     beside: tuple[str, Sequence[str]] = ("", ())
-    """A second file, and the published tensors that lie in it instead of ``model.safetensors``."""
+    """The name of a second file of weights, and the names of the published tensors that lie in it
+    instead of ``model.safetensors``; empty without such a file."""
     usage: str = ""
     """The sentences of the model card about other libraries; ``{name}`` stands for the repo."""
     repo_id: str | None = None
@@ -84,7 +86,10 @@ def push_encoder(
     branch: str | None,
     create_pr: bool,
 ) -> str:
-    """Upload the checkpoint of an encoder; see :meth:`encoders.Encoder.push_to_hub`."""
+    """Upload the checkpoint of an encoder and return the commit's address.
+
+    :meth:`encoders.Encoder.push_to_hub` describes the arguments.
+    """
     from huggingface_hub import HfApi
 
     api = HfApi(token=token)
@@ -104,7 +109,17 @@ def push_encoder(
 
 
 def _save(encoder: SavedEncoder, folder: Path, name: str) -> None:
-    """Write the files of the encoder; ``name`` is the repo or folder that the model card loads."""
+    """Write the configs, the weights and a model card of an encoder.
+
+    Args:
+        encoder: the encoder and its publication.
+        folder: the folder to write, which is made if it is not there.
+        name: the repo or folder that the example in the model card loads.
+
+    Raises:
+        ValueError: an encoder without publication, other tensors than those published, more than
+            one dtype, or a folder with other weights.
+    """
     published = _require_published(encoder.published)
     tensors = _published_tensors(encoder.state_dict(), published)
     dtype = _only_dtype(tensors)
@@ -129,7 +144,11 @@ def _save(encoder: SavedEncoder, folder: Path, name: str) -> None:
 
 
 def _checked_folder(save_directory: str | os.PathLike[str]) -> Path:
-    """Return the path of the folder to write, with the home folder in place of ``~``."""
+    """Return the path of the folder to write, with the home folder in place of ``~``.
+
+    Raises:
+        ValueError: the path has a name of more than ``LONGEST_PART`` bytes.
+    """
     folder = Path(save_directory).expanduser()
     if long := [part for part in folder.parts if len(os.fsencode(part)) > LONGEST_PART]:
         raise ValueError(
@@ -150,7 +169,15 @@ def _require_published(published: Publication | None) -> Publication:
 
 
 def _published_tensors(state: Mapping[str, Tensor], published: Publication) -> dict[str, Tensor]:
-    """The tensors under their published names, on the CPU, none sharing memory with another."""
+    """Return tensors by their published names, on the CPU, none sharing memory with another.
+
+    Args:
+        state: the ``state_dict`` of the encoder.
+        published: the published names, shapes and orders of its tensors.
+
+    Raises:
+        ValueError: ``state`` has other names than ``published``, e.g. those of adapters.
+    """
     extra = [name for name in state if name not in published.names]
     missing = [name for name in published.names if name not in state]
     if extra or missing:
@@ -164,7 +191,7 @@ def _published_tensors(state: Mapping[str, Tensor], published: Publication) -> d
     for name, tensor in state.items():
         parts = published.names[name]
         tensor = tensor.reshape(tuple(published.shapes.get(name, tensor.shape)))
-        chunks = tensor.chunk(len(parts)) if len(parts) > 1 else [tensor]  # one number has no rows
+        chunks = tensor.chunk(len(parts)) if len(parts) > 1 else [tensor]  # 0-dim: no rows to chunk
         for part, rows in zip(parts, chunks, strict=True):
             if part in published.rotary_halves:
                 rows = in_halves(rows, published.rotary_halves[part])
@@ -173,10 +200,14 @@ def _published_tensors(state: Mapping[str, Tensor], published: Publication) -> d
 
 
 def _with_own_storage(tensor: Tensor, taken: set[int]) -> Tensor:
-    """Return the tensor, or a copy if it is a part of its storage or another name has ``taken`` it.
+    """Return the tensor, or a copy if it does not have a storage of its own.
 
-    Of several tensors in one storage, the writer of the file would keep only one. Parameters share
-    a storage after ``torch.nn.utils.vector_to_parameters``, and tied ones do.
+    Of several tensors in one storage, safetensors' writer would keep only one. Tied parameters
+    share a storage, and all do after ``torch.nn.utils.vector_to_parameters``.
+
+    Args:
+        tensor: a tensor on the CPU.
+        taken: addresses of the storages of the tensors before; that of this one is added.
     """
     storage = tensor.untyped_storage()
     whole = storage.nbytes() == tensor.nbytes and tensor.is_contiguous()
@@ -219,7 +250,10 @@ def _only_dtype(tensors: Mapping[str, Tensor]) -> torch.dtype:
 
 
 def _refuse_other_weights(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Raise if a tower would be saved over the whole model that it was loaded from."""
+    """Raise a ValueError if ``folder`` has weights of other names than ``tensors``.
+
+    They would be those of a whole model, of which saving a tower would leave only a part.
+    """
     from safetensors import safe_open
 
     for file in sorted(folder.glob("*.safetensors")):
@@ -246,7 +280,7 @@ def _write_beside(tensors: dict[str, Tensor], file: Path) -> None:
 
 
 def _with_dtype(config: Mapping[str, object], dtype: torch.dtype) -> dict[str, object]:
-    """Return the config with the dtype that the tensors have, to which transformers casts them."""
+    """Return ``config`` with ``dtype`` in its fields for it, since transformers casts to these."""
     name = str(dtype).removeprefix("torch.")
     return {**config, **{key: name for key in ("dtype", "torch_dtype") if key in config}}
 
