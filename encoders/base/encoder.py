@@ -37,12 +37,12 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
 
     config: EncoderConfig
     published: Publication | None = None
-    """How the checkpoint is written that the encoder was loaded from; None without one."""
+    """The configs and tensor names of the checkpoint that was loaded; None without a checkpoint."""
     _preprocessor: Preprocessor | None = None
 
     @property
     def pooling_head(self) -> Callable[[Sequence[Tensor]], Tensor] | None:
-        """Makes one vector of the tokens of an item, for ``pool="head"``; None without a head."""
+        """The learned head of ``pool="head"``: tokens of each item to [items, D]; None without."""
         return None
 
     @property
@@ -60,10 +60,10 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
         self._preprocessor = preprocessor
 
     def _default_preprocessor(self) -> Preprocessor:
-        """The preprocessor with the published rules of the family and the sizes of the config.
+        """Return the preprocessor with the published rules of the family and the config's sizes.
 
         Raises:
-            ValueError: this encoder is one path of another one, and prepares no items.
+            ValueError: this encoder is an input path of another encoder, which prepares the items.
         """
         raise ValueError(
             "this is one path of an encoder: call preprocess or encode of the encoder that has it "
@@ -73,7 +73,7 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
     @property
     @abstractmethod
     def paths(self) -> Mapping[str, Encoder]:
-        """The input paths of the tower by name, "image" first; each encodes one kind of input."""
+        """The input paths by name, "image" first; each encodes one kind of input, e.g. tiles."""
 
     @abstractmethod
     def join(self, outputs: Mapping[str, Output], inputs: VisionInputs) -> list[Output]:
@@ -122,8 +122,8 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
             From tensors, the output of all items.
 
         Raises:
-            ValueError: inputs of another encoder, tensors where there are several paths, and the
-                errors of ``forward``.
+            ValueError: inputs of another encoder, tensors for an encoder of several input paths,
+                and the errors of ``forward``.
         """
         if not isinstance(pixel_values, VisionInputs):
             output: EncoderOutput = super().__call__(
@@ -168,7 +168,7 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
             int32 on the CPU; the family says what else.
 
         Raises:
-            ValueError: a bad grid, one over a capacity, or an encoder of several paths.
+            ValueError: a bad grid, a grid over a capacity, or an encoder of several input paths.
         """
         raise ValueError(
             f"{type(self).__name__} has the paths {', '.join(self.paths)}, each with metadata of "
@@ -176,7 +176,7 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
         )
 
     def item_encoder(self) -> ItemEncoder[EncoderOutput]:
-        """Return this encoder as ``encode`` uses it, with the functions that call its paths."""
+        """Return what ``encode`` needs of this encoder, such as its input paths and its device."""
         from ..inputs.images import StagedPreprocessor
         from ..streams.calls import ItemEncoder
 
@@ -192,7 +192,7 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
         return attention_maps(self, self.preprocess(images, videos), asked)
 
     def _check_inputs(self, inputs: VisionInputs) -> None:
-        """Raise a ValueError unless inputs are those of this encoder's paths."""
+        """Raise a ValueError unless ``inputs`` have the input paths of this encoder."""
         inputs.check(self.paths)
 
     @property
@@ -258,10 +258,10 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
     def accelerated(self: Self, kernels: Kernels = "auto", precision: Precision = "bf16") -> Self:
         """Return a faster form of this encoder for inference on a GPU, over the same weights.
 
-        An encoder of the same class with the same metadata, outputs and bounds, which fuses the
+        It has the same class, metadata, shapes of outputs and bounds on errors, but fuses the
         element-wise steps and takes the fastest attention kernel for each shape. It shares modules,
         parameters and hooks with this one and sees updates of weights in place. Forwards that
-        record gradients run the reference.
+        record gradients run the blocks of this encoder.
 
         Args:
             kernels: attention kernels to choose from: "auto" for all that are installed, "torch"
@@ -271,9 +271,9 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
                 faster.
 
         Returns:
-            The accelerated encoder; of several paths, each has kernels for its own shapes. Where it
-            cannot accelerate (no CUDA, float64, a GPU older than compute capability 8.0, no Triton)
-            it runs the reference, and ``kernel_choices()`` says why.
+            The accelerated encoder; each of several input paths has kernels for its own shapes.
+            Where none can run (no CUDA, float64, a GPU older than compute capability 8.0, no
+            Triton), it runs the blocks of this encoder, and ``kernel_choices()`` says why.
 
         Raises:
             ValueError: an unknown kernel or precision, an encoder that is accelerated already, or
@@ -301,7 +301,7 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
 
         Raises:
             ValueError: this encoder is not accelerated, the data are no kernel choices or are those
-                of other paths, or they name a kernel that cannot run here.
+                of other input paths, or they name a kernel that cannot run here.
         """
 
     @abstractmethod

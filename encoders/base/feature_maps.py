@@ -21,7 +21,7 @@ class MapsFeatures(nn.Module, ABC):
 
     @abstractmethod
     def _check_inputs(self, inputs: VisionInputs) -> None:
-        """Raise a ValueError unless inputs are those of this encoder's paths."""
+        """Raise a ValueError unless ``inputs`` have the input paths of this encoder."""
 
     def _maps_of_grids(
         self,
@@ -29,11 +29,14 @@ class MapsFeatures(nn.Module, ABC):
         grid_thw: GridLike,
         tiles: Sequence[tuple[int, int, bool]] | None = None,
     ) -> list[Tensor]:
-        """Return the maps [t, h, w, D] of items in raster order, with ``tiles`` stitched."""
+        """Return one map [t, h, w, D] per item, from the rows of all items of one input path.
+
+        With ``tiles``, (columns, rows, thumbnail) per item, the tiles of an image make one map.
+        """
         raise self._tensors_alone("feature_maps")
 
     def _tensors_alone(self, method: str) -> ValueError:
-        """The error for tensors given to an encoder of several paths, which belong to one path."""
+        """Return the error of ``method`` for tensors passed to an encoder of several paths."""
         dotted = "" if method == "forward" else f".{method}"
         given = "features, inputs" if method == "feature_maps" else "inputs"
         return ValueError(
@@ -44,7 +47,7 @@ class MapsFeatures(nn.Module, ABC):
 
     @abstractmethod
     def _maps_of_items(self, features: Tensor, inputs: VisionInputs) -> list[dict[str, Tensor]]:
-        """The maps [t, h, w, D] of each item by the name of the path, from the rows of all."""
+        """Return for each item its maps [t, h, w, D] by input path, from the rows of all items."""
 
     @overload
     def feature_maps(

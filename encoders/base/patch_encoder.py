@@ -55,7 +55,7 @@ class PatchEncoder(VisionEncoder):
     def _block_outputs(
         self, pixel_values: Tensor, grid_thw: GridLike, wanted: Sequence[int]
     ) -> Iterator[Tensor]:
-        """Yield the hidden state [P, D] after each block in ``wanted``, in input order."""
+        """Embed patches, and yield the state [P, D] after each block in ``wanted``."""
         metadata = self._resolve_metadata(pixel_values, grid_thw, None)
         yield from self._run_blocks(self._embed(pixel_values, metadata), metadata, wanted)
 
@@ -63,7 +63,7 @@ class PatchEncoder(VisionEncoder):
         """Check patches [P, patch_dim] and bring them to the dtype and device of ``weight``.
 
         Raises:
-            ValueError: what ``_admit_pixels`` raises, or not as many rows as the metadata's.
+            ValueError: what ``_admit_pixels`` raises, or not the number of rows of ``metadata``.
         """
         pixels = self._admit_pixels(pixel_values, weight)
         check_rows(pixels.shape[0], metadata["rotary_pos_emb_cos"].shape[0], "the grid makes")
@@ -71,7 +71,7 @@ class PatchEncoder(VisionEncoder):
 
     @abstractmethod
     def _embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
-        """Return the rows [P, D] that the first block reads, in the order that blocks work in."""
+        """Embed patches as rows [P, D] for block 0, in the order of segments of ``metadata``."""
 
     def _maps_of_grids(
         self,
@@ -86,7 +86,7 @@ class PatchEncoder(VisionEncoder):
 
 
 class RasterEncoder(PatchEncoder):
-    """A tower over packed patches that lie row by row (in raster order), as its tokens do."""
+    """A tower whose packed patches and tokens lie row by row (in raster order), not by blocks."""
 
     def _maps_of_grids(
         self,
@@ -105,7 +105,7 @@ class RasterEncoder(PatchEncoder):
 def raster_maps(
     features: Tensor, grids: Sequence[Grid], merge: int, frames: int = 1
 ) -> list[Tensor]:
-    """Undo the merge-block order.
+    """Arrange rows in merge-block order in space.
 
     Rows of a tower that merges 2x2 patches lie block by block, so that 4 neighbours in memory make
     one token. For a grid of 4x4 patches::

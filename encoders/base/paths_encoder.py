@@ -37,7 +37,7 @@ Self = TypeVar("Self", bound="PathsEncoder")
 
 
 class PathsEncoder(Encoder):
-    """An :class:`Encoder` of several input paths: it takes whole inputs, and joins what paths make.
+    """An :class:`Encoder` of several input paths, whose outputs it joins to one per item.
 
     Each path is a :class:`VisionEncoder`. Subclasses set ``config``, ``preprocessor`` and
     ``paths``, and say how outputs are joined.
@@ -114,14 +114,14 @@ class PathsEncoder(Encoder):
 
 
 def tilings_of(inputs: VisionInputs, tiles_alone: bool = False) -> list[tuple[int, int]]:
-    """Return how the tiles of each item lie, as (columns, rows).
+    """Return the arrangement of the tiles of each item, (columns, rows).
 
     Args:
         inputs: the path "image" has one view of every item, the path "tiles" the tiles of some.
         tiles_alone: whether the path "image" has the tiles of an item without a whole view.
 
     Raises:
-        ValueError: ``tiles`` says something else of an item than the paths hold of it.
+        ValueError: a path has another number of views of an item than ``inputs.tiles`` implies.
     """
     tilings = [tuple(tiling) for tiling in inputs.tiles or [(1, 1, False)] * len(inputs.grid_thw)]
     views = inputs.grid_thw[:, 0].tolist()
@@ -147,8 +147,8 @@ def share_modules(holder: nn.Module, tower: nn.Module, *, tensors: bool = False)
     """Give a module the submodules of a tower as its own, and with ``tensors`` its own weights.
 
     The tower itself is not registered, so each weight stands once in the ``state_dict``, under the
-    name that it has in the tower. A layer replaced in one of both, as peft does, is replaced in the
-    other. Torch has no public function for that, so its dicts are shared here and nowhere else.
+    name that it has in the tower. A layer replaced in either, as peft does, is replaced in both.
+    Torch has no public function for that, so its dicts are shared here and nowhere else.
 
     Args:
         holder: a module without submodules; with ``tensors``, without parameters and buffers, too.
@@ -214,7 +214,7 @@ class TilesThenImage(PathsEncoder):
         tilings_of(inputs, self._tiles_alone)
 
     def _maps_of_items(self, features: Tensor, inputs: VisionInputs) -> list[dict[str, Tensor]]:
-        """Maps "image" [1, h, w, D] and, of items with tiles, "tiles" [1, rows*h, columns*w, D]."""
+        """Return per item its maps "image" and, with tiles, "tiles" [1, rows*h, columns*w, D]."""
         views = self._views(inputs)
         patches = [prod(grid) for _, _, grid, _ in views]
         tokens = [self.paths[name].item_specs([g])[0].output_tokens for _, name, g, _ in views]
@@ -233,7 +233,7 @@ class TilesThenImage(PathsEncoder):
         return maps
 
     def _views(self, inputs: VisionInputs) -> list[tuple[int, str, Grid, tuple[int, int, bool]]]:
-        """Return item, path, grid and tiling of all views, as ``join`` orders their rows."""
+        """Return item number, path, grid and tiling of each view, in the order of ``join``."""
         tilings, views = tilings_of(inputs, self._tiles_alone), []
         for name, (_, grid_thw, items) in inputs.paths.items():
             for item, (t, h, w) in zip(items, grid_thw.tolist(), strict=True):

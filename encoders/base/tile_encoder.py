@@ -27,7 +27,7 @@ Own = TypeVar("Own", bound="TileEncoder")
 
 
 class InnerStack(NamedTuple):
-    """Blocks over views in space, which a tower runs before its own ``blocks``."""
+    """A stack of blocks over views [B, h, w, D] that a tower runs before its own ``blocks``."""
 
     blocks: nn.ModuleList
     embed: Callable[[Tensor, GridLike | None], Tensor]
@@ -41,16 +41,16 @@ class TileEncoder(VisionEncoder):
     _grid_multiple: int = 1
     """The height and width of a tile in patches must be multiples of this number."""
     _largest_batch: int = 64
-    """Tiles of the largest default graph. Larger batches run as several replays, which costs
-    nothing where a replay of fewer tiles keeps the device busy anyway."""
+    """The number of tiles of the largest CUDA graph that is captured by default. A larger batch
+    runs as several replays, which costs nothing if this many tiles keep the device busy."""
     _side: int | None = None
 
     def at(self: Own, side: int, largest_batch: int | None = None) -> Own:
-        """Return a twin of this tower for tiles of another size, with the same parameters.
+        """Return a copy of this tower for tiles of another size, which shares its parameters.
 
         Args:
             side: height and width of a tile in pixels.
-            largest_batch: tiles of the largest default graph; None for those of this tower.
+            largest_batch: tiles of the largest CUDA graph; None for the number of this tower.
         """
         twin = copy.copy(self)  # the copy shares the modules, parameters and hooks
         twin._side = side
@@ -72,16 +72,19 @@ class TileEncoder(VisionEncoder):
         return TileSegments.of(metadata, hidden)
 
     def _row_grid(self, h: int, w: int) -> tuple[int, int]:
-        """Return the rows and columns of ``last_hidden_state`` of a tile of h*w patches."""
+        """Return rows and columns of the features of a tile of ``h`` x ``w`` patches."""
         return h, w
 
     def _token_grid(self, h: int, w: int) -> tuple[int, int]:
-        """Return the grid of tokens of a tile of h*w patches: one per row unless merged."""
+        """Return rows and columns of the tokens of a tile of ``h`` x ``w`` patches.
+
+        There is one token per row of ``last_hidden_state``, unless the family merges these.
+        """
         return self._row_grid(h, w)
 
     @abstractmethod
     def _embed(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:
-        """The rows [B, n, D] that the first block reads; a grid is checked against the tiles."""
+        """Embed tiles [B, C, H, W] as rows [B, n, D] for block 0; a grid must match the tiles."""
 
     @property
     def budget_range(self) -> tuple[int, int]:
@@ -118,7 +121,7 @@ class TileEncoder(VisionEncoder):
     def _block_outputs(
         self, pixel_values: Tensor, grid_thw: GridLike, wanted: Sequence[int]
     ) -> Iterator[Tensor]:
-        """Yield the hidden state [B, n, D] after each block in ``wanted``."""
+        """Embed tiles [B, C, H, W] and yield the state [B, n, D] after each block in ``wanted``."""
         hidden = self._embed(pixel_values, grid_thw)
         yield from self._run_blocks(hidden, self.prepare_encoder_metadata(grid_thw), wanted)
 
@@ -128,7 +131,7 @@ class TileEncoder(VisionEncoder):
         """Check tiles [B, C, H, W] and bring them to the dtype and device of ``weight``.
 
         Raises:
-            ValueError: what ``_admit_pixels`` raises, or tiles that are not of the grid.
+            ValueError: what ``_admit_pixels`` raises, or another number or size than the grid's.
         """
         require_tensor(pixel_values)
         step, sizes = self.config.patch_size * self._grid_multiple, pixel_values.shape[2:]
@@ -146,7 +149,7 @@ class TileEncoder(VisionEncoder):
     def _grid_metadata(
         self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
     ) -> Metadata:
-        """Return no entries: a tower over tiles needs the offsets of its tiles alone."""
+        """Return no entries, because a tower over tiles reads only ``cu_seqlens``."""
         check_input_size(sum(t for t, _, _ in grids), max_input_size)
         return {}
 
@@ -191,5 +194,5 @@ class TileEncoder(VisionEncoder):
 
 
 LARGEST_BATCH = {"image": 8, "tiles": 36}
-"""Views of the largest default graph. One whole image of Step3-VL is 10 TFLOP of work: 2,704
-patches through 1.8 billion parameters. Only a long and narrow item has more than 36 tiles."""
+"""Views of the largest default CUDA graph of each input path. One whole image of Step3-VL is 10
+TFLOP: 2,704 patches through 1.8 billion parameters. Only a narrow item has more than 36 tiles."""

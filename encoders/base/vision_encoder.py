@@ -72,7 +72,7 @@ class VisionEncoder(Encoder):
     @property
     @abstractmethod
     def budget_range(self) -> tuple[int, int]:
-        """Smallest and largest number of output tokens that a graph is worth capturing for."""
+        """The smallest and largest number of output tokens of CUDA graphs captured by default."""
 
     @property
     @abstractmethod
@@ -106,7 +106,7 @@ class VisionEncoder(Encoder):
                 never waited for, and rows beyond those of its grid are padding.
 
         Returns:
-            :class:`EncoderOutput`; the family says which shapes.
+            :class:`EncoderOutput`, with the shapes that the documentation of the family gives.
 
         Raises:
             ValueError: integer pixels, a wrong width or size, or a grid or metadata that disagree
@@ -150,13 +150,13 @@ class VisionEncoder(Encoder):
     def _grid_metadata(
         self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
     ) -> Metadata:
-        """Return the metadata of a family besides ``cu_seqlens`` and ``max_seqlen``, on the CPU."""
+        """Return all metadata but ``cu_seqlens`` and ``max_seqlen``, padded to these capacities."""
 
     @abstractmethod
     def _block_outputs(
         self, pixel_values: Tensor, grid_thw: GridLike, wanted: Sequence[int]
     ) -> Iterator[Tensor]:
-        """Yield the hidden state after each block in ``wanted`` (ascending), in input order."""
+        """Embed pixels and yield the state, in input order, after each block number ``wanted``."""
 
     def _maps_of_items(self, features: Tensor, inputs: VisionInputs) -> list[dict[str, Tensor]]:
         maps = self._maps_of_grids(features, inputs.grid_thw, inputs.tiles)
@@ -172,8 +172,8 @@ class VisionEncoder(Encoder):
         The outputs are views that keep the whole batch in memory; ``clone()`` copies one of them.
 
         Raises:
-            ValueError: not a whole output, a bad grid, or a grid of more rows or tokens than the
-                output has.
+            ValueError: no :class:`EncoderOutput`, a bad grid, or a grid of more rows or tokens than
+                the output has.
         """
         require_output(output)
         specs = self.item_specs(grid_thw)
@@ -194,7 +194,8 @@ class VisionEncoder(Encoder):
         """Return the given metadata, or make metadata from the grid if there is none.
 
         Raises:
-            ValueError: neither was given, no tensor of pixels, or rows of another grid.
+            ValueError: neither metadata nor a grid, pixels that are no tensor, or not the number of
+                rows that the grid makes.
         """
         require_tensor(pixel_values)
         if encoder_metadata is not None:
@@ -203,7 +204,7 @@ class VisionEncoder(Encoder):
         if grid_thw is None:
             raise ValueError(missing_grid(pixel_values, self.config.patch_size))
         grids = self._read(grid_thw)
-        if pixel_values.shape[1:] == self.row_shape:  # metadata of a grid in pixels are gigabytes
+        if pixel_values.shape[1:] == self.row_shape:  # before metadata, huge if h, w are in pixels
             rows = sum(spec.input_size for spec in self.item_specs(grids))
             check_rows(len(pixel_values), rows, "the grid makes")
         if self.accelerator is None:
@@ -215,6 +216,8 @@ class VisionEncoder(Encoder):
         self, pixel_values: Tensor, weight: Tensor, hint: str = "", shape: tuple[int, ...] = ()
     ) -> Tensor:
         """Check ``pixel_values`` and bring them to the dtype and device of ``weight``.
+
+        ``hint`` ends the rule in an error; ``shape``, unless it is empty, replaces ``row_shape``.
 
         Raises:
             ValueError: no tensor, integer pixels, a wrong trailing shape, or pixels on another
@@ -241,16 +244,16 @@ class VisionEncoder(Encoder):
         wanted: Sequence[int],
         blocks: nn.ModuleList | None = None,
     ) -> Iterator[Tensor]:
-        """The hidden state after each block in ``wanted``; blocks after the last are not run.
+        """Yield the hidden state after each block in ``wanted``; blocks after the last are not run.
 
         An accelerated encoder runs fused blocks unless gradients are recorded.
 
         Args:
             hidden: [P, D], of towers over tiles [tiles, n, D], over views in space [views, h, w,
-                D]; rows in the order that blocks work in.
+                D]; the rows that the first block reads.
             metadata: what ``prepare_encoder_metadata`` returns.
             wanted: block numbers from 0, ascending, each once.
-            blocks: the stack that runs, of an encoder that has several; None: ``self.blocks``.
+            blocks: the stack to run, of a tower with several; None for ``self.blocks``.
         """
         blocks = self.blocks if blocks is None else blocks
         if self._observer is not None:
@@ -262,7 +265,7 @@ class VisionEncoder(Encoder):
     def _hidden_after(
         self, hidden: Tensor, metadata: Metadata, count: int, blocks: nn.ModuleList | None = None
     ) -> Tensor:
-        """The hidden state after the first ``count`` blocks; ``hidden`` itself after none."""
+        """Return the state after the first ``count`` blocks, run as ``_run_blocks`` runs them."""
         for state in self._run_blocks(hidden, metadata, [count - 1] if count else [], blocks):
             hidden = state
         return hidden
@@ -270,7 +273,7 @@ class VisionEncoder(Encoder):
     def _reference_blocks(
         self, hidden: Tensor, metadata: Metadata, wanted: Sequence[int], blocks: nn.ModuleList
     ) -> Iterator[Tensor]:
-        """Yield the same states as ``_run_blocks``, calling each block as a module."""
+        """Yield the states that ``_run_blocks`` describes, calling each block as a module."""
         context = self._block_context(hidden, metadata)
         for number, block in enumerate(islice(blocks, max(wanted, default=-1) + 1)):
             hidden = self._run_block(block, hidden, context)
@@ -285,7 +288,7 @@ class VisionEncoder(Encoder):
         Args:
             rows: [P, D].
             table: [entries, D].
-            index: int64 [P, taps], which entries.
+            index: int64 [P, taps], numbers of entries.
             weight: [P, taps], float32 or wider.
 
         Returns:

@@ -21,7 +21,7 @@ from einops import rearrange
 from torch import Tensor
 
 SEPARATOR = "separator"
-"""Stands for the learned separator in an order of views, even if some views are missing."""
+"""The name that stands for the learned separator in the argument ``order`` of :func:`assemble`."""
 
 
 class Picture(NamedTuple):
@@ -41,15 +41,15 @@ class Picture(NamedTuple):
 
 
 def stitch(tokens: Tensor, grid: tuple[int, int], columns: int) -> Tensor:
-    """Lay tiles side by side.
+    """Lay the tiles of an image side by side, as one large view.
 
     Args:
         tokens: [tiles*h*w, D], tile by tile.
         grid: h and w, rows and columns of a tile in tokens.
-        columns: tiles side by side.
+        columns: number of tiles side by side.
 
     Returns:
-        [R, C, D].
+        [R, C, D], R rows and C columns of tokens.
     """
     h, w = grid
     return rearrange(tokens, "(r c h w) d -> (r h) (c w) d", c=columns, h=h, w=w)
@@ -61,7 +61,7 @@ def assemble(
     """Return the sequence of tokens that a language model reads for an image.
 
     Args:
-        views: [R, C, D] by name; a view that the image does not have is left out.
+        views: tokens [rows, columns, D] by the name of a view; the image may lack some views.
         order: the names of all views, and ``SEPARATOR``, in the order of the sequence.
         newline: [D], the token behind each row.
         separator: [D].
@@ -80,7 +80,10 @@ def assemble(
 
 
 def sequence_length(grids: Mapping[str, tuple[int, int]]) -> int:
-    """Return the number of tokens of an image whose views have these rows and columns."""
+    """Return the length of the sequence of an image whose views have these rows and columns.
+
+    Each row has a newline, and the sequence has one separator.
+    """
     return 1 + sum(rows * (columns + 1) for rows, columns in grids.values())
 
 
@@ -92,10 +95,10 @@ def take_apart(
     Args:
         rows: [tokens, D] of :func:`assemble`, or the rows of the views alone in the same order.
         order: as :func:`assemble` takes it.
-        grids: R and C of each view that the image has.
+        grids: rows and columns, in tokens, of each view that the image has.
 
     Returns:
-        [1, R, C, D] by name.
+        [1, rows, columns, D] by name.
     """
     learned = len(rows) == sequence_length(grids)
     views, start = {}, 0
@@ -112,17 +115,17 @@ def take_apart(
 
 
 def split_items(features: Tensor, grids: Sequence[Mapping[str, tuple[int, int]]]) -> list[Tensor]:
-    """Cut features of all items into those of each item.
+    """Split features of all items into those of each item.
 
     Args:
         features: [rows, D], with the learned tokens of every item or without them.
-        grids: R and C of each view, per item.
+        grids: per item, rows and columns in tokens of each of its views.
 
     Returns:
         [rows, D] per item.
 
     Raises:
-        ValueError: features of other items.
+        ValueError: ``features`` have neither number of rows.
     """
     whole = [sequence_length(item) for item in grids]
     alone = [sum(map(prod, item.values())) for item in grids]

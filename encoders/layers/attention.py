@@ -66,7 +66,10 @@ def attention(
 
 
 class AttentionCall(NamedTuple):
-    """The queries and keys of one call, both [T, H, K], or [S, H, n, K] without offsets."""
+    """The queries and keys of one call of attention, and the factor of their scores.
+
+    Both are [T, H, K] or, if ``cu_seqlens`` is None, [S, H, n, K] for segments of n rows each.
+    """
 
     q: Tensor
     k: Tensor
@@ -75,11 +78,11 @@ class AttentionCall(NamedTuple):
 
 
 observed_calls: ContextVar[list[AttentionCall] | None] = ContextVar("observed", default=None)
-"""Where calls of attention leave their queries and keys; None where nothing observes them."""
+"""The list to which calls of attention append their queries and keys; None if none observes."""
 
 
 def observe_attention(q: Tensor, k: Tensor, cu_seqlens: Tensor | None, scale: float) -> None:
-    """Pass queries and keys of this call to the observer of attention, if there is one."""
+    """Append the queries and keys of a call to the list of ``observed_calls``, if it is set."""
     if not torch.compiler.is_compiling() and (calls := observed_calls.get()) is not None:
         calls.append(AttentionCall(q, k, cu_seqlens, scale))
 
@@ -110,7 +113,7 @@ def _attend(
 
 
 def _attend_runs(q: Tensor, k: Tensor, v: Tensor, offsets: list[int], segment_rows: int) -> Tensor:
-    """Attend with one call per run of equal segments: hundreds of windows take few calls."""
+    """Attend on the CPU with one dense call per run of segments of equal length, for speed."""
     lengths = [end - start for start, end in pairwise(offsets) if end > start]
     _check_lengths(lengths, q.shape[0], segment_rows)
     parts, start = [], 0
@@ -143,14 +146,14 @@ def _attend_dense(q: Tensor, k: Tensor, v: Tensor, segments: int) -> Tensor:
 
 
 def _flash_takes(q: Tensor) -> bool:
-    """Return whether Flash-2 takes the call: Ampere, half precision, head size a multiple of 8."""
+    """Return whether flash attention 2 takes ``q``: Ampere, half precision, head size 8n <= 256."""
     half = q.dtype in (torch.float16, torch.bfloat16)
     fits = q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
     return half and fits and torch.cuda.get_device_capability(q.device) >= (8, 0)
 
 
 def _attend_flash(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, longest: int) -> Tensor:
-    # The aten op, not varlen_attn: that one launches a fill for an unused random state every call.
+    # torch's public varlen_attn also fills an unused random state in every call, one more launch.
     out: Tensor = torch.ops.aten._flash_attention_forward(
         q, k, v, cu_seqlens, cu_seqlens, longest, longest, 0.0, False, False
     )[0]
@@ -206,7 +209,7 @@ def _(q: Tensor, *rest: object) -> Tensor:
 
 @contextmanager
 def _autograd_inside_op() -> Iterator[None]:
-    """Switch autograd on in the body of an op for a recomputation; no public function does."""
+    """Let autograd record inside of a custom op, where torch excludes it, for a recomputation."""
     key = torch._C.DispatchKey.AutogradFunctionality
     was = torch._C._dispatch_tls_is_dispatch_key_excluded(key)
     torch._C._dispatch_tls_set_dispatch_key_excluded(key, False)
@@ -227,7 +230,8 @@ def _attention_node_backward(
     padding: Tensor | None,
     segment_rows: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Recomputes the forward: one attention more, and no kernel's private state to carry around."""
+    """Return the gradients of q, k and v by running the forward again, so that no kernel's private
+    state has to be saved."""
     with torch.enable_grad(), _autograd_inside_op():
         leaves = [x.detach().requires_grad_() for x in (q, k, v)]
         out = _attend(

@@ -40,7 +40,8 @@ class BlockSizes:
 
 
 def nested_sizes(kind: Callable[..., object], value: object) -> object:
-    """Return a config inside of a config, made of its fields if ``asdict`` has taken it apart."""
+    """Return a nested config: ``kind(**value)`` if ``value`` is a mapping, as ``asdict`` makes of
+    one, else ``value`` itself."""
     return kind(**value) if isinstance(value, Mapping) else value
 
 
@@ -117,7 +118,7 @@ def resize_table(table: Tensor, h: int, w: int, antialias: bool) -> Tensor:
         table: [side*side, D], row by row.
         h: height of the grid.
         w: width of the grid.
-        antialias: whether the source of the tower antialiases.
+        antialias: whether the interpolation antialiases, as the tower's source does or does not.
 
     Returns:
         [h*w, D] in the dtype of ``table``; ``table`` itself if the grid has its size.
@@ -127,8 +128,8 @@ def resize_table(table: Tensor, h: int, w: int, antialias: bool) -> Tensor:
         return table
     wide = table.to(torch.promote_types(table.dtype, torch.float32))
     grid = rearrange(wide, "(h w) d -> 1 d h w", h=side)
-    # torch 2.15 antialiases planes of floats to one column wrongly on the CPU. With the channels
-    # side by side in memory it agrees with PIL; the copy has a batch stride that shows that.
+    # On the CPU, torch 2.15 antialiases contiguous float maps to one column wrongly. In the memory
+    # format channels_last it agrees with PIL.
     grid = grid.clone(memory_format=torch.channels_last)
     grid = F.interpolate(
         grid, size=(h, w), mode="bicubic", antialias=antialias, align_corners=False

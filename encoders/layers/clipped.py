@@ -16,7 +16,10 @@ Range: TypeAlias = tuple[Tensor, Tensor]
 
 
 class Bounds(nn.Module):
-    """The bounds of the input and of the output of a linear layer, each a number."""
+    """The bounds of the input and of the output of a linear layer, 0-dim buffers.
+
+    They are infinite, which clips nothing, until a checkpoint is loaded.
+    """
 
     input_min: Tensor
     input_max: Tensor
@@ -45,7 +48,13 @@ class Bounds(nn.Module):
 
 
 class ClippedLinear(nn.Linear):
-    """Linear layers of one input, side by side, that clip what they read and what they return."""
+    """Several linear layers of one input in one weight, each clipping its input and its output.
+
+    Args:
+        columns: width of the input.
+        rows: width of the output of all layers together.
+        parts: number of layers, which have equal shares of ``rows``.
+    """
 
     def __init__(self, columns: int, rows: int, parts: int = 1) -> None:
         super().__init__(columns, rows, bias=False)

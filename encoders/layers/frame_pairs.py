@@ -1,4 +1,4 @@
-"""Which cells of merged patches lie at one place of two frames that follow each other."""
+"""The pairs of cells (squares of merged patches) at one place of two consecutive frames."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from ..data import Grid
 
 
 def frame_pairs(grids: Sequence[Grid], merge: int, rows: int) -> Tensor:
-    """Return the two cells of each token, which lie at one place of two frames in a row.
+    """Return the two cells of each token, which lie at one place of two consecutive frames.
 
-    Cells lie frame by frame. A clip of three frames of two cells each, and then an image of one::
+    A cell is a square of ``merge`` x ``merge`` patches, and cells are numbered frame by frame. A
+    clip of three frames of two cells each, and then an image of one cell::
 
         frame 0: 0 1    frame 1: 2 3    frame 2: 4 5    image: 6
         pairs (0, 2) (1, 3) of frames 0 and 1, (4, 4) (5, 5) of frame 2, (6, 6) of the image

@@ -17,7 +17,7 @@ _GLOBAL = torch.nn.modules.module
 _KNOWN = (nn.Linear, nn.Conv2d, nn.Conv3d)
 _WEIGHTS = frozenset((Tensor, nn.Parameter, FakeTensor))  # torch.export traces with FakeTensor
 LARGE = 2**26
-"""Weights of a convolution from which on it is computed as a matrix product in every dtype."""
+"""The number of weights from which a convolution is a matrix product in every dtype."""
 
 
 def is_plain(*layers: nn.Module, types: tuple[type[nn.Module], ...] = _KNOWN) -> bool:
@@ -71,7 +71,7 @@ def patch_product(layer: nn.Conv2d | nn.Conv3d, rows: Tensor, patch: tuple[int, 
 
 
 class PatchEmbed(nn.Module):
-    """Embeds patches of p*p pixels: a Conv2d whose kernel equals its stride, as one product."""
+    """Embeds patches by a Conv2d whose kernel equals its stride, as one matrix product."""
 
     def __init__(self, width: int, patch_size: int, channels: int) -> None:
         super().__init__()
@@ -110,8 +110,8 @@ def convolve(layer: nn.Module, maps: Tensor) -> Tensor:
         return out
     kernel, pad, stride = layer.kernel_size[0], int(layer.padding[0]), layer.stride[0]
     columns = F.unfold(maps, kernel, padding=pad, stride=stride)
-    # As one matrix of rows: of a transposed batch, torch makes another product for weights that
-    # require gradients, whose bits differ.
+    # The batch is flattened to one matrix: given a transposed batch, torch takes another product
+    # where weights require gradients, and results with and without gradients would differ.
     rows = F.linear(columns.mT.flatten(0, 1), layer.weight.flatten(1), layer.bias)
     height, width = ((size + 2 * pad - kernel) // stride + 1 for size in maps.shape[2:])
     return rows.unflatten(0, (maps.shape[0], height, width)).permute(0, 3, 1, 2)

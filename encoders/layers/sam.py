@@ -149,12 +149,12 @@ class SamBlock(nn.Module):
         self.mlp = MLP(sizes.hidden_size, sizes.intermediate_size, "gelu")
 
     def forward(self, hidden: Tensor, context: object = None) -> Tensor:
-        """Return [B, h, w, D]; there is no context, because each view attends to itself."""
+        """Return [B, h, w, D]; ``context`` is not read, because each view attends to itself."""
         hidden = hidden + self.cut_views(self.attn, self.norm1(hidden))
         return hidden + self.mlp(self.norm2(hidden))
 
     def cut_views(self, attend: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """Apply attention to the windows of the views ``x`` [B, h, w, D], or to whole views."""
+        """Apply ``attend`` to the windows of views ``x`` [B, h, w, D], or to whole views."""
         return in_windows(attend, x, self.window) if self.window else attend(x)
 
     def parts(self) -> BlockParts | None:

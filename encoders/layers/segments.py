@@ -23,13 +23,13 @@ def segment_metadata(
     max_frames_per_batch: int | None = None,
     max_seqlen_override: int | None = None,
 ) -> dict[str, Tensor]:
-    """Return ``cu_seqlens`` and ``max_seqlen`` of segments, padded to a capacity if given.
+    """Return the offsets and the greatest length of packed segments, which attention reads.
 
     Args:
         lengths: rows of each segment.
-        max_batch_size: most items, which is the capacity in segments of items of one segment each.
-        max_frames_per_batch: capacity in segments; it takes the place of ``max_batch_size``.
-        max_seqlen_override: the longest segment to plan for; at least the true longest.
+        max_batch_size: number of segments to pad the offsets to; None pads none.
+        max_frames_per_batch: the same number, which replaces ``max_batch_size`` unless it is None.
+        max_seqlen_override: greatest length to return, at least the true one; None for that one.
 
     Returns:
         ``cu_seqlens`` int32 [S+1] (S the capacity if given) and ``max_seqlen`` 0-dim int32 on the
@@ -89,7 +89,7 @@ def padding_rows(cu_seqlens: Tensor, rows: int) -> Tensor:
 
 
 def check_equal_segments(max_seqlen: Tensor, segment_rows: int) -> None:
-    """Raise unless metadata may be of segments of ``segment_rows`` rows each (tiles).
+    """Check that metadata were not made for shorter segments (tiles) than ``segment_rows``.
 
     Nothing syncs: in eager mode ``max_seqlen`` is on the host. :func:`attention` checks the offsets
     themselves, on the CPU only. Padding may make ``max_seqlen`` longer than every real segment.
@@ -134,7 +134,7 @@ class RotarySegments(NamedTuple):
 
     @classmethod
     def of(cls, metadata: Metadata) -> RotarySegments:
-        """Read metadata: cos and sin for both halves of a head, the first half of sin negated."""
+        """Read metadata: cos and sin [T, 1, 1, K], the first half of the columns of sin negated."""
         cos, sin = metadata["rotary_pos_emb_cos"], metadata["rotary_pos_emb_sin"]
         return cls(
             torch.cat((cos, cos), 1)[:, None, None],

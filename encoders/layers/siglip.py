@@ -37,7 +37,7 @@ _TRANSFORMERS = {
 
 
 def read_siglip(section: Mapping[str, object], *, converted: bool) -> dict[str, int]:
-    """Return the sizes that a config of DeepSeek-VL gives SigLIP, by the names of our config.
+    """Return the sizes of SigLIP in a config of DeepSeek-VL, by this library's names of fields.
 
     Args:
         section: the part of the config that describes SigLIP.

@@ -1,4 +1,4 @@
-"""Which rows are summed, and with which weights: positions from a table, and frames of a clip.
+"""Row numbers and weights of the sums that interpolate positions and average frames of a clip.
 
 A square table for one size of image is interpolated to the grid of another on the host, so that
 CUDA graphs of any grid read the same table: each patch has row numbers and weights. Likewise, each
@@ -71,7 +71,7 @@ def bicubic_taps(places: Tensor, height: int, width: int, side: int) -> tuple[Te
 
 
 def segments_of(grids: Sequence[Grid], most: int) -> list[Grid]:
-    """Cut items into segments, so that attention stays among a few frames.
+    """Divide items into segments of a few frames each, in which attention stays.
 
     Args:
         grids: ``(t, h, w)`` per item, t frames of h*w patches.
@@ -86,7 +86,10 @@ def segments_of(grids: Sequence[Grid], most: int) -> list[Grid]:
 
 
 def frame_table(frames: int, width: int, dtype: torch.dtype) -> Tensor:
-    """Return the vectors that frames add to their patches, [F+1, D]; images add row 0, zeros."""
+    """Return sinusoidal embeddings of the numbers of frames, [frames+1, width].
+
+    Row n + 1 is added to the patches of frame n of a clip; row 0, zeros, to those of an image.
+    """
     steps = torch.arange(0, width, 2, dtype=dtype, device="cpu")
     numbers = torch.arange(frames, dtype=dtype, device="cpu")
     angles = numbers[:, None] / 10000.0 ** (steps / width)
@@ -94,7 +97,12 @@ def frame_table(frames: int, width: int, dtype: torch.dtype) -> Tensor:
 
 
 def frame_rows(segments: Sequence[Grid], rows: int) -> Tensor:
-    """Return the row of the frame table of each patch, int64 [rows]; 0 beyond the patches."""
+    """Return the row of :func:`frame_table` that each patch adds, int64 [rows].
+
+    Args:
+        segments: ``(frames, h, w)`` per segment, h and w in patches.
+        rows: length of the result, at least the number of patches; it is 0 beyond these.
+    """
     index = torch.zeros(rows, dtype=torch.int64, device="cpu")
     start = 0
     for frames, h, w in segments:
@@ -107,7 +115,9 @@ def frame_rows(segments: Sequence[Grid], rows: int) -> Tensor:
 def pooled_rows(
     segments: Sequence[Grid], merge: int, most: int, rows: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Return the patches of each token, row by row, in every frame, and the weight of each frame.
+    """Return, for the mean over the frames of a segment, the rows to add and their weights.
+
+    The results lie cell by cell: the ``merge`` x ``merge`` patches of a token follow each other.
 
     Args:
         segments: ``(frames, h, w)`` per segment, in patches.
