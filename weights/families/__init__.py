@@ -82,13 +82,18 @@ def find_family(
         wanted: name of the family to take where the checkpoint names none that is known, or None.
         fits: whether the checkpoint's config and tensors fit a family; asked for the error,
             and where the names of tensors leave several families.
-        saved: name of the family that the folder of a tower alone states; then it is that one.
+        saved: name of the family that the config of an extracted tower states, which is taken then;
+            else None.
+
+    Raises:
+        CheckpointError: no family is found, or another one than ``wanted``.
     """
     section, parents = vision_section(config)
     types = [part.get("model_type") for part in (section, *parents)]
     _check_refused(types, label)
     stated = [kind for kind in types if isinstance(kind, str)]
-    # MiniMax-M3 calls its tower this, and so do models whose tower is CLIP's: the outer type says.
+    # MiniMax-M3's tower has the type clip_vision_model, as towers of CLIP do, so that the type of
+    # the whole model decides.
     telling = [kind for kind in stated if kind != "clip_vision_model"] or stated
     kind = telling[0] if telling else None
     architecture, what = config.get("architecture"), ""
@@ -134,7 +139,10 @@ def find_family(
 
 
 def _check_refused(types: Iterable[object], label: str) -> None:
-    """Raise a CheckpointError if a family refuses one of the model types of a config."""
+    """Raise a CheckpointError if one of a config's model types is known not to be supported.
+
+    The error says what differs from the family that it resembles; ``label`` is the checkpoint.
+    """
     for kind in types:
         for family in FAMILIES.values():
             if isinstance(kind, str) and kind in family.refused:
@@ -156,9 +164,16 @@ def build_config(
 ) -> FamilyConfig:
     """Build an instance of ``family.config`` from a whole published ``config.json``.
 
-    The ``shapes`` of the tower's tensors by the encoder's names (None if there are no tensors)
-    supply the fields that the config leaves out. Fields that it states are taken as they are, and
-    the loader reports tensors that disagree with them.
+    Args:
+        family: the record of the family.
+        config: the published config.
+        shapes: shapes of the tower's tensors by the encoder's names, None if there are no tensors.
+            They supply the fields that the config leaves out. Fields that it states are taken as
+            they are, and the loader reports tensors that disagree with them.
+        label: name of the checkpoint in messages.
+
+    Raises:
+        CheckpointError: a size that the encoder cannot have, or one that is missing.
     """
     try:
         whole = _completed(family, config, shapes or {})
@@ -170,7 +185,10 @@ def build_config(
 
 
 def _completed(family: Family, config: JsonObject, shapes: Shapes) -> JsonDict:
-    """Return ``config`` with a complete vision part, at the place where encoders look first."""
+    """Return a published config whose missing fields are supplied by the shapes of the tensors.
+
+    Its part for the tower then is ``vision_config``, or the whole config if there is no other part.
+    """
     section, parents = vision_section(config)
     if "model_type" not in config and (read := family.timm.get(str(config.get("architecture")))):
         arguments = config.get("model_args")
@@ -181,7 +199,15 @@ def _completed(family: Family, config: JsonObject, shapes: Shapes) -> JsonDict:
 
 
 def _filled(config: JsonObject, fields: Fields, shapes: Shapes) -> JsonDict:
-    """Return ``config`` with those of ``fields`` that it does not state and the shapes tell."""
+    """Return a copy of ``config`` in which missing fields are supplied by shapes of tensors.
+
+    Args:
+        config: a published config, or the tower's part of one.
+        fields: all names of a field -> the function that reads its value from shapes. A field is
+            missing if the config has none of its names; it is added under the first one, unless
+            the function raises a LookupError because the shapes do not tell the value.
+        shapes: shapes of the tower's tensors by the encoder's names; if empty, nothing is added.
+    """
     full = dict(config)
     for names, read in fields.items() if shapes else ():
         paths = [name.rpartition(".") for name in names]

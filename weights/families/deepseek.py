@@ -33,7 +33,7 @@ _VL_LAYOUT = Layout(
         "blocks.N": "vision.blocks.N",
         "norm": "vision.norm",
     },
-    ignored=("attn_pool",),  # pools to one vector, which the model does not use
+    ignored=("attn_pool",),  # DeepSeek-VL does not use the vector that SigLIP's head pools
     processor_files=family_facts("deepseek_vl").processors["deepseek-vl"],
 )
 _LOW, _HIGH = "vision_tower_low.vision_tower", "vision_tower_high.vision_tower"
@@ -54,7 +54,7 @@ _HYBRID_LAYOUT = Layout(
         "aligner.high_up_proj": "high.aligner",
         "aligner.layers.1": "aligner",
     },
-    # ``HybridVisionTower`` of DeepSeek-VL has two norms that its forward does not call.
+    # The class ``HybridVisionTower`` of DeepSeek-VL has two norms that its forward does not call.
     ignored=(f"{_LOW}.attn_pool", "high_layer_norm", "low_layer_norm"),
     processor_files=family_facts("deepseek_vl_hybrid").processors["deepseek-vl-hybrid"],
 )
@@ -79,12 +79,12 @@ _VL_HF_LAYOUT = Layout(
         "aligner.linear2": "aligner.layers.2",
     },
     reshapes={"vision.pos_embed": "one n d -> n d"},
-    ignored=("head",),  # pools to one vector, which the model does not use
+    ignored=("head",),  # DeepSeek-VL does not use the vector that SigLIP's head pools
     processor_files=family_facts("deepseek_vl").processors["deepseek-vl-hf"],
 )
 _HF_SAM = "high_res_vision_model.vision_encoder"
 _HF_NECK = ("conv1", "layer_norm1", "conv2", "layer_norm2")
-_HYBRID_HF_LAYOUT = replace(  # only SigLIP's names have the tower's prefix
+_HYBRID_HF_LAYOUT = replace(  # SigLIP's tensors have the tower's prefix, SAM's only the root
     _VL_HF_LAYOUT,
     name="deepseek-vl-hybrid-hf",
     projector=("high_res_vision_", "aligner."),

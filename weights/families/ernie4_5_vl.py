@@ -21,7 +21,10 @@ from .family import Family, TransformersClass, blocks, length, with_vision
 
 
 def _names(resampler: str) -> dict[str, str]:
-    """Return our names of the resampler's layers by the published ones."""
+    """Return the encoder's names of the resampler's layers by the published names.
+
+    The published ones begin with ``resampler``.
+    """
     merges = {
         f"{resampler}.{merge}.{number}": f"resampler.{merge}.{layer}"
         for merge in ("spatial_linear", "temporal_linear")
@@ -53,7 +56,10 @@ _HF = replace(
 
 
 def _mlp_width(section: JsonObject) -> JsonDict:
-    """Return the width of the MLPs, of which Baidu's configs state the ratio to the tower's."""
+    """Return the field ``intermediate_size``, the width of the MLPs, if a config lacks it.
+
+    Baidu's configs state the ratio of that width to the tower's instead.
+    """
     if "intermediate_size" in section:
         return {}
     width, ratio = section.get("embed_dim", 1280), section.get("mlp_ratio", 4)

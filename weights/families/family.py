@@ -20,8 +20,9 @@ from ..tensor_file import JsonDict, JsonObject
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 """The shapes of the tower's tensors, by the names that the encoder gives them."""
 Fields: TypeAlias = Mapping[tuple[str, ...], Callable[[Shapes], object]]
-"""All names that published configs give a field -> its value as shapes tell it; a LookupError if
-they do not tell. ``text_config.hidden_size`` lies in the section ``text_config``."""
+"""All names of a field in published configs -> the function that reads its value from the shapes of
+the tower's tensors, or raises a LookupError if they do not tell it. In a name like
+``text_config.hidden_size``, the part before the dot is the section that has the field."""
 
 
 class FamilyConfig(Protocol):
@@ -44,16 +45,17 @@ class TransformersClass:
     auto: bool = True
     """Whether ``AutoModel`` of transformers builds the class."""
     fields: Mapping[str, str] = field(default_factory=dict)
-    """Field of published configs -> the name by which the class reads it, where that is another."""
+    """Field of the published config -> the name that the class has for it, where they differ."""
     made: Callable[[JsonObject], JsonDict] = lambda section: {}
-    """Makes fields that the class reads of those that the tower's part of a config states."""
+    """A function that takes the tower's part of a published config, and returns further fields that
+    the class needs."""
 
 
 @dataclass(frozen=True)
 class Family:
     """One encoder and the published checkpoints that hold it.
 
-    The title and other facts for lists stand in the JSON file of the family's name.
+    Its title and further facts stand in the JSON file ``weights/families/<name>.json``.
     """
 
     name: str
@@ -66,19 +68,20 @@ class Family:
     layouts: tuple[Layout, ...]
     """Layouts of the family's checkpoints; the first one whose marks are found is taken."""
     fields: Fields = field(default_factory=dict)
-    """Fields of the tower's config that shapes determine, for configs that leave them out."""
+    """Fields of the tower's part of a config that shapes of tensors tell if the config does not."""
     outer_fields: Fields = field(default_factory=dict)
-    """Fields of the config around it that shapes determine, for configs that leave them out."""
+    """Fields outside the tower's part of a config that shapes tell if the config does not."""
     timm: Mapping[str, Callable[[JsonObject], JsonDict]] = field(default_factory=dict)
     """Per timm architecture, the function that makes the tower's config from ``model_args``."""
     classes: Mapping[str, TransformersClass] = field(default_factory=dict)
-    """Layout -> the class of transformers that reads a tower with its names; then model types
-    (without ``_vision``) of such layouts that have a class of their own."""
+    """Name of a layout -> the class of transformers that reads a tower with its names; also model
+    type (without ``_vision``) -> the class for it, if it is another than that of its layout."""
     refused: Mapping[str, str] = field(default_factory=dict)
-    """Model types, the model's own or the tower's, that look like the family's and are others ->
-    what differs, as a clause."""
+    """Model type, of a model or tower that resembles the family and is not supported -> what
+    differs, as a clause for the error."""
     read_config: Callable[[JsonObject, Shapes], FamilyConfig] | None = None
-    """Reads a completed config and shapes, if ``config.from_hf`` alone does not suffice."""
+    """A function that makes the encoder's config from the published one and the shapes of tensors;
+    None if the encoder's ``config.from_hf`` suffices, which takes no shapes."""
 
     @property
     def title(self) -> str:
@@ -92,7 +95,7 @@ class Family:
 
     @property
     def video(self) -> str:
-        """How a video enters the tower; ``NO_VIDEO`` if the family takes none."""
+        """How a video enters the tower, in words; "no" (``NO_VIDEO``) if the family takes none."""
         return family_facts(self.name).video
 
     @property
@@ -155,14 +158,15 @@ def with_vision(*model_types: str) -> tuple[str, ...]:
 
 
 def length(tensor: str, axis: int) -> Callable[[Shapes], int]:
-    """Return a function that reads the length of an axis of a tensor."""
+    """Return a function that reads the length of one axis of the encoder's tensor of this name."""
     return lambda shapes: shapes[tensor][axis]
 
 
 def blocks(prefix: str) -> Callable[[Shapes], int]:
     """Return a function that counts blocks: one more than the highest number after ``prefix``.
 
-    No tower has a thousand blocks; other names are left over, and the loader lists them.
+    Numbers have at most three digits, because no tower has a thousand blocks. The loader reports
+    tensors with longer ones as unexpected.
     """
     block = re.compile(re.escape(prefix) + r"([0-9]{1,3})(\.|\Z)")
 
@@ -178,7 +182,10 @@ def blocks(prefix: str) -> Callable[[Shapes], int]:
 def square(positions: str, axis: int, patch: str, *, extra: int) -> Callable[[Shapes], int]:
     """Return a function that reads the side in pixels of the square images of a tower.
 
-    The ``axis`` of the table of positions has one entry per patch and ``extra`` others; ``patch``
-    is the weight that embeds patches, whose last axis is the side of one.
+    Args:
+        positions: name of the tensor of position embeddings.
+        axis: its axis with one entry per patch.
+        patch: name of the weight that embeds patches, whose last axis is the side of a patch.
+        extra: further entries of the axis that are for no patch, such as one for a class token.
     """
     return lambda shapes: round((shapes[positions][axis] - extra) ** 0.5) * shapes[patch][-1]

@@ -78,7 +78,10 @@ _OUT = "embed_vision.embedding_projection.weight"
 
 
 def _read_config(config: JsonObject, shapes: Shapes) -> Gemma4Config:
-    """Read a config; there is a projector, of the width of its tensor, if there is the tensor."""
+    """Read the encoder's config; it has a projector if the checkpoint has the projector's tensor.
+
+    The shape of that tensor says the output width. The ``config`` is the published one.
+    """
     return replace(Gemma4Config.from_hf(config), out_hidden_size=shapes.get(_OUT, (None,))[0])
 
 

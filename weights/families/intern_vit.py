@@ -90,7 +90,7 @@ _CONFIG_FIELDS: Fields = {
     ("qk_normalization", "use_qk_norm"): lambda shapes: "layers.0.attn.q_norm.weight" in shapes,
     ("norm_type",): lambda shapes: "layer_norm" if "layers.0.norm1.bias" in shapes else "rms_norm",
 }
-# A chat config without this width is that of a tower alone if there is no projector.
+# The width of the projector's output. Without a projector it is 1, which ``_read_config`` drops.
 _OUTER_FIELDS: Fields = {
     ("llm_config.hidden_size", "text_config.hidden_size"): (
         lambda shapes: shapes.get("mlp1.3.weight", (1,))[0]
@@ -99,7 +99,10 @@ _OUTER_FIELDS: Fields = {
 
 
 def _read_config(config: JsonObject, shapes: Shapes) -> InternViTConfig:
-    """Read a config; the encoder has a projector exactly if the checkpoint has its tensors."""
+    """Read the encoder's config; it has a projector exactly if the checkpoint has its tensors.
+
+    The ``config`` is the published one, which may leave out the output width of the projector.
+    """
     built = InternViTConfig.from_hf(config)
     projected = any(name.startswith("mlp1.") for name in shapes)
     width = built.out_hidden_size or (shapes.get("mlp1.3.weight") or (None,))[0]

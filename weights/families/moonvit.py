@@ -54,7 +54,7 @@ _KIMI_K25 = Layout(
     processor_files=_FACTS.processors["kimi-k25"],
 )
 _HF_QKV = tuple(f"layers.N.attn.{part}_proj" for part in "qkv")
-_KIMI_K25_HF = Layout(  # ``Kimi_K25Model`` of transformers 5.23.0, which permutes queries and keys
+_KIMI_K25_HF = Layout(  # ``Kimi_K25Model`` of transformers 5.23.0 permutes queries' and keys' rows
     name="kimi-k25-hf",
     prefixes=(Prefix("model.", "vision_tower."), *_PREFIXES),
     marks=("layers.0.attn.q_proj.", "patch_embed.pos_emb.position_embeddings"),

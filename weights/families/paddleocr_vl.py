@@ -27,7 +27,7 @@ _LAYOUT = Layout(
     projector=("mlp_AR.",),
     joins={"blocks.N.attn.qkv": tuple(f"{_TOWER}.{name}" for name in QKV)},
     renames={f"{_TOWER}.{_POSITIONS}": "pos_embed.weight", **_NAMES, "mlp_AR": "projector"},
-    # SigLIP's head, and positions of a packing that the published model does not use.
+    # The published model uses neither SigLIP's pooling head nor the positions for packed images.
     ignored=(
         f"{_TOWER}.embeddings.packing_position_embedding.weight",
         f"{_TOWER}.head.probe",

@@ -1,10 +1,10 @@
 """Towers of Qwen2-VL, Qwen2.5-VL and Qwen3-VL, as Qwen and others publish them.
 
-Qwen2.5-VL's is also that of Qwen2.5-Omni and EXAONE-4.5; Qwen3-VL's that of Qwen3-Omni, Qwen3.5,
-3.6 and 3.8, Qwen-Drive, North-Micro-Vision, Cosmos3 and timm's ``qwen3_vit_*``. Sources of the
-others: their configs as public code copies them (QwenLM/Qwen-Drive-1.0 at ac4d230, tests of
-TensorRT-LLM), the classes of transformers 5.23.0 and its conversion of Cosmos3's names, and
-``qwen3_vit.py`` of timm 1.0.31.
+Qwen2.5-VL's tower is also that of Qwen2.5-Omni and EXAONE-4.5; Qwen3-VL's tower is that of
+Qwen3-Omni, Qwen3.5, 3.6 and 3.8, Qwen-Drive, North-Micro-Vision, Cosmos3 and timm's
+``qwen3_vit_*``. Sources of these models' names: their configs as public code copies them
+(QwenLM/Qwen-Drive-1.0 at ac4d230, tests of TensorRT-LLM), the classes of transformers 5.23.0 and
+its conversion of Cosmos3's names, and ``qwen3_vit.py`` of timm 1.0.31.
 """
 
 from __future__ import annotations
@@ -103,7 +103,10 @@ _TIMM_LAYOUT = Layout(  # timm/qwen3_vit_*_enc.*; timm's classifiers have the pr
 
 
 def _no_deepstack(shapes: Shapes) -> list[int]:
-    """Return no indexes for a tower without DeepStack mergers; which blocks feed some, none say."""
+    """Return an empty list, the indexes of the blocks that feed DeepStack mergers, if none exist.
+
+    If there are such mergers it is a LookupError, because no tensor says which blocks feed them.
+    """
     if any(name.startswith("deepstack_merger_list.") for name in shapes):
         raise LookupError("tensors do not say which blocks feed the mergers")
     return []
@@ -144,7 +147,10 @@ _TIMM_SIZES = {  # timm's name -> width, depth, heads, MLP over width
 
 
 def _timm_section(size: str, arguments: JsonObject) -> JsonDict:
-    """Return the tower's config; the tensors' shapes say what ``arguments`` leaves out."""
+    """Return the tower's config from the ``model_args`` of a timm config.
+
+    Arguments that it leaves out are those of timm's model of this ``size``, such as "88m".
+    """
     width, depth, heads, ratio = _TIMM_SIZES[size]
     width = arguments.get("embed_dim", width)
     return {

@@ -28,11 +28,11 @@ QKV = tuple(f"{_BLOCK}.self_attn.{part}_proj" for part in "qkv")
 
 
 def siglip_names(tower: str, patch: str) -> Mapping[str, str]:
-    """Return the published names of a SigLIP tower, and ours.
+    """Return the encoder's names of the modules of a SigLIP tower by their published names.
 
     Args:
-        tower: prefix of ours.
-        patch: our name of the layer that embeds patches, after the prefix.
+        tower: prefix of the encoder's names.
+        patch: the encoder's name, after the prefix, of the layer that embeds patches.
     """
     return {
         "embeddings.patch_embedding": f"{tower}{patch}",

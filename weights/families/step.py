@@ -28,7 +28,7 @@ _STEP3_VL = Layout(  # stepfun-ai/Step3-VL-10B, whose code has the values of pre
     },
 )
 _HF_QKV = tuple(f"layers.N.self_attn.{part}_proj" for part in "qkv")
-_STEP3_VL_HF = Layout(  # ``Step3p7Model`` of transformers 5.23.0, which permutes queries and keys
+_STEP3_VL_HF = Layout(  # ``Step3p7Model`` of transformers 5.23.0 permutes queries' and keys' rows
     name="step3-vl-hf",
     prefixes=_PREFIXES,
     marks=("embeddings.patch_embedding.", "layers.0.layernorm_before."),
@@ -84,10 +84,11 @@ _STEP3_FIELDS: Fields = {
 
 
 def _read_step3(config: JsonObject, shapes: Shapes) -> Step3Config:
-    """Read a config; the widths of MLP and downsampler and the projector's bias are the tensors'.
+    """Read the encoder's config from a published one and the shapes of the tower's tensors.
 
-    Class defaults that published configs repeat disagree with the checkpoint: an MLP of 3072
-    columns makes 1.5 billion parameters, where the model card says 5.
+    The widths of MLP and downsampler, and whether the projector has a bias, are taken from the
+    tensors, because published configs repeat defaults of their class that disagree with the
+    checkpoint: an MLP of 3072 columns makes 1.5 billion parameters, the model card says 5.
     """
     built = Step3Config.from_hf(config)
     mlp = shapes.get("transformer.layers.0.mlp.fc1.weight")
@@ -102,7 +103,7 @@ def _read_step3(config: JsonObject, shapes: Shapes) -> Step3Config:
 
 # --- records -------------------------------------------------------------------------------------
 
-# The class of transformers renames and permutes the published tensors itself.
+# ``Step3p7VisionModel`` reads both layouts: it renames and permutes tensors of the original one.
 _STEP3_VL_CLASS = TransformersClass("step3p7", "Step3p7VisionModel", "step3p5_vision", auto=False)
 STEP3_VL = Family(
     name="step3_vl",
@@ -120,7 +121,7 @@ STEP3 = Family(
     encoder=Step3Encoder,
     config=Step3Config,
     model_types=("step3_vision_encoder", "step3_vl"),
-    # CLIP has the class embedding, too, so that both names are needed.
+    # Towers of CLIP have a class embedding, too, so that it alone would not tell a Step3 tower.
     signs=(("embeddings.class_embedding", "vit_downsampler.weight"),),
     layouts=(_STEP3,),
     fields=_STEP3_FIELDS,

@@ -1,9 +1,11 @@
-"""Bringing a tower to this disk: by byte ranges into our cache, or whole shards into the client's.
+"""Fetches a tower to this disk: as byte ranges into a cache of this package, or as whole shards.
 
-A fetch by ranges works in ``partial/`` of the store: the tower's folder with its file at the final
-size, and ``done``, the digest of the plan and a line for each request that is done. A fetch that is
-killed is continued with the requests that are not done, once the others prove to be on the disk (a
-machine that lost power may have kept the line and lost the bytes). Nothing here needs torch.
+Whole shards go to the cache of the Hub's client, ``huggingface_hub``. A fetch by ranges works in
+the folder ``partial`` of the repo (see ``cache/store.py``): it has the tower's folder with a file
+of the final size, and a file ``done`` with a digest of all requests and a line per request that is
+done. A fetch that was killed goes on with the requests that are not done, after comparing the bytes
+of the others: a machine that lost power may have kept the line and lost the bytes. Torch is not
+imported.
 """
 
 from __future__ import annotations
@@ -41,11 +43,20 @@ WRITTEN = 1 << 20  # bytes that are written to the disk at once
 def fetch_tower(
     repo: Repo, wanted: Wanted, headers: Mapping[str, Header], *, check: bool
 ) -> dict[str, Located]:
-    """Fetch a tower by byte ranges unless it is kept; one fetch however many ask at once.
+    """Fetch a tower by byte ranges unless it is on this disk; return where each tensor lies.
 
-    Returns the position of each tensor by name. The ``headers`` are those of the files that hold
-    the tower. If ``check``, a tower that is there is read and compared before it is used. Refusals
-    of the Hub are raised as the client raises them.
+    Tensors are known by name. Of several threads and processes that ask, one fetches, others wait.
+
+    Args:
+        repo: the repo at its commit.
+        wanted: the tensors and small files of the tower.
+        headers: headers of the files that hold the tower, by name.
+        check: compare a tower that is on the disk with its checksums before it is used.
+
+    Raises:
+        CheckpointError: the disk is full, or the cache cannot be written to.
+        RangesUnsupported: the server cannot send byte ranges.
+        HfHubHTTPError: the Hub refused.
     """
     fetch, store = _Fetch(repo, wanted, headers), repo.store(repo.revision)
     try:
@@ -80,7 +91,7 @@ def fetch_tower(
 
 
 class _Fetch:
-    """One fetch of a tower into the ``partial`` folder that the cache keeps for a repo."""
+    """One fetch of a tower by byte ranges, into the folder ``partial`` of its repo in the cache."""
 
     def __init__(self, repo: Repo, wanted: Wanted, headers: Mapping[str, Header]) -> None:
         self.repo = repo
@@ -102,7 +113,7 @@ class _Fetch:
         self.done = self.folder / "done"
 
     def complete(self) -> None:
-        """Fetch the byte ranges that are missing, and complete the folder of the tower."""
+        """Fetch the byte ranges that are missing, and write the header with all checksums."""
         done = self._begin()
         options = self.repo.options
         with tqdm(  # type: ignore[no-untyped-call]  # the stub types no **kwargs
@@ -126,7 +137,10 @@ class _Fetch:
         self._finish()
 
     def _begin(self) -> dict[int, int]:
-        """Return the CRC-32 of each request that an earlier fetch of the same tower has done."""
+        """Return the CRC-32 of the bytes of each request that an earlier fetch has done, by number.
+
+        Without an earlier fetch of the same tower, the folder is made anew and nothing is returned.
+        """
         etags = [self.repo.remote(file).etags for file in self.shards]
         names = [tags.get("x-linked-etag", tags.get("etag")) for tags in etags]
         plan = json.dumps([names, [asdict(request) for request in self.requests], self.head.hex()])
@@ -167,7 +181,7 @@ class _Fetch:
             lines.write(f"{number} {value}\n".encode())
 
     def _finish(self) -> None:
-        """Take the checksums of the tensors, write the header, and have all of it on the disk."""
+        """Write the header, with the CRC-32 of each tensor, and wait until all is on the disk."""
         path, workers = self.file, self.repo.options.max_workers
         lengths = [tensor.entry.nbytes for tensor in self.tensors]
         starts = accumulate([len(self.head), *lengths[:-1]])
@@ -180,7 +194,7 @@ class _Fetch:
 
 
 def download_shards(repo: Repo, names: list[str]) -> None:
-    """Download whole files into the cache of the Hub's client, by the client."""
+    """Have the Hub's client download the files ``names`` of a repo into its own cache."""
     options = repo.options
 
     def download(name: str, stop: Event) -> None:
@@ -200,7 +214,10 @@ def download_shards(repo: Repo, names: list[str]) -> None:
 
 
 def _bar(shown: bool, stop: Event) -> type[tqdm]:
-    """Return the class of the client's bar, which ends the download once ``stop`` is set."""
+    """Return a class of progress bars for the Hub client; it ends a download once ``stop`` is set.
+
+    The bars are not drawn unless ``shown`` is true.
+    """
 
     class Bar(tqdm):
         def __init__(self, *arguments: object, **keywords: object) -> None:

@@ -1,10 +1,10 @@
-"""One remote file, read by byte range over the Hub client's own HTTP session, token and retries.
+"""One remote file, read by byte ranges with HTTP session, token and retries of the Hub's client.
 
 The Hub redirects weights to a storage host. The redirect is followed once per file and remembered,
 so that a range costs one request. Where the storage host refuses a remembered address, because it
 has expired or was signed for one range alone, every later range of the file asks the Hub. Busy
-servers are asked again by the client's ``http_stream_backoff``; connections that break are
-continued here at the byte. The ETag of every answer must be that of the first.
+servers are asked again by the client's ``http_stream_backoff``. If a connection breaks, the bytes
+that are still missing are asked for here. The ETag of every answer must be that of the first.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from ..parallel import Stopped, said_if_slow
 from ..tensor_file import Header, check_size, header_length, parse_header
 
 AGENT = f"vitgraph; hf_hub/{huggingface_hub.__version__}; python/{platform.python_version()}"
-"""Our user agent. The client's ``build_hf_headers`` may send a request of its own first, to name
-the program that runs it; a load is to send exactly one request for a branch."""
+"""The user agent of all requests. It is not made by the client's ``build_hf_headers``, which may
+send a request of its own first: a load is to send exactly one request for a branch."""
 ATTEMPTS = 6  # tries without a megabyte of progress before a file is given up
 FIRST_WAIT = 0.5  # seconds before the second try; each further one waits twice as long
 CHUNK = 1 << 20
 BUSY = (408, 429, 500, 502, 503, 504)
-"""Statuses of a server that is likely to answer the same request a little later."""
+"""The HTTP statuses of a server that is likely to answer the same request a little later."""
 _EXPIRED = (400, 401, 403, 404, 410)  # statuses of a storage host for an expired address
 
 
@@ -69,11 +69,17 @@ class Unreachable(Exception):
 
 
 class _Expired(HTTPError):
-    """Raised when a signed address expired, so that the Hub has to be asked for another."""
+    """Raised when a storage host refuses an address from the Hub, which has to give another."""
 
 
 class RemoteFile:
-    """A file of a repo at one commit on the Hub, called ``label`` in messages."""
+    """A file of a repo at one revision on the Hub.
+
+    Args:
+        url: address of the file on the Hub.
+        token: access token, as the Hub's client takes it.
+        label: name of the file in messages.
+    """
 
     def __init__(self, url: str, token: bool | str | None, label: str) -> None:
         self.url, self.token, self.label = url, token, label
@@ -88,7 +94,10 @@ class RemoteFile:
         self._refused = False  # whether the storage host has refused a remembered address
 
     def header(self, guess: int) -> Header:
-        """Read and check the header of a safetensors file, in one request if ``guess`` suffices."""
+        """Read and check the header of a safetensors file.
+
+        One request suffices if the header ends within the first ``guess`` bytes of the file.
+        """
         raw = b"".join(self.stream(0, guess))
         end = 8 + header_length(raw, self.label)
         if end > len(raw) == guess:
@@ -102,12 +111,12 @@ class RemoteFile:
         return header
 
     def stream(self, start: int, end: int, stop: Event | None = None) -> Iterator[bytes]:
-        """Yield the bytes from ``start`` up to ``end``, fewer if the file ends before.
+        """Yield the bytes from offset ``start`` up to ``end``, fewer if the file ends before.
 
         Raises:
             RangesUnsupported: the server sends other bytes.
             Unreachable: the connection broke too often.
-            Stopped: ``stop`` was set.
+            Stopped: ``stop`` was set by another thread.
         """
         position, failures = start, 0
         while position < (end if self.size is None else min(end, self.size)):
@@ -174,7 +183,11 @@ class RemoteFile:
             self.size = end - left
 
     def _promised(self, response: Answer, start: int, end: int) -> int:
-        """Return the number of bytes in the answer; raise if they are not those asked for."""
+        """Return the number of bytes that an answer announces for the range ``start`` to ``end``.
+
+        It is smaller than the range if the file ends before. A server that ignores ranges may send
+        the whole file if ``start`` is 0; any other bytes are a RangesUnsupported.
+        """
         headers = response.headers
         content_range, length = headers.get("content-range", ""), headers.get("content-length", "")
         if response.status_code == 416 and content_range in (f"bytes */{self.size}", "bytes */0"):
@@ -203,7 +216,13 @@ class RemoteFile:
     def _open(
         self, wanted: str | None, stop: Event | None, *, patient: bool = True
     ) -> Iterator[Answer]:
-        """Send one request, and send it again while the server is busy if ``patient`` is true."""
+        """Send one request, and yield the answer.
+
+        Args:
+            wanted: value of the header Range; None for the whole file.
+            stop: if it is set, Stopped is raised instead; None to ask always.
+            patient: send the request again, up to five times, while the server is busy.
+        """
         if stop is not None and stop.is_set():
             raise Stopped
         direct = self._direct
@@ -261,7 +280,14 @@ class RemoteFile:
 
 
 def _wait(failures: int, attempts: int, error: Exception, stop: Event | None) -> None:
-    """Sleep before the next try of a request; after the last try, raise the error."""
+    """Sleep before the next try of a request, or raise an error if there is none.
+
+    Args:
+        failures: tries that have failed.
+        attempts: most tries; after the last an Unreachable is raised.
+        error: why the last try failed; a refusal of the server is raised at once.
+        stop: if it is set meanwhile, Stopped is raised; None to sleep always.
+    """
     if isinstance(error, HfHubHTTPError):
         raise error
     if failures >= attempts:
@@ -271,6 +297,6 @@ def _wait(failures: int, attempts: int, error: Exception, stop: Event | None) ->
 
 
 def _origin(url: str) -> tuple[str, str | None, int | None]:
-    """Return scheme, host and port of a URL: a token is sent to no other origin."""
+    """Return scheme, host and port of a URL. The user's token is only sent to those of the Hub."""
     parts = urlsplit(url)
     return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)

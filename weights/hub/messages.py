@@ -16,7 +16,15 @@ SPACE = "free some space or pass a cache_dir on another disk"
 
 
 def explain(error: BaseException, repo_id: str, revision: str, name: str, page: str) -> str:
-    """Return why the file ``name`` was not fetched; ``page`` is the web page of the repo."""
+    """Return why a file was not fetched, and what to do about it.
+
+    Args:
+        error: the error of the Hub's client.
+        repo_id: the repo, ``owner/name``.
+        revision: branch, tag or commit that was asked for.
+        name: the file.
+        page: address of the repo's web page.
+    """
     # The client raises a ValueError that says only "due to the above error"; its cause says more.
     if type(error) is ValueError and error.__cause__ is not None:
         error = error.__cause__
@@ -49,7 +57,7 @@ def explain(error: BaseException, repo_id: str, revision: str, name: str, page: 
 
 
 def obstacle(error: BaseException) -> str:
-    """Return in a few words why the Hub cannot be reached."""
+    """Return in a few words why the Hub cannot be reached, as ``error`` says."""
     if isinstance(error, errors.HfHubHTTPError):
         return f"the server answers {status(error)}"
     if isinstance(error, Unreachable):
@@ -61,7 +69,10 @@ def obstacle(error: BaseException) -> str:
 
 
 def not_here(name: str, why: str) -> str:
-    """Return a message that a file is not on this disk and cannot be fetched, and what to do."""
+    """Return a message that the file ``name`` is not on this disk and cannot be fetched.
+
+    It says ``why`` the Hub cannot be reached, and what to do.
+    """
     return (
         f"{name} is not in the cache and the Hub cannot be reached ({why}): load once with a "
         "connection, or pass the cache_dir it is in"
@@ -69,9 +80,9 @@ def not_here(name: str, why: str) -> str:
 
 
 def is_absence(error: BaseException) -> bool:
-    """Return whether ``error`` says that a repo, known to be there, has no such file.
+    """Return whether ``error`` says that a repo exists and has no such file.
 
-    The Hub says so by a header; mirrors and plain servers just answer 404.
+    The Hub says so by a header. Mirrors and plain servers answer 404 without the header.
     """
     return isinstance(error, errors.RemoteEntryNotFoundError) or (
         isinstance(error, errors.HfHubHTTPError)
@@ -81,7 +92,7 @@ def is_absence(error: BaseException) -> bool:
 
 
 def is_full(error: BaseException) -> bool:
-    """Return whether the disk is full, or the user's share of it."""
+    """Return whether ``error`` says that the disk, or the user's quota of it, is full."""
     full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     return isinstance(error, OSError) and status(error) is None and error.errno in full
 

@@ -1,4 +1,8 @@
-"""Choose the byte ranges of a tower: neighbours merged, long stretches cut, small gaps bridged."""
+"""Chooses the byte ranges by which a tower is fetched.
+
+Neighbouring tensors are fetched by one request, long stretches are divided among several, and
+small gaps between wanted bytes are fetched, too, where that saves a request.
+"""
 
 from __future__ import annotations
 
@@ -11,45 +15,62 @@ from ..snapshot import TowerTensor
 from ..tensor_file import Header
 
 MOST_BYTES = 64 << 20
-"""Largest request; longer stretches are cut, so that several connections share them."""
+"""The most bytes of one request; longer stretches are divided among several connections."""
 WASTE = 200  # one byte in so many of the wanted bytes may be fetched in vain to save requests
 Segments: TypeAlias = tuple[tuple[int, int], ...]
-"""Begin and end of each stretch of wanted bytes in a remote file, in rising order."""
+"""The first byte of each stretch of wanted bytes in a remote file, and the byte after its last, in
+rising order."""
 _Stretch: TypeAlias = tuple[str, int, int]  # name of the file, begin and end of the bytes
 
 
 @dataclass(frozen=True)
 class RangeRequest:
-    """One request: bytes ``begin`` to ``end`` of ``file``, of which the segments are kept."""
+    """One request: the bytes of ``file`` from ``begin`` up to ``end``.
+
+    Only those in ``segments`` are kept; the others lie in gaps between wanted tensors.
+    """
 
     file: str
     begin: int
     end: int
     segments: Segments
     target: int
-    """Where the first kept byte goes in our file; the others follow it without gaps."""
+    """The offset in the tower's file on this disk at which the first kept byte is written; the
+    others follow it without gaps."""
 
     @property
     def kept(self) -> int:
-        """The number of the requested bytes that are kept, without those between wanted parts."""
+        """The number of the requested bytes that are kept, those in ``segments``."""
         return sum(end - begin for begin, end in self.segments)
 
 
 def clip(segments: Iterable[tuple[int, int]], begin: int, end: int) -> Segments:
-    """Return the parts of segments that lie between the offsets ``begin`` and ``end``."""
+    """Return what of ``segments``, which are (first, after last), lies from ``begin`` to ``end``.
+
+    All are offsets in bytes; those of the ends are the ones after the last byte.
+    """
     clipped = ((max(first, begin), min(last, end)) for first, last in segments)
     return tuple((first, last) for first, last in clipped if first < last)
 
 
 def in_order(tensors: Iterable[TowerTensor]) -> list[TowerTensor]:
-    """Return the tensors in the order of our own file: by shard, and as they lie in it."""
+    """Return the tensors in the order in which the tower's file has them.
+
+    They are sorted by shard, and by their place in the shard.
+    """
     return sorted(tensors, key=lambda tensor: (tensor.file, tensor.entry.begin, tensor.name))
 
 
 def plan_requests(
     tensors: Sequence[TowerTensor], headers: Mapping[str, Header], data_start: int
 ) -> list[RangeRequest]:
-    """Return the requests that bring sorted ``tensors`` into a file with this ``data_start``."""
+    """Return the requests that fetch the tensors of a tower.
+
+    Args:
+        tensors: the tensors, as :func:`in_order` sorts them.
+        headers: headers of the remote files that hold them, by name.
+        data_start: offset of the first tensor in the tower's file on this disk.
+    """
     stretches = _stretches(tensors, headers)
     bridged = _bridged(stretches, sum(tensor.entry.nbytes for tensor in tensors) // WASTE)
     joined: list[tuple[str, list[tuple[int, int]]]] = []
@@ -60,7 +81,7 @@ def plan_requests(
     requests: list[RangeRequest] = []
     for file, segments in joined:
         begin, end = segments[0][0], segments[-1][1]
-        # One request is at most MOST_BYTES long, so a longer stretch is cut evenly.
+        # One request has at most MOST_BYTES, so that a longer stretch is divided evenly.
         count = -(-(end - begin) // MOST_BYTES)
         cuts = [begin + (end - begin) * number // count for number in range(count + 1)]
         for start, stop in pairwise(cuts):
@@ -71,7 +92,7 @@ def plan_requests(
 
 
 def _stretches(tensors: Sequence[TowerTensor], headers: Mapping[str, Header]) -> list[_Stretch]:
-    """Return file, begin and end of each run of tensors that lie next to each other."""
+    """Return file, first byte and byte after the last of each run of neighbouring tensors."""
     stretches: list[_Stretch] = []
     for tensor in tensors:
         start = headers[tensor.file].data_start
@@ -84,7 +105,10 @@ def _stretches(tensors: Sequence[TowerTensor], headers: Mapping[str, Header]) ->
 
 
 def _bridged(stretches: Sequence[_Stretch], budget: int) -> set[int]:
-    """Return which stretches join the one before: the smallest gaps, ``budget`` bytes in all."""
+    """Return the places in ``stretches`` of those to fetch by one request with the one before.
+
+    They come after the smallest gaps, which have at most ``budget`` bytes in all.
+    """
     gaps = sorted(
         (after[1] - before[2], number)
         for number, (before, after) in enumerate(pairwise(stretches), 1)

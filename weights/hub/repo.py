@@ -1,8 +1,8 @@
-"""One repo of the Hub: how to talk to it, which commit is read, how files are addressed.
+"""One repo of the Hub at one revision: its commit, and the addresses of its files on Hub and disk.
 
-A branch is resolved by one request for ``config.json``, whose answer names the commit. Which commit
-a branch was last seen at is recorded, by us beside the kept towers and by the Hub's client in its
-cache. The newer record counts where no request may be sent, and where the Hub cannot be reached.
+A branch is resolved by one request for ``config.json``, whose answer names the commit. The commit
+is recorded beside the kept towers; the Hub's client records one in its own cache, too. The newer
+record is used where no request may be sent, and where the Hub cannot be reached.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from .messages import OFFLINE, explain, is_absence, not_here, obstacle
 
 CONFIG = "config.json"
 Fetch: TypeAlias = Literal["auto", "ranges", "shards"]
-"""Whether byte ranges of shards are fetched, whole shards, or what transfers less."""
+"""Whether a tower is fetched as byte ranges of shards, as whole shards, or ("auto") as ranges if
+these transfer clearly fewer bytes."""
 FETCHES: tuple[Fetch, ...] = get_args(Fetch)
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -47,7 +48,7 @@ _T = TypeVar("_T")
 class HubOptions:
     """The settings of requests to the Hub: keywords of :func:`~weights.load_encoder`.
 
-    A ``subfolder`` is kept in its plain spelling, a ``token`` without space around it.
+    A ``subfolder`` like ``./a//b/`` is stored as ``a/b``, a ``token`` without space around it.
     """
 
     revision: str | None = None
@@ -78,7 +79,10 @@ class HubOptions:
 
 
 def _plain_folder(subfolder: str | None) -> str | None:
-    """Return a folder of a repo in plain form, ``a/b`` for ``./a//b/``, and None for the top."""
+    """Return a folder of a repo in plain form, ``a/b`` for ``./a//b/``; None is the repo itself.
+
+    A path that leads out of the repo is a CheckpointError.
+    """
     path = PurePosixPath(subfolder or "")
     if path.is_absolute() or ".." in path.parts or "\\" in str(path):
         raise CheckpointError(
@@ -123,11 +127,11 @@ class Repo:
             )
 
     def resolve(self) -> dict[str, bytes | None]:
-        """Find the commit of the revision, at which everything is read from here on.
+        """Find the commit of the revision; all files are read at this commit afterwards.
 
         Returns:
-            What the answer brought: ``config.json``, None if there is none; or nothing if no
-            request was sent.
+            The file that the answer contained: ``config.json`` and its bytes, None if the repo has
+            no such file. The dict is empty if no request was sent.
         """
         brought: dict[str, bytes | None] = {}
         if not _COMMIT.fullmatch(self.revision):
@@ -161,7 +165,10 @@ class Repo:
         return commit, {CONFIG: config}
 
     def _ask_commit(self, *, patient: bool) -> tuple[str, bytes | None]:
-        """Return the commit that the Hub names, and the config there, None if there is none."""
+        """Ask the Hub for the commit of the revision, and for its ``config.json`` (None: no such).
+
+        If ``patient``, a busy server is asked again, and a broken connection is tried six times.
+        """
         remote, content = self.remote(CONFIG), None
         try:
             content = remote.whole(json_limit(CONFIG), patient=patient, first=True)
@@ -175,7 +182,11 @@ class Repo:
         return remote.commit, content
 
     def _known_commit(self, record: Path) -> str | None:
-        """Return the commit that the revision was last seen at, if its config is on this disk."""
+        """Return the commit that the revision was last seen at, None without one to load offline.
+
+        The newer of two records is used, the file ``record`` and that of the Hub's client, if the
+        config of its commit is on this disk.
+        """
         dated: list[tuple[int, str]] = []
         for path in (record, self.clients_folder / "refs" / self.revision):
             with suppress(OSError, ValueError):
@@ -189,7 +200,10 @@ class Repo:
         return max(dated)[1] if dated else None
 
     def _unknown(self, why: str) -> CheckpointError:
-        """Return the error for a revision whose commit neither the Hub nor the cache tells."""
+        """Return the error for a revision whose commit is neither in the cache nor to be asked for.
+
+        It says ``why`` the Hub cannot be reached.
+        """
         kept = repo_folder(self.root, self.repo_id).is_dir() or self.clients_folder.is_dir()
         hint = "; `vitgraph cache list` shows commits that load as revision= (--revision)"
         return CheckpointError(
@@ -204,7 +218,10 @@ class Repo:
         return Store(repo_folder(self.root, self.repo_id) / f"{commit}{inside}")
 
     def inside(self, name: str) -> str:
-        """Return the path in the repo of a file of the checkpoint, which may be in a subfolder."""
+        """Return the path inside the repo of the checkpoint's file ``name``.
+
+        The path begins with the subfolder that holds the checkpoint, if there is one.
+        """
         folder = self.options.subfolder
         return check_name(f"{folder}/{name}" if folder else name, self.label)
 
@@ -231,10 +248,11 @@ class Repo:
         return Path(kept) if isinstance(kept, str) else None if kept is None else False
 
     def ask(self, question: Callable[[], _T], name: str) -> _T:
-        """Return the answer to a question about the file ``name``.
+        """Return ``question()``, which asks the Hub's client about the file ``name``.
 
-        An AbsentError says that the repo has no such file, another CheckpointError why there is no
-        answer.
+        Raises:
+            AbsentError: the repo has no such file.
+            CheckpointError: the client raised another error; the message says why in one line.
         """
         try:
             return question()

@@ -1,9 +1,9 @@
-"""A checkpoint on the Hub at one commit: its kept tower, else the files that are fetched.
+"""A checkpoint on the Hub at one commit: its tower on this disk, else the files that are fetched.
 
-Token, offline mode, endpoint and progress bars are the Hub client's, so they behave as its users
-expect. Of the weights only headers are read until the tensors are known to fit; then either the
-byte ranges of the tower are fetched into a cache of our own, or the shards that hold it into the
-client's.
+Token, offline mode, endpoint and progress bars are the Hub client's, so that they behave as its
+users expect. Of the weights only headers are read until the tensors are known to fit. Then either
+the byte ranges of the tower are fetched into a cache of this package, or the shards that hold it
+into the cache of the client.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from .ranges import in_order, plan_requests
 from .repo import HubOptions, Repo
 
 SAVING = 0.9
-"""``fetch="auto"`` takes ranges if they transfer at most this share of what the shards would: whole
-shards, which other programs can use too, are worth a tenth."""
+"""``fetch="auto"`` fetches byte ranges if they transfer at most this share of what whole shards
+would. Shards are preferred beyond it, because other programs can use them, too."""
 FIRST_READ = 1 << 16  # bytes of the first read of a header of which nothing is known
 LISTING = ".listing.json"  # the kept list of a repo's files, under a name that no repo has
 _DAMAGE = (
@@ -40,9 +40,13 @@ _DAMAGE = (
 
 
 def open_repo(repo_id: str, options: HubOptions, damage: DamagedError | None = None) -> Snapshot:
-    """Open a repo of the Hub: its kept tower if there is one, else its files on the Hub.
+    """Open a repo of the Hub: its tower in the cache if there is one, else its files on the Hub.
 
-    If reading the kept tower has raised ``damage``, it is not used.
+    Args:
+        repo_id: the repo, ``owner/name``.
+        options: settings of requests.
+        damage: the error that reading the tower in the cache has raised before, which is then not
+            used; else None.
     """
     repo = Repo(repo_id, options)
     brought = repo.resolve()
@@ -56,9 +60,15 @@ def open_repo(repo_id: str, options: HubOptions, damage: DamagedError | None = N
 
 
 class HubSnapshot(Snapshot):
-    """A repo of the Hub at one commit, of which no tower is kept.
+    """A repo of the Hub at one commit, of which the cache has no tower to use.
 
-    Its folder is that of the Hub client's cache, where whole files lie.
+    The ``folder`` is that of the commit in the cache of the Hub's client, where whole files lie.
+
+    Args:
+        repo: the repo at its commit.
+        brought: small files that finding the commit has fetched, by name; None for a file that the
+            repo does not have.
+        damage: why the tower in the cache is not used, None if there is none.
     """
 
     def __init__(
@@ -93,9 +103,9 @@ class HubSnapshot(Snapshot):
         return super().contents(names)
 
     def _find(self, name: str) -> bytes | None:
-        """Return a small file from the client's cache, else from the Hub.
+        """Return the small file ``name`` from the client's cache, else the Hub; None if absent.
 
-        Offline, a file that was never asked for counts as absent.
+        Offline, a file that was never asked for is taken for one that the repo does not have.
         """
         if self._path(name) is not None:
             return super().content(name)
@@ -109,7 +119,7 @@ class HubSnapshot(Snapshot):
             return None
 
     def _keep_answers(self) -> None:
-        """Keep the small files that the client's cache lacks, for later loads."""
+        """Write the small files that the client's cache lacks to the disk, for later loads."""
         answers = {name: raw for name, raw in self._answers.items() if self._path(name) is None}
         if answers != self._known and not self.offline:
             with suppress(OSError):  # if nothing can be kept, the next load asks the Hub again
@@ -120,7 +130,7 @@ class HubSnapshot(Snapshot):
             return True
         if self.offline or name in self._answers:
             return name not in self._answers and name in self.names()
-        try:  # a file's header tells more than the list of all files, in as many requests
+        try:  # the file's header, which is needed next, costs one request as a list of files would
             self.headers({name: 0})
         except AbsentError:
             self._answers[name] = None
@@ -203,7 +213,10 @@ class HubSnapshot(Snapshot):
         return Traffic(cached, self._route(wanted), self._range_bytes(wanted), unfinished)
 
     def _route(self, wanted: Wanted) -> Route:
-        """Choose how to fetch the tower: ``nothing``, ``ranges`` or ``shards``."""
+        """Choose what to fetch: byte ranges of the tower, its whole shards, or nothing.
+
+        Nothing is fetched if all shards are on this disk.
+        """
         sizes = wanted.checkpoint.shards
         missing = sum(sizes[file] for file in sizes if self._path(file) is None)
         if not missing:
@@ -220,8 +233,10 @@ class HubSnapshot(Snapshot):
         return sum(request.end - request.begin for request in requests)
 
     def _path(self, name: str) -> Path | None:
-        """Return the whole file in the client's cache, or None if it is not there or must not be
-        used."""
+        """Return the path of the whole file in the cache of the Hub's client, None without one.
+
+        With ``force_download``, only files that this load has fetched are used.
+        """
         if self.repo.options.force_download and name not in self._downloaded:
             return None
         path = self.repo.clients_file(name) or None
@@ -229,7 +244,7 @@ class HubSnapshot(Snapshot):
         return path
 
     def _not_here(self, name: str) -> CheckpointError:
-        """Return the error for a file that is needed while the Hub may not be asked (offline)."""
+        """Return the error for a file ``name`` that is needed and not on this disk, offline."""
         if self.damage is not None:
             return self._cannot_repair("the kept tower", self.damage)
         return CheckpointError(f"{self.label}: {not_here(name, OFFLINE)}")
