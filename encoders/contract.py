@@ -132,7 +132,10 @@ class GraphableEncoder(Protocol):
         *,
         encoder_metadata: Metadata | None = None,
     ) -> EncoderOutput:
-        """Encode rows [P, *row_shape]; with metadata, the grid is not read and nothing syncs."""
+        """Encode rows ``pixel_values`` [P, *row_shape] of items with the grids ``grid_thw``.
+
+        With ``encoder_metadata``, the grid is not read, and the host does not wait for the device.
+        """
         ...
 
     def split(self, output: Output, grid_thw: GridLike) -> list[Output]:
@@ -197,7 +200,15 @@ class Accelerator(Protocol):
         wanted: Sequence[int],
         blocks: nn.ModuleList,
     ) -> Iterator[Tensor]:
-        """Yield the hidden state after each of the ``blocks`` whose index is in ``wanted``."""
+        """Yield the hidden state after each of the ``blocks`` in ``wanted``.
+
+        Args:
+            encoder: runs the blocks that the accelerator cannot.
+            hidden: the rows that the first block reads, [T, D] or views [B, .., D].
+            metadata: the result of the encoder's ``prepare_encoder_metadata``.
+            wanted: indices of blocks from 0, ascending.
+            blocks: one stack of the encoder, all of it.
+        """
         ...
 
     def add_weighted_rows(

@@ -99,7 +99,7 @@ def output_like(
     pooler_output: Tensor | None,
     deepstack_features: tuple[Tensor, ...] | None,
 ) -> Output:
-    """Return an output of the class of ``output`` with these fields (None: PartialOutput only)."""
+    """Return an output of the class of ``output`` with other fields; a whole one takes no None."""
     make: Callable[..., Output] = type(output)
     return make(last_hidden_state, pooler_output, deepstack_features)
 

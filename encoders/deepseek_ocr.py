@@ -228,7 +228,8 @@ class DeepseekOCREncoder(PathsEncoder):
     ) -> Tensor | None:
         """Join the rows of an item's ``views``, by path, in the published order [rows, columns].
 
-        With ``learned``, newlines and separator are put in. It returns None if any rows are None.
+        ``pictures`` say how the views of a path lie. With ``learned``, newlines and separator are
+        put in. It returns None if any rows are None.
         """
         maps = {}
         for name, rows in views.items():
@@ -254,7 +255,7 @@ class DeepseekOCREncoder(PathsEncoder):
         tilings_of(inputs)
 
     def _maps_of_items(self, features: Tensor, inputs: VisionInputs) -> list[dict[str, Tensor]]:
-        """Return maps [1, h, w, D] per item: "image" and, if it has tiles, "tiles"."""
+        """Return the maps "image" and, of an item with tiles, "tiles", each [1, h, w, D]."""
         pictures = self._pictures(inputs)
         grids = [{name: part.grid for name, part in item.items()} for item in pictures]
         pairs = zip(split_items(features, grids), grids, strict=True)

@@ -164,7 +164,7 @@ class Ernie4_5VLEncoder(PatchEncoder):
         ]
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> RotarySegments:
-        """Return the rotary angles, segment offsets and rows of padding that every block takes."""
+        """Return what every block reads in ``metadata``: rotary angles, offsets, padding rows."""
         return RotarySegments.of(metadata)
 
     def _grid_metadata(
@@ -174,6 +174,7 @@ class Ernie4_5VLEncoder(PatchEncoder):
 
         ``rotary_pos_emb_cos`` and ``rotary_pos_emb_sin`` are [P, K/2]; ``pair_index`` int64 [N, 2],
         or [C, 2] with ``max_input_size``, since images have a token per cell.
+        P is ``max_input_size``, with padding at the end, or the number of patches of ``grids``.
         """
         dtype = torch.promote_types(self.ln.weight.dtype, torch.float32)
         merge, head = self.config.spatial_merge_size, self.config.head_size
@@ -313,7 +314,7 @@ def rotary_cos_sin(
 ) -> tuple[Tensor, Tensor]:
     """Return cos and sin [P, K/2] of the 2D rotary angles of ``positions`` [P, 2], (row, column).
 
-    The first half of the angles is by row, the second by column; K is ``head_size``.
+    The first half is by row, the second by column; K is ``head_size``, ``theta`` the base.
     """
     steps = torch.arange(0, head_size // 2, 2, dtype=dtype, device=positions.device)
     turns = theta ** (steps / (head_size // 2))

@@ -172,7 +172,7 @@ class Gemma4Encoder(RasterEncoder):
         return (1, h, w) if w <= self.config.position_embedding_size else (tokens, side, side)
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> Context:
-        """Return the rotary angles, segment offsets and rows of padding that every block takes."""
+        """Return what every block reads in ``metadata``: rotary angles, offsets, padding rows."""
         return Context.of(metadata)
 
     def _grid_metadata(
@@ -182,6 +182,7 @@ class Gemma4Encoder(RasterEncoder):
 
         ``rotary_pos_emb_cos`` and ``rotary_pos_emb_sin`` are [P, K/2], the columns' angles first.
         ``position_ids`` int64 [P, 2] are column and row, ``pool_index`` int64 [N, 9] patches.
+        P is ``max_input_size``, with padding at the end, or the number of patches of ``grids``.
         """
         dtype = torch.promote_types(self.position_embedding_table.dtype, torch.float32)
         side, most = self.config.pooling_kernel_size, self.config.position_embedding_size
@@ -377,7 +378,10 @@ def rotary_cos_sin(
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate columns i and i + K/4 of each half of a head of ``x`` [T, H, K] by the same angle."""
+    """Rotate columns i and i + K/4 of each half of a head of ``x`` [T, H, K] by the same angle.
+
+    ``cos`` and ``sin`` are [T, 1, 2, K/4] in float32 or wider; the result has the dtype of ``x``.
+    """
     first, second = x.unflatten(-1, (2, 2, -1)).unbind(-2)
     turned = (first * cos - second * sin, second * cos + first * sin)
     return torch.stack(turned, -2).flatten(-3).to(x.dtype)

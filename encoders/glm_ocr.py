@@ -159,13 +159,16 @@ class GlmOCREncoder(PatchEncoder):
         return EncoderOutput(hidden, self.merger(self._downsample(hidden)), ())
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> RotarySegments:
-        """Return the rotary angles, segment offsets and rows of padding that every block takes."""
+        """Return what every block reads in ``metadata``: rotary angles, offsets, padding rows."""
         return RotarySegments.of(metadata)
 
     def _grid_metadata(
         self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
     ) -> Metadata:
-        """Return ``rotary_pos_emb_cos`` and ``rotary_pos_emb_sin`` [P, K/2], in merge order."""
+        """Return ``rotary_pos_emb_cos`` and ``rotary_pos_emb_sin`` [P, K/2], in merge order.
+
+        P is ``max_input_size``, with padding at the end, or the number of patches of ``grids``.
+        """
         dtype = torch.promote_types(self.patch_embed.proj.weight.dtype, torch.float32)
         merge, head = self.config.spatial_merge_size, self.config.head_size
         rows = check_input_size(sum(t * h * w for t, h, w in grids), max_input_size, merge**2)
@@ -305,7 +308,7 @@ def rotary_cos_sin(
 ) -> tuple[Tensor, Tensor]:
     """Return cos and sin [P, K/2] of the 2D rotary angles of ``positions`` [P, 2], (row, column).
 
-    The first half of the angles is by row, the second by column; K is ``head_size``.
+    The first half is by row, the second by column; K is ``head_size``, ``theta`` the base.
     """
     steps = torch.arange(0, head_size // 2, 2, dtype=dtype, device=positions.device)
     turns = theta ** (steps / (head_size // 2))

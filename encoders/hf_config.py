@@ -20,7 +20,7 @@ def find_section(config: Mapping[str, object], *names: str) -> Mapping[str, obje
 
 
 def read_field(section: Mapping[str, object], *names: str, default: object = _NO_DEFAULT) -> Any:
-    """Return the JSON value that the config has under one of ``names`` (aliases), else ``default``.
+    """Return the value in ``section`` under one of ``names`` (aliases), or ``default``.
 
     Raises:
         ValueError: none of them is there and no ``default`` is given, or two of them disagree.
@@ -43,7 +43,7 @@ def read_field(section: Mapping[str, object], *names: str, default: object = _NO
 def read_size(
     section: Mapping[str, object], *names: str, default: object = _NO_DEFAULT, most: int = 1 << 20
 ) -> int:
-    """Return an integer from 1 to ``most`` under one of ``names``; [14, 14] is read as 14."""
+    """Return the integer, 1 to ``most``, under one of ``names``, or ``default``; [14, 14] is 14."""
     value = read_field(section, *names, default=default)
     if isinstance(value, (list, tuple)) and len(set(value)) == 1:
         value = value[0]
@@ -53,7 +53,7 @@ def read_size(
 
 
 def read_blocks(section: Mapping[str, Any], name: str, default: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the field ``name``, a list of integers such as indices of blocks, as a tuple."""
+    """Return the list of integers under ``name``, such as indices of blocks, or ``default``."""
     value = read_field(section, name, default=default)
     if not isinstance(value, (list, tuple)) or any(type(number) is not int for number in value):
         raise ValueError(f"config field {name}={value!r}: must be a list of integers")
@@ -116,7 +116,7 @@ def read_rope_theta(section: Mapping[str, object]) -> float:
 
 
 def require_value(section: Mapping[str, object], name: str, *allowed: object) -> None:
-    """Raise a ValueError if the field ``name`` is there and none of the values ``allowed``."""
+    """Raise a ValueError if ``section`` has a value under ``name`` that is not ``allowed``."""
     value = section.get(name, allowed[0])
     if value not in allowed:
         shown = " or ".join(repr(choice) for choice in allowed)
@@ -124,6 +124,6 @@ def require_value(section: Mapping[str, object], name: str, *allowed: object) ->
 
 
 def require_divisible(what: str, value: int, by: str, divisor: int) -> None:
-    """Raise a ValueError, with both names, unless ``value`` is a multiple of ``divisor``."""
+    """Raise a ValueError unless ``value``, a ``what``, is a multiple of ``divisor``, a ``by``."""
     if value % divisor:
         raise ValueError(f"config: {what}={value} must be a multiple of {by}={divisor}")

@@ -332,6 +332,6 @@ def projector(config: InternViTConfig) -> nn.Module:
 
 
 def pixel_shuffle(patches: Tensor, h: int, w: int, version: str) -> Tensor:
-    """Join 2x2 patches [B, h*w, D] to tokens [B*h*w/4, 4D], row by row ("v2") or by column."""
+    """Join 2x2 patches [B, h*w, D] to tokens [B*h*w/4, 4D], by row; ``version`` v1: by column."""
     order = "(b h w)" if version == "v2" else "(b w h)"
     return rearrange(patches, f"b (h x w y) d -> {order} (x y d)", h=h // 2, x=2, w=w // 2, y=2)

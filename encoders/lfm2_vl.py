@@ -209,7 +209,7 @@ class Lfm2VLTower(RasterEncoder):
 
         ``pos_embed_rows`` and ``pos_embed_columns`` [P, S] are the weights of all rows and of all
         columns of the table. ``merge_index`` int64 [P] has the patches of each token one after
-        another.
+        another. P is ``max_input_size``, with padding at the end, or the patches of ``grids``.
         """
         dtype = torch.promote_types(self.pos_embed.dtype, torch.float32)
         merge = self.config.spatial_merge_size

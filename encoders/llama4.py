@@ -147,7 +147,7 @@ class Llama4Encoder(TileEncoder):
         return EncoderOutput(hidden, self.projector(self.adapter(squares)), ())
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> Context:
-        """Return the rotary angles, segment offsets and rows of padding that every block takes."""
+        """Return what every block reads in ``metadata``: rotary angles, offsets, padding rows."""
         return Context.of(metadata, hidden)
 
     def _token_grid(self, h: int, w: int) -> tuple[int, int]:
@@ -157,7 +157,7 @@ class Llama4Encoder(TileEncoder):
     def _grid_metadata(
         self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
     ) -> Metadata:
-        """Return ``rotary_pos_emb_cos`` and ``_sin`` [n, K/2] of one tile; all tiles share them."""
+        """Return cos and sin [n, K/2] of one tile, which all tiles of ``grids`` have in common."""
         check_input_size(sum(t for t, _, _ in grids), max_input_size)
         side = self.side // self.config.patch_size
         h, w = grids[0][1:] if grids and max_input_size is None else (side, side)
@@ -270,7 +270,7 @@ def rotary_cos_sin(
     """Return cos and sin [1 + h*w, K/2] of rotary angles, half by column, then half by row.
 
     Rows and columns of the ``h`` x ``w`` patches of a tile count from 1; the class token, which
-    comes first, is not rotated.
+    comes first, is not rotated. K is ``head_size``, ``theta`` the base.
     """
     steps = torch.arange(0, head_size // 2, 2, dtype=dtype, device="cpu")
     turns = theta ** (steps / (head_size // 2))
@@ -282,7 +282,10 @@ def rotary_cos_sin(
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate columns 2i and 2i + 1 of queries and keys [B, n, 2, H, K] by angle i of a row."""
+    """Rotate columns 2i and 2i + 1 of queries and keys ``x`` [B, n, 2, H, K] by angle i of a row.
+
+    ``cos`` and ``sin`` are [n, 1, 1, K/2] in float32 or wider.
+    """
     first, second = x.unflatten(-1, (-1, 2)).unbind(-1)
     pairs = torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-1)
     return pairs.flatten(-2).to(x.dtype)

@@ -172,13 +172,16 @@ class MiniMaxM3Encoder(PatchEncoder):
         return segments_of(grids, self.config.segment_frames)
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> Context:
-        """Return the rotary angles, segment offsets and rows of padding that every block takes."""
+        """Return what every block reads in ``metadata``: rotary angles, offsets, padding rows."""
         return Context.of(metadata)
 
     def _grid_metadata(
         self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
     ) -> Metadata:
-        """Return ``rotary_pos_emb_cos`` and ``rotary_pos_emb_sin`` [P, R], in merge-block order."""
+        """Return ``rotary_pos_emb_cos`` and ``rotary_pos_emb_sin`` [P, R], in merge-block order.
+
+        P is ``max_input_size``, with padding at the end, or the number of patches of ``grids``.
+        """
         dtype = torch.promote_types(self.patch_embed.proj.weight.dtype, torch.float32)
         merge = self.config.spatial_merge_size
         rows = check_input_size(sum(t * h * w for t, h, w in grids), max_input_size, merge**2)
@@ -317,7 +320,10 @@ class Projector(nn.Module):
 
 
 def frame_numbers(segments: Sequence[Grid], rows: int) -> Tensor:
-    """Return the index of each patch's frame pair in its segment, int64 [rows]; 0 for padding."""
+    """Return the index of each patch's frame pair in its segment, int64 [rows].
+
+    ``segments`` are ``(t, h, w)`` in patches; rows beyond them are padding, with index 0.
+    """
     numbers = torch.zeros(rows, dtype=torch.int64, device="cpu")
     start = 0
     for t, h, w in segments:
@@ -341,7 +347,7 @@ def rotary_cos_sin(
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate columns i and i + R of queries and keys ``x`` [T, 2, H, K] by angle i of a row.
 
-    Columns from 2R on are not rotated.
+    ``cos`` and ``sin`` are [T, 1, 1, 2R]. Columns from 2R on are not rotated.
     """
     turned, passed = x.tensor_split((cos.shape[-1],), dim=-1)
     first, second = turned.chunk(2, dim=-1)

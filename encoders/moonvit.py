@@ -193,7 +193,7 @@ class MoonViTEncoder(PatchEncoder):
         return segments_of(grids, self.config.segment_frames)
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> Context:
-        """Return the rotary angles, segment offsets and rows of padding that every block takes."""
+        """Return what every block reads in ``metadata``: rotary angles, offsets, padding rows."""
         return Context.of(metadata)
 
     def _grid_metadata(
@@ -204,7 +204,8 @@ class MoonViTEncoder(PatchEncoder):
         ``rotary_pos_emb_cos`` and ``rotary_pos_emb_sin`` are [P, K/2]. ``pos_embed_index`` int64
         and ``pos_embed_weight`` [P, 16] are the taps into the position table, ``frame_index`` int64
         [P] the row of ``frame_table`` [F+1, D]. ``merge_index`` int64 and ``merge_weight``
-        [N*4, F] are the rows that are averaged over time.
+        [N*4, F] are the rows that are averaged over time. P is ``max_input_size``, with padding at
+        the end, or the number of patches of ``grids``.
         """
         dtype = torch.promote_types(self.patch_embed.proj.weight.dtype, torch.float32)
         merge, most = self.config.spatial_merge_size, self.config.segment_frames
@@ -235,7 +236,7 @@ class MoonViTEncoder(PatchEncoder):
         return self._add_weighted_rows(timed, self.pos_embed, taps, weights).to(patches.dtype)
 
     def _over_time(self, hidden: Tensor, metadata: Metadata) -> Tensor:
-        """Normalise rows [P, D], then average those of one place over frames, [N*4, D]."""
+        """Normalise rows [P, D]; average over frames as ``metadata`` says, [N*4, D]."""
         normed, index, weight = self.norm(hidden), metadata["merge_index"], metadata["merge_weight"]
         total = normed[index[:, 0]] * weight[:, :1]
         for frame in range(1, index.shape[1]):
@@ -366,7 +367,10 @@ class Projector(nn.Module):
 def rotary_cos_sin(
     positions: Tensor, head_size: int, theta: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Return cos and sin [P, K/2] of positions [P, 2] (row, column): by column, row, column, .."""
+    """Return cos and sin [P, K/2] of the 2D rotary angles of ``positions`` [P, 2], (row, column).
+
+    Angles by column and by row take turns; K is ``head_size``, ``theta`` the base.
+    """
     steps = torch.arange(0, head_size, 4, dtype=dtype, device=positions.device)
     turns = theta ** (steps / head_size)
     angles = (positions.flip(1)[:, None].to(dtype) / turns[:, None]).flatten(1)
@@ -374,7 +378,10 @@ def rotary_cos_sin(
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate columns 2i and 2i + 1 of queries and keys [T, 2, H, K] by angle i of a row."""
+    """Rotate columns 2i and 2i + 1 of queries and keys ``x`` [T, 2, H, K] by angle i of a row.
+
+    ``cos`` and ``sin`` are [T, 1, 1, K/2] in float32 or wider.
+    """
     first, second = x.unflatten(-1, (-1, 2)).unbind(-1)
     pairs = torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-1)
     return pairs.flatten(-2).to(x.dtype)

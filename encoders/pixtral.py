@@ -169,13 +169,16 @@ class PixtralEncoder(PatchEncoder):
         return EncoderOutput(hidden, self.projector(hidden), ())
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> RotarySegments:
-        """Return the rotary angles, segment offsets and rows of padding that every block takes."""
+        """Return what every block reads in ``metadata``: rotary angles, offsets, padding rows."""
         return RotarySegments.of(metadata)
 
     def _grid_metadata(
         self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
     ) -> Metadata:
-        """Return ``rotary_pos_emb_cos`` and ``rotary_pos_emb_sin`` [P, K/2], in merge order."""
+        """Return ``rotary_pos_emb_cos`` and ``rotary_pos_emb_sin`` [P, K/2], in merge order.
+
+        P is ``max_input_size``, with padding at the end, or the number of patches of ``grids``.
+        """
         dtype = torch.promote_types(self.patch_embed.proj.weight.dtype, torch.float32)
         merge, head = self.config.spatial_merge_size, self.config.head_size
         rows = check_input_size(sum(t * h * w for t, h, w in grids), max_input_size, merge**2)

@@ -177,7 +177,7 @@ class Qwen2_5VLEncoder(PatchEncoder):
             yield self._reorder(hidden, metadata["reverse_index"])
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> Context:
-        """Return the rotary angles, segment offsets and rows of padding that every block takes."""
+        """Return what every block reads in ``metadata``: rotary angles, offsets, padding rows."""
         return Context.of(metadata)
 
     def _grid_metadata(
@@ -369,7 +369,7 @@ def rotary_cos_sin(
 ) -> tuple[Tensor, Tensor]:
     """Return cos and sin [P, K/2] of the 2D rotary angles of ``positions`` [P, 2], (row, column).
 
-    The first half of the angles is by row, the second by column; K is ``head_size``.
+    The first half is by row, the second by column; K is ``head_size``, ``theta`` the base.
     """
     steps = torch.arange(0, head_size // 2, 2, dtype=dtype, device=positions.device)
     turns = theta ** (steps / (head_size // 2))

@@ -162,6 +162,7 @@ class Siglip2Encoder(RasterEncoder):
 
         ``pos_embed_rows`` and ``pos_embed_columns`` [P, S] are the weights of all rows and of all
         columns of the table; the weight of an entry is the product of both.
+        P is ``max_input_size``, with padding at the end, or the number of patches of ``grids``.
         """
         dtype = torch.promote_types(self.pos_embed.dtype, torch.float32)
         rows = check_input_size(sum(t * h * w for t, h, w in grids), max_input_size)

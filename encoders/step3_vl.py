@@ -182,7 +182,7 @@ class Step3VLTower(TileEncoder):
         return EncoderOutput(hidden, tokens, ())
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> Context:
-        """Return the rotary angles, segment offsets and rows of padding that every block takes."""
+        """Return what every block reads in ``metadata``: rotary angles, offsets, padding rows."""
         return Context.of(metadata, hidden)
 
     @property
@@ -197,7 +197,7 @@ class Step3VLTower(TileEncoder):
     def _grid_metadata(
         self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
     ) -> Metadata:
-        """Return ``rotary_pos_emb_cos`` and ``_sin`` [n, K/2] of one view; all views share them."""
+        """Return cos and sin [n, K/2] of one view, which all views of ``grids`` have in common."""
         check_input_size(sum(t for t, _, _ in grids), max_input_size)
         side = self.side // self.config.patch_size
         h, w = grids[0][1:] if grids and max_input_size is None else (side, side)
@@ -335,7 +335,10 @@ def rotary_cos_sin(h: int, w: int, head_size: int, dtype: torch.dtype) -> tuple[
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate columns 2i and 2i + 1 of queries and keys [B, n, 2, H, K] by angle i of a row."""
+    """Rotate columns 2i and 2i + 1 of queries and keys ``x`` [B, n, 2, H, K] by angle i of a row.
+
+    ``cos`` and ``sin`` are [n, 1, 1, K/2] in float32 or wider.
+    """
     first, second = x.unflatten(-1, (-1, 2)).unbind(-1)
     pairs = torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-1)
     return pairs.flatten(-2).to(x.dtype)

@@ -90,7 +90,7 @@ class KernelChoices:
         ]
 
     def _none(self, shape: AttentionShape, dtype: torch.dtype) -> str:
-        """Return the reference's name, as no kernel takes a shape; warn if one was asked for."""
+        """Return the reference's name, as no kernel takes ``shape``; warn if one was asked for."""
         why = self.dropped.get(self.asked, "it does not take this shape, dtype or device")
         self._warn(f"{dtype} {shape}", why)
         return REFERENCE.name
@@ -146,7 +146,7 @@ class KernelChoices:
         return self._relative[shape] != REFERENCE.name
 
     def _close(self, name: str, distance: Callable[[], float], dtype: torch.dtype) -> bool:
-        """Return whether ``distance()`` of a kernel to float32 attention is small enough.
+        """Return whether ``distance()`` to float32 attention is small enough for ``dtype``.
 
         If it is not, or if it raises, the kernel is dropped under ``name``.
         """

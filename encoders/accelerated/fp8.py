@@ -163,7 +163,7 @@ def product(rows: Rows8, weight: Rows8, bias: Tensor | None) -> Tensor:
 
 
 def _layers(step: str, parts: BlockParts) -> tuple[nn.Linear, ...]:
-    """Return the linear layers of a step of a block, in the order in which they run."""
+    """Return the linear layers of the step "qkv", "proj" or "mlp" of the block of ``parts``."""
     if step == "mlp":
         return tuple(x for x in (parts.gate, parts.up, parts.down) if x is not None)
     return (parts.qkv if step == "qkv" else parts.proj,)

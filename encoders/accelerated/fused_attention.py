@@ -67,7 +67,7 @@ class FusedAttention:
         """Shape and attention kernel, for window attention (True) and full attention (False)."""
 
     def takes(self, parts: BlockParts, hidden: Tensor) -> bool:
-        """Return whether :meth:`attend` computes the attention of a block of states [T, D]."""
+        """Return whether :meth:`attend` takes the block of ``parts``, for states [T, D]."""
         if parts.relative is None:
             return True
         # A replaced layer would be called on whole views here, but on padded windows in the block.
@@ -76,7 +76,10 @@ class FusedAttention:
         )
 
     def attend(self, parts: BlockParts, rows: Tensor) -> Tensor:
-        """Return the attention [T, H*K] of a block; ``rows``, its qkv product, are overwritten."""
+        """Return the attention [T, H*K] of the block of ``parts``.
+
+        ``rows`` are the result of its qkv product, [T, columns]; they are overwritten.
+        """
         if parts.relative is not None:
             return self._attend_relative(parts, parts.relative, rows)
         offsets, longest = self._segments(parts)
@@ -124,7 +127,10 @@ class FusedAttention:
     def _attend_relative(
         self, parts: BlockParts, relative: RelativePositions, rows: Tensor
     ) -> Tensor:
-        """Return attention [T, H*K] with relative positions; ``rows`` are the qkv product."""
+        """Return the attention [T, H*K] of the block of ``parts``, with relative positions.
+
+        ``rows`` are the result of its qkv product, [T, 3*H*K].
+        """
         from .kernels.relative_attention import attend  # needs Triton
 
         shape = self._relative_shape(parts, relative)
@@ -152,7 +158,7 @@ class FusedAttention:
         return AttentionShape(heads, size, rows, tiles, longest, equal, str(q.dtype), group)
 
     def _norm_in_place(self, norm: PartNorm, rows: Tensor) -> None:
-        """Normalise queries, keys or values: all heads together [T, D], or each head [T, H, K]."""
+        """Apply ``norm`` in place to queries, keys or values: [T, D], or heads [T, H, K]."""
         if not is_norm(norm, weighted=rows.ndim == 2):
             self.ran.called += 1
             rows.copy_(norm(rows))

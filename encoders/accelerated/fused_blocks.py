@@ -131,13 +131,13 @@ class FusedForward:
         self.ran.called += 1
 
     def _in_fp8(self, step: str, parts: BlockParts) -> bool:
-        """Return whether a step of a block, "qkv", "proj" or "mlp", runs in fp8."""
+        """Return whether the step "qkv", "proj" or "mlp" of the block of ``parts`` runs in fp8."""
         if self.fp8 is None:
             return False
         return self.fp8.takes(step, parts, self.stream.hidden, partial(self._time, step, parts))
 
     def _time(self, step: str, parts: BlockParts, fp8: bool) -> float:
-        """Return milliseconds of a step, in fp8 or not, with the norm that adds its result."""
+        """Return milliseconds of a step of the block of ``parts``, and of the norm after it."""
         trial, hidden = copy(self), self.stream.hidden
         trial.ran = BlocksRun()
         generator = torch.Generator(hidden.device).manual_seed(0)
@@ -249,7 +249,7 @@ class FusedForward:
         )
 
     def _attend(self, parts: BlockParts, rows: Rows) -> Tensor:
-        """Return the attention [T, H*K] over normalised rows, before the output product."""
+        """Return the attention [T, H*K] of normed ``rows``, before the output product."""
         qkv = self._linear(parts.qkv, rows)
         if not self._is_own(parts.qkv):  # a hook may hold what attention is going to overwrite
             qkv = qkv.clone(memory_format=torch.contiguous_format)
@@ -261,7 +261,7 @@ class FusedForward:
         self._add(parts.proj, rows, parts.scale1, parts.post_norm1)
 
     def _mlp(self, parts: BlockParts, fp8: bool) -> None:
-        """Add the MLP, with its norm, to the residual stream; in fp8 if ``fp8``."""
+        """Add the norm and MLP of the block of ``parts`` to the stream, in fp8 or not."""
         rows = self._normed(parts.norm2, quantised=fp8)
         if isinstance(rows, Tensor):
             inner, weight = self._inner(parts, rows)
@@ -272,7 +272,10 @@ class FusedForward:
             self._leave(branch, parts.scale2, parts.post_norm2)
 
     def _inner(self, parts: BlockParts, rows: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the input of the MLP's last product, and a padded weight for it or None."""
+        """Return the input of the MLP's last product, for normed ``rows``, and its padded weight.
+
+        The weight is None if the layer's own is to be used.
+        """
         up, down, kind = parts.up, parts.down, parts.activation
         if parts.gate is not None:
             return self._gated(parts, parts.gate, rows)
@@ -316,7 +319,10 @@ class FusedForward:
         return out.contiguous()
 
     def _clipped(self, layer: ClippedLinear, rows: Tensor, ready: bool) -> Tensor:
-        """Apply a layer that clips; if it is not in parts, the next kernel clips its output."""
+        """Apply a layer that clips to rows [T, columns]; ``ready`` says that they are clipped.
+
+        The next kernel clips the output, unless the layer has several parts with own bounds.
+        """
         clip, count = self.activations.activate, len(layer.bounds)
         out = rows.new_empty(len(rows), len(layer.weight))
         parts = zip(layer.weight.chunk(count), out.chunk(count, 1), strict=True)

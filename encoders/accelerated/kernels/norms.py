@@ -214,7 +214,10 @@ def normalise_heads(rows: Tensor, norm: Norm) -> None:
 
 
 def normalise_quantised(stream: Sum, norm: Norm, keep: bool) -> tuple[Tensor | None, Rows8]:
-    """Return the sum [T, D], as a new tensor, or None unless ``keep``; its normed rows in e4m3."""
+    """Return the completed sum and its normalised rows in e4m3, each [T, D].
+
+    Without ``keep``, the completed sum is not written, and is None.
+    """
     hidden = stream.hidden
     total = hidden.new_empty(hidden.shape) if keep else None
     rows = Rows8(

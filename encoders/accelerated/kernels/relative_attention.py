@@ -197,7 +197,10 @@ def tiling(rows: int, block_w: int) -> tuple[int, int, int, int]:
 
 
 def distance(shape: RelativeShape, device: torch.device, dtype: torch.dtype) -> float:
-    """Return the relative L2 distance of :func:`attend` to float32 attention, on a random view."""
+    """Return the relative L2 distance of :func:`attend` to float32 attention.
+
+    It runs on one random view of ``shape``, on ``device`` and in ``dtype``.
+    """
     size, h, w = shape[:3]
     tall, wide = shape.segment
     generator = torch.Generator(device).manual_seed(0)
