@@ -53,7 +53,7 @@ def rows_of_all(features: object) -> Tensor:
     """Return the features of all items as one tensor.
 
     Args:
-        features: that tensor itself, or a list with one tensor or one output per item; of outputs
+        features: one tensor, or a list with one tensor or one output per item; of an output,
             ``last_hidden_state`` is taken.
 
     Raises:
