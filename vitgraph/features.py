@@ -51,7 +51,7 @@ __all__ = [
 
 
 class Item(NamedTuple):
-    """The description of one image or video whose features are in the file."""
+    """The description of one image or video whose features are in a features file."""
 
     name: str
     """The path of the file as given on the command line."""
@@ -61,25 +61,34 @@ class Item(NamedTuple):
     frames: int
     """The number of frames of the file; 1 for an image."""
     grid_thw: tuple[int, int, int]
+    """Steps, rows and columns of the patches; for InternViT the number of tiles, and rows and
+    columns of one tile."""
     tiles: tuple[int, int, bool] | None
-    """How the tiles of an image lie, (columns, rows, thumbnail), for tiled families."""
+    """How the tiles of an image lie: (columns, rows, whether a thumbnail follows). None for a video
+    and for encoders without tiles."""
 
 
 class Features(NamedTuple):
-    """The contents of a features file."""
+    """The outputs of one encoder for several images and videos, as :func:`load_features` returns
+    them.
+
+    ``repo`` is the repo id or folder of the checkpoint, ``revision`` its commit (None for a
+    folder), ``encoder`` the name of the encoder's class, and ``items`` describes each image or
+    video.
+    """
 
     repo: str
     revision: str | None
     encoder: str
     items: list[Item]
     outputs: list[PartialOutput]
-    """The output of each item; empty in a file of vectors."""
+    """The output of each item; empty if the items were pooled to vectors."""
     pool: Pool = "none"
-    """"mean", "max", "cls" or "head" in a file of vectors."""
+    """The kind of pooling: "mean", "max", "cls" or "head"; "none" for whole outputs."""
     normalize: bool = False
     """Whether the vectors have length 1."""
     vectors: Sequence[Tensor] = ()
-    """The vector [D] of each item, if the outputs were pooled."""
+    """The vector [D] of each item; empty for whole outputs."""
 
 
 class FeatureFormat(NamedTuple):
@@ -93,11 +102,11 @@ class FeatureFormat(NamedTuple):
 
 
 def save_features(path: str | Path, features: Features) -> None:
-    """Write ``features`` to ``path``, whole or not at all.
+    """Write features to a file, whole or not at all.
 
     Args:
         path: the file to write or to replace.
-        features: outputs or, with a pool, vectors; fields that are None are left out.
+        features: whole outputs, or pooled vectors. A field of an output that is None is left out.
 
     Raises:
         OSError: the folder cannot be written to, or the disk is full.
@@ -126,12 +135,12 @@ def writing_features(
     Args:
         path: the file to write or to replace.
         repo: the checkpoint's repo id or folder.
-        revision: its commit; None for a folder.
+        revision: the commit of the repo; None for a folder.
         encoder: the class name of the encoder.
         file_format: pooling, normalising and dtype of the values that are written.
 
     Yields:
-        A function that adds one item and its output or, with a pool, its vector.
+        A function that adds one item: its description, and its output or pooled vector.
 
     Raises:
         ValueError: a value is too large for the dtype that is asked for.
@@ -165,7 +174,11 @@ def writing_features(
 
 
 def _named(result: EncoderOutput | PartialOutput | Tensor) -> list[tuple[str, Tensor]]:
-    """Return the tensors of a result by the names that they have in the file."""
+    """Return the tensors of an output, or a pooled vector, with the ends of their names in the
+    file.
+
+    Fields of an output that are None have no tensor.
+    """
     if isinstance(result, Tensor):
         return [("vector", result)]
     hidden, pooled, deepstack = result
@@ -191,14 +204,19 @@ _DTYPES = {
     torch.bfloat16: "BF16",
     torch.int64: "I64",
 }
-"""The dtypes of a features file, and the names that a safetensors header gives them."""
+"""The dtypes that a features file can hold, and their names in a safetensors header."""
 
 
 class _Spool:
-    """Tensors on their way into a safetensors file, in one unnamed file per element size.
+    """Collects tensors for a safetensors file on disk, in one unnamed file per element size in
+    bytes.
 
-    Readers need each tensor to begin at a multiple of its element size. That holds without gaps,
-    which the format forbids, if the tensors with the widest elements come first.
+    A tensor must begin at a multiple of its element size, and the format allows no gaps. Both hold
+    if the tensors with the widest elements come first.
+
+    Args:
+        folder: folder of the unnamed files.
+        stack: closes the files, which deletes them.
     """
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
@@ -226,9 +244,9 @@ class _Spool:
 
 
 def load_features(path: str | Path) -> Features:
-    """Read a file that :func:`save_features` wrote.
+    """Read a features file that ``vitgraph encode`` or :func:`save_features` wrote.
 
-    A field that was left out is None again; for DeepStack features it is an empty tuple.
+    A field of an output that was left out is None; DeepStack features are an empty tuple then.
 
     Raises:
         ValueError: the file is no features file, or is damaged.
@@ -262,17 +280,19 @@ def load_embeddings(folder: str | Path, field: str | None = None) -> tuple[list[
 
     Args:
         folder: the folder that ``--out`` named, local or on a remote store.
-        field: the field to read of a job with ``--pool none``: "pooler_output",
-            "last_hidden_state", "deepstack.0", ...; None takes the first that ``--fields`` named.
+        field: the output field to read of a job with ``--pool none``: "pooler_output",
+            "last_hidden_state", "deepstack.0", ...; None takes the first that ``--fields`` named. A
+            job of pooled vectors takes only None.
 
     Returns:
         Keys, and a matrix [keys, D] or, with ``--pool none``, an array [keys] of objects, of which
-        each is the array [rows, D] of one image; those of npy files are mapped, not read. Keys are
-        the paths of the images relative to the source, with forward slashes, in the order of the
-        source; images that could not be encoded are left out.
+        each is the array [rows, D] of one image; those of npy files are mapped into memory, not
+        read. Keys are the paths of the images relative to the source, with forward slashes, in the
+        order of the source; images that could not be encoded are left out.
 
     Raises:
-        ValueError: the job is not finished, wrote no such field, or its files disagree.
+        ValueError: the job is not finished, it wrote no such field, or a row table does not fit its
+            arrays.
     """
     from .embedding.shards import read_embeddings
 

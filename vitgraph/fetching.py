@@ -35,6 +35,7 @@ MOST_REDIRECTS = 5
 MOST_SECONDS = 60.0
 """The most seconds for one URL: look-up of the host, connections, redirects and bytes."""
 MOST_BYTES = 64 * 2**20
+"""The largest file in bytes that is read from a URL."""
 _CONNECT_SECONDS = 10.0
 """The most seconds to connect to one address of a host, before the next address is tried."""
 _HEADERS = {
@@ -47,24 +48,28 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 _HOLD_IPV4 = (IPv6Network("::ffff:0:0/96"), IPv6Network("64:ff9b::/96"))
 """The IPv6 networks whose last 32 bits are an IPv4 address: mapped addresses and NAT64."""
 _IPV6_IN_USE, _6TO4 = IPv6Network("2000::/3"), IPv6Network("2002::/16")
+"""The IPv6 addresses that are assigned for the public internet, and those of 6to4 among them, which
+are refused because each holds an IPv4 address."""
 _SPECIAL = IPv4Network("192.0.0.0/24")
 """A reserved address range that older versions of Python count as global."""
 
 Resolve: TypeAlias = Callable[[str, int], Sequence[str]]
+"""A function that returns the IP addresses of a host name and port."""
 
 
 def addresses_of(host: str, port: int) -> list[str]:
-    """Return the IP addresses that the system's resolver has for a host.
+    """Return the IP addresses that the system's resolver finds for a host and port.
 
     Raises:
-        OSError, UnicodeError: it has none.
+        OSError, UnicodeError: it finds none.
     """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [str(address[0]) for *_, address in found]
 
 
 def is_public(address: str) -> bool:
-    """Return whether an IP address is of the public internet, not of this machine or network."""
+    """Return whether an IP address belongs to the public internet, and not to this machine or its
+    network."""
     ip = ip_address(address)
     if any(ip in network for network in _HOLD_IPV4):
         ip = IPv4Address(int(ip) & 0xFFFFFFFF)
@@ -77,16 +82,16 @@ class Fetcher:
     """Reads files from https URLs; threads may share one.
 
     No proxy of the environment is used, and no credentials are sent: no user names, cookies or
-    tokens, and a URL that holds a user name is refused. A file takes at most five redirects, 60
-    seconds and 64 MiB in all.
+    tokens, and a URL that holds a user name is refused. A file takes at most five redirects and,
+    unless other limits are given, 60 seconds and 64 MiB in all.
 
     Args:
         allowed_hosts: host names whose addresses need not be public, for example those of an
             operator's own network. All other rules hold for them, too.
         resolve: returns the IP addresses of a host and port; by default the system's resolver.
-        context: TLS settings; by default Python's, which checks certificates and host names.
+        context: TLS settings; None takes Python's, which check certificates and host names.
         seconds: most seconds per URL.
-        most_bytes: largest file.
+        most_bytes: largest file in bytes.
     """
 
     def __init__(
@@ -143,20 +148,39 @@ class Fetcher:
         return self._given or ssl.create_default_context()
 
     def _get(self, url: str, deadline: float) -> bytes | str:
-        """Return the bytes of a file, or the address to which its host redirects."""
+        """Send one request, and return the bytes of the file, or the URL to which the host
+        redirects.
+
+        Args:
+            url: an https URL.
+            deadline: time by the clock ``time.monotonic`` at which reading ends.
+
+        Raises:
+            ValueError: the URL, its address or the answer breaks a rule.
+            OSError, HTTPException: the host cannot be reached, or the deadline has passed.
+        """
         parts = _read_url(url)
         addresses = self._checked_addresses(parts, deadline)
         connection = HTTPSConnection(parts.host, parts.port, context=self._context)
         with closing(self._connect(parts, addresses, deadline)) as plain:
             plain.settimeout(_left(deadline))
             with self._context.wrap_socket(plain, server_hostname=parts.host) as sock:
-                # A connection that has a socket opens none: not to a name, and not to a proxy.
+                # With a socket, HTTPSConnection neither resolves the name again nor asks a proxy.
                 connection.sock = cast(socket.socket, _BoundedSocket(sock, deadline))
                 connection.request("GET", parts.path, headers=_HEADERS)
                 return self._read_answer(connection.getresponse())
 
     def _checked_addresses(self, url: _Url, deadline: float) -> list[str]:
-        """Return the addresses of a host, after checking that all of them are allowed."""
+        """Return the IP addresses of a URL's host.
+
+        Args:
+            url: the URL.
+            deadline: time by the clock ``time.monotonic`` at which waiting for the resolver ends.
+
+        Raises:
+            ValueError: an address is not public, and the host is not in ``allowed_hosts``.
+            OSError: the host has no address, or the deadline has passed.
+        """
         addresses = _within(deadline, lambda: self._resolve(url.host, url.port))
         if not addresses:
             raise OSError(f"{url.host} has no address")
@@ -172,7 +196,16 @@ class Fetcher:
         return list(addresses)
 
     def _connect(self, url: _Url, addresses: Sequence[str], deadline: float) -> socket.socket:
-        """Return a connection to the first address that answers."""
+        """Return a socket that is connected to the first IP address which answers.
+
+        Args:
+            url: the URL, of which the port is taken.
+            addresses: IP addresses of its host, at least one.
+            deadline: time by the clock ``time.monotonic`` at which waiting ends.
+
+        Raises:
+            OSError: no address answers in time.
+        """
         for number, address in enumerate(addresses, 1):
             seconds = min(_left(deadline), _CONNECT_SECONDS)
             try:
@@ -203,7 +236,7 @@ class Fetcher:
 
 
 class _Url(NamedTuple):
-    """The parts of a URL: host, port and path."""
+    """The parts of an https URL; ``path`` is quoted and includes the query."""
 
     host: str
     port: int
@@ -231,41 +264,45 @@ def _read_url(url: str) -> _Url:
 
 
 class _BoundedSocket(io.RawIOBase):
-    """As much of a socket as an HTTP connection uses, which ends at a deadline.
+    """The part of a socket's interface that HTTPSConnection uses, with one deadline for all calls.
 
-    A timeout of the socket itself begins anew with every byte that a slow server sends.
+    The timeout of a socket starts again with every byte, so a slow server could stretch it.
+
+    Args:
+        sock: the connected socket.
+        deadline: time by the clock ``time.monotonic`` after which a call raises TimeoutError.
     """
 
     def __init__(self, sock: socket.socket, deadline: float) -> None:
         self._sock, self._deadline = sock, deadline
 
     def sendall(self, data: bytes) -> None:
-        """Send a request."""
+        """Send all bytes of a request before the deadline."""
         self._sock.settimeout(_left(self._deadline))
         self._sock.sendall(data)
 
     def close(self) -> None:
-        """Do nothing: a connection closes its socket before the answer is read from the file."""
+        """Do nothing, because HTTPSConnection closes its socket before the answer is read."""
 
     def makefile(self, mode: str) -> io.BufferedReader:
-        """Return the answer as a file."""
+        """Return a file from which HTTPSConnection reads the answer."""
         return io.BufferedReader(self)
 
     def readable(self) -> bool:
-        """Say that it can be read."""
+        """Return True, which ``io.BufferedReader`` asks for."""
         return True
 
     def readinto(self, buffer: WriteableBuffer) -> int:
-        """Read what has come, and wait for it until the deadline."""
+        """Read the bytes that have come into ``buffer``, waiting for some until the deadline."""
         self._sock.settimeout(_left(self._deadline))
         return self._sock.recv_into(buffer)
 
 
 def _left(deadline: float) -> float:
-    """Seconds until a deadline.
+    """Return the seconds until a deadline by the clock ``time.monotonic``.
 
     Raises:
-        TimeoutError: there are none.
+        TimeoutError: the deadline has passed.
     """
     left = deadline - time.monotonic()
     if left <= 0:
@@ -274,11 +311,15 @@ def _left(deadline: float) -> float:
 
 
 def _within(deadline: float, resolve: Callable[[], Sequence[str]]) -> Sequence[str]:
-    """Resolve a host before a deadline; the resolver takes no timeout, so a thread waits for it.
+    """Call ``resolve`` in a thread, because a resolver takes no timeout, and return its addresses.
+
+    Args:
+        deadline: time by the clock ``time.monotonic`` at which waiting ends.
+        resolve: returns the IP addresses of a host.
 
     Raises:
-        TimeoutError, concurrent.futures.TimeoutError: it returns nothing until then.
-        OSError: it finds no address.
+        TimeoutError, concurrent.futures.TimeoutError: the deadline has passed.
+        OSError: the host has no address.
     """
     answer: Future[Sequence[str]] = Future()
 
@@ -294,12 +335,12 @@ def _within(deadline: float, resolve: Callable[[], Sequence[str]]) -> Sequence[s
 
 
 def is_url(source: object) -> bool:
-    """Return whether the value is a text that begins like an address of the web."""
+    """Return whether a value is text that begins with http:// or https://."""
     return isinstance(source, str) and source.lower().startswith(("http://", "https://"))
 
 
 def shown(url: str) -> str:
-    """Return a URL as messages may show it: without user name and query, and not too long."""
+    """Return a URL as messages may show it: without user name and query, at most 200 characters."""
     return re.sub(r"//[^/]*@", "//", re.split(r"[?#]", url, maxsplit=1)[0])[:200]
 
 

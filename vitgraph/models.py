@@ -13,19 +13,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PublishedTower:
-    """One size of a family's tower, and the published checkpoints that have it."""
+    """One size of a family's tower, and the published checkpoints that have this tower."""
 
     family: FamilyFacts
     models: tuple[PublishedModel, ...]
 
     @property
     def layouts(self) -> list[str]:
-        """The layouts in which the checkpoints name the tower's tensors."""
+        """The layouts in which the checkpoints name the tower's tensors, without repetitions."""
         return list(dict.fromkeys(model.layout for model in self.models))
 
     @property
     def images_only(self) -> bool:
-        """Whether the checkpoints encode no videos, as those of timm's Qwen towers do not."""
+        """Whether none of the checkpoints encodes videos, as with timm's Qwen towers."""
         return all(name in self.family.images_only for name in self.layouts)
 
     @property
@@ -34,7 +34,7 @@ class PublishedTower:
         return sorted(model.repo_id for model in self.models)
 
     def to_dict(self) -> JsonDict:
-        """Return the tower as plain data, for JSON; its config is built, which needs torch."""
+        """Return the tower as plain data for JSON; building its config imports torch."""
         from weights.families import FAMILIES, build_config
 
         model = self.models[0]
@@ -56,11 +56,11 @@ def list_models(pattern: str = "*") -> list[str]:
     """List the repo ids of the checkpoints that are known to load.
 
     Args:
-        pattern: shell-style pattern, matched without case against the whole repo id and against
-            the part after the slash, for example "qwen3*".
+        pattern: shell-style pattern, matched without case against the whole repo id and against the
+            part after the slash, for example "qwen3*".
 
     Returns:
-        Sorted repo ids; none if the pattern matches none.
+        Sorted repo ids; an empty list if none matches.
     """
     from weights.published import PUBLISHED
 
@@ -77,7 +77,8 @@ def published_towers(pattern: str = "*") -> list[PublishedTower]:
     """List the towers of the checkpoints that are known to load.
 
     Args:
-        pattern: towers are listed if :func:`list_models` finds one of their repo ids by it.
+        pattern: pattern of repo ids as in :func:`list_models`; a tower is listed if one of its repo
+            ids matches.
 
     Returns:
         One entry per family and config, with every repo id that has it.

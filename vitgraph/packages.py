@@ -13,17 +13,17 @@ from importlib.util import find_spec
 from pathlib import Path
 
 PACKAGES = ("encoders", "graphwrap", "weights")
-"""The packages that are installed beside ``vitgraph``, and whose names others use, too."""
+"""The packages that are installed beside ``vitgraph``; others may use the same names."""
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def refuse_shadows() -> None:
-    """Raise if Python finds something else under the name of a package of ours.
-
-    Only the places of the packages are looked up; nothing is imported.
+    """Check that no other module hides ``encoders``, ``graphwrap`` or ``weights``; none is
+    imported.
 
     Raises:
-        ImportError: another module hides one of them, such as an ``encoders.py`` beside the script.
+        ImportError: another module has one of the names, such as an ``encoders.py`` beside the
+            script.
     """
     for name in PACKAGES:
         place = _place_of(_spec_of(name))
@@ -44,7 +44,8 @@ def _spec_of(name: str) -> ModuleSpec | None:
 
 
 def _place_of(spec: ModuleSpec | None) -> str | None:
-    """Return the folder of a package, or the file of a module; None if it is not found."""
+    """Return the folder of a package, or the file of a module, from its import spec; None without
+    spec."""
     if spec is None:
         return None
     folders = list(spec.submodule_search_locations or ())
@@ -55,7 +56,7 @@ def _place_of(spec: ModuleSpec | None) -> str | None:
 
 
 def require_matplotlib() -> None:
-    """Raise unless matplotlib is installed.
+    """Check that matplotlib is installed.
 
     Raises:
         ValueError: matplotlib is not installed; the message says how to install it.
@@ -64,7 +65,7 @@ def require_matplotlib() -> None:
 
 
 def require_av() -> None:
-    """Raise unless PyAV is installed.
+    """Check that PyAV is installed.
 
     Raises:
         ValueError: PyAV is not installed; the message says how to install it.
@@ -73,10 +74,10 @@ def require_av() -> None:
 
 
 def learn_heif(path: Path) -> None:
-    """Let PIL read HEIF, as phones write photographs.
+    """Let PIL read HEIF files, in which phones save photographs.
 
     Args:
-        path: a photograph that needs it; named in the error.
+        path: the HEIF file that is to be read, for the message.
 
     Raises:
         ValueError: pillow-heif is not installed; the message says how to install it.

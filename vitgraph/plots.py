@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["crop_padding", "plot_feature_maps", "plot_nearest_patches", "write_figure"]
 
 MOST_COLUMNS = 5
-"""The most encoders in a row beside a photograph; more go into further rows below."""
+"""The most columns of feature maps beside the photographs; more encoders go into blocks below."""
 COLUMN_WIDTH = 2.0
 """The width of a column of the plot in inches."""
 _NOTE = "Red, green and blue are the three principal components of an encoder's features"
@@ -49,24 +49,24 @@ def plot_feature_maps(
 ) -> Figure:
     """Draw photographs on the left and their feature maps (PCA to RGB) beside them.
 
-    Colours can be compared within a column, as :func:`vitgraph.colours.feature_rgb` says. Those of
-    every further encoder are rotated to agree with the first encoder's.
+    Equal colours mean alike features within a column. The colours of every further encoder are
+    rotated to agree with the first encoder's, as :func:`vitgraph.colours.feature_rgb` describes.
 
     Args:
         images: paths, PIL images, numpy [H, W, 3] or tensors [3, H, W]; each fills a row.
-        maps: one map [t, h, w, D] per image, or one dict by path as ``feature_maps`` returns it,
-            of which "image" is drawn; to compare encoders, one such list per name. Of a video the
-            middle time step is shown. Each encoder fills a column; more than five are
-            wrapped into further blocks of rows.
-        titles: title of each image, written beside it.
-        title: the title of the whole figure.
+        maps: one map [t, h, w, D] per image, or one dict per image with a map per input path of the
+            encoder, of which "image" is drawn; both are results of ``feature_maps``. To compare
+            encoders, a dict with such a list per name. Of a video the middle time step is shown.
+            Each encoder fills a column; more than five continue in further blocks of rows.
+        titles: title of each image, written beside it; None for none.
+        title: title of the whole figure; None for none.
 
     Returns:
         The figure; ``figure.savefig(path)`` writes it.
 
     Raises:
         ValueError: matplotlib is missing, images or maps are no lists, there are no images or no
-            maps, the numbers of images and maps differ, or maps are not laid out in space.
+            maps, the numbers of images and maps differ, or a map is not [t, h, w, D].
     """
     require_matplotlib()
     from matplotlib.figure import Figure
@@ -98,13 +98,14 @@ def plot_feature_maps(
 
 
 def crop_padding(features: Tensor, size: tuple[int, int]) -> Tensor:
-    """Return the part of a padded view's map that shows the image.
+    """Return the part of a feature map that shows the image, without the padding around it.
 
-    The towers of DeepSeek see an image in the middle of a square whose border has one colour.
+    The towers of DeepSeek see an image in the middle of a square with a border of one colour.
 
     Args:
-        features: map [t, h, w, D] of a view in whose middle the image lies, as large as it fits.
-        size: (width, height) of the image.
+        features: map [t, h, w, D] of the padded image; the image lies in its middle and fills one
+            side.
+        size: (width, height) of the image in pixels.
 
     Returns:
         The map [t, h', w', D] of the patches of the image, for :func:`plot_feature_maps`.
@@ -137,7 +138,15 @@ def write_figure(figure: Figure, path: Path, dpi: int = 200) -> None:
 
 
 def _read_columns(maps: Maps | Mapping[str, Maps]) -> Mapping[str, Sequence[Tensor]]:
-    """Return the lists of maps by column name; raises if images and maps are swapped."""
+    """Return the feature maps as one list per column, by the name of the column.
+
+    Args:
+        maps: one list of maps, or a dict of lists by name; a map is [t, h, w, D], or a dict in
+            which it has the key "image".
+
+    Raises:
+        ValueError: something is no list of maps, for example because images and maps are swapped.
+    """
     columns: dict[str, Sequence[Tensor]] = {}
     for name, column in (maps if isinstance(maps, Mapping) else {"feature map": maps}).items():
         if not isinstance(column, Sequence):
@@ -166,7 +175,13 @@ def _fill_columns(
     columns: Mapping[str, Sequence[Tensor]],
     photographs: Sequence[Tensor],
 ) -> None:
-    """Draw one encoder per column; the columns of the last block that are left stay empty."""
+    """Draw the coloured feature maps of one encoder per column.
+
+    Args:
+        places: the axes of each column, one per photograph; columns without an encoder stay empty.
+        columns: the feature maps of each encoder, one per photograph, by the encoder's name.
+        photographs: [H, W, 3], whose sizes the maps are stretched to.
+    """
     first: list[Tensor] | None = None
     for column, (name, maps) in zip(places, columns.items(), strict=False):
         colours = feature_rgb(maps, like=first)
@@ -192,13 +207,13 @@ def plot_nearest_patches(
     """Draw two photographs, and lines from patches of the first to their nearest in the second.
 
     Args:
-        images: the two photographs.
-        maps: their feature maps [1, h, w, D] or [h, w, D].
-        points: (row, column) of patches in the first map.
-        title: the title of the figure.
+        images: the two photographs, as ``preprocess`` takes them.
+        maps: their feature maps [1, h, w, D] or [h, w, D], of one encoder.
+        points: (row, column) of patches in the first map, from 0.
+        title: title of the figure; None for none.
 
     Returns:
-        The figure.
+        The figure; ``figure.savefig(path)`` writes it.
 
     Raises:
         ValueError: matplotlib is missing, or a point lies outside of the first map.
@@ -236,7 +251,14 @@ def plot_nearest_patches(
 
 
 def _picture(axes: Axes, pixels: Tensor, shape: Sequence[int], label: str) -> None:
-    """Draw without ticks, in the coordinates of the photograph of ``shape`` (height, width)."""
+    """Draw pixels or coloured patches into a panel without ticks.
+
+    Args:
+        axes: the panel.
+        pixels: [h, w, 3], stretched to the size of the photograph.
+        shape: (height, width) of the photograph in pixels, the coordinates of the panel.
+        label: text below the picture.
+    """
     extent = (0, shape[1], shape[0], 0)
     axes.imshow(pixels.numpy(), extent=extent, interpolation="nearest", aspect="equal")
     axes.set(xticks=[], yticks=[])
@@ -259,6 +281,12 @@ def _dot(axes: Axes, at: tuple[float, float], colour: object, label: str) -> Non
 
 
 def _centre(point: Sequence[int], shape: Sequence[int], axes: Axes) -> tuple[float, float]:
-    """Return the centre of a patch of a map [h, w, D], in the coordinates of the photograph."""
+    """Return (x, y) of the centre of a patch, in pixels of the photograph.
+
+    Args:
+        point: (row, column) of the patch, from 0.
+        shape: shape [h, w, D] of the feature map.
+        axes: the panel in which the photograph is drawn.
+    """
     (_, width), (height, _) = axes.get_xlim(), axes.get_ylim()
     return (point[1] + 0.5) * width / shape[1], (point[0] + 0.5) * height / shape[0]

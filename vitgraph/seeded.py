@@ -31,20 +31,21 @@ from weights.tower_folder import vision_section
 __all__ = ["SEEDED", "write_seeded_checkpoint"]
 
 TEXT_WIDTH = 96
-"""Width of the language models, to which the towers project; only a few of their tensors exist."""
+"""The width of the small language models to which the towers project; only a few of their tensors
+exist."""
 HEAD = 32
-"""The number of columns of an attention head in small checkpoints."""
+"""The width of an attention head in small checkpoints."""
 
 
 @dataclass(frozen=True)
 class Seeded:
-    """One kind of small checkpoint that ``write_seeded_checkpoint`` writes."""
+    """One kind of small checkpoint, with the published model and layout that it imitates."""
 
     family: Family
     model: PublishedModel
     layout: Layout
     around: Sequence[str]
-    """The prefix of the language model, then names of more tensors outside of the tower."""
+    """The prefix of the language model's tensors, then names of more tensors outside the tower."""
 
 
 def _seeded() -> dict[str, Seeded]:
@@ -60,8 +61,9 @@ def _seeded() -> dict[str, Seeded]:
 
 
 SEEDED: Mapping[str, Seeded] = _seeded()
-"""Every kind of checkpoint that can be written, by the name that ``family`` takes."""
+"""Every kind of small checkpoint, by the name that ``write_seeded_checkpoint`` takes."""
 _NAMED_SIZES = {k: v for name in FAMILIES for k, v in family_facts(name).named_sizes.items()}
+"""The published sizes of towers that a config names instead of giving their sizes, by that name."""
 
 
 def write_seeded_checkpoint(
@@ -109,7 +111,8 @@ def write_seeded_checkpoint(
             f"shards={shards}, decoy_shards={decoy_shards}: at least 1 file must hold the tower"
         )
     where = _find_prefix(seeded, prefix)
-    alone = not where.whole and seeded.around[0] != ""  # Cosmos3's tensors have no prefixes at all
+    # Names without a prefix mean a repo with a tower alone, but for Cosmos3, which has no prefixes.
+    alone = not where.whole and seeded.around[0] != ""
     if decoy_shards and alone:
         raise ValueError(
             f"decoy_shards={decoy_shards}: a tower without a prefix is alone in its repo"
@@ -141,16 +144,17 @@ def _find_prefix(seeded: Seeded, prefix: str | None) -> Prefix:
 
 
 def small_config(published: JsonObject, depth: int, width: int) -> JsonDict:
-    """Make the sizes in a published config small.
+    """Return a published config with small sizes.
 
-    The tower gets ``depth`` blocks of ``width``, heads of 32, and an MLP of the published multiple
-    of the width, rounded; the language model gets a width of 96. Block indexes are spread evenly,
-    over every second block at most. All other fields keep their values.
+    The tower gets ``depth`` blocks of ``width``, heads of 32 channels, and an MLP of the published
+    ratio to the width, rounded; the language model gets a width of 96. Lists of block indexes, such
+    as those of DeepStack, are spread evenly over the blocks and name at most half of them. All
+    other fields keep their values.
 
     Args:
         published: a whole ``config.json``.
         depth: number of blocks of the tower.
-        width: width of the tower.
+        width: width of the tower, a multiple of 32.
 
     Returns:
         The small config.
@@ -217,7 +221,13 @@ def small_config(published: JsonObject, depth: int, width: int) -> JsonDict:
 
 
 def _shrink(section: JsonDict, small: JsonObject, depth: int) -> None:
-    """Replace the sizes in a section of a config and in its inner sections by small ones."""
+    """Replace sizes in a section of a config, and in the sections inside it, in place.
+
+    Args:
+        section: the section, whose fields are changed.
+        small: small sizes by the name of the field.
+        depth: number of blocks over which lists of block indexes are spread.
+    """
     section.update(_NAMED_SIZES.get(section.get("model_name", ""), {}))
     for name, value in section.items():
         if isinstance(value, dict):
@@ -232,7 +242,7 @@ def _shrink(section: JsonDict, small: JsonObject, depth: int) -> None:
 def seeded_tower(
     family: Family, config: JsonObject, seed: int, dtype: torch.dtype
 ) -> dict[str, Tensor]:
-    """Draw random weights of the tower, and of the projector if there is one.
+    """Draw random weights of a tower, and of its projector if there is one.
 
     The values of a tensor depend on its name and the seed alone. Linear layers keep the scale of
     their input and norms are near one, so that features of a photograph show its structure.
@@ -244,7 +254,7 @@ def seeded_tower(
         dtype: dtype of all tensors.
 
     Returns:
-        Tensors by the encoder's names.
+        Tensors by their names in the encoder.
     """
     encoder = family.on_meta(build_config(family, config, None, "seeded"))
     norms = {name for name, module in encoder.named_modules() if "Norm" in type(module).__name__}
@@ -261,7 +271,7 @@ def _random(name: str, like: Tensor, norm: bool, seed: int) -> Tensor:
         return 1 + 0.05 * noise
     if name.endswith((".ls1", ".ls2", ".ls_1", ".ls_2")):
         return 0.1 + 0.01 * noise
-    if name.endswith(("_min", "_max")):  # tensors that clip inputs and outputs of a linear layer
+    if name.endswith(("_min", "_max")):  # bounds that clip a linear layer's inputs and outputs
         return (3 + noise.abs()) * (-1 if name.endswith("_min") else 1)
     if name == "std_scale":
         return 1 + 0.05 * noise
@@ -273,7 +283,16 @@ def _random(name: str, like: Tensor, norm: bool, seed: int) -> Tensor:
 def _publish(
     layout: Layout, where: Prefix, tower: Mapping[str, Tensor], heads: int
 ) -> dict[str, Tensor]:
-    """Rename and cut tensors by the encoder's names into those of a published layout."""
+    """Return the tensors of an encoder under the names and in the shapes of a published layout.
+
+    Args:
+        layout: the layout.
+        where: the prefix of the tower's names in the checkpoint.
+        tower: tensors by their names in the encoder. One that the layout stores as several is
+            split.
+        heads: number of attention heads, for layouts that store query and key rows in another
+            order.
+    """
     published: dict[str, Tensor] = {}
     for ours, tensor in tower.items():
         names = layout.to_published(ours)
@@ -291,9 +310,16 @@ def _publish(
 def _surround(
     tower: dict[str, Tensor], where: Prefix, around: Sequence[str], dtype: torch.dtype
 ) -> dict[str, Tensor]:
-    """Add tensors of the language model before the tower, inside it and after it.
+    """Add tensors of a language model, full of NaN, before the tower's, among them and after them.
 
-    A projector beside the tower comes last, as published, far from the tower.
+    Args:
+        tower: tensors of the tower, and of a projector outside it, which comes last.
+        where: the prefix of the tower's names.
+        around: prefix of the language model's names, then names of more tensors to add at the end.
+        dtype: dtype of the added tensors.
+
+    Returns:
+        All tensors in the order in which they are stored.
     """
     body = [name for name in tower if name.startswith(where.whole)]
     language, *others = around

@@ -33,19 +33,19 @@ def show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """Print a warning as one line; used in the place of ``warnings.showwarning``."""
+    """Print a warning to stderr as one line; it takes the place of ``warnings.showwarning``."""
     print(f"vitgraph: warning: {printable(' '.join(str(message).split()))}", file=sys.stderr)
 
 
 def one_line(error: BaseException) -> str:
-    """Return the message of an error as one line without control characters."""
+    """Return the message of an error, or its class name if it has none, as one line of text."""
     if isinstance(error, OSError) and error.strerror and error.filename:
         return printable(f"{error.filename}: {error.strerror.lower()}")
     return printable(" ".join(str(error).split())) or type(error).__name__
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number with a noun, as "1 file", "2 files" or "1,000 files"."""
+    """Return a number with a noun, as "1 file" or "1,000 files"; the plural ends in "s"."""
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
@@ -66,7 +66,8 @@ def printable(text: str) -> str:
 
 
 _UNSAFE = ("Cc", "Cs", "Zl", "Zp")
-"""Unicode categories: control characters, surrogates, line and paragraph separators."""
+"""The Unicode categories that are escaped: control characters, surrogates, line and paragraph
+separators."""
 
 
 def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -102,7 +103,7 @@ def _is_number(cell: str) -> bool:
 
 
 def readable(count: float) -> str:
-    """Return a number of bytes as text with the unit that suits it."""
+    """Return a number of bytes as text in kB, MB, GB or TB, with one decimal."""
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
         if count >= size:
             return f"{count / size:,.1f} {unit}"

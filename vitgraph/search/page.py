@@ -26,7 +26,7 @@ from .vectors import Hit
 THUMBNAIL = 320
 """The most pixels of the longer side of a thumbnail."""
 MARK = '<meta name="generator" content="vitgraph search">'
-"""The text that marks a page of results, so that only such a page is overwritten."""
+"""The text that marks a page of search results; a file without it is not overwritten."""
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #d5d7dc; --soft: #5d6470; --card: #f5f6f8; }
@@ -61,15 +61,15 @@ _POLICY = (
 def write_page(
     path: Path, photograph: Path, hits: Sequence[Hit], facts: Mapping[str, str], reader: ImageReader
 ) -> None:
-    """Write the page, whole or not at all.
+    """Write the result of a search as an HTML page, whole or not at all.
 
     Args:
         path: the file to write or to replace.
         photograph: path of the photograph that was searched for.
-        hits: the images that were found.
-        facts: facts of the job and of the search by name, which the page lists.
-        reader: reads the images of the job. Files that it refuses have no picture, nor have images
-            of the web.
+        hits: the images that were found, the best first.
+        facts: texts about the job and the search that the page lists, by their labels.
+        reader: reads the images of the job. Images of the web, and those that it cannot read, get
+            the reason in the place of a picture.
 
     Raises:
         OSError: the file cannot be written, or the disk is full.
@@ -113,13 +113,19 @@ def write_page(
 
 
 def is_page(path: Path) -> bool:
-    """Return whether a file begins like a page of search results."""
+    """Return whether the first 2,048 bytes of a file mark it as a page of search results."""
     with path.open("rb") as file:
         return MARK.encode() in file.read(2048)
 
 
 def _figure(picture: str, key: str, note: str) -> str:
-    """Return the HTML of a figure; ``picture`` is a data: URI, or the reason why there is none."""
+    """Return the HTML of a figure.
+
+    Args:
+        picture: a data: URI of a JPEG, or the reason why there is no picture.
+        key: name of the image.
+        note: text above the name.
+    """
     shown = (
         f'<img src="{picture}" alt="{_text(key)}">'
         if picture.startswith("data:image/jpeg;base64,")
@@ -143,7 +149,10 @@ def _picture_of(hit: Hit, reader: ImageReader) -> str:
 
 
 def _thumbnail(content: bytes) -> str:
-    """Return the data: URI of a small JPEG of an image file.
+    """Return a small JPEG of an image as a data: URI.
+
+    Args:
+        content: the bytes of an image file.
 
     Raises:
         ValueError: the bytes are no image, or a damaged one.
@@ -156,5 +165,5 @@ def _thumbnail(content: bytes) -> str:
 
 
 def _text(text: str) -> str:
-    """Escape a text for HTML and attributes, control characters and bytes without meaning too."""
+    """Escape a text for HTML text and attributes; control characters become escape sequences."""
     return escape(printable(text))

@@ -20,26 +20,31 @@ from ..embedding.shards import Shard, finished_shards
 from ..embedding.storage import open_storage
 
 ROWS_AT_ONCE = 1 << 14
+"""The number of vectors that are in memory as float32 at a time."""
 
 
 class Hit(NamedTuple):
-    """An image of the job that is similar to the photograph searched for."""
+    """An image of an embedding job that is similar to the photograph searched for.
+
+    ``cosine`` is that of the two vectors after the mean of the job's vectors is subtracted.
+    """
 
     key: str
     cosine: float
     file: File | None
-    """Where the job has read the image; None if an early version did not write that down."""
+    """The file that the job read; None if an early version of ``embed`` did not list its files."""
 
 
 class Vectors:
-    """The vectors of a finished job.
+    """The vectors of a finished embedding job, which :meth:`nearest` searches.
 
     Args:
         folder: the folder that ``embed --out`` named, local or on a remote store.
         progress: whether a bar shows how many shards are read.
 
     Raises:
-        ValueError: no job, one that is not finished, or one that holds all tokens of its images.
+        ValueError: the folder holds no job, one that is not finished, or one that wrote whole
+            outputs instead of a vector per image.
     """
 
     def __init__(self, folder: str, progress: bool = False) -> None:
@@ -56,7 +61,7 @@ class Vectors:
         """The number of vectors of the job, known after a search."""
 
     def nearest(self, vector: Array, top: int) -> list[Hit]:
-        """Return the images with the largest cosine, the best first.
+        """Return the images whose vectors have the largest cosine with a vector, the best first.
 
         Args:
             vector: [D], made with the settings of the job.
@@ -88,7 +93,16 @@ class Vectors:
         return tqdm(self.shards, desc=what, unit="shard", disable=not self.progress)
 
     def _rows(self, shard: Shard, width: int) -> Iterator[Array]:
-        """Yield the vectors of a shard, some rows at a time, in float32."""
+        """Yield the vectors of a shard as float32 [rows, D], at most :data:`ROWS_AT_ONCE` at a
+        time.
+
+        Args:
+            shard: the shard.
+            width: the width D that the vectors must have.
+
+        Raises:
+            ValueError: the vectors have another width.
+        """
         matrix = shard.read_arrays()[VECTORS]
         if matrix.shape[1] != width:
             raise ValueError(
@@ -99,7 +113,13 @@ class Vectors:
             yield np.asarray(matrix[start : start + ROWS_AT_ONCE], np.float32)
 
     def _hits(self, cosines: Array, starts: Array, top: int) -> list[Hit]:
-        """Return the most similar images; only the tables of their shards are read."""
+        """Return the images with the largest cosines; only the tables of their shards are read.
+
+        Args:
+            cosines: the cosine of each vector of the job, [vectors].
+            starts: the number of vectors before each shard, and that of all vectors at the end.
+            top: most images to return.
+        """
         best = np.argpartition(-cosines, min(top, len(cosines)) - 1)[:top]
         best = best[np.lexsort((best, -cosines[best]))]
         homes = np.searchsorted(starts, best, side="right") - 1
@@ -120,6 +140,6 @@ class Vectors:
 
 
 def _unit(rows: Array) -> Array:
-    """Return the rows divided by their lengths; a row of zeros stays zero."""
+    """Return rows [n, D], or one [D], divided by their L2 norm; a row of zeros stays zero."""
     length = np.linalg.norm(rows, axis=-1, keepdims=True)
     return rows / np.where(length > 0, length, 1)
