@@ -13,7 +13,7 @@ which are converted to transformers.
 
 Shapes: B views, n patches of a view, D width, N = B*n tokens of a path.
 
-Deliberate differences: those of ``encoders.layers.siglip`` and ``encoders.layers.sam``, and
+Deliberate differences: those of ``layers/deepseek_siglip.py`` and ``layers/sam.py``, and
 
 - ``HybridVisionTower`` has two norms that nothing calls; they are not loaded.
 """
@@ -33,9 +33,9 @@ from .base.tile_encoder import TileEncoder
 from .data import EncoderOutput, GridLike, Metadata, Output, Preprocessor, VisionInputs, output_like
 from .hf_config import find_section, read_size, require_value
 from .layers.blocks import BlockSizes, nested_sizes
+from .layers.deepseek_siglip import Siglip, read_siglip
 from .layers.products import convolve
 from .layers.sam import Neck, Sam, SamSizes, read_channels
-from .layers.siglip import Siglip, read_siglip
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ Repo ids: deepseek-ai/deepseek-vl2-tiny, deepseek-ai/deepseek-vl2-small, deepsee
 
 Shapes: B views, n patches of a view, D width.
 
-Deliberate differences: those of ``encoders.layers.siglip``, and
+Deliberate differences: those of ``layers/deepseek_siglip.py``, and
 
 - GELU of the tower is the tanh form, as in the source; timm's tower of that name, which vLLM runs,
   has the exact form, a relative L2 of 4.7e-4 away.
@@ -46,7 +46,7 @@ from .data import (
 from .hf_config import find_section, read_field, read_ratio, read_size, require_value
 from .layers.assembly import SEPARATOR, Picture, assemble, split_items, stitch, take_apart
 from .layers.blocks import BlockSizes
-from .layers.siglip import Siglip
+from .layers.deepseek_siglip import Siglip
 
 
 @dataclass(frozen=True)

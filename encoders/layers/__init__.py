@@ -6,6 +6,6 @@
 - ``frame_pairs``: the cells of two frames that make one token
 - ``products``: convolutions computed from their weights, where that is the same
 - ``clipped``: linear layers that clip what they read and return
-- ``blocks``, ``siglip``, ``clip``, ``sam``: the blocks and the towers inside other towers
+- ``blocks``, ``clip``, ``sam``, ``deepseek_siglip``: the blocks and the towers inside other towers
 - ``assembly``: the tokens of an image's views as one sequence
 """
