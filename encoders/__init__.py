@@ -145,18 +145,19 @@ __all__ = [
     "prune_video_tokens",
 ]
 
-_LATER = {
+_MODULES = {
     "ItemError": ".streams.stream",
     "PrunedTokens": ".streams.pruning",
     "Publication": ".base.saving",
     "Video": ".inputs.intake",
     "prune_video_tokens": ".streams.pruning",
 }
+"""Per public name that is imported when it is first used, the module that defines it."""
 
 
 def __getattr__(name: str) -> object:
     """Import a public name when it is first used (PEP 562)."""
-    if name not in _LATER:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = getattr(import_module(_LATER[name], __name__), name)
+    globals()[name] = getattr(import_module(_MODULES[name], __name__), name)
     return globals()[name]

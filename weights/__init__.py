@@ -51,21 +51,22 @@ __all__ = [
     "resolve_commit",
 ]
 
-_HOMES = {
-    **dict.fromkeys(("FAMILIES", "LAYOUTS", "Family"), "families"),
-    **dict.fromkeys(("PUBLISHED", "PublishedModel"), "published"),
-    **dict.fromkeys(("CheckpointInfo", "inspect_checkpoint"), "inspection"),
-    "Layout": "layouts",
-    "extract_encoder": "extraction",
-    "load_encoder": "load",
-    "resolve_commit": "source",
+_MODULES = {
+    **dict.fromkeys(("FAMILIES", "LAYOUTS", "Family"), ".families"),
+    **dict.fromkeys(("PUBLISHED", "PublishedModel"), ".published"),
+    **dict.fromkeys(("CheckpointInfo", "inspect_checkpoint"), ".inspection"),
+    "Layout": ".layouts",
+    "extract_encoder": ".extraction",
+    "load_encoder": ".load",
+    "resolve_commit": ".source",
 }
+"""Per public name, the module that defines it; it is imported when the name is first used."""
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    value = getattr(import_module(_MODULES[name], __name__), name)
     globals()[name] = value
     return value
 
