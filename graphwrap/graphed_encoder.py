@@ -28,7 +28,7 @@ from .stats import GraphStats
 if TYPE_CHECKING:
     from encoders.contract import EncoderConfig, Precision
 
-CAPTURES = threading.RLock()
+CAPTURE_LOCK = threading.RLock()
 """Held while graphs are captured or freed: a thread that synchronises would break a capture."""
 
 
@@ -188,7 +188,7 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
             self._locate()
             if captured is None or self.backend != "eager":
                 self._counts = GraphStats(self.backend)
-            with CAPTURES, guards.settled(self.device):
+            with CAPTURE_LOCK, guards.settled(self.device):
                 self._captured = capture_encoder(
                     self.encoder,
                     self._forms,
@@ -207,7 +207,7 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
 
     def release(self) -> None:
         """Give back graphs, pool, buffers, derived weights and times; the next call captures."""
-        with self._lock, CAPTURES:
+        with self._lock, CAPTURE_LOCK:
             on_cuda = self.device.type == "cuda"
             if on_cuda:
                 torch.cuda.synchronize(self.device)  # first, because replays may still be writing
