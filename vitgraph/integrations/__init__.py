@@ -13,7 +13,11 @@ __all__ = ["dynamo", "export", "sentence_transformers", "transformers", "vllm"]
 
 
 def __getattr__(name: str) -> ModuleType:
-    """Import a module when it is first used (PEP 562)."""
+    """Import one of the integration modules when it is first used (PEP 562).
+
+    Raises:
+        AttributeError: there is no such integration.
+    """
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return import_module(f"{__name__}.{name}")

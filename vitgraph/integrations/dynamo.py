@@ -52,22 +52,30 @@ __all__ = ["Encoder", "Options", "read_options"]
 
 PREFIX = "VITGRAPH_DYNAMO_"
 _NUMBERS = ("max_tokens", "min_pixels", "max_pixels", "max_tiles", "threads", "image_token_id")
+"""The options whose values are positive whole numbers."""
 _LARGEST_BUDGET, _MOST_THREADS = 8192, 16
+"""The most output tokens of a batch, and the most threads, where the options give none."""
 _LOG = logging.getLogger(__name__)
 Item: TypeAlias = StagedItem | VisionInputs
-"""One image: only resized, if the device can do the rest, else as the tower reads it."""
+"""A preprocessed image: only resized if a GPU does the other steps, else patches with their grid.
+"""
 Artifact: TypeAlias = Qwen3VLImageEncoding | Tensor
+"""The features of an image for Dynamo: rows with their grid for Qwen3-VL, else rows alone."""
 
 
 class Options(NamedTuple):
-    """The settings of an operator; None leaves a value to the checkpoint or to this machine."""
+    """The settings of the encoder, each read from an environment variable.
+
+    The checkpoint's own limits hold where ``min_pixels``, ``max_pixels`` or ``max_tiles`` is None.
+    """
 
     checkpoint: str | None = None
     """The repo id or folder of the tower; None takes the model that Dynamo serves."""
     revision: str | None = None
     device: str = "auto"
     dtype: DtypeName = "auto"
-    """The dtype of weights and features; a text-only decoder takes no dtype but its own."""
+    """The dtype of weights and features; a text-only language model takes features of its own dtype
+    only."""
     max_tokens: int | None = None
     """Most output tokens of a batch, of an image and of a graph. None means 8192, and graphs that
     fit a third of the memory that is free."""
@@ -79,22 +87,25 @@ class Options(NamedTuple):
     threads: int | None = None
     """Images that are fetched and decoded at once; None means one per core, 16 at most."""
     image_token_id: int | None = None
-    """The placeholder of a text-only decoder, one per image; None for Qwen3-VL and Qwen3.5."""
+    """The id of the token that stands for an image in the prompt of a text-only language model;
+    None for Qwen3-VL and Qwen3.5, whose adapter in Dynamo knows it."""
     backend: Backend = "auto"
     """The ``backend`` of the GraphedEncoder; "eager" captures no graphs."""
     table: str | None = None
-    """A file of ``GraphedEncoder.save_table``, with which a restart measures nothing."""
+    """A file that ``GraphedEncoder.save_table`` wrote, whose measured times a restart takes; None
+    measures them."""
 
 
 class Encoder(VisionEncoderBackend[str, Item, Artifact]):  # type: ignore[misc]  # not there for mypy
-    """A tower that Dynamo drives: it fetches, batches and encodes the images of requests.
+    """A vision tower that Dynamo calls to fetch, batch and encode the images of requests.
 
     Attributes:
         options: the settings that the environment variables give.
-        max_batch_cost: output tokens per batch.
-        preprocess_concurrency: images that are prepared at once.
-        image_token_id: the placeholder of a text-only decoder, None for others.
-        buckets: output tokens of each graph, once it is built.
+        max_batch_cost: most output tokens per batch.
+        preprocess_concurrency: number of images that are prepared at once.
+        image_token_id: id of the image token of a text-only language model; None for Qwen3-VL and
+            Qwen3.5.
+        buckets: output tokens of each graph, set by :meth:`build`.
 
     Raises:
         ValueError: a variable ``VITGRAPH_DYNAMO_...`` that is unknown or has a wrong value.
@@ -111,13 +122,15 @@ class Encoder(VisionEncoderBackend[str, Item, Artifact]):  # type: ignore[misc] 
         self._graphed: GraphedEncoder | None = None
 
     def build(self, model_id: str) -> None:
-        """Load the tower and capture its graphs, on the thread that replays them.
+        """Load the tower and capture its graphs; Dynamo calls this on the thread that replays them.
 
         Args:
-            model_id: the model that Dynamo serves, if the options name no other checkpoint.
+            model_id: repo id or folder of the model that Dynamo serves, whose tower is loaded
+                unless the options name another checkpoint.
 
         Raises:
-            ValueError: a tower that the decoder's adapter cannot take, or what loading raises.
+            ValueError: a tower whose features Dynamo cannot hand to the language model, or a
+                checkpoint that cannot be loaded.
         """
         wanted = self.options
         tower = self.load_tower(wanted.checkpoint or model_id)
@@ -131,20 +144,20 @@ class Encoder(VisionEncoderBackend[str, Item, Artifact]):  # type: ignore[misc] 
         _LOG.info("%s, graphs of %s tokens (%s)", wanted, self.buckets, graphed.backend)
 
     def load_tower(self, checkpoint: str) -> Tower:
-        """Load the tower of a repo or a folder; a subclass may make it in another way."""
+        """Load the tower of a repo or a folder; a subclass may build it in another way."""
         device, dtype, revision = self.options.device, self.options.dtype, self.options.revision
         return load_encoder(
             checkpoint, revision=revision, device=device, dtype=dtype, progress=False
         )
 
     def preprocess(self, raw: str) -> Preprocessed[Item]:
-        """Fetch, decode and resize one image; any thread may call it, and it uses the CPU alone.
+        """Fetch, decode and resize one image on the CPU; any thread may call it.
 
         Args:
             raw: a ``data:`` URL in base64, or an https URL.
 
         Returns:
-            The image and, as its cost, the output tokens that it makes.
+            The image and, as its cost, the number of its output tokens.
 
         Raises:
             ValueError: an image that is refused, in words for the client; the log has the reason.
@@ -171,11 +184,11 @@ class Encoder(VisionEncoderBackend[str, Item, Artifact]):  # type: ignore[misc] 
 
         Args:
             items: the images, as :meth:`preprocess` returned them.
-            target_bucket: reserved by Dynamo, which passes None; graphs are chosen here.
+            target_bucket: not read; Dynamo passes None, and the graphs are chosen by the encoder.
 
         Returns:
-            Per image, on the CPU: [N, (1 + L) * D] with its grid or, for a text-only decoder, the
-            tensor [N, D] alone.
+            Per image, on the CPU: rows [N, (1 + L) * D] with their grid (t, h, w) or, for a
+            text-only language model, the tensor [N, D] alone.
         """
         inputs = self._join(items)
         outputs = [language_rows(output) for output in self.encode(inputs)]
@@ -187,7 +200,11 @@ class Encoder(VisionEncoderBackend[str, Item, Artifact]):  # type: ignore[misc] 
         return [Qwen3VLImageEncoding(*pair) for pair in zip(rows, grids, strict=True)]
 
     def encode(self, inputs: VisionInputs) -> Sequence[PartialOutput]:
-        """Return one output per image, in memory that the next call overwrites."""
+        """Return one output per image, in memory that the next call overwrites.
+
+        Args:
+            inputs: the images of a batch, on the device of the encoder.
+        """
         return self._built()(inputs)
 
     def close(self) -> None:
@@ -205,10 +222,11 @@ class Encoder(VisionEncoderBackend[str, Item, Artifact]):  # type: ignore[misc] 
         return self._graphed
 
     def _read(self, url: str) -> bytes:
-        """Return the bytes that a URL holds or names.
+        """Return the bytes of the image that a URL contains (``data:``) or names (https).
 
         Raises:
-            ValueError: it holds or names none that may be read.
+            ValueError: a URL that is not read, or a file that is too large, in words for the
+                client.
         """
         head, _, text = url.partition(",")
         inside = head.startswith("data:")
@@ -224,7 +242,7 @@ class Encoder(VisionEncoderBackend[str, Item, Artifact]):  # type: ignore[misc] 
             raise _refusal(rule, error) from None
 
     def _prepare(self, image: Image.Image) -> tuple[Item, int]:
-        """Return an image as :meth:`_join` takes it, and the number of its output tokens."""
+        """Preprocess a decoded image, and return it with the number of its output tokens."""
         item_encoder, wanted = self._built().item_encoder(), self.options
         limits = Limits(wanted.min_pixels, wanted.max_pixels, wanted.max_tiles)
         if item_encoder.stager is None:
@@ -236,7 +254,10 @@ class Encoder(VisionEncoderBackend[str, Item, Artifact]):  # type: ignore[misc] 
         return item, spec.output_tokens
 
     def _join(self, items: Sequence[Item]) -> VisionInputs:
-        """Return images as one input on the device, normalised and cut there if possible."""
+        """Join preprocessed images to the input of one call, on the device of the encoder.
+
+        Images that are only resized are normalised and divided into patches there.
+        """
         graphed = self._built()
         device, stager = graphed.device, graphed.item_encoder().stager
         staged = [item for item in items if isinstance(item, StagedItem)]
@@ -247,11 +268,15 @@ class Encoder(VisionEncoderBackend[str, Item, Artifact]):  # type: ignore[misc] 
 
 
 def read_options(environment: Mapping[str, str]) -> Options:
-    """Return the options that an environment sets.
+    """Return the options that environment variables set.
+
+    Args:
+        environment: the variables by name; only those that begin with ``VITGRAPH_DYNAMO_`` are
+            read.
 
     Raises:
-        ValueError: a variable ``VITGRAPH_DYNAMO_...`` that is unknown, or no positive number where
-            one is needed.
+        ValueError: an unknown variable with this beginning, or a value that is no positive whole
+            number where one is needed.
     """
     known = {f"{PREFIX}{field.upper()}": field for field in Options._fields}
     given: dict[str, Any] = {}  # the fields have several types
@@ -268,20 +293,28 @@ def read_options(environment: Mapping[str, str]) -> Options:
 
 
 def _on_host(rows: Tensor) -> Tensor:
-    """Return rows on the CPU, on CUDA in page-locked memory, which torch keeps for the next batch.
+    """Return a copy of ``rows`` on the CPU; rows on CUDA are copied to page-locked memory.
 
-    A batch of 4,860 tokens of Qwen3-VL-8B is 159 MB. Fresh memory for it would be faulted in page
-    by page, and copied through a staging buffer.
+    Torch keeps page-locked memory for the next batch. A batch of 4,860 tokens of Qwen3-VL-8B is 159
+    MB; fresh memory would cost page faults and a copy through a staging buffer.
     """
     host = torch.empty_like(rows, device="cpu", pin_memory=rows.is_cuda)
     return host.copy_(rows)
 
 
 def _check_adapter(tower: Tower, image_token_id: int | None) -> None:
-    """Check that the adapter of the decoder takes what this tower returns.
+    """Check that Dynamo can hand the tower's features to the language model.
+
+    With its adapter for Qwen3-VL, Dynamo takes features of :class:`Qwen3VLEncoder` only. A
+    text-only language model takes any tower without DeepStack features.
+
+    Args:
+        tower: the loaded tower.
+        image_token_id: id of the image token of a text-only language model; None chooses the
+            adapter for Qwen3-VL.
 
     Raises:
-        ValueError: it does not.
+        ValueError: the tower is not one of these.
     """
     qwen3 = isinstance(tower, Qwen3VLEncoder)
     if image_token_id is None and not qwen3:
@@ -299,6 +332,11 @@ def _check_adapter(tower: Tower, image_token_id: int | None) -> None:
 
 
 def _refusal(rule: str, reason: ValueError) -> ValueError:
-    """Return an error that a client may read; the reason is logged, as it may name addresses."""
+    """Return an error with a text for the client, and log the reason, which may name addresses.
+
+    Args:
+        rule: end of the sentence "the image ...", which says what to send.
+        reason: the error that is logged.
+    """
     _LOG.info("an image is refused: %s", reason)
     return ValueError(f"the image {rule}")

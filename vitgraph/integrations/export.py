@@ -26,19 +26,20 @@ from encoders.grids import read_grid
 __all__ = ["export_onnx", "export_program"]
 
 UNREAD = ("max_seqlen", "max_window_seqlen")
-"""The metadata that attention kernels read but the dense attention of an export does not."""
+"""The metadata that only attention kernels read, not the dense attention of an exported program."""
 
 
 def export_program(encoder: VisionEncoder, grid_thw: GridLike | None = None) -> ExportedProgram:
-    """Trace an encoder into operators that every torch has.
+    """Trace an encoder into a program that uses only operators of torch itself.
 
     Args:
-        encoder: an encoder of ``load_encoder``, or one of its ``paths`` if it has several.
-        grid_thw: [items, 3], the grids that every call will have. None takes items of any number
-            and size: Qwen families then take the metadata as an input, too, and attend under a mask
-            of [P, P], whose memory grows with the square of P; towers over tiles (InternViT, the
-            paths of Step's and DeepSeek's) take any number of tiles of their own size and need
-            neither. Items have at least two tokens.
+        encoder: an encoder of ``load_encoder``; of one with several input paths, one of its
+            ``paths``.
+        grid_thw: [items, 3], the grids (t, h, w) in patches that every call will have. None takes
+            items of any number and size: Qwen families then take the metadata as an input, too, and
+            attend under a mask of [P, P], whose memory grows with the square of P; towers over
+            tiles (InternViT, the paths of Step's and DeepSeek's) take any number of tiles of their
+            own size and need neither. Items have at least two tokens.
 
     Returns:
         A program over ``(pixel_values,)`` or, for a Qwen tower without ``grid_thw``,
@@ -48,7 +49,8 @@ def export_program(encoder: VisionEncoder, grid_thw: GridLike | None = None) -> 
         ``deepstack_features_0`` and so on.
 
     Raises:
-        ValueError: an empty or bad grid, an accelerated encoder, or one of several paths.
+        ValueError: an empty or invalid grid, an accelerated encoder, or an encoder with several
+            paths.
     """
     _check_exportable(encoder)
     if encoder.accelerator is not None:
@@ -74,7 +76,7 @@ def export_program(encoder: VisionEncoder, grid_thw: GridLike | None = None) -> 
 def export_onnx(
     encoder: VisionEncoder, path: str | os.PathLike[str], grid_thw: GridLike | None = None
 ) -> None:
-    """Write an encoder as an ONNX file, its weights in a second file beside it.
+    """Write an encoder as an ONNX file, with its weights in a second file beside it.
 
     The inputs are ``pixel_values`` and, for a Qwen tower without ``grid_thw``, the entries of the
     metadata under their own names; the outputs are those of :func:`export_program`. onnxruntime
@@ -83,11 +85,12 @@ def export_onnx(
     Args:
         encoder: an encoder of ``load_encoder``.
         path: the ``.onnx`` file to write; the weights go to the same name with ``.data`` added.
-        grid_thw: [items, 3], the grids that every call will have; None takes items of any size.
+        grid_thw: [items, 3], the grids (t, h, w) that every call will have; None takes items of any
+            size.
 
     Raises:
         ImportError: ``onnx`` or ``onnxscript`` is not installed.
-        ValueError: what :func:`export_program` raises.
+        ValueError: an encoder or a grid that :func:`export_program` refuses.
     """
     try:
         import onnxscript  # noqa: F401  # torch.onnx needs it, and says so late
@@ -124,7 +127,11 @@ def _takes_tiles(encoder: VisionEncoder) -> bool:
 
 
 def _example_pixels(encoder: VisionEncoder, grids: GridLike) -> Tensor:
-    """Return zeros of the shape that the pixels of these grids have."""
+    """Return zeros of the shape and dtype of ``pixel_values`` for these grids.
+
+    Raises:
+        ValueError: there is no grid.
+    """
     specs, weight = encoder.item_specs(grids), next(encoder.parameters())
     if not specs:
         raise ValueError("grid_thw is empty: pass the grid of one item or more")
@@ -138,7 +145,12 @@ def _example_pixels(encoder: VisionEncoder, grids: GridLike) -> Tensor:
 
 
 class _Traced(nn.Module):
-    """The encoder as a module whose arguments are what changes between calls."""
+    """An encoder as a module whose arguments change between calls, as ``torch.export`` traces it.
+
+    Args:
+        encoder: the encoder.
+        fixed: metadata that are the same in every call, kept as buffers.
+    """
 
     def __init__(self, encoder: VisionEncoder, fixed: Metadata) -> None:
         super().__init__()
@@ -161,7 +173,14 @@ def _without_unread(metadata: Metadata) -> Metadata:
 
 
 def _dynamic_shapes(encoder: VisionEncoder, varying: Metadata) -> tuple[object, ...]:
-    """Return which axes vary: any number of tiles, or of whole tokens, segments and windows."""
+    """Return the axes that vary between calls, as ``torch.export`` takes them.
+
+    They count tiles, or for packed patches whole tokens, attention segments and windows.
+
+    Args:
+        encoder: the encoder.
+        varying: metadata that are an argument of the program.
+    """
     if _takes_tiles(encoder):
         return ({0: Dim("tiles")},)
     (one,) = encoder.item_specs([encoder.grid_for(1)])
@@ -177,16 +196,24 @@ def _dynamic_shapes(encoder: VisionEncoder, varying: Metadata) -> tuple[object, 
 
 
 def _segment_lengths(metadata: Metadata) -> dict[int, list[int]]:
-    """Return rows of each segment, by the number of offsets.
+    """Return the rows of each attention segment and of each window, by the number of their offsets.
 
-    Segments and windows are as many only where each window is a whole segment.
+    The number tells the two apart: they are as many only where every window is a whole segment.
+
+    Args:
+        metadata: metadata with ``cu_seqlens`` and, for towers with windows, ``cu_window_seqlens``.
     """
     offsets = [metadata[name].tolist() for name in metadata if name.startswith("cu_")]
     return {len(ends): [b - a for a, b in pairwise(ends)] for ends in offsets}
 
 
 def _dense_attention(lengths: dict[int, list[int]]) -> Callable[..., Tensor]:
-    """Return a dense attention: over segments of known lengths, else under a mask."""
+    """Return a function that replaces the operator for attention over packed segments.
+
+    Args:
+        lengths: rows of each segment, by the number of offsets; empty where they vary between
+            calls, and a mask is made from the offsets.
+    """
 
     def attend(
         q: Tensor,
@@ -212,7 +239,12 @@ def _attend_equal(q: Tensor, k: Tensor, v: Tensor, rows: int) -> Tensor:
 
 
 def _attend_runs(q: Tensor, k: Tensor, v: Tensor, lengths: list[int]) -> Tensor:
-    """Return attention inside segments; neighbouring segments of equal length run as one batch."""
+    """Return attention within each segment, [T, H, K]; neighbours of equal length run as one batch.
+
+    Args:
+        q, k, v: [T, H, K].
+        lengths: the rows of each segment.
+    """
     parts, start = [], 0
     for length, equal in groupby(lengths):
         end = start + length * len(list(equal))
@@ -222,7 +254,12 @@ def _attend_runs(q: Tensor, k: Tensor, v: Tensor, lengths: list[int]) -> Tensor:
 
 
 def _attend_masked(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """Return attention inside segments by a mask over all pairs of rows."""
+    """Return attention within each segment, [T, H, K], by a mask [T, T] over all pairs of rows.
+
+    Args:
+        q, k, v: [T, H, K].
+        cu_seqlens: [S + 1], the offset of each segment and T.
+    """
     rows = torch.arange(q.shape[0], device=q.device, dtype=cu_seqlens.dtype)
     segment = (rows[:, None] >= cu_seqlens[None, 1:]).sum(1)
     mask = segment[:, None] == segment[None, :]

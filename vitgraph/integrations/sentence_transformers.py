@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["ImageEncoder"]
 
 MODEL_ID = "sentence_transformers_model_id"
-"""A placeholder for the repo id, which the library fills in when the folder is uploaded."""
+"""The text in a model card that sentence-transformers replaces by the repo id on upload."""
 USAGE = """\
 ```python
 from PIL import Image
@@ -59,23 +59,26 @@ features = encoder.encode(images=["photo.jpg"])
 ```
 
 {others}"""
+"""The example in a model card: ``{name}`` is the repo id, ``{others}`` the use without this
+library.
+"""
 
 
 class ImageEncoder(InputModule):  # type: ignore[misc]  # the library is not there for mypy
-    """Embeds images: one vector per image, in float32.
+    """The first module of a ``SentenceTransformer``: one float32 vector per image.
 
     Args:
-        encoder: an encoder of ``load_encoder``, or a :class:`GraphedEncoder` around one, which no
-            pool of processes takes.
+        encoder: an encoder of ``load_encoder``, or a :class:`GraphedEncoder` around one, which
+            cannot be sent to the process pool of sentence-transformers.
         pool: "mean" or "max" over the tokens of an image, "cls" for the class token of InternViT,
             averaged over the tiles, or "head" for the head of SigLIP and SigLIP2.
-        min_pixels, max_pixels, max_tiles, max_soft_tokens: as for ``encoder.preprocess``; None for
-            the checkpoint's.
+        min_pixels, max_pixels, max_tiles, max_soft_tokens: as for ``encoder.preprocess``; None
+            takes the checkpoint's.
 
     Raises:
-        ValueError: an unknown ``pool``, or one that this encoder cannot make: it has no class
-            token or no head, or the graphs leave out the field that is pooled; or an encoder of
-            several paths.
+        ValueError: an unknown ``pool``, or one that this encoder cannot make: it has no class token
+            or no head, or the graphs leave out the field that is pooled; or an encoder of several
+            input paths.
     """
 
     config_file_name = "vitgraph_config.json"
@@ -116,7 +119,15 @@ class ImageEncoder(InputModule):  # type: ignore[misc]  # the library is not the
     def preprocess(
         self, inputs: Sequence[object], prompt: str | None = None, **unused: object
     ) -> dict[str, object]:
-        """Return the pixels of the images, and their grid as a list, which stays on the host."""
+        """Return the pixels of images under "pixel_values", and their grids as a list under
+        "grid_thw".
+
+        A list stays on the host when sentence-transformers moves tensors to the device.
+
+        Args:
+            inputs: images, as ``encoder.preprocess`` takes them.
+            prompt: not read; images have no prompt.
+        """
         pixels = self.encoder.preprocess(
             images=inputs,
             min_pixels=self.min_pixels,
@@ -127,7 +138,11 @@ class ImageEncoder(InputModule):  # type: ignore[misc]  # the library is not the
         return {"pixel_values": pixels.pixel_values, "grid_thw": pixels.grid_thw.tolist()}
 
     def forward(self, features: dict[str, Any], **unused: object) -> dict[str, Any]:
-        """Add ``sentence_embedding`` [images, D] to the features."""
+        """Return the features with ``sentence_embedding`` [images, D] added to them.
+
+        Args:
+            features: the result of :meth:`preprocess`.
+        """
         encoder = cast(VisionEncoder, self.encoder if self.graphed is None else self.graphed)
         grid = features["grid_thw"]
         items = self.encoder.split(encoder(features["pixel_values"], grid), grid)
@@ -136,11 +151,11 @@ class ImageEncoder(InputModule):  # type: ignore[misc]  # the library is not the
         return {**features, "sentence_embedding": torch.stack(vectors).float()}
 
     def on_model_ready(self, model: SentenceTransformer) -> None:
-        """Let the model card show images: its own example is of sentences, which fail here."""
+        """Replace the example in the model card, which encodes sentences, by one with an image."""
         super().on_model_ready(model)
         card = model.model_card_data
         card.generate_widget_examples = False
-        # A partial, because a process pool pickles the card.
+        # A lambda could not be pickled, and the process pool pickles the model card.
         card.generate_usage_snippet = partial(self._usage, card)
 
     def _usage(self, card: SentenceTransformerModelCardData) -> str:
@@ -149,14 +164,15 @@ class ImageEncoder(InputModule):  # type: ignore[misc]  # the library is not the
         return USAGE.format(name=name, others=others)
 
     def get_embedding_dimension(self) -> int:
-        """Return the width of a vector: the tower's for "cls", else that of ``pooler_output``."""
+        """Return the width of a vector: that of the tower for "cls", else of ``pooler_output``."""
         encoder = self.encoder
         return int(encoder.num_features if self.pool == "cls" else encoder.out_features)
 
     def save(
         self, output_path: str, *unused: object, safe_serialization: bool = True, **more: object
     ) -> None:
-        """Write the encoder as ``encoder.save_pretrained`` does, and how its output is pooled."""
+        """Write the encoder as ``encoder.save_pretrained`` does, and a config with the pooling and
+        limits."""
         self.encoder.save_pretrained(output_path)
         self.save_config(output_path)
 
@@ -171,7 +187,8 @@ class ImageEncoder(InputModule):  # type: ignore[misc]  # the library is not the
         local_files_only: bool = False,
         **unused: object,
     ) -> ImageEncoder:
-        """Read what :meth:`save` wrote, from a folder or the Hub."""
+        """Load the encoder and the pooling that :meth:`save` wrote, from a folder or a repo of the
+        Hub."""
         config = cls.load_config(
             model_name_or_path,
             subfolder,

@@ -40,7 +40,7 @@ __all__ = ["VisionTower", "as_vision_tower", "mm_encoder_outputs"]
 
 
 class VisionTower(nn.Module):
-    """An encoder in the place of the tower of a model of transformers.
+    """An encoder in the place of the vision tower of a model of transformers.
 
     It shares all layers with the encoder: training, moving or changing one changes both.
 
@@ -51,7 +51,8 @@ class VisionTower(nn.Module):
     Attributes:
         encoder: the encoder that was given.
         config: the encoder's own config.
-        projector: the module for the place of the model's projector, where that lies apart.
+        projector: module that takes the place of a projector outside the tower, and returns its
+            input.
 
     Raises:
         ValueError: another encoder, or a :class:`GraphedEncoder` whose ``outputs`` lack
@@ -65,7 +66,7 @@ class VisionTower(nn.Module):
         super().__init__()
         inner = _unwrap(encoder)
         self._call = _call_of(inner)
-        # The encoder is not registered, so that no layer is found twice.
+        # Kept out of nn.Module's registry: its layers are registered by share_modules already.
         share_modules(self, inner, tensors=True)
         self.__dict__["encoder"] = encoder
         path = self._path()
@@ -85,7 +86,7 @@ class VisionTower(nn.Module):
 
     @property
     def merge_kernel_size(self) -> tuple[int, int]:
-        """Rows and columns of patches of one output token."""
+        """The rows and columns of patches that are merged to one output token."""
         return self.spatial_merge_size, self.spatial_merge_size
 
     @property
@@ -100,7 +101,7 @@ class VisionTower(nn.Module):
 
     @property
     def gradient_checkpointing(self) -> bool:
-        """Whether the encoder computes its blocks again in the backward pass."""
+        """Whether the encoder computes its blocks again in the backward pass, to save memory."""
         return self._path().gradient_checkpointing
 
     @gradient_checkpointing.setter
@@ -108,13 +109,16 @@ class VisionTower(nn.Module):
         self._path().gradient_checkpointing = enabled
 
     def put_into(self, model: PreTrainedModel) -> None:
-        """Put this module in the place of a model's tower, and pass its projector by.
+        """Put this module in the place of a model's vision tower.
+
+        A projector outside the tower is replaced by a module that returns its input.
 
         Args:
             model: a model of the encoder's own checkpoint.
 
         Raises:
-            ValueError: a model that does not call this tower, or one of another width.
+            ValueError: a model whose tower is another one, or whose language model has another
+                width.
         """
         kind, name = model.config.model_type, type(_unwrap(self.encoder)).__name__
         if kind not in self._call.models:
@@ -172,7 +176,10 @@ class VisionTower(nn.Module):
         return given if return_dict else given.to_tuple()
 
     def _encode(self, pixels: Tensor, grids: list[Grid]) -> Tensor:
-        """Encode packed pixels to tokens [N, out]; all views enter one path."""
+        """Encode packed pixels with their grids to tokens [N, out].
+
+        If the encoder has several input paths, all pixels go to its path "image".
+        """
         if not isinstance(_unwrap(self.encoder), PathsEncoder):
             return cast(Tensor, self.encoder(pixels, grids).pooler_output)
         none = PathInputs(pixels[:0], torch.empty(0, 3, dtype=torch.int64), ())
@@ -180,7 +187,7 @@ class VisionTower(nn.Module):
         return torch.cat([cast(Tensor, output.pooler_output) for output in self.encoder(inputs)])
 
     def _path(self) -> VisionEncoder:
-        """Return the encoder that takes tensors: the encoder itself, or its path "image"."""
+        """Return the encoder itself or, if it has several input paths, its path "image"."""
         inner = _unwrap(self.encoder)
         path = inner.paths["image"] if isinstance(inner, PathsEncoder) else inner
         return cast(VisionEncoder, path)
@@ -189,11 +196,11 @@ class VisionTower(nn.Module):
 def as_vision_tower(encoder: Encoder | GraphedEncoder) -> VisionTower:
     """Return a module for the place of a model's vision tower: ``.put_into(model)`` puts it there.
 
-    Logits and generated tokens stay what they are. For Qwen2-VL to Qwen3.5 and the GLM families the
-    module may also be assigned, ``model.model.visual = as_vision_tower(encoder)``, and the keys of
-    ``state_dict`` stay, too: ``model.save_pretrained`` writes a checkpoint that transformers loads
-    with its own tower. In the other models it replaces tower and projector, and the model cannot be
-    saved with it.
+    The model's logits and generated tokens do not change. For Qwen2-VL to Qwen3.5 and the GLM
+    families the module may also be assigned, ``model.model.visual = as_vision_tower(encoder)``, and
+    the keys of ``state_dict`` do not change either: ``model.save_pretrained`` writes a checkpoint
+    that transformers loads with its own tower. In the other models it replaces tower and projector,
+    and the model cannot be saved with it.
 
     Args:
         encoder: an encoder of the model's own checkpoint, or a :class:`GraphedEncoder` around one.
@@ -203,16 +210,16 @@ def as_vision_tower(encoder: Encoder | GraphedEncoder) -> VisionTower:
         The module. It shares all layers with the encoder.
 
     Raises:
-        ValueError: what :class:`VisionTower` raises.
+        ValueError: an encoder that :class:`VisionTower` refuses.
     """
     return VisionTower(encoder)
 
 
 def _call_of(encoder: Encoder) -> Call:
-    """Return how models call the tower that an encoder replaces.
+    """Return how models of transformers call the tower that an encoder replaces.
 
     Raises:
-        ValueError: it replaces none.
+        ValueError: no model of transformers has this tower, or none can run the encoder.
     """
     kind = type(encoder)
     if kind in CALLS:
@@ -225,7 +232,14 @@ def _call_of(encoder: Encoder) -> Call:
 
 
 def _refuse_saving(module: nn.Module, prefix: str, keep_vars: bool) -> None:
-    """Raise, because the names of the encoder's tensors are not those of transformers."""
+    """Raise an error when a model is saved, a hook with the signature that torch gives to such
+    hooks.
+
+    The encoder's tensors have other names than transformers loads.
+
+    Raises:
+        ValueError: always.
+    """
     raise ValueError(
         f"{prefix or 'the tower '}is an encoder of vitgraph whose tensors have other names than "
         "transformers loads: save the model before its tower is replaced, and the tower with "
@@ -294,7 +308,11 @@ def mm_encoder_outputs(
 
 
 def _listed(items: Sequence[EncoderOutput]) -> BaseModelOutputWithPooling:
-    """Return the outputs of Qwen items as lists, with one tensor per item and layer."""
+    """Return the outputs of Qwen items as transformers takes them from ``mm_encoder_outputs``.
+
+    ``pooler_output`` is a tuple of [tokens, out], one per item; ``deepstack_features`` is a list of
+    such tuples, one per layer.
+    """
     pooled = tuple(item.pooler_output for item in items)
     layers = zip(*(item.deepstack_features or () for item in items), strict=True)
     return _model_output(None, pooled, list(layers))
@@ -303,13 +321,17 @@ def _listed(items: Sequence[EncoderOutput]) -> BaseModelOutputWithPooling:
 def _model_output(
     hidden: Tensor | None, pooled: object, deepstack: Sequence[object]
 ) -> BaseModelOutputWithPooling:
-    """The output class of the models of transformers, which depends on whether they have DeepStack.
+    """Return an output of transformers, of a class that also holds DeepStack features if there are
+    any.
 
-    ``deepstack`` has one entry per layer.
+    Args:
+        hidden: ``last_hidden_state``; None leaves it out.
+        pooled: ``pooler_output``: a tensor, or a tuple of one tensor per item.
+        deepstack: ``deepstack_features``, one entry per layer; empty without DeepStack.
     """
     if not deepstack:
         return BaseModelOutputWithPooling(last_hidden_state=hidden, pooler_output=pooled)
-    # Imported here, because it takes seconds.
+    # Importing this module takes seconds, and only models with DeepStack need it.
     from transformers.models.qwen3_vl import modeling_qwen3_vl
 
     return modeling_qwen3_vl.BaseModelOutputWithDeepstackFeatures(
@@ -318,10 +340,10 @@ def _model_output(
 
 
 def _unwrap(encoder: Encoder | GraphedEncoder) -> Encoder:
-    """Return the encoder itself.
+    """Return the encoder inside a :class:`GraphedEncoder`, or the encoder itself.
 
     Raises:
-        ValueError: a :class:`GraphedEncoder` that leaves out what language models read.
+        ValueError: the :class:`GraphedEncoder` leaves out a field that language models read.
     """
     if not isinstance(encoder, GraphedEncoder):
         return encoder

@@ -48,7 +48,7 @@ from ..embedding.reading import content_key
 __all__ = ["FeatureStore", "content_key", "multi_modal_data"]
 
 TOWERS = (Qwen2VLEncoder, Qwen2_5VLEncoder, Qwen3VLEncoder, InternViT)
-"""The encoders whose features :func:`multi_modal_data` gives the names that vLLM wants."""
+"""The encoders whose features :func:`multi_modal_data` returns in the form that vLLM takes."""
 
 
 def multi_modal_data(

@@ -30,7 +30,7 @@ Encode = Callable[[Tensor, list[Grid]], Tensor]
 
 
 class Passing(nn.Module):
-    """Stands where a projector was: it returns tokens that are projected already.
+    """Takes the place of a model's projector, and returns its input, which is projected already.
 
     Args:
         merge: patches per side of a token, which some models read from their projector.
@@ -47,13 +47,13 @@ class Passing(nn.Module):
         *,
         inputs_embeds: Tensor | None = None,
     ) -> Tensor:
-        """Return the tokens, under either name that models give them.
+        """Return the tokens that a model passes to its projector, under either name.
 
         Args:
-            image_features: tokens [N, D] or [B, N/B, D]; or those of one image of LFM2-VL, which
+            image_features: tokens [N, D] or [B, N/B, D]; or from LFM2-VL those of one image, which
                 are the first of the rows [1, h, w, D] of its patches.
-            sizes: the sizes of the images, which nothing here needs.
-            inputs_embeds: the tokens of Gemma 4.
+            sizes: the sizes of the images, which are not read.
+            inputs_embeds: the tokens of Gemma 4, which passes them by this name.
         """
         tokens = inputs_embeds if image_features is None else image_features
         assert tokens is not None
@@ -64,17 +64,17 @@ class Passing(nn.Module):
 
 
 def run_tiles(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) -> Tensor:
-    """Encode tiles [B, C, H, W] to tokens [B, N/B, D]."""
+    """Encode tiles, ``batch["pixel_values"]`` [B, C, H, W], to tokens [B, N/B, D]."""
     tiles = batch["pixel_values"]
     h, w = (side // encoder.config.patch_size for side in tiles.shape[2:])
     return encode(tiles, [(1, h, w)] * len(tiles)).unflatten(0, (len(tiles), -1))
 
 
 def run_whole_tiles(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) -> Tensor:
-    """Encode tiles of Idefics3 and SmolVLM, none of which may be padded.
+    """Encode tiles of Idefics3 and SmolVLM without padding, [B, C, H, W], to tokens [B, N/B, D].
 
     Raises:
-        ValueError: a tile with padding.
+        ValueError: a tile with padding, which the encoder does not take.
     """
     mask = batch["patch_attention_mask"]
     if not mask.all():
@@ -86,14 +86,16 @@ def run_whole_tiles(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) 
 
 
 def run_shuffled_tiles(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) -> Tensor:
-    """Encode tiles of InternVL to rows [B, 1 + n, D/4], of which the model makes the tokens again.
+    """Encode tiles of InternVL [B, C, H, W] to rows [B, 1 + n, D/4], n = 4 N/B, as its tower
+    returns.
 
-    It drops the class token and lays 2x2 rows side by side, so that each row is a quarter of a
-    token here.
+    The model drops the class token, for which a row of zeros stands, and joins 2x2 rows to a token.
+    Therefore each row is a quarter of a token.
     """
     tokens = run_tiles(encode, encoder, batch)
     side = round(tokens.shape[1] ** 0.5)
-    cells = tokens.view(len(tokens), side, side, 2, 2, -1)  # the last axes: row, column, quarter
+    # The last three axes are row and column in a block of 2x2 rows, and a quarter of a token.
+    cells = tokens.view(len(tokens), side, side, 2, 2, -1)
     rows = cells.transpose(2, 3).flatten(1, 4)
     return F.pad(rows, (0, 0, 1, 0))
 
@@ -107,13 +109,19 @@ def run_images(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) -> Te
 
 
 def run_positions(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) -> Tensor:
-    """Encode images of Gemma 4 [I, S, C*p*p], whose padding has the position -1, to [N, D]."""
+    """Encode images of Gemma 4, padded patches [I, S, C*p*p], to tokens [N, D].
+
+    A patch of padding has the position -1.
+    """
     packed = read_positions(batch, encoder)
     return encode(packed.pixel_values, packed.grids)
 
 
 def run_padded(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) -> Tensor:
-    """Encode views of LFM2-VL [I, S, C*p*p] to rows [I, S, D], of which the first are tokens."""
+    """Encode images of LFM2-VL, padded patches [I, S, C*p*p], to rows [I, S, D].
+
+    The first rows of each image are its tokens, the others are zeros.
+    """
     images, shapes = batch["pixel_values"], batch["spatial_shapes"].tolist()
     rows = torch.cat([image[: h * w] for image, (h, w) in zip(images, shapes, strict=True)])
     tokens = encode(rows, [(1, h, w) for h, w in shapes])

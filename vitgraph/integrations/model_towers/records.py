@@ -57,7 +57,10 @@ from .calls import (
 
 
 class Place(NamedTuple):
-    """The attributes of a model that hold its tower and, where it is apart, its projector."""
+    """The names of the attributes of a model that hold its tower and its projector.
+
+    ``projector`` is empty where the tower itself ends in the projection.
+    """
 
     tower: str
     projector: str = ""
@@ -67,10 +70,10 @@ class Call(NamedTuple):
     """How models of transformers call one tower."""
 
     models: Mapping[str, Place]
-    """The model types of such models, and where each has its tower."""
+    """Where each model has its tower, by the model type in its config."""
     run: Callable[[Encode, VisionEncoder, BatchInputs], Tensor] | None = None
-    """Encodes a batch, the keywords of the call by name, to what the model takes from its tower;
-    None for towers that take packed patches and whose output has a class of its own."""
+    """Encodes the keywords with which a model calls its tower to what the model expects back; None
+    for towers over packed patches, whose output is a class with several fields."""
 
 
 _VISION, _PROJECTOR = "vision_tower", "multi_modal_projector"
@@ -106,7 +109,7 @@ CALLS: Mapping[type[Encoder], Call] = {
     MiniMaxM3Encoder: Call({"minimax_m3_vl": _BESIDE}, run_patches),
     Ernie4_5VLEncoder: Call({"ernie4_5_vl_moe": Place(_VISION, "resampler_model")}, run_flat),
 }
-"""The encoders that replace a tower."""
+"""The encoders that can replace a tower of transformers, each with how models call it."""
 
 _NO_MODEL = "transformers has no model with this tower"
 REFUSED: Mapping[type[Encoder], str] = {
@@ -117,4 +120,4 @@ REFUSED: Mapping[type[Encoder], str] = {
     Step3Encoder: _NO_MODEL,
     Step3VLEncoder: "its model in transformers calls its tower once per kind of view",
 }
-"""Why the other encoders replace none."""
+"""The encoders that replace no tower, each with the reason for the error."""

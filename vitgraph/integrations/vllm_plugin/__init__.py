@@ -20,11 +20,13 @@ import os
 __all__ = ["register"]
 
 LOGGER = logging.getLogger("vllm.vitgraph")
-"""A logger below vLLM's own, so that its handlers print what this plug-in says."""
+"""A logger below vLLM's own, whose handlers therefore print the messages of this plug-in."""
 
 
 def register() -> None:
-    """Register the models whose towers are replaced, if ``VITGRAPH_VLLM`` is 1.
+    """Register model classes whose vision tower is replaced with vLLM, if ``VITGRAPH_VLLM`` is 1.
+
+    A warning is logged instead if the version of vLLM is not known.
 
     Raises:
         ValueError: ``VITGRAPH_VLLM`` is neither 0 nor 1.

@@ -27,25 +27,30 @@ class BatchInputs(Protocol):
 
 
 class Packed(NamedTuple):
-    """The pixels and grids of a batch as an encoder takes them, and the grids of each item."""
+    """The images or clips of a batch as an encoder takes them.
+
+    ``pixel_values`` holds packed patches or tiles, ``grids`` one (t, h, w) in patches per image,
+    tile or frame.
+    """
 
     pixel_values: Tensor
     grids: list[Grid]
     counts: list[int]
-    """Grids per item: the tiles of an image, the frames of a clip, or 1."""
+    """The number of grids per item: the tiles of an image, the frames of a clip, or 1."""
 
 
 def read_tiles(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
-    """Read tiles [B, C, H, W] of Gemma 3, Idefics3 and SmolVLM, ``num_patches`` of them per image.
+    """Read tiles [B, C, H, W] of Gemma 3, Idefics3 and SmolVLM; ``num_patches`` counts them per
+    image.
 
-    vLLM pads no batch with tiles, and the tiles of these models have no padded edges.
+    vLLM adds no tiles to fill a batch, and the tiles of these models have no padded edges.
     """
     tiles = batch["pixel_values"]
     return Packed(tiles, [encoder.grid_for(1)] * len(tiles), batch["num_patches"].tolist())
 
 
 def read_images(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
-    """Read images [C, H, W] of Pixtral and Mistral 3, each of its own size in whole tokens."""
+    """Read images [C, H, W] of Pixtral and Mistral 3, whose sides are whole numbers of tokens."""
     assert isinstance(encoder, PatchEncoder)
     images = list(batch["pixel_values"])
     merge, patch = encoder.config.spatial_merge_size, encoder.config.patch_size
@@ -59,16 +64,15 @@ def read_images(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
 
 
 def read_grids(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
-    """Read patches [P, C, p, p] of Kimi-VL, whose grids [I, 2] are rows and columns."""
+    """Read patches [P, C, p, p] of Kimi-VL; ``image_grid_hws`` [I, 2] counts rows and columns."""
     grids = [(1, h, w) for h, w in batch["image_grid_hws"].tolist()]
     return Packed(batch["pixel_values"].flatten(1), grids, [1] * len(grids))
 
 
 def read_patches(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
-    """Read patches of PaddleOCR-VL, whose images vLLM encodes one after the other.
+    """Read patches of PaddleOCR-VL: those of all images, [P, C, p, p], in vLLM 0.33.
 
-    They are [P, C, p, p] of all images in vLLM 0.33, and a list of such tensors or [I, P, C, p, p]
-    before.
+    Older versions have a list of such tensors, or [I, P, C, p, p].
     """
     cells = batch["pixel_values"]
     if not isinstance(cells, Tensor):
@@ -78,9 +82,10 @@ def read_patches(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
 
 
 def read_positions(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
-    """Read images or frames of Gemma 4, padded patches with positions (column, row), -1 in padding.
+    """Read images or frames of Gemma 4: padded patches, each with its position (column, row).
 
-    The positions are on the device, so that reading the grids waits for it; vLLM's code waits, too.
+    A position of padding is -1. Reading the grids from the positions waits for the device, as
+    vLLM's own code does.
     """
     images, places = list(batch["pixel_values"]), list(batch["pixel_position_ids"])
     ends = torch.stack([place.amax(0) for place in places]).tolist()
@@ -90,7 +95,7 @@ def read_positions(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
 
 
 def read_frames(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
-    """Read clips of Gemma 4, frame by frame as :func:`read_positions` does."""
+    """Read clips of Gemma 4, whose frames are images with a grid each."""
     names = ("pixel_values", "pixel_position_ids")
     packed = read_positions({name: batch[f"{name}_videos"] for name in names}, encoder)
     return packed._replace(counts=[int(count) for count in batch["video_frame_counts"]])
@@ -103,10 +108,10 @@ READERS: Mapping[str, Callable[[BatchInputs, VisionEncoder], Packed]] = {
     "patches": read_patches,
     "positions": read_positions,
 }
-"""The functions for images, by the names that records have."""
+"""The function that reads a batch of images, by the name that ``Record.reader`` has."""
 
 
 def tokens_per_item(packed: Packed, encoder: VisionEncoder) -> Sequence[int]:
-    """Return how many tokens each item of a batch has."""
+    """Return the number of output tokens of each item of a batch."""
     specs = iter(encoder.item_specs(packed.grids))
     return [sum(next(specs).output_tokens for _ in range(count)) for count in packed.counts]

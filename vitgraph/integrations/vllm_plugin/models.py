@@ -19,16 +19,19 @@ from .replacing import ReplacesTower
 
 
 class ReadsInputs(ReplacesTower):
-    """For classes that give a tower one image after the other, or project what it returns."""
+    """Base of model classes that call their tower per image, or project its output outside of it.
+
+    The encoder runs the whole batch in one call instead.
+    """
 
     def _process_image_input(self, image_input: BatchInputs) -> Any:
-        """Encode the images of a batch to a tensor [tokens, width] each."""
+        """Encode a batch of images to a tensor [tokens, width of the language model] each."""
         if not self.vision_tower_ours or image_input["type"] == "image_embeds":
             return super()._process_image_input(image_input)  # type: ignore[misc]  # vLLM's
         return self._encode(READERS[self.record.reader](image_input, self.our_tower.encoder))
 
     def _process_video_input(self, video_input: BatchInputs) -> Any:
-        """Encode the clips of a batch, of Gemma 4 alone, to a tensor [tokens, width] each."""
+        """Encode a batch of clips of Gemma 4 to [tokens, width of the language model] each."""
         if not self.vision_tower_ours:
             return super()._process_video_input(video_input)  # type: ignore[misc]  # vLLM's
         return self._encode(read_frames(video_input, self.our_tower.encoder))
@@ -38,7 +41,7 @@ class ReadsInputs(ReplacesTower):
 
 
 class InternVL(ReplacesTower):
-    """For InternVL, whose class gives its tower the tiles of all images and splits the tokens."""
+    """Base of the model class of InternVL, which calls its tower with the tiles of all images."""
 
     def extract_feature(self, pixel_values: Tensor) -> Tensor:
         """Encode tiles [B, 3, side, side] to [B, tokens per tile, width of the language model]."""
@@ -50,10 +53,10 @@ class InternVL(ReplacesTower):
 
 
 def __getattr__(name: str) -> type:
-    """Make the class of an architecture (PEP 562).
+    """Make the model class for an architecture when vLLM first asks for it (PEP 562).
 
     Raises:
-        AttributeError: no model of this name is in the table.
+        AttributeError: no class of this name has its tower replaced.
     """
     if name not in MODELS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

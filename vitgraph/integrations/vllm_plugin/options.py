@@ -15,7 +15,10 @@ VARIABLE = "VITGRAPH_VLLM_OPTIONS"
 
 @dataclass(frozen=True)
 class Options:
-    """How a tower runs; all but ``table`` are arguments of :class:`graphwrap.GraphedEncoder`."""
+    """The settings of a tower in vLLM; all but ``table`` are arguments of ``GraphedEncoder``.
+
+    None leaves a value to ``GraphedEncoder``.
+    """
 
     kernels: str = "auto"
     precision: str = "bf16"
@@ -27,20 +30,20 @@ class Options:
     max_frames_per_batch: int | None = None
     max_graphs: int = 48
     table: str | None = None
-    """A file of times: read if it exists, else written once the graphs are captured."""
+    """A file of measured times: read if it exists, else written after capture; None for no file."""
 
     def backend_for(self, *, enforce_eager: bool) -> str:
-        """Return the backend to use: vLLM's ``enforce_eager`` rules CUDA graphs out."""
+        """Return the backend to use; vLLM's ``enforce_eager`` excludes CUDA graphs."""
         graphs = self.backend in ("auto", "cudagraph")
         return "eager" if enforce_eager and graphs else self.backend
 
 
 def read_options(additional_config: object, environment: Mapping[str, str]) -> Options:
-    """Read the options from one of the two places.
+    """Read the options from ``additional_config`` or from ``VITGRAPH_VLLM_OPTIONS``.
 
     Args:
         additional_config: vLLM's ``additional_config``; options are under the key ``vitgraph``.
-        environment: the variables of the process.
+        environment: the environment variables of the process.
 
     Raises:
         ValueError: options in both places, text that is no JSON object, an unknown key, or a value

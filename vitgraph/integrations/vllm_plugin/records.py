@@ -10,20 +10,22 @@ from typing import NamedTuple
 
 
 class Record(NamedTuple):
-    """One model class of vLLM, and the tower of this library that it gets."""
+    """A model class of vLLM, and the tower of this library that replaces its own."""
 
     module: str
     """The module of ``vllm.model_executor.models`` that has the class."""
     family: str
     """The name of the tower's family in :data:`weights.FAMILIES`."""
     tower: str = "visual"
-    """The attribute of the class that holds the tower."""
+    """The attribute of the model class that holds the tower."""
     projector: str = ""
-    """The attribute that holds the projector, where it lies beside the tower; ours is inside."""
+    """The attribute that holds a projector outside the tower; empty if there is none. The encoder
+    contains its own."""
     reader: str = ""
-    """The function of :mod:`.inputs` that reads a batch; empty if vLLM calls our tower itself."""
+    """The key of ``READERS`` for the function that reads a batch; empty if vLLM calls the tower
+    with packed patches itself."""
     name: str = ""
-    """The name of the class, where it is not the architecture's."""
+    """The name of the class, if that is not the name of the architecture; else empty."""
 
 
 _VISION, _PROJECTOR = "vision_tower", "multi_modal_projector"
@@ -64,4 +66,4 @@ MODELS: Mapping[str, Record] = {
         "gemma4_mm", "gemma4", _VISION, "embed_vision", "positions"
     ),
 }
-"""Architecture of a checkpoint -> its record."""
+"""The model classes of vLLM whose tower is replaced, by the architecture in a config.json."""

@@ -30,10 +30,14 @@ from .tower import TileTower, Tower, build_encoder
 
 
 class ReplacesTower(nn.Module):
-    """Put before a model class of vLLM, it makes that class run one of our towers.
+    """A base class in front of a model class of vLLM, which replaces its vision tower by an
+    encoder.
+
+    If that is not possible, a warning is logged and vLLM's own tower runs.
 
     Attributes:
-        record: the tower of ours, and the places where the class holds its own.
+        record: the family of the encoder, and the attributes in which the model class holds its
+            tower.
     """
 
     record: ClassVar[Record]
@@ -51,13 +55,14 @@ class ReplacesTower(nn.Module):
         self._hook = self.register_forward_pre_hook(ReplacesTower._before_forward)
 
     def _find_obstacle(self, vllm_config: Any) -> str:
-        """Return why tower or projector of vLLM cannot be replaced, empty if they can be."""
+        """Return why vLLM's tower or projector cannot be replaced; empty if both can be."""
         names = filter(None, (self.record.tower, self.record.projector))
         found = (find_obstacle(self.get_submodule(name), vllm_config) for name in names)
         return next(filter(None, found), "")
 
     def _replace(self, vllm_config: Any) -> str:
-        """Build our tower in place of vLLM's; return why that cannot be, empty if it is done."""
+        """Build the encoder in place of vLLM's tower; return the reason if that fails, else an
+        empty text."""
         model, family = vllm_config.model_config, FAMILIES[self.record.family]
         options = read_options(vllm_config.additional_config, os.environ)
         theirs = self.get_submodule(self.record.tower)
@@ -82,19 +87,20 @@ class ReplacesTower(nn.Module):
         return ""
 
     def _put(self, path: str, module: nn.Module) -> None:
-        """Put a module where the path says, in place of the one that is there."""
+        """Replace the module at a dotted path, such as "model.vision_model", by another one."""
         holder, _, name = path.rpartition(".")
         setattr(self.get_submodule(holder), name, module)
 
     @property
     def our_tower(self) -> Tower:
-        """The tower of this library, if it has replaced vLLM's, else None."""
+        """The tower of this library; call it only if ``vision_tower_ours`` is true."""
         tower = self.get_submodule(self.record.tower)
         assert isinstance(tower, Tower)
         return tower
 
     def capture_tower(self) -> None:
-        """Capture the graphs of our tower; vLLM calls this on all ranks in the same order."""
+        """Capture the graphs of the encoder, if that is not done; all ranks call this in the same
+        order."""
         tower, ranks = self.our_tower, get_tp_group()
         if tower.captured:
             return
@@ -106,9 +112,10 @@ class ReplacesTower(nn.Module):
             LOGGER.info("vitgraph runs the vision tower: %s", tower.describe())
 
     def _before_forward(self, arguments: tuple[object, ...]) -> None:
-        """Capture before the first forward pass, which is that of the memory profile.
+        """Capture the graphs before the first forward pass, in which vLLM profiles the memory.
 
-        The second one comes after the profile: the memory reserved for it is given back.
+        The second forward pass comes after the profile, so it frees the memory that was reserved
+        for it.
         """
         self._forward_calls += 1
         if self._forward_calls == 1:
@@ -118,13 +125,18 @@ class ReplacesTower(nn.Module):
             self._hook.remove()
 
     def embed_multimodal(self, **inputs: object) -> Any:
-        """Encode the images and videos of a batch, as vLLM's class does."""
+        """Encode the images and videos of a batch, as the model class of vLLM does."""
         if self.vision_tower_ours:
             self.capture_tower()
         return super().embed_multimodal(**inputs)  # type: ignore[misc]  # vLLM's
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
-        """Load the weights of the whole model, as vLLM's class does, our tower's strictly."""
+        """Load the weights of the whole model as vLLM does; the encoder must get all of its
+        tensors.
+
+        Raises:
+            ValueError: a tensor of the encoder is missing or does not fit.
+        """
         loaded: set[str] = super().load_weights(weights)  # type: ignore[misc]  # vLLM's
         if self.vision_tower_ours:
             self.our_tower.check_filled()
@@ -134,21 +146,32 @@ class ReplacesTower(nn.Module):
 
 
 class PassesWeights(nn.Module):
-    """Stands where vLLM had a projector, and passes the tensors of that name to our tower."""
+    """Takes the place of vLLM's projector, and gives the projector's tensors to the encoder.
+
+    Args:
+        tower: the tower with the encoder.
+        path: dotted path of vLLM's projector in the model.
+    """
 
     def __init__(self, tower: Tower, path: str) -> None:
         super().__init__()
-        self._fill = tower.load_weights  # a method, since a module would be a part of this one
+        self._fill = tower.load_weights  # the tower itself would be registered as a child module
         self._name = path.rpartition(".")[2]
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
-        """Fill the projector inside our tower; its tensors are published under this name."""
+        """Load the projector's tensors into the encoder, under the names that they have in
+        checkpoints."""
         self._fill((f"{self._name}.{name}", tensor) for name, tensor in weights)
         return set()
 
 
 def find_obstacle(theirs: nn.Module, vllm_config: Any) -> str:
-    """Return why the tower that vLLM has built is not replaced, empty if nothing is in the way."""
+    """Return why a module that vLLM has built cannot be replaced; empty if it can be.
+
+    Args:
+        theirs: vLLM's tower or projector.
+        vllm_config: the config of the engine.
+    """
     if isinstance(theirs, StageMissingLayer):
         return "limit_mm_per_prompt or the pipeline leaves the tower out"
     lora = vllm_config.lora_config

@@ -35,13 +35,13 @@ VLLM_LAYOUTS = (
     *("qwen", "internvl", "glm4v", "glm_ocr", "gemma3", "pixtral", "idefics3", "kimi-vl"),
     *("paddleocr-vl", "gemma4"),
 )
-"""The layouts of the checkpoints that vLLM's own classes read."""
+"""The layouts of checkpoints that vLLM's own model classes read."""
 LISTED = 20
-"""The most tensor names that an error lists."""
+"""The most tensor names that an error message lists."""
 
 
 def build_encoder(family: Family, config: JsonObject, name: str) -> VisionEncoder:
-    """Build the encoder of a model's config on the meta device.
+    """Build the encoder for a model's config on the meta device.
 
     Args:
         family: record of the tower's family.
@@ -49,21 +49,21 @@ def build_encoder(family: Family, config: JsonObject, name: str) -> VisionEncode
         name: name of the model in errors.
 
     Raises:
-        ValueError: sizes or values that the encoder of the family does not have.
+        ValueError: sizes or values in the config that the encoders of the family do not support.
     """
     encoder = cast(VisionEncoder, family.on_meta(build_config(family, config, None, name)))
     return encoder.eval().requires_grad_(False)
 
 
 class Tower(nn.Module):
-    """A tower over packed patches or tiles: rows to tokens, DeepStack layers side by side.
+    """An encoder that vLLM calls as a vision tower; DeepStack features are joined on the channels.
 
     Args:
         encoder: the encoder that :func:`build_encoder` returns, with memory for its weights.
         family: record of its family, which knows the names of published tensors.
         options: the settings of :class:`GraphedEncoder`.
-        enforce_eager: vLLM's option of this name, which rules graphs out.
-        input_norm: the module of vLLM that turns uint8 pixels into normalised ones, or None.
+        enforce_eager: vLLM's option of this name, which excludes graphs.
+        input_norm: the module of vLLM that normalises uint8 pixels; None if they come normalised.
 
     Attributes:
         spatial_merge_size: patches per side of one token.
@@ -114,11 +114,11 @@ class Tower(nn.Module):
 
         Args:
             x: [P, patch_dim] or tiles; of type uint8 if vLLM normalises pixels on the device.
-            grid_thw: [items, 3], on the host.
-            encoder_metadata: not read, because vLLM passes it for its own graphs alone.
+            grid_thw: [items, 3], (t, h, w) in patches, on the host.
+            encoder_metadata: not read; vLLM passes it for its own graphs.
 
         Returns:
-            [N, (1 + L) * D], a tensor of the caller's own.
+            [N, (1 + L) * D], a new tensor that no later call changes.
         """
         if self.input_norm is not None:
             x = self.input_norm(x.to(self.device, non_blocking=True), self.dtype)
@@ -129,7 +129,8 @@ class Tower(nn.Module):
         return torch.cat((output.pooler_output, *output.deepstack_features), dim=1)
 
     def encode_items(self, packed: Packed) -> list[Tensor]:
-        """Encode a batch to a view [tokens, D] per item of one tensor, which the caller owns."""
+        """Encode a batch; returns [tokens, D] per item, views of a new tensor that no later call
+        changes."""
         tokens = self(packed.pixel_values, packed.grids)
         return list(tokens.split(tokens_per_item(packed, self.encoder)))
 
@@ -139,16 +140,19 @@ class Tower(nn.Module):
         return self._graphed is not None
 
     def _encode(self, pixels: Tensor, grid: GridLike) -> PartialOutput:
-        """Encode inputs; the results are views that the next call overwrites."""
+        """Encode packed pixels with their grids; the next call overwrites the returned views."""
         return (self._graphed or self.capture())(pixels, grid)
 
     def capture(self, *, first: bool = True, wait: Callable[[], object] = bool) -> GraphedEncoder:
-        """Capture the graphs, or make what runs without any; does nothing if that is done.
+        """Capture the graphs, or prepare the backend without graphs, unless that is done already.
 
         Args:
-            first: whether this process measures the table of times that the options name, if there
-                is none; the others read it.
+            first: whether this process measures the table of times if the options name a file that
+                does not exist; the other processes read it.
             wait: returns once every process of the engine has called it.
+
+        Returns:
+            The encoder with its graphs.
         """
         if self._graphed is not None:
             return self._graphed
@@ -171,19 +175,21 @@ class Tower(nn.Module):
         return graphed
 
     def reserve(self) -> None:
-        """Hold as much memory as the pool of the graphs has, until :meth:`free_reserve`.
+        """Allocate as many bytes as the memory pool of the graphs has, until :meth:`free_reserve`.
 
-        A memory profile that counts what is allocated does not see the pool, which is reserved.
+        The memory profile of older versions of vLLM counts allocated bytes alone, and a pool is
+        only reserved.
         """
         held = self.capture().stats().pool_bytes
         self._reserved = torch.empty(held, dtype=torch.uint8, device=self.device)
 
     def free_reserve(self) -> None:
-        """Free the memory that :meth:`reserve` holds."""
+        """Free the memory that :meth:`reserve` allocated."""
         self._reserved = None
 
     def describe(self) -> str:
-        """Return one line that says which tower runs, with which kernels."""
+        """Return one line for the log: the encoder, its backend, its budgets and its attention
+        kernels."""
         graphed = self.capture()
         stats = graphed.stats()
         what = f"{type(self.encoder).__name__}, backend {graphed.backend}"
@@ -199,14 +205,14 @@ class Tower(nn.Module):
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Fill parameters from tensors under their published names, without the tower's prefix.
 
-        vLLM calls this for each run of the tower's tensors in the files of a checkpoint, so that
-        :meth:`check_filled` has to tell in the end which are missing.
+        vLLM calls this several times, once per group of the tower's tensors in the files of a
+        checkpoint, so only :meth:`check_filled` can tell which tensors are missing.
 
         Returns:
             Names of the filled parameters.
 
         Raises:
-            ValueError: tensors whose name, shape or dtype does not fit, all of them.
+            ValueError: tensors whose name, shape or dtype does not fit; the message lists them.
         """
         tensors = self.encoder.state_dict()
         filled: set[str] = set()
@@ -236,8 +242,14 @@ class Tower(nn.Module):
         return filled
 
     def _slot_of(self, name: str, tensors: Mapping[str, Tensor]) -> tuple[Layout, Slot] | None:
-        """Return where a published tensor belongs, None if it is none of the encoder's."""
-        for local in (name, name.removeprefix("vision_model.")):  # the tower of Gemma 3 has both
+        """Return the layout and the place of a published tensor in the encoder, None if it has none
+        there.
+
+        Args:
+            name: the published name, without the tower's prefix.
+            tensors: the encoder's tensors by name.
+        """
+        for local in (name, name.removeprefix("vision_model.")):  # Gemma 3 is published either way
             for layout in self._layouts:
                 slot = layout.to_ours(local)
                 if slot is not None and slot.name in tensors:
@@ -248,7 +260,7 @@ class Tower(nn.Module):
         """Check that :meth:`load_weights` has filled every parameter.
 
         Raises:
-            ValueError: the names of tensors that the checkpoint lacks.
+            ValueError: tensors are missing; the message lists them by their published names.
         """
         layout = next(one for one in self._family.layouts if one.name in VLLM_LAYOUTS)
         names = [name for name in self.encoder.state_dict() if self._filled.get(name, {0})]
@@ -258,16 +270,16 @@ class Tower(nn.Module):
 
 
 class TileTower(Tower):
-    """The tower of InternVL, which encodes tiles to projected tokens."""
+    """The encoder of InternVL, which vLLM calls with tiles of one size and without a grid."""
 
     def forward(self, pixel_values: Tensor) -> Tensor:  # type: ignore[override]  # tiles
-        """Encode tiles.
+        """Encode tiles to projected tokens.
 
         Args:
             pixel_values: [B, 3, side, side].
 
         Returns:
-            [B, N / B, D], a tensor of the caller's own.
+            [B, N / B, D], a new tensor that no later call changes.
         """
         tiles = pixel_values.shape[0]
         grid = [self.encoder.grid_for(1)] * tiles

@@ -9,18 +9,19 @@ from __future__ import annotations
 import re
 
 OLDEST, NEWEST = (0, 26), (0, 33)
+"""The oldest and the newest release of vLLM, (major, minor), in which towers are replaced."""
 COUNTS_POOLS = (0, 27)
 """The first release whose memory profile counts memory that torch reserved and does not use."""
 
 
 def read_version(version: str) -> tuple[int, int]:
-    """Return major and minor release of a version; one that is no release is (0, 0)."""
+    """Return (major, minor) of a version such as "0.33.0"; (0, 0) for a text that is no version."""
     found = re.match(r"(\d+)\.(\d+)", version)
     return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 def refusal(version: str) -> str:
-    """Return why towers are not replaced in a version of vLLM, empty if they can be."""
+    """Return why towers are not replaced in a version of vLLM; empty if they are."""
     if OLDEST <= read_version(version) <= NEWEST:
         return ""
     oldest, newest = (".".join(map(str, bound)) for bound in (OLDEST, NEWEST))
@@ -28,5 +29,5 @@ def refusal(version: str) -> str:
 
 
 def counts_pools(version: str) -> bool:
-    """Return whether vLLM's memory profile counts the pool of captured graphs by itself."""
+    """Return whether the memory profile of a version of vLLM counts the pool of captured graphs."""
     return read_version(version) >= COUNTS_POOLS
