@@ -21,7 +21,7 @@ from .base.encoder import Encoder
 from .base.paths_encoder import PathsEncoder
 from .base.vision_encoder import VisionEncoder
 from .configs import EncoderConfig
-from .contract import GraphableEncoder
+from .contract import GraphableEncoder, Preprocessor
 from .data import (
     EncoderItemSpec,
     EncoderOutput,
@@ -32,7 +32,6 @@ from .data import (
     OutputField,
     PartialOutput,
     PathInputs,
-    Preprocessor,
     VisionInputs,
 )
 from .deepseek_ocr import DeepseekOCRConfig, DeepseekOCREncoder

@@ -10,8 +10,7 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from torch import Tensor, nn
 
-Gelu: TypeAlias = Literal["gelu", "gelu_tanh", "quick_gelu"]
-Activation: TypeAlias = Literal[Gelu, "silu"]
+Activation: TypeAlias = Literal["gelu", "gelu_tanh", "quick_gelu", "silu"]
 PartNorm: TypeAlias = nn.LayerNorm | nn.RMSNorm | nn.Identity
 
 

@@ -36,7 +36,6 @@ from .data import (
     OutputField,
     PartialOutput,
     PathInputs,
-    Preprocessor,
     VisionInputs,
     output_like,
 )
@@ -78,6 +77,47 @@ Kernels: TypeAlias = Literal["auto", "torch", KernelName]
 """The attention kernels to choose from: all, those that come with torch, or one."""
 Precision: TypeAlias = Literal["bf16", "fp8"]
 """The precision of matrix products: the encoder's own half or full precision, or e4m3."""
+
+
+class Preprocessor(Protocol):
+    """The methods that an encoder calls on its preprocessor."""
+
+    def __call__(
+        self,
+        images: Sequence[object] = (),
+        videos: Sequence[object] = (),
+        *,
+        min_pixels: int | None = None,
+        max_pixels: int | None = None,
+        max_tiles: int | None = None,
+        max_soft_tokens: int | None = None,
+        fps: float | None = None,
+        num_frames: int | None = None,
+    ) -> VisionInputs:
+        """Turn images, then videos, into pixels and a grid; see ``Encoder.preprocess``."""
+        ...
+
+    def with_files(
+        self,
+        files: Mapping[str, Mapping[str, object]],
+        error: Callable[[str], ValueError] = ValueError,
+    ) -> Preprocessor:
+        """Return a copy whose defaults are those of a model repo's processor files.
+
+        Args:
+            files: contents of the files by name without ``.json``, as "preprocessor_config".
+            error: makes the exception for a bad value from its message. If the value is for
+                videos, the first call that passes a video raises it.
+        """
+        ...
+
+    def without_videos(self, error: ValueError) -> Preprocessor:
+        """Return a copy that raises ``error`` when it is called with videos."""
+        ...
+
+    def say_defaults(self, config: Mapping[str, object]) -> tuple[str, str]:
+        """Return a text of the values that no file sets, and the keyword that sets them, or ""."""
+        ...
 
 
 class GraphableEncoder(Protocol):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
-from typing import Literal, NamedTuple, Protocol, SupportsIndex, TypeAlias, TypeVar, overload
+from typing import Literal, NamedTuple, SupportsIndex, TypeAlias, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -234,47 +234,6 @@ class Limits(NamedTuple):
     max_soft_tokens: int | None = None
     fps: float | None = None
     num_frames: int | None = None
-
-
-class Preprocessor(Protocol):
-    """The methods that an encoder calls on its preprocessor."""
-
-    def __call__(
-        self,
-        images: Sequence[object] = (),
-        videos: Sequence[object] = (),
-        *,
-        min_pixels: int | None = None,
-        max_pixels: int | None = None,
-        max_tiles: int | None = None,
-        max_soft_tokens: int | None = None,
-        fps: float | None = None,
-        num_frames: int | None = None,
-    ) -> VisionInputs:
-        """Turn images, then videos, into pixels and a grid; see ``Encoder.preprocess``."""
-        ...
-
-    def with_files(
-        self,
-        files: Mapping[str, Mapping[str, object]],
-        error: Callable[[str], ValueError] = ValueError,
-    ) -> Preprocessor:
-        """Return a copy whose defaults are those of a model repo's processor files.
-
-        Args:
-            files: contents of the files by name without ``.json``, as "preprocessor_config".
-            error: makes the exception for a bad value from its message. If the value is for
-                videos, the first call that passes a video raises it.
-        """
-        ...
-
-    def without_videos(self, error: ValueError) -> Preprocessor:
-        """Return a copy that raises ``error`` when it is called with videos."""
-        ...
-
-    def say_defaults(self, config: Mapping[str, object]) -> tuple[str, str]:
-        """Return a text of the values that no file sets, and the keyword that sets them, or ""."""
-        ...
 
 
 class EncoderItemSpec(NamedTuple):

@@ -27,20 +27,23 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from .base.paths_encoder import PathsEncoder, share_modules, tilings_of
 from .base.tile_encoder import InnerStack, TileEncoder
-from .data import EncoderOutput, GridLike, Metadata, Output, Preprocessor, VisionInputs, output_like
+from .data import EncoderOutput, GridLike, Metadata, Output, VisionInputs, output_like
 from .hf_config import find_section, read_field, read_size, require_divisible, require_value
 from .layers.assembly import SEPARATOR, Picture, assemble, split_items, stitch, take_apart
 from .layers.blocks import BlockSizes, nested_sizes
 from .layers.clip import Clip
 from .layers.products import convolve
 from .layers.sam import Sam, SamSizes, read_channels
+
+if TYPE_CHECKING:
+    from .contract import Preprocessor
 
 
 class Mode(NamedTuple):

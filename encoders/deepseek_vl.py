@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -30,12 +31,15 @@ from torch import Tensor, nn
 
 from .base.paths_encoder import PathsEncoder
 from .base.tile_encoder import TileEncoder
-from .data import EncoderOutput, GridLike, Metadata, Output, Preprocessor, VisionInputs, output_like
+from .data import EncoderOutput, GridLike, Metadata, Output, VisionInputs, output_like
 from .hf_config import find_section, read_size, require_value
 from .layers.blocks import BlockSizes, nested_sizes
 from .layers.deepseek_siglip import Siglip, read_siglip
 from .layers.products import convolve
 from .layers.sam import Neck, Sam, SamSizes, read_channels
+
+if TYPE_CHECKING:
+    from .contract import Preprocessor
 
 
 @dataclass(frozen=True)

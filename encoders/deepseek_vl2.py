@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -39,7 +40,6 @@ from .data import (
     Metadata,
     Output,
     PartialOutput,
-    Preprocessor,
     VisionInputs,
     output_like,
 )
@@ -47,6 +47,9 @@ from .hf_config import find_section, read_field, read_ratio, read_size, require_
 from .layers.assembly import SEPARATOR, Picture, assemble, split_items, stitch, take_apart
 from .layers.blocks import BlockSizes
 from .layers.deepseek_siglip import Siglip
+
+if TYPE_CHECKING:
+    from .contract import Preprocessor
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -36,8 +36,7 @@ from torch import Tensor, nn
 
 from .base.checks import check_input_size
 from .base.patch_encoder import RasterEncoder, merge_order_positions
-from .block_parts import BlockParts
-from .data import EncoderOutput, Grid, GridLike, Metadata, Preprocessor
+from .data import EncoderOutput, Grid, GridLike, Metadata
 from .hf_config import (
     find_section,
     read_epsilon,
@@ -50,6 +49,10 @@ from .hf_config import (
 from .layers.attention import attention
 from .layers.clipped import ClippedLinear
 from .layers.segments import padding_rows
+
+if TYPE_CHECKING:
+    from .block_parts import BlockParts
+    from .contract import Preprocessor
 
 
 @dataclass(frozen=True)
@@ -262,6 +265,8 @@ class Block(nn.Module):
 
     def parts(self) -> BlockParts | None:
         """Return the layers by role, or None if attention or MLP was replaced by another module."""
+        from .block_parts import BlockParts
+
         attn, mlp = self.attn, self.mlp
         if (type(self), type(attn), type(mlp)) != (Block, Attention, MLP):
             return None

@@ -23,16 +23,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from einops import rearrange
 from torch import Tensor, nn
 
 from .base.tile_encoder import TileEncoder
-from .data import EncoderOutput, GridLike, Metadata, Preprocessor
+from .data import EncoderOutput, GridLike, Metadata
 from .hf_config import find_section, read_epsilon, read_size, require_divisible, require_value
 from .layers.blocks import Block, BlockSizes
 from .layers.products import PatchEmbed
+
+if TYPE_CHECKING:
+    from .contract import Preprocessor
 
 
 @dataclass(frozen=True)

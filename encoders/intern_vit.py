@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -35,8 +35,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from .base.tile_encoder import TileEncoder
-from .block_parts import BlockParts
-from .data import EncoderOutput, GridLike, Metadata, Preprocessor
+from .data import EncoderOutput, GridLike, Metadata
 from .hf_config import (
     find_section,
     read_epsilon,
@@ -50,6 +49,10 @@ from .hf_config import (
 from .layers.attention import attention
 from .layers.products import patch_product
 from .layers.segments import TileSegments
+
+if TYPE_CHECKING:
+    from .block_parts import BlockParts
+    from .contract import Preprocessor
 
 Default = TypeVar("Default")
 _CONVERTED = ("internvl_vision", "interns1_vision")
@@ -266,6 +269,8 @@ class Block(nn.Module):
 
     def parts(self) -> BlockParts | None:
         """Return the layers by role, or None if attention or MLP was replaced by another module."""
+        from .block_parts import BlockParts
+
         if (type(self), type(self.attn), type(self.mlp)) != (Block, Attention, MLP):
             return None
         return BlockParts(

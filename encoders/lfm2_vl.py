@@ -25,6 +25,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -33,7 +34,7 @@ from torch import Tensor, nn
 from .base.checks import check_input_size, check_rows
 from .base.patch_encoder import RasterEncoder, merge_order_positions
 from .base.paths_encoder import TilesThenImage
-from .data import EncoderOutput, Grid, GridLike, Metadata, Preprocessor
+from .data import EncoderOutput, Grid, GridLike, Metadata
 from .hf_config import (
     find_section,
     read_epsilon,
@@ -44,6 +45,9 @@ from .hf_config import (
 )
 from .layers.blocks import Block, BlockSizes
 from .layers.segments import TileSegments, padding_rows
+
+if TYPE_CHECKING:
+    from .contract import Preprocessor
 
 
 @dataclass(frozen=True)

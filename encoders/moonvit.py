@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -38,8 +38,7 @@ from torch import Tensor, nn
 
 from .base.checks import check_input_size
 from .base.patch_encoder import PatchEncoder, merge_order_positions, raster_maps
-from .block_parts import BlockParts
-from .data import EncoderItemSpec, EncoderOutput, Grid, GridLike, Metadata, Preprocessor
+from .data import EncoderItemSpec, EncoderOutput, Grid, GridLike, Metadata
 from .hf_config import (
     find_section,
     read_epsilon,
@@ -52,6 +51,10 @@ from .layers.attention import attention
 from .layers.products import patch_product
 from .layers.segments import padding_rows
 from .layers.table_taps import frame_rows, frame_table, grid_taps, pooled_rows, segments_of
+
+if TYPE_CHECKING:
+    from .block_parts import BlockParts
+    from .contract import Preprocessor
 
 
 @dataclass(frozen=True)
@@ -303,6 +306,8 @@ class Block(nn.Module):
 
     def parts(self) -> BlockParts | None:
         """Return the layers by role, or None if attention or MLP was replaced by another module."""
+        from .block_parts import BlockParts
+
         if (type(self), type(self.attn), type(self.mlp)) != (Block, Attention, MLP):
             return None
         return BlockParts(

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -28,8 +29,7 @@ from torch import Tensor, nn
 
 from .base.checks import check_input_size
 from .base.patch_encoder import RasterEncoder, merge_order_positions
-from .block_parts import BlockParts
-from .data import EncoderOutput, Grid, GridLike, Metadata, Preprocessor
+from .data import EncoderOutput, Grid, GridLike, Metadata
 from .hf_config import (
     find_section,
     read_epsilon,
@@ -42,6 +42,10 @@ from .layers import blocks
 from .layers.attention import attention
 from .layers.products import patch_product
 from .layers.segments import RotarySegments
+
+if TYPE_CHECKING:
+    from .block_parts import BlockParts
+    from .contract import Preprocessor
 
 
 @dataclass(frozen=True)
@@ -206,6 +210,8 @@ class Block(blocks.Block):
 
     def parts(self) -> BlockParts | None:
         """Return the layers by role, or None if attention or MLP was replaced by another module."""
+        from .block_parts import BlockParts
+
         if (type(self), type(self.attn), type(self.mlp)) != (Block, Attention, blocks.MLP):
             return None
         return BlockParts(

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -33,8 +34,7 @@ from torch import Tensor, nn
 
 from .base.checks import check_input_size
 from .base.patch_encoder import PatchEncoder, merge_order_positions
-from .block_parts import BlockParts
-from .data import EncoderOutput, Grid, GridLike, Metadata, Preprocessor
+from .data import EncoderOutput, Grid, GridLike, Metadata
 from .hf_config import (
     find_section,
     read_blocks,
@@ -46,6 +46,10 @@ from .hf_config import (
 from .layers.attention import attention
 from .layers.products import patch_product
 from .layers.segments import RotarySegments
+
+if TYPE_CHECKING:
+    from .block_parts import BlockParts
+    from .contract import Preprocessor
 
 
 @dataclass(frozen=True)
@@ -233,6 +237,8 @@ class Block(nn.Module):
 
     def parts(self) -> BlockParts | None:
         """Return the layers by role, or None if attention or MLP was replaced by another module."""
+        from .block_parts import BlockParts
+
         if (type(self), type(self.attn), type(self.mlp)) != (Block, Attention, MLP):
             return None
         return BlockParts(

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from .base.tile_encoder import TileEncoder
-from .data import EncoderOutput, GridLike, Metadata, Preprocessor
+from .data import EncoderOutput, GridLike, Metadata
 from .hf_config import (
     find_section,
     read_epsilon,
@@ -45,6 +45,9 @@ from .hf_config import (
 )
 from .layers.blocks import MLP, Block, BlockSizes, resize_table
 from .layers.products import PatchEmbed
+
+if TYPE_CHECKING:
+    from .contract import Preprocessor
 
 
 @dataclass(frozen=True)

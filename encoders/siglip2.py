@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -31,10 +32,13 @@ from torch.nn.utils.rnn import pad_sequence
 
 from .base.checks import check_input_size, check_rows
 from .base.patch_encoder import RasterEncoder, merge_order_positions
-from .data import EncoderOutput, Grid, GridLike, Metadata, Preprocessor
+from .data import EncoderOutput, Grid, GridLike, Metadata
 from .hf_config import find_section, read_epsilon, read_flag, read_size, require_value
 from .layers.blocks import MLP, Block, BlockSizes
 from .layers.segments import TileSegments, padding_rows
+
+if TYPE_CHECKING:
+    from .contract import Preprocessor
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -35,7 +36,7 @@ from torch import Tensor, nn
 
 from .base.paths_encoder import TilesThenImage
 from .base.tile_encoder import LARGEST_BATCH, TileEncoder
-from .data import EncoderOutput, Grid, GridLike, Metadata, Preprocessor
+from .data import EncoderOutput, Grid, GridLike, Metadata
 from .hf_config import (
     find_section,
     read_epsilon,
@@ -47,6 +48,9 @@ from .hf_config import (
 from .layers.attention import attention
 from .layers.products import convolve, patch_product
 from .layers.segments import TileSegments
+
+if TYPE_CHECKING:
+    from .contract import Preprocessor
 
 PREFIX_ROWS = 4
 """The number of copies of the class token before the patches of a view, as in training."""

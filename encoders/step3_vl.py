@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -36,8 +36,7 @@ from torch import Tensor, nn
 from .base.checks import check_input_size, check_rows
 from .base.paths_encoder import TilesThenImage
 from .base.tile_encoder import LARGEST_BATCH, TileEncoder
-from .block_parts import BlockParts
-from .data import EncoderOutput, Grid, GridLike, Metadata, Preprocessor
+from .data import EncoderOutput, Grid, GridLike, Metadata
 from .hf_config import (
     find_section,
     read_epsilon,
@@ -51,6 +50,10 @@ from .hf_config import (
 from .layers.attention import attention
 from .layers.products import convolve, patch_product
 from .layers.segments import TileSegments
+
+if TYPE_CHECKING:
+    from .block_parts import BlockParts
+    from .contract import Preprocessor
 
 
 @dataclass(frozen=True)
@@ -275,6 +278,8 @@ class Block(nn.Module):
 
     def parts(self) -> BlockParts | None:
         """Return the layers by role, or None if attention or MLP was replaced by another module."""
+        from .block_parts import BlockParts
+
         if (type(self), type(self.attn), type(self.mlp)) != (Block, Attention, MLP):
             return None
         return BlockParts(

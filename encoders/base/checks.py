@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from ..data import EncoderOutput, Grid, PartialOutput
+from ..data import EncoderOutput, PartialOutput
 
 
 def require_tensor(pixel_values: object) -> None:
@@ -116,27 +116,6 @@ def check_rows(rows: int, expected: int, what: str) -> None:
             f"pixel_values has {rows} rows but {what} {expected}: pass the grid_thw that belongs "
             "to these pixels (one row t, h, w per item)"
         )
-
-
-def check_tiles(pixel_values: Tensor, grids: Sequence[Grid], patch_size: int) -> None:
-    """Check the number and the size of tiles against the grid.
-
-    Args:
-        pixel_values: [tiles, C, H, W].
-        grids: ``(tiles, h, w)`` per item, h and w in patches.
-        patch_size: side of a patch in pixels.
-
-    Raises:
-        ValueError: another number of tiles, or tiles of another size.
-    """
-    check_rows(pixel_values.shape[0], sum(t for t, _, _ in grids), "the grid makes")
-    for _, h, w in grids:
-        height, width = h * patch_size, w * patch_size
-        if tuple(pixel_values.shape[2:]) != (height, width):
-            raise ValueError(
-                f"grid {h}x{w} means tiles of {height}x{width} pixels, these are "
-                f"{tuple(pixel_values.shape)}: pass the grid_thw that belongs to them"
-            )
 
 
 def check_input_size(rows: int, max_input_size: int | None, group: int = 1) -> int:

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, TypeVar, cast, overload
 import torch
 from torch import Tensor
 
-from ..data import EncoderOutput, GridLike, Limits, Metadata, Output, Preprocessor, VisionInputs
+from ..data import EncoderOutput, GridLike, Limits, Metadata, Output, VisionInputs
 from ..streams.items import EncodesItems
 from .feature_maps import MapsFeatures
 
 if TYPE_CHECKING:
     from ..configs import EncoderConfig
-    from ..contract import GraphableEncoder, Kernels, Precision
+    from ..contract import GraphableEncoder, Kernels, Precision, Preprocessor
     from ..streams.calls import ItemEncoder
     from ..streams.keywords import AttentionAsked
     from .saving import Publication

@@ -17,21 +17,12 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from ..data import (
-    EncoderOutput,
-    Grid,
-    GridLike,
-    Metadata,
-    Output,
-    Preprocessor,
-    VisionInputs,
-    output_like,
-)
+from ..data import EncoderOutput, Grid, GridLike, Metadata, Output, VisionInputs, output_like
 from .encoder import Encoder
 from .vision_encoder import VisionEncoder
 
 if TYPE_CHECKING:
-    from ..contract import Kernels, Precision
+    from ..contract import Kernels, Precision, Preprocessor
 
 Self = TypeVar("Self", bound="PathsEncoder")
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..data import EncoderItemSpec, Grid, GridLike, Metadata
 from ..grids import read_grid, stitch_tiles
 from ..layers.segments import TileSegments
-from .checks import check_input_size, check_tiles, require_tensor
+from .checks import check_input_size, check_rows, require_tensor
 from .vision_encoder import VisionEncoder
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class TileEncoder(VisionEncoder):
             (self.config.in_channels, *sizes) if whole else (),
         )
         if grid_thw is not None:
-            check_tiles(pixels, self._read(grid_thw), self.config.patch_size)
+            _check_tiles(pixels, self._read(grid_thw), self.config.patch_size)
         return pixels
 
     def _grid_metadata(
@@ -196,3 +196,24 @@ class TileEncoder(VisionEncoder):
 LARGEST_BATCH = {"image": 8, "tiles": 36}
 """Views of the largest default CUDA graph of each input path. One whole image of Step3-VL is 10
 TFLOP: 2,704 patches through 1.8 billion parameters. Only a narrow item has more than 36 tiles."""
+
+
+def _check_tiles(pixel_values: Tensor, grids: Sequence[Grid], patch_size: int) -> None:
+    """Check the number and the size of tiles against the grid.
+
+    Args:
+        pixel_values: [tiles, C, H, W].
+        grids: ``(tiles, h, w)`` per item, h and w in patches.
+        patch_size: side of a patch in pixels.
+
+    Raises:
+        ValueError: another number of tiles, or tiles of another size.
+    """
+    check_rows(pixel_values.shape[0], sum(t for t, _, _ in grids), "the grid makes")
+    for _, h, w in grids:
+        height, width = h * patch_size, w * patch_size
+        if tuple(pixel_values.shape[2:]) != (height, width):
+            raise ValueError(
+                f"grid {h}x{w} means tiles of {height}x{width} pixels, these are "
+                f"{tuple(pixel_values.shape)}: pass the grid_thw that belongs to them"
+            )

@@ -7,17 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from ..block_parts import BlockParts, Gelu
 from ..hf_config import require_divisible
 from .attention import attention
 from .segments import TileSegments
+
+if TYPE_CHECKING:
+    from ..block_parts import BlockParts
+
+Gelu: TypeAlias = Literal["gelu", "gelu_tanh", "quick_gelu"]
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,8 @@ class Block(nn.Module):
 
     def parts(self) -> BlockParts | None:
         """Return the layers by role, or None if attention or MLP is a module of another type."""
+        from ..block_parts import BlockParts
+
         if (type(self), type(self.attn), type(self.mlp)) != (Block, Attention, MLP):
             return None
         return BlockParts(

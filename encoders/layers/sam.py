@@ -22,17 +22,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from ..block_parts import BlockParts, RelativePositions
 from ..hf_config import read_blocks, read_ratio, read_size, require_divisible, require_value
 from .attention import observe_attention
 from .blocks import MLP, resize_table
 from .products import PatchEmbed, convolve
+
+if TYPE_CHECKING:
+    from ..block_parts import BlockParts
 
 
 @dataclass(frozen=True)
@@ -159,6 +162,8 @@ class SamBlock(nn.Module):
 
     def parts(self) -> BlockParts | None:
         """Return the layers by role, or None if attention or MLP is a module of another type."""
+        from ..block_parts import BlockParts, RelativePositions
+
         if (type(self), type(self.attn), type(self.mlp)) != (SamBlock, SamAttention, MLP):
             return None
         return BlockParts(

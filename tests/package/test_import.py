@@ -77,7 +77,8 @@ def test_types_that_methods_of_encoders_name_are_offered() -> None:
         if inspect.isfunction(method)
     ]
     texts = " ".join(str(text) for method in methods for text in method.__annotations__.values())
-    source = inspect.getsource(encoders.data)
+    sources = (encoders.data, encoders.contract.Preprocessor)
+    source = "".join(map(inspect.getsource, sources))
     defined = re.findall(r"^(?:class )?([A-Z][a-z]\w+)(?:\(|: TypeAlias)", source, re.M)
     named = set(defined) & set(re.findall(r"\w+", texts))
     assert {"EncoderOutput", "GridLike", "Metadata", "Preprocessor", "VisionInputs"} <= named
