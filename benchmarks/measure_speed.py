@@ -54,7 +54,7 @@ class Setup:
     max_graphs: int = 48
 
     def graph(self, encoder: VisionEncoder, kernels: str) -> GraphedEncoder:
-        """Graphs of the default ladder, not yet captured."""
+        """Graphs of the default budgets, not yet captured."""
         return GraphedEncoder(
             encoder,
             kernels=kernels,

@@ -10,9 +10,9 @@ process and in turn, for each workload:
   tokens run it five times; it is left out for random workloads and for towers beside the table.
 - ``hf_flash_ms``: the same with flash-attention 2, which needs the package flash-attn, if
   ``--transformers sdpa flash_attention_2`` asks for it.
-- ``reference_graph_ms``: ``GraphedEncoder(encoder, kernels="reference")``, captured for the budgets
-  that the default ladder takes.
-- ``graphed_ms``: ``GraphedEncoder(encoder, kernels=...)`` with the default ladder, for each value
+- ``reference_graph_ms``: ``GraphedEncoder(encoder, kernels="reference")``, captured for those
+  of the default budgets that the workloads take.
+- ``graphed_ms``: ``GraphedEncoder(encoder, kernels=...)`` with the default budgets, for each value
   of ``--kernels``. Choosing a budget, padding, and the copies in and out are included.
 - ``bare_ms``: a graph of ``encoder.accelerated()`` captured by hand for exactly this shape.
 - ``accelerated_ms``: ``encoder.accelerated()`` called with a grid, without graphs.
@@ -20,10 +20,11 @@ process and in turn, for each workload:
 Each is given as minimum, median and maximum of ``--runs`` runs, and of three times as many for
 workloads of up to 256 tokens, whose medians move with the host.
 
-``capture_seconds`` are of the default ladder: ``cold`` is the first capture (the caches of compiled
-kernels start empty, in a folder of this run), ``warm`` the next one in the same process (kernels
-are timed again), ``saved`` the next one with a table that ``save_table`` wrote. "torch" is captured
-before "auto", so that what a package of the ``flash`` extra compiles counts against "auto" alone.
+``capture_seconds`` are of the default budgets: ``cold`` is the first capture (the caches of
+compiled kernels start empty, in a folder of this run), ``warm`` the next one in the same process
+(kernels are timed again), ``saved`` the next one with a table that ``save_table`` wrote. "torch" is
+captured before "auto", so that what a package of the ``flash`` extra compiles counts against "auto"
+alone.
 
 Five workloads of each table tower are drawn at random in every run; the seed is in the results.
 """
@@ -67,7 +68,7 @@ THEIRS = {"sdpa": "hf_ms", "flash_attention_2": "hf_flash_ms"}
 
 
 class Beside(NamedTuple):
-    """A tower beside the table: which workloads, and how much of the ladder is captured."""
+    """A tower beside the table: which workloads, and how many budgets are captured."""
 
     workloads: tuple[str, ...]
     max_budget: int
@@ -99,7 +100,7 @@ def in_order(kernels: Sequence[str]) -> tuple[str, ...]:
 
 
 def setup_of(tower: Tower, options: argparse.Namespace) -> Setup:
-    """How to measure a tower: those beside the table have a shorter ladder and one capture."""
+    """How to measure a tower: those beside the table have fewer budgets and one capture."""
     kernels = in_order(options.kernels)
     beside = BESIDE.get(tower.name)
     if beside is None:

@@ -44,11 +44,11 @@ def read_floors(path: Path = FLOORS) -> Mapping[str, Mapping[str, float]]:
 
 
 def vllm_best(path: Path = VLLM) -> dict[str, dict[str, float]]:
-    """vLLM's best milliseconds by tower and workload, over its ladders and its eager run."""
+    """vLLM's best milliseconds by tower and workload, of its budgets and its eager run."""
     towers = json.loads(path.read_text())["towers"]
     return {
         tower["tower"]: {
-            workload: min(ladder[workload] for ladder in tower["ms"].values())
+            workload: min(times[workload] for times in tower["ms"].values())
             for workload in tower["ms"]["eager"]
         }
         for tower in towers

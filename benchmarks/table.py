@@ -286,7 +286,7 @@ def several_inputs(body: Body) -> str:
 
 
 def captures(body: Body) -> str:
-    """Seconds of each capture of the ladder, and memory in MiB."""
+    """Seconds of each capture of the budgets, and memory in MiB."""
     header = (
         "tower",
         "budgets",

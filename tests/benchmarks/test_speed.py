@@ -169,7 +169,7 @@ def test_forced_replay_never_runs_eagerly() -> None:
 
 def test_vllm_figures_say_where_they_come_from_and_cover_the_table() -> None:
     about = json.loads(speed_results.VLLM.read_text())["about"]
-    assert {"version", "ladders", "date", "method", "runs"} <= set(about)
+    assert {"version", "budgets", "date", "method", "runs"} <= set(about)
     assert "formula" in json.loads(speed_results.FLOORS.read_text())["about"]
     best, floors = speed_results.vllm_best(), speed_results.read_floors()
     for tower in speed.TABLE:

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from benchmarks import ladder_waste, sizes
+from benchmarks import budget_waste, sizes
 
-FAMILIES = list(ladder_waste.towers())
+FAMILIES = list(budget_waste.towers())
 
 
 @cache
 def report() -> dict[str, Any]:
-    return ladder_waste.report()
+    return budget_waste.report()
 
 
 def test_the_fixed_list_has_a_thousand_sizes_of_six_classes() -> None:
@@ -68,23 +68,23 @@ SCREENS_16_9 = [(1280, 720), (1366, 768), (1536, 864), (1920, 1080), (2560, 1440
 
 def test_tilings_of_ordinary_images_replay_without_padding() -> None:
     """Up to twelve tiles and a thumbnail; a 16:9 screen makes nine."""
-    tiled = ladder_waste.towers()["InternViT 448 tiles"]
-    whole = {budget.tokens for budget in ladder_waste.choose_budgets(tiled).budgets}
+    tiled = budget_waste.towers()["InternViT 448 tiles"]
+    whole = {budget.tokens for budget in budget_waste.choose_budgets(tiled).budgets}
     assert whole >= {256 * tiles for tiles in range(1, 14)}
-    specs = ladder_waste.specs_of(tiled, [("screen", size) for size in SCREENS_16_9])
+    specs = budget_waste.specs_of(tiled, [("screen", size) for size in SCREENS_16_9])
     assert {spec.output_tokens for _, spec in specs} <= whole
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_no_image_within_range_runs_eagerly_for_its_shape(family: str) -> None:
     """Screenshots of phones and document pages have room for their windows and segments."""
-    encoder = ladder_waste.towers()[family]
+    encoder = budget_waste.towers()[family]
     low, high = encoder.budget_range
-    budgets = ladder_waste.choose_budgets(encoder).budgets
+    budgets = budget_waste.choose_budgets(encoder).budgets
     for name, listed in {"fixed": sizes.fixed_sizes(), **sizes.other_lists()}.items():
-        for _, spec in ladder_waste.specs_of(encoder, listed):
+        for _, spec in budget_waste.specs_of(encoder, listed):
             if low <= spec.output_tokens <= high:
-                assert ladder_waste.padded(budgets, spec) is not None, f"{name}: {spec}"
+                assert budget_waste.padded(budgets, spec) is not None, f"{name}: {spec}"
 
 
 @pytest.mark.slow
@@ -98,7 +98,7 @@ def test_budgets_fitted_to_the_list_pad_least_of_all(family: str) -> None:
 @pytest.mark.slow
 def test_the_results_and_the_docs_are_what_the_script_prints() -> None:
     root = Path(__file__).parents[2]
-    saved = json.loads((root / "benchmarks" / "results" / "ladder_waste.json").read_text())
+    saved = json.loads((root / "benchmarks" / "results" / "budget_waste.json").read_text())
     assert saved == json.loads(json.dumps(report()))
     text = (root / "docs" / "graphs.md").read_text()
     header, _, *rows = text[text.index("| default budgets |") :].split("\n\n")[0].splitlines()

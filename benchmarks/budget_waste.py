@@ -2,7 +2,7 @@
 
 Padding is sum(padded) / sum(real) - 1.
 
-    python -m benchmarks.ladder_waste --json benchmarks/results/ladder_waste.json  (in a clone)
+    python -m benchmarks.budget_waste --json benchmarks/results/budget_waste.json  (in a clone)
 
 Over the 1,000 fixed sizes of ``sizes.py``, by size class too, and over its nine lists drawn
 differently, each image resized as the family's own preprocessing does. Counted are images within
