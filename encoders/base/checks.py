@@ -52,7 +52,7 @@ def require_metadata(metadata: object) -> None:
 
 
 def missing_grid(pixel_values: Tensor, patch_size: int) -> str:
-    """Return an error's advice to pass a grid; for tiles [B, C, H, W] it has that of one item."""
+    """Return the advice of an error about a missing grid; for tiles it names a grid to pass."""
     fix = "pass grid_thw, or encoder_metadata made by prepare_encoder_metadata"
     if pixel_values.ndim != 4:
         return fix

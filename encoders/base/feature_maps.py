@@ -36,7 +36,7 @@ class MapsFeatures(nn.Module, ABC):
         raise self._tensors_alone("feature_maps")
 
     def _tensors_alone(self, method: str) -> ValueError:
-        """Return the error of ``method`` for tensors passed to an encoder of several paths."""
+        """Return the error for tensors passed to ``method``, which do not say their input path."""
         dotted = "" if method == "forward" else f".{method}"
         given = "features, inputs" if method == "feature_maps" else "inputs"
         return ValueError(

@@ -55,7 +55,7 @@ class PatchEncoder(VisionEncoder):
     def _block_outputs(
         self, pixel_values: Tensor, grid_thw: GridLike, wanted: Sequence[int]
     ) -> Iterator[Tensor]:
-        """Embed patches, and yield the state [P, D] after each block in ``wanted``."""
+        """Yield the state [P, D] of embedded patches, in input order, after ``wanted`` blocks."""
         metadata = self._resolve_metadata(pixel_values, grid_thw, None)
         yield from self._run_blocks(self._embed(pixel_values, metadata), metadata, wanted)
 
@@ -63,7 +63,7 @@ class PatchEncoder(VisionEncoder):
         """Check patches [P, patch_dim] and bring them to the dtype and device of ``weight``.
 
         Raises:
-            ValueError: what ``_admit_pixels`` raises, or not the number of rows of ``metadata``.
+            ValueError: what ``_admit_pixels`` raises, or rows that ``metadata`` were not made for.
         """
         pixels = self._admit_pixels(pixel_values, weight)
         check_rows(pixels.shape[0], metadata["rotary_pos_emb_cos"].shape[0], "the grid makes")
@@ -71,7 +71,7 @@ class PatchEncoder(VisionEncoder):
 
     @abstractmethod
     def _embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
-        """Embed patches as rows [P, D] for block 0, in the order of segments of ``metadata``."""
+        """Embed patches as rows [P, D] for the first block, ordered by segments of ``metadata``."""
 
     def _maps_of_grids(
         self,

@@ -1,6 +1,7 @@
 """The base classes of encoders that take several inputs per item, each by a path of its own.
 
-A path is a single-path encoder: a twin of one tower for tiles of another size, or another tower.
+A path is an encoder of one input path: a copy of one tower for tiles of another size, which shares
+its weights, or another tower.
 The paths run one after another, and their outputs are joined per item.
 
 Shapes: P patches of all paths of an item, N tokens of all paths of an item, D tower width.
@@ -205,7 +206,7 @@ class TilesThenImage(PathsEncoder):
         tilings_of(inputs, self._tiles_alone)
 
     def _maps_of_items(self, features: Tensor, inputs: VisionInputs) -> list[dict[str, Tensor]]:
-        """Return per item its maps "image" and, with tiles, "tiles" [1, rows*h, columns*w, D]."""
+        """Return per item a map "image" [1, h, w, D] and, if it has tiles, one "tiles" of them."""
         views = self._views(inputs)
         patches = [prod(grid) for _, _, grid, _ in views]
         tokens = [self.paths[name].item_specs([g])[0].output_tokens for _, name, g, _ in views]
@@ -224,7 +225,7 @@ class TilesThenImage(PathsEncoder):
         return maps
 
     def _views(self, inputs: VisionInputs) -> list[tuple[int, str, Grid, tuple[int, int, bool]]]:
-        """Return item number, path, grid and tiling of each view, in the order of ``join``."""
+        """Return item number, path, (t, h, w) and (columns, rows, False) of each path's views."""
         tilings, views = tilings_of(inputs, self._tiles_alone), []
         for name, (_, grid_thw, items) in inputs.paths.items():
             for item, (t, h, w) in zip(items, grid_thw.tolist(), strict=True):

@@ -280,7 +280,7 @@ def _write_beside(tensors: dict[str, Tensor], file: Path) -> None:
 
 
 def _with_dtype(config: Mapping[str, object], dtype: torch.dtype) -> dict[str, object]:
-    """Return ``config`` with ``dtype`` in its fields for it, since transformers casts to these."""
+    """Return ``config`` naming ``dtype`` as the dtype to which transformers casts the tensors."""
     name = str(dtype).removeprefix("torch.")
     return {**config, **{key: name for key in ("dtype", "torch_dtype") if key in config}}
 

@@ -84,7 +84,7 @@ class TileEncoder(VisionEncoder):
 
     @abstractmethod
     def _embed(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:
-        """Embed tiles [B, C, H, W] as rows [B, n, D] for block 0; a grid must match the tiles."""
+        """Embed tiles [B, C, H, W], which must fit the grid, as rows [B, n, D] for the blocks."""
 
     @property
     def budget_range(self) -> tuple[int, int]:

@@ -59,7 +59,7 @@ class VisionEncoder(Encoder):
     _rows_before: int = 0
     """The number of rows per tile that come before its patches, such as a class token."""
 
-    if TYPE_CHECKING:  # a family has them as an attribute, or as a property that finds them
+    if TYPE_CHECKING:  # a family sets ``blocks``, or defines a property that finds them
 
         @property
         def blocks(self) -> nn.ModuleList: ...
@@ -156,18 +156,18 @@ class VisionEncoder(Encoder):
     def _block_outputs(
         self, pixel_values: Tensor, grid_thw: GridLike, wanted: Sequence[int]
     ) -> Iterator[Tensor]:
-        """Embed pixels and yield the state, in input order, after each block number ``wanted``."""
+        """Yield the state of ``pixel_values``, in input order, after each block in ``wanted``."""
 
     def _maps_of_items(self, features: Tensor, inputs: VisionInputs) -> list[dict[str, Tensor]]:
         maps = self._maps_of_grids(features, inputs.grid_thw, inputs.tiles)
         return [{"image": item} for item in maps]
 
     def join(self, outputs: Mapping[str, Output], inputs: VisionInputs) -> list[Output]:
-        """Cut the batched output of the only path into one output per item."""
+        """Split the batched output of the only input path into one output per item."""
         return self.split(outputs["image"], inputs.grid_thw) if outputs else []
 
     def split(self, output: Output, grid_thw: GridLike) -> list[Output]:
-        """Cut a batched output into one output per item.
+        """Split a batched output into one output per item.
 
         The outputs are views that keep the whole batch in memory; ``clone()`` copies one of them.
 
@@ -204,7 +204,7 @@ class VisionEncoder(Encoder):
         if grid_thw is None:
             raise ValueError(missing_grid(pixel_values, self.config.patch_size))
         grids = self._read(grid_thw)
-        if pixel_values.shape[1:] == self.row_shape:  # before metadata, huge if h, w are in pixels
+        if pixel_values.shape[1:] == self.row_shape:  # a grid in pixels would make huge metadata
             rows = sum(spec.input_size for spec in self.item_specs(grids))
             check_rows(len(pixel_values), rows, "the grid makes")
         if self.accelerator is None:

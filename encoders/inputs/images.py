@@ -180,7 +180,7 @@ def stack_frames(frames: Sequence[Tensor], pinned: bool) -> Tensor:
 
 @lru_cache(maxsize=16)
 def folded_mean_std(mean: PerChannel, std: PerChannel) -> tuple[Tensor, Tensor]:
-    """Return mean and std of pixels from 0 to 255, float32 [3, 1, 1] each, from those of 0 to 1."""
+    """Return mean and std of pixels from 0 to 1 as those of 0 to 255, float32 [3, 1, 1] each."""
     mean_std = torch.tensor((mean, std), dtype=torch.float32, device="cpu") * 255.0
     return mean_std[0].view(3, 1, 1), mean_std[1].view(3, 1, 1)
 

@@ -104,7 +104,7 @@ GLM_VIDEOS: Mapping[GlmRule, PixelRules] = {
 MINIMAX_M3_IMAGES = PixelRules(4 * 28**2, 672**2, sampling="uniform")
 MINIMAX_M3_VIDEOS = replace(MINIMAX_M3_IMAGES, max_pixels=768 * 28**2)
 
-# Class defaults of the ERNIE-4.5-VL processors of transformers 5.23.0; Baidu's own has the same.
+# Class defaults of the ERNIE-4.5-VL processors of transformers 5.23.0, equal to those of Baidu's.
 ERNIE_IMAGES = PixelRules(56 * 56, 6177 * 28**2, sampling="ernie")
 ERNIE_VIDEOS = PixelRules(
     299 * 28**2, 1196 * 28**2, min_frames=16, max_frames=180, sampling="ernie", joined_frames=2

@@ -16,7 +16,7 @@ from .sizes import MOST_TILES
 ProcessorFiles: TypeAlias = Mapping[str, Mapping[str, object]]
 Section: TypeAlias = Mapping[str, object]
 Resample: TypeAlias = Literal["bicubic", "bilinear", "lanczos"]
-"""How an image is resampled when it is resized."""
+"""The filter with which an image is resized."""
 Settings: TypeAlias = dict[str, Any]
 """Fields of a preprocessor by name, as ``dataclasses.replace`` takes them."""
 PerChannel: TypeAlias = tuple[float, float, float]

@@ -142,7 +142,8 @@ def _check_count(count: int, total: int, fps: float | None, multiple: int) -> in
 
 
 def _steps(start: float, total: int, count: float) -> list[int]:
-    # The reference takes float32 steps too; it may make one index too many, which is out of range.
+    # transformers takes float32 steps, too. Their rounding may make one index too many, beyond the
+    # last frame.
     indices: list[int] = (
         torch.arange(start, total, total / count, dtype=torch.float32, device="cpu").int().tolist()
     )
@@ -225,7 +226,7 @@ def _at_times(total: int, own: float, wanted: float, max_duration: float) -> lis
 
 
 def _rate_of_length(duration: float) -> float:
-    """Return how many pairs of frames per second GLM-4.6V samples of ``duration`` seconds."""
+    """Return the pairs of frames per second that GLM-4.6V takes of ``duration`` seconds."""
     return 3 if duration <= 30 else 1 if duration <= 300 else 0.5
 
 

@@ -269,7 +269,7 @@ def best_tiling(
 
 
 def check_area(tiles: int, side: int) -> None:
-    """Raise a ValueError if ``tiles`` squares of ``side`` pixels have more than ``MOST_PIXELS``."""
+    """Raise a ValueError if ``tiles`` of ``side`` x ``side`` pixels exceed ``MOST_PIXELS``."""
     if tiles * side * side > MOST_PIXELS:
         raise ValueError(
             f"{tiles} tiles of {side}x{side} pixels are {tiles * side * side} pixels: an image "

@@ -78,7 +78,7 @@ class AttentionCall(NamedTuple):
 
 
 observed_calls: ContextVar[list[AttentionCall] | None] = ContextVar("observed", default=None)
-"""The list to which calls of attention append their queries and keys; None if none observes."""
+"""The list to which calls of attention append their queries and keys, or None to keep none."""
 
 
 def observe_attention(q: Tensor, k: Tensor, cu_seqlens: Tensor | None, scale: float) -> None:

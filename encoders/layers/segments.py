@@ -116,7 +116,7 @@ class TileSegments(NamedTuple):
 
     @classmethod
     def of(cls, metadata: Metadata, hidden: Tensor) -> TileSegments:
-        """Check the offsets against the tiles [B, n, D] and find the rows that are padding."""
+        """Return the offsets in ``metadata``, checked against tiles [B, n, D], and the padding."""
         if hidden.shape[0]:
             check_equal_segments(metadata["max_seqlen"], hidden.shape[1])
         offsets, rows = metadata["cu_seqlens"], hidden.shape[0] * hidden.shape[1]

@@ -71,7 +71,7 @@ def bicubic_taps(places: Tensor, height: int, width: int, side: int) -> tuple[Te
 
 
 def segments_of(grids: Sequence[Grid], most: int) -> list[Grid]:
-    """Divide items into segments of a few frames each, in which attention stays.
+    """Divide items into segments of a few frames each; a patch attends only to its own segment.
 
     Args:
         grids: ``(t, h, w)`` per item, t frames of h*w patches.

@@ -274,9 +274,13 @@ class ItemPart(NamedTuple):
     """Consecutive segments of an item that run in one call; all of them, unless a limit forbids."""
 
     item: int
+    """Number of the item, from 0."""
     grid: Grid
+    """(frames, h, w) of these segments, h and w in patches."""
     rows: int
+    """The number of rows of ``pixel_values``."""
     tokens: int
+    """The number of output tokens."""
     last: bool
     """Whether this part is the last one of its item."""
 

@@ -163,8 +163,8 @@ class EncodesItems(Generic[Output]):
             threads.
 
         Raises:
-            ValueError: wrong arguments; while iterating, a bad item, with its number. What
-                else an item's own source raises stays as it is.
+            ValueError: wrong arguments; while iterating, a bad item, with its number. Errors of
+                other types that reading an item raises are raised unchanged.
             torch.OutOfMemoryError, MemoryError: as :meth:`encode` raises it, while iterating.
         """
         from .calls import ResultSettings

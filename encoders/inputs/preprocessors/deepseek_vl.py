@@ -92,7 +92,7 @@ class SquarePreprocessor(ViewPreprocessor):
         require_supported(where, section, {"do_pad": True})
         mean, std = read_mean_std(
             where, section, CLIP_MEAN, CLIP_STD
-        )  # as DeepseekVLImageProcessor
+        )  # the defaults of transformers' DeepseekVLImageProcessor
         return {"mean": mean, "std": std, "min_size": self.smallest(where, section)}
 
     def smallest(self, where: str, section: Section) -> int:

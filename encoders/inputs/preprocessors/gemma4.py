@@ -45,7 +45,10 @@ class SoftTokenPreprocessor(PatchPreprocessor):
 
     @classmethod
     def gemma4(cls, patch_size: int, pool: int) -> SoftTokenPreprocessor:
-        """Return a preprocessor with Gemma 4's defaults: 280 tokens per image, 70 per frame."""
+        """Return a preprocessor with Gemma 4's defaults: 280 tokens per image, 70 per frame.
+
+        A patch has ``patch_size`` pixels on a side, and a token ``pool`` patches.
+        """
         images, videos = (_rules(patch_size * pool, tokens) for tokens in (280, 70))
         return cls(patch_size, 1, 1, images, videos, channels_last=True, pool=pool)
 
@@ -67,7 +70,7 @@ class SoftTokenPreprocessor(PatchPreprocessor):
         except ValueError as bad:
             raise error(str(bad)) from bad
         entry = video_section(files)
-        if entry is not None and "image_processor_type" in entry[1]:  # a file for images alone
+        if entry is not None and "image_processor_type" in entry[1]:  # it describes images
             entry = None
         try:
             videos = self._read_rules(entry, self.videos)

@@ -336,8 +336,9 @@ class PatchPreprocessor:
     def _resized(
         self, frames: Sequence[Tensor], rules: PixelRules, count: int, height: int, width: int
     ) -> list[Tensor]:
-        """Resize frames to ``height`` x ``width`` pixels, or lay them on a black canvas of it.
+        """Resize frames to ``height`` x ``width`` pixels.
 
+        If ``rules.canvas`` is set, they are resized to fit a black canvas of this size instead.
         ``count`` is the number of all frames of the item, of which ``frames`` may be some.
         """
         if not rules.canvas:

@@ -17,9 +17,9 @@ Deliberate differences:
 
 - Images are resized as uint8, as transformers does; StepFun's code resizes the last time as floats,
   and the results differ by rounding to one of 255 levels.
-- Unlike transformers, the rule above is followed where a crop leaves the image (transformers
-  stretches the rest of the image over the tile), for images of exactly 728 pixels (transformers
-  makes no tiles of 728x728), and for long images over 3024 pixels.
+- The rule above holds in three cases in which transformers does otherwise: where a crop reaches
+  beyond the image (transformers stretches the part inside over the tile), for images of exactly
+  728x728 pixels (transformers makes no tiles of them), and for long images over 3024 pixels.
 """
 
 from __future__ import annotations
@@ -183,7 +183,13 @@ class CropPreprocessor(ViewPreprocessor):
 
 
 def _squared(image: Tensor) -> Tensor:
-    """Lay an image that is a thin line on a black square, in the top left corner."""
+    """Lay a thin image on a black square, in the top left corner; return others as they are.
+
+    It is thin if one side is under 32 pixels and the other is over 4 times as long.
+
+    Raises:
+        ValueError: the square has more than ``MOST_PIXELS``.
+    """
     height, width = image.shape[1:]
     long, short = max(width, height), min(width, height)
     if short >= 32 or long / short <= 4:
@@ -197,7 +203,13 @@ def _squared(image: Tensor) -> Tensor:
 
 
 def _scaled(image: Tensor) -> Tensor:
-    """Scale an image down to a longest side of 3024 pixels, cutting off fractions."""
+    """Scale an image with a side over 3024 pixels down to that; return others as they are.
+
+    Sides are rounded down.
+
+    Raises:
+        ValueError: the shorter side would have no pixel.
+    """
     height, width = image.shape[1:]
     scale = LARGEST / max(width, height)
     if scale >= 1:
