@@ -21,9 +21,8 @@ class RelativePositions(NamedTuple):
     """Takes height and width of a window or view in patches; returns tables [2*height - 1, K] and
     [2*width - 1, K], one row per distance from query to key, ``1 - size`` to ``size - 1``."""
     window: int
-    """Side of attention windows in patches; 0: attention is over the whole view. Windows at the
-    right and lower edges are padded with rows that are zero before ``qkv`` and take part in
-    softmax."""
+    """Side of attention windows in patches; 0: attention is over the whole view. Windows at edges
+    are padded with rows that are zero before ``qkv`` and take part in the softmax."""
 
 
 class BlockParts(NamedTuple):
@@ -53,8 +52,7 @@ class BlockParts(NamedTuple):
     post_norm1: PartNorm | None = None
     post_norm2: PartNorm | None = None
     gate_limit: float | None = None
-    """The output of ``gate`` is clamped to at most this, that of ``up`` to plus or minus this;
-    None: neither is clamped."""
+    """Upper bound of the output of ``gate``, and bound of that of ``up`` on both sides, or None."""
     q_norm: PartNorm | None = None
     """The norm of queries, over all heads together or each (``head_norms``); None: no norm."""
     k_norm: PartNorm | None = None

@@ -116,7 +116,7 @@ class Preprocessor(Protocol):
         ...
 
     def say_defaults(self, config: Mapping[str, object]) -> tuple[str, str]:
-        """Return a text of the values that no file sets, and the keyword that sets them, or ""."""
+        """Return a text of the defaults that no file sets, and the keyword that sets them or ""."""
         ...
 
 
@@ -263,7 +263,7 @@ class Accelerator(Protocol):
     def metadata_of(
         self, grids: list[Grid], weight: Tensor, prepare: Callable[[list[Grid]], Metadata]
     ) -> Metadata:
-        """Return ``prepare(grids)``, kept for calls with equal grids, and device of ``weight``."""
+        """Return ``prepare(grids)``, reused while grids and device of ``weight`` are the same."""
         ...
 
     def refresh(self) -> bool:
@@ -292,6 +292,6 @@ class AcceleratesItself(Protocol):
 
 @runtime_checkable
 class Accelerable(AcceleratesItself, Protocol):
-    """An encoder whose blocks an accelerator can run; the attribute is None if none does."""
+    """An encoder whose blocks an accelerator can run; ``accelerator`` is None if none does."""
 
     accelerator: Accelerator | None

@@ -32,7 +32,7 @@ class EncoderOutput(NamedTuple):
     last_hidden_state: Tensor
     """Hidden states before the merger, in input order: [patches, D], or [tiles, rows, D]."""
     pooler_output: Tensor
-    """Merged tokens [tokens, out_hidden_size], in the order that the language model reads."""
+    """Merged tokens [tokens, out_hidden_size], in the order that a language model reads them in."""
     deepstack_features: tuple[Tensor, ...]
     """Tokens [tokens, out_hidden_size] of each DeepStack block; empty if the family has none."""
 
@@ -64,8 +64,7 @@ class PartialOutput(NamedTuple):
     pooler_output: Tensor | None
     """Merged tokens [tokens, out_hidden_size]; None: not asked for."""
     deepstack_features: tuple[Tensor, ...] | None
-    """Tokens [tokens, out_hidden_size] of each DeepStack block; None: not asked for; empty: the
-    family has no such blocks."""
+    """Tokens [tokens, out_hidden_size] of each DeepStack block, if any; None: not asked for."""
 
     @overload
     def __getitem__(self, key: Literal["last_hidden_state", "pooler_output"]) -> Tensor | None: ...
@@ -99,7 +98,7 @@ def output_like(
     pooler_output: Tensor | None,
     deepstack_features: tuple[Tensor, ...] | None,
 ) -> Output:
-    """Return an output of the class of ``output`` with other fields; a whole one takes no None."""
+    """Return an output of the class of ``output`` with the given fields."""
     make: Callable[..., Output] = type(output)
     return make(last_hidden_state, pooler_output, deepstack_features)
 
@@ -155,7 +154,7 @@ class VisionInputs(NamedTuple):
     grid_thw: Tensor
     """The grid of each item, [items, 3] int64 on the CPU: t, h and w."""
     tiles: list[tuple[int, int, bool]] | None = None
-    """(columns, rows, thumbnail) per item for tiled families, None for the others."""
+    """(columns of tiles, rows of tiles, whether a thumbnail follows) per item; None: no tiles."""
     other_paths: Mapping[str, PathInputs] = MappingProxyType({})
     """The inputs of the paths besides "image", for towers with several inputs per item."""
 

@@ -210,7 +210,7 @@ class DeepseekOCREncoder(PathsEncoder):
 
         Returns:
             For each item ``last_hidden_state`` [cells, D], the tiles' first, and ``pooler_output``
-            [tokens, out], both in the published order.
+            [tokens, out], both in the order that ``ORDER`` says.
         """
         items = zip(self.split_paths(outputs, inputs), self._pictures(inputs), strict=True)
         joined = []
@@ -229,7 +229,7 @@ class DeepseekOCREncoder(PathsEncoder):
         pictures: Mapping[str, Picture],
         learned: bool = False,
     ) -> Tensor | None:
-        """Join the rows of an item's ``views``, by path, in the published order [rows, columns].
+        """Join the rows of an item's ``views``, by path, in the order that ``ORDER`` says.
 
         ``pictures`` say how the views of a path lie. With ``learned``, newlines and separator are
         put in. It returns None if any rows are None.

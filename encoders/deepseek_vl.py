@@ -369,5 +369,5 @@ class Aligner(nn.Module):
 
 
 def _beside(left: Tensor | None, right: Tensor | None) -> Tensor | None:
-    """Put features side by side; None if a graph wrapper was not asked for them."""
+    """Return features side by side; None if one is, as a graph wrapper was not asked for it."""
     return None if left is None or right is None else torch.cat((left, right), dim=-1)

@@ -161,7 +161,7 @@ class DeepseekVL2Encoder(PathsEncoder):
 
         Returns:
             For each item ``last_hidden_state`` [views, n, D], the whole image first, and
-            ``pooler_output`` [tokens, out] in the published order.
+            ``pooler_output`` [tokens, out] in the order that ``config.order`` says.
         """
         items = zip(self.split_paths(outputs, inputs), self._pictures(inputs), strict=True)
         joined = []
@@ -181,7 +181,7 @@ class DeepseekVL2Encoder(PathsEncoder):
         return assemble(views, self.config.order, self.image_newline, self.view_seperator)
 
     def _pictures(self, inputs: VisionInputs) -> list[dict[str, Picture]]:
-        """Return per item the tokens of a view and the arrangement of its tiles, checked."""
+        """Return how the whole image and the tiles of each item lie; their number is checked."""
         tiles, grids = inputs.tiles or [], inputs.grid_thw.tolist()
         if len(tiles) != len(grids):
             raise ValueError(

@@ -375,7 +375,10 @@ def pool_index(grids: Sequence[Grid], side: int, rows: int) -> Tensor:
 def rotary_cos_sin(
     positions: Tensor, head_size: int, theta: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Return cos and sin [P, K/2] of rotary angles, half by each column of positions [P, 2]."""
+    """Return cos and sin [P, K/2] of rotary angles, half by each column of ``positions`` [P, 2].
+
+    K is ``head_size``, ``theta`` the base.
+    """
     steps = torch.arange(0, head_size // 2, 2, dtype=dtype, device=positions.device)
     turns = theta ** (steps / (head_size // 2))
     angles = (positions[:, :, None].to(dtype) / turns).flatten(1)

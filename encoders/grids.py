@@ -29,7 +29,7 @@ def plain_values(values: object) -> Any:
     Raises:
         ValueError: a tensor without values (meta), or in another layout than a dense one.
     """
-    if isinstance(values, list | tuple | int | str):  # the usual types first: this runs per number
+    if isinstance(values, list | tuple | int | str):  # nothing to convert, as usual
         return values
     if isinstance(values, Tensor) and (values.is_meta or values.layout != torch.strided):
         kind = "on the meta device" if values.is_meta else f"of layout {values.layout}"

@@ -9,7 +9,7 @@ _NO_DEFAULT = object()
 
 
 def find_section(config: Mapping[str, object], *names: str) -> Mapping[str, object]:
-    """Return the section at the first of ``names`` that exists, as "a.b", else the whole config."""
+    """Return the section at the first of ``names`` that exists ("a.b": b in a), or ``config``."""
     for dotted in names:
         section: object = config
         for name in dotted.split("."):
@@ -43,7 +43,7 @@ def read_field(section: Mapping[str, object], *names: str, default: object = _NO
 def read_size(
     section: Mapping[str, object], *names: str, default: object = _NO_DEFAULT, most: int = 1 << 20
 ) -> int:
-    """Return the integer, 1 to ``most``, under one of ``names``, or ``default``; [14, 14] is 14."""
+    """Return the integer (1 to ``most``) under one of ``names``; a list [14, 14] is read as 14."""
     value = read_field(section, *names, default=default)
     if isinstance(value, (list, tuple)) and len(set(value)) == 1:
         value = value[0]
@@ -124,6 +124,6 @@ def require_value(section: Mapping[str, object], name: str, *allowed: object) ->
 
 
 def require_divisible(what: str, value: int, by: str, divisor: int) -> None:
-    """Raise a ValueError unless ``value``, a ``what``, is a multiple of ``divisor``, a ``by``."""
+    """Raise a ValueError, which names ``what`` and ``by``, unless ``divisor`` divides ``value``."""
     if value % divisor:
         raise ValueError(f"config: {what}={value} must be a multiple of {by}={divisor}")

@@ -341,7 +341,10 @@ def frame_numbers(segments: Sequence[Grid], rows: int) -> Tensor:
 def rotary_cos_sin(
     places: Tensor, head_size: int, theta: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Return cos and sin [P, R] of the angles of ``places`` [P, 3]: frame pair, row, column."""
+    """Return cos and sin [P, R] of the angles of ``places`` [P, 3]: frame pair, row, column.
+
+    R is 3 * (head_size // 6) pairs of columns; ``theta`` is the base.
+    """
     columns = 2 * (head_size // 3 // 2)
     steps = torch.arange(0, columns, 2, dtype=dtype, device=places.device)
     turns = theta ** (steps / columns)

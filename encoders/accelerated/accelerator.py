@@ -34,7 +34,7 @@ class FusedBlocks:
         self.ran: WeakKeyDictionary[nn.ModuleList, BlocksRun] = WeakKeyDictionary()
         """The record of the last run of each stack of blocks (``nn.ModuleList``)."""
         self.because = because
-        """Why device or dtype make the reference modules run instead of kernels, or None."""
+        """Why device or dtype rule out fused kernels, so that blocks run as modules; or None."""
 
     def __reduce__(self) -> tuple[object, ...]:
         """Leave out kernel choices and derived weights: a copy or a pickle makes its own."""
@@ -53,7 +53,7 @@ class FusedBlocks:
 
     @property
     def reference_because(self) -> str | None:
-        """Why the last forward ran the reference for all its blocks; None if kernels ran some."""
+        """Why the last forward called all blocks as modules; None if kernels ran some of them."""
         reasons = [ran.because for ran in self.ran.values()] or [self.because]
         return None if None in reasons else reasons[0]
 

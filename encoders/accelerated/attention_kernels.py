@@ -254,7 +254,7 @@ KERNELS = {
             "flash_attn.cute",
             lambda s, d, capability: _takes_half(s, d, 128) and capability[0] in (9, 10),
             _flash4,
-            reads_beyond=256,  # flash_attn/cute/interface.py has tiles of up to 144 keys
+            reads_beyond=256,  # more than the 160 keys of the largest tile
         ),
         AttentionKernel("tma", "triton", _takes_tma, _tma, reads_beyond=64),
     )

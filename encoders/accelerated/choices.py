@@ -171,7 +171,7 @@ class KernelChoices:
         times = dict.fromkeys(names, 0.0)
         if not q.is_cuda:
             return times
-        generator = torch.Generator(q.device).manual_seed(0)  # not the global one
+        generator = torch.Generator(q.device).manual_seed(0)  # leaves the global generator alone
         sizes = (shape.rows, shape.heads + 2 * shape.shared, shape.size)
         qkv = torch.randn(sizes, device=q.device, dtype=q.dtype, generator=generator)
         q, k, v = qkv.split((shape.heads, shape.shared, shape.shared), 1)

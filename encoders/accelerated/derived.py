@@ -101,7 +101,7 @@ class DerivedWeights:
             return written
 
     def follow(self) -> None:
-        """Copy every source that has changed, at the head of a forward, captured or not."""
+        """Bring all copies up to date, at the head of a forward, in replays of a graph too."""
         with self._lock:
             if not self._entries:
                 return

@@ -22,14 +22,14 @@ from .obstacles import is_norm
 
 @dataclass
 class BlocksRun:
-    """The record of one run of a stack of blocks: its kernels, or why the reference ran."""
+    """The record of one run of a stack of blocks: its kernels, or why the blocks ran as modules."""
 
     kernels: set[str] = field(default_factory=set)
     """Names of the attention kernels that ran."""
     called: int = 0
     """Number of layers and blocks called as modules; 0 if device or mode ruled out all kernels."""
     because: str | None = None
-    """The reason why the reference ran the stack of blocks, or None if the kernels did."""
+    """The reason why the blocks ran as modules, without fused kernels; None if kernels ran."""
 
 
 class FusedAttention:

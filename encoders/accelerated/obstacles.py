@@ -19,7 +19,7 @@ ACCELERATED_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Return the reason why weights of this dtype on this device run the reference, or None."""
+    """Return why an encoder of this dtype on this device has no fused kernels; None if it has."""
     if device.type != "cuda":
         return f"the encoder is on {device.type}, accelerated towers need CUDA"
     if dtype not in ACCELERATED_DTYPES:
@@ -31,7 +31,7 @@ def obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 def obstacle_now() -> str | None:
-    """Return the reason why the reference runs in the mode that is active now, or None."""
+    """Return which active mode, such as autocast, rules out fused kernels; None if none does."""
     if torch.compiler.is_compiling():
         return "torch.compile is tracing"
     if torch.is_autocast_enabled("cuda"):
@@ -63,7 +63,7 @@ def names_its_parts(block: nn.Module) -> bool:
 
 
 def fusible(block: nn.Module) -> BlockParts | None:
-    """Return the layers of a block by role; None if it, its attention or its MLP was hooked."""
+    """Return the layers of a block by role; None if it or a part of it is hooked or replaced."""
     parts = block.parts() if isinstance(block, NamesItsParts) else None
     if parts is None or not all(map(is_untouched, parts.containers)):
         return None
