@@ -22,7 +22,7 @@ COMMONEST = 0.4
 logarithmic scale of tokens. From 64 to 8192 tokens that is at 446, an image between 640x480 and
 800x600 pixels."""
 SQUARES = 0.25
-"""The assumed number of squares (images, clips, batches of them) per image that is no square."""
+"""The assumed number of square images, clips and batches of such, per image of another shape."""
 MOST = 2**31 - 1
 """The largest number of rows or items that is accepted, since offsets are int32."""
 

@@ -97,7 +97,7 @@ class Budget(NamedTuple):
 
 @dataclass(frozen=True)
 class BudgetSet:
-    """The budgets to capture, ascending, and how many items one replay takes."""
+    """The budgets to capture, ascending, and the most items of one replay."""
 
     budgets: tuple[Budget, ...]
     max_batch_size: int

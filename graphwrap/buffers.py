@@ -147,8 +147,8 @@ class Arena:
 class Memory:
     """All memory that the graphs of one encoder share, and the stream that used it last.
 
-    Graphs compute in one pool and never at the same time. A capture that breaks the pool starts
-    another one.
+    Graphs compute in one memory pool and never at the same time. If a capture fails so that CUDA
+    invalidates it, later graphs get another pool.
     """
 
     def __init__(self, device: torch.device, has_graphs: bool) -> None:
@@ -183,7 +183,7 @@ class Memory:
             graph.capture_begin(pool=cast(Any, self.handles[-1]), capture_error_mode=mode)
             body()
         except BaseException:
-            # The capture failed, and the caller gets the capture's own error.
+            # Ending a capture that failed may fail, too; the caller gets the error of the capture.
             with contextlib.suppress(RuntimeError):
                 self._end(graph)
             raise

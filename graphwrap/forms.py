@@ -55,7 +55,7 @@ class EncoderForm:
     """The form of an encoder that is captured, where it runs, and which outputs are kept."""
 
     encoder: GraphableEncoder
-    """The form of the encoder that is captured and runs eagerly."""
+    """The encoder, perhaps in its accelerated form, that is captured and that runs eagerly."""
     accelerator: Accelerator | None
     device: torch.device
     dtype: torch.dtype
@@ -113,7 +113,7 @@ class OnePath(NamedTuple):
 
     @property
     def paths(self) -> Mapping[str, GraphableEncoder]:
-        """The wrapped encoder by the name of its only input path."""
+        """The wrapped encoder under "image", the name of its only input path."""
         return {"image": self.encoder}
 
     def join(self, outputs: Mapping[str, Output], inputs: VisionInputs) -> list[Output]:

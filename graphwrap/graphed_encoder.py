@@ -199,7 +199,7 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
                     clone=self.clone,
                     progress=progress,
                 )
-        except BaseException as error:  # after an interrupt, too, nothing stays half captured
+        except BaseException as error:  # also after an interrupt, no half capture may be left
             traceback.clear_frames(error.__traceback__)  # the traceback refers to the buffers
             self.release()
             raise
@@ -210,9 +210,9 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
         with self._lock, CAPTURE_LOCK:
             on_cuda = self.device.type == "cuda"
             if on_cuda:
-                torch.cuda.synchronize(self.device)  # first, because replays may still be writing
+                torch.cuda.synchronize(self.device)  # replays may still be writing to the buffers
             self._captured = None
-            self._forms = {}  # derived weights go with the accelerated form
+            self._forms = {}  # the accelerated form holds the derived weights
             self._counts = GraphStats(self.backend)
             if on_cuda:
                 torch.cuda.empty_cache()

@@ -134,7 +134,7 @@ class WeightGuard:
             )
 
     def _changed(self) -> str:
-        """Return which weight, module or hook has changed since capture."""
+        """Return which weight, module or hook has changed since capture, as a clause."""
         was = zip(self._tensors, self._addresses, self._counts, strict=True)
         moved = {id(x) for x, *place in was if [x.data_ptr(), x.numel()] != place}
         turned = zip(self._squares, self._strides, strict=True)

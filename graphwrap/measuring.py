@@ -146,7 +146,11 @@ def _milliseconds(call: Callable[[], object], device: torch.device, skipped: int
 
 
 def fingerprint(encoder: nn.Module, form: EncoderForm) -> dict[str, str]:
-    """Return the properties of an encoder, its device and its settings that times depend on."""
+    """Return the properties by name, as text, on which the times of an encoder's graphs depend.
+
+    They are those of the module (class, shapes of weights), of its ``form`` that is captured, of
+    the device, and of torch.
+    """
     weights = [*encoder.named_parameters(), *encoder.named_buffers()]
     shapes = "\n".join(f"{name} {tuple(weight.shape)}" for name, weight in weights)
     device = form.device

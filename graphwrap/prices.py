@@ -37,7 +37,8 @@ class Prices:
     """The price of every budget and of eager runs: milliseconds or, if not measured, input rows."""
 
     replay_ms: Mapping[Budget, float]
-    """The milliseconds of a replay of each budget that holds padding alone, with all copies."""
+    """The milliseconds of a replay of each budget, timed with padding alone and with the copies of
+    inputs and outputs; if not measured, a price in input rows."""
     eager_ms: Sequence[tuple[float, float]]
     """The input rows and the milliseconds of some eager runs, by ascending rows; the price of other
     numbers of rows is interpolated."""
@@ -50,7 +51,10 @@ class Prices:
         return cls(times, [(0, NEVER), (1, 2 * NEVER)], measured=False)
 
     def eager(self, rows: int) -> float:
-        """Return the price of one eager run, extrapolated beyond the largest timed size."""
+        """Return the price of an eager run of so many input rows, interpolated between timed runs.
+
+        Beyond the largest timed run, it is extrapolated.
+        """
         last = len(self.eager_ms) - 1
         after = min(max(bisect_left(self.eager_ms, (rows, 0.0)), 1), last)
         (fewer, ms), (more, more_ms) = self.eager_ms[after - 1], self.eager_ms[after]
@@ -59,7 +63,7 @@ class Prices:
 
 @dataclass(frozen=True)
 class PriceTable:
-    """The measured prices and kernel choices of one path of an encoder, as a file holds them."""
+    """The measured prices and kernel choices of one input path of an encoder, read from a file."""
 
     file: str
     made_on: Mapping[str, str]
@@ -110,13 +114,13 @@ class PriceTable:
 
 
 class TableRecord(TypedDict):
-    """The JSON of a table of prices."""
+    """The JSON of the table of prices of one input path."""
 
     fingerprint: Mapping[str, str]
     eager_runs: list[dict[str, float]]
     """The "rows" and the milliseconds ("ms") of each eager run."""
     budgets: list[dict[str, float]]
-    """The numbers of each budget by name, and the milliseconds ("ms") of its replay."""
+    """The capacities of each budget by name, and the milliseconds ("ms") of its replay."""
     kernels: dict[str, object] | None
 
 

@@ -115,7 +115,7 @@ class Executor:
         schedule = self.schedules.get(key)
         specs = [] if schedule else self.form.encoder.item_specs(list(key))
         made = schedule.rows if schedule else sum([spec.input_size for spec in specs])
-        # Checked before packing, which relies on the number of rows.
+        # The number of rows is checked before packing, because a wrong one would fail in there.
         if rows is not None and rows != made:
             raise ValueError(
                 f"pixel_values has {rows} rows but the grid makes {made}: pass the grid_thw that "
@@ -176,7 +176,11 @@ class Executor:
         return read_out(out, self._like, schedule.rows, schedule.tokens, lent)
 
     def _replay(self, step: Step, pixels: Tensor, *, own: bool) -> dict[str, Tensor]:
-        """Return the results of a replay, copied out of the static buffers if ``own`` is true."""
+        """Return the output fields of a replayed step by name.
+
+        They are views of the static buffers or, if ``own``, copies; ``pixels`` are those of the
+        whole call.
+        """
         assert step.budget is not None
         graph, key = self.graphs.by_budget[step.budget], (step.budget, step.grids, step.rows)
         if self.written != key:
@@ -205,9 +209,13 @@ class Executor:
         return {name: view.clone() for name, view in views.items()} if own else views
 
     def _run_eagerly(self, step: Step, pixels: Tensor, *, own: bool) -> dict[str, Tensor]:
-        """Return the results of an eager run, in memory of their own if ``own`` is true."""
+        """Return the output fields of a step that runs eagerly, by name.
+
+        If ``own``, none shares memory with inputs, weights or another field; ``pixels`` are those
+        of the whole call.
+        """
         form, rows = self.form, pixels
-        if self.pads:  # the eager backend follows changed weights
+        if self.pads:  # on the eager backend, changed weights are allowed
             self.guard.check()
         if step.row_count != pixels.shape[0]:
             rows = pixels.new_empty(step.row_count, *pixels.shape[1:])

@@ -14,7 +14,7 @@ MOST_LISTED = 8
 MOST_NEAR = 10_000
 """The most names that are compared to find the one spelt most alike, which takes 0.1 s."""
 LONGEST_COMPARED = 256
-"""The most characters of a name that are compared; the time grows with their square."""
+"""The most characters of a name that is compared with others; the time grows with their square."""
 
 
 class CheckpointError(ValueError):

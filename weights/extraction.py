@@ -152,7 +152,7 @@ def _extract(tower: FoundTower, out: Path, overwrite: bool) -> None:
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with _alone(out.parent):
-            _restore(work, out)  # puts back what a run that was killed had moved away
+            _restore(work, out)  # an extraction that was killed may have moved the old tower away
             _check_target(out, overwrite)
             needed = sum(tensor.entry.nbytes for tensor in wanted.tensors)
             free = shutil.disk_usage(out.parent).free

@@ -64,7 +64,8 @@ class Layout:
     projector: tuple[str, ...] = ()
     """The beginnings of the names of the projector's tensors, after the root."""
     projected: bool = False
-    """Whether this layout needs tensors of the projector; a checkpoint without them has another."""
+    """Whether every checkpoint in this layout has tensors of the projector; one without them is in
+    another layout."""
     joins: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Module of the encoder -> the published modules whose rows, in this order, make up its own."""
     renames: Mapping[str, str] = field(default_factory=dict)
@@ -235,7 +236,11 @@ def _translate(rules: Iterable[tuple[str, str]], name: str) -> str:
 
 @cache
 def _pattern(template: str) -> re.Pattern[str]:
-    """Compile ``blocks.N.ls1`` to an expression with the groups ``number`` and ``rest``."""
+    """Compile a template such as ``blocks.N.ls1`` to a pattern for names that begin with it.
+
+    Its group ``number`` is the number in place of ``N``, and ``rest`` is the end of the name, from
+    a dot on, or None.
+    """
     words = (r"(?P<number>0|[1-9]\d*)" if w == "N" else re.escape(w) for w in template.split("."))
     return re.compile(r"\.".join(words) + r"(?P<rest>\..+)?")
 

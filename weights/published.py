@@ -44,7 +44,7 @@ class PublishedModel:
     """The number of parameters of the projector to the language model, if ``parameters`` does not
     include it; else 0."""
     config: JsonObject
-    """The published ``config.json``, cut down to the fields that describe the tower."""
+    """The published ``config.json``, reduced to the fields that describe the tower."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,8 @@ class SmallCheckpoint:
     layout: str = ""
     """The name of the layout to write, if it is not the published one."""
     around: Sequence[str] = ("language_model.model.", "language_model.lm_head.weight")
-    """The prefix of the language model beside the tower, then names of further tensors to write."""
+    """What is written outside the tower: the name prefix of the language model's tensors, then the
+    names of further tensors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +100,7 @@ def family_names() -> tuple[str, ...]:
 
 @cache
 def family_facts(name: str) -> FamilyFacts:
-    """Read the JSON file of a family."""
+    """Return what the JSON file of the family ``name`` states; it is read once per process."""
     data: JsonDict = json.loads((FOLDER / f"{name}.json").read_text("utf-8"))
     small = {key: SmallCheckpoint(**value) for key, value in data.pop("small").items()}
     published = tuple(_models(name, data.pop("checkpoints")))

@@ -75,7 +75,7 @@ class Traffic:
 
 
 class Snapshot:
-    """The files of one checkpoint at one revision: here, those in a folder of this disk."""
+    """The files of one checkpoint: those in a folder of this disk or, in subclasses, of the Hub."""
 
     commit: str | None = None  # commit of every file; None for a folder
     offline = False  # whether files that are not on this disk count as absent

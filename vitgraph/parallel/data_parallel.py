@@ -378,7 +378,7 @@ class DataParallelEncoder:
         return complete(result, self._status) if self._several and self.scatter else result
 
     def _gather(self, result: RankResult) -> list[Tensor]:
-        """Return the rows of all items in every field, from the parts of all ranks.
+        """Return the rows of all items, one tensor per field, gathered from all ranks.
 
         Raises:
             RuntimeError: a rank has ended meanwhile (gloo; NCCL ends the process at its timeout).

@@ -73,9 +73,9 @@ class Shares(NamedTuple):
     """The assignment of the items of one call to ranks."""
 
     grids: list[Grid]
-    """The grid of each item in the path "image"."""
+    """The grid (t, h, w) of each item in the input path "image"."""
     specs: list[EncoderItemSpec]
-    """The sizes of each item; empty for an encoder of several paths."""
+    """The sizes of each item; empty for an encoder with several input paths."""
     of_ranks: list[list[int]]
     """The numbers of the items of each rank, ascending."""
     mine: list[int]
@@ -87,7 +87,7 @@ class Shares(NamedTuple):
         return [self.grids[item] for item in self.mine]
 
     def select(self, pixel_values: Tensor) -> Tensor:
-        """Return the rows of this rank's items.
+        """Return the rows of this rank's items out of those of all items, ``pixel_values``.
 
         Raises:
             ValueError: another number of rows than the grids have.

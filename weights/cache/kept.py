@@ -57,7 +57,10 @@ def _seal(entries: Iterable[tuple[str, TensorEntry]], text: str) -> str:
 
 
 class KeptTower(Snapshot):
-    """A tower that was fetched by byte ranges, checked as far as possible without its tensors."""
+    """A tower on this disk that was fetched by byte ranges.
+
+    Opening it checks its header and small files; :meth:`verify` checks the tensors.
+    """
 
     cached = "tower"
 

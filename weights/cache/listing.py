@@ -30,9 +30,11 @@ class CachedTower:
 
 
 def list_cached(cache_dir: str | Path | None = None, *, verify: bool = False) -> list[CachedTower]:
-    """List the kept towers by repo and commit, in ``cache_dir`` or the Hub client's default.
+    """Return the towers in the cache, sorted by repo and commit.
 
-    If ``verify``, every tensor and small file is compared with its CRC-32, not the header alone.
+    Args:
+        cache_dir: the folder that was passed to :func:`~weights.load_encoder`; None is the default.
+        verify: compare every tensor and small file with its CRC-32, not the header alone.
     """
     towers: list[CachedTower] = []
     for repo in _repos(cache_root(cache_dir)):

@@ -20,7 +20,7 @@ from ..published import family_facts
 from .family import Family, TransformersClass, length
 from .siglip import QKV, siglip_names
 
-# --- DeepSeek-VL ---------------------------------------------------------------------------------
+# DeepSeek-VL
 
 _VL_LAYOUT = Layout(
     name="deepseek-vl",
@@ -137,7 +137,7 @@ DEEPSEEK_VL_HYBRID = Family(
     layouts=(_HYBRID_LAYOUT, _HYBRID_HF_LAYOUT),
 )
 
-# --- DeepSeek-VL2 --------------------------------------------------------------------------------
+# DeepSeek-VL2
 
 _VL2_LAYOUT = replace(
     _VL_LAYOUT,
@@ -156,7 +156,7 @@ DEEPSEEK_VL2 = Family(
     outer_fields={("projector_config.n_embed",): length("projector.layers.2.weight", 0)},
 )
 
-# --- DeepSeek-OCR --------------------------------------------------------------------------------
+# DeepSeek-OCR
 
 _CLIP_POSITIONS = "vision_model.embeddings.position_embedding"
 _CLIP_LAYER = "vision_model.transformer.layers.N"

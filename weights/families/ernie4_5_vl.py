@@ -17,8 +17,6 @@ from ..published import family_facts
 from ..tensor_file import JsonDict, JsonObject
 from .family import Family, TransformersClass, blocks, length, with_vision
 
-# --- layouts -------------------------------------------------------------------------------------
-
 
 def _names(resampler: str) -> dict[str, str]:
     """Return the encoder's names of the resampler's layers by the published names.
@@ -51,8 +49,6 @@ _HF = replace(
     renames=_names("resampler_model"),
     processor_files=family_facts("ernie4_5_vl").processors["ernie-hf"],
 )
-
-# --- record --------------------------------------------------------------------------------------
 
 
 def _mlp_width(section: JsonObject) -> JsonDict:

@@ -64,7 +64,8 @@ class Family:
     """The config class of the encoder."""
     model_types: tuple[str, ...]
     signs: tuple[tuple[str, str], ...]
-    """Pairs of tensor names that no other family has together, for configs without a model type."""
+    """Pairs of endings of tensor names; a checkpoint that has both of a pair is of this family.
+    They decide for configs without a model type, and for types that several families have."""
     layouts: tuple[Layout, ...]
     """Layouts of the family's checkpoints; the first one whose marks are found is taken."""
     fields: Fields = field(default_factory=dict)
@@ -72,7 +73,8 @@ class Family:
     outer_fields: Fields = field(default_factory=dict)
     """Fields outside the tower's part of a config that shapes tell if the config does not."""
     timm: Mapping[str, Callable[[JsonObject], JsonDict]] = field(default_factory=dict)
-    """Per timm architecture, the function that makes the tower's config from ``model_args``."""
+    """timm architecture -> the function that makes the tower's config from ``model_args`` of timm's
+    config."""
     classes: Mapping[str, TransformersClass] = field(default_factory=dict)
     """Name of a layout -> the class of transformers that reads a tower with its names; also model
     type (without ``_vision``) -> the class for it, if it is another than that of its layout."""
@@ -117,7 +119,7 @@ class Family:
         return family_facts(self.name).small
 
     def on_meta(self, config: FamilyConfig) -> Encoder:
-        """Build the encoder of a config with tensors that have shapes and no memory.
+        """Build the encoder of a config on the meta device: its tensors have no memory.
 
         Raises:
             ValueError: sizes that neither the tower nor its preprocessing can have.
@@ -153,7 +155,7 @@ class _WithoutInit(TorchFunctionMode):
 
 
 def with_vision(*model_types: str) -> tuple[str, ...]:
-    """Return model types and, after them, the types of their vision configs."""
+    """Return model types and, after them, those of their vision configs, which end in "_vision"."""
     return (*model_types, *(f"{model_type}_vision" for model_type in model_types))
 
 

@@ -11,8 +11,6 @@ from ..published import family_facts
 from ..tensor_file import JsonObject
 from .family import Family, Fields, Shapes, TransformersClass, blocks, length, with_vision
 
-# --- layout --------------------------------------------------------------------------------------
-
 _LAYER, _BLOCK = "encoder.layers.N", "blocks.N"
 _ATTENTION, _MLP = f"{_LAYER}.self_attn", f"{_LAYER}.mlp"
 _GEMMA4 = Layout(
@@ -54,8 +52,6 @@ _CLIPPED = replace(  # the checkpoints E2B and E4B have four bounds beside each 
     },
 )
 
-# --- config --------------------------------------------------------------------------------------
-
 _QKV, _HEAD = "blocks.0.attn.qkv.weight", "blocks.0.attn.q_norm.weight"
 
 
@@ -84,8 +80,6 @@ def _read_config(config: JsonObject, shapes: Shapes) -> Gemma4Config:
     """
     return replace(Gemma4Config.from_hf(config), out_hidden_size=shapes.get(_OUT, (None,))[0])
 
-
-# --- record --------------------------------------------------------------------------------------
 
 GEMMA4 = Family(
     name="gemma4",

@@ -12,8 +12,6 @@ from ..layouts import Layout, Prefix
 from ..published import family_facts
 from .family import Family, Fields, TransformersClass, blocks, length, square, with_vision
 
-# --- layouts -------------------------------------------------------------------------------------
-
 _PREFIXES = (Prefix("model.", "visual."), Prefix("", "visual."), Prefix("", ""))
 _GLM4V_LAYOUT = Layout(
     name="glm4v",
@@ -29,8 +27,6 @@ _GLM_OCR_LAYOUT = Layout(
     ignored=("rotary_pos_emb.inv_freq",),
     processor_files=family_facts("glm_ocr").processors["glm_ocr"],
 )
-
-# --- config --------------------------------------------------------------------------------------
 
 _PATCH, _POSITIONS = "patch_embed.proj.weight", "embeddings.position_embedding.weight"
 _SHARED: Fields = {
@@ -54,8 +50,6 @@ _GLM_OCR_FIELDS: Fields = {
         shapes[_PATCH][0] // shapes["blocks.0.attn.q_norm.weight"][0]
     ),
 }
-
-# --- records -------------------------------------------------------------------------------------
 
 
 def _class(module: str, name: str) -> TransformersClass:

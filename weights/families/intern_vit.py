@@ -11,8 +11,6 @@ from ..published import family_facts
 from ..tensor_file import JsonDict, JsonObject
 from .family import Family, Fields, Shapes, TransformersClass, blocks, length, square, with_vision
 
-# --- layouts -------------------------------------------------------------------------------------
-
 _HF_RENAMES = {
     "embeddings.cls_token": "embeddings.class_embedding",
     "embeddings.position_embeddings": "embeddings.position_embedding",
@@ -77,8 +75,6 @@ _TIMM = Layout(  # timm/vit_intern300m_patch14_448.*
     ignored=("attn_pool", "head"),
 )
 
-# --- config --------------------------------------------------------------------------------------
-
 _POSITIONS, _PATCH = "embeddings.position_embedding", "embeddings.patch_embedding.weight"
 _CONFIG_FIELDS: Fields = {
     ("hidden_size",): length("embeddings.class_embedding", -1),
@@ -123,8 +119,6 @@ def _timm_section(arguments: JsonObject) -> JsonDict:
         "qk_normalization": False,
     }
 
-
-# --- record --------------------------------------------------------------------------------------
 
 INTERN_VIT = Family(
     name="intern_vit",

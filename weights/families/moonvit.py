@@ -12,8 +12,6 @@ from ..layouts import Layout, Prefix
 from ..published import family_facts
 from .family import Family, Fields, Shapes, TransformersClass, blocks, length
 
-# --- layouts -------------------------------------------------------------------------------------
-
 _FACTS = family_facts("moonvit")
 _BLOCK = "encoder.blocks.N"
 _PREFIXES = (Prefix("", "vision_tower."), Prefix("", ""))
@@ -76,8 +74,6 @@ _KIMI_K25_HF = Layout(  # ``Kimi_K25Model`` of transformers 5.23.0 permutes quer
     processor_files=_FACTS.processors["kimi-k25-hf"],
 )
 
-# --- config --------------------------------------------------------------------------------------
-
 
 def _side(shapes: Shapes) -> int:
     return round(float(shapes["pos_embed.weight"][0] ** 0.5))
@@ -91,8 +87,6 @@ _CONFIG_FIELDS: Fields = {  # the number of heads is in no shape
     ("patch_size",): length(_PATCH, 3),
     ("init_pos_emb_height", "pos_emb_height"): _side,
 }
-
-# --- record --------------------------------------------------------------------------------------
 
 _CLASS = TransformersClass(
     "kimi_k25",

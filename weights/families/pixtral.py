@@ -15,8 +15,6 @@ from ..layouts import Layout, Prefix
 from ..published import family_facts
 from .family import Family, Fields, Shapes, TransformersClass, blocks, length
 
-# --- layouts -------------------------------------------------------------------------------------
-
 _BLOCK = "transformer.layers.N"
 _BLOCKS = {
     f"{_BLOCK}.attention_norm": "blocks.N.norm1",
@@ -61,8 +59,6 @@ _NATIVE = Layout(  # Mistral's own code rotates neighbouring columns of queries 
     ),
 )
 
-# --- config --------------------------------------------------------------------------------------
-
 
 def _merge_size(shapes: Shapes) -> int:
     rows, columns = shapes["projector.merging_layer.weight"]
@@ -81,8 +77,6 @@ _OUTER_FIELDS: Fields = {
     ("multimodal_projector_bias",): lambda shapes: "projector.linear_2.bias" in shapes,
     ("spatial_merge_size",): _merge_size,
 }
-
-# --- record --------------------------------------------------------------------------------------
 
 _CLASS = TransformersClass("pixtral", "PixtralVisionModel", "pixtral")
 PIXTRAL = Family(

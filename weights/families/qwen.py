@@ -25,8 +25,6 @@ from ..published import family_facts
 from ..tensor_file import JsonDict, JsonObject
 from .family import Family, Fields, Shapes, TransformersClass, blocks, length, with_vision
 
-# --- layouts -------------------------------------------------------------------------------------
-
 _QWEN2 = Layout(
     name="qwen",
     prefixes=(
@@ -99,8 +97,6 @@ _TIMM_LAYOUT = Layout(  # timm/qwen3_vit_*_enc.*; timm's classifiers have the pr
     images_only=family_facts("qwen3_vl").images_only["qwen3-timm"],
 )
 
-# --- config --------------------------------------------------------------------------------------
-
 
 def _no_deepstack(shapes: Shapes) -> list[int]:
     """Return an empty list, the indexes of the blocks that feed DeepStack mergers, if none exist.
@@ -170,8 +166,6 @@ _TIMM = {
     for size in _TIMM_SIZES
     for kind in ("_enc", "_merge")
 }
-
-# --- records -------------------------------------------------------------------------------------
 
 
 def _class(module: str, name: str, *, auto: bool = True) -> TransformersClass:

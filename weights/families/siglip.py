@@ -20,8 +20,6 @@ from ..layouts import Layout, Prefix
 from ..published import family_facts
 from .family import Family, Fields, TransformersClass, blocks, length, square
 
-# --- names ---------------------------------------------------------------------------------------
-
 _BLOCK = "encoder.layers.N"
 QKV = tuple(f"{_BLOCK}.self_attn.{part}_proj" for part in "qkv")
 """The published names of the tensors whose rows make up ``blocks.N.attn.qkv``."""
@@ -44,8 +42,6 @@ def siglip_names(tower: str, patch: str) -> Mapping[str, str]:
         "post_layernorm": f"{tower}norm",
     }
 
-
-# --- layouts -------------------------------------------------------------------------------------
 
 _NAMES = siglip_names("", "patch_embed.proj")
 _PROJECTOR = "multi_modal_projector"
@@ -84,8 +80,6 @@ _NAFLEX = Layout(
     processor_files=family_facts("siglip2").processors["siglip2-naflex"],
 )
 
-# --- config --------------------------------------------------------------------------------------
-
 _PATCH = "patch_embed.proj.weight"
 _CONFIG_FIELDS: Fields = {  # the number of heads is in no shape
     ("hidden_size",): length(_PATCH, 0),
@@ -102,8 +96,6 @@ _NAFLEX_FIELDS: Fields = {
     ("num_patches",): length("pos_embed", 0),
     ("vision_use_head",): lambda shapes: "head.probe" in shapes,
 }
-
-# --- records -------------------------------------------------------------------------------------
 
 _SIGLIP_CLASS = TransformersClass("siglip", "SiglipVisionModel", "siglip_vision_model")
 SIGLIP = Family(

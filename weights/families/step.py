@@ -11,8 +11,6 @@ from ..published import family_facts
 from ..tensor_file import JsonObject
 from .family import Family, Fields, Shapes, TransformersClass, blocks, length, square
 
-# --- layouts -------------------------------------------------------------------------------------
-
 _PREFIXES = (Prefix("", "vision_model."), Prefix("model.", "vision_model."), Prefix("", ""))
 _BLOCK = "transformer.resblocks.N"
 _STEP3_VL = Layout(  # stepfun-ai/Step3-VL-10B, whose code has the values of preprocessing
@@ -60,8 +58,6 @@ _STEP3 = Layout(
     renames={"embeddings.position_embedding.weight": "embeddings.position_embedding"},
 )
 
-# --- config --------------------------------------------------------------------------------------
-
 _OUTER_FIELDS: Fields = {
     ("text_config.hidden_size",): length("vit_large_projector.weight", 0),
     ("projector_bias",): lambda shapes: "vit_large_projector.bias" in shapes,
@@ -100,8 +96,6 @@ def _read_step3(config: JsonObject, shapes: Shapes) -> Step3Config:
         projector_bias="vit_large_projector.bias" in shapes,
     )
 
-
-# --- records -------------------------------------------------------------------------------------
 
 # ``Step3p7VisionModel`` reads both layouts: it renames and permutes tensors of the original one.
 _STEP3_VL_CLASS = TransformersClass("step3p7", "Step3p7VisionModel", "step3p5_vision", auto=False)

@@ -159,7 +159,7 @@ class RemoteFile:
                             )
                     break
             except HTTPError as error:
-                # httpx's name for no network, no such host and nobody listening
+                # httpx raises a ConnectError if there is no network, no such host or no server.
                 hasty = not patient or (first and type(error).__name__ == "ConnectError")
                 _wait(failures, 2 if hasty else ATTEMPTS, error, None)
         return bytes(content)
@@ -168,7 +168,8 @@ class RemoteFile:
         with self._open(f"bytes={start}-{end - 1}", stop) as response:
             left = self._promised(response, start, end)
             for chunk in response.iter_raw():
-                # Without ranges the answer is the whole file, so we close the connection.
+                # A server that ignores ranges sends the whole file, of which no more is read than
+                # was asked for.
                 if not self.ranges:
                     chunk = chunk[:left]
                 if len(chunk) > left:
@@ -259,7 +260,7 @@ class RemoteFile:
             yield response
 
     def _compare(self, response: Answer) -> None:
-        """Remember the ETags of the first answer, and require the same of every later answer."""
+        """Remember the ETags of the first answer; it is a CheckpointError if later ones differ."""
         headers: dict[str, str] = {}
         for answer in (response, *reversed(response.history)):
             headers |= answer.headers  # the Hub's headers win over a storage host's

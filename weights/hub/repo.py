@@ -141,7 +141,7 @@ class Repo:
         return brought
 
     def _resolve_branch(self) -> tuple[str, dict[str, bytes | None]]:
-        # A branch may have a name that no file can have.
+        # The file is named by a hash, because a branch may have a name that no file can have.
         name = sha256(self.revision.encode()).hexdigest()[:32]
         record = repo_folder(self.root, self.repo_id) / "refs" / name
         known = None if self.options.force_download else self._known_commit(record)
