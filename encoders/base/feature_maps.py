@@ -29,7 +29,7 @@ class MapsFeatures(nn.Module, ABC):
         grid_thw: GridLike,
         tiles: Sequence[tuple[int, int, bool]] | None = None,
     ) -> list[Tensor]:
-        """Return one map [t, h, w, D] per item, from the rows of all items of one input path.
+        """Return one map [t, h, w, D] per item from the rows of all items of one input path.
 
         With ``tiles``, (columns, rows, thumbnail) per item, the tiles of an image make one map.
         """
@@ -47,7 +47,10 @@ class MapsFeatures(nn.Module, ABC):
 
     @abstractmethod
     def _maps_of_items(self, features: Tensor, inputs: VisionInputs) -> list[dict[str, Tensor]]:
-        """Return for each item its maps [t, h, w, D] by input path, from the rows of all items."""
+        """Return for each item a dict from the input paths that it uses to maps [t, h, w, D].
+
+        ``features`` are the rows or the tokens of all items of ``inputs``.
+        """
 
     @overload
     def feature_maps(

@@ -55,7 +55,10 @@ class PatchEncoder(VisionEncoder):
     def _block_outputs(
         self, pixel_values: Tensor, grid_thw: GridLike, wanted: Sequence[int]
     ) -> Iterator[Tensor]:
-        """Yield the state [P, D] of embedded patches, in input order, after ``wanted`` blocks."""
+        """Embed patches [P, patch_dim], and yield the state [P, D] after each block in ``wanted``.
+
+        ``grid_thw`` is (t, h, w) per item; ``wanted`` are block numbers from 0, ascending.
+        """
         metadata = self._resolve_metadata(pixel_values, grid_thw, None)
         yield from self._run_blocks(self._embed(pixel_values, metadata), metadata, wanted)
 
@@ -71,7 +74,10 @@ class PatchEncoder(VisionEncoder):
 
     @abstractmethod
     def _embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
-        """Embed patches as rows [P, D] for the first block, ordered by segments of ``metadata``."""
+        """Return the rows [P, D] that the first block reads, of patches [P, patch_dim].
+
+        ``metadata`` has their positions and, of towers with attention windows, the order of rows.
+        """
 
     def _maps_of_grids(
         self,

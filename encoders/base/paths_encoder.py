@@ -206,7 +206,10 @@ class TilesThenImage(PathsEncoder):
         tilings_of(inputs, self._tiles_alone)
 
     def _maps_of_items(self, features: Tensor, inputs: VisionInputs) -> list[dict[str, Tensor]]:
-        """Return per item a map "image" [1, h, w, D] and, if it has tiles, one "tiles" of them."""
+        """Return per item the map "image" and, if it has tiles, the map "tiles" of its input paths.
+
+        They are [1, h, w, D] and [1, rows*h, columns*w, D] for views of h*w patches or tokens.
+        """
         views = self._views(inputs)
         patches = [prod(grid) for _, _, grid, _ in views]
         tokens = [self.paths[name].item_specs([g])[0].output_tokens for _, name, g, _ in views]
@@ -225,7 +228,10 @@ class TilesThenImage(PathsEncoder):
         return maps
 
     def _views(self, inputs: VisionInputs) -> list[tuple[int, str, Grid, tuple[int, int, bool]]]:
-        """Return item number, path, (t, h, w) and (columns, rows, False) of each path's views."""
+        """Return (item number, path name, (t, h, w), (columns, rows, False)) per item and path.
+
+        They are in the order in which ``join`` puts the rows of the views.
+        """
         tilings, views = tilings_of(inputs, self._tiles_alone), []
         for name, (_, grid_thw, items) in inputs.paths.items():
             for item, (t, h, w) in zip(items, grid_thw.tolist(), strict=True):

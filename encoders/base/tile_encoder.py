@@ -84,7 +84,10 @@ class TileEncoder(VisionEncoder):
 
     @abstractmethod
     def _embed(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:
-        """Embed tiles [B, C, H, W], which must fit the grid, as rows [B, n, D] for the blocks."""
+        """Return the rows [B, n, D] that the first block reads, of tiles [B, C, H, W].
+
+        ``grid_thw``, (tiles, h, w) per item, is compared with the tiles; None compares nothing.
+        """
 
     @property
     def budget_range(self) -> tuple[int, int]:
@@ -121,7 +124,10 @@ class TileEncoder(VisionEncoder):
     def _block_outputs(
         self, pixel_values: Tensor, grid_thw: GridLike, wanted: Sequence[int]
     ) -> Iterator[Tensor]:
-        """Embed tiles [B, C, H, W] and yield the state [B, n, D] after each block in ``wanted``."""
+        """Embed tiles [B, C, H, W], and yield the state [B, n, D] after each block in ``wanted``.
+
+        ``grid_thw`` is (tiles, h, w) per item; ``wanted`` are block numbers from 0, ascending.
+        """
         hidden = self._embed(pixel_values, grid_thw)
         yield from self._run_blocks(hidden, self.prepare_encoder_metadata(grid_thw), wanted)
 

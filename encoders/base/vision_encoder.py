@@ -150,13 +150,22 @@ class VisionEncoder(Encoder):
     def _grid_metadata(
         self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
     ) -> Metadata:
-        """Return all metadata but ``cu_seqlens`` and ``max_seqlen``, padded to these capacities."""
+        """Return the metadata besides ``cu_seqlens`` and ``max_seqlen``, on the CPU.
+
+        Args:
+            grids: (t, h, w) per item, h and w in patches.
+            max_input_size: rows to pad per-patch entries to; None pads none.
+            max_windows_per_batch: attention windows to pad offsets for; None pads none.
+        """
 
     @abstractmethod
     def _block_outputs(
         self, pixel_values: Tensor, grid_thw: GridLike, wanted: Sequence[int]
     ) -> Iterator[Tensor]:
-        """Yield the state of ``pixel_values``, in input order, after each block in ``wanted``."""
+        """Embed pixels, and yield the hidden state, in input order, after each block in ``wanted``.
+
+        ``wanted`` are block numbers from 0, ascending; the others are arguments of ``forward``.
+        """
 
     def _maps_of_items(self, features: Tensor, inputs: VisionInputs) -> list[dict[str, Tensor]]:
         maps = self._maps_of_grids(features, inputs.grid_thw, inputs.tiles)
@@ -265,7 +274,10 @@ class VisionEncoder(Encoder):
     def _hidden_after(
         self, hidden: Tensor, metadata: Metadata, count: int, blocks: nn.ModuleList | None = None
     ) -> Tensor:
-        """Return the state after the first ``count`` blocks, run as ``_run_blocks`` runs them."""
+        """Return the hidden state after the first ``count`` blocks, ``hidden`` itself after none.
+
+        The other arguments are those of ``_run_blocks``.
+        """
         for state in self._run_blocks(hidden, metadata, [count - 1] if count else [], blocks):
             hidden = state
         return hidden
