@@ -110,7 +110,7 @@ _MODULES = {
     "similarity_of_blocks": "vitgraph.analysis.similarity",
     "smart_resize": "encoders.inputs",
 }
-"""Per public name, the module that defines it; the public names of ``encoders`` come on top."""
+"""The module that defines each public name; the names in ``encoders.__all__`` are public, too."""
 _SUBMODULES = ("features", "integrations", "plots", "seeded", "video")
 """The submodules of ``vitgraph`` that are public themselves, such as ``vitgraph.features``."""
 

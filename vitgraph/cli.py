@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Build the parser of the whole command line."""
+    """Build the parser of ``vitgraph``; the subparser of a command sets the function to call."""
     parser = Parser(
         prog="vitgraph",
         usage="vitgraph [-h] [--version] COMMAND ...",
@@ -130,7 +130,7 @@ _FETCHED = {"ranges": "the byte ranges", "shards": "the whole files", "nothing":
 
 
 def inspect(options: argparse.Namespace) -> None:
-    """Print what a checkpoint holds, for ``vitgraph inspect``."""
+    """Run ``vitgraph inspect``: print family, layout, size and config of a checkpoint's tower."""
     check_source(options)
     from weights import inspect_checkpoint
 

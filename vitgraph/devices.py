@@ -75,7 +75,7 @@ def enough_memory(what: str, fix: str) -> Iterator[None]:
         if isinstance(error, torch.OutOfMemoryError):
             where = "the device"
         elif isinstance(error, MemoryError) or "can't allocate memory" in str(error):
-            # Torch raises a plain RuntimeError when the host's memory is full.
+            # When the host's memory is full, torch raises RuntimeError and not OutOfMemoryError.
             where = "this machine"
         else:
             raise

@@ -92,13 +92,13 @@ class Features(NamedTuple):
 
 
 class FeatureFormat(NamedTuple):
-    """The form in which the features of items are written."""
+    """The form in which features are written: pooled or whole, normalised or not, and the dtype."""
 
     pool: Pool = "none"
     """The kind of pooling that made the vectors, "none" for whole outputs."""
     normalize: bool = False
     dtype: torch.dtype | None = None
-    """The dtype of features and vectors in the file; None keeps the one that they come in."""
+    """The dtype to which features and vectors are cast; None writes them as they are."""
 
 
 def save_features(path: str | Path, features: Features) -> None:

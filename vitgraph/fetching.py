@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 MOST_REDIRECTS = 5
 MOST_SECONDS = 60.0
-"""The most seconds for one URL: look-up of the host, connections, redirects and bytes."""
+"""The most seconds for one URL, from looking up its host to the last byte, redirects included."""
 MOST_BYTES = 64 * 2**20
 """The largest file in bytes that is read from a URL."""
 _CONNECT_SECONDS = 10.0
@@ -51,7 +51,7 @@ _IPV6_IN_USE, _6TO4 = IPv6Network("2000::/3"), IPv6Network("2002::/16")
 """The IPv6 addresses that are assigned for the public internet, and those of 6to4 among them, which
 are refused because each holds an IPv4 address."""
 _SPECIAL = IPv4Network("192.0.0.0/24")
-"""A reserved address range that older versions of Python count as global."""
+"""An address range that is reserved, although older versions of Python call it global."""
 
 Resolve: TypeAlias = Callable[[str, int], Sequence[str]]
 """A function that returns the IP addresses of a host name and port."""

@@ -88,7 +88,7 @@ def published_towers(pattern: str = "*") -> list[PublishedTower]:
     wanted = set(list_models(pattern))
     towers: dict[tuple[str, int, int], list[PublishedModel]] = {}
     for model in PUBLISHED:
-        # Configs are told apart by their number of parameters; a test checks this.
+        # Towers of one family with equal parameter counts have equal configs; a test checks this.
         counts = (model.family, model.parameters, model.projector_parameters)
         towers.setdefault(counts, []).append(model)
     return [

@@ -35,7 +35,7 @@ __all__ = ["crop_padding", "plot_feature_maps", "plot_nearest_patches", "write_f
 MOST_COLUMNS = 5
 """The most columns of feature maps beside the photographs; more encoders go into blocks below."""
 COLUMN_WIDTH = 2.0
-"""The width of a column of the plot in inches."""
+"""The width of a column of pictures in inches."""
 _NOTE = "Red, green and blue are the three principal components of an encoder's features"
 _NOTE_ROTATED = ",\nrotated to agree with the colours of the first encoder."
 

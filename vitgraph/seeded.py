@@ -89,10 +89,10 @@ def write_seeded_checkpoint(
         depth: number of blocks of the tower.
         width: width of the tower, a multiple of 32.
         seed: seed of the weights.
-        shards: number of files that hold the tower and the tensors around it.
-        decoy_shards: number of further files, which hold nothing of the tower.
+        shards: number of files that hold the tower and some tensors of a language model.
+        decoy_shards: number of further files, which hold no tensor of the tower.
         dtype: dtype of all tensors.
-        prefix: prefix of the tower's names, if not the published one.
+        prefix: prefix of the names of the tower's tensors; None takes the published one.
 
     Returns:
         ``folder``.
@@ -169,7 +169,7 @@ def small_config(published: JsonObject, depth: int, width: int) -> JsonDict:
     for part in (config.get("llm_config"), config.get("text_config")):
         if part:
             part["hidden_size"] = TEXT_WIDTH
-    # The language model of PaddleOCR-VL has its sizes at the top.
+    # PaddleOCR-VL has the sizes of its language model at the top level of the config.
     if section is not config and "hidden_size" in config:
         config["hidden_size"] = TEXT_WIDTH
     if "projector_hidden_size" in config:  # the width inside the projector of LFM2-VL, MiniMax-M3
@@ -180,7 +180,7 @@ def small_config(published: JsonObject, depth: int, width: int) -> JsonDict:
             part.get("params", part)["n_embed"] = TEXT_WIDTH
     widths = ("embed_dim", "width", "vt_hidden_size", "hidden_size")
     own = next((name for name in widths if isinstance(section.get(name), int)), "hidden_size")
-    # Kimi-K2.5 begins the names of sizes with "vt_".
+    # In the config of Kimi-K2.5, the names of the tower's sizes begin with "vt_".
     prefix = "vt_" if own.startswith("vt_") else ""
     ratio = section.get(f"{prefix}intermediate_size", 0) / section.get(own, 1)
     grouped = section.get("num_key_value_heads") != section.get("num_attention_heads")
@@ -193,7 +193,7 @@ def small_config(published: JsonObject, depth: int, width: int) -> JsonDict:
         "heads": width // HEAD,
         "head_dim": HEAD,
         "output_hidden_size": 2 * width,  # channels between the two convolutions of Step3
-        # EXAONE has four query heads per group.
+        # EXAONE has grouped-query attention, with four query heads per key and value head.
         "num_key_value_heads": max(width // (4 * HEAD), 1) if grouped else width // HEAD,
         "intermediate_size": round(ratio) * width,
         "out_hidden_size": TEXT_WIDTH,
@@ -297,7 +297,7 @@ def _publish(
     for ours, tensor in tower.items():
         names = layout.to_published(ours)
         tensor = tensor.view(layout.published_shape(ours, tuple(tensor.shape)))
-        # A tensor of one number has no rows to divide.
+        # A scalar cannot be split into chunks of rows.
         parts = tensor.chunk(len(names)) if len(names) > 1 else [tensor]
         for name, rows in zip(names, parts, strict=True):
             slot = layout.to_ours(name)

@@ -11,7 +11,7 @@ from unicodedata import category
 
 
 def make_streams_safe() -> None:
-    """Make printing to stdout and stderr possible, whatever the streams are.
+    """Make sure that printing to stdout and stderr raises no error.
 
     A stream that the shell closed (``>&-``) is None in Python; the null device takes its place. A
     character that the character set of the stream lacks is printed as its escape sequence.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PANELS = 5
-"""The number of panels side by side in a figure."""
+"""The most panels side by side in a row of a figure."""
 PANEL_WIDTH = 2.2
 """The width of a panel in inches."""
 

@@ -117,7 +117,7 @@ def _hsic(features: Sequence[Tensor]) -> Tensor:
     count = len(features[0])
     if count < FEWEST:
         raise ValueError(f"an image of {count} patches: the estimator needs at least {FEWEST}")
-    # Centred features have the same HSIC, with smaller rounding errors.
+    # Subtracting the mean sample does not change HSIC, and makes rounding errors smaller.
     centred = [rows - rows.mean(0) for rows in features]
     sums = torch.zeros(len(centred), count, dtype=torch.float64)
     products = torch.zeros(len(centred), len(centred), dtype=torch.float64)

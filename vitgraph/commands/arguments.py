@@ -24,7 +24,7 @@ _GROUPS = {
 
 
 class CommandHelp(NamedTuple):
-    """The summary of a command and an example of its command line, which the help prints."""
+    """The summary of a command, and an example of its command line, for ``vitgraph --help``."""
 
     summary: str
     example: str
@@ -109,7 +109,7 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse
         ValueError: an unknown command or option, or an argument that is missing or too many.
     """
     head = before_dashes(arguments)
-    # "./-a.jpg" names the same file as "-a.jpg" and is never taken for an option.
+    # argparse would take "-a.jpg" for an option; "./-a.jpg" names the same file.
     tail = [f"./{name}" if name.startswith("-") else name for name in arguments[len(head) + 1 :]]
     dashes = ["--"] * (len(head) < len(arguments))
     options, rest = parser.parse_known_args([*head, *dashes, *tail])
@@ -123,7 +123,7 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse
 
 
 def before_dashes(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments before ``--``; those after it are never options."""
+    """Return the arguments before the first ``--``; those after it are never options."""
     return list(takewhile(lambda argument: argument != "--", arguments))
 
 
@@ -161,7 +161,8 @@ def add_source(parser: argparse.ArgumentParser, optional: bool = False) -> None:
 
 
 def add_download(group: argparse._ActionsContainer) -> None:
-    """Add the options that say how a checkpoint is downloaded, and where to."""
+    """Add the options that say where downloads are kept, and whether and with which token they are
+    made."""
     group.add_argument("--cache-dir", type=Path, help="where downloads are kept")
     group.add_argument("--token", help="access token; by default the one you are logged in with")
     group.add_argument("--local-files-only", action="store_true", help="never touch the network")
@@ -170,11 +171,11 @@ def add_download(group: argparse._ActionsContainer) -> None:
 SIZES = ("min_pixels", "max_pixels", "max_tiles", "max_soft_tokens")
 """The keywords of ``preprocess`` that bound the size of an image."""
 LIMITS = (*SIZES, "fps", "num_frames")
-"""The options of commands that are passed on as keywords of ``preprocess``."""
+"""The options of ``encode`` that are keywords of ``preprocess``: sizes, and sampling of videos."""
 
 
 def add_sizes(group: argparse._ActionsContainer) -> None:
-    """Add the options that bound the size of an image or video."""
+    """Add an option per keyword of ``preprocess`` that bounds the size of an image or video."""
     group.add_argument("--min-pixels", type=int, help="smallest image area (Qwen)")
     group.add_argument("--max-pixels", type=int, help="largest image area (Qwen)")
     group.add_argument("--max-tiles", type=int, help="most tiles per image (InternViT)")
@@ -182,7 +183,7 @@ def add_sizes(group: argparse._ActionsContainer) -> None:
 
 
 def add_encoder(group: argparse._ActionsContainer) -> None:
-    """Add the options that say how an encoder is loaded and run."""
+    """Add the options for the encoder's dtype, device, precision and tokens per call."""
     group.add_argument("--dtype", help="float32, bfloat16, ...; by default auto, the stored one")
     group.add_argument("--device", help="cpu (the default), cuda, mps, ...; auto: the GPU if any")
     group.add_argument(
@@ -208,7 +209,7 @@ _DEVICES = frozenset(
         "xpu",
     )
 )
-"""The kinds of device that torch knows without further packages."""
+"""The kinds of device that torch knows by name without further packages, and "auto"."""
 
 
 _VIDEOS = frozenset(
@@ -217,11 +218,11 @@ _VIDEOS = frozenset(
         *(".mts", ".ogv", ".webm", ".wmv"),
     ]
 )
-"""The suffixes of video files, which PIL never reads."""
+"""The suffixes of files that are taken for videos; PIL reads none of these formats."""
 
 
 def is_video(path: Path) -> bool:
-    """Return whether the suffix of a file is that of a video."""
+    """Return whether a file is a video, judged by its suffix alone."""
     return path.suffix.lower() in _VIDEOS
 
 
@@ -315,13 +316,14 @@ class HubKeywords(TypedDict, total=False):
 
 
 class SourceKeywords(HubKeywords, total=False):
-    """The keywords of ``vitgraph.load_encoder`` that say which checkpoint is read, and how."""
+    """The keywords of ``vitgraph.load_encoder`` that choose a checkpoint: those of the Hub, and a
+    family."""
 
     family: str | None
 
 
 def read_source(options: argparse.Namespace) -> SourceKeywords:
-    """Return the keywords of ``vitgraph.load_encoder`` for the arguments of :func:`add_source`."""
+    """Return the keywords of ``vitgraph.load_encoder`` for the options of :func:`add_source`."""
     return {**read_hub(options), "family": options.family}
 
 

@@ -36,7 +36,7 @@ def add_cache(parser: argparse.ArgumentParser) -> None:
 
 
 def list_towers(options: argparse.Namespace) -> None:
-    """Print one line per tower that is kept in the cache."""
+    """Print one line per tower in the cache: repo id, commit, number of tensors, size and state."""
     from weights.cache.listing import list_cached
 
     _print(list_cached(options.cache_dir), options)

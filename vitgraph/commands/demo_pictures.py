@@ -37,7 +37,7 @@ SEEDED_NAMES = {
 """
 
 README_TOWERS = ("InternViT-300M", "Qwen2-VL", "Qwen2.5-VL", "Qwen3-VL")
-"""The titles of the towers that the picture in the README shows."""
+"""The titles of the towers in ``readme.jpg``, the picture at the top of the README."""
 
 PHOTOGRAPHS = {
     "pavilion": ("sklearn", "datasets/images/china.jpg"),
@@ -52,7 +52,7 @@ CHOSEN = ((0.22, 0.26), (0.45, 0.30), (0.62, 0.80), (0.83, 0.51))
 
 
 def sample_photographs() -> dict[str, Path]:
-    """Return the paths of the photographs that come with scikit-learn and matplotlib, by name.
+    """Return the paths of sample photographs that come with scikit-learn and matplotlib, by name.
 
     Raises:
         ValueError: one of the packages is not installed.

@@ -205,7 +205,7 @@ def _writing(
     from ..devices import DTYPES
     from ..features import FeatureFormat, writing_features
 
-    # A branch may have moved since the checkpoint was loaded, so its commit is written.
+    # A branch can move after the checkpoint is loaded, so the file names the commit.
     commit = encoder.published.commit if encoder.published else None
     file_format = FeatureFormat(options.pool, options.normalize, DTYPES.get(options.out_dtype))
     return writing_features(options.out, options.repo, commit, type(encoder).__name__, file_format)

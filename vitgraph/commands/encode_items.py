@@ -65,7 +65,7 @@ class Media(NamedTuple):
 
     @property
     def still(self) -> Tensor:
-        """The image, or the middle frame of the video, for plots: uint8 [3, H, W]."""
+        """The image, or the middle frame of the video, as uint8 [3, H, W] for plots."""
         if not isinstance(self.item, Video):
             return to_rgb(self.item)
         return cast(Tensor, self.item.frames[len(self.item.frames) // 2])
@@ -141,7 +141,7 @@ def encode_items(
             _raise_for(medium.name, result.value.error)
         milliseconds = (time.perf_counter() - began) * 1e3
         assert result.layout is not None
-        assert isinstance(result.value, EncoderOutput | PartialOutput)  # no pool is asked for
+        assert isinstance(result.value, EncoderOutput | PartialOutput)  # `whole` asks for no vector
         output = _to_cpu(result.value)
         yield _describe(encoder, medium, result.layout, output, milliseconds, wanted)
         began = time.perf_counter()

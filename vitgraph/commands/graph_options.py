@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 MODALITIES = {"image": 1, "video": 1, "image+video": 2}
-"""The values of ``--modality``, and how many items one replay takes by default."""
+"""The number of items that one replay takes by default, per value of ``--modality``."""
 CLIP_SEGMENTS = 64
-"""The number of frame pairs for which a graph for videos has room: 64, thus 128 frames."""
+"""The attention segments, one per two frames, that a graph for videos has room for."""
 MAX_GRAPHS = 48
 """The most graphs that ``--graph`` captures; it is the default of :class:`GraphedEncoder` as well.
 """
@@ -43,7 +43,7 @@ class GraphOptions:
 
     @property
     def segments(self) -> int:
-        """Attention segments per replay: one per image, or one per frame pair of a clip."""
+        """The most attention segments per replay: one per image, one per two frames of a clip."""
         return self.items if self.modality == "image" else max(CLIP_SEGMENTS, self.items)
 
 

@@ -124,7 +124,7 @@ class EmbedBatch:
         self._loaded: tuple[Encoder | GraphedEncoder, int] | None = None
 
     def __getstate__(self) -> dict[str, object]:
-        self._pin()  # a branch may move before the copies in other processes load
+        self._pin()  # else copies in other processes might load a later commit of the branch
         return {**vars(self), "_loaded": None}
 
     def _pin(self) -> None:

@@ -71,7 +71,7 @@ REFUSED: Mapping[type[Encoder], str] = {
 because their tokens were not compared with vLLM's."""
 _KEY = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 _OF_JOBS = (".json", ".jsonl", ".csv")
-"""The endings of the names of files that an embedding job writes into its folder."""
+"""The endings of the names of files in a job's folder, which no key of an image may have."""
 
 
 class StoreSettings(NamedTuple):
@@ -210,6 +210,9 @@ class FeatureStore:
 
     def get(self, key: str) -> Tensor:
         """Return the features of one item, [tokens, (1 + L) * D], on the CPU.
+
+        Args:
+            key: the key under which :meth:`put` wrote them.
 
         Raises:
             KeyError: the store does not have this key.

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "http": "http", "https": "http"}
-"""Per protocol, the extra of this distribution that installs its driver."""
+"""The extra of this distribution that installs the driver of a protocol, by the protocol."""
 _FAILURES = {
     "s3": ("botocore.exceptions.BotoCoreError", "botocore.exceptions.ClientError"),
     "gs": ("gcsfs.retry.HttpError", "google.auth.exceptions.GoogleAuthError"),
     "http": ("aiohttp.ClientError",),
     "hf": ("httpx.HTTPError",),
 }
-"""Per extra or protocol, the exceptions that its driver raises beside OSError and ValueError."""
+"""The exceptions that a driver raises beside OSError and ValueError, by its extra or protocol."""
 _NONBLOCK = 0 if sys.platform == "win32" else os.O_NONBLOCK
 _STATES = ("ETag", "etag", "md5Hash", "blob_id", "Content-MD5", "Last-Modified", "LastModified")
 """The fields of a remote store's description of a file that change with its content; the first that
@@ -220,7 +220,7 @@ def entries_below(root: str) -> Iterator[tuple[os.DirEntry[str], str]]:
         if (state.st_dev, state.st_ino) in seen:
             continue
         seen.add((state.st_dev, state.st_ino))
-        # Entries are read one by one, because each takes a thousand bytes.
+        # Entries are read one by one, because a list of millions, 1 kB each, might not fit.
         with os.scandir(folder) as entries:
             for entry in entries:
                 if entry.name.startswith("."):
@@ -230,7 +230,7 @@ def entries_below(root: str) -> Iterator[tuple[os.DirEntry[str], str]]:
                     later.append((entry.path, f"{start}{entry.name}/"))
                 else:
                     yield entry, start + entry.name
-        linked.sort()  # the order of a folder's entries is not defined
+        linked.sort()  # scandir has no fixed order, and the first link to a folder gives the keys
 
 
 # --- names inside files ---------------------------------------------------------------------------
@@ -287,7 +287,7 @@ def is_remote(path: str) -> bool:
 
 
 def local_path(path: str) -> str:
-    """Return the local path that ``file://`` or ``~`` stands for; anything else stays as it is."""
+    """Return a path without ``file://`` and with ``~`` replaced by the home folder."""
     return os.path.expanduser(path.removeprefix("file://"))
 
 

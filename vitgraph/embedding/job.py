@@ -29,16 +29,16 @@ from .storage import JOB, TENSOR, Storage
 from .workers import Worker
 
 SAMPLED = 16
-"""The number of images that are read to estimate the size of whole outputs."""
+"""The most images that are read to estimate the bytes of a job with whole outputs."""
 
 
 class Calls(NamedTuple):
-    """How the encoder is called for the images of an embedding job."""
+    """The limits, the pooling and the batching of an encoder's calls for the images of a job."""
 
     limits: Limits
     """The keywords of ``preprocess`` that bound the size of an image."""
     results: ResultSettings
-    """The kind of result of each image: whole or pooled."""
+    """The pooling of each image's output, or its whole output, and the most tokens per call."""
     stream: StreamOptions
     """The batching, the decoding threads, and the progress bar of the calls."""
 
@@ -93,7 +93,7 @@ class Job:
         with closing(results):
             for number in self.todo:
                 self._write_shard(number, results)
-            next(results, None)  # lets the progress print its last line
+            next(results, None)  # the stream ends, and its progress bar prints the last line
 
     def prepare(self, encoder: Encoder | GraphedEncoder) -> None:
         """Check that the settings of the job fit the encoder, and print how much there is to

@@ -36,7 +36,7 @@ class Manifest(NamedTuple):
     items: int
     items_per_shard: int
     keys: str
-    """A digest of the keys of all images in order."""
+    """The SHA-256 of the keys of all images in order."""
     files: JsonDict
     """The list of files: its ``name``, the offset of its ``index`` in bytes, the ``bytes`` of all
     images, and what was printed (``said``) when it was made."""

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 Array: TypeAlias = np.ndarray
 VECTORS = "embeddings"
-"""The name of the array of vectors in a shard of pooled outputs."""
+"""The name under which pooled vectors stand among the arrays of a shard."""
 _VECTOR = "embedding"
 """The name of the column of vectors in a parquet file."""
 _BESIDE = ("key", "t", "h", "w", "tokens", "rows")
 """The columns of a parquet file that hold no features."""
 _GROUP = 64 << 20
-"""The bytes of a row group, the part that a reader has to read for one item."""
+"""The bytes of a row group; a reader has to read a whole row group for one item."""
 
 
 def require_parquet() -> None:
@@ -118,7 +118,7 @@ def _write(path: Path, keys: Sequence[str], columns: Mapping[str, object], size:
     texts = [key.encode("utf-8", "backslashreplace").decode() for key in keys]
     table = arrow.table({"key": arrow.array(texts, arrow.string()), **columns})
     rows = max(_GROUP * len(keys) // max(size, 1), 1)
-    # Dictionaries of floats made a file of tokens 15 per cent larger, and took twice as long.
+    # Dictionary encoding of floats made a file of tokens 15 % larger, and took twice as long.
     parquet.write_table(table, path, row_group_size=rows, use_dictionary=["key"])
 
 

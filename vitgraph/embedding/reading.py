@@ -80,7 +80,8 @@ class ImageReader:
         """Return the bytes of an image file.
 
         Raises:
-            OSError, ValueError: the bytes cannot be read, have changed, or must not be read.
+            OSError: the file cannot be read, or has changed since the job listed it.
+            ValueError: a URL, or a file outside its folder, that the options do not permit.
         """
         content = self._read(file)
         if self.keyed:

@@ -18,11 +18,12 @@ OutDtype: TypeAlias = Literal["float32", "float16"]
 
 
 class JobSettings(TypedDict):
-    """All that determines a row of a job: source, checkpoint, preprocessing, pooling, format."""
+    """The settings of a job that determine every row: source, checkpoint, preprocessing, pooling,
+    format."""
 
     version: str
     source: str
-    """The text of :meth:`vitgraph.embedding.sources.Source.identity`."""
+    """The text that :meth:`vitgraph.embedding.sources.Source.identity` returns for the source."""
     column: str
     subset: str | None
     split: str
@@ -82,4 +83,4 @@ class WrittenStats(ShardStats, total=False):
     tag: str
     """The part of the file names that stands for the writer; empty on a local disk."""
     files: dict[str, tuple[int, int]]
-    """The size and the CRC-32 of each file by its name."""
+    """The size in bytes and the CRC-32 of each file of the shard, by its name."""

@@ -56,7 +56,7 @@ _STATS = frozenset(("items", "rows", "seconds", "errors"))
 
 
 class Row(NamedTuple):
-    """One encoded image of a shard: its key, its grid and its arrays."""
+    """One encoded image of a shard: key, grid (t, h, w) in patches, and arrays."""
 
     key: str
     grid: tuple[int, int, int]
@@ -67,7 +67,9 @@ class Row(NamedTuple):
 
 
 class Shard:
-    """The files of one shard of an embedding job, and how they are written and read."""
+    """One shard of an embedding job; ``number`` counts from 0, ``pool`` is "none" for whole
+    outputs.
+    """
 
     def __init__(self, storage: Storage, number: int, format: Format, pool: Pool) -> None:
         self.storage, self.number, self.format, self.pool = storage, number, format, pool
@@ -100,7 +102,7 @@ class Shard:
                 statistics.
         """
         with self.storage.alone(f"{self.number:05d}"):
-            if self.is_done:  # another process has written the shard meanwhile
+            if self.is_done:  # another process wrote the shard while this one waited for the lock
                 return
             files = self._write_files(rows, empty)
             about: WrittenStats = {**stats, "tag": self.storage.tag, "files": files}
@@ -352,7 +354,7 @@ def read_all_stats(shards: Sequence[Shard]) -> list[WrittenStats]:
 
 
 def read_embeddings(folder: str | Path, field: str | None = None) -> tuple[list[str], Array]:
-    """Read the embeddings of a job, as :func:`vitgraph.features.load_embeddings` describes."""
+    """Read all that a job wrote, as :func:`vitgraph.features.load_embeddings` documents."""
     storage = open_storage(folder)
     manifest = Manifest.read(storage)
     pool = manifest.settings["pool"]

@@ -165,7 +165,7 @@ class Source:
                 continue
             try:
                 state = entry.stat()
-            except OSError:  # encoding reports a link that leads nowhere
+            except OSError:  # a broken link is listed: encoding reports it by name
                 lines.append(f"{key}\0-1\0")
                 continue
             if stat.S_ISREG(state.st_mode):
@@ -314,7 +314,7 @@ def suffixes() -> frozenset[str]:
 
 
 def _read_standard_input() -> str:
-    # Standard input refuses names that are not UTF-8 unless the locale is C.
+    # By default, standard input cannot decode file names that are not UTF-8.
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
     return sys.stdin.read()
@@ -356,14 +356,14 @@ def _with_version(file: File) -> File:
     try:
         return file._replace(version=version_of(file.path))
     except OSError:
-        return file  # reading the file later reports what is wrong
+        return file  # an error here would stop the listing; reading this file reports it later
 
 
 def _local_file(path: str, key: str) -> File:
     try:
         version = version_of(path)
     except OSError:
-        return File(key, path)  # reading the file later reports what is wrong
+        return File(key, path)  # an error would stop the listing; reading this file reports it
     return File(key, path, int(version.split()[0]), version)
 
 

@@ -25,9 +25,9 @@ from weights.writing import flush, lock, temporary_beside, writing_whole
 from .files import explaining, is_remote, local_path, open_filesystem, protocol_of
 
 JOB = "job"
-"""The name of the lock under which the files of the whole job are written."""
+"""The name of the lock for files that concern all shards of a job."""
 STORE, STORED, TENSOR = "store.json", "encoder_cache.safetensors", "ec_cache"
-"""Names in a feature store: the file of its settings, the file of an item, the tensor in it."""
+"""Names in a feature store: the file of its settings, the file of an item, and its tensor."""
 SPARE = 1 << 20
 """Bytes that have to stay free beside the arrays of a shard, for its row table and statistics."""
 
@@ -57,7 +57,9 @@ class Storage(ABC):
 
     @abstractmethod
     def read(self, name: str, start: int = 0, end: int | None = None) -> bytes:
-        """Return the bytes of a file from ``start`` up to ``end``.
+        """Return the bytes of a file from offset ``start`` up to but not including ``end``.
+
+        None for ``end`` reads up to the end of the file.
 
         Raises:
             FileNotFoundError: there is no such file.
@@ -265,10 +267,11 @@ def _is_open_at(file: IO[bytes], path: Path) -> bool:
 
 
 class RemoteFolder(Storage):
-    """The folder of a job on a store without locks.
+    """The folder of a job on a remote store, which has no locks.
 
-    The names of a shard's files hold their writer's name, so that two writers never write one
-    object. The statistics of the shard are created exclusively, and name the files that count.
+    The names of a shard's files contain a random tag per writer, so that two writers never write
+    the same object. The shard's statistics are created exclusively, and name the files that are
+    valid.
     """
 
     is_local = False

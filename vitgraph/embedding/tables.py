@@ -148,14 +148,14 @@ def require_datasets(name: str) -> None:
 
 
 def pin_dataset(name: str) -> tuple[str, str]:
-    """Find the commit of a data set, which all workers of a job then read.
+    """Find the commit of a data set, so that all workers of a job read the same version of it.
 
     Args:
         name: repo id on the Hub, with ``@`` and a revision if wanted, or a local folder.
 
     Returns:
-        The name with its commit, and a text that changes with the files of a folder (empty for a
-        repo).
+        For a repo its id with ``@`` and the commit, and an empty text; for a folder its name, and a
+        text that changes with its files.
 
     Raises:
         ValueError: the Hub does not say the commit.

@@ -23,7 +23,7 @@ NOWHERE = -1
 
 
 class Member(NamedTuple):
-    """One file inside a tar file."""
+    """One file inside a tar file: its name, its place, and its size in bytes."""
 
     name: str
     place: int
@@ -66,7 +66,11 @@ def list_members(path: str, version: str = "") -> Listed:
 
 
 def _members(file: IO[bytes]) -> Iterator[tarfile.TarInfo]:
-    """Yield the headers of the files in a tar file without reading the files."""
+    """Yield the headers of the files in a tar file; the contents of the files are not read.
+
+    Raises:
+        tarfile.TarError: it is no tar file, or its headers break off before the end.
+    """
     with tarfile.open(fileobj=file, mode="r:") as opened:
         for member in opened:
             opened.members = []  # type: ignore[attr-defined]  # else it keeps all headers

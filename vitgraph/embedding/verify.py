@@ -17,7 +17,7 @@ from .shards import Shard, missing_of, read_all_stats, shards_of
 from .storage import open_storage
 
 _MOST_LINES = 20
-"""The most faults that are printed one by one."""
+"""The most faults that ``--verify`` prints; a last line counts the others."""
 _DAMAGED = (OSError, ValueError, KeyError, IndexError, TypeError, EOFError)
 """The exceptions that reading a damaged file raises."""
 
@@ -55,7 +55,7 @@ def _print_workers(stats: Sequence[ShardStats]) -> None:
     newest: dict[str, float] = {}
     count: Counter[str] = Counter()
     for shard in stats:
-        if "worker" in shard:  # an earlier version did not record the worker
+        if "worker" in shard:  # shards that an earlier version wrote do not name their worker
             worker = shard["worker"]
             newest[worker] = max(newest.get(worker, 0.0), shard["written"])
             count[worker] += 1
@@ -145,6 +145,6 @@ def _faults_of(shard: Shard, manifest: Manifest) -> Iterator[str]:
 def _keys_of(shard: Shard) -> list[str]:
     """Return the keys of all images of a shard in order, with those that could not be encoded."""
     keys: list[str] = [line["key"] for line in shard.read_table()]
-    for error in shard.read_stats()["errors"]:  # errors are sorted by their place in the shard
+    for error in shard.read_stats()["errors"]:  # sorted by place, so each insertion is final
         keys.insert(error["place"], error["key"])
     return keys

@@ -30,7 +30,7 @@ class Worker(NamedTuple):
     rank: int = 0
     size: int = 1
     said_by: str = ""
-    """The source of the worker's rank: "--shard", "torchrun", "SLURM", or empty."""
+    """The origin of the rank: "--shard", "torchrun" or "SLURM"; empty for a single worker."""
     local_rank: int | None = None
     """The rank among the workers of this host, None if it is not known."""
     local_size: int = 1

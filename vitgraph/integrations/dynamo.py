@@ -57,8 +57,7 @@ _LARGEST_BUDGET, _MOST_THREADS = 8192, 16
 """The most output tokens of a batch, and the most threads, where the options give none."""
 _LOG = logging.getLogger(__name__)
 Item: TypeAlias = StagedItem | VisionInputs
-"""A preprocessed image: only resized if a GPU does the other steps, else patches with their grid.
-"""
+"""A preprocessed image: resized alone if a GPU does the other steps, else patches with a grid."""
 Artifact: TypeAlias = Qwen3VLImageEncoding | Tensor
 """The features of an image for Dynamo: rows with their grid for Qwen3-VL, else rows alone."""
 
@@ -77,15 +76,17 @@ class Options(NamedTuple):
     """The dtype of weights and features; a text-only language model takes features of its own dtype
     only."""
     max_tokens: int | None = None
-    """Most output tokens of a batch, of an image and of a graph. None means 8192, and graphs that
-    fit a third of the memory that is free."""
+    """The most output tokens of a batch, of an image and of a graph. None means 8192 for batch and
+    image, and graphs as large as a third of the free memory allows."""
     min_pixels: int | None = None
     max_pixels: int | None = None
     max_tiles: int | None = None
     allowed_hosts: str = ""
-    """Host names, separated by commas, that may have private network addresses."""
+    """Host names, separated by commas, from which images are fetched although their addresses are
+    private."""
     threads: int | None = None
-    """Images that are fetched and decoded at once; None means one per core, 16 at most."""
+    """The number of images that are fetched and decoded at the same time; None means one per core,
+    at most 16."""
     image_token_id: int | None = None
     """The id of the token that stands for an image in the prompt of a text-only language model;
     None for Qwen3-VL and Qwen3.5, whose adapter in Dynamo knows it."""

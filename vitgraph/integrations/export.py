@@ -102,7 +102,8 @@ def export_onnx(
     assert program.example_inputs is not None
     _, *more = program.example_inputs[0]
     names = ["pixel_values", *(more[0] if more else ())]
-    outputs = program.call_spec.out_spec.context  # the keys of the dict that the program returns
+    # The context of a dict's tree spec is the list of its keys.
+    outputs = program.call_spec.out_spec.context
     torch.onnx.export(program, (), path, input_names=names, output_names=outputs, verbose=False)
 
 
@@ -122,7 +123,7 @@ def _check_exportable(encoder: object) -> None:
 
 
 def _takes_tiles(encoder: VisionEncoder) -> bool:
-    """Return whether a row of ``pixel_values`` is a whole tile [3, H, W], and not one patch."""
+    """Return whether a row of an encoder's ``pixel_values`` is a tile [3, H, W], not a patch."""
     return len(encoder.row_shape) == 3
 
 

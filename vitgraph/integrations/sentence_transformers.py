@@ -59,8 +59,7 @@ features = encoder.encode(images=["photo.jpg"])
 ```
 
 {others}"""
-"""The example in a model card: ``{name}`` is the repo id, ``{others}`` the use without this
-library.
+"""The example in a model card: ``{name}`` is the repo id, ``{others}`` the encoder's own examples.
 """
 
 

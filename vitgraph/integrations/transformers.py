@@ -75,7 +75,7 @@ class VisionTower(nn.Module):
         self.spatial_merge_size: int = merge
         self.__dict__["projector"] = Passing(merge)
         self.training = inner.training
-        if self._call.run is not None:  # the others have the names of transformers
+        if self._call.run is not None:  # the tensors are not named as transformers loads them
             before_saving = self.register_state_dict_pre_hook
             before_saving(_refuse_saving)  # type: ignore[no-untyped-call]  # torch has no types here
 
@@ -145,22 +145,23 @@ class VisionTower(nn.Module):
         return_dict: bool = True,
         **batch: object,
     ) -> BaseModelOutputWithPooling | tuple[Tensor, ...]:
-        """Encode a batch, as the tower that this one replaces does.
+        """Encode a batch, with the arguments and the result of the tower that this module replaces.
 
         Args:
             pixel_values: the ``pixel_values`` of the processor: [P, patch_dim] for Qwen and GLM.
-            grid_thw: [items, 3], for models of packed patches.
+            grid_thw: [items, 3], (t, h, w) in patches, for models of packed patches; None for
+                others.
             return_dict: False returns the fields that are not None as a tuple.
-            batch: what else the model gives its tower by name. Metadata made beforehand is made
-                anew, and ``output_hidden_states`` and ``output_attentions`` add nothing.
+            batch: other keywords with which the model calls its tower. Precomputed metadata are
+                computed again, and ``output_hidden_states`` and ``output_attentions`` add nothing.
 
         Returns:
             For Qwen and GLM ``last_hidden_state`` [P, D], ``pooler_output`` [N, out] and, for
             Qwen3-VL, ``deepstack_features``, a list of [N, out]. ``last_hidden_state`` is the
             output of the last block in the order of the patches, while transformers keeps the order
             of windows (Qwen2.5-VL) or downsamples (GLM); it is None from a :class:`GraphedEncoder`
-            without it. For the other models, all fields have the projected tokens, except that
-            ``pooler_output`` of SigLIP has the vector of its head per image.
+            that leaves it out. For the other models, all fields have the projected tokens, except
+            that ``pooler_output`` of SigLIP has the vector of its head per image.
         """
         if self._call.run is None:
             output = self.encoder(pixel_values, cast(Tensor, grid_thw))
@@ -298,10 +299,11 @@ def mm_encoder_outputs(
         for kind, items in (("image", images), ("video", videos))
         if not (isinstance(items, Sequence) and len(items) == 0)
     }
-    outputs = cast(dict[str, list[EncoderOutput]], found)  # no field that is read is None
+    # `_unwrap` has checked that a GraphedEncoder returns the two fields that are read here.
+    outputs = cast(dict[str, list[EncoderOutput]], found)
     if outputs and isinstance(inner, InternViT):
         tokens = torch.cat([item.pooler_output for items in outputs.values() for item in items])
-        # The smallest budget is the number of tokens of one tile.
+        # One tile is the least that InternViT encodes, so its tokens are the smallest budget.
         tiles = tokens.unflatten(0, (-1, inner.budget_range[0]))
         return {"image": _model_output(None, tiles, [])}
     return {kind: _listed(items) for kind, items in outputs.items()}

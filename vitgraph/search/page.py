@@ -24,7 +24,7 @@ from ..terminal import printable
 from .vectors import Hit
 
 THUMBNAIL = 320
-"""The most pixels of the longer side of a thumbnail."""
+"""The most pixels along the longer side of a picture in the page."""
 MARK = '<meta name="generator" content="vitgraph search">'
 """The text that marks a page of search results; a file without it is not overwritten."""
 

@@ -13,7 +13,7 @@ from .bench_speed import add_speed
 
 
 def add_bench(parser: argparse.ArgumentParser) -> None:
-    """Add the subjects of the command and their arguments to ``parser``."""
+    """Add the subcommands ``speed`` and ``accuracy`` with their arguments to ``parser``."""
     subjects = parser.add_subparsers(title="subjects", metavar="NAME", required=True)
     for name, add, summary in (
         ("speed", add_speed, "Measure your own checkpoint on this machine."),

@@ -15,9 +15,10 @@ from typing import NamedTuple
 from ...terminal import format_table, readable
 
 GPUS = (1, 8, 64)
-"""The numbers of GPUs in the rows of the table where ``--gpus`` is not given."""
+"""The numbers of GPUs for which an estimate has a row, unless ``--gpus`` gives one."""
 THREADS_PER_GPU = 12
-"""The number of cores per GPU of a usual host with eight GPUs."""
+"""The decoding threads that are planned per GPU: the cores that a usual host of eight GPUs has per
+GPU."""
 
 
 class Sample(NamedTuple):

@@ -30,11 +30,11 @@ from ..reading import File
 from .estimate import Rate, Sample
 
 RATES = Path(__file__).with_name("scale_h200.json")
-"""The file of measured rates, which ``benchmarks/scale.py`` writes."""
+"""The file with measured images per second of an H200, written by ``benchmarks/scale.py``."""
 SAMPLED = 32
-"""The number of images of a source that are read for an estimate."""
+"""The number of images that are read for an estimate."""
 LEAST_SECONDS = 3.0
-"""The least number of seconds for which the rate of a device is measured."""
+"""The least seconds of a measurement; it is repeated with more images until it takes them."""
 
 
 class _Measured(NamedTuple):
@@ -177,7 +177,7 @@ def measure_rate(
                 pass
         return time.perf_counter() - began
 
-    seconds_of(1)  # the first run warms up
+    seconds_of(1)  # the first call does work of initialisation, which is not counted
     count = len(images)
     while (seconds := seconds_of(count)) < LEAST_SECONDS:
         count *= 4

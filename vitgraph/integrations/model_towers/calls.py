@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from encoders.configs import PatchConfig
 
 Encode = Callable[[Tensor, list[Grid]], Tensor]
-"""Encodes packed pixels with a grid per image or tile to tokens [N, D]."""
+"""A function that encodes packed pixels, with a grid per image or tile, to tokens [N, D]."""
 
 
 class Passing(nn.Module):
@@ -101,7 +101,10 @@ def run_shuffled_tiles(encode: Encode, encoder: VisionEncoder, batch: BatchInput
 
 
 def run_images(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) -> Tensor:
-    """Encode images of Pixtral [I, C, H, W], padded to one size, to tokens [1, N, D]."""
+    """Encode images of Pixtral [I, C, H, W] to tokens [1, N, D].
+
+    They are padded to one size; ``image_sizes`` has the rows and columns of pixels of each.
+    """
     sizes = torch.as_tensor(batch["image_sizes"]).tolist()
     images = [image[:, :h, :w] for image, (h, w) in zip(batch["pixel_values"], sizes, strict=True)]
     packed = read_images({"pixel_values": images}, encoder)
@@ -132,12 +135,15 @@ def run_padded(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) -> Te
 
 
 def run_patches(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) -> Tensor:
-    """Encode packed patches [P, C*p*p], [P, C, p, p] or [1, P, C, p, p] to tokens [1, N, D]."""
+    """Encode packed patches to tokens [1, N, D]; ``grid_thw`` has their grids.
+
+    They are [P, C*p*p], [P, C, p, p] or [1, P, C, p, p].
+    """
     grids = [(t, h, w) for t, h, w in batch["grid_thw"].tolist()]
     count = sum(t * h * w for t, h, w in grids)
     return encode(batch["pixel_values"].reshape(count, -1), grids)[None]
 
 
 def run_flat(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) -> Tensor:
-    """Encode packed patches as :func:`run_patches` does, to tokens [N, D]."""
+    """Encode packed patches as :func:`run_patches` does, but to tokens [N, D]."""
     return run_patches(encode, encoder, batch)[0]

@@ -67,7 +67,7 @@ class Place(NamedTuple):
 
 
 class Call(NamedTuple):
-    """How models of transformers call one tower."""
+    """The models of transformers that have one tower, and how they call it."""
 
     models: Mapping[str, Place]
     """Where each model has its tower, by the model type in its config."""

@@ -21,7 +21,7 @@ from encoders.contract import Grid
 
 
 class BatchInputs(Protocol):
-    """The inputs of a batch by name, each a tensor or, for images of several sizes, a list."""
+    """The inputs of a batch by their names in vLLM: tensors, or lists if sizes of images differ."""
 
     def __getitem__(self, name: str, /) -> Any: ...
 

@@ -49,7 +49,7 @@ class ReplacesTower(nn.Module):
             LOGGER.warning("vitgraph: vLLM keeps its own vision tower: %s", reason)
             return
         self.vision_tower_ours = True
-        # vLLM must not capture graphs of its own for towers.
+        # The encoder captures graphs itself, so vLLM must not capture it in graphs of its own.
         vllm_config.compilation_config.cudagraph_mm_encoder = False
         self._forward_calls = 0
         self._hook = self.register_forward_pre_hook(ReplacesTower._before_forward)

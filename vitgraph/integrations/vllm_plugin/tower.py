@@ -136,7 +136,7 @@ class Tower(nn.Module):
 
     @property
     def captured(self) -> bool:
-        """Whether :meth:`capture` has been called."""
+        """Whether :meth:`capture` has finished."""
         return self._graphed is not None
 
     def _encode(self, pixels: Tensor, grid: GridLike) -> PartialOutput:
