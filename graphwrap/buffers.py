@@ -168,7 +168,10 @@ class Memory:
             self.renew()
 
     def renew(self) -> None:
-        """Start another pool: torch accepts an old handle only while a graph uses its pool."""
+        """Use another memory pool for captures from here on.
+
+        Torch accepts the handle of a pool only while a graph uses that pool.
+        """
         self.handles.append(torch.cuda.graph_pool_handle())
 
     def record(self, graph: torch.cuda.CUDAGraph, body: Callable[[], None]) -> None:

@@ -311,6 +311,6 @@ def _raise_bugs(error: RuntimeError) -> None:
 
 
 def is_memory_error(error: Exception) -> bool:
-    """Return whether the message of an error says that memory ran out."""
+    """Return whether an error says, by its type or its message, that memory ran out."""
     known = isinstance(error, (torch.OutOfMemoryError, MemoryError))
     return known or any(word in str(error) for word in MEMORY_WORDS)

@@ -117,7 +117,10 @@ class OnePath(NamedTuple):
         return {"image": self.encoder}
 
     def join(self, outputs: Mapping[str, Output], inputs: VisionInputs) -> list[Output]:
-        """Split the output of all items of the only path into one output per item."""
+        """Split the output of the only path, ``outputs["image"]``, into one output per item.
+
+        The ``inputs`` are the result of ``preprocess``, which says how many tokens each item has.
+        """
         return self.encoder.split(outputs["image"], inputs.grid_thw) if outputs else []
 
 
@@ -148,7 +151,9 @@ def _passes_on_its_path(encoder: MultiPathEncoder) -> bool:
 def choose_form(
     encoder: GraphableEncoder, settings: FormSettings
 ) -> tuple[GraphableEncoder, Accelerator | None]:
-    """Return the form of an encoder that is captured, and its accelerator, None if it has none.
+    """Return the form of an encoder that ``settings`` ask for, and its accelerator if it has one.
+
+    The form is the encoder itself or what its ``accelerated()`` returns.
 
     Raises:
         ValueError: settings that ask for kernels, a precision or a compilation that this encoder

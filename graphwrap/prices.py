@@ -125,7 +125,7 @@ class TableRecord(TypedDict):
 
 
 def write_tables(file: str | os.PathLike[str], tables: Mapping[str, PriceTable]) -> None:
-    """Write one JSON file with the table of prices of each input path, by the path's name."""
+    """Write one JSON file with the ``tables`` of prices, by the name of the input path of each."""
     body: dict[str, TableRecord] = {}
     for path, table in tables.items():
         prices = table.prices

@@ -89,7 +89,7 @@ def abandon_capture(graph: torch.cuda.CUDAGraph, device: int, handle: PoolHandle
 
 
 def bytes_at(address: int, count: int, device: torch.device) -> Tensor:
-    """Return a view of ``count`` bytes of device memory, uint8 [count], from an address on.
+    """Return a view of ``count`` bytes of device memory, uint8 [count], from ``address`` on.
 
     The memory has to be torch's own; it may belong to a tensor or lie unused in a pool.
     """

@@ -87,7 +87,7 @@ class Layout:
     """Why a tower in this layout takes no videos, as a sentence; empty if it takes them."""
 
     def local_name(self, prefix: Prefix, name: str) -> str | None:
-        """Return a tensor's name without its prefix; None for one outside tower and projector."""
+        """Return a tensor's name without the prefix of tower or projector; None if it has none."""
         rest = name.removeprefix(prefix.root)
         if name.startswith(prefix.root) and rest.startswith(self.projector):
             return rest

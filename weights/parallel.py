@@ -26,10 +26,9 @@ class Stopped(Exception):
 def in_parallel(task: Callable[[_T, Event], _R], items: Sequence[_T], max_workers: int) -> list[_R]:
     """Call ``task(item, stop)`` for every item in up to ``max_workers`` threads.
 
-    The results are in the order of ``items``.
-    The first failure sets ``stop`` and is raised. The threads are daemons: neither this call nor
-    the end of the process waits for a connection that hangs. A task that changes anything must
-    look at ``stop`` right before it does.
+    The results are in the order of ``items``. The first failure sets ``stop`` and is raised. The
+    threads are daemons: neither this call nor the end of the process waits for a connection that
+    hangs. A task that changes anything must look at ``stop`` right before it does.
     """
     stop, lock, pending = Event(), Lock(), iter(range(len(items)))
     results: dict[int, _R] = {}

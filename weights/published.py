@@ -73,7 +73,7 @@ class FamilyFacts:
     encoder: str
     """The name of the encoder class of the family."""
     replays: Mapping[str, str]
-    """Whether items replay as CUDA graphs, in words, for "image" and for "video"."""
+    """Whether items replay as CUDA graphs: "image" and "video" -> a text such as "yes"."""
     video: str = NO_VIDEO
     """How a video enters the tower; :data:`NO_VIDEO` if the family takes none."""
     verified: bool = True

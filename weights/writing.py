@@ -39,7 +39,7 @@ def writing_whole(path: Path) -> Iterator[Path]:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a small file so that a reader finds it complete or not at all."""
+    """Write ``content`` to the file ``path``, which readers find complete or not at all."""
     with writing_whole(path) as temporary:
         temporary.write_bytes(content)
 

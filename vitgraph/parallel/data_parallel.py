@@ -290,7 +290,7 @@ class DataParallelEncoder:
         return found
 
     def _check_form(self, inputs: Tensor | VisionInputs, grid_thw: GridLike | None) -> None:
-        """Raise a ValueError unless a call has pixels with their grid, or a preprocess result."""
+        """Raise a ValueError unless a call has a ``preprocess`` result, or pixels for one path."""
         if not isinstance(inputs, VisionInputs):
             if self._several or grid_thw is None or not isinstance(inputs, Tensor):
                 raise ValueError(
@@ -352,7 +352,7 @@ class DataParallelEncoder:
         return self._new_result(shares, fields_of(output, self.outputs))
 
     def _new_result(self, shares: Shares, fields: list[tuple[str, Tensor]]) -> RankResult:
-        """Return this rank's result from the rows of each field, for an encoder with one path."""
+        """Return this rank's result, of which ``fields`` are the rows; for encoders of one path."""
         counts = [shares.counts(name) for name, _ in fields]
         result = RankResult(shares, fields, counts, "", self._device)
         return result._replace(about=repr((shares.grids, result.types)))

@@ -55,9 +55,15 @@ def list_cached(cache_dir: str | Path | None = None, *, verify: bool = False) ->
 def remove_cached(
     repo_id: str, cache_dir: str | Path | None = None, *, commit: str | None = None
 ) -> int:
-    """Remove the kept towers of a repo, and return the bytes that were freed.
+    """Remove the towers of a repo from the cache, and return the bytes that were freed.
 
-    With a ``commit``, of which the beginning is enough, only towers of this commit are removed.
+    Args:
+        repo_id: the repo, ``owner/name``.
+        cache_dir: the folder that was passed to :func:`~weights.load_encoder`; None is the default.
+        commit: the commit whose towers are removed, or its first characters; None removes all.
+
+    Raises:
+        CheckpointError: nothing is kept of the repo or commit, or it cannot be removed.
     """
     root = cache_root(cache_dir)
     repos = [repo for repo in _repos(root) if _repo_id(repo) == repo_id]

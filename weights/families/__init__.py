@@ -185,7 +185,7 @@ def build_config(
 
 
 def _completed(family: Family, config: JsonObject, shapes: Shapes) -> JsonDict:
-    """Return a published config whose missing fields are supplied by the shapes of the tensors.
+    """Return a published ``config`` with the missing fields that ``shapes`` of the tensors tell.
 
     Its part for the tower then is ``vision_config``, or the whole config if there is no other part.
     """

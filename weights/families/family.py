@@ -92,7 +92,7 @@ class Family:
 
     @property
     def replays(self) -> Mapping[str, str]:
-        """Whether items replay as CUDA graphs, in words, for "image" and for "video"."""
+        """Whether items replay as CUDA graphs: "image" and "video" -> a text such as "yes"."""
         return family_facts(self.name).replays
 
     @property
@@ -160,7 +160,7 @@ def with_vision(*model_types: str) -> tuple[str, ...]:
 
 
 def length(tensor: str, axis: int) -> Callable[[Shapes], int]:
-    """Return a function that reads the length of one axis of the encoder's tensor of this name."""
+    """Return a function that reads the length of ``axis`` of the encoder's tensor of this name."""
     return lambda shapes: shapes[tensor][axis]
 
 

@@ -92,7 +92,10 @@ def plan_requests(
 
 
 def _stretches(tensors: Sequence[TowerTensor], headers: Mapping[str, Header]) -> list[_Stretch]:
-    """Return file, first byte and byte after the last of each run of neighbouring tensors."""
+    """Return file, first byte and byte after the last of each run of neighbouring tensors.
+
+    The ``tensors`` are sorted as :func:`in_order` does; ``headers`` are those of the remote files.
+    """
     stretches: list[_Stretch] = []
     for tensor in tensors:
         start = headers[tensor.file].data_start

@@ -233,7 +233,11 @@ class Repo:
         return self._remotes[name]
 
     def clients_file(self, name: str, revision: str | None = None) -> Path | Literal[False] | None:
-        """Look a file up in the cache of the Hub's client.
+        """Look the file ``name`` up in the cache of the Hub's client.
+
+        Args:
+            name: name of the file in the checkpoint.
+            revision: commit to look at; None for that of this repo.
 
         Returns:
             The path of the file; False if the cache says that the repo has no such file, None if
