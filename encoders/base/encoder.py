@@ -237,8 +237,9 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
                 a numpy array [H, W, C] or tensor [C, H, W] of uint8 or of floats from 0 to 1.
             videos: one video or several. A video is the path of a video file, a :class:`Video`, a
                 sequence of images, a numpy array [F, H, W, C] or a tensor [F, C, H, W].
-            min_pixels: smallest area in pixels (Qwen towers; a whole clip's for Qwen3-VL).
-            max_pixels: largest area in pixels (Qwen towers; a whole clip's for Qwen3-VL).
+            min_pixels: smallest area in pixels, of towers that take images of any size (Qwen3-VL:
+                of a whole clip).
+            max_pixels: largest area in pixels, likewise.
             max_tiles: most tiles an image is cut into, thumbnail not counted (InternViT,
                 DeepSeek-OCR, DeepSeek-VL2, LFM2-VL).
             max_soft_tokens: most tokens per image or frame: 70, 140, 280, 560 or 1120 (Gemma 4).
