@@ -1,8 +1,8 @@
 """The base classes of encoders that take several inputs per item, each by a path of its own.
 
 A path is an encoder of one input path: a copy of one tower for tiles of another size, which shares
-its weights, or another tower.
-The paths run one after another, and their outputs are joined per item.
+its weights, or another tower. The paths run one after another, and their outputs are joined per
+item.
 
 Shapes: P patches of all paths of an item, N tokens of all paths of an item, D tower width.
 """
@@ -52,7 +52,7 @@ class PathsEncoder(Encoder):
     def split_paths(
         self, outputs: Mapping[str, Output], inputs: VisionInputs
     ) -> list[dict[str, Output]]:
-        """Cut the outputs of the paths into those of each item, as views.
+        """Split the outputs of the paths into those of each item, as views.
 
         Args:
             outputs: the batched output of each path that has entries, by the name of the path.
@@ -144,7 +144,7 @@ def share_modules(holder: nn.Module, tower: nn.Module, *, tensors: bool = False)
 
     Args:
         holder: a module without submodules; with ``tensors``, without parameters and buffers, too.
-        tower: the module that it stands for.
+        tower: the module whose submodules ``holder`` gets.
         tensors: share the parameters and buffers that are the tower's own, not its submodules'.
     """
     holder._modules = tower._modules

@@ -5,7 +5,7 @@
 - ``clips``, ``video_files``: clips and video files to lists of such tensors
 - ``sizes``: the size an image is resized to, and its tiling; ``sampling``: the frames of a video
 - ``preprocessors``: images and clips to the pixels of each family's towers, a module per family
-- ``images``: what the preprocessing of all towers shares
+- ``images``: resizing, staging, normalising and checks of keywords, for all towers
 - ``processor_files``: the defaults that a repo's processor files set, and ``pixel_rules``: those of
   the repos of towers over patches
 - ``processor_outputs``: the pixels and grids that a Hugging Face processor gave

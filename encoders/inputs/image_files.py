@@ -159,7 +159,7 @@ def naming(item: str) -> Iterator[None]:
 
 
 def refuse_address(file: str | os.PathLike[str], fix: str) -> None:
-    """Raise a ValueError for a URL, also for one that ``Path`` has taken a slash from.
+    """Raise a ValueError for a URL, also for one in which ``Path`` has made one slash of two.
 
     Args:
         file: the path as the caller gave it.

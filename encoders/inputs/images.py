@@ -222,7 +222,7 @@ def check_limits(limits: Limits) -> None:
 
     Raises:
         ValueError: a rate that is no positive number, another keyword that is no positive integer,
-            or a smallest area over the largest that an image may have.
+            or ``min_pixels`` over ``MOST_PIXELS``, the largest area of an image.
     """
     for name, value in limits._asdict().items():
         if name == "fps":

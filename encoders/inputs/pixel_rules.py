@@ -131,7 +131,7 @@ _VIDEO_CLASSES = {
 def patch_image_rules(
     files: ProcessorFiles, family: PixelRules, sizes: Mapping[str, int]
 ) -> PixelRules:
-    """Read how a repo prepares images.
+    """Return the rules by which a repo resizes and normalises images.
 
     Args:
         files: parsed JSON per file name without ``.json``.
@@ -157,7 +157,7 @@ def patch_image_rules(
 def long_side_rules(
     files: ProcessorFiles, family: PixelRules, sizes: Mapping[str, int]
 ) -> PixelRules:
-    """Read how a Pixtral or Mistral repo prepares images.
+    """Return the rules by which a Pixtral or Mistral repo resizes and normalises images.
 
     The ``patch_size`` of an image processor is not read, because the processor that contains it
     sets ``patch_size`` and ``spatial_merge_size``, which may not contradict the tower.
@@ -198,7 +198,7 @@ def long_side(side: int, mean: PerChannel = CLIP_MEAN, std: PerChannel = CLIP_ST
 def patch_video_rules(
     files: ProcessorFiles, family: PixelRules, sizes: Mapping[str, int]
 ) -> PixelRules:
-    """Read how a repo prepares videos.
+    """Return the rules by which a repo samples, resizes and normalises videos.
 
     A smallest area above the largest one is not refused: a file for images that sets
     ``max_pixels`` alone may lie below the video class's default of ``min_pixels``. The

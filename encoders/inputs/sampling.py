@@ -55,7 +55,7 @@ def sample_frames(
         temporal_patch_size: the qwen2_vl rule samples a multiple of it, the GLM rules too by
             repeating the last frame, and the ernie rule likewise, also without ``fps`` and
             ``num_frames``.
-        initial_shift: where the internvl rule starts: True is half a step, a number is a frame.
+        initial_shift: where the internvl rule starts: True is half a step, a number is an index.
         max_duration: seconds from which the glm4v and glm5_next rules sample fewer; 0: no bound.
 
     Returns:

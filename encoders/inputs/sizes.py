@@ -1,4 +1,4 @@
-"""The size an image is resized to, and how it is tiled.
+"""The size to which an image is resized, and the grid of tiles into which it is cut.
 
 Source: ``smart_resize`` of transformers 5.23.0's Qwen2-VL image, Qwen3-VL video and GLM processors,
 ``get_resize_output_image_size`` of its PixtralImageProcessor,

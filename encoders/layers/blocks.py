@@ -124,7 +124,7 @@ def resize_table(table: Tensor, h: int, w: int, antialias: bool) -> Tensor:
         table: [side*side, D], row by row.
         h: height of the grid.
         w: width of the grid.
-        antialias: whether the interpolation antialiases, as the tower's source does or does not.
+        antialias: whether the interpolation antialiases; the sources of the towers differ in this.
 
     Returns:
         [h*w, D] in the dtype of ``table``; ``table`` itself if the grid has its size.

@@ -90,9 +90,9 @@ def convolve(layer: nn.Module, maps: Tensor) -> Tensor:
 
     cuDNN rounds the inputs of float32 convolutions to TF32 by default (torch 2.11,
     ``torch.backends.cudnn.conv.fp32_precision``), which makes errors of 1e-4. Matrix products are
-    exact by default, so a plain layer is computed as one in float32. A plain layer of ``LARGE``
-    weights is computed as one in every dtype: where channels lie side by side, torch copies the
-    weights into the same order in every call, which are 324 MiB in Step3-VL.
+    exact by default, so a plain layer is computed as one in float32. A plain layer of at least
+    ``LARGE`` weights is computed as one in every dtype: for maps in channels_last, torch would copy
+    the weights, 324 MiB in Step3-VL, into that memory format in every call.
 
     Args:
         layer: Conv2d without groups and dilation, or a module that wraps or replaces it.

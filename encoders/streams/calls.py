@@ -156,7 +156,7 @@ class ItemEncoder(Generic[Output]):
             yield self.encoder.join({name: next(entries[name]) for name in used}, item)[0]
 
     def _entries(self, name: str, inputs: PathInputs, limit: int | None) -> Iterator[Output]:
-        """Yield the output of each entry of an input path.
+        """Yield the output of each entry of an input path, which has the pixels of one item.
 
         Args:
             name: the name of the path.
@@ -354,7 +354,7 @@ def join_outputs(parts: Sequence[Output]) -> Output:
 
 @contextmanager
 def advising_limit(tokens: int, device: torch.device) -> Iterator[None]:
-    """Advise to lower ``max_tokens_per_call`` if the block runs out of memory.
+    """Advise to lower ``max_tokens_per_call`` if the ``with`` block runs out of memory.
 
     Args:
         tokens: output tokens that the block encodes, of which the message proposes half.

@@ -1,4 +1,4 @@
-"""How batches reach a device and run there."""
+"""The queue of a stream's batches on one device: their copies to it, and their runs on it."""
 
 from __future__ import annotations
 

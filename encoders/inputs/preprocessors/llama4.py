@@ -84,7 +84,9 @@ class CanvasPreprocessor(StagedViews):
         return Views({"image": tiles}, (columns, rows, len(tiles) > 1))
 
     def covered(self, height: int, width: int, rows: int, columns: int) -> tuple[int, int]:
-        """Return height and width of the part of a canvas, at its top left, that an image covers.
+        """Return height and width in pixels of the part of a canvas that an image covers.
+
+        The part lies at the top left of the canvas.
 
         Args:
             height: height of the image in pixels.
@@ -127,7 +129,7 @@ class CanvasPreprocessor(StagedViews):
 def best_canvas(height: int, width: int, most: int, tile: int, largest: bool) -> tuple[int, int]:
     """Return the rows and columns of the canvas that fits an image best.
 
-    The source compares scales in float32, and so does this function.
+    Scales are compared in float32, as in transformers.
 
     Args:
         height: height of the image in pixels.
