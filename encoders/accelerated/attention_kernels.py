@@ -202,15 +202,25 @@ def _flash4_forward() -> Callable[..., object]:
     """Return flash-attn-4's forward with an output buffer; its compiled kernels are kept on disk.
 
     The package compiles for some two seconds per head size and tiling. Its cache is off by default
-    and lies in the shared temporary folder; here it is on and lies in the user's own cache.
+    and lies in the shared temporary folder; here it is on and lies in the user's own cache. The
+    package (``flash_attn/cute/cache_utils.py``) reads both variables once, when it is imported, so
+    they are in the environment during the import alone. Variables that the user has set keep their
+    values, and a package that was imported before keeps the cache that it has.
     """
     cache_home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
-    folder = str(cache_home / "vitgraph" / "flash-attn-4")
-    os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", folder)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from flash_attn.cute.interface import _flash_attn_fwd
+    settings = {
+        "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED": "1",
+        "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR": str(cache_home / "vitgraph" / "flash-attn-4"),
+    }
+    added = {name: value for name, value in settings.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from flash_attn.cute.interface import _flash_attn_fwd
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
     forward: Callable[..., object] = _flash_attn_fwd
     return forward
 

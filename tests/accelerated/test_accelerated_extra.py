@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -29,3 +30,47 @@ def test_the_flash_extra_can_be_installed(tmp_path: Path) -> None:
 def test_only_one_kernel_needs_the_extra() -> None:
     needed = {name for name, kernel in KERNELS.items() if kernel.package.startswith("flash_attn")}
     assert needed == {"flash4"}
+
+
+ENABLED = "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED"
+FOLDER = "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR"
+PACKAGE = f"""
+import os
+read = [os.environ["{ENABLED}"], os.environ["{FOLDER}"]]
+def _flash_attn_fwd():
+    return read
+"""
+"""Stands for flash-attn-4, which reads the two variables when it is imported."""
+SCRIPT = """
+import os
+from encoders.accelerated.attention_kernels import _flash4_forward
+before = dict(os.environ)
+print(*_flash4_forward()())
+assert dict(os.environ) == before
+"""
+
+
+@pytest.mark.parametrize(
+    ("own", "read"),
+    [
+        ({}, "1 CACHE/vitgraph/flash-attn-4"),
+        ({FOLDER: "/mine"}, "1 /mine"),
+        ({ENABLED: "0"}, "0 CACHE/vitgraph/flash-attn-4"),
+    ],
+    ids=["nothing_set", "own_folder", "switched_off"],
+)
+def test_the_cache_of_flash_attn_4_is_set_during_its_import_alone(
+    tmp_path: Path, own: dict[str, str], read: str
+) -> None:
+    package = tmp_path / "flash_attn" / "cute"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "interface.py").write_text(PACKAGE)
+    inherited = {name: os.environ[name] for name in os.environ if name not in (ENABLED, FOLDER)}
+    paths = {"PYTHONPATH": f"{tmp_path}:{ROOT}", "XDG_CACHE_HOME": "CACHE"}
+    command = [sys.executable, "-c", SCRIPT]
+    result = subprocess.run(
+        command, env={**inherited, **paths, **own}, capture_output=True, text=True
+    )
+    assert result.stdout.strip() == read, result.stderr
+    assert result.returncode == 0, result.stderr
