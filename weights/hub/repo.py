@@ -167,7 +167,7 @@ class Repo:
     def _ask_commit(self, *, patient: bool) -> tuple[str, bytes | None]:
         """Ask the Hub for the commit of the revision, and for its ``config.json`` (None: no such).
 
-        If ``patient``, a busy server is asked again, and a broken connection is tried six times.
+        If ``patient``, a busy server is asked again, and a broken connection up to six times.
         """
         remote, content = self.remote(CONFIG), None
         try:
