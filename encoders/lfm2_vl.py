@@ -146,7 +146,7 @@ class Lfm2VLEncoder(TilesThenImage):
 
 
 class Lfm2VLTower(RasterEncoder):
-    """Encodes patches and a grid to hidden states and tokens, for both paths of the encoder."""
+    """Encodes packed patches, of whole images (path "image") or of tiles (path "tiles")."""
 
     _tile: int = 0
     """The side in patches of the tiles for which graphs are captured; 0: for images of any size."""
@@ -202,7 +202,7 @@ class Lfm2VLTower(RasterEncoder):
         return EncoderOutput(hidden, tokens, ())
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> TileSegments:
-        """Return the offsets of the images and tiles, and the rows that are padding."""
+        """Return what every block reads in ``metadata``: segment offsets and padding rows."""
         offsets = metadata["cu_seqlens"]
         return TileSegments(offsets, metadata["max_seqlen"], padding_rows(offsets, len(hidden)))
 

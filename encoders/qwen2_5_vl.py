@@ -192,7 +192,7 @@ class Qwen2_5VLEncoder(PatchEncoder):
         ``window_index`` int64 [N] is the token at each place of the window order, and
         ``reverse_index`` its inverse. ``cu_window_seqlens`` is int32 [W+1], where W is
         ``max_windows_per_batch`` if given. ``max_window_seqlen`` is the rows of a full window,
-        0-dim int32.
+        0-dim int32. P is ``max_input_size``, with padding at the end, or that of ``grids``.
         """
         dtype = torch.promote_types(self.patch_embed.proj.weight.dtype, torch.float32)
         merge, head = self.config.spatial_merge_size, self.config.head_size

@@ -183,7 +183,7 @@ class Sum(NamedTuple):
 
 
 def normalise(stream: Sum, norm: Norm, out: Tensor | None = None) -> Tensor:
-    """Normalise the rows [T, D] of a sum, into ``out`` (any row stride) or a new tensor."""
+    """Normalise the completed rows [T, D] of ``stream``, into ``out`` or a new tensor."""
     rows, columns = stream.hidden.shape
     normed = stream.hidden.new_empty(rows, columns) if out is None else out
     _launch(stream, norm, None, normed)
@@ -292,5 +292,5 @@ def _launch(
 
 
 def _warps(columns: int) -> int:
-    """Return the warps per row: four up to 2,048 columns (3.9 TB/s on an H200 at 1,152) or more."""
+    """Return the warps per row: 4 to 2,048 columns (3.9 TB/s on an H200 at 1,152), else 8 or 16."""
     return 4 if columns <= 2048 else 8 if columns <= 4096 else 16

@@ -137,7 +137,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, out: Tensor, offsets: Tensor, tile: 
             contiguous. k and v may have fewer heads, each shared by as many neighbouring heads
             of q.
         out: [T, H, K], contiguous; rows at or beyond ``offsets[-1]`` are left alone.
-        offsets: int32 [S+1].
+        offsets: cumulative segment lengths, int32 [S+1].
         tile: the tiling.
     """
     rows, heads, size = q.shape
@@ -170,7 +170,7 @@ def make_plan(offsets: Tensor, rows: int, queries: int) -> Tensor:
     """Return the tiles of all segments: first row, begin and end of the segment, longest first.
 
     Args:
-        offsets: int32 [S+1].
+        offsets: cumulative segment lengths, int32 [S+1].
         rows: T, at least ``offsets[-1]``.
         queries: query rows per tile.
 

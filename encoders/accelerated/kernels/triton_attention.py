@@ -204,7 +204,7 @@ def attend(
         q, k, v: [T, H, K] of one row stride, heads contiguous; k and v may have fewer heads, each
             shared by as many neighbouring heads of q.
         out: [T, H, K], contiguous; rows at or beyond ``offsets[-1]`` are left alone.
-        offsets: int32 [S+1].
+        offsets: cumulative segment lengths, int32 [S+1].
         longest: an upper bound of the longest segment, in rows.
         tile: the tiling.
         searched: a power of two; programs search for their segment among at most so many.
