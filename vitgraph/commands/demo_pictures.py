@@ -164,7 +164,12 @@ def draw_nearest(picture: Path) -> None:
 
 
 def _fitting(encoder: Encoder, media: Sequence[Media]) -> list[Media]:
-    """Return the media for an encoder; one that takes no video gets the middle frame of a clip."""
+    """Return the media in a form that an encoder takes.
+
+    Args:
+        encoder: the encoder; if it takes no video, each video is replaced by its middle frame.
+        media: images and videos.
+    """
     try:
         encoder.preprocess(videos=[medium.item for medium in media if medium.kind == "video"])
     except ValueError:

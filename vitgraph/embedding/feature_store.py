@@ -169,7 +169,8 @@ class FeatureStore:
 
         Args:
             key: key of the item, as :meth:`put` takes it.
-            rows: [tokens, (1 + L) * D], in the dtype of the store.
+            rows: [tokens, (1 + L) * D] in the dtype of the store, for L DeepStack layers of width
+                D.
             near: path in whose folder the temporary file is written, under a name made from this
                 one.
 
@@ -199,20 +200,24 @@ class FeatureStore:
         return True
 
     def write_array(self, key: str, rows: np.ndarray, near: Path) -> bool:
-        """Write features [tokens, (1 + L) * D] of a numpy array as :meth:`write` does, after a cast
-        to the dtype of the store."""
+        """Write features of a numpy array as :meth:`write` does, after a cast to the dtype of the
+        store."""
         return self.write(key, torch.from_numpy(rows).to(DTYPES[self.settings.dtype]), near)
 
     def read_arrays(self, keys: Sequence[str]) -> np.ndarray:
-        """Return the features of several items as float32 [tokens of all items, (1 + L) * D]."""
+        """Return the float32 features of several items one below another, [tokens of all, width].
+        """
         none = torch.empty(0, self.settings.width)
         return torch.cat([none, *(self.get(key).float() for key in keys)]).numpy()
 
     def get(self, key: str) -> Tensor:
-        """Return the features of one item, [tokens, (1 + L) * D], on the CPU.
+        """Return the features of one item on the CPU.
 
         Args:
             key: the key under which :meth:`put` wrote them.
+
+        Returns:
+            [tokens, (1 + L) * D] for L DeepStack layers, D the width of the language model.
 
         Raises:
             KeyError: the store does not have this key.
@@ -238,8 +243,8 @@ def language_rows(output: EncoderOutput | PartialOutput) -> Tensor:
     """Join the two outputs that a language model reads: merged tokens and DeepStack features.
 
     Args:
-        output: an output with ``pooler_output`` [tokens, D] and L ``deepstack_features`` of its
-            shape.
+        output: an output with ``pooler_output`` [tokens, D], and ``deepstack_features`` of L layers
+            in the same shape.
 
     Returns:
         [tokens, (1 + L) * D], joined on the channels as vLLM's own towers return it.

@@ -307,7 +307,7 @@ def _save_npy(array: Array, path: Path) -> None:
 
 def csv_bytes(table: Sequence[Sequence[object]]) -> bytes:
     """Return the bytes of a CSV table; parts of file names that are not UTF-8 keep their bytes."""
-    # csv.writer does not quote a carriage return, which csv.reader takes for the end of a line.
+    # All cells are quoted if one has a carriage return, which csv.writer alone would not quote.
     odd = any("\r" in str(cell) for line in table for cell in line)
     text = io.StringIO(newline="")
     csv.writer(
@@ -380,7 +380,7 @@ def read_embeddings(folder: str | Path, field: str | None = None) -> tuple[list[
 
 
 def _read_items(shards: Sequence[Shard], field: str) -> tuple[list[str], Array]:
-    """Return the keys of all images, and an object array with the rows of each in one field."""
+    """Return the keys of all images, and an array of objects: per image its rows in ``field``."""
     rows: list[Row] = []
     for shard in shards:
         some = shard.read_rows_in_order(field)

@@ -321,8 +321,9 @@ def _read_standard_input() -> str:
 
 
 def _named(path: str, folder: str) -> File:
-    """Return the file of a line in a list; its key is relative to the list's ``folder`` if inside
-    it.
+    """Return the file at a path that a list names.
+
+    Its key is the path relative to ``folder``, where the list lies, if it is inside.
     """
     if is_remote(path):
         return File(path.removeprefix(f"{folder}/"), path)
@@ -334,8 +335,7 @@ def _named(path: str, folder: str) -> File:
 def _remote_files(
     fs: AbstractFileSystem, described: Mapping[str, JsonObject], root: str
 ) -> Iterator[File]:
-    """Yield the files that ``fs.find`` or ``fs.glob`` described, sorted, with keys relative to
-    ``root``."""
+    """Yield the files that ``fs.find`` returned as ``described``; keys are relative to ``root``."""
     for path in sorted(described):
         about = described[path]
         if about.get("type", "file") == "file":

@@ -69,7 +69,7 @@ def _members(file: IO[bytes]) -> Iterator[tarfile.TarInfo]:
     """Yield the headers of the files in a tar file; the contents of the files are not read.
 
     Raises:
-        tarfile.TarError: it is no tar file, or its headers break off before the end.
+        tarfile.TarError: ``file`` is no tar file, or its headers break off before the end.
     """
     with tarfile.open(fileobj=file, mode="r:") as opened:
         for member in opened:

@@ -185,11 +185,12 @@ class Encoder(VisionEncoderBackend[str, Item, Artifact]):  # type: ignore[misc] 
 
         Args:
             items: the images, as :meth:`preprocess` returned them.
-            target_bucket: not read; Dynamo passes None, and the graphs are chosen by the encoder.
+            target_bucket: not read; Dynamo passes None, and the encoder chooses the graphs itself.
 
         Returns:
-            Per image, on the CPU: rows [N, (1 + L) * D] with their grid (t, h, w) or, for a
-            text-only language model, the tensor [N, D] alone.
+            Per image, on the CPU: its tokens with L DeepStack layers beside them, [N, (1 + L) * D],
+            and its grid (t, h, w) in patches; or, for a text-only language model, the tokens [N, D]
+            alone.
         """
         inputs = self._join(items)
         outputs = [language_rows(output) for output in self.encode(inputs)]

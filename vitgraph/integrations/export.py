@@ -146,7 +146,7 @@ def _example_pixels(encoder: VisionEncoder, grids: GridLike) -> Tensor:
 
 
 class _Traced(nn.Module):
-    """An encoder as a module whose arguments change between calls, as ``torch.export`` traces it.
+    """A module around an encoder whose arguments are all that changes between calls of a program.
 
     Args:
         encoder: the encoder.
@@ -174,13 +174,14 @@ def _without_unread(metadata: Metadata) -> Metadata:
 
 
 def _dynamic_shapes(encoder: VisionEncoder, varying: Metadata) -> tuple[object, ...]:
-    """Return the axes that vary between calls, as ``torch.export`` takes them.
+    """Return the axes of the program's inputs whose sizes vary between calls, for ``torch.export``.
 
-    They count tiles, or for packed patches whole tokens, attention segments and windows.
+    The pixels vary by whole tiles or by whole tokens, the metadata by tokens, attention segments
+    and windows.
 
     Args:
         encoder: the encoder.
-        varying: metadata that are an argument of the program.
+        varying: metadata that are an input of the program; empty for an encoder over tiles.
     """
     if _takes_tiles(encoder):
         return ({0: Dim("tiles")},)
@@ -240,10 +241,10 @@ def _attend_equal(q: Tensor, k: Tensor, v: Tensor, rows: int) -> Tensor:
 
 
 def _attend_runs(q: Tensor, k: Tensor, v: Tensor, lengths: list[int]) -> Tensor:
-    """Return attention within each segment, [T, H, K]; neighbours of equal length run as one batch.
+    """Return attention within each segment; neighbouring segments of equal length run as one batch.
 
     Args:
-        q, k, v: [T, H, K].
+        q, k, v: [T, H, K]: T rows of all segments, H heads of size K, as the result.
         lengths: the rows of each segment.
     """
     parts, start = [], 0
@@ -255,11 +256,11 @@ def _attend_runs(q: Tensor, k: Tensor, v: Tensor, lengths: list[int]) -> Tensor:
 
 
 def _attend_masked(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """Return attention within each segment, [T, H, K], by a mask [T, T] over all pairs of rows.
+    """Return attention within each segment, by a mask [T, T] over all pairs of rows.
 
     Args:
-        q, k, v: [T, H, K].
-        cu_seqlens: [S + 1], the offset of each segment and T.
+        q, k, v: [T, H, K]: T rows of all segments, H heads of size K, as the result.
+        cu_seqlens: the offset of the first row of each segment, and T at the end.
     """
     rows = torch.arange(q.shape[0], device=q.device, dtype=cu_seqlens.dtype)
     segment = (rows[:, None] >= cu_seqlens[None, 1:]).sum(1)

@@ -47,11 +47,12 @@ class Passing(nn.Module):
         *,
         inputs_embeds: Tensor | None = None,
     ) -> Tensor:
-        """Return the tokens that a model passes to its projector, under either name.
+        """Return the tokens that a model passes to its projector, under either of two names.
 
         Args:
-            image_features: tokens [N, D] or [B, N/B, D]; or from LFM2-VL those of one image, which
-                are the first of the rows [1, h, w, D] of its patches.
+            image_features: the tokens of all images, [N, D] or [tiles, tokens per tile, D]; or from
+                LFM2-VL those of one image, which are the first of the rows [1, h, w, D] of its
+                patches.
             sizes: the sizes of the images, which are not read.
             inputs_embeds: the tokens of Gemma 4, which passes them by this name.
         """
@@ -64,14 +65,14 @@ class Passing(nn.Module):
 
 
 def run_tiles(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) -> Tensor:
-    """Encode tiles, ``batch["pixel_values"]`` [B, C, H, W], to tokens [B, N/B, D]."""
+    """Encode B tiles, ``batch["pixel_values"]`` [B, C, H, W], to tokens [B, tokens per tile, D]."""
     tiles = batch["pixel_values"]
     h, w = (side // encoder.config.patch_size for side in tiles.shape[2:])
     return encode(tiles, [(1, h, w)] * len(tiles)).unflatten(0, (len(tiles), -1))
 
 
 def run_whole_tiles(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) -> Tensor:
-    """Encode tiles of Idefics3 and SmolVLM without padding, [B, C, H, W], to tokens [B, N/B, D].
+    """Encode B tiles of Idefics3 and SmolVLM, [B, C, H, W], to tokens [B, tokens per tile, D].
 
     Raises:
         ValueError: a tile with padding, which the encoder does not take.
@@ -86,11 +87,11 @@ def run_whole_tiles(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) 
 
 
 def run_shuffled_tiles(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) -> Tensor:
-    """Encode tiles of InternVL [B, C, H, W] to rows [B, 1 + n, D/4], n = 4 N/B, as its tower
+    """Encode B tiles of InternVL, [B, C, H, W], to the rows [B, 1 + n, D/4] that its own tower
     returns.
 
-    The model drops the class token, for which a row of zeros stands, and joins 2x2 rows to a token.
-    Therefore each row is a quarter of a token.
+    From these the model makes n/4 tokens of width D per tile: it drops the class token, for which a
+    row of zeros stands here, and joins 2x2 rows to a token. So each row is a quarter of a token.
     """
     tokens = run_tiles(encode, encoder, batch)
     side = round(tokens.shape[1] ** 0.5)
@@ -101,7 +102,7 @@ def run_shuffled_tiles(encode: Encode, encoder: VisionEncoder, batch: BatchInput
 
 
 def run_images(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) -> Tensor:
-    """Encode images of Pixtral [I, C, H, W] to tokens [1, N, D].
+    """Encode I images of Pixtral, [I, C, H, W], to the tokens [1, N, D] of all of them.
 
     They are padded to one size; ``image_sizes`` has the rows and columns of pixels of each.
     """
@@ -112,18 +113,19 @@ def run_images(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) -> Te
 
 
 def run_positions(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) -> Tensor:
-    """Encode images of Gemma 4, padded patches [I, S, C*p*p], to tokens [N, D].
+    """Encode I images of Gemma 4 to the tokens [N, D] of all of them.
 
-    A patch of padding has the position -1.
+    ``pixel_values`` are flat patches [I, S, C*p*p], padded to S per image; a patch of padding has
+    the position -1.
     """
     packed = read_positions(batch, encoder)
     return encode(packed.pixel_values, packed.grids)
 
 
 def run_padded(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) -> Tensor:
-    """Encode images of LFM2-VL, padded patches [I, S, C*p*p], to rows [I, S, D].
+    """Encode I images of LFM2-VL to rows [I, S, D]: per image its tokens, and then zeros.
 
-    The first rows of each image are its tokens, the others are zeros.
+    ``pixel_values`` are flat patches [I, S, C*p*p], padded to S per image.
     """
     images, shapes = batch["pixel_values"], batch["spatial_shapes"].tolist()
     rows = torch.cat([image[: h * w] for image, (h, w) in zip(images, shapes, strict=True)])
@@ -135,9 +137,9 @@ def run_padded(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) -> Te
 
 
 def run_patches(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) -> Tensor:
-    """Encode packed patches to tokens [1, N, D]; ``grid_thw`` has their grids.
+    """Encode packed patches to the tokens [1, N, D] of all images; ``grid_thw`` has their grids.
 
-    They are [P, C*p*p], [P, C, p, p] or [1, P, C, p, p].
+    P patches with sides of p pixels are [P, C*p*p], [P, C, p, p] or [1, P, C, p, p].
     """
     grids = [(t, h, w) for t, h, w in batch["grid_thw"].tolist()]
     count = sum(t * h * w for t, h, w in grids)

@@ -40,7 +40,7 @@ class Packed(NamedTuple):
 
 
 def read_tiles(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
-    """Read tiles [B, C, H, W] of Gemma 3, Idefics3 and SmolVLM; ``num_patches`` counts them per
+    """Read B tiles [B, C, H, W] of Gemma 3, Idefics3 or SmolVLM; ``num_patches`` has tiles per
     image.
 
     vLLM adds no tiles to fill a batch, and the tiles of these models have no padded edges.
@@ -64,15 +64,15 @@ def read_images(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
 
 
 def read_grids(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
-    """Read patches [P, C, p, p] of Kimi-VL; ``image_grid_hws`` [I, 2] counts rows and columns."""
+    """Read flat patches of Kimi-VL; ``image_grid_hws`` has their rows and columns per image."""
     grids = [(1, h, w) for h, w in batch["image_grid_hws"].tolist()]
     return Packed(batch["pixel_values"].flatten(1), grids, [1] * len(grids))
 
 
 def read_patches(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
-    """Read patches of PaddleOCR-VL: those of all images, [P, C, p, p], in vLLM 0.33.
+    """Read the patches of all images of PaddleOCR-VL, [P, C, p, p] with sides of p pixels.
 
-    Older versions have a list of such tensors, or [I, P, C, p, p].
+    vLLM before 0.33 has a list of such tensors, or [images, P, C, p, p].
     """
     cells = batch["pixel_values"]
     if not isinstance(cells, Tensor):
@@ -95,7 +95,9 @@ def read_positions(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
 
 
 def read_frames(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
-    """Read clips of Gemma 4, whose frames are images with a grid each."""
+    """Read clips of Gemma 4: every frame is an image with a grid, and ``counts`` has frames per
+    clip.
+    """
     names = ("pixel_values", "pixel_position_ids")
     packed = read_positions({name: batch[f"{name}_videos"] for name in names}, encoder)
     return packed._replace(counts=[int(count) for count in batch["video_frame_counts"]])
@@ -112,6 +114,6 @@ READERS: Mapping[str, Callable[[BatchInputs, VisionEncoder], Packed]] = {
 
 
 def tokens_per_item(packed: Packed, encoder: VisionEncoder) -> Sequence[int]:
-    """Return the number of output tokens of each item of a batch."""
+    """Return the number of output tokens of each image or clip of a batch, for ``encoder``."""
     specs = iter(encoder.item_specs(packed.grids))
     return [sum(next(specs).output_tokens for _ in range(count)) for count in packed.counts]

@@ -19,8 +19,10 @@ class Record(NamedTuple):
     tower: str = "visual"
     """The attribute of the model class that holds the tower."""
     projector: str = ""
-    """The attribute that holds a projector outside the tower; empty if there is none. The encoder
-    contains its own."""
+    """The attribute that holds the projector, where it lies outside the tower, else empty.
+
+    Both are replaced, because an encoder contains its projector.
+    """
     reader: str = ""
     """The key of ``READERS`` for the function that reads a batch; empty if vLLM calls the tower
     with packed patches itself."""

@@ -71,7 +71,7 @@ class ReplacesTower(nn.Module):
             meta = build_encoder(family, model.hf_config.to_dict(), model.model)
         except ValueError as error:
             return str(error)
-        norm = dict(theirs.named_children()).get("input_norm")  # vLLM 0.32 and later
+        norm = dict(theirs.named_children()).get("input_norm")  # None before vLLM 0.32
         dtype, device = place.dtype, place.device
         self._put(self.record.tower, nn.Identity())
         if self.record.projector:

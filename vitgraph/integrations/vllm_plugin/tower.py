@@ -113,12 +113,14 @@ class Tower(nn.Module):
         """Encode packed patches, or tiles with a grid each.
 
         Args:
-            x: [P, patch_dim] or tiles; of type uint8 if vLLM normalises pixels on the device.
+            x: P patches, [P, patch_dim], or tiles; of type uint8 if vLLM normalises pixels on the
+                device.
             grid_thw: [items, 3], (t, h, w) in patches, on the host.
             encoder_metadata: not read; vLLM passes it for its own graphs.
 
         Returns:
-            [N, (1 + L) * D], a new tensor that no later call changes.
+            N tokens with L DeepStack layers beside them, [N, (1 + L) * D]: a new tensor that no
+            later call changes.
         """
         if self.input_norm is not None:
             x = self.input_norm(x.to(self.device, non_blocking=True), self.dtype)
@@ -129,8 +131,7 @@ class Tower(nn.Module):
         return torch.cat((output.pooler_output, *output.deepstack_features), dim=1)
 
     def encode_items(self, packed: Packed) -> list[Tensor]:
-        """Encode a batch; returns [tokens, D] per item, views of a new tensor that no later call
-        changes."""
+        """Encode a batch to a tensor [tokens, D] per item; no later call changes these."""
         tokens = self(packed.pixel_values, packed.grids)
         return list(tokens.split(tokens_per_item(packed, self.encoder)))
 
@@ -273,13 +274,13 @@ class TileTower(Tower):
     """The encoder of InternVL, which vLLM calls with tiles of one size and without a grid."""
 
     def forward(self, pixel_values: Tensor) -> Tensor:  # type: ignore[override]  # tiles
-        """Encode tiles to projected tokens.
+        """Encode B tiles to projected tokens.
 
         Args:
             pixel_values: [B, 3, side, side].
 
         Returns:
-            [B, N / B, D], a new tensor that no later call changes.
+            [B, tokens per tile, width of the language model], which no later call changes.
         """
         tiles = pixel_values.shape[0]
         grid = [self.encoder.grid_for(1)] * tiles
