@@ -64,8 +64,8 @@ class Item(NamedTuple):
     """Steps, rows and columns of the patches; for InternViT the number of tiles, and rows and
     columns of one tile."""
     tiles: tuple[int, int, bool] | None
-    """How the tiles of an image lie: (columns, rows, whether a thumbnail follows). None for a video
-    and for encoders without tiles."""
+    """How the tiles of an item lie: (columns, rows, whether a thumbnail follows); None for encoders
+    that take no tiles."""
 
 
 class Features(NamedTuple):

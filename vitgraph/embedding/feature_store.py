@@ -195,7 +195,7 @@ class FeatureStore:
                 os.link(temporary, path)
             except FileExistsError:  # another writer has written the file meanwhile
                 return False
-            except OSError:  # some file systems have no hard links
+            except OSError:  # a file system without hard links
                 temporary.replace(path)
         return True
 
@@ -205,8 +205,7 @@ class FeatureStore:
         return self.write(key, torch.from_numpy(rows).to(DTYPES[self.settings.dtype]), near)
 
     def read_arrays(self, keys: Sequence[str]) -> np.ndarray:
-        """Return the float32 features of several items one below another, [tokens of all, width].
-        """
+        """Return the float32 features of several items one below another, [all tokens, width]."""
         none = torch.empty(0, self.settings.width)
         return torch.cat([none, *(self.get(key).float() for key in keys)]).numpy()
 

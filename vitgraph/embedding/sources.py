@@ -363,7 +363,7 @@ def _local_file(path: str, key: str) -> File:
     try:
         version = version_of(path)
     except OSError:
-        return File(key, path)  # an error would stop the listing; reading this file reports it
+        return File(key, path)  # an error here would stop the listing; reading reports it later
     return File(key, path, int(version.split()[0]), version)
 
 

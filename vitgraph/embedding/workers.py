@@ -60,7 +60,7 @@ class Worker(NamedTuple):
         """Return how many threads decode images: this worker's share of the cores, at most 16."""
         cores = os.cpu_count() or 1
         if sys.platform == "linux":
-            cores = len(os.sched_getaffinity(0))  # SLURM may bind a task to some of the host's cores
+            cores = len(os.sched_getaffinity(0))  # SLURM may bind a task to a part of the cores
         return min(max(cores // self.local_size, 1), MOST_THREADS)
 
 

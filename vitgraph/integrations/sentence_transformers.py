@@ -171,7 +171,12 @@ class ImageEncoder(InputModule):  # type: ignore[misc]  # the library is not the
         self, output_path: str, *unused: object, safe_serialization: bool = True, **more: object
     ) -> None:
         """Write the encoder as ``encoder.save_pretrained`` does, and a config with the pooling and
-        limits."""
+        limits.
+
+        Args:
+            output_path: the folder to write.
+            safe_serialization: not read; weights are always written as safetensors.
+        """
         self.encoder.save_pretrained(output_path)
         self.save_config(output_path)
 

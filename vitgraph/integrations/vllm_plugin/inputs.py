@@ -95,9 +95,7 @@ def read_positions(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
 
 
 def read_frames(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
-    """Read clips of Gemma 4: every frame is an image with a grid, and ``counts`` has frames per
-    clip.
-    """
+    """Read clips of Gemma 4: each frame is an image with a grid, ``counts`` are frames per clip."""
     names = ("pixel_values", "pixel_position_ids")
     packed = read_positions({name: batch[f"{name}_videos"] for name in names}, encoder)
     return packed._replace(counts=[int(count) for count in batch["video_frame_counts"]])
