@@ -212,10 +212,10 @@ class BlockTower(Protocol):
         self,
         hidden: Tensor,
         metadata: Metadata,
-        wanted: Sequence[int],
+        numbers: Sequence[int],
         blocks: nn.ModuleList,
     ) -> Iterator[Tensor]:
-        """Call ``blocks`` as modules; yield the hidden state after each index in ``wanted``."""
+        """Call ``blocks`` as modules; yield the hidden state after each block in ``numbers``."""
         ...
 
 
@@ -237,16 +237,16 @@ class Accelerator(Protocol):
         encoder: BlockTower,
         hidden: Tensor,
         metadata: Metadata,
-        wanted: Sequence[int],
+        numbers: Sequence[int],
         blocks: nn.ModuleList,
     ) -> Iterator[Tensor]:
-        """Yield the hidden state after each of the ``blocks`` in ``wanted``.
+        """Yield the hidden state after each of the ``blocks`` in ``numbers``.
 
         Args:
             encoder: runs the blocks that the accelerator cannot.
             hidden: the rows that the first block reads, [T, D] or views [B, .., D].
             metadata: the result of the encoder's ``prepare_encoder_metadata``.
-            wanted: indices of blocks from 0, ascending.
+            numbers: block numbers from 0, ascending.
             blocks: one stack of the encoder, all of it.
         """
         ...

@@ -338,10 +338,10 @@ class HighResolution(TileEncoder):
         """Return None: in SAM every view attends to itself, without offsets or angles."""
 
     def _block_outputs(
-        self, pixel_values: Tensor, grid_thw: GridLike, wanted: Sequence[int]
+        self, pixel_values: Tensor, grid_thw: GridLike, numbers: Sequence[int]
     ) -> Iterator[Tensor]:
-        """Yield SAM's hidden states [B, h*w, D] after each block whose index is in ``wanted``."""
-        for state in super()._block_outputs(pixel_values, grid_thw, wanted):
+        """Yield SAM's hidden states [B, h*w, D] after each block whose number is in ``numbers``."""
+        for state in super()._block_outputs(pixel_values, grid_thw, numbers):
             yield state.flatten(1, 2)
 
     def _row_grid(self, h: int, w: int) -> tuple[int, int]:

@@ -172,11 +172,11 @@ class Qwen2_5VLEncoder(PatchEncoder):
         return EncoderOutput(self._reorder(hidden, metadata["reverse_index"]), tokens, ())
 
     def _block_outputs(
-        self, pixel_values: Tensor, grid_thw: GridLike, wanted: Sequence[int]
+        self, pixel_values: Tensor, grid_thw: GridLike, numbers: Sequence[int]
     ) -> Iterator[Tensor]:
-        """Yield the hidden state [P, D] after each block in ``wanted``, in input order."""
+        """Yield the hidden state [P, D] after each block in ``numbers``, in input order."""
         metadata = self._resolve_metadata(pixel_values, grid_thw, None)
-        for hidden in self._run_blocks(self._embed(pixel_values, metadata), metadata, wanted):
+        for hidden in self._run_blocks(self._embed(pixel_values, metadata), metadata, numbers):
             yield self._reorder(hidden, metadata["reverse_index"])
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> Context:

@@ -166,10 +166,10 @@ class Qwen3VLEncoder(PatchEncoder):
         metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
         hidden = self._embed(pixel_values, metadata)
         tapped = self.config.deepstack_visual_indexes
-        wanted = sorted({*tapped, self.config.depth - 1})
+        numbers = sorted({*tapped, self.config.depth - 1})
         deepstack: list[Tensor] = []
-        states = self._run_blocks(hidden, metadata, wanted)
-        for number, hidden in zip(wanted, states, strict=True):
+        states = self._run_blocks(hidden, metadata, numbers)
+        for number, hidden in zip(numbers, states, strict=True):
             if number in tapped:
                 merger = self.deepstack_merger_list[tapped.index(number)]
                 deepstack.append(merger(hidden))

@@ -91,33 +91,33 @@ class FusedBlocks:
         encoder: BlockTower,
         hidden: Tensor,
         metadata: Metadata,
-        wanted: Sequence[int],
+        numbers: Sequence[int],
         blocks: nn.ModuleList,
     ) -> Iterator[Tensor]:
-        """Yield the hidden state after each of the ``blocks`` in ``wanted``.
+        """Yield the hidden state after each of the ``blocks`` in ``numbers``.
 
         Args:
             encoder: runs the blocks that cannot be fused.
             hidden: the rows that the first block reads, [T, D] or views [B, .., D].
             metadata: the result of the encoder's ``prepare_encoder_metadata``.
-            wanted: indices of blocks from 0, ascending.
+            numbers: block numbers from 0, ascending.
             blocks: one stack of the encoder, all of it.
         """
         if _is_elsewhere(hidden):
             with torch.cuda.device(hidden.device):
-                return iter(list(self.run_blocks(encoder, hidden, metadata, wanted, blocks)))
+                return iter(list(self.run_blocks(encoder, hidden, metadata, numbers, blocks)))
         because, called = obstacle(hidden.device, hidden.dtype) or obstacle_now(), 0
         if because is None and not any(map(names_its_parts, blocks)):
-            because, called = NO_PARTS, max(wanted, default=-1) + 1
-        if because is not None or not len(hidden) or not wanted:
+            because, called = NO_PARTS, max(numbers, default=-1) + 1
+        if because is not None or not len(hidden) or not numbers:
             self.ran[blocks] = BlocksRun(called=called, because=because)
-            return encoder._reference_blocks(hidden, metadata, wanted, blocks)
+            return encoder._reference_blocks(hidden, metadata, numbers, blocks)
         self.derived.follow()
         if self.fp8 is not None:
             self.fp8.derived.follow()
         forward = FusedForward(self.attention, self.derived, encoder, hidden, metadata, self.fp8)
         self.ran[blocks] = forward.ran
-        return forward.states(blocks, wanted)
+        return forward.states(blocks, numbers)
 
     def metadata_of(
         self, grids: list[Grid], weight: Tensor, prepare: Callable[[list[Grid]], Metadata]

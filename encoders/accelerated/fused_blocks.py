@@ -77,16 +77,16 @@ class FusedForward:
         self.writable = False
         """Whether the stream may be overwritten: it was made here, and no caller holds it."""
 
-    def states(self, stack: nn.ModuleList, wanted: Sequence[int]) -> Iterator[Tensor]:
-        """Yield the hidden state after each block of ``stack`` whose index is in ``wanted``.
+    def states(self, stack: nn.ModuleList, numbers: Sequence[int]) -> Iterator[Tensor]:
+        """Yield the hidden state after each block of ``stack`` whose number is in ``numbers``.
 
         A state is complete only after the norm of the next block has added the last branch to it,
         so it is yielded then.
         """
-        blocks = list(islice(stack, max(wanted) + 1))
+        blocks = list(islice(stack, max(numbers) + 1))
         every = [self._fusible(block) for block in blocks]
         for number, (block, parts) in enumerate(zip(blocks, every, strict=True)):
-            before = number - 1 in wanted
+            before = number - 1 in numbers
             if parts is None:
                 if before or not self.stream.complete:
                     self._complete()

@@ -57,13 +57,13 @@ def attention_maps(
         raise ValueError(f'heads={asked.heads!r}: must be "mean" or "all"')
     path, tower, inner = _read_path(encoder, asked.path)
     depth = tower.config.depth if inner is None else len(inner.blocks)
-    wanted = block_indices(asked.blocks, depth)
-    if not inputs.paths[path].items or not wanted:
+    indices = block_indices(asked.blocks, depth)
+    if not inputs.paths[path].items or not indices:
         return [[] for _ in inputs.grid_thw]
     observer, twin = AttentionObserver(), copy.copy(tower)
     observer.blocks = tower.blocks if inner is None else inner.blocks
     twin._observer = observer.run_blocks
-    numbers, (pixels, grid_thw, _) = sorted(set(wanted)), inputs.paths[path]
+    numbers, (pixels, grid_thw, _) = sorted(set(indices)), inputs.paths[path]
     if inner is None:
         states = twin._block_outputs(pixels, grid_thw, numbers)
     else:
@@ -78,7 +78,7 @@ def attention_maps(
         maps = _maps_of_path(encoder, inputs, asked.path, shown).items()
         kept[number] = {item: x.squeeze(-1) if one else x.movedim(-1, 0) for item, x in maps}
     return [
-        [kept[number][item] for number in wanted if item in rows]
+        [kept[number][item] for number in indices if item in rows]
         for item in range(len(inputs.grid_thw))
     ]
 
@@ -128,7 +128,7 @@ class AttentionObserver:
         tower: VisionEncoder,
         hidden: Tensor,
         metadata: Metadata,
-        wanted: Sequence[int],
+        numbers: Sequence[int],
         blocks: nn.ModuleList,
     ) -> Iterator[Tensor]:
         """Yield the number of each row, [.., 1], then per block the attention weights, [.., H].
@@ -139,7 +139,7 @@ class AttentionObserver:
             tower: the tower that has the blocks.
             hidden: [.., D], the rows that the first block reads.
             metadata: what ``prepare_encoder_metadata`` returns.
-            wanted: block numbers from 0, ascending, each once.
+            numbers: block numbers from 0, ascending, each once.
             blocks: the stack to run. If it is not ``self.blocks``, nothing is observed, and its
                 hidden states are yielded.
 
@@ -147,19 +147,19 @@ class AttentionObserver:
             ValueError: a block that calls attention other than once, or not this library's.
         """
         if blocks is not self.blocks:
-            yield from tower._reference_blocks(hidden, metadata, wanted, blocks)
+            yield from tower._reference_blocks(hidden, metadata, numbers, blocks)
             return
         context = tower._block_context(hidden, metadata)
         self.shape = hidden.shape[:-1]
         yield torch.arange(self.shape.numel(), device=hidden.device).view(*self.shape, 1)
-        for number, block in enumerate(islice(blocks, max(wanted) + 1)):
+        for number, block in enumerate(islice(blocks, max(numbers) + 1)):
             calls: list[AttentionCall] = []
             token = observed_calls.set(calls)
             try:
                 hidden = tower._run_block(block, hidden, context)
             finally:
                 observed_calls.reset(token)
-            if number not in wanted:
+            if number not in numbers:
                 continue
             if len(calls) != 1:
                 raise ValueError(

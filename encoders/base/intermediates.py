@@ -36,17 +36,17 @@ def states_of_blocks(
         Per block one tensor [P, D] or [tiles, n, D], or with "NCHW" one map [t, D, h, w] per item.
     """
     tower = cast("VisionEncoder", encoder)
-    wanted = block_indices(indices, tower.config.depth)
-    numbers = sorted(set(wanted))
+    asked = block_indices(indices, tower.config.depth)
+    numbers = sorted(set(asked))
     states = tower._block_outputs(pixel_values, grid_thw, numbers)
     kept = dict(zip(numbers, states, strict=True))
     if output_fmt == "NLC":
-        return [kept[number] for number in wanted]
+        return [kept[number] for number in asked]
     maps = {
         number: [x.permute(0, 3, 1, 2) for x in tower._maps_of_grids(state, grid_thw)]
         for number, state in kept.items()
     }
-    return [maps[number] for number in wanted]
+    return [maps[number] for number in asked]
 
 
 def rows_of_all(features: object) -> Tensor:
@@ -93,12 +93,12 @@ def block_indices(indices: int | Sequence[int] | None, depth: int) -> list[int]:
     """
     if indices is None:
         return list(range(depth))
-    wanted = plain_values(indices)
-    if not isinstance(wanted, Iterable):
-        if not _is_number(wanted) or not 0 < wanted <= depth:
-            raise ValueError(f"indices={wanted}: the last n blocks, with n from 1 to {depth}")
-        return list(range(depth - wanted, depth))
-    numbers = [plain_values(number) for number in wanted]
+    asked = plain_values(indices)
+    if not isinstance(asked, Iterable):
+        if not _is_number(asked) or not 0 < asked <= depth:
+            raise ValueError(f"indices={asked}: the last n blocks, with n from 1 to {depth}")
+        return list(range(depth - asked, depth))
+    numbers = [plain_values(number) for number in asked]
     for number in numbers:
         if not _is_number(number) or not -depth <= number < depth:
             rule = f"the tower has blocks 0 to {depth - 1}"

@@ -53,14 +53,14 @@ class PatchEncoder(VisionEncoder):
         ]
 
     def _block_outputs(
-        self, pixel_values: Tensor, grid_thw: GridLike, wanted: Sequence[int]
+        self, pixel_values: Tensor, grid_thw: GridLike, numbers: Sequence[int]
     ) -> Iterator[Tensor]:
-        """Embed patches [P, patch_dim], and yield the state [P, D] after each block in ``wanted``.
+        """Embed patches [P, patch_dim], and yield the state [P, D] after each block in ``numbers``.
 
-        ``grid_thw`` is (t, h, w) per item; ``wanted`` are block numbers from 0, ascending.
+        ``grid_thw`` is (t, h, w) per item; ``numbers`` are block numbers from 0, ascending.
         """
         metadata = self._resolve_metadata(pixel_values, grid_thw, None)
-        yield from self._run_blocks(self._embed(pixel_values, metadata), metadata, wanted)
+        yield from self._run_blocks(self._embed(pixel_values, metadata), metadata, numbers)
 
     def _admit_patches(self, pixel_values: Tensor, weight: Tensor, metadata: Metadata) -> Tensor:
         """Check patches [P, patch_dim] and bring them to the dtype and device of ``weight``.

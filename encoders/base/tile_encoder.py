@@ -122,14 +122,14 @@ class TileEncoder(VisionEncoder):
         ]
 
     def _block_outputs(
-        self, pixel_values: Tensor, grid_thw: GridLike, wanted: Sequence[int]
+        self, pixel_values: Tensor, grid_thw: GridLike, numbers: Sequence[int]
     ) -> Iterator[Tensor]:
-        """Embed tiles [B, C, H, W], and yield the state [B, n, D] after each block in ``wanted``.
+        """Embed tiles [B, C, H, W], and yield the state [B, n, D] after each block in ``numbers``.
 
-        ``grid_thw`` is (tiles, h, w) per item; ``wanted`` are block numbers from 0, ascending.
+        ``grid_thw`` is (tiles, h, w) per item; ``numbers`` are block numbers from 0, ascending.
         """
         hidden = self._embed(pixel_values, grid_thw)
-        yield from self._run_blocks(hidden, self.prepare_encoder_metadata(grid_thw), wanted)
+        yield from self._run_blocks(hidden, self.prepare_encoder_metadata(grid_thw), numbers)
 
     def _admit_tiles(
         self, pixel_values: Tensor, weight: Tensor, grid_thw: GridLike | None

@@ -160,11 +160,11 @@ class VisionEncoder(Encoder):
 
     @abstractmethod
     def _block_outputs(
-        self, pixel_values: Tensor, grid_thw: GridLike, wanted: Sequence[int]
+        self, pixel_values: Tensor, grid_thw: GridLike, numbers: Sequence[int]
     ) -> Iterator[Tensor]:
-        """Embed pixels, and yield the hidden state, in input order, after each block in ``wanted``.
+        """Embed pixels; yield the hidden state, in input order, after each block in ``numbers``.
 
-        ``wanted`` are block numbers from 0, ascending; the others are arguments of ``forward``.
+        ``numbers`` are block numbers from 0, ascending; the others are arguments of ``forward``.
         """
 
     def _maps_of_items(self, features: Tensor, inputs: VisionInputs) -> list[dict[str, Tensor]]:
@@ -250,10 +250,10 @@ class VisionEncoder(Encoder):
         self,
         hidden: Tensor,
         metadata: Metadata,
-        wanted: Sequence[int],
+        numbers: Sequence[int],
         blocks: nn.ModuleList | None = None,
     ) -> Iterator[Tensor]:
-        """Yield the hidden state after each block in ``wanted``; blocks after the last are not run.
+        """Yield the hidden state after each block in ``numbers``; run no block after the last one.
 
         An accelerated encoder runs fused blocks unless gradients are recorded.
 
@@ -261,15 +261,15 @@ class VisionEncoder(Encoder):
             hidden: [P, D], of towers over tiles [tiles, n, D], over views in space [views, h, w,
                 D]; the rows that the first block reads.
             metadata: what ``prepare_encoder_metadata`` returns.
-            wanted: block numbers from 0, ascending, each once.
+            numbers: block numbers from 0, ascending, each once.
             blocks: the stack to run, of a tower with several; None for ``self.blocks``.
         """
         blocks = self.blocks if blocks is None else blocks
         if self._observer is not None:
-            return self._observer(self, hidden, metadata, wanted, blocks)
+            return self._observer(self, hidden, metadata, numbers, blocks)
         if self.accelerator is None or self._records_gradients(hidden):
-            return self._reference_blocks(hidden, metadata, wanted, blocks)
-        return self.accelerator.run_blocks(self, hidden, metadata, wanted, blocks)
+            return self._reference_blocks(hidden, metadata, numbers, blocks)
+        return self.accelerator.run_blocks(self, hidden, metadata, numbers, blocks)
 
     def _hidden_after(
         self, hidden: Tensor, metadata: Metadata, count: int, blocks: nn.ModuleList | None = None
@@ -283,13 +283,13 @@ class VisionEncoder(Encoder):
         return hidden
 
     def _reference_blocks(
-        self, hidden: Tensor, metadata: Metadata, wanted: Sequence[int], blocks: nn.ModuleList
+        self, hidden: Tensor, metadata: Metadata, numbers: Sequence[int], blocks: nn.ModuleList
     ) -> Iterator[Tensor]:
         """Yield the states that ``_run_blocks`` describes, calling each block as a module."""
         context = self._block_context(hidden, metadata)
-        for number, block in enumerate(islice(blocks, max(wanted, default=-1) + 1)):
+        for number, block in enumerate(islice(blocks, max(numbers, default=-1) + 1)):
             hidden = self._run_block(block, hidden, context)
-            if number in wanted:
+            if number in numbers:
                 yield hidden
 
     def _add_weighted_rows(
