@@ -79,7 +79,9 @@ def _size_of_file(path: Path) -> tuple[int, int]:
 
 
 def open_media(images: Sequence[Path], videos: Sequence[Path]) -> Iterator[Media]:
-    """Yield the images, then the videos; an image is not opened, a video only when it is its turn.
+    """Yield a :class:`Media` per image path, then one per video path.
+
+    Images are not opened here; a video is opened when it is its turn.
 
     Raises:
         ValueError: a video that cannot be opened.

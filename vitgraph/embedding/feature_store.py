@@ -200,8 +200,11 @@ class FeatureStore:
         return True
 
     def write_array(self, key: str, rows: np.ndarray, near: Path) -> bool:
-        """Write features of a numpy array as :meth:`write` does, after a cast to the dtype of the
-        store."""
+        """Write the features [tokens, width] of one item from a numpy array, cast to the dtype of
+        the store.
+
+        The arguments and the result are those of :meth:`write`.
+        """
         return self.write(key, torch.from_numpy(rows).to(DTYPES[self.settings.dtype]), near)
 
     def read_arrays(self, keys: Sequence[str]) -> np.ndarray:

@@ -116,7 +116,9 @@ class Shard:
     def _write_files(
         self, rows: Sequence[Row], empty: Mapping[str, Array]
     ) -> dict[str, tuple[int, int]]:
-        """Write arrays and row table; return (size in bytes, CRC-32) of each file by its name."""
+        """Write the arrays and the table of ``rows``; return (bytes, CRC-32) of each file by its
+        name.
+        """
         size = sum(array.nbytes for row in rows for array in row.arrays.values())
         self.storage.require_space(size)
         files: dict[str, tuple[int, int]] = {}

@@ -285,8 +285,12 @@ class Source:
     def _rows(
         self, table: ParquetTable | DataSet, path: str, version: str, key: str
     ) -> Iterator[File]:
-        """Yield one file per row of a table; an error if the first cell is a URL that must not be
-        read."""
+        """Yield a file per row of ``table``; ``path``, ``version`` and ``key`` are those of the
+        table.
+
+        Raises:
+            ValueError: the first cell is a URL, and ``--fetch-urls`` is missing.
+        """
         if len(table) and table.holds_text and not self.options.fetch_urls:
             first = url_in(table.cell(0))
             if first is not None:

@@ -80,7 +80,9 @@ class Storage(ABC):
 
     @abstractmethod
     def create(self, name: str, content: bytes) -> bool:
-        """Create a whole file, unless there is one of this name; returns whether it was created."""
+        """Create a file with all of ``content``; False, and no change, if there is one of this
+        name.
+        """
 
     @abstractmethod
     def delete(self, names: Iterable[str]) -> None:

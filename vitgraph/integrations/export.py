@@ -128,7 +128,8 @@ def _takes_tiles(encoder: VisionEncoder) -> bool:
 
 
 def _example_pixels(encoder: VisionEncoder, grids: GridLike) -> Tensor:
-    """Return zeros of the shape and dtype of ``pixel_values`` for these grids.
+    """Return zeros in the shape and dtype of an encoder's ``pixel_values`` for items of these
+    grids.
 
     Raises:
         ValueError: there is no grid.

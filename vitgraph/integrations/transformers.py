@@ -233,8 +233,8 @@ def _call_of(encoder: Encoder) -> Call:
 
 
 def _refuse_saving(module: nn.Module, prefix: str, keep_vars: bool) -> None:
-    """Raise an error when a model is saved, a hook with the signature that torch gives to such
-    hooks.
+    """Refuse to save a model; torch calls this hook, with these arguments, before it makes a state
+    dict.
 
     The encoder's tensors have other names than transformers loads.
 

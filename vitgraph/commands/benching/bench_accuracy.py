@@ -98,8 +98,10 @@ def compare(
 
 
 def _outputs(encoder: Encoder, images: Sequence[Path]) -> dict[str, Tensor]:
-    """Encode all pictures, and return each output field as tokens [T, D] of all of them, on the
-    CPU.
+    """Encode all pictures, whose paths are ``images``, and join their tokens.
+
+    Returns:
+        Per output field the tokens of all pictures, [T, D], on the CPU.
     """
     import torch
 

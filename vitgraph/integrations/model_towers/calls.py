@@ -65,14 +65,20 @@ class Passing(nn.Module):
 
 
 def run_tiles(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) -> Tensor:
-    """Encode B tiles, ``batch["pixel_values"]`` [B, C, H, W], to tokens [B, tokens per tile, D]."""
+    """Encode B tiles, ``batch["pixel_values"]`` [B, C, H, W], to tokens [B, tokens per tile, D].
+
+    Args:
+        encode: calls the encoder, or graphs of it, with packed pixels and their grids.
+        encoder: the encoder, for its sizes.
+        batch: the keywords with which a model calls its tower, by name.
+    """
     tiles = batch["pixel_values"]
     h, w = (side // encoder.config.patch_size for side in tiles.shape[2:])
     return encode(tiles, [(1, h, w)] * len(tiles)).unflatten(0, (len(tiles), -1))
 
 
 def run_whole_tiles(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) -> Tensor:
-    """Encode B tiles of Idefics3 and SmolVLM, [B, C, H, W], to tokens [B, tokens per tile, D].
+    """Encode B tiles of Idefics3 and SmolVLM as :func:`run_tiles` does, if none has padding.
 
     Raises:
         ValueError: a tile with padding, which the encoder does not take.
@@ -92,6 +98,7 @@ def run_shuffled_tiles(encode: Encode, encoder: VisionEncoder, batch: BatchInput
 
     From these the model makes n/4 tokens of width D per tile: it drops the class token, for which a
     row of zeros stands here, and joins 2x2 rows to a token. So each row is a quarter of a token.
+    The arguments are those of :func:`run_tiles`.
     """
     tokens = run_tiles(encode, encoder, batch)
     side = round(tokens.shape[1] ** 0.5)
@@ -104,7 +111,8 @@ def run_shuffled_tiles(encode: Encode, encoder: VisionEncoder, batch: BatchInput
 def run_images(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) -> Tensor:
     """Encode I images of Pixtral, [I, C, H, W], to the tokens [1, N, D] of all of them.
 
-    They are padded to one size; ``image_sizes`` has the rows and columns of pixels of each.
+    The images are padded to one size; ``image_sizes`` has the rows and columns of pixels of each.
+    The arguments are those of :func:`run_tiles`.
     """
     sizes = torch.as_tensor(batch["image_sizes"]).tolist()
     images = [image[:, :h, :w] for image, (h, w) in zip(batch["pixel_values"], sizes, strict=True)]
@@ -116,7 +124,7 @@ def run_positions(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) ->
     """Encode I images of Gemma 4 to the tokens [N, D] of all of them.
 
     ``pixel_values`` are flat patches [I, S, C*p*p], padded to S per image; a patch of padding has
-    the position -1.
+    the position -1. The arguments are those of :func:`run_tiles`.
     """
     packed = read_positions(batch, encoder)
     return encode(packed.pixel_values, packed.grids)
@@ -125,7 +133,8 @@ def run_positions(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) ->
 def run_padded(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) -> Tensor:
     """Encode I images of LFM2-VL to rows [I, S, D]: per image its tokens, and then zeros.
 
-    ``pixel_values`` are flat patches [I, S, C*p*p], padded to S per image.
+    ``pixel_values`` are flat patches [I, S, C*p*p], padded to S per image. The arguments are those
+    of :func:`run_tiles`.
     """
     images, shapes = batch["pixel_values"], batch["spatial_shapes"].tolist()
     rows = torch.cat([image[: h * w] for image, (h, w) in zip(images, shapes, strict=True)])
@@ -139,7 +148,8 @@ def run_padded(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) -> Te
 def run_patches(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) -> Tensor:
     """Encode packed patches to the tokens [1, N, D] of all images; ``grid_thw`` has their grids.
 
-    P patches with sides of p pixels are [P, C*p*p], [P, C, p, p] or [1, P, C, p, p].
+    P patches with sides of p pixels are [P, C*p*p], [P, C, p, p] or [1, P, C, p, p]. The arguments
+    are those of :func:`run_tiles`.
     """
     grids = [(t, h, w) for t, h, w in batch["grid_thw"].tolist()]
     count = sum(t * h * w for t, h, w in grids)

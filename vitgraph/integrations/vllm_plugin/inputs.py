@@ -44,13 +44,20 @@ def read_tiles(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
     image.
 
     vLLM adds no tiles to fill a batch, and the tiles of these models have no padded edges.
+
+    Args:
+        batch: the inputs of a batch, by their names in vLLM.
+        encoder: the encoder that will run them.
     """
     tiles = batch["pixel_values"]
     return Packed(tiles, [encoder.grid_for(1)] * len(tiles), batch["num_patches"].tolist())
 
 
 def read_images(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
-    """Read images [C, H, W] of Pixtral and Mistral 3, whose sides are whole numbers of tokens."""
+    """Read images [C, H, W] of Pixtral and Mistral 3, whose sides are whole numbers of tokens.
+
+    They are divided into patches in the order that ``encoder`` takes; see :func:`read_tiles`.
+    """
     assert isinstance(encoder, PatchEncoder)
     images = list(batch["pixel_values"])
     merge, patch = encoder.config.spatial_merge_size, encoder.config.patch_size
@@ -64,7 +71,10 @@ def read_images(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
 
 
 def read_grids(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
-    """Read flat patches of Kimi-VL; ``image_grid_hws`` has their rows and columns per image."""
+    """Read patches [P, C, p, p] of Kimi-VL; arguments as in :func:`read_tiles`.
+
+    ``image_grid_hws`` has rows and columns of patches per image.
+    """
     grids = [(1, h, w) for h, w in batch["image_grid_hws"].tolist()]
     return Packed(batch["pixel_values"].flatten(1), grids, [1] * len(grids))
 
@@ -72,7 +82,8 @@ def read_grids(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
 def read_patches(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
     """Read the patches of all images of PaddleOCR-VL, [P, C, p, p] with sides of p pixels.
 
-    vLLM before 0.33 has a list of such tensors, or [images, P, C, p, p].
+    vLLM before 0.33 has a list of such tensors, or [images, P, C, p, p]. The arguments are those of
+    :func:`read_tiles`.
     """
     cells = batch["pixel_values"]
     if not isinstance(cells, Tensor):
@@ -85,7 +96,7 @@ def read_positions(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
     """Read images or frames of Gemma 4: padded patches, each with its position (column, row).
 
     A position of padding is -1. Reading the grids from the positions waits for the device, as
-    vLLM's own code does.
+    vLLM's own code does. The arguments are those of :func:`read_tiles`.
     """
     images, places = list(batch["pixel_values"]), list(batch["pixel_position_ids"])
     ends = torch.stack([place.amax(0) for place in places]).tolist()

@@ -141,7 +141,8 @@ class Tower(nn.Module):
         return self._graphed is not None
 
     def _encode(self, pixels: Tensor, grid: GridLike) -> PartialOutput:
-        """Encode packed pixels with their grids; the next call overwrites the returned views."""
+        """Encode pixels, packed patches or tiles with a grid each; the next call overwrites the
+        outputs."""
         return (self._graphed or self.capture())(pixels, grid)
 
     def capture(self, *, first: bool = True, wait: Callable[[], object] = bool) -> GraphedEncoder:
