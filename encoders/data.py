@@ -20,6 +20,7 @@ Metadata: TypeAlias = dict[str, Tensor]
 """The tensors, by name, that an encoder makes of a grid and its ``forward`` takes with pixels."""
 DeviceOrDtype: TypeAlias = torch.device | str | torch.dtype | None
 """The argument of ``to``: the device to move tensors to, or the dtype to cast them to."""
+_Slice: TypeAlias = "slice[SupportsIndex | None]"
 OutputField: TypeAlias = Literal["last_hidden_state", "pooler_output", "deepstack_features"]
 OutputFields: TypeAlias = tuple[OutputField, ...]
 OUTPUT_FIELDS: OutputFields = ("last_hidden_state", "pooler_output", "deepstack_features")
@@ -43,8 +44,8 @@ class EncoderOutput(NamedTuple):
     @overload
     def __getitem__(self, key: SupportsIndex) -> Tensor | tuple[Tensor, ...]: ...
     @overload
-    def __getitem__(self, key: slice) -> tuple[Tensor | tuple[Tensor, ...], ...]: ...
-    def __getitem__(self, key: OutputField | SupportsIndex | slice) -> object:
+    def __getitem__(self, key: _Slice) -> tuple[Tensor | tuple[Tensor, ...], ...]: ...
+    def __getitem__(self, key: OutputField | SupportsIndex | _Slice) -> object:
         return _field(self, key)
 
     def clone(self) -> EncoderOutput:
@@ -73,8 +74,8 @@ class PartialOutput(NamedTuple):
     @overload
     def __getitem__(self, key: SupportsIndex) -> Tensor | tuple[Tensor, ...] | None: ...
     @overload
-    def __getitem__(self, key: slice) -> tuple[Tensor | tuple[Tensor, ...] | None, ...]: ...
-    def __getitem__(self, key: OutputField | SupportsIndex | slice) -> object:
+    def __getitem__(self, key: _Slice) -> tuple[Tensor | tuple[Tensor, ...] | None, ...]: ...
+    def __getitem__(self, key: OutputField | SupportsIndex | _Slice) -> object:
         return _field(self, key)
 
     def clone(self) -> PartialOutput:
@@ -99,11 +100,10 @@ def output_like(
     deepstack_features: tuple[Tensor, ...] | None,
 ) -> Output:
     """Return an output of the class of ``output`` with the given fields."""
-    make: Callable[..., Output] = type(output)
-    return make(last_hidden_state, pooler_output, deepstack_features)
+    return type(output)._make((last_hidden_state, pooler_output, deepstack_features))
 
 
-def _field(output: tuple[object, ...], key: OutputField | SupportsIndex | slice) -> object:
+def _field(output: tuple[object, ...], key: OutputField | SupportsIndex | _Slice) -> object:
     """Return a field of ``output`` by its name, or what a tuple has at an index or slice."""
     if not isinstance(key, str):
         return tuple.__getitem__(output, key)

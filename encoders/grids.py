@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, TypeGuard, runtime_checkable
 
 import torch
 from einops import rearrange
@@ -23,7 +23,7 @@ class _Array(Protocol):
     def tolist(self) -> object: ...
 
 
-def plain_values(values: object) -> Any:
+def plain_values(values: object) -> object:
     """Return the values of a tensor or an array as Python's numbers, and anything else as it is.
 
     Raises:
@@ -52,34 +52,35 @@ def read_grid(grid_thw: GridLike, merge: int = 1, merge_name: str = "merge size"
         ValueError: a row other than three positive integers, h or w that is no multiple of
             ``merge``, or a tensor without values.
     """
-    raw: Any = grid_thw  # whatever a user passes
-    if type(raw) is not list:  # most calls pass a list, which needs no conversion
-        if isinstance(raw, VisionInputs):
-            raise ValueError(
-                "grid_thw is the whole result of preprocess: pass inputs.grid_thw of it"
-            )
-        plain = plain_values(raw)
-        if not isinstance(plain, Iterable):
-            raise ValueError(f"grid_thw is {plain!r}: {_RULE}")
-        raw = list(plain)
-    if len(raw) == 3 and all(isinstance(value, int) for value in raw):
-        raw = [raw]
-    return [_read_item(row, merge, merge_name) for row in raw]
+    rows = grid_thw if type(grid_thw) is list else _listed(grid_thw)  # most calls pass a list
+    if len(rows) == 3 and all(isinstance(value, int) for value in rows):
+        rows = [rows]
+    return [_read_item(row, merge, merge_name) for row in rows]
 
 
-def _read_item(row: Any, merge: int, merge_name: str) -> Grid:
-    if type(row) in (list, tuple) and len(row) == 3:  # most rows are three integers
+def _listed(grid_thw: object) -> list[object]:
+    if isinstance(grid_thw, VisionInputs):
+        raise ValueError("grid_thw is the whole result of preprocess: pass inputs.grid_thw of it")
+    plain = plain_values(grid_thw)
+    if not isinstance(plain, Iterable):
+        raise ValueError(f"grid_thw is {plain!r}: {_RULE}")
+    return list(plain)
+
+
+def _read_item(row: object, merge: int, merge_name: str) -> Grid:
+    if isinstance(row, list | tuple) and len(row) == 3:  # most rows are three integers
         t, h, w = row
         whole = type(t) is type(h) is type(w) is int and t > 0 and h > 0 and w > 0
         if whole and not h % merge and not w % merge:
             return t, h, w
     values = plain_values(row)
-    values = [plain_values(v) for v in values] if isinstance(values, Sequence) else [values]
-    if len(values) != 3 or not all(_is_whole(v) and v > 0 for v in values):
-        text = repr(values)
+    numbers = [plain_values(v) for v in values] if isinstance(values, Sequence) else [values]
+    sizes = [int(v) for v in numbers if _is_whole(v) and v > 0]
+    if len(numbers) != 3 or len(sizes) != 3:
+        text = repr(numbers)
         shown = text if len(text) <= LONGEST_ROW else f"{text[:LONGEST_ROW]}..."
         raise ValueError(f"grid_thw row {shown}: {_RULE}")
-    t, h, w = (int(v) for v in values)
+    t, h, w = sizes
     for name, size in (("height", h), ("width", w)):
         if size % merge:
             below, above = size // merge * merge, (size // merge + 1) * merge
@@ -91,7 +92,7 @@ def _read_item(row: Any, merge: int, merge_name: str) -> Grid:
     return t, h, w
 
 
-def _is_whole(value: object) -> bool:
+def _is_whole(value: object) -> TypeGuard[int | float]:
     return isinstance(value, int) or (isinstance(value, float) and value.is_integer())
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TypeVar
 
+Choice = TypeVar("Choice")
 _NO_DEFAULT = object()
 
 
@@ -19,7 +20,7 @@ def find_section(config: Mapping[str, object], *names: str) -> Mapping[str, obje
     return config
 
 
-def read_field(section: Mapping[str, object], *names: str, default: object = _NO_DEFAULT) -> Any:
+def read_field(section: Mapping[str, object], *names: str, default: object = _NO_DEFAULT) -> object:
     """Return the value in ``section`` under one of ``names`` (aliases), or ``default``.
 
     Raises:
@@ -52,7 +53,9 @@ def read_size(
     return value
 
 
-def read_blocks(section: Mapping[str, Any], name: str, default: tuple[int, ...]) -> tuple[int, ...]:
+def read_blocks(
+    section: Mapping[str, object], name: str, default: tuple[int, ...]
+) -> tuple[int, ...]:
     """Return the list of integers under ``name``, such as indices of blocks, or ``default``."""
     value = read_field(section, name, default=default)
     if not isinstance(value, (list, tuple)) or any(type(number) is not int for number in value):
@@ -113,6 +116,18 @@ def read_rope_theta(section: Mapping[str, object]) -> float:
     if isinstance(theta, bool) or not isinstance(theta, int | float) or not 1 <= theta <= 1e12:
         raise ValueError(f"config field rope_theta={theta!r}: must be a number from 1 to 10^12")
     return float(theta)
+
+
+def read_choice(
+    section: Mapping[str, object], name: str, *choices: Choice, default: Choice
+) -> Choice:
+    """Return the field ``name``, which must be one of ``choices``, or ``default`` without it."""
+    value = section.get(name, default)
+    for choice in choices:
+        if value == choice:
+            return choice
+    shown = " or ".join(map(repr, choices))
+    raise ValueError(f"config field {name}={value!r} is not implemented: must be {shown}")
 
 
 def require_value(section: Mapping[str, object], name: str, *allowed: object) -> None:

@@ -38,8 +38,8 @@ from .base.tile_encoder import TileEncoder
 from .data import EncoderOutput, GridLike, Metadata
 from .hf_config import (
     find_section,
+    read_choice,
     read_epsilon,
-    read_field,
     read_flag,
     read_integer,
     read_size,
@@ -109,12 +109,10 @@ class InternViTConfig:
         qianfan = kind == "qianfan_ocr_vision"
         converted = qianfan or kind in _CONVERTED or "use_qk_norm" in vision
         require_value(vision, "hidden_act", "gelu")
-        require_value(vision, "norm_type", "layer_norm", "rms_norm")
         require_value(vision, "use_mean_pooling", True)
         require_value(vision, "use_absolute_position_embeddings", True)
         require_value(vision, "use_mask_token", False)
         require_value(config, "downsample_ratio", 0.5)
-        require_value(config, "ps_version", "v1", "v2")
         require_value(config, "projector_hidden_act", "gelu")
         require_value(config, "vision_feature_select_strategy", "default")
 
@@ -123,6 +121,7 @@ class InternViTConfig:
             return conversion if converted else original
 
         qk_norm = either(True, False)
+        norms, versions = ("rms_norm", "layer_norm"), ("v1", "v2")
         image_size = read_size(vision, "image_size", default=either(224, 448))
         tiling = chat and not converted  # a -hf repo describes tiling in its processor files
         language = find_section(config, "llm_config", "text_config")
@@ -134,13 +133,13 @@ class InternViTConfig:
             image_size=image_size,
             qkv_bias=read_flag(vision, "qkv_bias", "attention_bias", default=qianfan),
             qk_normalization=read_flag(vision, "qk_normalization", "use_qk_norm", default=qk_norm),
-            norm_type=read_field(vision, "norm_type", default=either("rms_norm", "layer_norm")),
+            norm_type=read_choice(vision, "norm_type", *norms, default=either(*norms)),
             out_hidden_size=read_size(language, "hidden_size") if chat else None,
             layer_norm_eps=read_epsilon(vision, "layer_norm_eps", default=1e-6),
             patch_size=read_size(vision, "patch_size", default=14),
             in_channels=read_size(vision, "num_channels", "in_chans", default=3),
             select_layer=read_integer(config, "select_layer", "vision_feature_layer", default=-1),
-            ps_version=read_field(config, "ps_version", default="v1" if tiling else "v2"),
+            ps_version=read_choice(config, "ps_version", *versions, default=versions[not tiling]),
             min_dynamic_patch=read_size(config, "min_dynamic_patch", default=1),
             max_dynamic_patch=read_size(config, "max_dynamic_patch", default=6 if tiling else 12),
             use_thumbnail=read_flag(config, "use_thumbnail", default=not tiling),

@@ -39,8 +39,8 @@ from .base.patch_encoder import PatchEncoder, merge_order_positions
 from .data import EncoderOutput, Grid, GridLike, Metadata
 from .hf_config import (
     find_section,
+    read_choice,
     read_epsilon,
-    read_field,
     read_flag,
     read_rope_theta,
     read_size,
@@ -105,7 +105,6 @@ class PixtralConfig:
         width = read_size(vision, "hidden_size", default=1024)
         heads = read_size(vision, "num_attention_heads", default=16)
         require_value(vision, "head_dim", width // heads, None)
-        require_value(vision, "hidden_act", "silu" if lighton else "gelu", "silu", "gelu")
         require_value(config, "vision_feature_layer", -1)
         require_value(config, "vision_feature_select_strategy", "full")
         require_value(config, "projector_hidden_act", "gelu")
@@ -116,7 +115,9 @@ class PixtralConfig:
             intermediate_size=read_size(vision, "intermediate_size", default=4096),
             num_heads=heads,
             out_hidden_size=read_size(language, "hidden_size"),
-            activation=read_field(vision, "hidden_act", default="silu" if lighton else "gelu"),
+            activation=read_choice(
+                vision, "hidden_act", "silu", "gelu", default="silu" if lighton else "gelu"
+            ),
             merger=merger,
             projector_bias=read_flag(config, "multimodal_projector_bias", default=not merger),
             spatial_merge_size=read_size(config, "spatial_merge_size", default=2) if merger else 1,

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -92,7 +92,21 @@ class SiglipConfig:
         Raises:
             ValueError: a value that is not implemented, or sizes that disagree.
         """
-        return cls(**_read_tower(find_section(config, "vision_config")))
+        vision = find_section(config, "vision_config")
+        require_value(vision, "hidden_act", "gelu_pytorch_tanh")
+        width = read_size(vision, "hidden_size", default=768)
+        heads = 12 if width == 768 else None  # other widths must state it: no weight does
+        return cls(
+            depth=read_size(vision, "num_hidden_layers", default=12, most=1024),
+            hidden_size=width,
+            intermediate_size=read_size(vision, "intermediate_size", default=3072),
+            num_heads=read_size(vision, "num_attention_heads", default=heads),
+            image_size=read_size(vision, "image_size", default=224),
+            patch_size=read_size(vision, "patch_size", default=16),
+            use_head=read_flag(vision, "vision_use_head", default=True),
+            in_channels=read_size(vision, "num_channels", default=3),
+            layer_norm_eps=read_epsilon(vision, "layer_norm_eps", default=1e-6),
+        )
 
 
 @dataclass(frozen=True)
@@ -123,28 +137,10 @@ class Gemma3Config(SiglipConfig):
             ValueError: a value that is not implemented, or sizes that disagree.
         """
         return cls(
-            **_read_tower(find_section(config, "vision_config")),
+            **vars(SiglipConfig.from_hf(config)),
             out_hidden_size=read_size(find_section(config, "text_config"), "hidden_size"),
             tokens_per_image=read_size(config, "mm_tokens_per_image", default=256),
         )
-
-
-def _read_tower(vision: Mapping[str, object]) -> dict[str, Any]:
-    """Return the fields of ``SiglipConfig``, read from the vision section of a published config."""
-    require_value(vision, "hidden_act", "gelu_pytorch_tanh")
-    width = read_size(vision, "hidden_size", default=768)
-    heads = 12 if width == 768 else None  # other widths must state it: no weight does
-    return {
-        "depth": read_size(vision, "num_hidden_layers", default=12, most=1024),
-        "hidden_size": width,
-        "intermediate_size": read_size(vision, "intermediate_size", default=3072),
-        "num_heads": read_size(vision, "num_attention_heads", default=heads),
-        "image_size": read_size(vision, "image_size", default=224),
-        "patch_size": read_size(vision, "patch_size", default=16),
-        "use_head": read_flag(vision, "vision_use_head", default=True),
-        "in_channels": read_size(vision, "num_channels", default=3),
-        "layer_norm_eps": read_epsilon(vision, "layer_norm_eps", default=1e-6),
-    }
 
 
 class SiglipEncoder(TileEncoder):

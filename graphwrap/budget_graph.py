@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from encoders.contract import EncoderOutput
-
 from .budgets import Budget
 from .buffers import PADDING, Arena, Memory, MetadataFormat
+from .forms import Forward
 from .results import output_fields
 from .torch_internals import clear_cublas_workspaces
 
@@ -28,7 +26,7 @@ class BudgetGraph:
 
     budget: Budget
     format: MetadataFormat
-    forward: Callable[..., EncoderOutput]
+    forward: Forward
     arena: Arena
     wanted: tuple[str, ...]
     outputs: dict[str, Tensor] = field(default_factory=dict)

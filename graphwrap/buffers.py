@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Callable, Sequence
-from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -183,7 +182,7 @@ class Memory:
         gc.disable()
         try:
             mode = "thread_local"
-            graph.capture_begin(pool=cast(Any, self.handles[-1]), capture_error_mode=mode)
+            graph.capture_begin(pool=self.handles[-1], capture_error_mode=mode)
             body()
         except BaseException:
             # Ending a capture that failed may fail, too; the caller gets the error of the capture.

@@ -5,7 +5,7 @@ An encoder may have several named input paths, such as one for whole images and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias, cast, overload
 
@@ -84,6 +84,29 @@ class FeatureMaps(Protocol):
     ) -> list[Tensor]: ...
 
 
+class Preprocess(Protocol):
+    """The signature of the method ``preprocess`` of an encoder."""
+
+    def __call__(
+        self,
+        images: Sequence[object] = (),
+        videos: Sequence[object] = (),
+        *,
+        min_pixels: int | None = None,
+        max_pixels: int | None = None,
+        max_tiles: int | None = None,
+        max_soft_tokens: int | None = None,
+        fps: float | None = None,
+        num_frames: int | None = None,
+    ) -> VisionInputs: ...
+
+
+class Forward(Protocol):
+    """The call that graphs are captured from: pixels and metadata of one budget to features."""
+
+    def __call__(self, pixel_values: Tensor, *, encoder_metadata: Metadata) -> EncoderOutput: ...
+
+
 class DescribedEncoder(Protocol):
     """The members beyond ``GraphableEncoder`` that :class:`GraphedEncoder` passes on.
 
@@ -100,7 +123,7 @@ class DescribedEncoder(Protocol):
     def out_features(self) -> int: ...
 
     @property
-    def preprocess(self) -> Callable[..., VisionInputs]: ...
+    def preprocess(self) -> Preprocess: ...
 
     @property
     def feature_maps(self) -> FeatureMaps: ...
@@ -189,16 +212,14 @@ def _find_accelerator(encoder: GraphableEncoder) -> Accelerator | None:
     return None
 
 
-def captured_forward(form: EncoderForm, budgets: int) -> Callable[..., EncoderOutput]:
+def captured_forward(form: EncoderForm, budgets: int) -> Forward:
     """Return the forward that graphs are captured from, compiled if the settings say so.
 
     The number of ``budgets`` bounds how often torch may compile it: once per shape of the inputs.
     """
     if not form.settings.compile:
         return form.encoder
-    return cast(
-        Callable[..., EncoderOutput], compiled(cast(nn.Module, form.encoder), times=2 * budgets)
-    )
+    return compiled(form.encoder, times=2 * budgets)
 
 
 def capacity_metadata(encoder: GraphableEncoder, budget: Budget, grids: Sequence[Grid]) -> Metadata:

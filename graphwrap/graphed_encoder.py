@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn, cast, overload
@@ -364,7 +364,7 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
         return self._inner.out_features
 
     @property
-    def preprocess(self) -> Callable[..., VisionInputs]:
+    def preprocess(self) -> forms.Preprocess:
         """The method ``preprocess`` of the wrapped encoder."""
         return self._inner.preprocess
 

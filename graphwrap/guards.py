@@ -78,8 +78,8 @@ class WeightGuard:
         ]
         self._slots = [slots_of(modules[where], kind) for where, kind in self._names]
         self._kept = [dict(slots) for slots in self._slots]
-        everything = [(slots, name, slots[name]) for slots in self._slots for name in slots]
-        tensors = [place for place in everything if isinstance(place[2], Tensor)]
+        everything = [(slots, *entry) for slots in self._slots for entry in slots.items()]
+        tensors = [(slots, name, x) for slots, name, x in everything if isinstance(x, Tensor)]
         plain = [place for place in attributes if place[0].get(place[1]) is place[2]]
         # Comparing dicts takes two tensors of one element for equal if their values are, so that
         # tensors of one element are compared by identity.

@@ -6,15 +6,18 @@ several of them is no substitute.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, TypeAlias, cast
+from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
+if TYPE_CHECKING:
+    from torch.cuda import _POOL_HANDLE
+
+Function = TypeVar("Function")
+PoolHandle: TypeAlias = "_POOL_HANDLE"
 StreamNumbers: TypeAlias = tuple[int, int, int]
-PoolHandle: TypeAlias = tuple[int, int]
 MODULES = "_modules"
 SLOTS = ("_parameters", "_buffers", MODULES)
 """Attributes of a module: the dicts of its parameters, its buffers and its submodules."""
@@ -53,23 +56,23 @@ def clear_cublas_workspaces() -> None:
     torch._C._cuda_clearCublasWorkspaces()
 
 
-def slots_of(module: nn.Module, kind: str) -> dict[str, Any]:
+def slots_of(module: nn.Module, kind: str) -> dict[str, object]:
     """Return the dict itself that a module has as ``kind``, a name of ``SLOTS`` or ``HOOKS``.
 
     Every call of a graphed encoder compares these dicts with those of capture. The public iterators
     would walk over all modules in every call, and none yields hooks.
     """
-    return cast("dict[str, Any]", vars(module)[kind])
+    return cast("dict[str, object]", vars(module)[kind])
 
 
-def compiled(module: nn.Module, times: int) -> Callable[..., object]:
+def compiled(module: Function, times: int) -> Function:
     """Return ``module`` as a function that torch compiles at most ``times`` times.
 
     It compiles once for each shape of the inputs. The default is at most eight times, and the
     setting has no public name.
     """
     limits = torch._dynamo.config.patch(recompile_limit=times, accumulated_recompile_limit=times)
-    return cast("Callable[..., object]", limits(torch.compile(module, dynamic=False)))
+    return cast(Function, limits(torch.compile(cast(nn.Module, module), dynamic=False)))
 
 
 def abandon_capture(graph: torch.cuda.CUDAGraph, device: int, handle: PoolHandle) -> None:

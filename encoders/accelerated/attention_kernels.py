@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -197,8 +197,14 @@ def _flash4(
     return out
 
 
+class _Flash4(Protocol):
+    """The forward of flash-attn-4, as :func:`_flash4` calls it; the package has no types."""
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, **options: object) -> object: ...
+
+
 @cache
-def _flash4_forward() -> Callable[..., object]:
+def _flash4_forward() -> _Flash4:
     """Return flash-attn-4's forward with an output buffer; its compiled kernels are kept on disk.
 
     The package compiles for some two seconds per head size and tiling. Its cache is off by default
@@ -221,7 +227,7 @@ def _flash4_forward() -> Callable[..., object]:
     finally:
         for name in added:
             os.environ.pop(name, None)
-    forward: Callable[..., object] = _flash_attn_fwd
+    forward: _Flash4 = _flash_attn_fwd
     return forward
 
 

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
-from typing import Any
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -203,7 +203,7 @@ class KernelChoices:
             "dropped": dict(self.dropped),
         }
 
-    def load(self, choices: Mapping[str, Any]) -> None:
+    def load(self, choices: Mapping[str, object]) -> None:
         """Use the choices that :meth:`to_dict` returned in another process.
 
         Raises:
@@ -211,11 +211,12 @@ class KernelChoices:
         """
         taken, relative = {}, {}
         try:
-            for row in choices["attention"]:
-                shape = AttentionShape(*(row[name] for name in AttentionShape._fields))
+            saved = cast("Mapping[str, list[dict[str, int]]]", choices)  # else one of these errors
+            for row in saved["attention"]:
+                shape = AttentionShape._make(row[name] for name in AttentionShape._fields)
                 taken[shape] = str(row["kernel"])
-            for row in choices.get("relative_positions", ()):
-                views = RelativeShape(*(row[name] for name in RelativeShape._fields))
+            for row in saved.get("relative_positions", ()):
+                views = RelativeShape._make(row[name] for name in RelativeShape._fields)
                 relative[views] = str(row["kernel"])
         except (KeyError, TypeError) as error:
             raise ValueError(

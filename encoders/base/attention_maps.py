@@ -62,7 +62,7 @@ def attention_maps(
         return [[] for _ in inputs.grid_thw]
     observer, twin = AttentionObserver(), copy.copy(tower)
     observer.blocks = tower.blocks if inner is None else inner.blocks
-    twin._observer = observer.run_blocks
+    twin._observer = observer
     numbers, (pixels, grid_thw, _) = sorted(set(indices)), inputs.paths[path]
     if inner is None:
         states = twin._block_outputs(pixels, grid_thw, numbers)
@@ -279,9 +279,10 @@ def _rows_of_points(numbers: Tensor, queries: object) -> Tensor:
     Raises:
         ValueError: anything else than such a list, or a point outside of the map.
     """
-    points = None
+    points: list[tuple[int, ...]] = []
     with suppress(TypeError):
-        points = [tuple(plain_values(point)) for point in plain_values(queries)]
+        listed = map(plain_values, cast("Iterable[object]", plain_values(queries)))
+        points = [tuple(cast("Iterable[int]", point)) for point in listed]
     if not points or any(len(p) != 3 or any(type(n) is not int for n in p) for p in points):
         raise ValueError(
             f'queries={queries!r}: must be None, "cls" or a list of points (frame, row, column)'

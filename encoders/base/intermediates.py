@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Literal, TypeGuard, cast
 
 import torch
 from torch import Tensor
@@ -98,13 +98,14 @@ def block_indices(indices: int | Sequence[int] | None, depth: int) -> list[int]:
         if not _is_number(asked) or not 0 < asked <= depth:
             raise ValueError(f"indices={asked}: the last n blocks, with n from 1 to {depth}")
         return list(range(depth - asked, depth))
-    numbers = [plain_values(number) for number in asked]
-    for number in numbers:
+    numbers = []
+    for number in map(plain_values, asked):
         if not _is_number(number) or not -depth <= number < depth:
             rule = f"the tower has blocks 0 to {depth - 1}"
             raise ValueError(f"block {number!r} does not exist: {rule}")
-    return [number % depth for number in numbers]
+        numbers.append(number % depth)
+    return numbers
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)

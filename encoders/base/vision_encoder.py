@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
@@ -40,6 +40,7 @@ from .encoder import Encoder
 if TYPE_CHECKING:
     from ..configs import VisionConfig
     from ..contract import Accelerator, Kernels, Precision
+    from .attention_maps import AttentionObserver
 
 Self = TypeVar("Self", bound="VisionEncoder")
 
@@ -54,8 +55,8 @@ class VisionEncoder(Encoder):
     gradient_checkpointing: bool = False
     accelerator: Accelerator | None = None
     """Runs the blocks of an accelerated encoder; None means that blocks are called as modules."""
-    _observer: Callable[..., Iterator[Tensor]] | None = None
-    """The function that runs the blocks in place of the reference while attention maps are made."""
+    _observer: AttentionObserver | None = None
+    """Runs the blocks in place of the reference while attention maps are made."""
     _rows_before: int = 0
     """The number of rows per tile that come before its patches, such as a class token."""
 
@@ -266,7 +267,7 @@ class VisionEncoder(Encoder):
         """
         blocks = self.blocks if blocks is None else blocks
         if self._observer is not None:
-            return self._observer(self, hidden, metadata, numbers, blocks)
+            return self._observer.run_blocks(self, hidden, metadata, numbers, blocks)
         if self.accelerator is None or self._records_gradients(hidden):
             return self._reference_blocks(hidden, metadata, numbers, blocks)
         return self.accelerator.run_blocks(self, hidden, metadata, numbers, blocks)

@@ -24,6 +24,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -33,12 +34,15 @@ from torch import Tensor
 
 from .image_files import DAMAGED, Readable, lock_of, naming, open_image
 
+AnyArray: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.generic[object]]]"
+"""An array of numpy of any shape and any type of numbers."""
+
 
 @dataclass(frozen=True)
 class Video:
     """The frames of a video, and their rate, which sampling with ``fps=`` needs (24 if None)."""
 
-    frames: Sequence[object] | np.ndarray | Tensor
+    frames: Sequence[object] | AnyArray | Tensor
     """A sequence of images of one size, numpy [F, H, W, C] or a uint8 tensor [F, C, H, W]."""
     fps: float | None = None
     """The frames per second at which the frames of the source were recorded."""
@@ -184,7 +188,7 @@ def _pil_to_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _eight_bits(grey: np.ndarray) -> np.ndarray:
+def _eight_bits(grey: AnyArray) -> AnyArray:
     wide = grey.astype(np.int64)
     low, high = int(wide.min()), int(wide.max())
     if low < 0 or high > 65535:
@@ -192,7 +196,7 @@ def _eight_bits(grey: np.ndarray) -> np.ndarray:
     return ((wide + 128) // 257).astype(np.uint8)
 
 
-def _from_array(array: np.ndarray) -> Tensor:
+def _from_array(array: AnyArray) -> Tensor:
     if array.dtype.kind == "f":
         unit = torch.from_numpy(np.require(array, np.float64, "W"))
         array = _from_unit(unit, f"array of {array.dtype}").numpy()

@@ -17,7 +17,7 @@ ProcessorFiles: TypeAlias = Mapping[str, Mapping[str, object]]
 Section: TypeAlias = Mapping[str, object]
 Resample: TypeAlias = Literal["bicubic", "bilinear", "lanczos"]
 """The filter with which an image is resized."""
-Settings: TypeAlias = dict[str, Any]
+Settings: TypeAlias = dict[str, Any]  # type: ignore[explicit-any]  # each field has its own type
 """Fields of a preprocessor by name, as ``dataclasses.replace`` takes them."""
 PerChannel: TypeAlias = tuple[float, float, float]
 """The means or the standard deviations of red, green and blue."""

@@ -99,9 +99,9 @@ class VideoFrames(Sequence[Tensor]):
     def __getitem__(self, index: int) -> Tensor: ...
 
     @overload
-    def __getitem__(self, index: slice) -> list[Tensor]: ...
+    def __getitem__(self, index: slice[int | None]) -> list[Tensor]: ...
 
-    def __getitem__(self, index: int | slice) -> Tensor | list[Tensor]:
+    def __getitem__(self, index: int | slice[int | None]) -> Tensor | list[Tensor]:
         if isinstance(index, slice):
             return [self[number] for number in range(*index.indices(self._count))]
         number = index + self._count if index < 0 else index

@@ -43,7 +43,9 @@ class BlockSizes:
             )
 
 
-def nested_sizes(kind: Callable[..., object], value: object) -> object:
+def nested_sizes(  # type: ignore[explicit-any]  # each kind has keywords of its own
+    kind: Callable[..., object], value: object
+) -> object:
     """Return a nested config: ``kind(**value)`` if ``value`` is a mapping, as ``asdict`` makes of
     one, else ``value`` itself."""
     return kind(**value) if isinstance(value, Mapping) else value
