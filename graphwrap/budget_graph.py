@@ -28,7 +28,8 @@ class BudgetGraph:
     format: MetadataFormat
     forward: Forward
     arena: Arena
-    wanted: tuple[str, ...]
+    returned: tuple[str, ...]
+    """The output fields that are copied into static buffers."""
     outputs: dict[str, Tensor] = field(default_factory=dict)
     """Output buffers of this budget by field name, known after the first run of the encoder."""
     captured: torch.cuda.CUDAGraph | None = None
@@ -48,7 +49,7 @@ class BudgetGraph:
         """Clear the padded rows, run the encoder, and copy its outputs into the static buffers."""
         self._words.masked_fill_(self._padding, 0)  # an earlier call may have left NaN there
         output = self.forward(self.pixels, encoder_metadata=self._metadata)
-        for name, value in output_fields(output, self.wanted).items():
+        for name, value in output_fields(output, self.returned).items():
             self.outputs[name] = self.arena.output(name, value)
             self.outputs[name].copy_(value)
 

@@ -39,7 +39,7 @@ MEMORY_WORDS = ("out of memory", "Allocator", "alloc_cpu", "ALLOC_FAILED", "NVML
 def capture_encoder(
     encoder: nn.Module,
     forms: Mapping[str, EncoderForm],
-    wanted: Mapping[str, BudgetSet],
+    budget_sets: Mapping[str, BudgetSet],
     tables: Mapping[str, PriceTable],
     counts: GraphStats,
     *,
@@ -52,7 +52,7 @@ def capture_encoder(
     Args:
         encoder: the module as the user gave it.
         forms: the form of the encoder to capture, by input path.
-        wanted: the budgets to capture, by input path.
+        budget_sets: the budgets to capture, by input path.
         tables: loaded tables of prices by input path; empty if times are to be measured.
         counts: statistics to which the captured and the dropped budgets are added.
         bounded: lower inferred budgets to fit memory; every path gets an equal share.
@@ -75,7 +75,7 @@ def capture_encoder(
     memory = Memory(form.device, form.has_graphs)
     divisor = MEMORY_DIVISOR * len(forms) * bounded
     capturers = {
-        name: Capturer(one, wanted[name], memory, tables.get(name), divisor, name * several)
+        name: Capturer(one, budget_sets[name], memory, tables.get(name), divisor, name * several)
         for name, one in forms.items()
     }
     what = "compile and capture" if form.settings.compile else "capture"
@@ -96,7 +96,7 @@ class Capturer:
     """Captures the budgets of one input path as CUDA graphs."""
 
     form: EncoderForm
-    wanted: BudgetSet
+    budget_set: BudgetSet
     memory: Memory
     table: PriceTable | None = None
     memory_divisor: int = 0
@@ -105,12 +105,12 @@ class Capturer:
     """The name of the input path for messages, empty if there is only one."""
 
     def __post_init__(self) -> None:
-        self._forward = captured_forward(self.form, len(self.wanted.budgets))
+        self._forward = captured_forward(self.form, len(self.budget_set.budgets))
         self._failed: dict[Budget, Exception] = {}
         if self.form.has_graphs and self.table is not None:
-            self.wanted = self.table.restrict(self.wanted)
-        if self.form.has_graphs and self.memory_divisor and self.wanted.inferred:
-            self.wanted = self._fit_memory(self.wanted, self.memory_divisor)
+            self.budget_set = self.table.restrict(self.budget_set)
+        if self.form.has_graphs and self.memory_divisor and self.budget_set.inferred:
+            self.budget_set = self._fit_memory(self.budget_set, self.memory_divisor)
 
     def capture(self, bar: tqdm[NoReturn]) -> PathGraphs:
         """Capture every budget, largest first, and show each on ``bar``.
@@ -142,13 +142,13 @@ class Capturer:
         """Return a packer that compares ``prices``, and that bounds the tokens of an eager run.
 
         The bound is twice the largest budget, captured or of the encoder's ``budget_range``: beyond
-        it, splitting a run costs next to nothing. If the largest budgets that were wanted could not
-        be captured, it is twice the largest one that was.
+        it, splitting a run costs next to nothing. If the largest budgets could not be captured,
+        it is twice the largest one that was.
         """
         most = max((budget.tokens for budget in prices.replay_ms), default=0)
-        if most in (0, self.wanted.budgets[-1].tokens):
+        if most in (0, self.budget_set.budgets[-1].tokens):
             most = max(most, index(self.form.encoder.budget_range[1]))
-        return Packer(prices, self.wanted.max_batch_size, 2 * most)
+        return Packer(prices, self.budget_set.max_batch_size, 2 * most)
 
     def _price(self, graphs: dict[Budget, BudgetGraph]) -> Prices:
         """Return the prices of the captured ``graphs``: from the user's table if one was loaded.
@@ -177,7 +177,7 @@ class Capturer:
         none.
         """
         formats = {}
-        for budget in self.wanted.budgets if self.form.backend != "eager" else ():
+        for budget in self.budget_set.budgets if self.form.backend != "eager" else ():
             try:
                 empty = capacity_metadata(self.form.encoder, budget, [])
                 formats[budget] = MetadataFormat(empty, budget.rows)
@@ -249,8 +249,8 @@ class Capturer:
             )
         self._failed.clear()
 
-    def _fit_memory(self, wanted: BudgetSet, divisor: int) -> BudgetSet:
-        """Return ``wanted`` without the largest budgets, so that buffers and pool fit in memory.
+    def _fit_memory(self, budget_set: BudgetSet, divisor: int) -> BudgetSet:
+        """Return ``budget_set`` without its largest ones, so that buffers and pool fit in memory.
 
         They may fill 1/``divisor`` of free memory; memory that torch holds without using it counts
         as free. If no budget fits, those with the fewest rows are kept. A warning is given if any
@@ -261,28 +261,28 @@ class Capturer:
         held, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
         limit = int(total * torch.cuda.get_per_process_memory_fraction(device))
         most = max(min(free + reserved - held, limit - held), 0) // divisor
-        row_bytes = self._bytes_per_row(wanted)
-        kept = tuple(budget for budget in wanted.budgets if budget.rows * row_bytes <= most)
-        if len(kept) == len(wanted.budgets):
-            return wanted
-        what = f"largest budget lowered from {wanted.budgets[-1].tokens} to"
+        row_bytes = self._bytes_per_row(budget_set)
+        kept = tuple(budget for budget in budget_set.budgets if budget.rows * row_bytes <= most)
+        if len(kept) == len(budget_set.budgets):
+            return budget_set
+        what = f"largest budget lowered from {budget_set.budgets[-1].tokens} to"
         if not kept:
-            kept = tuple(b for b in wanted.budgets if b.rows == wanted.budgets[0].rows)
+            kept = tuple(b for b in budget_set.budgets if b.rows == budget_set.budgets[0].rows)
             what = "no budget fits, only the smallest is captured:"
         warnings.warn(
             f"{what} {kept[-1].tokens} tokens: arena and graph pool are to fit a third of free "
             f"memory ({most / 2**20:.0f} MiB); give max_budget to choose yourself",
             stacklevel=6,
         )
-        return replace(wanted, budgets=kept)
+        return replace(budget_set, budgets=kept)
 
-    def _bytes_per_row(self, wanted: BudgetSet) -> float:
+    def _bytes_per_row(self, budget_set: BudgetSet) -> float:
         """Return the bytes per input row of an eager run, at its peak, and of its static buffers.
 
         Both grow in proportion to the rows. The result is infinite if memory does not suffice for a
-        run of the smallest budget of ``wanted``.
+        run of the smallest budget of ``budget_set``.
         """
-        for budget in (wanted.budgets[len(wanted.budgets) // 4], wanted.budgets[0]):
+        for budget in (budget_set.budgets[len(budget_set.budgets) // 4], budget_set.budgets[0]):
             try:
                 return self._probe(budget)
             except RuntimeError as error:

@@ -113,9 +113,9 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
             max_graphs=max_graphs,
         )
         given = budgets_by_path(budgets, paths)
-        self._wanted = {name: choose(path, given[name]) for name, path in paths.items()}
-        self.budgets = tuple(size for wanted in self._wanted.values() for size in wanted.budgets)
-        self.max_batch_size = min(wanted.max_batch_size for wanted in self._wanted.values())
+        self._budget_sets = {name: choose(path, given[name]) for name, path in paths.items()}
+        self.budgets = tuple(size for one in self._budget_sets.values() for size in one.budgets)
+        self.max_batch_size = min(one.max_batch_size for one in self._budget_sets.values())
         self.on_overflow, self.clone = on_overflow, clone
         self._bounded = max_budget is None
         self._backend = backend
@@ -192,7 +192,7 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
                 self._captured = capture_encoder(
                     self.encoder,
                     self._forms,
-                    self._wanted,
+                    self._budget_sets,
                     self._tables,
                     self._counts,
                     bounded=self._bounded,
@@ -251,7 +251,7 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
         with self._lock:
             if self._captured is not None:
                 raise ValueError("already captured: release() first, then load_table, then capture")
-            self._tables = {} if path is None else read_tables(path, self._wanted)
+            self._tables = {} if path is None else read_tables(path, self._budget_sets)
 
     @overload
     def __call__(self, pixel_values: VisionInputs) -> list[PartialOutput]: ...
@@ -296,7 +296,7 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
             if self._paths_joined:
                 raise ValueError(
                     f"pixel_values is a {type(pixel_values).__name__}, but this encoder has the "
-                    f"paths {', '.join(self._wanted)}: pass the whole result of "
+                    f"paths {', '.join(self._budget_sets)}: pass the whole result of "
                     "encoder.preprocess(...)"
                 )
             return self._encode({"image": (pixel_values, grid_thw)}, out)["image"]
@@ -305,7 +305,7 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
                 "the result of preprocess was given with grid_thw or out: pass it alone, or pass "
                 "inputs.pixel_values and inputs.grid_thw"
             )
-        pixel_values.check(self._wanted)
+        pixel_values.check(self._budget_sets)
         used = {name: path[:2] for name, path in pixel_values.paths.items() if path.items}
         outputs = self._encode(used)
         with guards.settled(self.device):

@@ -154,9 +154,9 @@ class WeightGuard:
         """Raise a ValueError if a call would need gradients, which a graph does not record."""
         if not torch.is_grad_enabled():
             return
-        wanted = pixel_values.requires_grad
-        if wanted or any(parameter.requires_grad for parameter in self._parameters):
-            what = "pixel_values" if wanted else "encoder parameters"
+        of_pixels = pixel_values.requires_grad
+        if of_pixels or any(parameter.requires_grad for parameter in self._parameters):
+            what = "pixel_values" if of_pixels else "encoder parameters"
             raise ValueError(
                 f"{what} require grad and grad mode is on, but a graph records no gradients: wrap "
                 "the call in torch.no_grad(), or encoder.requires_grad_(False), or call the "

@@ -95,22 +95,22 @@ class PriceTable:
             except ValueError as error:
                 raise ValueError(f"kernels of {self.file}: {error}") from error
 
-    def restrict(self, wanted: BudgetSet) -> BudgetSet:
-        """Return the budgets of ``wanted`` to capture: of inferred ones, up to the table's largest.
+    def restrict(self, budget_set: BudgetSet) -> BudgetSet:
+        """Return the budgets to capture: of inferred ones, those up to the table's largest.
 
         The table may lack larger ones, because memory had run out when it was measured. It is a
         ValueError if it lacks any other.
         """
         times = self.prices.replay_ms
         most = max(budget.rows for budget in times)
-        budgets = tuple(b for b in wanted.budgets if b.rows <= most or not wanted.inferred)
-        missing = [budget.name for budget in budgets or wanted.budgets if budget not in times]
+        budgets = tuple(b for b in budget_set.budgets if b.rows <= most or not budget_set.inferred)
+        missing = [budget.name for budget in budgets or budget_set.budgets if budget not in times]
         if missing:
             raise ValueError(
                 f"{self.file} has no times for budgets {missing}: use the budgets it was measured "
                 f"for, or {REMEDY}"
             )
-        return replace(wanted, budgets=budgets)
+        return replace(budget_set, budgets=budgets)
 
 
 class TableRecord(TypedDict):

@@ -16,9 +16,9 @@ def is_per_row(name: str) -> bool:
 
 
 def output_fields(
-    output: EncoderOutput | PartialOutput, wanted: Sequence[str] = OUTPUT_FIELDS
+    output: EncoderOutput | PartialOutput, names: Sequence[str] = OUTPUT_FIELDS
 ) -> dict[str, Tensor]:
-    """Return the wanted tensors of an output by name, without fields that are None.
+    """Return the tensors of an output that ``names`` lists, by name, without fields that are None.
 
     DeepStack features have one entry per layer, "deepstack_features.0" and so on. An output of
     another type is a TypeError.
@@ -31,22 +31,22 @@ def output_fields(
     fields: dict[str, Tensor] = {}
     values: tuple[Tensor | Sequence[Tensor] | None, ...] = output
     for name, value in zip(OUTPUT_FIELDS, values, strict=True):
-        if name in wanted and isinstance(value, tuple | list):
+        if name in names and isinstance(value, tuple | list):
             fields |= {f"{name}.{number}": layer for number, layer in enumerate(value)}
-        elif name in wanted and value is not None:
+        elif name in names and value is not None:
             fields[name] = cast(Tensor, value)
     return fields
 
 
-def as_output(fields: Mapping[str, Tensor], wanted: Sequence[str]) -> PartialOutput:
+def as_output(fields: Mapping[str, Tensor], names: Sequence[str]) -> PartialOutput:
     """Return the output made of ``fields``, which are named as :func:`output_fields` names them.
 
-    DeepStack features are None unless ``wanted`` names them, and may be an empty tuple if it does.
+    DeepStack features are None unless ``names`` has them, and may be an empty tuple if it does.
     """
     hidden, pooled, deepstack = OUTPUT_FIELDS
     layers = tuple([field for name, field in fields.items() if name.startswith(deepstack)])
-    layers_wanted = layers if deepstack in wanted else None
-    return PartialOutput(fields.get(hidden), fields.get(pooled), layers_wanted)
+    layers_or_none = layers if deepstack in names else None
+    return PartialOutput(fields.get(hidden), fields.get(pooled), layers_or_none)
 
 
 def owned(
@@ -125,9 +125,9 @@ def _check_target(name: str, target: Tensor, shape: tuple[int, ...], like: Tenso
     if not isinstance(target, Tensor):
         raise ValueError(f"out.{name} is a {type(target).__name__}: pass a tensor to write into")
     kind = f"{target.dtype} {tuple(target.shape)} on {target.device}"
-    wanted = f"{like.dtype} {shape} on {like.device}"
-    if kind != wanted:
-        raise ValueError(f"out.{name} is {kind}: must be {wanted}")
+    expected = f"{like.dtype} {shape} on {like.device}"
+    if kind != expected:
+        raise ValueError(f"out.{name} is {kind}: must be {expected}")
     if target.is_inference() or _overlaps_itself(target):
         raise ValueError(
             f"out.{name} was made in inference mode, or is expanded or unfolded (several of its "

@@ -53,9 +53,9 @@ def lowered(
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(encoder, "forward", counted)
-    wanted = choose_budgets(encoder, max_frames_per_batch=2)
+    chosen = choose_budgets(encoder, max_frames_per_batch=2)
     form = EncoderForm(encoder, None, CPU, torch.float32, EVERY_FIELD, "cudagraph", FormSettings())
-    return wanted, Capturer(form, wanted, Memory(CPU, False), memory_divisor=3).wanted
+    return chosen, Capturer(form, chosen, Memory(CPU, False), memory_divisor=3).budget_set
 
 
 # --- a third of free memory -----------------------------------------------------------------------
@@ -138,9 +138,9 @@ def test_a_largest_budget_that_the_user_gave_is_taken_as_it_is(
 ) -> None:
     divisors: list[int] = []
 
-    def fit(self: Capturer, wanted: BudgetSet, divisor: int) -> BudgetSet:
+    def fit(self: Capturer, chosen: BudgetSet, divisor: int) -> BudgetSet:
         divisors.append(divisor)
-        return wanted
+        return chosen
 
     monkeypatch.setattr(Capturer, "_fit_memory", fit)
     graphed = GraphedEncoder(ToyEncoder(), backend="static", **settings)
@@ -149,7 +149,7 @@ def test_a_largest_budget_that_the_user_gave_is_taken_as_it_is(
     capture.capture_encoder(
         graphed.encoder,
         {"image": form},
-        graphed._wanted,
+        graphed._budget_sets,
         {},
         graphed.stats(),
         bounded=graphed._bounded,
