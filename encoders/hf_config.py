@@ -132,10 +132,7 @@ def read_choice(
 
 def require_value(section: Mapping[str, object], name: str, *allowed: object) -> None:
     """Raise a ValueError if ``section`` has a value under ``name`` that is not ``allowed``."""
-    value = section.get(name, allowed[0])
-    if value not in allowed:
-        shown = " or ".join(repr(choice) for choice in allowed)
-        raise ValueError(f"config field {name}={value!r} is not implemented: must be {shown}")
+    read_choice(section, name, *allowed, default=allowed[0])
 
 
 def require_divisible(what: str, value: int, by: str, divisor: int) -> None:
