@@ -189,7 +189,7 @@ class MultiPathEncoder(Protocol):
 
     @property
     def paths(self) -> Mapping[str, GraphableEncoder]:
-        """The paths by name, "image" first: single-path encoders over shared parameters."""
+        """One encoder per kind of input, by the kind's name, "image" first; parameters are shared."""
         ...
 
     def join(self, outputs: Mapping[str, Output], inputs: VisionInputs) -> list[Output]:

@@ -176,7 +176,8 @@ class Lfm2VLTower(RasterEncoder):
         return (tokens, 32 * tokens) if tokens else super().budget_range
 
     def grid_for(self, tokens: int) -> Grid:
-        """Return the grid of the fewest tiles (or of one image) with at least ``tokens`` tokens."""
+        """Return the grid (t, h, w) of the fewest tiles of h x w patches with at least ``tokens``
+        tokens or, of a tower that :meth:`at` has not limited to tiles, of one image of as many."""
         if not self._tile:
             return super().grid_for(tokens)
         per_tile = (self._tile // self.config.spatial_merge_size) ** 2

@@ -173,8 +173,8 @@ class Capturer:
     def _prepare(self) -> tuple[Arena, dict[Budget, MetadataFormat]]:
         """Allocate the static buffers, and return them with the metadata format of each budget.
 
-        Budgets for which memory is lacking are left out, the largest first; the eager backend has
-        none.
+        Budgets that do not fit in memory are left out, the largest first. The eager backend, which
+        captures no graphs, has no budgets.
         """
         formats = {}
         for budget in self.budget_set.budgets if self.form.backend != "eager" else ():
@@ -270,8 +270,8 @@ class Capturer:
             kept = tuple(b for b in budget_set.budgets if b.rows == budget_set.budgets[0].rows)
             what = "no budget fits, only the smallest is captured:"
         warnings.warn(
-            f"{what} {kept[-1].tokens} tokens: arena and graph pool are to fit a third of free "
-            f"memory ({most / 2**20:.0f} MiB); give max_budget to choose yourself",
+            f"{what} {kept[-1].tokens} tokens: arena and graph pool are to fit 1/{divisor} of "
+            f"free memory ({most / 2**20:.0f} MiB); give max_budget to choose yourself",
             stacklevel=6,
         )
         return replace(budget_set, budgets=kept)

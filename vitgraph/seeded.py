@@ -111,7 +111,8 @@ def write_seeded_checkpoint(
             f"shards={shards}, decoy_shards={decoy_shards}: at least 1 file must hold the tower"
         )
     where = _find_prefix(seeded, prefix)
-    # Names without a prefix mean a repo with a tower alone, but for Cosmos3, which has no prefixes.
+    # A tower whose names have no prefix is alone in its repo. In the repo of Cosmos3 the names of
+    # the language model (``around[0]``) have none either.
     alone = not where.whole and seeded.around[0] != ""
     if decoy_shards and alone:
         raise ValueError(

@@ -159,9 +159,9 @@ class Layout:
             inverse: return the shape in the encoder instead.
 
         Returns:
-            The shape by the axes that ``reshapes`` names for the tensor. Without such axes, or if
-            they do not fit it, the shape is returned unchanged, and the comparison with the encoder
-            finds a mistake.
+            The shape by the tensor's entry in ``reshapes``: with "n d -> one n d", (4, 8) becomes
+            (1, 4, 8). A tensor without an entry, or whose shape does not match its entry, keeps
+            its shape.
         """
         axes = [side.split() for side in self.reshapes.get(ours, " -> ").split("->")]
         before, after = reversed(axes) if inverse else axes

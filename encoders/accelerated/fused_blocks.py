@@ -99,7 +99,8 @@ class FusedForward:
                 yield self.kept.view(self.shape)
             self._project(parts, self._attend(parts, rows), self._in_fp8("proj", parts))
             self._mlp(parts, self._in_fp8("mlp", parts))
-        # Puts copies of weights made in this pass into the table that a later capture needs.
+        # Weights copied for the first time in this pass are entered into the list of addresses that
+        # captured graphs compare, which cannot be written during a capture.
         self.derived.refresh()
         if self.fp8 is not None:
             self.fp8.derived.refresh()

@@ -6,8 +6,8 @@ each DeepStack feature, how many ``rows`` in ``last_hidden_state`` (0 where that
 and one column per field: a list of rows, each a list of fixed size D (in InternViT's
 ``last_hidden_state`` of 1+h*w lists of D).
 
-Text in parquet is UTF-8: bytes of a file name that are not are written as ``\\udcff`` in ``key``,
-and as they are in the row table beside the file.
+Text in parquet is UTF-8. A byte of a file name that is not becomes six characters in ``key``: 0xff
+is written ``\\udcff``. The row table beside the file keeps the bytes.
 """
 
 from __future__ import annotations
