@@ -189,7 +189,7 @@ class MultiPathEncoder(Protocol):
 
     @property
     def paths(self) -> Mapping[str, GraphableEncoder]:
-        """One encoder per kind of input, by the kind's name, "image" first; parameters are shared."""
+        """One encoder per kind of input by its name, "image" first; they share parameters."""
         ...
 
     def join(self, outputs: Mapping[str, Output], inputs: VisionInputs) -> list[Output]:

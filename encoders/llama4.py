@@ -84,7 +84,7 @@ class Llama4Config:
         require_value(vision, "vision_feature_layer", -1)
         require_value(vision, "vision_feature_select_strategy", "default")
         width = read_size(vision, "hidden_size", default=768)
-        # transformers reads "intermediate_size" both for the MLP and for the columns after the pixel
+        # transformers reads "intermediate_size" for the MLP, and for the columns after the pixel
         # shuffle, which are 4 * width.
         require_value({"intermediate_size": 5632, **vision}, "intermediate_size", 4 * width)
         adapter = read_size(vision, "projector_output_dim", default=4096)

@@ -85,7 +85,7 @@ class WeightGuard:
         # tensors of one element are compared by identity.
         self._alone = [place for place in tensors if place[2].numel() == 1] + plain
         self._tensors = [value for _, _, value in tensors + plain]
-        # Another view of the same memory may have the same address. A slice is found by its size. Only
+        # Another view of the same memory may have the same address. A slice differs in size. Only
         # a square weight still fits its module when it is transposed, so only the strides of square
         # ones are compared: reading strides takes longest.
         self._squares = [t for t in self._tensors if t.ndim == 2 and t.shape[0] == t.shape[1]]
