@@ -174,22 +174,22 @@ def _check_fit(tower: FoundTower, expected: Mapping[str, tuple[int, ...]]) -> No
     """
     layout, prefix, snapshot = tower.layout, tower.prefix, tower.contents.snapshot
     present = {tensor.name: tensor for tensor in tower.wanted.tensors}
-    wanted: dict[str, tuple[int, ...]] = {}
+    published: dict[str, tuple[int, ...]] = {}
     for ours, ours_shape in expected.items():
         parts, shape = layout.to_published(ours), layout.published_shape(ours, ours_shape)
         for local in parts:
             rows = (shape[0] // len(parts), *shape[1:]) if shape else shape
-            wanted[layout.full_name(prefix, local)] = rows
-    extra = [name for name in present if name not in wanted]
-    missing = [name for name in wanted if name not in present]
+            published[layout.full_name(prefix, local)] = rows
+    extra = [name for name in present if name not in published]
+    missing = [name for name in published if name not in present]
     wrong = [
-        f"{name} is {list(tensor.entry.shape)}, the config makes {list(wanted[name])}"
+        f"{name} is {list(tensor.entry.shape)}, the config makes {list(published[name])}"
         for name, tensor in present.items()
-        if name in wanted and tensor.entry.shape != wanted[name]
+        if name in published and tensor.entry.shape != published[name]
     ]
     problems = [
         listed("missing", missing, extra or list(tower.contents.files), "nearest present"),
-        listed("unexpected", extra, missing or list(wanted), "nearest expected"),
+        listed("unexpected", extra, missing or list(published), "nearest expected"),
         listed("wrong shape", wrong),
     ]
     if found := [problem for problem in problems if problem]:

@@ -80,12 +80,12 @@ class EncodesItems(Generic[Output]):
         """
         from .calls import ResultSettings
 
-        wanted = ResultSettings(pool, normalize, max_tokens_per_call)
+        settings = ResultSettings(pool, normalize, max_tokens_per_call)
         item_encoder = self.item_encoder()
-        item_encoder.check(wanted)
+        item_encoder.check(settings)
         limits = Limits(min_pixels, max_pixels, max_tiles, max_soft_tokens, fps, num_frames)
         inputs = item_encoder.encoder.preprocess(images, videos, **limits._asdict())
-        return item_encoder.encode(inputs, wanted)
+        return item_encoder.encode(inputs, settings)
 
     @overload
     def encode_many(  # type: ignore[overload-overlap]  # a tuple of two is a pair
@@ -171,9 +171,9 @@ class EncodesItems(Generic[Output]):
         from .stream import StreamOptions, as_given, stream_items
 
         limits = Limits(min_pixels, max_pixels, max_tiles, max_soft_tokens, fps, num_frames)
-        wanted = ResultSettings(pool, normalize, max_tokens_per_call)
+        settings = ResultSettings(pool, normalize, max_tokens_per_call)
         options = StreamOptions(batch_tokens, workers, progress, on_error)
-        results = stream_items(self.item_encoder(), items, limits, wanted, options)
+        results = stream_items(self.item_encoder(), items, limits, settings, options)
         return as_given(results)
 
     def attention_maps(

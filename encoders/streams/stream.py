@@ -91,7 +91,7 @@ def stream_items(
     item_encoder: EitherItemEncoder,
     items: Iterable[object],
     limits: Limits,
-    wanted: ResultSettings,
+    settings: ResultSettings,
     options: StreamOptions,
 ) -> Generator[ItemResult, None, None]:
     """Encode items in order, in batches of tokens, with bounded memory.
@@ -100,7 +100,7 @@ def stream_items(
         item_encoder: the encoder, and how it is called.
         items: images, clips, or pairs of a key and one of these.
         limits: keywords of ``preprocess``.
-        wanted: the kind of result of each item: whole or pooled.
+        settings: the kind of result of each item: whole or pooled.
         options: how the stream runs.
 
     Returns:
@@ -109,7 +109,7 @@ def stream_items(
     Raises:
         ValueError: wrong arguments; while iterating, a bad item unless errors are kept.
     """
-    item_encoder.check(wanted)
+    item_encoder.check(settings)
     if options.on_error not in get_args(OnError):
         raise ValueError(f"on_error={options.on_error!r}: must be 'raise' or 'keep'")
     tokens, workers, total = options.batch_tokens, options.workers, options.total
@@ -133,7 +133,7 @@ def stream_items(
     item_encoder.encoder.preprocess(**limits._asdict())
     if total is None and isinstance(items, Sized):
         total = length_hint(items)  # a loader of an iterable dataset is Sized, and has no len()
-    stream = _Stream(item_encoder, limits, wanted, tokens, options.on_error == "keep")
+    stream = _Stream(item_encoder, limits, settings, tokens, options.on_error == "keep")
     return stream.results(iterator, workers, Progress(total, options.progress, options.per_line))
 
 
@@ -167,11 +167,11 @@ class _Stream:
         self,
         item_encoder: EitherItemEncoder,
         limits: Limits,
-        wanted: ResultSettings,
+        settings: ResultSettings,
         batch_tokens: int,
         keep: bool,
     ) -> None:
-        self.item_encoder, self.limits, self.wanted = item_encoder, limits, wanted
+        self.item_encoder, self.limits, self.settings = item_encoder, limits, settings
         self.batch_tokens, self.keep = batch_tokens, keep
         self.queue = DeviceQueue(item_encoder.device)
         self.stager = item_encoder.stager if self.queue.stages else None
@@ -261,9 +261,9 @@ class _Stream:
         try:
             with advising_limit(sum(item.tokens for item in items), self.item_encoder.device):
                 inputs = self._inputs(items)
-            encoded = self.item_encoder.encode(inputs, self.wanted)
+            encoded = self.item_encoder.encode(inputs, self.settings)
             # A wrapper may return views of its static buffers, which the next batch overwrites.
-            views = not self.item_encoder.owned and self.wanted.pool == "none"
+            views = not self.item_encoder.owned and self.settings.pool == "none"
             values = [value.clone() for value in encoded] if views else encoded
         except torch.AcceleratorError:
             raise  # a CUDA device does not recover from this error

@@ -36,11 +36,11 @@ def print_plan(command: Command, load: Callable[[], Encoder | GraphedEncoder]) -
         OSError: the source cannot be listed.
     """
     options = command.options
-    limits, wanted, stream = command.calls()
+    limits, settings, stream = command.calls()
     if options.workers is None:
         stream = stream._replace(workers=THREADS_PER_GPU)
     encoder = describe_encoder(options.repo, HubOptions(**read_hub(options)), options.family)
-    encoder.item_encoder().check(wanted)
+    encoder.item_encoder().check(settings)
     count, what = count_written(encoder, options.pool, command.fields, limits)
     out_dtype: str = options.out_dtype or _dtype_of_weights(options)
     size = DTYPES[out_dtype].itemsize
@@ -53,7 +53,7 @@ def print_plan(command: Command, load: Callable[[], Encoder | GraphedEncoder]) -
     if options.device is None:
         rate = committed_rate(encoder, sample.tokens)
     else:
-        rate = measure_rate(load().item_encoder(), images, limits, wanted, stream)
+        rate = measure_rate(load().item_encoder(), images, limits, settings, stream)
     assert stream.workers is not None
     estimate = Estimate(total, sample, rate, stream.workers)
     print(report(estimate, options.files, options.gpus, f"{what}, {out_dtype}"))

@@ -148,20 +148,20 @@ def encode(options: argparse.Namespace) -> None:
     # check_media has already warned about very large images, with the name of the file.
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)
     limits = _limits(options)
-    wanted = ResultSettings(options.pool, options.normalize, options.max_tokens_per_call)
+    settings = ResultSettings(options.pool, options.normalize, options.max_tokens_per_call)
     device = read_device(options.device)
     with enough_memory(options.repo, "give --dtype bfloat16 or another --device"):
         # With None, which means the CPU, load_encoder logs that the machine has an idle GPU.
         chosen = device if options.device else None
         source = read_source(options)
         encoder = load_encoder(options.repo, **source, dtype=options.dtype, device=chosen)
-    encoder.item_encoder().check(wanted)
+    encoder.item_encoder().check(settings)
     graphed = graph_encoder(encoder, graphs, options.precision) if graphs else None
     if graphed is None and options.precision == "fp8":
         encoder = encoder.accelerated(precision="fp8")
     media = open_media(options.images, options.video)
     stream = _stream_options(options, graphs)
-    encoded = encode_items(encoder, media, limits, wanted, stream, graphed)
+    encoded = encode_items(encoder, media, limits, settings, stream, graphed)
     rows: list[tuple[str, ...]] = []
     drawn: list[tuple[Tensor, Tensor, str]] = []
     with _writing(options, encoder) as write:
@@ -173,7 +173,7 @@ def encode(options: argparse.Namespace) -> None:
                 drawn.append((result.media.still, result.feature_map, name))
     if options.plot:
         _plot(options, *zip(*drawn, strict=True))
-    written = "pooler_output" if wanted.pool == "none" else "vector"
+    written = "pooler_output" if settings.pool == "none" else "vector"
     print(format_table([written if name == "pooler_output" else name for name in HEADER], rows))
     if graphed is not None:
         print(summary(graphed.stats()))

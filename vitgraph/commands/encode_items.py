@@ -112,7 +112,7 @@ def encode_items(
     encoder: Encoder,
     media: Iterable[Media],
     limits: Limits = NO_LIMITS,
-    wanted: ResultSettings = WHOLE,
+    settings: ResultSettings = WHOLE,
     options: StreamOptions = ONE_BY_ONE,
     graphed: GraphedEncoder | None = None,
 ) -> Iterator[Encoded]:
@@ -122,7 +122,7 @@ def encode_items(
         encoder: the encoder.
         media: the items; while one is encoded, the next ones are decoded.
         limits: keywords of ``encoder.preprocess``.
-        wanted: pooling of the output, and the most tokens per call of the encoder.
+        settings: pooling of the output, and the most tokens per call of the encoder.
         options: number of tokens that run together, and whether progress is shown.
         graphed: CUDA graphs of ``encoder``; None runs the encoder eagerly.
 
@@ -132,7 +132,7 @@ def encode_items(
     Raises:
         ValueError: an item that cannot be encoded; the message begins with the item's name.
     """
-    whole = ResultSettings(max_tokens_per_call=wanted.max_tokens_per_call)
+    whole = ResultSettings(max_tokens_per_call=settings.max_tokens_per_call)
     item_encoder = (encoder if graphed is None else graphed).item_encoder()
     pairs = ((one, one.item) for one in media)
     kept = options._replace(on_error="keep")  # an error that is yielded names its item of the batch
@@ -145,7 +145,7 @@ def encode_items(
         assert result.layout is not None
         assert isinstance(result.value, EncoderOutput | PartialOutput)  # `whole` asks for no vector
         output = _to_cpu(result.value)
-        yield _describe(encoder, medium, result.layout, output, milliseconds, wanted)
+        yield _describe(encoder, medium, result.layout, output, milliseconds, settings)
         began = time.perf_counter()
 
 
@@ -173,7 +173,7 @@ def _describe(
     layout: VisionInputs,
     output: EncoderOutput,
     milliseconds: float,
-    wanted: ResultSettings,
+    settings: ResultSettings,
 ) -> Encoded:
     """Join an item's output with its feature map, its vector and its description.
 
@@ -183,7 +183,7 @@ def _describe(
         layout: the preprocessed item without pixels: its grid and its tiles.
         output: the output of the item, on the CPU.
         milliseconds: wall-clock milliseconds that the item took.
-        wanted: kind of vector to pool; "none" leaves ``vector`` at None.
+        settings: kind of vector to pool; "none" leaves ``vector`` at None.
     """
     hidden = output.last_hidden_state
     assert hidden is not None
@@ -199,8 +199,8 @@ def _describe(
         rows, columns = (-(-side // preprocessor.patch_size) for side in sides)
         feature_map = feature_map[:, :rows, :columns]
     vector = None
-    if wanted.pool != "none":
-        vector = pool(output, wanted.pool, item.grid_thw, wanted.normalize)
+    if settings.pool != "none":
+        vector = pool(output, settings.pool, item.grid_thw, settings.normalize)
     return Encoded(media, item, output, feature_map, milliseconds, vector)
 
 

@@ -87,9 +87,9 @@ class Job:
         last = self.manifest.items - (len(self.shards) - 1) * self.manifest.items_per_shard
         each = self.manifest.items_per_shard
         total = sum(last if number == len(self.shards) - 1 else each for number in self.todo)
-        limits, wanted, options = self.calls
+        limits, settings, options = self.calls
         options = options._replace(total=total, per_line=each)
-        results = stream_items(encoder.item_encoder(), self._tasks(), limits, wanted, options)
+        results = stream_items(encoder.item_encoder(), self._tasks(), limits, settings, options)
         with closing(results):
             for number in self.todo:
                 self._write_shard(number, results)

@@ -201,7 +201,7 @@ class DataParallelEncoder:
                 or other items than those of the other ranks.
             RuntimeError: another rank failed, or nothing is heard from it any more.
         """
-        wanted = ResultSettings(pool, normalize, max_tokens_per_call)
+        settings = ResultSettings(pool, normalize, max_tokens_per_call)
 
         def work() -> RankResult:
             if not isinstance(self.encoder, EncodesItems):
@@ -210,12 +210,12 @@ class DataParallelEncoder:
                     "call this object with them and their grid_thw"
                 )
             item_encoder = self.encoder.item_encoder()
-            item_encoder.check(wanted)
+            item_encoder.check(settings)
             limits = Limits(min_pixels, max_pixels, max_tiles, max_soft_tokens, fps, num_frames)
             inputs = item_encoder.encoder.preprocess(images, videos, **limits._asdict())
             if self._several:
                 return self._result_of_items(
-                    inputs, lambda mine: item_encoder.encode(mine, wanted), pool
+                    inputs, lambda mine: item_encoder.encode(mine, settings), pool
                 )
             shares = self._share(inputs.grid_thw)
             rows = shares.select(inputs.pixel_values)
@@ -224,7 +224,7 @@ class DataParallelEncoder:
             chosen = inputs.grid_thw[torch.tensor(shares.mine)]
             tiles = inputs.tiles and [inputs.tiles[item] for item in shares.mine]
             mine = inputs._replace(pixel_values=rows, grid_thw=chosen, tiles=tiles)
-            results = item_encoder.encode(mine, wanted)
+            results = item_encoder.encode(mine, settings)
             if pool == "none":
                 return self._result(shares, join_outputs(cast(list[PartialOutput], results)))
             return self._new_result(shares, [("vectors", torch.stack(cast(list[Tensor], results)))])
@@ -370,10 +370,10 @@ class DataParallelEncoder:
         vectors = rows.new_zeros((0, rows.shape[-1]), dtype=dtype)
         return self._new_result(shares, [("vectors", vectors)])
 
-    def _together(self, work: Callable[[], RankResult], wanted: str = "") -> RankResult:
-        """Return this rank's result if no rank failed; ``wanted`` must be equal on all ranks."""
+    def _together(self, work: Callable[[], RankResult], agreed: str = "") -> RankResult:
+        """Return this rank's result if no rank failed; ``agreed`` must be equal on all ranks."""
         result = self._status.attempt(
-            work, lambda result: wanted + result.about if self.scatter else ""
+            work, lambda result: agreed + result.about if self.scatter else ""
         )
         return complete(result, self._status) if self._several and self.scatter else result
 

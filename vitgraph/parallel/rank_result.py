@@ -35,23 +35,23 @@ class RankResult(NamedTuple):
         return [(name, rows.dtype, tuple(rows.shape[1:])) for name, rows in self.fields]
 
 
-def fields_of(output: PartialOutput, wanted: Collection[OutputField]) -> list[tuple[str, Tensor]]:
-    """Return the ``wanted`` fields as names and tensors; DeepStack layers, one each, come last."""
+def fields_of(output: PartialOutput, names: Collection[OutputField]) -> list[tuple[str, Tensor]]:
+    """Return the fields in ``names`` with their tensors; DeepStack layers, one each, come last."""
     hidden, pooled, layers = output
     fields = [("last_hidden_state", hidden), ("pooler_output", pooled)]
     fields += [("deepstack_features", layer) for layer in layers or ()]
-    return [(name, rows) for name, rows in fields if name in wanted and rows is not None]
+    return [(name, rows) for name, rows in fields if name in names and rows is not None]
 
 
-def output_of(rows: Sequence[Tensor], wanted: Collection[OutputField]) -> PartialOutput:
-    """Return the output with the ``wanted`` fields, whose tensors are in :func:`fields_of`'s order.
+def output_of(rows: Sequence[Tensor], names: Collection[OutputField]) -> PartialOutput:
+    """Return the output with the fields in ``names``, of tensors in the order of :func:`fields_of`.
 
-    Fields that are not wanted are None.
+    All other fields are None.
     """
     left = list(rows)
-    hidden = left.pop(0) if "last_hidden_state" in wanted else None
-    pooled = left.pop(0) if "pooler_output" in wanted else None
-    deepstack = tuple(left) if "deepstack_features" in wanted else None
+    hidden = left.pop(0) if "last_hidden_state" in names else None
+    pooled = left.pop(0) if "pooler_output" in names else None
+    deepstack = tuple(left) if "deepstack_features" in names else None
     return PartialOutput(hidden, pooled, deepstack)
 
 

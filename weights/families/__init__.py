@@ -68,7 +68,7 @@ def find_family(
     config: JsonObject,
     names: Iterable[str],
     label: str,
-    wanted: str | None,
+    asked: str | None,
     fits: Callable[[Family], bool],
     saved: str | None = None,
 ) -> Family:
@@ -79,14 +79,14 @@ def find_family(
         names: the checkpoint's tensor names; they decide if the config has no model type, or one
             that several families have.
         label: name of the checkpoint in errors.
-        wanted: name of the family to take where the checkpoint names none that is known, or None.
+        asked: name of the family to take where the checkpoint names none that is known, or None.
         fits: whether the checkpoint's config and tensors fit a family; asked for the error,
             and where the names of tensors leave several families.
         saved: name of the family that the config of an extracted tower states, which is taken then;
             else None.
 
     Raises:
-        CheckpointError: no family is found, or another one than ``wanted``.
+        CheckpointError: no family is found, or another one than ``asked``.
     """
     section, parents = vision_section(config)
     types = [part.get("model_type") for part in (section, *parents)]
@@ -117,13 +117,13 @@ def find_family(
         candidates = signed or (named if len(named) == 1 else alone)
     if len(candidates) > 1:  # only a shape tells SigLIP from SigLIP2 NaFlex
         candidates = [family for family in candidates if fits(family)] or candidates
-    if candidates and wanted not in (None, candidates[0].name):
+    if candidates and asked not in (None, candidates[0].name):
         raise CheckpointError(
             f"{label}: its tower is of the family {candidates[0].name!r}, not of "
-            f"family={wanted!r}: leave family (--family) out; it is for types that are not known"
+            f"family={asked!r}: leave family (--family) out; it is for types that are not known"
         )
-    if candidates or wanted is not None:
-        return candidates[0] if candidates else FAMILIES[wanted or ""]
+    if candidates or asked is not None:
+        return candidates[0] if candidates else FAMILIES[asked or ""]
     kinds = dict.fromkeys(kind for family in FAMILIES.values() for kind in family.model_types)
     timm = ", ".join(name for family in FAMILIES.values() for name in family.timm)
     like = "".join(

@@ -203,11 +203,11 @@ class RemoteFile:
             raise RangesUnsupported(f"{self.label}: the server ignores byte ranges")
         if match := _RANGE.fullmatch(content_range):
             first, last, size = map(int, match.groups())
-            wanted = min(end, size) - start
-            right = (first, last + 1) == (start, start + wanted) and self.size in (None, size)
-            if right and length in ("", str(wanted)):
+            needed = min(end, size) - start
+            right = (first, last + 1) == (start, start + needed) and self.size in (None, size)
+            if right and length in ("", str(needed)):
                 self.size = size
-                return wanted
+                return needed
         raise RangesUnsupported(
             f"{self.label}: asked for bytes {start} to {end - 1}, the server answers "
             f"{content_range[:60]!r} with {length[:19]} bytes"
@@ -215,12 +215,12 @@ class RemoteFile:
 
     @contextmanager
     def _open(
-        self, wanted: str | None, stop: Event | None, *, patient: bool = True
+        self, byte_range: str | None, stop: Event | None, *, patient: bool = True
     ) -> Iterator[Answer]:
         """Send one request, and yield the answer.
 
         Args:
-            wanted: value of the header Range; None for the whole file.
+            byte_range: value of the header Range; None for the whole file.
             stop: if it is set, Stopped is raised instead; None to ask always.
             patient: send the request again, up to five times, while the server is busy.
         """
@@ -231,8 +231,8 @@ class RemoteFile:
         token = get_token_to_send(self.token)
         if token and (direct is None or _origin(direct) == _origin(self.url)):
             headers["authorization"] = f"Bearer {token}"  # only the Hub may get the user's token
-        if wanted is not None:
-            headers["range"] = wanted
+        if byte_range is not None:
+            headers["range"] = byte_range
         with (
             said_if_slow(f"{self.label}: waiting for an answer") as answered,
             http_stream_backoff(
@@ -252,7 +252,7 @@ class RemoteFile:
             if direct and response.status_code in _EXPIRED:
                 self._direct, self._refused = None, True
                 raise _Expired("the signed address expired")
-            if response.status_code != 416 or wanted is None:
+            if response.status_code != 416 or byte_range is None:
                 hf_raise_for_status(response)
             self._compare(response)
             if direct is None and not self._refused:

@@ -155,7 +155,7 @@ def measure_rate(
     item_encoder: EitherItemEncoder,
     images: Sequence[Tensor],
     limits: Limits,
-    wanted: ResultSettings,
+    settings: ResultSettings,
     options: StreamOptions,
 ) -> Rate:
     """Encode decoded images over and over, and return how many a device encodes per second.
@@ -164,7 +164,7 @@ def measure_rate(
         item_encoder: the encoder, on the device to measure.
         images: decoded images uint8 [3, H, W].
         limits: keywords of ``preprocess`` that bound the size of an image.
-        wanted: pooling of the output.
+        settings: pooling of the output.
         options: batching of the calls, and number of threads that preprocess.
     """
     options = options._replace(progress=False, on_error="raise")
@@ -172,7 +172,7 @@ def measure_rate(
     def seconds_of(count: int) -> float:
         items = islice(cycle(images), count)
         began = time.perf_counter()
-        with closing(stream_items(item_encoder, items, limits, wanted, options)) as results:
+        with closing(stream_items(item_encoder, items, limits, settings, options)) as results:
             for _ in results:
                 pass
         return time.perf_counter() - began
