@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from io import RawIOBase
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, BinaryIO, TypeAlias, TypeGuard
 from zlib import crc32
 
 from .errors import CheckpointError, shown
@@ -233,10 +233,15 @@ def _unique(pairs: list[tuple[str, object]]) -> JsonDict:
 
 
 def _entry(name: str, value: object, label: str) -> TensorEntry:
-    fields: Any = value if isinstance(value, dict) else {}  # its values are checked below
+    fields: Mapping[str, object] = value if isinstance(value, dict) else {}
     dtype, shape, offsets = map(fields.get, ("dtype", "shape", "data_offsets"))
-    rising = _sizes(offsets) and len(offsets) == 2 and offsets[0] <= offsets[1]
-    if not (isinstance(dtype, str) and _sizes(shape) and rising):
+    if not (
+        isinstance(dtype, str)
+        and _sizes(shape)
+        and _sizes(offsets)
+        and len(offsets) == 2
+        and offsets[0] <= offsets[1]
+    ):
         raise CheckpointError(
             f"{label}: {shown(name)!r} has the entry {shown(str(value))}, needs dtype, shape and "
             "two rising data_offsets"
@@ -252,7 +257,7 @@ def _entry(name: str, value: object, label: str) -> TensorEntry:
     return TensorEntry(dtype, tuple(shape), offsets[0], offsets[1])
 
 
-def _sizes(value: object) -> bool:
+def _sizes(value: object) -> TypeGuard[list[int]]:
     return (
         isinstance(value, list)
         and len(value) <= 16

@@ -59,7 +59,7 @@ class Family:
     """
 
     name: str
-    encoder: Callable[..., Encoder]
+    encoder: type[Encoder]
     config: type[FamilyConfig]
     """The config class of the encoder."""
     model_types: tuple[str, ...]
