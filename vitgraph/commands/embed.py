@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast, get_args
 
 from .. import __version__
-from ..embedding.records import Format, JobSettings, OutDtype
+from ..embedding.records import Format, JobReport, JobSettings, OutDtype
 from .arguments import POOLS, add_encoder, add_sizes, add_source, read_source
 
 if TYPE_CHECKING:
@@ -154,14 +154,14 @@ def embed(options: argparse.Namespace) -> int:
     Raises:
         ValueError: an option has an invalid value, or the folder holds a job with other settings.
     """
-    from ..embedding.verify import print_status, print_verdict
+    from ..embedding.verify import read_status, verify
     from .embed_options import Command, check_embed
 
-    for folder, check in ((options.status, print_status), (options.verify, print_verdict)):
+    for folder, check in ((options.status, read_status), (options.verify, verify)):
         if folder is not None:
             if options.repo is not None:
                 raise ValueError(f"{options.repo}: a job is looked at without a checkpoint")
-            return check(folder)
+            return _print_report(check(folder))
     check_embed(options)
     return run_worker(Command(options))
 
@@ -194,7 +194,14 @@ def run_worker(command: Command) -> int:
     job = _open_job(command, open_storage(options.out), load)
     if job.todo:
         job.write_missing_shards(load(job.commit))
-    return job.finish()
+    return _print_report(job.finish())
+
+
+def _print_report(report: JobReport) -> int:
+    """Print the lines of a report, and return its exit code."""
+    for line in report.lines:
+        print(line)
+    return report.exit_code
 
 
 def _open_job(command: Command, storage: Storage, load: Load) -> Job:
@@ -230,7 +237,7 @@ def _open_job(command: Command, storage: Storage, load: Load) -> Job:
     storage.tidy()
     job = Job(storage, manifest, command.worker, command.reader, command.calls())
     if job.todo:
-        job.prepare(load(job.commit))
+        print(*job.prepare(load(job.commit)), sep="\n", flush=True)
     return job
 
 
@@ -259,7 +266,7 @@ def _begin_job(command: Command, storage: Storage, load: Load) -> Job | None:
         manifest = Manifest(settings, items_per_shard=command.options.shard_items, **listed)
         job = Job(storage, manifest, command.worker, command.reader, command.calls())
         if job.todo:
-            job.prepare(load(job.commit))
+            print(*job.prepare(load(job.commit)), sep="\n", flush=True)
         created = manifest.create(storage)
     finally:
         if not created:

@@ -23,7 +23,7 @@ from .feature_store import FeatureStore, language_rows
 from .manifest import FileList, Manifest
 from .parquet_files import VECTORS, Array
 from .reading import File, ImageReader
-from .records import ShardStats
+from .records import JobReport, ShardStats
 from .shards import Row, csv_bytes, missing_of, read_all_stats, shards_of
 from .storage import JOB, TENSOR, Storage
 from .workers import Worker
@@ -95,12 +95,14 @@ class Job:
                 self._write_shard(number, results)
             next(results, None)  # the stream ends, and its progress bar prints the last line
 
-    def prepare(self, encoder: Encoder | GraphedEncoder) -> None:
-        """Check that the settings of the job fit the encoder, and print how much there is to
-        encode.
+    def prepare(self, encoder: Encoder | GraphedEncoder) -> list[str]:
+        """Check that the settings of the job fit the encoder, and say how much there is to encode.
 
         Args:
             encoder: the encoder of the job's checkpoint, or graphs of it.
+
+        Returns:
+            Lines of text for the user.
 
         Raises:
             ValueError: settings that do not fit the encoder, or too little space for the result.
@@ -138,11 +140,11 @@ class Job:
         read: int = self.manifest.files["bytes"]
         count = counted(self.manifest.items, "file") + f", {readable(read)}" * (read > 0)
         done = len(self.shards) - len(self.missing)
-        print(f"{count}; {counted(len(self.shards), 'shard')}, {done} of them done")
+        lines = [f"{count}; {counted(len(self.shards), 'shard')}, {done} of them done"]
         if self.worker.size > 1:
-            print(f"{self.worker} writes {counted(len(self.todo), 'shard')}")
+            lines.append(f"{self.worker} writes {counted(len(self.todo), 'shard')}")
         dtype = self.manifest.settings["out_dtype"]
-        print(f"writes {what} of {dtype} to {self.storage.name}", flush=True)
+        return [*lines, f"writes {what} of {dtype} to {self.storage.name}"]
 
     def _require_space(self, total: float) -> None:
         """Check that there is room for the shards that all workers have still to write.
@@ -277,11 +279,11 @@ class Job:
                 tensors[name] = field
         return tensors
 
-    def finish(self) -> int:
-        """Print how many images of the job are encoded, and write ``errors.csv`` if some failed.
+    def finish(self) -> JobReport:
+        """Count the images of the job that are encoded, and write ``errors.csv`` if some failed.
 
         Returns:
-            The exit code: 0, or 3 if files could not be encoded.
+            The counts, with the exit code 0, or 3 if files could not be encoded.
         """
         if missing := missing_of(self.shards):
             return self._finish_own(missing)
@@ -289,34 +291,34 @@ class Job:
         errors = [(each["key"], each["error"]) for one in stats for each in one["errors"]]
         rows, name = sum(one["rows"] for one in stats), self.storage.name
         files, shards = counted(self.manifest.items, "file"), counted(len(self.shards), "shard")
-        print(f"{name}: {rows:,} of {files} in {shards}")
+        line = f"{name}: {rows:,} of {files} in {shards}"
         if not errors:
             self.storage.delete(["errors.csv"])
-            return 0
+            return JobReport([line], 0)
         with self.storage.alone(JOB), self.storage.writing("errors.csv") as temporary:
             temporary.write_bytes(csv_bytes([("key", "error"), *errors]))
-        print(f"{counted(len(errors), 'file')} could not be encoded: {name}/errors.csv")
-        return 3
+        failed = f"{counted(len(errors), 'file')} could not be encoded: {name}/errors.csv"
+        return JobReport([line, failed], 3)
 
-    def _finish_own(self, missing: Sequence[int]) -> int:
-        """Print what this worker has written, while others still work; the last one writes
+    def _finish_own(self, missing: Sequence[int]) -> JobReport:
+        """Count what this worker has written, while others still work; the last one writes
         ``errors.csv``.
 
         Args:
             missing: numbers of the shards that are not written yet.
 
         Returns:
-            The exit code: 0, or 3 if files of this worker could not be encoded.
+            The counts, with the exit code 0, or 3 if files of this worker could not be encoded.
         """
         own = set(self.worker.own(range(len(self.shards)))).difference(missing)
         stats = read_all_stats([self.shards[number] for number in sorted(own)])
         errors = sum(len(one["errors"]) for one in stats)
         written, wrong = counted(len(own), "shard"), counted(errors, "error")
-        print(
+        line = (
             f"{self.storage.name}: {self.worker} has written its {written}, with {wrong}; "
             f"{len(missing)} of all {len(self.shards)} are left to other workers"
         )
-        return 3 if errors else 0
+        return JobReport([line], 3 if errors else 0)
 
 
 def _row_numbers(array: Array) -> int:

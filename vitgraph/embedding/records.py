@@ -1,8 +1,8 @@
-"""What an embedding job writes as JSON, and the values of its options."""
+"""What an embedding job writes as JSON and tells its user, and the values of its options."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, TypedDict
 
 if TYPE_CHECKING:
     from encoders.contract import OutputField, Precision
@@ -84,3 +84,10 @@ class WrittenStats(ShardStats, total=False):
     """The part of the file names that stands for the writer; empty on a local disk."""
     files: dict[str, tuple[int, int]]
     """The size in bytes and the CRC-32 of each file of the shard, by its name."""
+
+
+class JobReport(NamedTuple):
+    """What a command says of a job: lines of text for the user, and its exit code."""
+
+    lines: list[str]
+    exit_code: int

@@ -12,7 +12,7 @@ from weights.tensor_file import file_crc32
 
 from ..terminal import counted
 from .manifest import Manifest, digest_keys
-from .records import ShardStats
+from .records import JobReport, ShardStats
 from .shards import Shard, missing_of, read_all_stats, shards_of
 from .storage import open_storage
 
@@ -22,11 +22,11 @@ _DAMAGED = (OSError, ValueError, KeyError, IndexError, TypeError, EOFError)
 """The exceptions that reading a damaged file raises."""
 
 
-def print_status(folder: str) -> int:
-    """Print how many shards, files and errors the job in a folder has, and what each worker wrote.
+def read_status(folder: str) -> JobReport:
+    """Count the shards, files and errors of the job in a folder, in all and by worker.
 
     Returns:
-        0 if all shards are written, else 1.
+        The counts, with the exit code 0 if all shards are written, else 1.
 
     Raises:
         ValueError: the folder holds no job, or the statistics of a shard are damaged.
@@ -39,19 +39,18 @@ def print_status(folder: str) -> int:
     seconds = sum(one["seconds"] for one in stats)
     files, rows = sum(one["items"] for one in stats), sum(one["rows"] for one in stats)
     errors = sum(len(one["errors"]) for one in stats)
-    print(
+    lines = [
         f"{folder}: {len(stats):,} of {manifest.shards:,} shards are written, {files:,} of "
-        f"{manifest.items:,} files"
-    )
-    print(f"{counted(rows, 'row')}; {counted(errors, 'file')} with errors")
+        f"{manifest.items:,} files",
+        f"{counted(rows, 'row')}; {counted(errors, 'file')} with errors",
+    ]
     if stats:
-        print(f"{files / max(seconds, 1e-9):,.1f} files per second and worker")
-    _print_workers(stats)
-    return 1 if missing else 0
+        lines.append(f"{files / max(seconds, 1e-9):,.1f} files per second and worker")
+    return JobReport([*lines, *_describe_workers(stats)], 1 if missing else 0)
 
 
-def _print_workers(stats: Sequence[ShardStats]) -> None:
-    """Print how many shards each worker has written, and when it wrote its last one."""
+def _describe_workers(stats: Sequence[ShardStats]) -> Iterator[str]:
+    """Yield a line per worker: how many shards it has written, and when it wrote its last one."""
     newest: dict[str, float] = {}
     count: Counter[str] = Counter()
     for shard in stats:
@@ -61,27 +60,27 @@ def _print_workers(stats: Sequence[ShardStats]) -> None:
             count[worker] += 1
     for worker in sorted(newest, key=lambda name: [int(part) for part in name.split("/")]):
         age = max(time.time() - newest[worker], 0)
-        print(f"worker {worker}: {counted(count[worker], 'shard')}, the last one {age:,.0f} s ago")
+        yield f"worker {worker}: {counted(count[worker], 'shard')}, the last one {age:,.0f} s ago"
 
 
-def print_verdict(folder: str) -> int:
-    """Read every file of the job in a folder, and print the faults that are found.
+def verify(folder: str) -> JobReport:
+    """Read every file of the job in a folder, and list the faults that are found.
 
     Returns:
-        0 if every image of the job is there once, in files that are whole; else 1.
+        The first faults, with the exit code 0 if every image of the job is there once, in files
+        that are whole; else 1.
 
     Raises:
         ValueError: the folder holds no job.
     """
     faults = list(find_faults(folder))
-    for fault in faults[:_MOST_LINES]:
-        print(fault)
+    lines = faults[:_MOST_LINES]
     if len(faults) > _MOST_LINES:
-        print(f"... and {len(faults) - _MOST_LINES} more")
+        lines.append(f"... and {len(faults) - _MOST_LINES} more")
     if not faults:
         manifest = Manifest.read(open_storage(folder))
-        print(f"{folder}: {manifest.shards:,} shards of {manifest.items:,} files are whole")
-    return 1 if faults else 0
+        lines = [f"{folder}: {manifest.shards:,} shards of {manifest.items:,} files are whole"]
+    return JobReport(lines, 1 if faults else 0)
 
 
 def find_faults(folder: str) -> Iterator[str]:
