@@ -253,7 +253,17 @@ def test_encoders_work_copied_out_with_the_files_that_the_readme_names(tmp_path:
             else:
                 shutil.copy(source.with_suffix(".py"), tmp_path / f"my_{encoder}")
     imports = ", ".join(f"my_{encoder}.{encoder}" for encoder in encoders)
-    code = f"import sys, {imports}; assert 'encoders' not in sys.modules"
+    code = (
+        f"import sys, torch, {imports}\n"
+        "from my_qwen2_vl.qwen2_vl import Qwen2VLConfig, Qwen2VLEncoder\n"
+        "sizes = dict(depth=2, hidden_size=32, intermediate_size=64, num_heads=2)\n"
+        "encoder = Qwen2VLEncoder(Qwen2VLConfig(**sizes, out_hidden_size=32)).eval()\n"
+        "image = torch.zeros(3, 56, 56, dtype=torch.uint8)\n"
+        "for tower in (encoder, encoder.accelerated()):\n"
+        "    (features,) = tower.encode(images=[image])\n"
+        "    assert features.pooler_output.shape == (4, 32)\n"
+        "assert 'encoders' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=CLEAN, check=True)
 
 
