@@ -201,7 +201,7 @@ class BlockTower(Protocol):
     """Everything that an accelerator uses of the encoder whose blocks it runs."""
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> object:
-        """Return what every block takes besides ``hidden``, such as angles, from ``metadata``."""
+        """Return from ``metadata`` the arguments of a block after ``hidden``, such as angles."""
         ...
 
     def _run_block(self, block: nn.Module, *args: object) -> Tensor:

@@ -168,7 +168,7 @@ class Ernie4_5VLEncoder(PatchEncoder):
         ]
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> RotarySegments:
-        """Return what every block reads in ``metadata``: angles, segment offsets, padding."""
+        """Return the rotary angles, segment offsets and padding rows that every block reads."""
         return RotarySegments.of(metadata)
 
     def _grid_metadata(

@@ -163,7 +163,7 @@ class GlmOCREncoder(PatchEncoder):
         return EncoderOutput(hidden, self.merger(self._downsample(hidden)), ())
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> RotarySegments:
-        """Return what every block reads in ``metadata``: rotary angles, offsets, padding rows."""
+        """Return the rotary angles, segment offsets and padding rows that every block reads."""
         return RotarySegments.of(metadata)
 
     def _grid_metadata(

@@ -151,7 +151,7 @@ class Llama4Encoder(TileEncoder):
         return EncoderOutput(hidden, self.projector(self.adapter(squares)), ())
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> Context:
-        """Return what every block reads in ``metadata``: rotary angles, offsets, padding rows."""
+        """Return the rotary angles, segment offsets and padding rows that every block reads."""
         return Context.of(metadata, hidden)
 
     def _token_grid(self, h: int, w: int) -> tuple[int, int]:

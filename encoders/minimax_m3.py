@@ -175,7 +175,7 @@ class MiniMaxM3Encoder(PatchEncoder):
         return segments_of(grids, self.config.segment_frames)
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> Context:
-        """Return what every block reads in ``metadata``: rotary angles, offsets, padding rows."""
+        """Return the rotary angles, segment offsets and padding rows that every block reads."""
         return Context.of(metadata)
 
     def _grid_metadata(

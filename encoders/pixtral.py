@@ -173,7 +173,7 @@ class PixtralEncoder(PatchEncoder):
         return EncoderOutput(hidden, self.projector(hidden), ())
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> RotarySegments:
-        """Return what every block reads in ``metadata``: rotary angles, offsets, padding rows."""
+        """Return the rotary angles, segment offsets and padding rows that every block reads."""
         return RotarySegments.of(metadata)
 
     def _grid_metadata(

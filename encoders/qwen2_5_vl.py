@@ -180,7 +180,7 @@ class Qwen2_5VLEncoder(PatchEncoder):
             yield self._reorder(hidden, metadata["reverse_index"])
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> Context:
-        """Return what every block reads in ``metadata``: rotary angles, offsets, padding rows."""
+        """Return the rotary angles, segment offsets and padding rows that every block reads."""
         return Context.of(metadata)
 
     def _grid_metadata(

@@ -185,7 +185,7 @@ class Step3VLTower(TileEncoder):
         return EncoderOutput(hidden, tokens, ())
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> Context:
-        """Return what every block reads in ``metadata``: rotary angles, offsets, padding rows."""
+        """Return the rotary angles, segment offsets and padding rows that every block reads."""
         return Context.of(metadata, hidden)
 
     @property

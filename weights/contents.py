@@ -21,7 +21,7 @@ _ADAPTER_PARTS = ("lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B")
 
 @dataclass(frozen=True)
 class Contents:
-    """What is read of a checkpoint first: its config, and which tensor lies in which file."""
+    """The first part of a checkpoint to be read: its config, and the file of each tensor."""
 
     snapshot: Snapshot
     config: JsonObject

@@ -52,10 +52,10 @@ class CheckpointInfo:
     bytes_as_shards: int
     """The bytes that loading would transfer as whole files if nothing were cached."""
     cached: str
-    """What is on this disk: the ``tower``, whole ``shards`` with all of it, ``some shards`` or
+    """The part on this disk: the ``tower``, whole ``shards`` with all of it, ``some shards`` or
     ``nothing``; ``local`` for a folder."""
     fetch: Route
-    """What loading would fetch: byte ``ranges`` of the tower, whole ``shards`` or ``nothing``."""
+    """The part that loading would fetch: byte ``ranges``, whole ``shards`` or ``nothing``."""
     unfinished: bool
     """Whether an earlier fetch of byte ranges was interrupted; loading would continue it."""
 

@@ -60,7 +60,7 @@ class SmallCheckpoint:
     layout: str = ""
     """The name of the layout to write, if it is not the published one."""
     around: Sequence[str] = ("language_model.model.", "language_model.lm_head.weight")
-    """What is written outside the tower: the name prefix of the language model's tensors, then the
+    """The parts outside the tower: the name prefix of the language model's tensors, then the
     names of further tensors."""
 
 
@@ -100,7 +100,7 @@ def family_names() -> tuple[str, ...]:
 
 @cache
 def family_facts(name: str) -> FamilyFacts:
-    """Return what the JSON file of the family ``name`` states; it is read once per process."""
+    """Return the content of the JSON file of the family ``name``, read once per process."""
     data: JsonDict = json.loads((FOLDER / f"{name}.json").read_text("utf-8"))
     small = {key: SmallCheckpoint(**value) for key, value in data.pop("small").items()}
     published = tuple(_models(name, data.pop("checkpoints")))

@@ -60,7 +60,7 @@ class Located:
 
 
 Route: TypeAlias = Literal["ranges", "shards", "nothing"]
-"""What loading a tower would fetch: its byte ranges, whole shards, or nothing."""
+"""The part that loading a tower would fetch: its byte ranges, whole shards, or nothing."""
 
 
 @dataclass(frozen=True)

@@ -176,7 +176,7 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
         )
 
     def item_encoder(self) -> ItemEncoder[EncoderOutput]:
-        """Return what ``encode`` needs of this encoder, such as its input paths and its device."""
+        """Return this encoder as ``encode`` uses it: input paths, device and staging of pixels."""
         from ..inputs.images import StagedPreprocessor
         from ..streams.calls import ItemEncoder
 

@@ -1,4 +1,4 @@
-"""What ``feature_maps`` and ``forward_intermediates`` share: their arguments and blocks' states."""
+"""Arguments and blocks' states, for ``feature_maps`` and for ``forward_intermediates``."""
 
 from __future__ import annotations
 

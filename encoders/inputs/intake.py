@@ -1,4 +1,4 @@
-"""Whatever a user passes as images and videos, turned into uint8 RGB tensors.
+"""Images and videos in every form that a user may pass, turned into uint8 RGB tensors.
 
 Accepted are PIL images of any mode; paths, bytes and open files of image files; the dicts with
 "bytes" and "path" of the ``datasets`` package; numpy arrays [H, W, C] or [H, W]; tensors [C, H, W]

@@ -249,7 +249,7 @@ def _(
 
 
 class _Saved(Protocol):
-    """What torch keeps of a forward for its backward."""
+    """The tensors and numbers that torch keeps of a forward for its backward."""
 
     segment_rows: int
     saved_tensors: tuple[Tensor | None, ...]

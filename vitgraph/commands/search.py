@@ -146,7 +146,7 @@ def _load(options: argparse.Namespace, settings: JobSettings) -> Encoder:
 
 
 def _facts(options: argparse.Namespace, vectors: Vectors, limits: SizeKeywords) -> dict[str, str]:
-    """Return what is printed below the hits and written into the page, as texts by their labels.
+    """Return labels and texts about the search, printed below the hits and written into the page.
 
     Args:
         options: the options of the command, of which the folder is named.

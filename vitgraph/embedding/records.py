@@ -1,4 +1,4 @@
-"""What an embedding job writes as JSON and tells its user, and the values of its options."""
+"""The JSON records of an embedding job, its report to the user, and the values of its options."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class WrittenStats(ShardStats, total=False):
 
 
 class JobReport(NamedTuple):
-    """What a command says of a job: lines of text for the user, and its exit code."""
+    """The report of a command about a job: lines of text for the user, and its exit code."""
 
     lines: list[str]
     exit_code: int

@@ -107,7 +107,7 @@ def _of_commit(repo_id: str, folders: list[Path], commit: str) -> list[Path]:
 
 
 def _state(store: Store, *, verify: bool) -> tuple[str | None, int, str]:
-    """Return what is kept in one folder of the cache, for a :class:`CachedTower`.
+    """Return the fields of a :class:`CachedTower` for one folder of the cache.
 
     Args:
         store: the folder of one repo, or of a subfolder of it, at one commit.

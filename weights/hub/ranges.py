@@ -45,7 +45,7 @@ class RangeRequest:
 
 
 def clip(segments: Iterable[tuple[int, int]], begin: int, end: int) -> Segments:
-    """Return what of ``segments``, which are (first, after last), lies from ``begin`` to ``end``.
+    """Return the parts of ``segments`` (first, after last) that lie from ``begin`` to ``end``.
 
     All are offsets in bytes; those of the ends are the ones after the last byte.
     """
