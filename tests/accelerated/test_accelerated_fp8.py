@@ -27,7 +27,7 @@ from accelerated_cases import (
 )
 from encoders.base.vision_encoder import VisionEncoder
 from oracles import ONE_FAST, add_noise
-from versions import needs
+from oracles.versions import needs
 
 
 def name_of(case: Any) -> str:

@@ -40,7 +40,7 @@ from oracles import (
     draw_pixels,
     edited,
 )
-from versions import needs
+from oracles.versions import needs
 
 GRIDS = [[1, 8, 12], [2, 4, 8]]
 ROPE = {"rope_type": "axial", "rope_theta": 100.0}

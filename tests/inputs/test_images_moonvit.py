@@ -20,8 +20,8 @@ from encoders.contract import VisionInputs
 from encoders.inputs.preprocessors.moonvit import NavitPreprocessor
 from encoders.inputs.sampling import sample_frames
 from oracles.moonvit import cut
+from oracles.versions import needs
 from photographs import china, panning_clip, photographs
-from versions import needs
 from weights.published import family_facts
 
 KIMI = NavitPreprocessor.kimi(14, 2, 4)

@@ -13,8 +13,8 @@ from transformers import CONFIG_MAPPING, PreTrainedModel, SiglipConfig, SiglipMo
 from encoders import Lfm2VLEncoder
 from graphwrap import GraphedEncoder
 from oracles import BY_NAME, build_pair, slow
+from oracles.versions import skip_without
 from projected_models import CASES, build
-from versions import skip_without
 from vitgraph.integrations.model_towers.records import CALLS, REFUSED
 from vitgraph.integrations.transformers import as_vision_tower
 from weights import FAMILIES

@@ -14,7 +14,7 @@ from encoders import Step3Config, Step3Encoder, Step3VLConfig, Step3VLEncoder
 from fetching import REPO
 from hub_server import HubServer
 from oracles import distance
-from versions import STEP_ROTATION, needs
+from oracles.versions import STEP_ROTATION, needs
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, extract_encoder, load_encoder
 

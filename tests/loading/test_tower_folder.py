@@ -28,7 +28,7 @@ from encoders.base.vision_encoder import VisionEncoder
 from oracles import slow
 from oracles.pixtral import in_merge_order, pixtral_states
 from oracles.siglip import siglip2_inputs
-from versions import STEP_ROTATION, skip_without
+from oracles.versions import STEP_ROTATION, skip_without
 from vitgraph.seeded import SEEDED, write_seeded_checkpoint
 from weights import CheckpointError, extract_encoder, inspect_checkpoint, load_encoder
 from weights.tower_folder import PROJECTOR
