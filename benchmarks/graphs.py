@@ -32,9 +32,9 @@ from benchmarks.towers import TOWERS, Tower, about, interleaved
 from encoders.base.vision_encoder import VisionEncoder
 from encoders.contract import GridLike
 from graphwrap import GraphedEncoder
+from graphwrap.graphs.replay import Cache, Executor
 from graphwrap.packing import Packer
 from graphwrap.prices import Prices
-from graphwrap.replay import Cache, Executor
 from tests.oracles import BY_NAME, Grids
 
 GRAPHED = ["Qwen3-VL-8B", "Qwen2.5-VL-7B", "Qwen2-VL-7B", "InternViT-300M"]

@@ -32,7 +32,7 @@ from encoders.base.vision_encoder import VisionEncoder
 from encoders.contract import EncoderOutput
 from encoders.inputs.sizes import best_tiling, smart_resize
 from graphwrap import GraphedEncoder
-from graphwrap.replay import Cache, Schedule
+from graphwrap.graphs.replay import Cache, Schedule
 from tests.oracles import Grids
 
 BATCH_PIXELS = 1024 * 1024

@@ -6,12 +6,12 @@ way through them:
 
 - ``graphed_encoder``: :class:`GraphedEncoder`, the only class that users make
 - ``guards``: what is refused, such as gradients and weights that have changed
-- ``forms``: the form of the encoder that is captured, such as the accelerated one
+- ``encoder_forms``: the form of the encoder that is captured, such as the accelerated one
 - ``budgets``, ``budget_sizes``: the capacities of graphs, and how many tokens each one holds
-- ``capture``, ``budget_graph``, ``buffers``: graphs made, each with its part of the static buffers
-- ``measuring``, ``prices``: times of replays and eager runs, taken, saved and compared
+- ``graphs``: the graphs themselves, captured, timed and replayed on static buffers
+- ``prices``: times of replays and eager runs, saved and compared
 - ``packing``: items put into the groups that cost least
-- ``replay``, ``results``: inputs copied in, graphs replayed, results copied out
+- ``outputs``: outputs as fields by name, and the tensors that a caller gives for them
 - ``stats``: what was replayed, padded and run eagerly
 - ``torch_internals``: the functions of torch that are called although they are not public
 """

@@ -17,12 +17,12 @@ from encoders.contract import GridLike, OutputField, PartialOutput, VisionInputs
 from encoders.streams.calls import ItemEncoder
 from encoders.streams.items import EncodesItems
 
-from . import forms, guards
+from . import encoder_forms, guards
 from .budgets import budgets_by_path, choose_budgets
-from .capture import capture_encoder
-from .measuring import fingerprint
+from .graphs.capture import capture_encoder
+from .graphs.measuring import fingerprint
+from .graphs.replay import Captured, Inputs, Out
 from .prices import PriceTable, read_tables, write_tables
-from .replay import Captured, Inputs, Out
 from .stats import GraphStats
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
         max_graphs: int = 48,
         outputs: Sequence[OutputField] = ("pooler_output", "deepstack_features"),
         backend: guards.Backend = "auto",
-        kernels: forms.FormKernels = "auto",
+        kernels: encoder_forms.FormKernels = "auto",
         precision: Precision = "bf16",
         compile: bool = False,
         on_overflow: guards.OnOverflow = "eager",
@@ -100,7 +100,7 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
         guards.require_choice("clone", clone, (True, False))
         guards.require_choice("compile", compile, (True, False))
         self.outputs = guards.read_outputs(outputs)
-        self._whole = forms.with_paths(encoder)
+        self._whole = encoder_forms.with_paths(encoder)
         self._paths_joined = self._whole.paths["image"] is not cast(object, encoder)
         paths = self._whole.paths
         self.encoder = encoder
@@ -119,10 +119,10 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
         self.on_overflow, self.clone = on_overflow, clone
         self._bounded = max_budget is None
         self._backend = backend
-        self._settings = forms.FormSettings(kernels, precision, compile)
+        self._settings = encoder_forms.FormSettings(kernels, precision, compile)
         self._lock = guards.CallLock()
         self._tables: dict[str, PriceTable] = {}
-        self._forms: dict[str, forms.EncoderForm] = {}
+        self._forms: dict[str, encoder_forms.EncoderForm] = {}
         self._captured: Captured | None = None
         self._locate()
         self._counts = GraphStats(self.backend)
@@ -145,8 +145,8 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
             self.device, self.dtype = where
             self.backend = guards.resolve_backend(self._backend, self.device)
             for name, path in self._whole.paths.items():
-                chosen = forms.choose_form(path, self._settings)
-                self._forms[name] = forms.EncoderForm(
+                chosen = encoder_forms.choose_form(path, self._settings)
+                self._forms[name] = encoder_forms.EncoderForm(
                     *chosen, *where, self.outputs, self.backend, self._settings
                 )
 
@@ -364,19 +364,19 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
         return self._inner.out_features
 
     @property
-    def preprocess(self) -> forms.Preprocess:
+    def preprocess(self) -> encoder_forms.Preprocess:
         """The method ``preprocess`` of the wrapped encoder."""
         return self._inner.preprocess
 
     @property
-    def feature_maps(self) -> forms.FeatureMaps:
+    def feature_maps(self) -> encoder_forms.FeatureMaps:
         """The method ``feature_maps`` of the encoder; ``outputs`` must name the field it reads."""
         return self._inner.feature_maps
 
     @property
-    def _inner(self) -> forms.DescribedEncoder:
+    def _inner(self) -> encoder_forms.DescribedEncoder:
         """The wrapped encoder, whose members beyond the contract are passed on."""
-        return cast(forms.DescribedEncoder, self.encoder)
+        return cast(encoder_forms.DescribedEncoder, self.encoder)
 
     def stats(self) -> GraphStats:
         """Return a copy of the counters; it prints as a table, ``.to_dict()`` is plain data."""

@@ -1,7 +1,7 @@
 """The times that packing compares: milliseconds of every budget and of eager runs, and their file.
 
 A captured budget has one time, and the time of an eager run is interpolated between a few sizes.
-``measuring.py`` takes the times when graphs are captured. They are frozen then, so that the same
+``graphs/measuring.py`` takes the times at capture. They are frozen then, so that the same
 call is packed alike every time, and can be saved and loaded.
 """
 
@@ -67,7 +67,7 @@ class PriceTable:
 
     file: str
     made_on: Mapping[str, str]
-    """The :func:`~graphwrap.measuring.fingerprint` of encoder and device that were measured."""
+    """The :func:`~graphwrap.graphs.measuring.fingerprint` of what was measured: encoder, device."""
     prices: Prices
     kernels: dict[str, object] | None
     """The kernel choices of the accelerator, None where there was none."""

@@ -246,7 +246,7 @@ def test_device_too_small_for_any_budget_is_one_line(
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("graphwrap.capture.Arena", full)
+    monkeypatch.setattr("graphwrap.graphs.capture.Arena", full)
     out = tmp_path / "f.safetensors"
     arguments = (checkpoints["qwen3_vl"], media / "a.png", "--out", out)
     code, _, err = cli("encode", *arguments, "--graph", "--budgets", "64,256")

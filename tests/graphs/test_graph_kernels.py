@@ -16,7 +16,7 @@ from encoders.contract import Accelerable, EncoderOutput
 from graph_cases import executor_of, pixels_for, static, tower
 from graph_outputs import EVERY_FIELD, assert_same_bits
 from graphwrap import GraphedEncoder
-from graphwrap.budget_graph import BudgetGraph
+from graphwrap.graphs.budget_graph import BudgetGraph
 from oracles import add_noise
 from toy_accelerated import FakeAccelerator, FastToy
 from toy_encoder import ToyEncoder

@@ -16,11 +16,12 @@ from torch import Tensor
 from encoders.contract import EncoderOutput, Metadata
 from graph_cases import executor_of, pixels_for, static, toy
 from graph_outputs import EVERY_FIELD, assert_same_bits
-from graphwrap import GraphedEncoder, capture, prices
+from graphwrap import GraphedEncoder, prices
 from graphwrap.budgets import BudgetSet, choose_budgets
-from graphwrap.buffers import Arena, Memory
-from graphwrap.capture import Capturer
-from graphwrap.forms import EncoderForm, FormSettings
+from graphwrap.encoder_forms import EncoderForm, FormSettings
+from graphwrap.graphs import capture
+from graphwrap.graphs.buffers import Arena, Memory
+from graphwrap.graphs.capture import Capturer
 from toy_encoder import ToyEncoder
 
 CPU = torch.device("cpu")

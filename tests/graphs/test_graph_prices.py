@@ -11,10 +11,10 @@ from torch import Tensor
 
 from graph_cases import executor_of, pixels_for, toy
 from graph_outputs import assert_same_bits
-from graphwrap import measuring
-from graphwrap.budget_graph import BudgetGraph
 from graphwrap.budgets import Batch, choose_budgets
-from graphwrap.measuring import CLOSE, _milliseconds, full_grids, measure
+from graphwrap.graphs import measuring
+from graphwrap.graphs.budget_graph import BudgetGraph
+from graphwrap.graphs.measuring import CLOSE, _milliseconds, full_grids, measure
 from graphwrap.prices import Prices
 from toy_encoder import ToyEncoder
 

@@ -12,7 +12,8 @@ import torch
 from encoders.contract import EncoderItemSpec, GridLike
 from graph_cases import executor_of, is_tiled, pixels_for, static, tower, toy
 from graph_outputs import EVERY_FIELD, assert_same_bits, worst_distance
-from graphwrap import BudgetStats, GraphedEncoder, GraphStats, replay
+from graphwrap import BudgetStats, GraphedEncoder, GraphStats
+from graphwrap.graphs import replay
 from oracles import Grids
 from photographs import china, flower, panning_clip
 from toy_encoder import ToyEncoder

@@ -18,10 +18,10 @@ from encoders.qwen3_vl import Qwen3VLConfig
 from graph_cases import executor_of, pixels_for, static, toy
 from graphwrap import Budget
 from graphwrap.budgets import BudgetSet, choose_budgets
-from graphwrap.buffers import Memory
-from graphwrap.capture import Capturer
-from graphwrap.forms import EncoderForm, FormSettings
-from graphwrap.measuring import fingerprint
+from graphwrap.encoder_forms import EncoderForm, FormSettings
+from graphwrap.graphs.buffers import Memory
+from graphwrap.graphs.capture import Capturer
+from graphwrap.graphs.measuring import fingerprint
 from graphwrap.prices import PriceTable, read_tables, write_tables
 from toy_encoder import ToyEncoder
 

@@ -11,7 +11,7 @@ from encoders.contract import EncoderOutput, VisionInputs
 from encoders.streams.calls import ItemEncoder, ResultSettings, plan_calls
 from encoders.streams.pooling import pool
 from graphwrap import GraphedEncoder
-from graphwrap.forms import OnePath
+from graphwrap.encoder_forms import OnePath
 from photographs import china, flower, hopper, panning_clip
 from stream_cases import TOWERS, NumberEncoder, tower
 from toy_encoder import ToyEncoder

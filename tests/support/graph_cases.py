@@ -14,7 +14,7 @@ from encoders.base.vision_encoder import VisionEncoder
 from graph_outputs import EVERY_FIELD
 from graphwrap import Budget, GraphedEncoder, GraphStats
 from graphwrap.budgets import BudgetSet
-from graphwrap.replay import Executor
+from graphwrap.graphs.replay import Executor
 from oracles import BY_NAME, TOWERS, Grids, build_encoder, draw_pixels, edited, in_tokens_of
 from toy_encoder import WIDTH, ToyEncoder
 

@@ -29,7 +29,7 @@ from encoders.streams.calls import ItemPath, ResultSettings, join_outputs, selec
 from encoders.streams.items import EncodesItems
 from encoders.streams.keywords import AttentionAsked
 from graphwrap import GraphedEncoder
-from graphwrap.forms import with_paths
+from graphwrap.encoder_forms import with_paths
 from graphwrap.guards import read_outputs, require_choice
 
 from .rank_result import RankResult, complete, fields_of, output_of

@@ -19,16 +19,16 @@ import torch
 from torch import nn
 from tqdm.auto import tqdm
 
+from ..budgets import Budget, BudgetSet
+from ..encoder_forms import EncoderForm, capacity_metadata, captured_forward
+from ..guards import WeightGuard, plain_tensors
+from ..packing import Packer
+from ..prices import Prices, PriceTable
+from ..stats import BudgetStats, GraphStats
 from .budget_graph import BudgetGraph
-from .budgets import Budget, BudgetSet
 from .buffers import Arena, Memory, MetadataFormat
-from .forms import EncoderForm, capacity_metadata, captured_forward
-from .guards import WeightGuard, plain_tensors
 from .measuring import fingerprint, measure
-from .packing import Packer
-from .prices import Prices, PriceTable
 from .replay import Captured, Executor, PathGraphs
-from .stats import BudgetStats, GraphStats
 
 MEMORY_DIVISOR = 3
 """If budgets are inferred, static buffers and pool may fill 1/MEMORY_DIVISOR of free memory."""

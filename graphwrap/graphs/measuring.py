@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from encoders.contract import GraphableEncoder, Grid
 
+from ..budgets import LONG_SEGMENTS, Batch, Budget, read_specs
+from ..encoder_forms import EncoderForm, capacity_metadata
+from ..prices import Prices
 from .budget_graph import BudgetGraph
-from .budgets import LONG_SEGMENTS, Batch, Budget, read_specs
-from .forms import EncoderForm, capacity_metadata
-from .prices import Prices
 
 SHARES = (8, 4, 2, 1)
 """Eager runs are timed with the rows of the largest budget divided by each of these numbers, and

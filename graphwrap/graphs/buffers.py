@@ -17,7 +17,7 @@ from torch import Tensor
 
 from encoders.contract import Metadata
 
-from .torch_internals import (
+from ..torch_internals import (
     PoolHandle,
     StreamNumbers,
     abandon_capture,

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from .budgets import Budget
+from ..budgets import Budget
+from ..encoder_forms import Forward
+from ..outputs import output_fields
+from ..torch_internals import clear_cublas_workspaces
 from .buffers import PADDING, Arena, Memory, MetadataFormat
-from .forms import Forward
-from .results import output_fields
-from .torch_internals import clear_cublas_workspaces
 
 
 @dataclass

@@ -13,14 +13,14 @@ from torch import Tensor
 from encoders.contract import EncoderOutput, GridLike, Metadata, PartialOutput
 from encoders.grids import read_grid
 
+from ..budgets import Batch, Budget, read_specs
+from ..encoder_forms import EncoderForm, capacity_metadata
+from ..guards import WeightGuard
+from ..outputs import as_output, is_per_row, output_fields, owned, read_out, share_storage
+from ..packing import Group, Packer, Schedule, Span, Step, make_schedule, refuse_overflow
+from ..stats import BudgetStats, GraphStats
 from .budget_graph import BudgetGraph
-from .budgets import Batch, Budget, read_specs
 from .buffers import Arena, Memory
-from .forms import EncoderForm, capacity_metadata
-from .guards import WeightGuard
-from .packing import Group, Packer, Schedule, Span, Step, make_schedule, refuse_overflow
-from .results import as_output, is_per_row, output_fields, owned, read_out, share_storage
-from .stats import BudgetStats, GraphStats
 
 Inputs: TypeAlias = tuple[Tensor, GridLike | None]
 """The pixels, [P, *row_shape], and the grid, [items, 3], of the items of one input path."""
