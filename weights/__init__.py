@@ -15,7 +15,7 @@ the modules, in the order of a load's way through them:
 - ``load``: :func:`load_encoder`, which fills an encoder strictly or not at all
 - ``inspection``: :func:`inspect_checkpoint`, which says what a checkpoint holds
 - ``extraction``, ``tower_folder``: :func:`extract_encoder`, and the form of the folder it writes
-- ``writing``, ``parallel``: files that appear whole or not at all, and tasks in parallel threads
+- ``writing``, ``threads``: files that appear whole or not at all, and tasks in parallel threads
 - ``errors``: :class:`CheckpointError`, and names as messages show them
 """
 

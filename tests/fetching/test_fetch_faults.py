@@ -110,7 +110,7 @@ def test_a_silent_server_is_named_once_the_wait_is_long(
     hub.push(REPO, folder)
     load_encoder(REPO, cache_dir=cache, progress=False)
     assert caplog.text == ""
-    monkeypatch.setattr("weights.parallel.SILENCE", 0.1)
+    monkeypatch.setattr("weights.threads.SILENCE", 0.1)
     hub.fail("/config.json", Fault(stall=0.5))
     load_encoder(REPO, cache_dir=cache, progress=False)
     assert "owner/tower@main: config.json: waiting for an answer" in caplog.text

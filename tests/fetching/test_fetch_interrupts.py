@@ -19,7 +19,7 @@ from checkpoints import same_weights
 from fetching import REPO, environment
 from hub_server import Fault, HubServer
 from weights import CheckpointError, load_encoder
-from weights.parallel import Stopped, in_parallel
+from weights.threads import Stopped, in_parallel
 
 LOAD = f"""{FETCH}
 import resource

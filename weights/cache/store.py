@@ -24,7 +24,7 @@ import huggingface_hub
 from huggingface_hub.utils import WeakFileLock
 
 from ..errors import DamagedError
-from ..parallel import said_if_slow
+from ..threads import said_if_slow
 from ..writing import write_whole
 
 TOWERS_FOLDER = "towers"

@@ -28,9 +28,9 @@ from huggingface_hub.utils import tqdm
 from ..cache.kept import KeptTower, sealed_header
 from ..contents import SINGLE
 from ..errors import CheckpointError, DamagedError
-from ..parallel import Stopped, in_parallel
 from ..snapshot import Located, Wanted
 from ..tensor_file import Header, file_crc32
+from ..threads import Stopped, in_parallel
 from ..writing import flush, write_whole
 from .http import RangesUnsupported
 from .messages import SPACE, is_full

@@ -19,9 +19,9 @@ import huggingface_hub
 
 from ..cache.kept import KeptTower
 from ..errors import AbsentError, CheckpointError, DamagedError
-from ..parallel import in_parallel
 from ..snapshot import Located, Route, Snapshot, Traffic, Wanted, json_limit
 from ..tensor_file import Header, parse_json
+from ..threads import in_parallel
 from .downloads import download_shards, fetch_tower
 from .http import RangesUnsupported, RemoteFile
 from .messages import OFFLINE, not_here
