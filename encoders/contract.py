@@ -116,7 +116,7 @@ class Preprocessor(Protocol):
         ...
 
     def say_defaults(self, config: Mapping[str, object]) -> tuple[str, str]:
-        """Return a text of the defaults that no file sets, and the keyword that sets them or ""."""
+        """Return text on defaults that no processor file sets, and the keyword for them or ""."""
         ...
 
 
@@ -201,7 +201,7 @@ class BlockTower(Protocol):
     """Everything that an accelerator uses of the encoder whose blocks it runs."""
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> object:
-        """Return from ``metadata`` the arguments of a block after ``hidden``, such as angles."""
+        """Return the second argument of all blocks, such as rotary angles, from ``metadata``."""
         ...
 
     def _run_block(self, block: nn.Module, *args: object) -> Tensor:
@@ -247,7 +247,7 @@ class Accelerator(Protocol):
             hidden: the rows that the first block reads, [T, D] or views [B, .., D].
             metadata: the result of the encoder's ``prepare_encoder_metadata``.
             numbers: block numbers from 0, ascending.
-            blocks: one stack of the encoder, all of it.
+            blocks: all blocks of one stack of the encoder.
         """
         ...
 
@@ -256,14 +256,16 @@ class Accelerator(Protocol):
     ) -> Tensor | None:
         """Return rows [P, D] plus the table's rows at ``index`` [P, taps] times ``weight``.
 
-        It returns None if no kernel can compute this.
+        The result is None if no kernel can compute this.
         """
         ...
 
     def metadata_of(
         self, grids: list[Grid], weight: Tensor, prepare: Callable[[list[Grid]], Metadata]
     ) -> Metadata:
-        """Return ``prepare(grids)``, reused while grids and device of ``weight`` are the same."""
+        """Return ``prepare(grids)``, or the last result if grids and weight's device are the
+        same.
+        """
         ...
 
     def refresh(self) -> bool:
@@ -275,7 +277,7 @@ class Accelerator(Protocol):
         ...
 
     def load_choices(self, choices: Mapping[str, object]) -> None:
-        """Use what ``choices`` returned in another process instead of timing kernels here."""
+        """Use kernel choices that ``choices`` returned in another process, without timing here."""
         ...
 
 
@@ -286,7 +288,7 @@ class AcceleratesItself(Protocol):
     def accelerated(
         self, kernels: Kernels = "auto", precision: Precision = "bf16"
     ) -> GraphableEncoder:
-        """Return a faster encoder over the same weights, with these kernels and precision."""
+        """Return an encoder over the same weights that runs fused blocks and fast kernels."""
         ...
 
 

@@ -58,7 +58,7 @@ class EncoderOutput(NamedTuple):
 
 
 class PartialOutput(NamedTuple):
-    """The features that a wrapper was asked for; the fields that it leaves out are None."""
+    """Outputs of a wrapper that was asked for some fields; the fields left out are None."""
 
     last_hidden_state: Tensor | None
     """Hidden states [patches, D] or [tiles, rows, D] before the merger; None: not asked for."""
@@ -104,7 +104,7 @@ def output_like(
 
 
 def _field(output: tuple[object, ...], key: OutputField | SupportsIndex | _Slice) -> object:
-    """Return a field of ``output`` by its name, or what a tuple has at an index or slice."""
+    """Return the field of ``output`` named ``key``, or its element at an index or slice."""
     if not isinstance(key, str):
         return tuple.__getitem__(output, key)
     if key not in OUTPUT_FIELDS:
@@ -185,7 +185,8 @@ class VisionInputs(NamedTuple):
 
         Raises:
             ValueError: other paths than ``paths``, ``tiles`` of another number of items, or a path
-                with neither one entry per item nor one per item that has a thumbnail by ``tiles``.
+                of which the number of entries is neither that of the items nor of the thumbnails in
+                ``tiles``.
         """
         if self.paths.keys() != set(paths):
             raise ValueError(

@@ -178,7 +178,7 @@ class DeepseekOCREncoder(PathsEncoder):
         self._set_mode(config, tower)
 
     def at_mode(self, mode: ModeName) -> DeepseekOCREncoder:
-        """Return a twin of this encoder, over the same weights, that makes other views of images.
+        """Return a copy of this encoder, with shared weights, that cuts images in another mode.
 
         Args:
             mode: "tiny" (one view of 512x512 pixels), "small" (640x640), "base" (1024x1024),
@@ -206,11 +206,11 @@ class DeepseekOCREncoder(PathsEncoder):
         self.paths = {name: tower.at(side) for name, side in sides.items()}
 
     def join(self, outputs: Mapping[str, Output], inputs: VisionInputs) -> list[Output]:
-        """Make one sequence of the views of each image.
+        """Join the features of the views of each image to one sequence.
 
         Returns:
-            For each item ``last_hidden_state`` [cells, D], the tiles' first, and ``pooler_output``
-            [tokens, out], both in the order that ``ORDER`` says.
+            For each item ``last_hidden_state`` [rows, D] and ``pooler_output`` [tokens, out], both
+            with the tiles first, then the whole image.
         """
         items = zip(self.split_paths(outputs, inputs), self._pictures(inputs), strict=True)
         joined = []
@@ -229,10 +229,10 @@ class DeepseekOCREncoder(PathsEncoder):
         pictures: Mapping[str, Picture],
         learned: bool = False,
     ) -> Tensor | None:
-        """Join the rows of an item's ``views``, by path, in the order that ``ORDER`` says.
+        """Join the features of an item's ``views``, given by path, to one sequence.
 
-        ``pictures`` say how the views of a path lie. With ``learned``, newlines and separator are
-        put in. It returns None if any rows are None.
+        ``pictures`` say how the views of a path are arranged. With ``learned``, the learned
+        newlines and separator are inserted. The result is None if features are None.
         """
         maps = {}
         for name, rows in views.items():
@@ -244,7 +244,7 @@ class DeepseekOCREncoder(PathsEncoder):
         return torch.cat([maps[name].flatten(0, 1) for name in ORDER if name in maps])
 
     def _pictures(self, inputs: VisionInputs) -> list[dict[str, Picture]]:
-        """Return per item the cells of a view and the arrangement of its views, by path."""
+        """Return per item and path the tokens of a view (h, w) and how its views are arranged."""
         items: list[dict[str, Picture]] = [{} for _ in inputs.grid_thw]
         tilings = tilings_of(inputs)
         for name, (_, grid_thw, numbers) in inputs.paths.items():
@@ -356,7 +356,7 @@ class Projector(nn.Module):
 
 
 def _in_mode(preprocessor: Preprocessor, mode: Mode) -> Preprocessor:
-    """Return a copy of the preprocessor for ``mode``; one of the user's own class as it is."""
+    """Return a copy of the preprocessor for ``mode``; one of another class is returned as it is."""
     from .inputs.preprocessors.deepseek_ocr import OcrPreprocessor
 
     if not isinstance(preprocessor, OcrPreprocessor):
@@ -365,5 +365,5 @@ def _in_mode(preprocessor: Preprocessor, mode: Mode) -> Preprocessor:
 
 
 def cells(patches: int) -> int:
-    """Return the side of the compressor's map of ``patches`` patches: a quarter, rounded up."""
+    """Return the side of the compressor's map for views of ``patches`` patches: a quarter of it."""
     return -(-patches // 4)

@@ -87,7 +87,7 @@ class DeepseekVLConfig:
 
 @dataclass(frozen=True)
 class DeepseekVLHybridConfig:
-    """The sizes of the SigLIP tower (``low``) and of the SAM tower (``high``)."""
+    """Sizes of the SigLIP tower (``low``) and of the SAM tower (``high``) of DeepSeek-VL 7B."""
 
     low: DeepseekVLConfig
     high: SamSizes
@@ -369,5 +369,5 @@ class Aligner(nn.Module):
 
 
 def _beside(left: Tensor | None, right: Tensor | None) -> Tensor | None:
-    """Return features side by side; None if one is, as a graph wrapper was not asked for it."""
+    """Return two features concatenated by column; None if one of them is None, not asked for."""
     return None if left is None or right is None else torch.cat((left, right), dim=-1)

@@ -157,7 +157,7 @@ class DeepseekVL2Encoder(PathsEncoder):
         )
 
     def join(self, outputs: Mapping[str, Output], inputs: VisionInputs) -> list[Output]:
-        """Make one sequence of the tokens of each image.
+        """Join the tokens of the views of each image to one sequence.
 
         Returns:
             For each item ``last_hidden_state`` [views, n, D], the whole image first, and
@@ -181,7 +181,7 @@ class DeepseekVL2Encoder(PathsEncoder):
         return assemble(views, self.config.order, self.image_newline, self.view_seperator)
 
     def _pictures(self, inputs: VisionInputs) -> list[dict[str, Picture]]:
-        """Return how the whole image and the tiles of each item lie; their number is checked."""
+        """Return how each item's whole image and tiles are arranged, and check their number."""
         tiles, grids = inputs.tiles or [], inputs.grid_thw.tolist()
         if len(tiles) != len(grids):
             raise ValueError(

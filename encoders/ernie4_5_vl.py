@@ -123,7 +123,7 @@ class Ernie4_5VLConfig:
 
 
 class Ernie4_5VLEncoder(PatchEncoder):
-    """Encodes patches and a grid to hidden states and the tokens of frames or pairs of them."""
+    """Encodes packed patches to hidden states, and to one token per 2x2 patches of two frames."""
 
     def __init__(self, config: Ernie4_5VLConfig, preprocessor: Preprocessor | None = None) -> None:
         super().__init__()
@@ -174,11 +174,11 @@ class Ernie4_5VLEncoder(PatchEncoder):
     def _grid_metadata(
         self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
     ) -> Metadata:
-        """Return rotary angles in merge-block order, and the cells of each token.
+        """Return rotary angles in merge-block order, and the two cells (2x2 patches) of each token.
 
-        ``rotary_pos_emb_cos`` and ``rotary_pos_emb_sin`` are [P, K/2]; ``pair_index`` int64 [N, 2],
-        or [C, 2] with ``max_input_size``, since images have a token per cell.
-        P is ``max_input_size``, with padding at the end, or the number of patches of ``grids``.
+        ``rotary_pos_emb_cos`` and ``rotary_pos_emb_sin`` are [P, head_size / 2]; ``pair_index``
+        int64 [N, 2], or [C, 2] with ``max_input_size``, since images have a token per cell. P is
+        ``max_input_size``, with padding at the end, or the number of patches of ``grids``.
         """
         dtype = torch.promote_types(self.ln.weight.dtype, torch.float32)
         merge, head = self.config.spatial_merge_size, self.config.head_size
@@ -296,7 +296,7 @@ class Resampler(nn.Module):
         self.after_norm = nn.RMSNorm(config.out_hidden_size, eps=config.rms_norm_eps)
 
     def forward(self, patches: Tensor, pair_index: Tensor) -> Tensor:
-        """Take patches [P, D] and the two cells of each token [N, 2] to tokens [N, out]."""
+        """Take patches [P, D] to tokens [N, out], of the two cells ``pair_index`` [N, 2] each."""
         cells = self.spatial_linear(patches.view(-1, self.width))
         tokens = self.temporal_linear(cells[pair_index].flatten(1))
         return self.after_norm(self.mlp(tokens))

@@ -166,10 +166,10 @@ class Gemma4Encoder(RasterEncoder):
         return self.config.out_hidden_size or self.config.hidden_size
 
     def grid_for(self, tokens: int) -> Grid:
-        """Return the grid of one item of exactly ``tokens`` tokens.
+        """Return the grid (t, h, w) of one item of exactly ``tokens`` tokens.
 
-        It is one image or, where its width would be over ``position_embedding_size`` patches, that
-        many frames of one token each.
+        The item is one image or, if its width would be over ``position_embedding_size`` patches, a
+        video of ``tokens`` frames of one token each.
         """
         side, (_, h, w) = self.config.pooling_kernel_size, super().grid_for(tokens)
         return (1, h, w) if w <= self.config.position_embedding_size else (tokens, side, side)
@@ -183,9 +183,10 @@ class Gemma4Encoder(RasterEncoder):
     ) -> Metadata:
         """Return rotary angles and positions per patch, and the patches of each token.
 
-        ``rotary_pos_emb_cos`` and ``rotary_pos_emb_sin`` are [P, K/2], the columns' angles first.
-        ``position_ids`` int64 [P, 2] are column and row, ``pool_index`` int64 [N, 9] patches.
-        P is ``max_input_size``, with padding at the end, or the number of patches of ``grids``.
+        ``rotary_pos_emb_cos`` and ``rotary_pos_emb_sin`` are [P, head_size / 2], the columns'
+        angles first. ``position_ids`` int64 [P, 2] are column and row, ``pool_index`` int64 [N, 9]
+        patches. P is ``max_input_size``, with padding at the end, or the number of patches of
+        ``grids``.
         """
         dtype = torch.promote_types(self.position_embedding_table.dtype, torch.float32)
         side, most = self.config.pooling_kernel_size, self.config.position_embedding_size
@@ -234,7 +235,7 @@ class Context(NamedTuple):
 
     @classmethod
     def of(cls, metadata: Metadata) -> Context:
-        """Make the context of ``metadata``: cos and sin of columns and of rows, [P, 1, 2, K/4]."""
+        """Make the context of a forward from ``metadata``; cos and sin become [P, 1, 2, K/4]."""
         cos, sin = (metadata[f"rotary_pos_emb_{name}"] for name in ("cos", "sin"))
         return cls(
             cos.unflatten(1, (1, 2, -1)),
@@ -347,7 +348,8 @@ class Projector(nn.Module):
 def linear(config: Gemma4Config, columns: int, rows: int, parts: int = 1) -> nn.Linear:
     """Make a linear layer of a block from ``columns`` inputs to ``rows`` outputs, without bias.
 
-    If ``config.clipped``, it clips; each of ``parts`` equal groups of outputs has its own bounds.
+    If ``config.clipped``, it clips inputs and outputs, each of ``parts`` groups of outputs by its
+    own bounds.
     """
     if config.clipped:
         return ClippedLinear(columns, rows, parts)

@@ -180,9 +180,10 @@ class Glm4VEncoder(PatchEncoder):
     ) -> Metadata:
         """Return rotary angles and position embeddings per patch, in merge-block order.
 
-        ``rotary_pos_emb_cos`` and ``rotary_pos_emb_sin`` are [P, K/2]. ``pos_embed_index`` int64
-        and ``pos_embed_weight`` [P, 16] are the taps into the position table.
-        P is ``max_input_size``, with padding at the end, or the number of patches of ``grids``.
+        ``rotary_pos_emb_cos`` and ``rotary_pos_emb_sin`` are [P, head_size / 2].
+        ``pos_embed_index`` int64 and ``pos_embed_weight`` [P, 16] are the taps into the position
+        table. P is ``max_input_size``, with padding at the end, or the number of patches of
+        ``grids``.
         """
         dtype = torch.promote_types(self.patch_embed.proj.weight.dtype, torch.float32)
         merge, head = self.config.spatial_merge_size, self.config.head_size
@@ -206,7 +207,7 @@ class Glm4VEncoder(PatchEncoder):
         return self._add_weighted_rows(normed, table, taps, weights)
 
     def _downsample(self, hidden: Tensor) -> Tensor:
-        """Turn rows [P, D] into [N, out]: the 2x2 patches of a token are neighbouring rows."""
+        """Merge patches [P, D] to tokens [N, out]; the 2x2 patches of a token are adjacent rows."""
         merge = self.config.spatial_merge_size
         groups = self.post_layernorm(hidden).unflatten(0, (-1, merge**2))
         return patch_product(self.downsample, groups.mT.flatten(1), (hidden.shape[1], merge, merge))

@@ -169,7 +169,7 @@ class GlmOCREncoder(PatchEncoder):
     def _grid_metadata(
         self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
     ) -> Metadata:
-        """Return ``rotary_pos_emb_cos`` and ``rotary_pos_emb_sin`` [P, K/2], in merge order.
+        """Return ``rotary_pos_emb_cos`` and ``rotary_pos_emb_sin`` [P, K/2], by merge block.
 
         P is ``max_input_size``, with padding at the end, or the number of patches of ``grids``.
         """
@@ -188,7 +188,7 @@ class GlmOCREncoder(PatchEncoder):
         return self.patch_embed(self._admit_patches(pixel_values, weight, metadata))
 
     def _downsample(self, hidden: Tensor) -> Tensor:
-        """Turn rows [P, D] into [N, out]: the 2x2 patches of a token are neighbouring rows."""
+        """Merge patches [P, D] to tokens [N, out]; the 2x2 patches of a token are adjacent rows."""
         merge = self.config.spatial_merge_size
         groups = self.post_layernorm(hidden).unflatten(0, (-1, merge**2))
         return patch_product(self.downsample, groups.mT.flatten(1), (hidden.shape[1], merge, merge))
@@ -303,7 +303,7 @@ class Merger(nn.Module):
 
 
 def gated(gate: Tensor, up: Tensor, limit: float | None) -> Tensor:
-    """Return ``silu(gate) * up``, gate clamped to ``limit``, up to both signs of it, if given."""
+    """Return ``silu(gate) * up``; with ``limit``, gate is clamped above and up on both sides."""
     if limit is not None:
         gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     return F.silu(gate) * up

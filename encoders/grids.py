@@ -1,4 +1,4 @@
-"""Read ``grid_thw`` on the host, and derive from it what belongs to each item."""
+"""Functions that read and check ``grid_thw``, and that split outputs into items by it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RULE = "each item needs three positive integers (t, h, w) in patches"
 
 @runtime_checkable
 class _Array(Protocol):
-    """An array or scalar of numpy's or another library's, which need not be installed."""
+    """An array or a scalar of numpy or another array library, which need not be installed."""
 
     def tolist(self) -> object: ...
 
@@ -42,7 +42,7 @@ def read_grid(grid_thw: GridLike, merge: int = 1, merge_name: str = "merge size"
 
     Args:
         grid_thw: [items, 3], a tensor, an array or nested lists; a flat ``(t, h, w)`` is one item.
-        merge: h and w must be multiples of it.
+        merge: number of which h and w must be multiples.
         merge_name: the config field that ``merge`` comes from, for the message.
 
     Returns:

@@ -24,7 +24,8 @@ def read_field(section: Mapping[str, object], *names: str, default: object = _NO
     """Return the value in ``section`` under one of ``names`` (aliases), or ``default``.
 
     Raises:
-        ValueError: none of them is there and no ``default`` is given, or two of them disagree.
+        ValueError: no name is there and no ``default`` is given, or two names have different
+            values.
     """
     given = {name: section[name] for name in names if section.get(name) is not None}
     values = list(given.values())
@@ -100,7 +101,7 @@ def read_ratio(section: Mapping[str, object], *names: str, default: float) -> fl
 def read_rope_theta(section: Mapping[str, object]) -> float:
     """Return the base of the rotary angles: ``rope_theta``, at most 10^12.
 
-    One inside ``rope_parameters`` (``rope_scaling`` in older configs) comes before one at the top.
+    A value inside ``rope_parameters`` (``rope_scaling`` in older configs) wins over one outside.
 
     Raises:
         ValueError: a number out of its range, or rotary positions of another kind or width.
@@ -121,7 +122,7 @@ def read_rope_theta(section: Mapping[str, object]) -> float:
 def read_choice(
     section: Mapping[str, object], name: str, *choices: Choice, default: Choice
 ) -> Choice:
-    """Return the field ``name``, which must be one of ``choices``, or ``default`` without it."""
+    """Return the field ``name``, which must be one of ``choices``; ``default`` if it is missing."""
     value = section.get(name, default)
     for choice in choices:
         if value == choice:

@@ -328,7 +328,7 @@ def norm(config: InternViTConfig) -> nn.LayerNorm | nn.RMSNorm:
 
 
 def projector(config: InternViTConfig) -> nn.Module:
-    """Return ``mlp1``, which makes a token of 2x2 patches; Identity if the config has none."""
+    """Return the projector ``mlp1`` of 2x2 patches to a token; Identity if the config has none."""
     if config.out_hidden_size is None:
         return nn.Identity()
     width, out = 4 * config.hidden_size, config.out_hidden_size
@@ -336,6 +336,6 @@ def projector(config: InternViTConfig) -> nn.Module:
 
 
 def pixel_shuffle(patches: Tensor, h: int, w: int, version: str) -> Tensor:
-    """Join 2x2 patches [B, h*w, D] to tokens [B*h*w/4, 4D], by row; ``version`` v1: by column."""
+    """Join 2x2 patches [B, h*w, D] to tokens [B*h*w/4, 4D], by row, or by column for "v1"."""
     order = "(b h w)" if version == "v2" else "(b w h)"
     return rearrange(patches, f"b (h x w y) d -> {order} (x y d)", h=h // 2, x=2, w=w // 2, y=2)

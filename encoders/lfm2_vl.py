@@ -161,9 +161,9 @@ class Lfm2VLTower(RasterEncoder):
         self.projector = Projector(config)
 
     def at(self, side: int) -> Lfm2VLTower:
-        """Return a copy of this tower, over the same parameters, for graphs of tiles.
+        """Return a copy of this tower, with shared parameters, whose CUDA graphs hold tiles.
 
-        ``side`` is that of the tiles in pixels. Without graphs it encodes grids of any size.
+        ``side`` is the side of a tile in pixels. Without graphs the copy encodes any grid.
         """
         twin = copy.copy(self)  # the copy shares the modules, parameters and hooks
         twin._tile = side // self.config.patch_size
@@ -171,13 +171,15 @@ class Lfm2VLTower(RasterEncoder):
 
     @property
     def budget_range(self) -> tuple[int, int]:
-        """The fewest and the most tokens of a default graph: 1 and 32 tiles, if it holds tiles."""
+        """The smallest and largest budget in tokens; if limited to tiles, of 1 and 32 tiles."""
         tokens = (self._tile // self.config.spatial_merge_size) ** 2
         return (tokens, 32 * tokens) if tokens else super().budget_range
 
     def grid_for(self, tokens: int) -> Grid:
-        """Return the grid (t, h, w) of the fewest tiles of h x w patches with at least ``tokens``
-        tokens or, of a tower that :meth:`at` has not limited to tiles, of one image of as many."""
+        """Return a grid (t, h, w), in patches, of at least ``tokens`` tokens with the fewest rows.
+
+        It is t tiles if :meth:`at` has limited the tower to tiles, else one image.
+        """
         if not self._tile:
             return super().grid_for(tokens)
         per_tile = (self._tile // self.config.spatial_merge_size) ** 2
@@ -244,7 +246,7 @@ class Lfm2VLTower(RasterEncoder):
 
 
 class Projector(nn.Module):
-    """Turns each group of neighbouring rows, which are the patches of a token, into that token."""
+    """Projects each group of neighbouring rows, which are the patches of a token, to that token."""
 
     def __init__(self, config: Lfm2VLConfig) -> None:
         super().__init__()
@@ -287,7 +289,7 @@ def merge_order(grids: Sequence[Grid], merge: int, rows: int) -> Tensor:
     Args:
         grids: ``(t, h, w)`` per item, in patches.
         merge: side of a token in patches.
-        rows: number of entries, at least that of patches; an entry beyond the patches is its own i.
+        rows: number of entries, at least that of patches; entry i beyond the patches is i.
     """
     order = torch.arange(rows, device="cpu")
     start = 0

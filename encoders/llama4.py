@@ -161,7 +161,9 @@ class Llama4Encoder(TileEncoder):
     def _grid_metadata(
         self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
     ) -> Metadata:
-        """Return cos and sin [n, K/2] of one tile, which all tiles of ``grids`` have in common."""
+        """Return the rotary cos and sin [n, K/2] of one tile, the same for all tiles of
+        ``grids``.
+        """
         check_input_size(sum(t for t, _, _ in grids), max_input_size)
         side = self.side // self.config.patch_size
         h, w = grids[0][1:] if grids and max_input_size is None else (side, side)
@@ -198,7 +200,7 @@ class Context(NamedTuple):
 
     @classmethod
     def of(cls, metadata: Metadata, hidden: Tensor) -> Context:
-        """Make the context for tiles ``hidden`` [B, n, D], checked against the metadata."""
+        """Make the context of a forward from ``metadata``, checked against tiles [B, n, D]."""
         cos, sin = metadata["rotary_pos_emb_cos"], metadata["rotary_pos_emb_sin"]
         segments = TileSegments.of(metadata, hidden)
         if hidden.shape[0]:

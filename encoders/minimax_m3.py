@@ -218,7 +218,7 @@ class Context(NamedTuple):
 
     @classmethod
     def of(cls, metadata: Metadata) -> Context:
-        """Make the context; cos and sin are repeated for both columns of a pair."""
+        """Make the context of a forward; cos and sin are repeated for both columns of a pair."""
         cos, sin = metadata["rotary_pos_emb_cos"], metadata["rotary_pos_emb_sin"]
         return cls(
             torch.cat((cos, cos), 1)[:, None, None],

@@ -204,11 +204,11 @@ class MoonViTEncoder(PatchEncoder):
     ) -> Metadata:
         """Return rotary angles, positions in space and time, and the rows of each token.
 
-        ``rotary_pos_emb_cos`` and ``rotary_pos_emb_sin`` are [P, K/2]. ``pos_embed_index`` int64
-        and ``pos_embed_weight`` [P, 16] are the taps into the position table, ``frame_index`` int64
-        [P] the row of ``frame_table`` [F+1, D]. ``merge_index`` int64 and ``merge_weight``
-        [N*4, F] are the rows that are averaged over time. P is ``max_input_size``, with padding at
-        the end, or the number of patches of ``grids``.
+        ``rotary_pos_emb_cos`` and ``rotary_pos_emb_sin`` are [P, head_size / 2].
+        ``pos_embed_index`` int64 and ``pos_embed_weight`` [P, 16] are the taps into the position
+        table, ``frame_index`` int64 [P] the row of ``frame_table`` [F+1, D]. ``merge_index`` int64
+        and ``merge_weight`` [N*4, F] are the rows that are averaged over time. P is
+        ``max_input_size``, with padding at the end, or the number of patches of ``grids``.
         """
         dtype = torch.promote_types(self.patch_embed.proj.weight.dtype, torch.float32)
         merge, most = self.config.spatial_merge_size, self.config.segment_frames
@@ -239,7 +239,7 @@ class MoonViTEncoder(PatchEncoder):
         return self._add_weighted_rows(timed, self.pos_embed, taps, weights).to(patches.dtype)
 
     def _over_time(self, hidden: Tensor, metadata: Metadata) -> Tensor:
-        """Normalise rows [P, D]; average over frames as ``metadata`` says, [N*4, D]."""
+        """Normalise rows [P, D] and average them over the frames of each segment, [N*4, D]."""
         normed, index, weight = self.norm(hidden), metadata["merge_index"], metadata["merge_weight"]
         total = normed[index[:, 0]] * weight[:, :1]
         for frame in range(1, index.shape[1]):
@@ -270,7 +270,7 @@ class Context(NamedTuple):
 
     @classmethod
     def of(cls, metadata: Metadata) -> Context:
-        """Make the context; cos and sin are [P, 1, 1, K/2], to broadcast over queries and heads."""
+        """Make the context of a forward; cos and sin are [P, 1, 1, K/2]."""
         cos, sin = metadata["rotary_pos_emb_cos"], metadata["rotary_pos_emb_sin"]
         offsets = metadata["cu_seqlens"]
         padding = padding_rows(offsets, len(cos))

@@ -162,10 +162,10 @@ class PaddleOCRVLEncoder(RasterEncoder):
     ) -> Metadata:
         """Return rotary angles and positions per patch, row by row, and the order of merging.
 
-        ``rotary_pos_emb_cos`` and ``rotary_pos_emb_sin`` are [P, K/2]. ``pos_embed_index`` int64
-        and ``pos_embed_weight`` [P, 4] are the taps into the position table. ``merge_index`` int64
-        [P] has the patches of each token one after another. P is ``max_input_size``, with padding
-        at the end, or the number of patches of ``grids``.
+        ``rotary_pos_emb_cos`` and ``rotary_pos_emb_sin`` are [P, head_size / 2].
+        ``pos_embed_index`` int64 and ``pos_embed_weight`` [P, 4] are the taps into the position
+        table. ``merge_index`` int64 [P] has the patches of each token one after another. P is
+        ``max_input_size``, with padding at the end, or the number of patches of ``grids``.
         """
         dtype = torch.promote_types(self.patch_embed.proj.weight.dtype, torch.float32)
         merge, side = self.config.spatial_merge_size, self.config.position_side
@@ -240,7 +240,7 @@ class Attention(blocks.Attention):
 
 
 class Projector(nn.Module):
-    """Normalises patches and turns each group of neighbours, those of a token, into that token."""
+    """Normalises patches and projects each group of neighbours, the patches of a token, to it."""
 
     def __init__(self, config: PaddleOCRVLConfig) -> None:
         super().__init__()
@@ -317,7 +317,7 @@ def merge_order(grids: Sequence[Grid], merge: int, rows: int) -> Tensor:
     Args:
         grids: ``(t, h, w)`` per item, in patches.
         merge: side of a token in patches.
-        rows: number of entries, at least that of patches; an entry beyond the patches is its own i.
+        rows: number of entries, at least that of patches; entry i beyond the patches is i.
     """
     order = torch.arange(rows, device="cpu")
     start = 0

@@ -282,7 +282,7 @@ class MLP(nn.Module):
 
 
 class Projector(nn.Module):
-    """Projects patches into the language model's width, merged into tokens first if ``merger``."""
+    """Projects patches to the language model's width; with ``merger`` it first merges 2x2."""
 
     def __init__(self, config: PixtralConfig) -> None:
         super().__init__()

@@ -192,7 +192,7 @@ class Qwen2_5VLEncoder(PatchEncoder):
         ``window_index`` int64 [N] is the token at each place of the window order, and
         ``reverse_index`` its inverse. ``cu_window_seqlens`` is int32 [W+1], where W is
         ``max_windows_per_batch`` if given. ``max_window_seqlen`` is the rows of a full window,
-        0-dim int32. P is ``max_input_size``, with padding at the end, or that of ``grids``.
+        0-dim int32. P is ``max_input_size``, with padding at the end, or the patches of ``grids``.
         """
         dtype = torch.promote_types(self.patch_embed.proj.weight.dtype, torch.float32)
         merge, head = self.config.spatial_merge_size, self.config.head_size
@@ -243,7 +243,7 @@ class Context(NamedTuple):
 
     @classmethod
     def of(cls, metadata: Metadata) -> Context:
-        """Make the context; cos and sin are repeated for both halves of a head."""
+        """Make the context of a forward; cos and sin are repeated for both halves of a head."""
         cos, sin = metadata["rotary_pos_emb_cos"], metadata["rotary_pos_emb_sin"]
         return cls(
             torch.cat((cos, cos), 1)[:, None, None],

@@ -79,7 +79,7 @@ class Qwen2VLConfig:
 
     @classmethod
     def from_hf(cls, config: Mapping[str, object]) -> Qwen2VLConfig:
-        """Read a published ``config.json``, the whole or its vision part, which may be sparse.
+        """Read a published ``config.json``, the whole or its vision part, which may lack fields.
 
         Raises:
             ValueError: a value that is not implemented, or sizes that disagree.

@@ -184,9 +184,10 @@ class Qwen3VLEncoder(PatchEncoder):
     ) -> Metadata:
         """Return rotary angles and position embeddings per patch, in merge-block order.
 
-        ``rotary_pos_emb_cos`` and ``rotary_pos_emb_sin`` are [P, K/2]. ``pos_embed_index`` int64
-        and ``pos_embed_weight`` [P, 4] are the taps into the position table.
-        P is ``max_input_size``, with padding at the end, or the number of patches of ``grids``.
+        ``rotary_pos_emb_cos`` and ``rotary_pos_emb_sin`` are [P, head_size / 2].
+        ``pos_embed_index`` int64 and ``pos_embed_weight`` [P, 4] are the taps into the position
+        table. P is ``max_input_size``, with padding at the end, or the number of patches of
+        ``grids``.
         """
         dtype = torch.promote_types(self.patch_embed.proj.weight.dtype, torch.float32)
         merge, head = self.config.spatial_merge_size, self.config.head_size

@@ -235,7 +235,7 @@ class Head(nn.Module):
         self.mlp = MLP(width, sizes.intermediate_size, sizes.activation)
 
     def forward(self, items: Sequence[Tensor]) -> Tensor:
-        """Return one vector per item, [items, D], of the tokens [n, D] of each item."""
+        """Pool the tokens [n, D] of each item to one vector per item, [items, D]."""
         rows, beyond = pad_sequence(list(items), batch_first=True), None
         if any(len(item) != rows.shape[1] for item in items):
             counts = torch.tensor([len(item) for item in items], device=rows.device)
@@ -246,7 +246,7 @@ class Head(nn.Module):
 
 
 class Projector(nn.Module):
-    """Turns squares of patches into tokens: their mean, an RMS norm, a product with a matrix."""
+    """Turns squares of patches into tokens: their mean, an RMS norm and a linear projection."""
 
     def __init__(self, config: Gemma3Config) -> None:
         super().__init__()

@@ -162,7 +162,7 @@ class Siglip2Encoder(RasterEncoder):
     def _grid_metadata(
         self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
     ) -> Metadata:
-        """Return the weights of the table of positions per patch.
+        """Return the weights, per patch, of the rows and columns of the table of positions.
 
         ``pos_embed_rows`` and ``pos_embed_columns`` [P, S] are the weights of all rows and of all
         columns of the table; the weight of an entry is the product of both.
@@ -202,7 +202,7 @@ class Head(nn.Module):
         self.mlp = MLP(width, sizes.intermediate_size, sizes.activation)
 
     def forward(self, items: Sequence[Tensor]) -> Tensor:
-        """Return one vector per item, [items, D], of the tokens [n, D] of each item."""
+        """Pool the tokens [n, D] of each item to one vector per item, [items, D]."""
         rows, beyond = pad_sequence(list(items), batch_first=True), None
         if any(len(item) != rows.shape[1] for item in items):
             counts = torch.tensor([len(item) for item in items], device=rows.device)

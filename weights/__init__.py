@@ -2,7 +2,7 @@
 
 Encoders, and with them torch, are imported at their first use: fetching a tower and managing the
 cache need neither. The names in ``__all__`` are public, all other modules are internal. These are
-the modules, in the order of a load's way through them:
+the modules, in the order in which a load uses them:
 
 - ``source``: a checkpoint opened by repo id, folder or file
 - ``snapshot``, ``contents``: the files of a checkpoint on this disk, its config and its index

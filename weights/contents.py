@@ -99,7 +99,7 @@ def adapter_error(label: str, base: object = None) -> CheckpointError:
 def _tensor_files(snapshot: Snapshot) -> dict[str, str]:
     """Return the name of the file that holds each tensor, by the name of the tensor.
 
-    The index says so, or the header of the weights if they are a single file.
+    The names come from the index or, if the weights are a single file, from its header.
     """
     name = INDEX
     index = None if snapshot.weights else snapshot.read_json(INDEX)
@@ -123,11 +123,11 @@ def _tensor_files(snapshot: Snapshot) -> dict[str, str]:
 
 
 def _refuse_second_weights(snapshot: Snapshot, index: str, shards: set[str]) -> None:
-    """Raise a :class:`CheckpointError` if ``index`` lies beside a single file of all weights.
+    """Raise a :class:`CheckpointError` if a single file of all weights lies beside ``index``.
 
-    That is ``model.safetensors`` beside ``model.safetensors.index.json``, unless the file is one of
-    the ``shards`` that the index names. The two may hold different weights, and nobody can tell
-    which are meant: transformers reads the single file.
+    An example is ``model.safetensors`` beside ``model.safetensors.index.json``; the file is allowed
+    if it is one of the ``shards`` that the index names. The two may hold different weights, and
+    nobody can tell which are meant: transformers reads the single file.
     """
     single = index.removesuffix(".index.json")
     if single not in shards and snapshot.has(single):
@@ -142,7 +142,7 @@ def _refuse_second_weights(snapshot: Snapshot, index: str, shards: set[str]) -> 
 def _only_safetensors(snapshot: Snapshot) -> str:
     """Return the name of the only index, else of the only safetensors file, of a checkpoint.
 
-    It is for checkpoints without ``model.safetensors`` and its index. Several such files are a
+    This is for checkpoints without ``model.safetensors`` and its index. Several such files are a
     CheckpointError, because nothing says which of them holds the tower.
     """
     names = _safetensors(snapshot)

@@ -32,7 +32,7 @@ class CheckpointError(ValueError):
 class DamagedError(CheckpointError):
     """A copy on this disk no longer has the checksums that were recorded when it was fetched.
 
-    Loading catches it, opens the checkpoint again and fetches the copy anew.
+    Loading catches this error, opens the checkpoint again and fetches the copy anew.
     """
 
 

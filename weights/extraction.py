@@ -100,7 +100,7 @@ def extract_encoder(
 def _refuse_own_folder(origin: Path, out: Path) -> None:
     """Raise a :class:`CheckpointError` if writing ``out`` would change the checkpoint itself.
 
-    It would if ``out`` is ``origin``, the checkpoint's folder, or lies inside or around it.
+    It would change if ``out`` is ``origin``, the checkpoint's folder, or lies inside or around it.
     """
     target = out.resolve()
     if target == origin or target in origin.parents or origin in target.parents:
@@ -113,7 +113,8 @@ def _refuse_own_folder(origin: Path, out: Path) -> None:
 def _check_target(out: Path, overwrite: bool) -> None:
     """Raise a :class:`CheckpointError` unless the folder ``out`` can be made or replaced.
 
-    It may be absent or empty or, with ``overwrite``, hold the files of an extracted tower alone.
+    The folder may be absent or empty or, with ``overwrite``, hold the files of an extracted tower
+    alone.
     """
     try:
         if out.is_symlink():
@@ -177,7 +178,7 @@ def _extract(tower: FoundTower, out: Path, overwrite: bool) -> None:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Keep other extractions into ``folder`` out, where the system can lock a folder."""
+    """Lock ``folder`` against other extractions, if the system can lock a folder."""
     if sys.platform == "win32":
         yield
         return

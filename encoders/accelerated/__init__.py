@@ -1,4 +1,4 @@
-"""Accelerated towers: the same blocks with fused steps and the fastest attention kernels.
+"""Accelerated towers: an encoder's blocks, run with fused steps and fast attention kernels.
 
 This package knows no model. The blocks of an encoder list their layers by role, as
 :class:`encoders.block_parts.BlockParts`.
@@ -8,7 +8,7 @@ This package knows no model. The blocks of an encoder list their layers by role,
 - ``attention_kernels``, ``choices``: the kernels for attention, and the one taken for each shape
 - ``fp8``: products in e4m3, where a timing finds them faster
 - ``derived``, ``aligned``: copies of weights in a layout that runs fast, kept equal to the weights
-- ``obstacles``: why a tower, a block or a mode runs the reference instead
+- ``obstacles``: the reasons why a tower or a block cannot be accelerated
 - ``torch_internals``: the functions of torch that are called although they are not public
 - ``kernels``: the kernels in Triton
 """
@@ -37,7 +37,8 @@ def accelerate(
     """Make the accelerator that runs the blocks of an accelerated encoder.
 
     Args:
-        kernels: "auto" (all attention kernels), "torch" (those that come with it) or one name.
+        kernels: "auto" (all attention kernels), "torch" (those that come with PyTorch) or the name
+            of one kernel.
         precision: "bf16", which keeps the encoder's own dtype, or "fp8", which computes products
             of blocks in e4m3 where that is faster.
         device, dtype: device and dtype of the encoder's weights.

@@ -1,4 +1,4 @@
-"""The accelerator of an encoder: runs its blocks, holds derived weights, and reports kernels."""
+"""The accelerator of an encoder runs its blocks with fused kernels and holds derived weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 
 class FusedBlocks:
-    """The accelerator of one encoder: it implements :class:`encoders.contract.Accelerator`."""
+    """Runs the blocks of one encoder with fused kernels, over weights derived from the
+    encoder's.
+    """
 
     _last_metadata: tuple[object, Metadata] | None = None
 
@@ -37,7 +39,7 @@ class FusedBlocks:
         """Why device or dtype rule out fused kernels, so that blocks run as modules; or None."""
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Leave out kernel choices and derived weights: a copy or a pickle makes its own."""
+        """Pickle and copy only the settings; a copy makes its own choices and derived weights."""
         return type(self), (self.attention.asked, self.precision)
 
     @property
@@ -53,21 +55,21 @@ class FusedBlocks:
 
     @property
     def reference_because(self) -> str | None:
-        """Why the last forward called all blocks as modules; None if kernels ran some of them."""
+        """The reason why the last forward ran all blocks as modules; None if kernels ran any."""
         reasons = [ran.because for ran in self.ran.values()] or [self.because]
         return None if None in reasons else reasons[0]
 
     def refresh(self) -> bool:
-        """Copy weights again that were written in place, as their ``_version`` tells.
+        """Update the copies of weights that were written in place, which their ``_version`` tells.
 
         Returns:
-            Whether a weight was written since the last time.
+            Whether a weight was written since the last call.
         """
         written = self.derived.refresh()
         return (self.fp8 is not None and self.fp8.derived.refresh()) or written
 
     def choices(self) -> dict[str, object]:
-        """Return the kernels that were chosen, with their times, as plain data for JSON."""
+        """Return the chosen kernels, with the times measured, as plain data for JSON."""
         return {
             **self.attention.to_dict(),
             "products": [] if self.fp8 is None else self.fp8.to_dict(),
@@ -77,10 +79,10 @@ class FusedBlocks:
         }
 
     def load_choices(self, choices: Mapping[str, object]) -> None:
-        """Use what :meth:`choices` returned in another process instead of timing kernels.
+        """Use kernel choices that :meth:`choices` returned in another process; nothing is timed.
 
         Raises:
-            ValueError: the data are no kernel choices, or they name a kernel that is missing here.
+            ValueError: ``choices`` is no such data, or names a kernel that is not installed here.
         """
         self.attention.load(choices)
         if self.fp8 is not None:
@@ -98,10 +100,10 @@ class FusedBlocks:
 
         Args:
             encoder: runs the blocks that cannot be fused.
-            hidden: the rows that the first block reads, [T, D] or views [B, .., D].
+            hidden: the rows that the first block reads, [rows, width] or [views, .., width].
             metadata: the result of the encoder's ``prepare_encoder_metadata``.
             numbers: block numbers from 0, ascending.
-            blocks: one stack of the encoder, all of it.
+            blocks: all blocks of one stack of the encoder.
         """
         if _is_elsewhere(hidden):
             with torch.cuda.device(hidden.device):
@@ -125,8 +127,8 @@ class FusedBlocks:
         """Return the metadata of a grid, made once for consecutive calls with the same grid.
 
         With 32 images of 448x448 an accelerated call took 57.9 ms when every call made its
-        metadata, and a replay 51.3 ms (H200). The key and the metadata are one tuple, so that a
-        thread never reads the key of one call with the metadata of another.
+        metadata, and a replay 51.3 ms (H200). The last grid and its metadata are kept as one tuple,
+        so that a thread never reads the grid of one call with the metadata of another.
 
         Args:
             grids: ``(t, h, w)`` per item.
@@ -149,10 +151,10 @@ class FusedBlocks:
         """Return rows plus a weighted sum of rows of a table (interpolated position embeddings).
 
         Args:
-            rows: [T, D].
+            rows: the rows to add to, [T, D].
             table: the embedding, [entries, D].
             index: rows of the table to add to each row, int64 [T, taps].
-            weight: the factor of each of them, [T, taps].
+            weight: the factor of each of these table rows, [T, taps].
 
         Returns:
             [T, D]; None if the kernel cannot run here, or if calling the table does more than look
@@ -177,5 +179,5 @@ def _fp8_products() -> Fp8Products:
 
 
 def _is_elsewhere(rows: Tensor) -> bool:
-    """Return whether rows are on a GPU that is not the current one, where Triton launches."""
+    """Return whether rows are on another GPU than the current one, on which Triton launches."""
     return rows.is_cuda and rows.device.index != torch.cuda.current_device()

@@ -18,12 +18,13 @@ def aligned_mlp(derived: DerivedWeights, parts: BlockParts, gate: nn.Linear) -> 
     take 283 us on an H200, and 82 us with a width of 3,456.
 
     Args:
-        derived: keeps the padded weights, and copies the layers' into them when they change.
+        derived: keeps the padded weights, and updates them when the layers' weights change.
         parts: the layers of the block.
-        gate: its gate, which is not None.
+        gate: the gate layer of the MLP.
 
     Returns:
-        The weight of gate and up [2W, D], their bias [2W], and the weight of down [D, W].
+        For hidden states of D columns: the weight of gate and up [2W, D], their bias [2W], and the
+        weight of down [D, W].
 
     Raises:
         ValueError: the weights have different dtypes.

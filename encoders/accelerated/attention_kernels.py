@@ -61,12 +61,12 @@ class AttentionShape(NamedTuple):
 
     @property
     def shared(self) -> int:
-        """The number of heads of keys and of values, which groups of query heads share."""
+        """Number of key and value heads; each of them is shared by a group of query heads."""
         return self.heads // self.group
 
 
 class RelativeShape(NamedTuple):
-    """The shape of attention with relative positions, inside views of h x w patches or windows."""
+    """The sizes of attention with relative positions inside views of h x w patches or windows."""
 
     size: int
     """The number of columns of one attention head."""
@@ -93,7 +93,7 @@ Attend = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, AttentionShape], Tens
 
 @dataclass(frozen=True)
 class AttentionKernel:
-    """One attention kernel: what it needs, which shapes it takes, and how it is called."""
+    """An attention kernel: the package it needs, the shapes it takes, and the function to call."""
 
     name: str
     package: str
@@ -148,18 +148,20 @@ def _tma(
 
 
 def _takes_tma(shape: AttentionShape, dtype: torch.dtype, capability: tuple[int, int]) -> bool:
-    """Return whether heads have 72 or 80 columns and the GPU has a tensor memory accelerator."""
+    """Return whether the TMA kernel runs: half precision, 72 or 80 columns, Hopper or newer."""
     sizes = _takes_half(shape, dtype, 80) and shape.size > 64
     return sizes and capability[0] >= 9
 
 
 def flash4_tile(shape: AttentionShape) -> tuple[int, int, bool] | None:
-    """Return query rows and keys of a program of flash-attn-4, and whether probabilities stay in
-    registers for the second product; None where the package's own tiling is the best known.
+    """Return the tile of flash-attn-4's kernel for a shape, or None for the package's own tile.
 
-    Measured on an H200 beside the package's own 192 x 144: one image of 784 rows takes 1.25 and
-    1.42 times as long with that (heads of 72 and 80 columns), 32 of them 1.07 and 1.06 times
-    (``benchmarks/NOTES.md``).
+    Measured on an H200: with the package's own tile of 192 x 144, one image of 784 rows takes 1.25
+    and 1.42 times as long as with the tile returned here (heads of 72 and 80 columns), and 32 such
+    images 1.07 and 1.06 times (``benchmarks/NOTES.md``).
+
+    Returns:
+        Query rows, keys, and whether probabilities stay in registers for the second product.
     """
     if shape.size not in (72, 80):
         return None
@@ -198,7 +200,7 @@ def _flash4(
 
 
 class _Flash4(Protocol):
-    """The forward of flash-attn-4, as :func:`_flash4` calls it; the package has no types."""
+    """The type of flash-attn-4's forward function, which its package does not annotate."""
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, **options: object) -> object: ...
 
@@ -208,10 +210,11 @@ def _flash4_forward() -> _Flash4:
     """Return flash-attn-4's forward with an output buffer; its compiled kernels are kept on disk.
 
     The package compiles for some two seconds per head size and tiling. Its cache is off by default
-    and lies in the shared temporary folder; here it is on and lies in the user's own cache. The
-    package (``flash_attn/cute/cache_utils.py``) reads both variables once, when it is imported, so
-    they are in the environment during the import alone. Variables that the user has set keep their
-    values, and a package that was imported before keeps the cache that it has.
+    and lies in the shared temporary folder; here it is on and lies in the user's own cache. The two
+    environment variables for this are read once, when the package is imported
+    (``flash_attn/cute/cache_utils.py``), so they are set during the import alone. Variables that
+    the user has set keep their values, and a package that was imported before keeps the cache that
+    it has.
     """
     cache_home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     settings = {
@@ -246,9 +249,9 @@ def _takes_half(shape: AttentionShape, dtype: torch.dtype, most: int) -> bool:
 
 
 def _takes_triton(shape: AttentionShape, dtype: torch.dtype, capability: tuple[int, int]) -> bool:
-    """Return whether the Triton kernel runs: in half precision, heads at most 16 above 2^n columns.
+    """Return whether the Triton kernel runs: half precision, and head sizes from 2^n to 2^n + 16.
 
-    Wider remainders are refused: heads of 96 columns gave wrong results on an H200.
+    Other head sizes are refused: heads of 96 columns gave wrong results on an H200.
     """
     return _takes_half(shape, dtype, 128) and shape.size - (1 << shape.size.bit_length() - 1) <= 16
 
@@ -282,7 +285,9 @@ TORCH_KERNELS = ("triton", "flash2", "cudnn", "tma")
 
 @cache
 def is_installed(package: str) -> bool:
-    """Return whether a package can be imported; only its parent package is imported to find out."""
+    """Return whether ``package`` can be imported; only its parent packages are imported for
+    this.
+    """
     try:
         return find_spec(package) is not None
     except ImportError:
@@ -290,8 +295,10 @@ def is_installed(package: str) -> bool:
 
 
 def kernel_errors() -> tuple[type[Exception], ...]:
-    """Return the errors of kernels that cannot run: Triton's own, those of flash-attn-4's compiler
-    once that is imported, and Python's."""
+    """Return the exception types that mean that an attention kernel cannot run.
+
+    They are Triton's own, Python's, and those of flash-attn-4's compiler once it is imported.
+    """
     errors: tuple[type[Exception], ...] = (
         RuntimeError,
         ImportError,

@@ -1,4 +1,4 @@
-"""Chooses the attention kernel for a shape: timed once, remembered, saved and loaded.
+"""The choice of an attention kernel per shape: each shape is timed once, and choices are saved.
 
 Kernels are timed in a CUDA graph, so that the host's launch overhead is not measured, with two
 typical distributions of segment lengths. A kernel that raises, or whose result differs from float32
@@ -45,7 +45,7 @@ SHORT_TRIALS = ((64, 1, 17, 64),)
 
 
 class KernelChoices:
-    """Chooses an attention kernel per shape; keeps the choices, and why kernels were dropped."""
+    """Chooses an attention kernel per shape, and records why a kernel was dropped."""
 
     def __init__(self, kernels: Kernels) -> None:
         self.asked = kernels
@@ -90,13 +90,16 @@ class KernelChoices:
         ]
 
     def _none(self, shape: AttentionShape, dtype: torch.dtype) -> str:
-        """Return the reference's name, as no kernel takes ``shape``; warn if one was asked for."""
+        """Return the name of the reference, for a shape that no other kernel takes.
+
+        If the user asked for a kernel by name, a warning says why that kernel cannot run.
+        """
         why = self.dropped.get(self.asked, "it does not take this shape, dtype or device")
         self._warn(f"{dtype} {shape}", why)
         return REFERENCE.name
 
     def _warn(self, what: str, why: str) -> None:
-        """Warn once if the kernel asked for by name cannot run ``what``, and say ``why``."""
+        """Warn once that the kernel that the user named cannot run ``what``, and ``why`` not."""
         if self.asked in KERNELS and not self._warned:
             self._warned = True
             warnings.warn(
@@ -108,9 +111,9 @@ class KernelChoices:
     def _agrees(self, name: str, q: Tensor, shape: AttentionShape) -> bool:
         """Return whether the kernel ``name`` agrees with float32 attention for the dtype of ``q``.
 
-        It is tried once per heads and dtype for short segments, for longer ones, and for many
-        longer ones, because Triton's kernel is compiled differently for each. The trial has
-        NaN in the rows beyond the last offset, unless the kernel needs them cleared.
+        A kernel is tried once per number of heads, head size and dtype: for short segments, for
+        long ones and for many long ones, because Triton's kernel is compiled differently for each.
+        The trial has NaN in the rows beyond the last segment, unless the kernel needs them cleared.
         """
         short, many = shape.longest <= SHORT, shape.segments > SEARCHED
         key = (name, shape.heads, shape.group, shape.size, q.dtype, short, many and not short)
@@ -123,9 +126,9 @@ class KernelChoices:
         return self._tried[key]
 
     def takes_relative(self, rows: Tensor, shape: RelativeShape) -> bool:
-        """Return whether the Triton kernel computes relative positions of this shape.
+        """Return whether the Triton kernel for attention with relative positions takes a shape.
 
-        A new shape is tried once, against float32 attention over one view.
+        A new shape is tried once: the result must agree with float32 attention over one view.
 
         Args:
             rows: hidden rows; only their dtype and device are read.
@@ -146,9 +149,9 @@ class KernelChoices:
         return self._relative[shape] != REFERENCE.name
 
     def _close(self, name: str, distance: Callable[[], float], dtype: torch.dtype) -> bool:
-        """Return whether ``distance()`` to float32 attention is small enough for ``dtype``.
+        """Return whether ``distance()``, a relative L2 error, is small enough for ``dtype``.
 
-        If it is not, or if it raises, the kernel is dropped under ``name``.
+        If not, or if ``distance`` raises, the kernel ``name`` is recorded as dropped.
         """
         try:
             far = distance()
@@ -163,10 +166,11 @@ class KernelChoices:
         return False
 
     def _time(self, names: Sequence[str], q: Tensor, shape: AttentionShape) -> dict[str, float]:
-        """Return milliseconds of each kernel in ``names``, summed over typical segment lengths.
+        """Return the milliseconds of each kernel in ``names`` for one shape.
 
-        Of ``q`` only dtype and device are read. The rows are random: with equal rows, as an empty
-        image makes, another kernel may be faster. Without CUDA, all times are 0.
+        Times are summed over two typical lists of segment lengths. Of ``q`` only dtype and device
+        are read. The rows are random: with equal rows, as an empty image makes, another kernel may
+        be faster. Without CUDA, all times are 0.
         """
         times = dict.fromkeys(names, 0.0)
         if not q.is_cuda:
@@ -207,7 +211,7 @@ class KernelChoices:
         """Use the choices that :meth:`to_dict` returned in another process.
 
         Raises:
-            ValueError: the data are no such choices, or they name a kernel that is missing here.
+            ValueError: ``choices`` is no such data, or names a kernel that is not installed here.
         """
         taken, relative = {}, {}
         try:
@@ -233,7 +237,10 @@ class KernelChoices:
 
 
 def _class_of(shape: AttentionShape) -> AttentionShape:
-    """Return the shape under which a choice is kept: sizes rounded up to three significant bits."""
+    """Return a shape with its counts of rows rounded up to three significant bits.
+
+    Shapes that are equal after rounding share one choice of a kernel.
+    """
     rows, segments, longest = map(rounded, (shape.rows, shape.segments, shape.longest))
     return shape._replace(rows=rows, segments=segments, longest=longest)
 
@@ -247,8 +254,8 @@ def rounded(number: int) -> int:
 def _fillings(shape: AttentionShape) -> list[list[int]]:
     """Return one or two lists of segment lengths, in rows, to time a shape with.
 
-    One is of segments of the longest length, as many as there are rows for; the other, if it
-    differs, of up to eight equal segments.
+    The first list has as many segments of the longest length as the rows allow; the second, if it
+    differs, has up to eight equal segments.
     """
     longest = max(shape.longest, 1)
     full = [longest] * min(shape.rows // longest, shape.segments)
@@ -296,9 +303,9 @@ def _distance(
 
 
 def graph_milliseconds(call: Callable[[], object], repeats: int = 4) -> float:
-    """Return the milliseconds per call inside a CUDA graph of ``repeats`` calls.
+    """Return the milliseconds per call of ``call`` in a CUDA graph of ``repeats`` calls.
 
-    It is the minimum of up to three replays.
+    The graph is replayed up to three times, and the shortest time counts.
     """
     call()
     stream = torch.cuda.Stream()

@@ -84,13 +84,13 @@ class DerivedWeights:
             return entry.tensors
 
     def refresh(self) -> bool:
-        """Copy, in place and on the current stream, every source with a write that torch counts.
+        """Copy again, on the current stream, every source weight with a write that torch counts.
 
-        The other writes are found by the kernel that :meth:`follow` launches, in CUDA graphs too.
-        Nothing is copied while a CUDA graph is being captured.
+        Writes that torch does not count are found by the kernel that :meth:`follow` launches, in
+        CUDA graphs too. Nothing is copied while a CUDA graph is being captured.
 
         Returns:
-            Whether torch counted a write since the last time.
+            Whether torch counted a write since the last call.
         """
         with self._lock:
             if not self._entries or self._capturing():
@@ -101,7 +101,7 @@ class DerivedWeights:
             return written
 
     def follow(self) -> None:
-        """Bring all copies up to date, at the head of a forward, in replays of a graph too."""
+        """Bring all copies of weights up to date at the start of a forward or graph replay."""
         with self._lock:
             if not self._entries:
                 return
@@ -122,7 +122,7 @@ class DerivedWeights:
         return self._on_cuda and torch.cuda.is_current_stream_capturing()
 
     def _update(self) -> None:
-        """Make all copies of source weights anew, and record the sources' places and versions."""
+        """Copy all source weights again, and record their addresses and versions."""
         for owner, entry in list(self._entries.items()):
             if all(self._alike(*pair[:2]) for pair in entry.pairs):
                 self._fill(entry.pairs)
@@ -138,7 +138,7 @@ class DerivedWeights:
         self._finish()
 
     def _finish(self) -> None:
-        """Wait for the copies, because the next call may run on another stream; copies are rare."""
+        """Wait for copies of weights to be written, as the next call may use another stream."""
         if self._on_cuda and not self._capturing():
             torch.cuda.current_stream(self._pairs()[0][0].device).synchronize()
 
@@ -160,13 +160,13 @@ class DerivedWeights:
         copy_differences(self._table, self._rows, size)
 
     def _fill(self, pairs: Sequence[Pair]) -> None:
-        """Copy the source of each pair into its copy."""
+        """Copy the weight of each pair (weight, copy) into its copy."""
         with torch.no_grad():
             for source, copy in pairs:
                 copy.copy_(source)
 
     def _alike(self, source: Tensor, copy: Tensor) -> bool:
-        """Return whether a source still has the shape, dtype and device of its copy."""
+        """Return whether a weight still has the shape, dtype and device of its derived copy."""
         return (source.shape, source.dtype, source.device) == (copy.shape, copy.dtype, copy.device)
 
 
@@ -207,18 +207,21 @@ class QuantisedWeights(DerivedWeights):
 
 
 def _table_of(pairs: Sequence[Pair]) -> tuple[Tensor, int]:
-    """Return pairs as a table int64 [pairs, 8] on their device, and the most rows of a source."""
+    """Return the table by which a kernel finds weights and copies, and the most rows of a weight.
+
+    The table is int64 [pairs, 8], one row per pair of weight and copy, on the pairs' device.
+    """
     rows, device = [_row_of(*pair) for pair in pairs], pairs[0][0].device
     host = torch.tensor(rows, dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda")
     return host.to(device, non_blocking=True), max(row[2] for row in rows)
 
 
 def _row_of(source: Tensor, copy: Tensor, scales: Tensor | None = None) -> list[int]:
-    """Return the eight numbers by which a kernel finds a source, its copy and its scales, if any.
+    """Return the eight numbers by which a kernel finds a source weight, its copy and its scales.
 
-    They are both addresses, rows, columns, the copy's row stride, the source's two strides (a
-    source may be transposed, expanded, or every second column of something larger), and the
-    address of the scales or 0. A vector is described as a matrix of one row.
+    The numbers are the two addresses, rows, columns, the copy's row stride, the source's two
+    strides (a source may be transposed, expanded, or every second column of something larger), and
+    the address of the scales or 0. A vector is described as a matrix of one row.
     """
     shape, strides = (1, *source.shape)[-2:], (0, *source.stride())[-2:]
     stride, one = (0, *copy.stride())[-2:]
@@ -228,5 +231,5 @@ def _row_of(source: Tensor, copy: Tensor, scales: Tensor | None = None) -> list[
 
 
 def _places(sources: Sequence[Tensor]) -> list[object]:
-    """Return addresses, strides and sizes of ``sources``, by which a replaced one is noticed."""
+    """Return addresses, strides and sizes of ``sources``, which tell whether one was replaced."""
     return [f(source) for f in (Tensor.data_ptr, Tensor.stride, Tensor.numel) for source in sources]

@@ -1,8 +1,9 @@
 """The products of a block in fp8, where a timing finds them faster than in bfloat16.
 
 Activations are quantised per row inside the norm before a product and the activation inside the
-MLP; weights per output channel, once. Whether a step of a block runs so is chosen per shape: the
-step is timed both ways on random rows, remembered, saved and loaded with the attention kernels.
+MLP; weights per output channel, once. Whether a step of a block runs in fp8 is decided per shape:
+the step is timed both ways on random rows, and the decision is saved and loaded with the choices of
+attention kernels.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ Aligned = Callable[[nn.Linear], tuple[Tensor, ...]]
 
 
 class StepShape(NamedTuple):
-    """The sizes that decide how long one step of a block takes."""
+    """A step of a block (qkv, proj or mlp), with the sizes that decide how long it takes."""
 
     step: str
     """"qkv" (norm and product), "proj" (product alone) or "mlp" (all of it, with its norm)."""
@@ -45,7 +46,7 @@ class StepShape(NamedTuple):
 
 
 class Fp8Products:
-    """The quantised weights of an encoder, and the steps that run with them."""
+    """The fp8 weights of an encoder, and the linear layers and MLPs computed with them."""
 
     def __init__(self) -> None:
         self.derived = QuantisedWeights()
@@ -61,7 +62,7 @@ class Fp8Products:
             step: "qkv", "proj" or "mlp".
             parts: the layers of the block.
             rows: hidden rows [T, D]; only their count, dtype and device are read.
-            time: takes whether to run in fp8 (or in bfloat16); returns milliseconds of the step.
+            time: runs the step in fp8 (True) or bfloat16 (False) and returns the milliseconds.
         """
         layers = _layers(step, parts)
         if rows.dtype != torch.bfloat16 or not all(map(_fits, layers)):
@@ -110,15 +111,15 @@ class Fp8Products:
         return quantise(rows)
 
     def mlp(self, parts: BlockParts, rows: Rows8, aligned: Aligned) -> Tensor:
-        """Return the MLP of quantised rows [T, D], bfloat16 [T, D].
+        """Apply the MLP of a block to quantised rows [T, D]; the result is bfloat16 [T, D].
 
-        The kernel of the activation quantises its result in the same pass.
+        The activation and the quantisation of its result are one kernel.
 
         Args:
             parts: the layers of the block.
             rows: the normalised rows.
-            aligned: makes gate and up as one weight, its bias, and the weight of down, of padded
-                width; called if the inner width is no multiple of 16.
+            aligned: returns weights of padded width (gate and up as one, their bias, and down);
+                called if the inner width is no multiple of 16.
         """
         gate, up, down = parts.gate, parts.up, parts.down
         activated = partial(quantise, kind=parts.activation, limit=parts.gate_limit)
@@ -143,7 +144,7 @@ class Fp8Products:
         """Use the choices that :meth:`to_dict` returned in another process.
 
         Raises:
-            ValueError: the data are no such choices.
+            ValueError: ``choices`` is no such data.
         """
         taken = {}
         try:
@@ -158,12 +159,12 @@ class Fp8Products:
 
 
 def product(rows: Rows8, weight: Rows8, bias: Tensor | None) -> Tensor:
-    """Return ``rows @ weight.T + bias``, bfloat16 [T, N], of rows [T, K] and weights [N, K]."""
+    """Return the fp8 product ``rows @ weight.T + bias``, bfloat16 [T, N], of [T, K] and [N, K]."""
     return fp8_product(rows.values, weight.values, rows.scales, weight.scales, bias)
 
 
 def _layers(step: str, parts: BlockParts) -> tuple[nn.Linear, ...]:
-    """Return the linear layers of the step "qkv", "proj" or "mlp" of the block of ``parts``."""
+    """Return the linear layers of one step of a block: "qkv", "proj" or "mlp"."""
     if step == "mlp":
         return tuple(x for x in (parts.gate, parts.up, parts.down) if x is not None)
     return (parts.qkv if step == "qkv" else parts.proj,)

@@ -22,7 +22,7 @@ from .obstacles import is_norm
 
 @dataclass
 class BlocksRun:
-    """The record of one run of a stack of blocks: its kernels, or why the blocks ran as modules."""
+    """The record of one pass over a stack of blocks: kernels used, or why blocks ran as modules."""
 
     kernels: set[str] = field(default_factory=set)
     """Names of the attention kernels that ran."""
@@ -33,13 +33,13 @@ class BlocksRun:
 
 
 class FusedAttention:
-    """The attention of one forward pass, from the rows of a qkv product to those of ``proj``.
+    """Computes the attention of each block in one forward pass, from qkv product to ``proj`` input.
 
     Args:
         choices: the attention kernels of the encoder.
         hidden: the hidden states that the pass starts with, [T, D] or views [B, .., D].
         metadata: the result of the encoder's ``prepare_encoder_metadata``.
-        ran: the record of the pass.
+        ran: the record of the kernels that the pass used.
 
     Raises:
         ValueError: the metadata has rotary angles for views of another size.
@@ -67,7 +67,7 @@ class FusedAttention:
         """Shape and attention kernel, for window attention (True) and full attention (False)."""
 
     def takes(self, parts: BlockParts, hidden: Tensor) -> bool:
-        """Return whether :meth:`attend` takes the block of ``parts``, for states [T, D]."""
+        """Return whether :meth:`attend` can compute the attention of a block, for states [T, D]."""
         if parts.relative is None:
             return True
         # A replaced layer would be called on whole views here, but on padded windows in the block.
@@ -76,9 +76,11 @@ class FusedAttention:
         )
 
     def attend(self, parts: BlockParts, rows: Tensor) -> Tensor:
-        """Return the attention [T, H*K] of the block of ``parts``.
+        """Return the attention of a block, [rows, heads * head size].
 
-        ``rows`` are the result of its qkv product, [T, columns]; they are overwritten.
+        Args:
+            parts: the layers of the block.
+            rows: the result of its qkv product, [rows, columns]; overwritten.
         """
         if parts.relative is not None:
             return self._attend_relative(parts, parts.relative, rows)
@@ -127,9 +129,12 @@ class FusedAttention:
     def _attend_relative(
         self, parts: BlockParts, relative: RelativePositions, rows: Tensor
     ) -> Tensor:
-        """Return the attention [T, H*K] of the block of ``parts``, with relative positions.
+        """Return the attention of a block with relative positions, [rows, heads * head size].
 
-        ``rows`` are the result of its qkv product, [T, 3*H*K].
+        Args:
+            parts: the layers of the block.
+            relative: its tables of relative positions.
+            rows: the result of its qkv product, [rows, 3 * heads * head size].
         """
         from .kernels.relative_attention import attend  # needs Triton
 
@@ -143,7 +148,7 @@ class FusedAttention:
         return RelativeShape(width // parts.num_heads, h, w, relative.window, self.dtype)
 
     def _segments(self, parts: BlockParts) -> tuple[Tensor, int]:
-        """Return segment offsets int32 [S+1] of a block, and the rows of the longest segment."""
+        """Return segment offsets of a block, int32 [segments + 1], and the longest segment."""
         if parts.windowed:
             return self.metadata["cu_window_seqlens"], int(self.metadata["max_window_seqlen"])
         longest = self.metadata["max_seqlen"]

@@ -108,19 +108,19 @@ class FusedForward:
         yield self.stream.hidden.view(self.shape)
 
     def _fusible(self, block: nn.Module) -> BlockParts | None:
-        """Return the layers of a block to run in fused steps, or None if it has to be called."""
+        """Return the layers of a block to run in fused steps, or None to call its module."""
         parts = fusible(block)
         if parts is None or not self.attention.takes(parts, self.stream.hidden):
             return None
         return parts
 
     def _complete(self) -> None:
-        """Add the branch and offset that are still to be added to the residual stream."""
+        """Add to the residual stream the branch output and bias that are still missing from it."""
         if not self.stream.complete:
             self._go_on_from(self.norms.add(self.stream))
 
     def _go_on_from(self, hidden: Tensor) -> None:
-        """Make ``hidden`` [T, D], a complete sum in a new tensor, the residual stream."""
+        """Set the residual stream to ``hidden`` [T, D], to which nothing is still to be added."""
         self.stream, self.writable = self.norms.Sum(hidden), True
 
     def _call_block(self, block: nn.Module) -> None:
@@ -132,7 +132,7 @@ class FusedForward:
         self.ran.called += 1
 
     def _in_fp8(self, step: str, parts: BlockParts) -> bool:
-        """Return whether the step "qkv", "proj" or "mlp" of the block of ``parts`` runs in fp8."""
+        """Return whether one step of a block, "qkv", "proj" or "mlp", runs in fp8."""
         if self.fp8 is None:
             return False
         return self.fp8.takes(step, parts, self.stream.hidden, partial(self._time, step, parts))
@@ -163,9 +163,9 @@ class FusedForward:
         return graph_milliseconds(call)
 
     def _normed(self, norm: PartNorm, keep: bool = False, quantised: bool = False) -> Rows:
-        """Return the normalised rows [T, D] of the stream, in fp8 if ``quantised``.
+        """Return ``norm`` of the residual stream, [T, D], in fp8 if ``quantised``.
 
-        With ``keep``, ``self.kept`` is the complete stream, which is not overwritten later.
+        With ``keep``, ``self.kept`` is the stream before the norm, and is not overwritten later.
         """
         if not is_norm(norm):
             self.ran.called += 1
@@ -205,7 +205,7 @@ class FusedForward:
             scale: the layer scale [D] of the branch, or None.
             norm: the norm of the branch's output, or None.
             weight: a padded weight to use instead of the layer's, or None.
-            ready: whether a layer that clips its input gets it clipped already.
+            ready: whether ``rows`` are already clipped to the input range of ``layer``.
         """
         if not isinstance(rows, Tensor) or not is_plain(layer):
             self._leave(self._linear(layer, rows, ready), scale, norm, only_ranges(layer)[1])
@@ -250,19 +250,19 @@ class FusedForward:
         )
 
     def _attend(self, parts: BlockParts, rows: Rows) -> Tensor:
-        """Return the attention [T, H*K] of normed ``rows``, before the output product."""
+        """Return a block's attention before the output product, from its normed input [T, D]."""
         qkv = self._linear(parts.qkv, rows)
         if not self._is_own(parts.qkv):  # a hook may hold what attention is going to overwrite
             qkv = qkv.clone(memory_format=torch.contiguous_format)
         return self.attention.attend(parts, qkv)
 
     def _project(self, parts: BlockParts, attended: Tensor, fp8: bool) -> None:
-        """Add the output product of ``attended`` [T, H*K], in fp8 or not, to the stream."""
+        """Apply a block's output product to the attention ``attended`` and add it to the stream."""
         rows = self.fp8.quantise(attended) if fp8 and self.fp8 is not None else attended
         self._add(parts.proj, rows, parts.scale1, parts.post_norm1)
 
     def _mlp(self, parts: BlockParts, fp8: bool) -> None:
-        """Add the norm and MLP of the block of ``parts`` to the stream, in fp8 or not."""
+        """Apply the second norm and the MLP of a block, and add the result to the stream."""
         rows = self._normed(parts.norm2, quantised=fp8)
         if isinstance(rows, Tensor):
             inner, weight = self._inner(parts, rows)
@@ -273,9 +273,10 @@ class FusedForward:
             self._leave(branch, parts.scale2, parts.post_norm2)
 
     def _inner(self, parts: BlockParts, rows: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the input of the MLP's last product, for normed ``rows``, and its padded weight.
+        """Return the input of the MLP's last product, and the padded weight of that product.
 
-        The weight is None if the layer's own is to be used.
+        ``rows`` are the normed input of the MLP, [T, D]. The weight is None if the layer's own
+        weight is to be used.
         """
         up, down, kind = parts.up, parts.down, parts.activation
         if parts.gate is not None:

@@ -31,7 +31,7 @@ def obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 def obstacle_now() -> str | None:
-    """Return which active mode, such as autocast, rules out fused kernels; None if none does."""
+    """Return the name of an active mode that rules out fused kernels, such as autocast, or None."""
     if torch.compiler.is_compiling():
         return "torch.compile is tracing"
     if torch.is_autocast_enabled("cuda"):
@@ -98,7 +98,7 @@ def clips(layer: nn.Module) -> TypeGuard[ClippedLinear]:
 
 
 def only_ranges(layer: nn.Module) -> tuple[Range | None, Range | None]:
-    """Return the input and output range of a layer that clips with one of each, else two None."""
+    """Return the input and output range of a clipping layer with one of each, else two None."""
     if not clips(layer) or len(layer.bounds) > 1:
         return None, None
     return layer.inputs[0], layer.outputs[0]

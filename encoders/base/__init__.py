@@ -1,10 +1,10 @@
 """The base classes of all encoders, checks of their arguments, and saving.
 
 - ``encoder``: the base class of all encoders, with their one call
-- ``feature_maps``, ``intermediates``, ``attention_maps``: what a tower shows of images, in space
+- ``feature_maps``, ``intermediates``, ``attention_maps``: feature maps, block outputs, attention
 - ``vision_encoder``: encoders of one input path, and how their blocks run
 - ``patch_encoder``, ``tile_encoder``: towers over packed patches, and over square tiles
 - ``paths_encoder``: encoders of several input paths
-- ``checks``: arguments of an encoder's methods that are refused
+- ``checks``: checks of the arguments of an encoder's methods
 - ``saving``: encoders as checkpoints
 """

@@ -144,7 +144,7 @@ class AttentionObserver:
                 hidden states are yielded.
 
         Raises:
-            ValueError: a block that calls attention other than once, or not this library's.
+            ValueError: a block that does not call this library's attention exactly once.
         """
         if blocks is not self.blocks:
             yield from tower._reference_blocks(hidden, metadata, numbers, blocks)
@@ -175,7 +175,7 @@ class CutsViews(Protocol):
     """A block whose attention stays inside each view of [B, h, w, D], or inside windows of it."""
 
     def cut_views(self, attend: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """Apply ``attend`` to the views or windows of ``x`` [B, h, w, D] that attention takes."""
+        """Apply ``attend`` to ``x`` [B, h, w, D]: to whole views, or to each window of them."""
         ...
 
 
@@ -247,7 +247,7 @@ def _shares(rows: dict[int, Tensor], queries: object, shape: torch.Size) -> Tens
 
 
 def _class_rows(numbers: Tensor, queries: str, shape: torch.Size) -> Tensor:
-    """Return the numbers of the rows before the patches of each tile of an item: class tokens.
+    """Return the row numbers of an item's class tokens, which precede the patches of each tile.
 
     Args:
         numbers: the row numbers of the item's patches, [t, h, w, 1].
@@ -300,7 +300,7 @@ def _rows_of_points(numbers: Tensor, queries: object) -> Tensor:
 def _maps_of_path(
     encoder: Encoder, inputs: VisionInputs, path: str, rows: Tensor
 ) -> dict[int, Tensor]:
-    """Return one map [t, h, w, C] by the number of each item that has an entry in an input path.
+    """Return a map [t, h, w, C] by item number, for each item with an entry in an input path.
 
     Args:
         encoder: an encoder of one input path or of several.

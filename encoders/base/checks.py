@@ -73,7 +73,8 @@ def check_pixels(
         device: the device of the encoder.
 
     Raises:
-        ValueError: no tensor, integer pixels, a wrong trailing shape, or another accelerator.
+        ValueError: no tensor, integer pixels, a wrong trailing shape, or pixels on another
+            accelerator.
     """
     require_tensor(pixel_values)
     if not pixel_values.is_floating_point():
@@ -94,7 +95,7 @@ def check_pixels(
 
 
 def _looks_like(pixel_values: Tensor) -> str:
-    """Return a hint for an error at the towers that take pixels with this number of axes, or ""."""
+    """Return a hint for an error: which towers take pixels with this number of axes; or ""."""
     kinds = {2: "rows of patches", 4: "whole images or tiles"}
     kind = kinds.get(pixel_values.ndim)
     return f"; these look like {kind} for another tower" if kind else ""

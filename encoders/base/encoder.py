@@ -42,14 +42,14 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
 
     @property
     def pooling_head(self) -> Callable[[Sequence[Tensor]], Tensor] | None:
-        """The learned head of ``pool="head"``: tokens of each item to [items, D]; None without."""
+        """The learned head that pools each item's tokens to [items, D]; None if there is none."""
         return None
 
     @property
     def preprocessor(self) -> Preprocessor:
         """Turns images and videos into inputs; by default with the published rules of the family.
 
-        It is made at the first use, so that importing an encoder imports no image library.
+        It is made when first used, so that importing an encoder imports no image library.
         """
         if self._preprocessor is None:
             self._preprocessor = self._default_preprocessor()
@@ -176,7 +176,7 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
         )
 
     def item_encoder(self) -> ItemEncoder[EncoderOutput]:
-        """Return this encoder as ``encode`` uses it: input paths, device and staging of pixels."""
+        """Return what ``encode`` uses of an encoder: input paths, device, staging of pixels."""
         from ..inputs.images import StagedPreprocessor
         from ..streams.calls import ItemEncoder
 
@@ -239,7 +239,7 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
                 sequence of images, a numpy array [F, H, W, C] or a tensor [F, C, H, W].
             min_pixels: smallest area in pixels, of towers that take images of any size (Qwen3-VL:
                 of a whole clip).
-            max_pixels: largest area in pixels, likewise.
+            max_pixels: largest area in pixels, of the same towers.
             max_tiles: most tiles an image is cut into, thumbnail not counted (InternViT,
                 DeepSeek-OCR, DeepSeek-VL2, LFM2-VL).
             max_soft_tokens: most tokens per image or frame: 70, 140, 280, 560 or 1120 (Gemma 4).

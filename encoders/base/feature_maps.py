@@ -1,4 +1,4 @@
-"""Feature maps and the outputs of inner blocks, of every encoder: P patches, D tower width."""
+"""Methods of all encoders for feature maps and block outputs; P patches, D tower width."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..data import FeatureRows, GridLike, VisionInputs
 
 
 class MapsFeatures(nn.Module, ABC):
-    """The part of an encoder that lays features out in space, and returns those of inner blocks."""
+    """Base class of encoders that arranges features as maps and returns outputs of inner blocks."""
 
     @property
     @abstractmethod
@@ -36,7 +36,7 @@ class MapsFeatures(nn.Module, ABC):
         raise self._tensors_alone("feature_maps")
 
     def _tensors_alone(self, method: str) -> ValueError:
-        """Return the error for tensors passed to ``method``, which do not say their input path."""
+        """Return the error of ``method`` for tensors given without the name of their path."""
         dotted = "" if method == "forward" else f".{method}"
         given = "features, inputs" if method == "feature_maps" else "inputs"
         return ValueError(
@@ -47,7 +47,7 @@ class MapsFeatures(nn.Module, ABC):
 
     @abstractmethod
     def _maps_of_items(self, features: Tensor, inputs: VisionInputs) -> list[dict[str, Tensor]]:
-        """Return for each item a dict from the input paths that it uses to maps [t, h, w, D].
+        """Return for each item a dict of maps [t, h, w, D] by the name of the input path.
 
         ``features`` are the rows or the tokens of all items of ``inputs``.
         """
@@ -149,8 +149,8 @@ class MapsFeatures(nn.Module, ABC):
         Returns:
             One entry per block, in the order of ``indices``. With "NLC" it is a tensor [P, D], or
             [tiles, 1+h*w, D] of InternViT. With "NCHW" it is a list of one map [t, D, h, w] per
-            item, without class tokens. From the result of ``preprocess``, a dict that has this for
-            each path with entries, by the name of the path.
+            item, without class tokens. From the result of ``preprocess``, a dict of such lists by
+            the name of the path.
 
         Raises:
             ValueError: a block or format that does not exist, and the errors of ``forward``.

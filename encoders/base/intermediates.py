@@ -1,4 +1,4 @@
-"""Arguments and blocks' states, for ``feature_maps`` and for ``forward_intermediates``."""
+"""Helpers of ``feature_maps`` and ``forward_intermediates``: arguments and block outputs."""
 
 from __future__ import annotations
 

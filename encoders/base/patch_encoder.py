@@ -30,7 +30,7 @@ class PatchEncoder(VisionEncoder):
 
     @property
     def budget_range(self) -> tuple[int, int]:
-        """The smallest and largest inferred budget: 64 tokens (a 256x256 image) and 8192."""
+        """The smallest and largest token budget of a graph: 64 (an image of 256x256) and 8192."""
         return 64, 8192
 
     @property
@@ -39,13 +39,13 @@ class PatchEncoder(VisionEncoder):
         return (self.config.patch_dim,)
 
     def grid_for(self, tokens: int) -> Grid:
-        """Return the grid of an image of exactly ``tokens`` tokens, as square as they allow."""
+        """Return the grid (t, h, w) of an image of ``tokens`` tokens, as square as possible."""
         merge = self.config.spatial_merge_size
         short, long = squarest(tokens)
         return 1, short * merge, long * merge
 
     def item_specs(self, grid_thw: GridLike) -> list[EncoderItemSpec]:
-        """Return rows, tokens, segments (frame pairs) and longest segment of each item."""
+        """Return the rows, tokens, segments (frame pairs) and longest segment of each item."""
         unit = self.config.spatial_merge_size**2
         return [
             EncoderItemSpec(t * h * w, t * h * w // unit, t, h * w)
@@ -74,9 +74,9 @@ class PatchEncoder(VisionEncoder):
 
     @abstractmethod
     def _embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
-        """Return the rows [P, D] that the first block reads, of patches [P, patch_dim].
+        """Return the input of the first block, [P, D], from patches [P, patch_dim].
 
-        ``metadata`` has their positions and, of towers with attention windows, the order of rows.
+        ``metadata`` has the positions of patches and, for attention windows, the order of rows.
         """
 
     def _maps_of_grids(
@@ -92,7 +92,7 @@ class PatchEncoder(VisionEncoder):
 
 
 class RasterEncoder(PatchEncoder):
-    """A tower whose packed patches and tokens lie row by row (in raster order), not by blocks."""
+    """A tower whose packed patches and tokens are in raster order, not in merge-block order."""
 
     def _maps_of_grids(
         self,
@@ -111,7 +111,7 @@ class RasterEncoder(PatchEncoder):
 def raster_maps(
     features: Tensor, grids: Sequence[Grid], merge: int, frames: int = 1
 ) -> list[Tensor]:
-    """Arrange rows in merge-block order in space.
+    """Arrange rows, which come in merge-block order, as maps in raster order.
 
     Rows of a tower that merges 2x2 patches lie block by block, so that 4 neighbours in memory make
     one token. For a grid of 4x4 patches::
@@ -219,5 +219,5 @@ def window_order(
 
 
 def _count(end: int) -> Tensor:
-    """Return 0 to ``end`` - 1 on the CPU, independent of torch's default device."""
+    """Return the numbers 0 to ``end`` - 1 on the CPU, whatever torch's default device is."""
     return torch.arange(end, device="cpu")

@@ -1,8 +1,7 @@
-"""The base classes of encoders that take several inputs per item, each by a path of its own.
+"""The base classes of encoders of several input paths, such as whole images and tiles.
 
-A path is an encoder of one input path: a copy of one tower for tiles of another size, which shares
-its weights, or another tower. The paths run one after another, and their outputs are joined per
-item.
+Each path is encoded alone: by one tower for images and tiles of different sizes, or by a tower of
+its own. The paths run one after another, and their outputs are joined per item.
 
 Shapes: P patches of all paths of an item, N tokens of all paths of an item, D tower width.
 """
@@ -46,7 +45,7 @@ class PathsEncoder(Encoder):
         *,
         encoder_metadata: Metadata | None = None,
     ) -> EncoderOutput:
-        """Raise a ValueError: tensors belong to one path, and this encoder takes whole inputs."""
+        """Raise a ValueError: this encoder takes the result of ``preprocess``, not tensors."""
         raise self._tensors_alone("forward")
 
     def split_paths(
@@ -109,7 +108,7 @@ def tilings_of(inputs: VisionInputs, tiles_alone: bool = False) -> list[tuple[in
     """Return the arrangement of the tiles of each item, (columns, rows).
 
     Args:
-        inputs: the path "image" has one view of every item, the path "tiles" the tiles of some.
+        inputs: inputs with a view of every item in the path "image" and tiles in the path "tiles".
         tiles_alone: whether the path "image" has the tiles of an item without a whole view.
 
     Raises:
@@ -136,7 +135,7 @@ def tilings_of(inputs: VisionInputs, tiles_alone: bool = False) -> list[tuple[in
 
 
 def share_modules(holder: nn.Module, tower: nn.Module, *, tensors: bool = False) -> None:
-    """Give a module the submodules of a tower as its own, and with ``tensors`` its own weights.
+    """Make a module share the submodules of a tower and, with ``tensors``, its direct weights.
 
     The tower itself is not registered, so each weight stands once in the ``state_dict``, under the
     name that it has in the tower. A layer replaced in either, as peft does, is replaced in both.
@@ -153,14 +152,14 @@ def share_modules(holder: nn.Module, tower: nn.Module, *, tensors: bool = False)
 
 
 class TilesThenImage(PathsEncoder):
-    """An encoder of whole images and their tiles by one tower: an item's tiles come first.
+    """Encodes tiles and whole images with one tower; an item's tiles come first in its output.
 
     The path "image" has one entry per item, the whole image. The path "tiles" has one entry per
     item that has tiles, row by row.
 
     Args:
-        image: the tower as whole images enter it.
-        tiles: the same tower, with the same parameters and modules, as tiles enter it.
+        image: the tower for whole images.
+        tiles: the same tower, with the same parameters and modules, for tiles.
         preprocessor: makes the inputs of both paths; None for that of the family.
     """
 
@@ -206,9 +205,9 @@ class TilesThenImage(PathsEncoder):
         tilings_of(inputs, self._tiles_alone)
 
     def _maps_of_items(self, features: Tensor, inputs: VisionInputs) -> list[dict[str, Tensor]]:
-        """Return per item the map "image" and, if it has tiles, the map "tiles" of its input paths.
+        """Return per item a map of its path "image" and, if it has tiles, of its path "tiles".
 
-        They are [1, h, w, D] and [1, rows*h, columns*w, D] for views of h*w patches or tokens.
+        Maps are [1, h, w, D] and [1, rows*h, columns*w, D] for views of h*w patches or tokens.
         """
         views = self._views(inputs)
         patches = [prod(grid) for _, _, grid, _ in views]
@@ -230,7 +229,7 @@ class TilesThenImage(PathsEncoder):
     def _views(self, inputs: VisionInputs) -> list[tuple[int, str, Grid, tuple[int, int, bool]]]:
         """Return (item number, path name, (t, h, w), (columns, rows, False)) per item and path.
 
-        They are in the order in which ``join`` puts the rows of the views.
+        The list is in the order in which ``join`` puts the rows of the views.
         """
         tilings, views = tilings_of(inputs, self._tiles_alone), []
         for name, (_, grid_thw, items) in inputs.paths.items():

@@ -39,7 +39,7 @@ features = encoder.encode(images=["photo.jpg"])
 
 @dataclass(frozen=True)
 class Publication:
-    """The published form of the checkpoint that an encoder was loaded from, as plain data."""
+    """The names, shapes and config files of the checkpoint that an encoder was loaded from."""
 
     files: Mapping[str, Mapping[str, object]]
     """``config`` and the processor files: name without ``.json`` -> content."""
@@ -62,7 +62,7 @@ class Publication:
 
 
 class SavedEncoder(Protocol):
-    """An encoder whose weights can be written: its tensors and its publication."""
+    """An encoder that can be saved: its tensors and the form of its published checkpoint."""
 
     @property
     def published(self) -> Publication | None: ...
@@ -112,13 +112,13 @@ def _save(encoder: SavedEncoder, folder: Path, name: str) -> None:
     """Write the configs, the weights and a model card of an encoder.
 
     Args:
-        encoder: the encoder and its publication.
+        encoder: the encoder to save.
         folder: the folder to write, which is made if it is not there.
         name: the repo or folder that the example in the model card loads.
 
     Raises:
-        ValueError: an encoder without publication, other tensors than those published, more than
-            one dtype, or a folder with other weights.
+        ValueError: an encoder that was not loaded from a checkpoint, other tensors than those
+            published, more than one dtype, or a folder with other weights.
     """
     published = _require_published(encoder.published)
     tensors = _published_tensors(encoder.state_dict(), published)
@@ -200,14 +200,14 @@ def _published_tensors(state: Mapping[str, Tensor], published: Publication) -> d
 
 
 def _with_own_storage(tensor: Tensor, taken: set[int]) -> Tensor:
-    """Return the tensor, or a copy if it does not have a storage of its own.
+    """Return ``tensor``, or a copy if it shares its storage or fills only a part of it.
 
     Of several tensors in one storage, safetensors' writer would keep only one. Tied parameters
     share a storage, and all do after ``torch.nn.utils.vector_to_parameters``.
 
     Args:
         tensor: a tensor on the CPU.
-        taken: addresses of the storages of the tensors before; that of this one is added.
+        taken: addresses of storages in use, to which the address of this tensor's is added.
     """
     storage = tensor.untyped_storage()
     whole = storage.nbytes() == tensor.nbytes and tensor.is_contiguous()
@@ -230,7 +230,7 @@ def in_halves(rows: Tensor, heads: int) -> Tensor:
 
 
 def in_pairs(rows: Tensor, heads: int) -> Tensor:
-    """Undo :func:`in_halves`.
+    """Put the two rows of each rotary pair of a head side by side: undo :func:`in_halves`.
 
     Args:
         rows: [H*K, ..], rows of queries or keys, half by half.
@@ -252,7 +252,7 @@ def _only_dtype(tensors: Mapping[str, Tensor]) -> torch.dtype:
 def _refuse_other_weights(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     """Raise a ValueError if ``folder`` has weights of other names than ``tensors``.
 
-    They would be those of a whole model, of which saving a tower would leave only a part.
+    Other names mean a whole model, of which saving a tower would leave only a part.
     """
     from safetensors import safe_open
 
@@ -280,7 +280,7 @@ def _write_beside(tensors: dict[str, Tensor], file: Path) -> None:
 
 
 def _with_dtype(config: Mapping[str, object], dtype: torch.dtype) -> dict[str, object]:
-    """Return ``config`` naming ``dtype`` as the dtype to which transformers casts the tensors."""
+    """Return a copy of ``config`` that names ``dtype`` as the dtype that transformers casts to."""
     name = str(dtype).removeprefix("torch.")
     return {**config, **{key: name for key in ("dtype", "torch_dtype") if key in config}}
 

@@ -35,7 +35,7 @@ class InnerStack(NamedTuple):
 
 
 class TileEncoder(VisionEncoder):
-    """A tower over square tiles, each of which attends to itself and makes a map of tokens."""
+    """A tower over square tiles: attention stays in a tile, and each tile makes a map of tokens."""
 
     config: TileConfig
     _grid_multiple: int = 1
@@ -68,7 +68,7 @@ class TileEncoder(VisionEncoder):
         return {}
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> object:
-        """Return the offsets of the tiles in the batch; rotary towers add their angles."""
+        """Return what every block reads: offsets of tiles and, in rotary towers, angles."""
         return TileSegments.of(metadata, hidden)
 
     def _row_grid(self, h: int, w: int) -> tuple[int, int]:
@@ -84,9 +84,9 @@ class TileEncoder(VisionEncoder):
 
     @abstractmethod
     def _embed(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:
-        """Return the rows [B, n, D] that the first block reads, of tiles [B, C, H, W].
+        """Return the input of the first block, [B, n, D], from tiles [B, C, H, W].
 
-        ``grid_thw``, (tiles, h, w) per item, is compared with the tiles; None compares nothing.
+        ``grid_thw``, (tiles, h, w) per item, has to fit the tiles; None is not checked.
         """
 
     @property
@@ -137,7 +137,7 @@ class TileEncoder(VisionEncoder):
         """Check tiles [B, C, H, W] and bring them to the dtype and device of ``weight``.
 
         Raises:
-            ValueError: what ``_admit_pixels`` raises, or another number or size than the grid's.
+            ValueError: what ``_admit_pixels`` raises, or tiles that do not fit the grid.
         """
         require_tensor(pixel_values)
         step, sizes = self.config.patch_size * self._grid_multiple, pixel_values.shape[2:]
@@ -155,7 +155,7 @@ class TileEncoder(VisionEncoder):
     def _grid_metadata(
         self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
     ) -> Metadata:
-        """Return no entries, because a tower over tiles reads only ``cu_seqlens``."""
+        """Return an empty dict: blocks over tiles need no metadata but segment offsets."""
         check_input_size(sum(t for t, _, _ in grids), max_input_size)
         return {}
 
@@ -165,7 +165,7 @@ class TileEncoder(VisionEncoder):
         grid_thw: GridLike,
         tiles: Sequence[tuple[int, int, bool]] | None = None,
     ) -> list[Tensor]:
-        """Arrange ``last_hidden_state`` or ``pooler_output`` in space, patches or tokens alone.
+        """Arrange ``last_hidden_state`` or ``pooler_output`` as maps, without class tokens.
 
         With ``tiles`` (of :class:`VisionInputs`) each image gets one map [1, rows*h, columns*w, D]
         without its thumbnail. Without ``tiles`` each item gets [tiles, h, w, D].

@@ -165,7 +165,8 @@ class VisionEncoder(Encoder):
     ) -> Iterator[Tensor]:
         """Embed pixels; yield the hidden state, in input order, after each block in ``numbers``.
 
-        ``numbers`` are block numbers from 0, ascending; the others are arguments of ``forward``.
+        ``numbers`` are block numbers from 0, ascending; the other arguments are those of
+        ``forward``.
         """
 
     def _maps_of_items(self, features: Tensor, inputs: VisionInputs) -> list[dict[str, Tensor]]:
@@ -204,8 +205,8 @@ class VisionEncoder(Encoder):
         """Return the given metadata, or make metadata from the grid if there is none.
 
         Raises:
-            ValueError: neither metadata nor a grid, pixels that are no tensor, or not the number of
-                rows that the grid makes.
+            ValueError: neither metadata nor a grid, pixels that are no tensor, or another number of
+                rows than the grid makes.
         """
         require_tensor(pixel_values)
         if encoder_metadata is not None:
@@ -227,7 +228,7 @@ class VisionEncoder(Encoder):
     ) -> Tensor:
         """Check ``pixel_values`` and bring them to the dtype and device of ``weight``.
 
-        ``hint`` ends the rule in an error; ``shape``, unless it is empty, replaces ``row_shape``.
+        ``hint`` is added to errors; ``shape``, if given, replaces ``row_shape`` in the check.
 
         Raises:
             ValueError: no tensor, integer pixels, a wrong trailing shape, or pixels on another
@@ -275,7 +276,7 @@ class VisionEncoder(Encoder):
     def _hidden_after(
         self, hidden: Tensor, metadata: Metadata, count: int, blocks: nn.ModuleList | None = None
     ) -> Tensor:
-        """Return the hidden state after the first ``count`` blocks, ``hidden`` itself after none.
+        """Return the hidden state after the first ``count`` blocks; ``hidden`` itself if 0.
 
         The other arguments are those of ``_run_blocks``.
         """
@@ -286,7 +287,7 @@ class VisionEncoder(Encoder):
     def _reference_blocks(
         self, hidden: Tensor, metadata: Metadata, numbers: Sequence[int], blocks: nn.ModuleList
     ) -> Iterator[Tensor]:
-        """Yield the states that ``_run_blocks`` describes, calling each block as a module."""
+        """Yield the state after each block in ``numbers``, calling each block as a module."""
         context = self._block_context(hidden, metadata)
         for number, block in enumerate(islice(blocks, max(numbers, default=-1) + 1)):
             hidden = self._run_block(block, hidden, context)

@@ -117,7 +117,7 @@ def _learn_heif(file: Path | Readable) -> bool:
     """Register pillow-heif with PIL if a file that PIL cannot open is HEIF.
 
     Returns:
-        Whether it was registered now, so that it is worth while to open the file again.
+        Whether this call registered it, so that opening the file again may succeed.
 
     Raises:
         ValueError: the file needs pillow-heif, which is not installed.
@@ -151,7 +151,9 @@ def _is_heif(head: bytes) -> bool:
 
 @contextmanager
 def naming(item: str) -> Iterator[None]:
-    """Put ``item``, such as "image 3" or a path, before the message of a ValueError from inside."""
+    """Put ``item``, such as "image 3" or a path, before the message of a ValueError of the
+    block.
+    """
     try:
         yield
     except ValueError as error:
@@ -159,7 +161,7 @@ def naming(item: str) -> Iterator[None]:
 
 
 def refuse_address(file: str | os.PathLike[str], fix: str) -> None:
-    """Raise a ValueError for a URL, also for one in which ``Path`` has made one slash of two.
+    """Raise a ValueError if ``file`` is a URL, even if ``Path`` has reduced its ``//`` to ``/``.
 
     Args:
         file: the path as the caller gave it.

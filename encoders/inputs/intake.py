@@ -140,8 +140,10 @@ def is_picture(image: object) -> bool:
 
 
 def is_one_item(items: object) -> bool:
-    """Return whether the ``items`` passed to a stream are one image by mistake, not an iterable of
-    images; a loop over it would give its rows or bytes."""
+    """Return whether ``items``, which a user passed to a stream, are one image instead of several.
+
+    A loop over one image would give its rows or bytes.
+    """
     if isinstance(items, np.ndarray | Tensor):
         return items.ndim in (2, 3)
     return is_one_image(items)
@@ -170,7 +172,7 @@ def _from_pil(image: Image.Image) -> Tensor:
 
 
 def _file_of(image: Image.Image) -> str:
-    """Return the path that a PIL image was opened from and a space, for messages, or ""."""
+    """Return the file that a PIL image was opened from and a space, or "" if there is no file."""
     file = image.filename if isinstance(image, ImageFile) else ""
     return f"{file} " if isinstance(file, str) and file else ""
 
@@ -262,7 +264,7 @@ def _require_pixels(height: int, width: int) -> None:
 
 
 def _spread(image: Tensor) -> Tensor:
-    """Return uint8 [3, H, W] of uint8 [C, H, W] with 1 (grey), 3 (RGB) or 4 (RGBA) channels.
+    """Convert uint8 [C, H, W] with 1 (grey), 3 (RGB) or 4 (RGBA) channels to uint8 [3, H, W].
 
     Transparency is laid over white, with torchvision's order of operations.
     """

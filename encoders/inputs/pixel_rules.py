@@ -1,7 +1,8 @@
-"""How Qwen, GLM, ERNIE, MiniMax and Pixtral repos resize, sample and normalise images and videos.
+"""The rules by which repos of towers over patches resize, sample and normalise images and videos.
 
-The class defaults are those of transformers 5.23.0. A repo's processor files replace them; a value
-that a file leaves out comes from the class that the file names.
+Such repos are those of Qwen, GLM, ERNIE, MiniMax and Pixtral. The class defaults are those of
+transformers 5.23.0. A repo's processor files replace them; a value that a file leaves out comes
+from the class that the file names.
 """
 
 from __future__ import annotations
@@ -188,7 +189,7 @@ def long_side_rules(
 
 
 def long_side(side: int, mean: PerChannel = CLIP_MEAN, std: PerChannel = CLIP_STD) -> PixelRules:
-    """Return the rules by which an image with a side over ``side`` pixels is shrunk to it.
+    """Return rules that shrink an image so that no side has more than ``side`` pixels.
 
     ``mean`` and ``std`` are those of the channels of pixels from 0 to 1.
     """
@@ -235,8 +236,8 @@ def _named_or_own(classes: Mapping[str, PixelRules], name: str, family: PixelRul
 
     Args:
         classes: the defaults of each class by its name.
-        name: the class that a file names; an unknown one stands for the family's own class.
-        family: the rules of the family, whose own class samples frames by the same rule.
+        name: the class that a file names; an unknown name means the family's own class.
+        family: the family's rules; its own class is the one that samples frames as they say.
     """
     own = next(rules for rules in classes.values() if rules.sampling == family.sampling)
     return classes.get(name, own)

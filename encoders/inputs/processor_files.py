@@ -176,8 +176,8 @@ def require_supported(where: str, section: Section, more: Section | None = None)
     Args:
         where: name of the section in errors.
         section: a section of a processor file.
-        more: the only value that is implemented of each further key; an entry replaces the usual
-            one of the same key.
+        more: the only value that is implemented for each further key; it takes precedence over the
+            usual value of the key.
     """
     for key, only in {**_MUST_BE, **(more or {})}.items():
         value = section.get(key)

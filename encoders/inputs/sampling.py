@@ -1,4 +1,4 @@
-"""Which frames are sampled from a video.
+"""The rules by which frames are sampled from a video.
 
 Source: ``sample_frames`` of the Qwen2-VL, Qwen3-VL, InternVL, GLM-4.1V, GLM-4.6V, GLM-5 and
 ERNIE-4.5-VL video processors, and ``default_sample_indices_fn`` (the "uniform" rule), of
@@ -226,15 +226,15 @@ def _at_times(total: int, own: float, wanted: float, max_duration: float) -> lis
 
 
 def _rate_of_length(duration: float) -> float:
-    """Return the pairs of frames per second that GLM-4.6V takes of ``duration`` seconds."""
+    """Return the pairs of frames per second that GLM-4.6V samples from ``duration`` seconds."""
     return 3 if duration <= 30 else 1 if duration <= 300 else 0.5
 
 
 def _walk(total: int, own: float, wanted: float, most: int, max_duration: float) -> list[int]:
-    """Return the number of each frame that is due at a rate, going through the video once.
+    """Return the numbers of the frames sampled at a rate by going through the video once.
 
-    If these are not as many frames as the rate and the bounds ask for, evenly spaced frames take
-    their place.
+    If this yields another number of frames than the rate and the bounds ask for, evenly spaced
+    frames are returned instead.
 
     Args:
         total: number of frames of the video.

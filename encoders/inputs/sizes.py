@@ -53,7 +53,7 @@ def smart_resize_video(
     max_pixels: int,
     temporal_factor: int = 2,
 ) -> tuple[int, int]:
-    """Return the size that Qwen3-VL resizes the frames of a video to, and GLM-4V images, too.
+    """Return the size to which Qwen3-VL resizes frames of videos, and GLM-4V also images.
 
     Frames smaller than ``factor`` on a side are first scaled up to it, keeping their shape.
 
@@ -202,7 +202,7 @@ def long_side_resize(
 def content_size(
     frames: int, height: int, width: int, tall: int, wide: int, min_pixels: int
 ) -> tuple[int, int]:
-    """Return the size in which GLM-5 lays a frame on the top left of its canvas.
+    """Return the size to which GLM-5 resizes a frame for the top left corner of its canvas.
 
     Args:
         frames: number of frames, as :func:`canvas_size` takes it.
@@ -291,7 +291,7 @@ def _tile_grids(min_tiles: int, max_tiles: int) -> list[tuple[int, int]]:
 def best_candidate(
     width: int, height: int, candidates: Sequence[tuple[int, int]]
 ) -> tuple[int, int]:
-    """Return the size at which an image keeps most of its pixels and, of several, wastes least.
+    """Return the candidate size at which an image keeps the most pixels with the least padding.
 
     Args:
         width: width of the image in pixels.

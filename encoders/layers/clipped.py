@@ -35,12 +35,12 @@ class Bounds(nn.Module):
 
     @property
     def input(self) -> Range:
-        """The range of the input."""
+        """The bounds (minimum, maximum) of the input of a linear layer, 0-dim tensors."""
         return self.input_min, self.input_max
 
     @property
     def output(self) -> Range:
-        """The range of the output."""
+        """The bounds (minimum, maximum) of the output of a linear layer, 0-dim tensors."""
         return self.output_min, self.output_max
 
     def forward(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -48,7 +48,7 @@ class Bounds(nn.Module):
 
 
 class ClippedLinear(nn.Linear):
-    """Several linear layers of one input in one weight, each clipping its input and its output.
+    """Several linear layers with one input and a joint weight; each clips its input and output.
 
     Args:
         columns: width of the input.
@@ -62,12 +62,12 @@ class ClippedLinear(nn.Linear):
 
     @property
     def inputs(self) -> list[Range]:
-        """The range of the input of each layer."""
+        """The bounds (minimum, maximum) of the input of each of the joined layers."""
         return [part.input for part in self.bounds if isinstance(part, Bounds)]
 
     @property
     def outputs(self) -> list[Range]:
-        """The range of the output of each layer."""
+        """The bounds (minimum, maximum) of the output of each of the joined layers."""
         return [part.output for part in self.bounds if isinstance(part, Bounds)]
 
     def forward(self, x: Tensor) -> Tensor:

@@ -79,7 +79,7 @@ class PatchEmbed(nn.Module):
         self.proj = nn.Conv2d(channels, width, patch_size, stride=patch_size)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Return [B, h, w, D] of views [B, C, H, W]."""
+        """Embed views [B, C, H, W] as patches [B, h, w, D]."""
         side = self.patch[-1]
         rows = rearrange(pixels, "b c (h p) (w q) -> b h w (c p q)", p=side, q=side)
         return patch_product(self.proj, rows, self.patch)

@@ -119,7 +119,7 @@ def read_channels(section: Mapping[str, object], name: str) -> tuple[int, ...]:
 
 
 class Sam(nn.Module):
-    """Encodes square views to feature maps; the convolutions after the neck are the family's."""
+    """Encodes square views to feature maps; the encoder of a family convolves them further."""
 
     def __init__(self, sizes: SamSizes) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ class SamBlock(nn.Module):
         self.mlp = MLP(sizes.hidden_size, sizes.intermediate_size, "gelu")
 
     def forward(self, hidden: Tensor, context: object = None) -> Tensor:
-        """Return [B, h, w, D]; ``context`` is not read, because each view attends to itself."""
+        """Run the block on views [B, h, w, D]; ``context`` is unused, as attention needs none."""
         hidden = hidden + self.cut_views(self.attn, self.norm1(hidden))
         return hidden + self.mlp(self.norm2(hidden))
 
@@ -221,7 +221,7 @@ class Neck(nn.Sequential):
         )
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return [B, C, h, w] of [B, h, w, D]."""
+        """Project hidden states [B, h, w, D] to feature maps [B, C, h, w]."""
         maps = hidden.permute(0, 3, 1, 2)
         for layer in self:
             maps = convolve(layer, maps)
@@ -289,7 +289,7 @@ def relative_rows(table: Tensor) -> Tensor:
 
 
 def relative_columns(q: Tensor, k: Tensor, rows_h: Tensor, rows_w: Tensor) -> tuple[Tensor, Tensor]:
-    """Append to queries and keys the columns whose products are the relative positions.
+    """Append columns to queries and keys, whose products add the relative position biases.
 
     Args:
         q: [B, H, h, w, K].

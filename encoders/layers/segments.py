@@ -29,7 +29,8 @@ def segment_metadata(
         lengths: rows of each segment.
         max_batch_size: number of segments to pad the offsets to; None pads none.
         max_frames_per_batch: the same number, which replaces ``max_batch_size`` unless it is None.
-        max_seqlen_override: greatest length to return, at least the true one; None for that one.
+        max_seqlen_override: greatest length to return, at least the true one; None returns the true
+            one.
 
     Returns:
         ``cu_seqlens`` int32 [S+1] (S the capacity if given) and ``max_seqlen`` 0-dim int32 on the
@@ -71,7 +72,7 @@ def padded_offsets(
         int32 [S+1] on the CPU, S the capacity if given.
 
     Raises:
-        ValueError: more than the capacity.
+        ValueError: more segments or windows than the capacity.
     """
     if capacity is not None and len(lengths) > capacity:
         raise ValueError(
@@ -116,7 +117,9 @@ class TileSegments(NamedTuple):
 
     @classmethod
     def of(cls, metadata: Metadata, hidden: Tensor) -> TileSegments:
-        """Return the offsets in ``metadata``, checked against tiles [B, n, D], and the padding."""
+        """Make the segments of tiles ``hidden`` [B, n, D] from ``metadata``, which must fit
+        them.
+        """
         if hidden.shape[0]:
             check_equal_segments(metadata["max_seqlen"], hidden.shape[1])
         offsets, rows = metadata["cu_seqlens"], hidden.shape[0] * hidden.shape[1]
@@ -134,7 +137,7 @@ class RotarySegments(NamedTuple):
 
     @classmethod
     def of(cls, metadata: Metadata) -> RotarySegments:
-        """Read metadata: cos and sin [T, 1, 1, K], the first half of the columns of sin negated."""
+        """Make the tensors from ``metadata``: cos and sin [T, 1, 1, K], half of sin negated."""
         cos, sin = metadata["rotary_pos_emb_cos"], metadata["rotary_pos_emb_sin"]
         return cls(
             torch.cat((cos, cos), 1)[:, None, None],

@@ -101,7 +101,8 @@ def frame_rows(segments: Sequence[Grid], rows: int) -> Tensor:
 
     Args:
         segments: ``(frames, h, w)`` per segment, h and w in patches.
-        rows: length of the result, at least the number of patches; it is 0 beyond these.
+        rows: length of the result, at least the number of patches; entries beyond the patches are
+            0.
     """
     index = torch.zeros(rows, dtype=torch.int64, device="cpu")
     start = 0
@@ -115,7 +116,7 @@ def frame_rows(segments: Sequence[Grid], rows: int) -> Tensor:
 def pooled_rows(
     segments: Sequence[Grid], merge: int, most: int, rows: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Return, for the mean over the frames of a segment, the rows to add and their weights.
+    """Return the rows, and their weights, whose sums are means over the frames of a segment.
 
     The results lie cell by cell: the ``merge`` x ``merge`` patches of a token follow each other.
 
@@ -127,8 +128,8 @@ def pooled_rows(
         dtype: dtype of the weights.
 
     Returns:
-        Row numbers int64 [rows, most] and weights [rows, most] that sum to 1. The weight of a frame
-        that a segment does not have is 0 and its row one of the segment; beyond, both are 0.
+        Row numbers int64 [rows, most] and weights [rows, most] that sum to 1. A frame that a
+        segment lacks has weight 0 and some row of the segment; beyond the patches both are 0.
     """
     index = torch.zeros(rows, most, dtype=torch.int64, device="cpu")
     weight = torch.zeros(rows, most, dtype=dtype, device="cpu")

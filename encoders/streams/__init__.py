@@ -1,6 +1,7 @@
 """Encoding the items that a user has: a few in one call, or a stream of any length.
 
-Encoders and their wrappers inherit :class:`encoders.streams.items.EncodesItems`, and share this.
+Encoders and their wrappers inherit :class:`encoders.streams.items.EncodesItems`, and share this
+code.
 
 - ``items``: the methods ``encode`` and ``encode_many``; ``keywords``: their keywords as types
 - ``calls``: preprocessed items to one result each, in one call of the encoder or in several

@@ -79,7 +79,7 @@ class ResultSettings(NamedTuple):
 
 @dataclass(frozen=True)
 class ItemEncoder(Generic[Output]):
-    """How items are encoded: the encoder, and the function that calls each of its input paths."""
+    """An encoder, its input paths and the functions that call them: what encoding items needs."""
 
     encoder: JoinsOutputs[Output]
     """The encoder that preprocesses items and joins the outputs of its input paths."""
@@ -98,7 +98,7 @@ class ItemEncoder(Generic[Output]):
     """The learned head of the encoder, which ``pool="head"`` needs; None without one."""
 
     def check(self, results: ResultSettings) -> None:
-        """Check that this encoder can make results of this kind.
+        """Check that the encoder can make the kind of results that ``results`` describe.
 
         Raises:
             ValueError: arguments of ``encode`` that are wrong or need a field that is left out.
@@ -145,7 +145,7 @@ class ItemEncoder(Generic[Output]):
         return pool_items(outputs, results.pool, grids, results.normalize, self.head)
 
     def _outputs(self, inputs: VisionInputs, limit: int | None) -> Iterator[Output]:
-        """Yield the output of each item, which may be a view; calls run when it is asked for.
+        """Yield the output of each item, which may be a view; the encoder is called as needed.
 
         ``limit`` is the largest number of output tokens per call; None has no limit.
         """
@@ -194,7 +194,7 @@ def _in_own_memory(output: Output) -> Output:
 
 
 def split_inputs(inputs: VisionInputs, paths: Mapping[str, ItemPath]) -> list[VisionInputs]:
-    """Return the inputs of each item by itself, as views.
+    """Split the inputs of several items into the inputs of each item, as views.
 
     Args:
         inputs: any number of items.
@@ -325,10 +325,10 @@ def plan_calls(
 def _frames_together(
     grid: Grid, item_specs: Callable[[Sequence[Grid]], list[EncoderItemSpec]]
 ) -> tuple[int, int]:
-    """Return how many frames make one set of tokens, and the number of tokens in the set.
+    """Return how many frames share their tokens, one or more, and the number of those tokens.
 
     Args:
-        grid: the (t, h, w) of an item; the frames are one, two (ERNIE-4.5-VL) or four (MoonViT-3D).
+        grid: the (t, h, w) of an item. ERNIE-4.5-VL makes tokens of two frames, MoonViT-3D of four.
         item_specs: the encoder's method of that name, which gives the sizes of items.
     """
     t, h, w = grid

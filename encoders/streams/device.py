@@ -79,7 +79,7 @@ class DeviceQueue:
 def _streams(device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
     """Return two CUDA streams of a device, one for copies and one for batches.
 
-    They are the same in every call, because torch keeps freed memory, and 32 MiB for cuBLAS, for
-    each stream that was ever used.
+    Every call returns the same two streams, because torch keeps freed memory, and 32 MiB for
+    cuBLAS, for each stream that was ever used.
     """
     return torch.cuda.Stream(device), torch.cuda.Stream(device)

@@ -182,7 +182,7 @@ class _Stream:
     def results(
         self, items: Iterator[object], workers: int, progress: Progress
     ) -> Generator[ItemResult, None, None]:
-        """Yield one result per item, in order; ``workers`` threads end with the generator."""
+        """Yield one result per item, in order; the generator ends its ``workers`` threads."""
         self.queue.begin()
         limit = BATCHES_AHEAD * self.batch_tokens
         with (
@@ -200,9 +200,10 @@ class _Stream:
             prefetch.check()
 
     def _prepare(self, index: int, given: object) -> tuple[_StreamItem, int]:
-        """Decode and preprocess, in a worker thread, item number ``index``, from 0.
+        """Decode and preprocess one item in a worker thread.
 
-        ``given`` is the item or (key, item). Returned are its inputs or error, and its tokens.
+        ``index`` is its number from 0; ``given`` is the item or (key, item). The result is the item
+        with its inputs or error, and its number of tokens.
         """
         item = _StreamItem(index, None, paired=False)
         if isinstance(given, tuple) and len(given) == 2:
@@ -254,7 +255,7 @@ class _Stream:
         return batch, self.queue.mark()
 
     def _encode(self, items: list[_StreamItem]) -> None:
-        """Set the values of items in one batch; if it fails and errors are kept, one by one."""
+        """Encode items as one batch; if that fails and errors are kept, encode them one by one."""
         if not items:
             return
         values: Sequence[Encoded | Exception]
@@ -331,8 +332,8 @@ class _Stream:
 
         Args:
             tokens: tokens of the batch whose results were yielded last.
-            waited: seconds that the stream waited for the device to finish it.
-            ready: when its results were ready, as ``time.perf_counter`` gave it.
+            waited: seconds that the stream waited for the device to finish that batch.
+            ready: when the results of the batch were ready, as ``time.perf_counter`` gave it.
             prefetch: has the seconds that the stream waited for decoding.
             progress: gets the text as its ``note``.
         """
@@ -366,7 +367,7 @@ def without_traceback(error: Exception) -> Exception:
 
 
 def _about_one(error: Exception) -> Exception:
-    """Return the error without "image 0: " or "video 0: ": the stream names the item itself."""
+    """Return the error without "image 0: " or "video 0: ", as the stream itself names the item."""
     if not isinstance(error, ValueError):
         return error
     message = str(error)

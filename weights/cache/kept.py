@@ -48,9 +48,9 @@ def sealed_header(
 
 
 def _seal(entries: Iterable[tuple[str, TensorEntry]], text: str) -> str:
-    """Return the CRC-32, eight hex digits, of a header's tensors and of the JSON ``text`` in it.
+    """Return the CRC-32, as hex digits, of a header's tensor entries and of its JSON ``text``.
 
-    Offsets are left out of it, because they follow from the order of ``entries``.
+    Offsets are left out, because they follow from the order of ``entries``.
     """
     table = [[name, entry.dtype, entry.shape] for name, entry in entries]
     return f"{crc32(json.dumps([table, text]).encode()):08x}"
@@ -67,7 +67,7 @@ class KeptTower(Snapshot):
     def __init__(
         self, folder: Path, label: str = "", commit: str | None = None, offline: bool = False
     ) -> None:
-        """Open the kept tower in ``folder``; a :class:`DamagedError` if its checksums do not fit.
+        """Open a kept tower; raise a :class:`DamagedError` if its checksums do not fit.
 
         Args:
             folder: the folder of the tower's files.
@@ -112,7 +112,9 @@ class KeptTower(Snapshot):
         return located
 
     def verify(self) -> None:
-        """Read every tensor; raise a :class:`DamagedError` if one has not its recorded CRC-32."""
+        """Read every tensor; raise a :class:`DamagedError` if one differs from its recorded
+        CRC-32.
+        """
         path, start = self.folder / SINGLE, self._header.data_start
         for name, entry in self._header.tensors.items():
             if file_crc32(path, start + entry.begin, entry.nbytes) != self.sums[name]:

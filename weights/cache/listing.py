@@ -92,7 +92,7 @@ def remove_cached(
 def _of_commit(repo_id: str, folders: list[Path], commit: str) -> list[Path]:
     """Return those of ``folders`` that belong to the one commit that begins with ``commit``.
 
-    The ``repo_id`` is for the error, which is raised unless exactly one commit begins so.
+    ``repo_id`` is named in the error that is raised unless exactly one commit begins so.
     """
     commits = sorted({_commit(folder) for folder in folders})
     matching = [name for name in commits if commit and name.startswith(commit)]
@@ -155,7 +155,7 @@ def _subfolders(folder: Path, pattern: str) -> list[Path]:
 
 
 def _disk_bytes(folder: Path) -> int:
-    """Return the bytes that the files of a folder take on the disk; holes take none."""
+    """Return the bytes that a folder's files occupy on the disk, without holes of sparse files."""
     total = 0
     for path in folder.rglob("*"):
         with suppress(OSError):  # another process may have removed the file meanwhile

@@ -185,9 +185,10 @@ def build_config(
 
 
 def _completed(family: Family, config: JsonObject, shapes: Shapes) -> JsonDict:
-    """Return a published ``config`` with the missing fields that ``shapes`` of the tensors tell.
+    """Return a copy of ``config`` with the missing fields that ``shapes`` of tensors tell.
 
-    Its part for the tower then is ``vision_config``, or the whole config if there is no other part.
+    The part of the copy for the tower is ``vision_config``, or the whole config if there is no
+    other part.
     """
     section, parents = vision_section(config)
     if "model_type" not in config and (read := family.timm.get(str(config.get("architecture")))):

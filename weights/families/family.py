@@ -92,17 +92,17 @@ class Family:
 
     @property
     def replays(self) -> Mapping[str, str]:
-        """Whether items replay as CUDA graphs: "image" and "video" -> a text such as "yes"."""
+        """Whether items replay as CUDA graphs: a text such as "yes" by "image" and "video"."""
         return family_facts(self.name).replays
 
     @property
     def video(self) -> str:
-        """How a video enters the tower, in words; "no" (``NO_VIDEO``) if the family takes none."""
+        """The way a video enters the tower, in words; "no" (``NO_VIDEO``) if none does."""
         return family_facts(self.name).video
 
     @property
     def verified(self) -> bool:
-        """Whether tests compare the tower with an upstream implementation, as of transformers.
+        """Whether tests compare the tower with an upstream implementation, such as transformers'.
 
         Where none can be installed, a second implementation written for the tests stands in.
         """
@@ -160,7 +160,7 @@ def with_vision(*model_types: str) -> tuple[str, ...]:
 
 
 def length(tensor: str, axis: int) -> Callable[[Shapes], int]:
-    """Return a function that reads the length of ``axis`` of the encoder's tensor of this name."""
+    """Return a function that reads the length of ``axis`` of the tensor ``tensor`` from shapes."""
     return lambda shapes: shapes[tensor][axis]
 
 

@@ -101,7 +101,8 @@ _TIMM_LAYOUT = Layout(  # timm/qwen3_vit_*_enc.*; timm's classifiers have the pr
 def _no_deepstack(shapes: Shapes) -> list[int]:
     """Return an empty list, the indexes of the blocks that feed DeepStack mergers, if none exist.
 
-    If there are such mergers it is a LookupError, because no tensor says which blocks feed them.
+    If there are such mergers, a LookupError is raised, because no tensor says which blocks feed
+    them.
     """
     if any(name.startswith("deepstack_merger_list.") for name in shapes):
         raise LookupError("tensors do not say which blocks feed the mergers")

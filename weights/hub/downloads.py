@@ -43,9 +43,9 @@ WRITTEN = 1 << 20  # bytes that are written to the disk at once
 def fetch_tower(
     repo: Repo, wanted: Wanted, headers: Mapping[str, Header], *, check: bool
 ) -> dict[str, Located]:
-    """Fetch a tower by byte ranges unless it is on this disk; return where each tensor lies.
+    """Fetch a tower by byte ranges unless it is on this disk; return each tensor's place by name.
 
-    Tensors are known by name. Of several threads and processes that ask, one fetches, others wait.
+    If several threads or processes ask for one tower, one fetches it and the others wait.
 
     Args:
         repo: the repo at its commit.

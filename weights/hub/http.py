@@ -221,7 +221,7 @@ class RemoteFile:
 
         Args:
             byte_range: value of the header Range; None for the whole file.
-            stop: if it is set, Stopped is raised instead; None to ask always.
+            stop: if it is set, Stopped is raised instead; None never stops.
             patient: send the request again, up to five times, while the server is busy.
         """
         if stop is not None and stop.is_set():
@@ -260,7 +260,9 @@ class RemoteFile:
             yield response
 
     def _compare(self, response: Answer) -> None:
-        """Remember the ETags of the first answer; it is a CheckpointError if later ones differ."""
+        """Remember the first answer's ETags; raise a CheckpointError if those of later ones
+        differ.
+        """
         headers: dict[str, str] = {}
         for answer in (response, *reversed(response.history)):
             headers |= answer.headers  # the Hub's headers win over a storage host's

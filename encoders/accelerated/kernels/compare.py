@@ -39,7 +39,7 @@ def _compare_kernel(table, WIDE: tl.constexpr, STEP: tl.constexpr, SAMPLED: tl.c
 
 
 def copy_differences(table: Tensor, rows: int, size: int) -> None:
-    """Compare 16 entries of every eighth row with the copy, and copy the rows near a difference.
+    """Compare 16 entries in every eighth row of weights with copies, and copy rows that differ.
 
     Args:
         table: int64 [pairs, 8]: addresses of source and copy, rows, columns, the copy's row stride,

@@ -33,7 +33,7 @@ class Rows8(NamedTuple):
 
 @triton.jit
 def row_scale(largest):
-    """Return the scale of a row whose largest magnitude is ``largest``: it is stored as 448."""
+    """Return the scale of a row, with which its ``largest`` magnitude is stored as 448 in e4m3."""
     return tl.maximum(largest, 1e-12) / 448.0
 
 
@@ -80,8 +80,8 @@ def quantise(
 ) -> Rows8:
     """Apply an activation, multiply by ``up`` if it is given, and quantise each row.
 
-    A row is held in two pieces, 4,304 columns as 4,096 and 256, because every number of a piece is
-    computed, also beyond the end of the row.
+    A row is held in two pieces whose widths are powers of two (4,304 columns as 4,096 and 256),
+    which wastes less work beyond the end of the row than one piece.
 
     Args:
         x, up: [T, W], any row stride.
@@ -157,7 +157,7 @@ def _weights_kernel(
 
 
 def quantise_weights(table: Tensor, rows: int, dtype: torch.dtype, *, force: bool) -> None:
-    """Compare 16 entries of every eighth row with the copy, and quantise rows near a difference.
+    """Compare 16 entries in every eighth row of weights with fp8 copies; quantise rows that differ.
 
     Args:
         table: int64 [pairs, 8]: addresses of source and copy, rows, columns, the copy's row stride,

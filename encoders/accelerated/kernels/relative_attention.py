@@ -118,7 +118,7 @@ WIDEST = 128
 
 
 def takes(shape: RelativeShape, dtype: torch.dtype) -> bool:
-    """Return whether :func:`attend` takes a shape and a dtype: head size, width and precision."""
+    """Return whether :func:`attend` supports the dtype, head size and window width."""
     return dtype in HALF_DTYPES and shape.size in (16, 32, 64, 128) and shape.segment[1] <= WIDEST
 
 
@@ -189,7 +189,7 @@ def attend(
 def tiling(rows: int, block_w: int) -> tuple[int, int, int, int]:
     """Return query rows per program, lines of keys per step, warps and pipeline stages.
 
-    ``rows`` are those of a window or view, ``block_w`` its width rounded up to a power of two.
+    ``rows`` is the size of a window or view, ``block_w`` its width rounded up to a power of two.
     """
     if rows < 1024:
         return 128, max(32 // block_w, 1), 4, 3
@@ -199,7 +199,7 @@ def tiling(rows: int, block_w: int) -> tuple[int, int, int, int]:
 def distance(shape: RelativeShape, device: torch.device, dtype: torch.dtype) -> float:
     """Return the relative L2 distance of :func:`attend` to float32 attention.
 
-    It runs on one random view of ``shape``, on ``device`` and in ``dtype``.
+    The kernel runs on one random view of ``shape``, on ``device`` and in ``dtype``.
     """
     size, h, w = shape[:3]
     tall, wide = shape.segment

@@ -96,7 +96,7 @@ class SquarePreprocessor(ViewPreprocessor):
         return {"mean": mean, "std": std, "min_size": self.smallest(where, section)}
 
     def smallest(self, where: str, section: Section) -> int:
-        """Return ``min_size`` in pixels of a section of a processor file, which ``where`` names."""
+        """Return ``min_size`` in pixels from ``section``, which errors call ``where``."""
         return read_positive(where, "min_size", section.get("min_size"), 14, self.image_size)
 
 

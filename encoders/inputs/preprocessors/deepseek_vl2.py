@@ -48,7 +48,7 @@ class CandidatePreprocessor(ViewPreprocessor):
 
     @property
     def sides(self) -> dict[str, int]:
-        """Return the side in pixels of all views, rounded down to whole patches, under "image"."""
+        """Return the side in pixels of a view, rounded down to whole patches, by path name."""
         return {"image": self.image_size // self.patch_size * self.patch_size}
 
     def views(self, image: Tensor, max_tiles: int | None) -> Views:

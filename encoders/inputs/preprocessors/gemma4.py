@@ -1,4 +1,4 @@
-"""Images and frames to the patches of Gemma 4, as many as a number of tokens takes.
+"""Images and frames to the patches of Gemma 4, resized to fit a number of tokens.
 
 Source: ``Gemma4ImageProcessor``, ``Gemma4VideoProcessor`` and ``default_sample_indices_fn`` of
 transformers 5.23.0, without their padding.
@@ -34,7 +34,7 @@ SOFT_TOKENS = (70, 140, 280, 560, 1120)
 
 @dataclass(frozen=True)
 class SoftTokenPreprocessor(PatchPreprocessor):
-    """Resizes an image to about the area of a number of tokens; small images grow.
+    """Resizes an image to about the area of a number of tokens; small images are enlarged.
 
     Each frame of a video is treated as an image. The axes of a flattened patch, which is a row of
     ``pixel_values``, are row, column, channel.

@@ -51,7 +51,7 @@ class SplitPreprocessor(StagedViews):
         check_area(tiles**2 if self.split else 1, self.image_size)
 
     def views(self, image: Tensor, max_tiles: int | None) -> Views:
-        """Return the tiles of an image row by row, then the whole image; no keyword bounds them."""
+        """Return the tiles of an image row by row, then the whole; ``max_tiles`` is not used."""
         size, side = self.image_size, self.sides["image"]
         height, width = fitted(image.shape[1], image.shape[2], self.longest_edge)
         image = resize(image, height, width, self.resample)
@@ -143,7 +143,7 @@ def fitted(height: int, width: int, longest: int) -> tuple[int, int]:
 
 
 def whole_tiles(height: int, width: int, tile: int) -> tuple[int, int]:
-    """Return height and width in pixels as multiples of ``tile``, in about the same shape."""
+    """Round height and width in pixels up to multiples of ``tile``, in about the same shape."""
     aspect = width / height
     if width >= height:
         wide = math.ceil(width / tile) * tile

@@ -202,7 +202,7 @@ class TilePreprocessor:
         videos: Sequence[object],
         limits: Limits,
     ) -> list[tuple[list[Tensor], tuple[int, int, bool], PerChannel, PerChannel]]:
-        """Decode images and videos, which ``stage`` and a call prepare further.
+        """Decode images and videos, before they are resized, cut into tiles and normalised.
 
         Returns:
             Per item: its frames, uint8 [3, H, W] (one of an image); the tiling of each frame,

@@ -155,7 +155,7 @@ class PatchTilesPreprocessor(ViewPreprocessor):
     def read(
         self, images: Sequence[object], videos: Sequence[object], limits: Limits
     ) -> list[Views]:
-        """Return the views of each image.
+        """Return the views of each image: the whole image and its tiles.
 
         Args:
             images: as ``preprocess`` takes them.
@@ -194,7 +194,7 @@ class PatchTilesPreprocessor(ViewPreprocessor):
         return Views(paths, (columns, rows, True))
 
     def _fits(self, height: int, width: int) -> bool:
-        """Return whether an image of ``height`` x ``width`` pixels is not cut into tiles."""
+        """Return whether an image is too small, in pixels, to be cut into tiles."""
         tall, wide = (
             max(self.patch_size, round(side / self.factor) * self.factor)
             for side in (height, width)
@@ -232,7 +232,7 @@ def whole_size(
     Args:
         height: height of the image in pixels.
         width: width of the image in pixels.
-        factor: height and width of the result are multiples of it.
+        factor: number of pixels of which both sides of the result are multiples.
         min_pixels: smallest area of the result.
         max_pixels: largest area of the result, except that each side has at least ``factor``.
 

@@ -111,13 +111,13 @@ class NavitPreprocessor(PatchPreprocessor):
     def _rules(
         self, entry: tuple[str, Section] | None, own: PixelRules, names: tuple[str, ...]
     ) -> tuple[PixelRules, int]:
-        """Return the rules that a section of the processor files sets, and its limit of a side.
+        """Return the rules and the largest number of patches along a side that a section sets.
 
         Args:
             entry: name of the section in errors, and the section; None returns ``own`` and
                 ``side_limit``.
             own: the rules whose values hold where the section has none.
-            names: keys of the limit of patches that are tried before the usual ones.
+            names: keys of the limit of patches that are looked up before the usual keys.
 
         Raises:
             ValueError: a value that is not implemented, or that disagrees with the tower.
@@ -145,7 +145,7 @@ class NavitPreprocessor(PatchPreprocessor):
         return rules, self._side(where, section)
 
     def _sizes(self) -> dict[str, int]:
-        """Return the sizes of the tower by the names that files give them."""
+        """Return the sizes of the tower by the keys that processor files have for them."""
         return {
             "patch_size": self.patch_size,
             "merge_size": self.token_size,
@@ -239,7 +239,7 @@ def shrunk_size(height: int, width: int, patch: int, most: int, side: int) -> tu
 
 
 def _flattened(section: Section) -> Section:
-    """Return a section with one number where it has the same number twice, as in [2, 2]."""
+    """Return a section with ``merge_kernel_size`` n in place of [n, n]; others unchanged."""
     kernel = section.get("merge_kernel_size")
     if isinstance(kernel, list) and len(kernel) == 2 and kernel[0] == kernel[1]:
         return {**section, "merge_kernel_size": kernel[0]}

@@ -23,7 +23,7 @@ _RULES = PixelRules(384**2, 1536**2)
 
 @dataclass(frozen=True)
 class RasterPreprocessor(PatchPreprocessor):
-    """Resizes as the Qwen towers do, to whole tokens of 2x2 patches, and cuts row by row."""
+    """Resizes images to whole tokens of 2x2 patches, and cuts patches in raster order."""
 
     token_size: int = 2
     """The side of a token in patches."""

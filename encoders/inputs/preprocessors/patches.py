@@ -80,7 +80,7 @@ _STRIP = 1 << 16
 
 @dataclass(frozen=True)
 class PatchPreprocessor:
-    """Resizes to multiples of p*m within bounds on the area, and cuts into patches.
+    """Resizes images to whole tokens within bounds on the area, and cuts them into patches.
 
     Rows of ``pixel_values`` lie in merge-block order (drawn at ``raster_maps`` in
     ``encoders.base.patch_encoder``). The axes of one row are channel, frame, row, column; with
@@ -289,7 +289,7 @@ class PatchPreprocessor:
         videos: Sequence[object],
         limits: Limits,
     ) -> list[tuple[list[Tensor], PixelRules, Grid]]:
-        """Return per item its frames, uint8 [3, H, W], its rules, and its grid (t, h, w)."""
+        """Return for each item its frames, uint8 [3, H, W], pixel rules and grid (t, h, w)."""
         for name in ("max_tiles", "max_soft_tokens"):
             if (value := limits._asdict()[name]) is not None:
                 raise ValueError(

@@ -37,7 +37,7 @@ class StretchPreprocessor(StagedViews):
     """
 
     def views(self, image: Tensor, max_tiles: int | None) -> Views:
-        """Return the whole image as the only view; there are no tiles to bound."""
+        """Return the whole image, resized to a square, as the only view; there are no tiles."""
         side = self.sides["image"]
         view = resize(image, self.image_size, self.image_size, self.resample)
         return Views({"image": [view[:, :side, :side]]})

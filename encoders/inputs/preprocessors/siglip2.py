@@ -33,7 +33,7 @@ are closer than the second; both numbers are the source's."""
 
 @dataclass(frozen=True)
 class NaflexPreprocessor(PatchPreprocessor):
-    """Resizes an image to the most patches that a limit allows; small images grow.
+    """Resizes an image to the most patches that a limit allows; small images are enlarged.
 
     A row of ``pixel_values`` is one flattened patch with the axes row, column, channel.
     """

@@ -48,7 +48,7 @@ LARGEST = 3024
 
 
 class Crops(NamedTuple):
-    """How an image is resized and cut into tiles (crops)."""
+    """The size in pixels that an image is resized to, and the side of its square crops (tiles)."""
 
     width: int
     """Width of the resized image in pixels."""
@@ -59,17 +59,17 @@ class Crops(NamedTuple):
 
     @property
     def columns(self) -> int:
-        """The number of crops side by side."""
+        """The number of columns of crops; 0 if the image is not cut."""
         return max(self.width // self.side, 1) if self.side else 0
 
     @property
     def rows(self) -> int:
-        """The number of rows of crops."""
+        """The number of rows of crops; 0 if the image is not cut."""
         return max(self.height // self.side, 1) if self.side else 0
 
 
 def plan_crops(width: int, height: int, image_size: int = 728, tile_size: int = 504) -> Crops:
-    """Return how an image is cut, after a thin image was padded and a large one scaled down.
+    """Return the size that an image is resized to, and the side of its crops.
 
     Args:
         width: width of the image in pixels, at most 3024.
@@ -126,8 +126,7 @@ class CropPreprocessor(ViewPreprocessor):
 
     @property
     def has_tiles(self) -> bool:
-        """Return False: ``max_tiles`` bounds nothing, since the size of an image says how it is
-        cut."""
+        """Return False: ``max_tiles`` has no effect, as the image size decides the tiles."""
         return False
 
     def rules(self, where: str, section: Section) -> Settings:
@@ -145,7 +144,7 @@ class CropPreprocessor(ViewPreprocessor):
         return {"mean": mean, "std": std}
 
     def views(self, image: Tensor, max_tiles: int | None) -> Views:
-        """Return the whole view and the tiles row by row, all uint8; no keyword bounds them."""
+        """Return the whole view and the tiles row by row, all uint8; ``max_tiles`` is not used."""
         image = _scaled(_squared(image))
         height, width = image.shape[1:]
         whole = resize(image, self.image_size, self.image_size, "bilinear")
@@ -185,7 +184,7 @@ class CropPreprocessor(ViewPreprocessor):
 def _squared(image: Tensor) -> Tensor:
     """Lay a thin image on a black square, in the top left corner; return others as they are.
 
-    It is thin if one side is under 32 pixels and the other is over 4 times as long.
+    An image is thin if one side is under 32 pixels and the other is over 4 times as long.
 
     Raises:
         ValueError: the square has more than ``MOST_PIXELS``.
@@ -203,7 +202,7 @@ def _squared(image: Tensor) -> Tensor:
 
 
 def _scaled(image: Tensor) -> Tensor:
-    """Scale an image with a side over 3024 pixels down to that; return others as they are.
+    """Scale an image down to at most 3024 pixels per side; return a smaller one unchanged.
 
     Sides are rounded down.
 

@@ -42,7 +42,7 @@ Own = TypeVar("Own", bound="ViewPreprocessor")
 
 
 class Views(NamedTuple):
-    """The square views that one image becomes."""
+    """The square views of one image by input path, and the arrangement of its tiles."""
 
     paths: Mapping[str, list[Tensor]]
     """The pixels [3, S, S] of each view, from 0 to 255, by the name of the path that encodes it."""
@@ -212,7 +212,7 @@ class ViewPreprocessor(ABC):
 class StagedViews(ViewPreprocessor):
     """Makes views of one input path, and can leave their normalisation to another device.
 
-    It meets the protocol ``StagedPreprocessor``.
+    The class implements the protocol ``StagedPreprocessor``.
     """
 
     image_size: int = 224
@@ -221,7 +221,7 @@ class StagedViews(ViewPreprocessor):
 
     @property
     def sides(self) -> dict[str, int]:
-        """Return the side of a view in pixels, rounded down to whole patches, under "image"."""
+        """Return the side of a view in pixels, rounded down to whole patches, by path name."""
         return {"image": self.image_size // self.patch_size * self.patch_size}
 
     @property
@@ -261,7 +261,7 @@ class StagedViews(ViewPreprocessor):
             One item per image, with pixels uint8 [views, S, S, 3]; S is a multiple of a patch.
 
         Raises:
-            ValueError: a bad image, a video, or a keyword.
+            ValueError: a bad image, a video, or a keyword without meaning for this family.
         """
         patches = self.image_size // self.patch_size
         return [
