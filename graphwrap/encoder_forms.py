@@ -165,6 +165,11 @@ def with_paths(encoder: nn.Module) -> MultiPathEncoder:
     return whole
 
 
+def joins_paths(paths: Mapping[str, object], encoder: object) -> bool:
+    """Return whether an encoder joins the outputs of its paths, as it is not its own only path."""
+    return paths["image"] is not encoder
+
+
 def _passes_on_its_path(encoder: MultiPathEncoder) -> bool:
     """Return whether a module wraps its path "image" and passes on that path's method ``join``."""
     path: object = encoder.paths.get("image")

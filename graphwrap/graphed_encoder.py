@@ -101,8 +101,8 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
         guards.require_choice("compile", compile, (True, False))
         self.outputs = guards.read_outputs(outputs)
         self._whole = encoder_forms.with_paths(encoder)
-        self._paths_joined = self._whole.paths["image"] is not cast(object, encoder)
         paths = self._whole.paths
+        self._paths_joined = encoder_forms.joins_paths(paths, encoder)
         self.encoder = encoder
         choose = partial(
             choose_budgets,

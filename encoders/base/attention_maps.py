@@ -103,7 +103,7 @@ def _read_path(encoder: Encoder, asked: str) -> tuple[str, VisionEncoder, InnerS
     if path not in stacks or (inner and inner not in stacks[path]):
         inside = [f"{name}.{stack}" for name, found in stacks.items() for stack in found]
         raise _no_path(asked, [*stacks, *inside])
-    tower = cast(VisionEncoder, encoder.paths[path])
+    tower = encoder.paths[path]
     if tower.accelerator is not None:
         raise ValueError(
             "an accelerated encoder gives no attention maps, since its kernels keep no weights: "

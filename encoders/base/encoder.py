@@ -9,7 +9,7 @@ import os
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar, cast, overload
+from typing import TYPE_CHECKING, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -20,10 +20,11 @@ from .feature_maps import MapsFeatures
 
 if TYPE_CHECKING:
     from ..configs import EncoderConfig
-    from ..contract import GraphableEncoder, Kernels, Precision, Preprocessor
+    from ..contract import Kernels, Precision, Preprocessor
     from ..streams.calls import ItemEncoder
     from ..streams.keywords import AttentionAsked
     from .saving import Publication
+    from .vision_encoder import VisionEncoder
 
 Self = TypeVar("Self", bound="Encoder")
 
@@ -72,7 +73,7 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
 
     @property
     @abstractmethod
-    def paths(self) -> Mapping[str, Encoder]:
+    def paths(self) -> Mapping[str, VisionEncoder]:
         """The input paths by name, "image" first; each encodes one kind of input, e.g. tiles."""
 
     @abstractmethod
@@ -181,8 +182,8 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
         from ..streams.calls import ItemEncoder
 
         stager = self.preprocessor if isinstance(self.preprocessor, StagedPreprocessor) else None
-        paths = cast("Mapping[str, GraphableEncoder]", self.paths)
-        return ItemEncoder(self, paths, paths, self.device, stager=stager, head=self.pooling_head)
+        paths, head = self.paths, self.pooling_head
+        return ItemEncoder(self, paths, paths, self.device, stager=stager, head=head)
 
     def _attention_maps(
         self, images: Sequence[object], videos: Sequence[object], asked: AttentionAsked

@@ -22,7 +22,7 @@ HOMES = {
     "encoders/layers/products.py": "whether a layer computes with its weight alone",
     "encoders/layers/attention.py": "autograd inside the operator of torch.compile",
     "encoders/base/paths_encoder.py": "one tower behind two modules",
-    "vitgraph/parallel/status.py": "how long a process group waits",
+    "vitgraph/parallel/torch_internals.py": "how long a process group waits",
 }
 """The files that use such names, and what for."""
 KEPT = {"graphwrap/torch_internals.py": ["_unended"]}

@@ -16,7 +16,7 @@ import base64
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 from PIL import Image
@@ -281,7 +281,7 @@ def read_options(environment: Mapping[str, str]) -> Options:
             number where one is needed.
     """
     known = {f"{PREFIX}{field.upper()}": field for field in Options._fields}
-    given: dict[str, Any] = {}  # the fields have several types
+    options: dict[str, object] = Options()._asdict()
     for name, text in environment.items():
         if not name.startswith(PREFIX):
             continue
@@ -290,8 +290,8 @@ def read_options(environment: Mapping[str, str]) -> Options:
         is_number = known[name] in _NUMBERS
         if is_number and not (text.isascii() and text.isdigit() and int(text)):
             raise ValueError(f"{name}={text}: must be a positive whole number")
-        given[known[name]] = int(text) if is_number else text
-    return Options()._replace(**given)
+        options[known[name]] = int(text) if is_number else text
+    return Options._make(options.values())
 
 
 def _on_host(rows: Tensor) -> Tensor:

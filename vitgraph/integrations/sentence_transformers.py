@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast, get_args
+from typing import TYPE_CHECKING, TypedDict, get_args
 
 import torch
+from torch import Tensor
 
-from encoders import Encoder, VisionEncoder
+from encoders import Encoder, EncoderOutput, PartialOutput, VisionEncoder
 from encoders.streams.calls import ResultSettings
 from encoders.streams.pooling import VectorPool, pool_items
 from graphwrap import GraphedEncoder
@@ -63,6 +64,21 @@ features = encoder.encode(images=["photo.jpg"])
 """
 
 
+class Pixels(TypedDict):
+    """The features of images that :meth:`ImageEncoder.preprocess` returns."""
+
+    pixel_values: Tensor
+    grid_thw: list[list[int]]
+    """The (t, h, w) of each image in patches."""
+
+
+class Embedded(Pixels):
+    """The features of images, with a vector of each."""
+
+    sentence_embedding: Tensor
+    """Vectors [images, D] in float32."""
+
+
 class ImageEncoder(InputModule):  # type: ignore[misc]  # the library is not there for mypy
     """The first module of a ``SentenceTransformer``: one float32 vector per image.
 
@@ -100,12 +116,13 @@ class ImageEncoder(InputModule):  # type: ignore[misc]  # the library is not the
         encoder.item_encoder().check(ResultSettings(pool))
         self.graphed = encoder if isinstance(encoder, GraphedEncoder) else None
         inner = encoder.encoder if isinstance(encoder, GraphedEncoder) else encoder
-        self.encoder = cast(VisionEncoder, inner)
-        if self.encoder.paths["image"] is not self.encoder:
+        if not isinstance(inner, VisionEncoder):
+            paths = ", ".join(inner.paths) if isinstance(inner, Encoder) else "of its own kind"
             raise ValueError(
-                f"{type(self.encoder).__name__} has the paths {', '.join(self.encoder.paths)}, and "
-                "ImageEncoder hands over one: call encoder.encode_many(images, pool=...) instead"
+                f"{type(inner).__name__} has the paths {paths}, and ImageEncoder hands over one: "
+                "call encoder.encode_many(images, pool=...) instead"
             )
+        self.encoder = inner
         self.pool = pool
         self.min_pixels, self.max_pixels = min_pixels, max_pixels
         self.max_tiles, self.max_soft_tokens = max_tiles, max_soft_tokens
@@ -117,7 +134,7 @@ class ImageEncoder(InputModule):  # type: ignore[misc]  # the library is not the
 
     def preprocess(
         self, inputs: Sequence[object], prompt: str | None = None, **unused: object
-    ) -> dict[str, object]:
+    ) -> Pixels:
         """Return the pixels of images under "pixel_values", and their grids as a list under
         "grid_thw".
 
@@ -136,15 +153,18 @@ class ImageEncoder(InputModule):  # type: ignore[misc]  # the library is not the
         )
         return {"pixel_values": pixels.pixel_values, "grid_thw": pixels.grid_thw.tolist()}
 
-    def forward(self, features: dict[str, Any], **unused: object) -> dict[str, Any]:
+    def forward(self, features: Pixels, **unused: object) -> Embedded:
         """Return the features with ``sentence_embedding`` [images, D] added to them.
 
         Args:
             features: the result of :meth:`preprocess`.
         """
-        encoder = cast(VisionEncoder, self.encoder if self.graphed is None else self.graphed)
-        grid = features["grid_thw"]
-        items = self.encoder.split(encoder(features["pixel_values"], grid), grid)
+        pixels, grid = features["pixel_values"], features["grid_thw"]
+        items: Sequence[EncoderOutput | PartialOutput]
+        if self.graphed is None:
+            items = self.encoder.split(self.encoder(pixels, grid), grid)
+        else:
+            items = self.encoder.split(self.graphed(pixels, grid), grid)
         sizes = [(t, h, w) for t, h, w in grid]
         vectors = pool_items(items, self.pool, sizes, head=self.encoder.pooling_head)
         return {**features, "sentence_embedding": torch.stack(vectors).float()}

@@ -12,12 +12,12 @@ Shapes: P patches, N output tokens, D tower width.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from encoders import Encoder, EncoderOutput, InternViT, PathsEncoder, VisionEncoder
+from encoders import Encoder, EncoderOutput, InternViT, PartialOutput, PathsEncoder, VisionEncoder
 from encoders.base.patch_encoder import PatchEncoder
 from encoders.base.paths_encoder import share_modules
 from encoders.contract import Grid, PathInputs, VisionInputs
@@ -162,16 +162,23 @@ class VisionTower(nn.Module):
             of windows (Qwen2.5-VL) or downsamples (GLM); it is None from a :class:`GraphedEncoder`
             that leaves it out. For the other models, all fields have the projected tokens, except
             that ``pooler_output`` of SigLIP has the vector of its head per image.
+
+        Raises:
+            ValueError: a tower of packed patches is called without ``grid_thw``.
         """
         if self._call.run is None:
-            output = self.encoder(pixel_values, cast(Tensor, grid_thw))
+            if grid_thw is None:
+                raise ValueError(
+                    "grid_thw is None: this tower takes the patches of all images in one tensor, "
+                    "so pass grid_thw [items, 3], (t, h, w) of each image in patches"
+                )
+            output = self.encoder(pixel_values, grid_thw)
             deepstack = list(output.deepstack_features or ())
             given = _model_output(output.last_hidden_state, output.pooler_output, deepstack)
         else:
             named = {"pixel_values": pixel_values, "grid_thw": grid_thw, **batch}
-            inner = _unwrap(self.encoder)
-            tokens = self._call.run(self._encode, cast(VisionEncoder, inner), named)
-            head = inner.pooling_head
+            tokens = self._call.run(self._encode, self._path(), named)
+            head = _unwrap(self.encoder).pooling_head
             pooled = tokens if head is None else head(list(tokens))
             given = BaseModelOutputWithPooling(tokens, pooled, hidden_states=(tokens,))
         return given if return_dict else given.to_tuple()
@@ -182,16 +189,14 @@ class VisionTower(nn.Module):
         If the encoder has several input paths, all pixels go to its path "image".
         """
         if not isinstance(_unwrap(self.encoder), PathsEncoder):
-            return cast(Tensor, self.encoder(pixels, grids).pooler_output)
+            return _tokens(self.encoder(pixels, grids))
         none = PathInputs(pixels[:0], torch.empty(0, 3, dtype=torch.int64), ())
         inputs = VisionInputs(pixels, torch.tensor(grids), other_paths={"tiles": none})
-        return torch.cat([cast(Tensor, output.pooler_output) for output in self.encoder(inputs)])
+        return torch.cat([_tokens(output) for output in self.encoder(inputs)])
 
     def _path(self) -> VisionEncoder:
         """Return the encoder itself or, if it has several input paths, its path "image"."""
-        inner = _unwrap(self.encoder)
-        path = inner.paths["image"] if isinstance(inner, PathsEncoder) else inner
-        return cast(VisionEncoder, path)
+        return _unwrap(self.encoder).paths["image"]
 
 
 def as_vision_tower(encoder: Encoder | GraphedEncoder) -> VisionTower:
@@ -285,7 +290,7 @@ def mm_encoder_outputs(
             ``pooler_output`` or ``deepstack_features``.
     """
     inner = _unwrap(encoder)
-    found = {
+    outputs = {
         kind: encoder.encode(
             images=items if kind == "image" else (),
             videos=items if kind == "video" else (),
@@ -299,23 +304,21 @@ def mm_encoder_outputs(
         for kind, items in (("image", images), ("video", videos))
         if not (isinstance(items, Sequence) and len(items) == 0)
     }
-    # `_unwrap` has checked that a GraphedEncoder returns the two fields that are read here.
-    outputs = cast(dict[str, list[EncoderOutput]], found)
     if outputs and isinstance(inner, InternViT):
-        tokens = torch.cat([item.pooler_output for items in outputs.values() for item in items])
+        tokens = torch.cat([_tokens(item) for items in outputs.values() for item in items])
         # One tile is the least that InternViT encodes, so its tokens are the smallest budget.
         tiles = tokens.unflatten(0, (-1, inner.budget_range[0]))
         return {"image": _model_output(None, tiles, [])}
     return {kind: _listed(items) for kind, items in outputs.items()}
 
 
-def _listed(items: Sequence[EncoderOutput]) -> BaseModelOutputWithPooling:
+def _listed(items: Sequence[EncoderOutput | PartialOutput]) -> BaseModelOutputWithPooling:
     """Return the outputs of Qwen items as transformers takes them from ``mm_encoder_outputs``.
 
     ``pooler_output`` is a tuple of [tokens, out], one per item; ``deepstack_features`` is a list of
     such tuples, one per layer.
     """
-    pooled = tuple(item.pooler_output for item in items)
+    pooled = tuple(map(_tokens, items))
     layers = zip(*(item.deepstack_features or () for item in items), strict=True)
     return _model_output(None, pooled, list(layers))
 
@@ -341,11 +344,19 @@ def _model_output(
     )
 
 
+def _tokens(output: EncoderOutput | PartialOutput) -> Tensor:
+    """Return ``pooler_output`` [N, out] of an output."""
+    tokens = output.pooler_output
+    assert tokens is not None  # `_unwrap` has refused a GraphedEncoder that leaves it out
+    return tokens
+
+
 def _unwrap(encoder: Encoder | GraphedEncoder) -> Encoder:
     """Return the encoder inside a :class:`GraphedEncoder`, or the encoder itself.
 
     Raises:
-        ValueError: the :class:`GraphedEncoder` leaves out a field that language models read.
+        ValueError: the :class:`GraphedEncoder` leaves out a field that language models read, or is
+            not one of an encoder of this library.
     """
     if not isinstance(encoder, GraphedEncoder):
         return encoder
@@ -355,4 +366,9 @@ def _unwrap(encoder: Encoder | GraphedEncoder) -> Encoder:
                 f"the GraphedEncoder returns no {field}, which language models read: leave its "
                 "outputs at ('pooler_output', 'deepstack_features')"
             )
-    return cast(Encoder, encoder.encoder)
+    if not isinstance(encoder.encoder, Encoder):
+        raise ValueError(
+            f"the GraphedEncoder is one of a {type(encoder.encoder).__name__}, which is no encoder "
+            "of vitgraph: make it of the encoder that load_encoder returns"
+        )
+    return encoder.encoder

@@ -27,7 +27,7 @@ InternVL              n tensors [tokens of the image, D]            not taken
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeAlias
 
 from torch import Tensor
 
@@ -47,6 +47,9 @@ from ..embedding.reading import content_key
 
 __all__ = ["FeatureStore", "content_key", "multi_modal_data"]
 
+ItemFeatures: TypeAlias = "list[Tensor] | dict[str, Tensor | list[list[float]]]"
+"""The features of all images or of all videos of a prompt: a tensor per image of InternVL, else
+tensors of all items and timestamps, under vLLM's names."""
 TOWERS = (Qwen2VLEncoder, Qwen2_5VLEncoder, Qwen3VLEncoder, InternViT)
 """The encoders whose features :func:`multi_modal_data` returns in the form that vLLM takes."""
 
@@ -63,7 +66,7 @@ def multi_modal_data(
     max_soft_tokens: int | None = None,
     fps: float | None = None,
     num_frames: int | None = None,
-) -> dict[str, Any]:
+) -> dict[str, ItemFeatures]:
     """Encode the images and videos of one prompt for vLLM's ``multi_modal_data``.
 
     Args:
@@ -92,7 +95,7 @@ def multi_modal_data(
             f"{type(inner).__name__}: pass the images themselves to vLLM, or call "
             "encoder.encode(images) for the features of each"
         )
-    data: dict[str, Any] = {}
+    data: dict[str, ItemFeatures] = {}
     for kind, items in (("image", images), ("video", videos)):
         if isinstance(items, Sequence) and len(items) == 0:
             continue
@@ -113,10 +116,14 @@ def multi_modal_data(
             data[kind] = [_on_cpu(output) for output in encoder(inputs)]
             continue
         output = encoder(inputs.pixel_values, inputs.grid_thw)
-        data[kind] = {f"{kind}_embeds": _on_cpu(output), f"{kind}_grid_thw": inputs.grid_thw}
+        features: dict[str, Tensor | list[list[float]]] = {
+            f"{kind}_embeds": _on_cpu(output),
+            f"{kind}_grid_thw": inputs.grid_thw,
+        }
         if kind == "video" and isinstance(inner, Qwen3VLEncoder):
             frames = inputs.grid_thw[:, 0].tolist()
-            data[kind]["timestamps"] = _read_timestamps(timestamps, frames)
+            features["timestamps"] = _read_timestamps(timestamps, frames)
+        data[kind] = features
     return data
 
 

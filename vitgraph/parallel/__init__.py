@@ -5,6 +5,7 @@
 - ``rank_result``: the outputs that one rank has computed, and their row counts on all ranks
 - ``rows``: the rows of all ranks, gathered on each
 - ``status``: what ranks tell one another about a call, so that an error on one is raised on all
+- ``torch_internals``: the function of torch that is called although it is not public
 """
 
 from .data_parallel import DataParallelEncoder

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias, cast, overload
+from typing import TYPE_CHECKING, TypeAlias, overload
 
 import torch
 import torch.distributed as dist
@@ -29,10 +29,10 @@ from encoders.streams.calls import ItemPath, ResultSettings, join_outputs, selec
 from encoders.streams.items import EncodesItems
 from encoders.streams.keywords import AttentionAsked
 from graphwrap import GraphedEncoder
-from graphwrap.encoder_forms import with_paths
+from graphwrap.encoder_forms import joins_paths, with_paths
 from graphwrap.guards import read_outputs, require_choice
 
-from .rank_result import RankResult, complete, fields_of, output_of
+from .rank_result import RankResult, complete, fields_of, kinds_of, output_of
 from .rows import RowExchange, find_channel
 from .shares import Shares, cost_of, costs_of_items, share_out
 from .status import StatusExchange
@@ -101,7 +101,7 @@ class DataParallelEncoder:
         self._paths: Mapping[str, ItemPath] = with_paths(module).paths
         # With one input path, an item's sizes say how many rows each output field has. Of several,
         # the outputs have to be joined per item to tell, which takes 0.1 ms of the host per item.
-        self._several = self._paths["image"] is not cast(object, module)
+        self._several = joins_paths(self._paths, module)
         self._lock = threading.Lock()
         self._device = next(module.parameters()).device
         config = dist.get_backend_config(group).split(",")
@@ -141,12 +141,10 @@ class DataParallelEncoder:
         inputs = pixel_values
 
         def work() -> RankResult:
-            self._check_form(inputs, grid_thw)
-            if self._several:
-                items = cast(Callable[[VisionInputs], list[PartialOutput]], self.encoder)
-                return self._result_of_items(cast(VisionInputs, inputs), items)
-            rows, grids = inputs[:2] if isinstance(inputs, VisionInputs) else (inputs, grid_thw)
-            shares = self._share(cast(GridLike, grids))
+            rows, grids = self._read_form(inputs, grid_thw)
+            if self._several and isinstance(inputs, VisionInputs):
+                return self._result_of_items(inputs, self.encoder)
+            shares = self._share(grids)
             return self._result(shares, self._encode(shares.select(rows), shares.my_grids))
 
         with self._lock, torch.no_grad():
@@ -215,7 +213,7 @@ class DataParallelEncoder:
             inputs = item_encoder.encoder.preprocess(images, videos, **limits._asdict())
             if self._several:
                 return self._result_of_items(
-                    inputs, lambda mine: item_encoder.encode(mine, settings), pool
+                    inputs, lambda mine: item_encoder.encode(mine, settings)
                 )
             shares = self._share(inputs.grid_thw)
             rows = shares.select(inputs.pixel_values)
@@ -224,10 +222,10 @@ class DataParallelEncoder:
             chosen = inputs.grid_thw[torch.tensor(shares.mine)]
             tiles = inputs.tiles and [inputs.tiles[item] for item in shares.mine]
             mine = inputs._replace(pixel_values=rows, grid_thw=chosen, tiles=tiles)
-            results = item_encoder.encode(mine, settings)
-            if pool == "none":
-                return self._result(shares, join_outputs(cast(list[PartialOutput], results)))
-            return self._new_result(shares, [("vectors", torch.stack(cast(list[Tensor], results)))])
+            outputs, vectors = kinds_of(item_encoder.encode(mine, settings))
+            if outputs:
+                return self._result(shares, join_outputs(outputs))
+            return self._new_result(shares, [("vectors", torch.stack(vectors))])
 
         with self._lock, torch.no_grad():
             result = self._together(work, repr((pool, normalize)))
@@ -289,8 +287,14 @@ class DataParallelEncoder:
                 found[number] = [one.to(self._device) for one in item]
         return found
 
-    def _check_form(self, inputs: Tensor | VisionInputs, grid_thw: GridLike | None) -> None:
-        """Raise a ValueError unless a call has a ``preprocess`` result, or pixels for one path."""
+    def _read_form(
+        self, inputs: Tensor | VisionInputs, grid_thw: GridLike | None
+    ) -> tuple[Tensor, GridLike]:
+        """Return the pixels and grids of a call that has both, or the result of ``preprocess``.
+
+        Raises:
+            ValueError: a call that has neither, or pixels for an encoder of several paths.
+        """
         if not isinstance(inputs, VisionInputs):
             if self._several or grid_thw is None or not isinstance(inputs, Tensor):
                 raise ValueError(
@@ -299,10 +303,11 @@ class DataParallelEncoder:
                     f"the paths {', '.join(self._paths)}: pass the whole result of "
                     "encoder.preprocess(...), with one path alone also pixel_values and grid_thw"
                 )
-        elif grid_thw is not None:
+            return inputs, grid_thw
+        if grid_thw is not None:
             raise ValueError("grid_thw beside the result of preprocess, which has it: leave it out")
-        else:
-            inputs.check(self._paths)
+        inputs.check(self._paths)
+        return inputs.pixel_values, inputs.grid_thw
 
     def _share(self, grid_thw: GridLike) -> Shares:
         """Assign the items of a call to ranks, for an encoder with one input path."""
@@ -320,28 +325,23 @@ class DataParallelEncoder:
         return Shares(grids, specs, of_ranks, of_ranks[self.rank])
 
     def _encode(self, pixel_values: Tensor, grids: list[Grid]) -> PartialOutput:
-        call = cast(Callable[[Tensor, list[Grid]], PartialOutput], self.encoder)
-        return call(pixel_values, grids)
+        return self.encoder(pixel_values, grids)
 
-    def _result_of_items(
-        self, inputs: VisionInputs, encode: Encode, pool: Pool = "none"
-    ) -> RankResult:
+    def _result_of_items(self, inputs: VisionInputs, encode: Encode) -> RankResult:
         """Assign items to ranks, and encode this rank's, for an encoder with several input paths.
 
-        ``encode`` returns an output per item or, with a ``pool`` other than "none", a vector.
+        ``encode`` returns an output per item or, with a pool, a vector.
         """
         inputs.check(self._paths)
         everything = {name: path.grid_thw.tolist() for name, path in inputs.paths.items()}
         shares = self._assign(everything["image"], [], costs_of_items(inputs, self._paths))
         mine = select_items(inputs, self._paths, shares.mine)
-        results = encode(mine) if shares.mine else []
+        outputs, vectors = kinds_of(encode(mine) if shares.mine else [])
         fields: list[tuple[str, Tensor]] = []
         counts: list[list[int]] = []
-        if results and pool != "none":
-            vectors = torch.stack(cast(list[Tensor], results))
-            fields, counts = [("vectors", vectors)], [[1] * len(results)]
-        elif results:
-            outputs = cast(list[PartialOutput], results)
+        if vectors:
+            fields, counts = [("vectors", torch.stack(vectors))], [[1] * len(vectors)]
+        elif outputs:
             fields = fields_of(join_outputs(outputs), self.outputs)
             each = [fields_of(output, self.outputs) for output in outputs]
             counts = [[len(rows) for _, rows in field] for field in zip(*each, strict=True)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -53,6 +53,18 @@ def output_of(rows: Sequence[Tensor], names: Collection[OutputField]) -> Partial
     pooled = left.pop(0) if "pooler_output" in names else None
     deepstack = tuple(left) if "deepstack_features" in names else None
     return PartialOutput(hidden, pooled, deepstack)
+
+
+def kinds_of(
+    results: Iterable[PartialOutput | Tensor],
+) -> tuple[list[PartialOutput], list[Tensor]]:
+    """Return the whole outputs and the vectors among results of items; one of the lists is empty.
+
+    With a pool, the result of an item is a vector, and else a whole output.
+    """
+    results = list(results)
+    vectors = [result for result in results if isinstance(result, Tensor)]
+    return [result for result in results if not isinstance(result, Tensor)], vectors
 
 
 def complete(result: RankResult, status: StatusExchange) -> RankResult:

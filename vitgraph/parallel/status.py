@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from datetime import timedelta
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from .torch_internals import timeout_of
 
 Value = TypeVar("Value")
 _FINE, _BAD_INPUT, _FAILED = range(3)
@@ -36,7 +37,7 @@ class StatusExchange:
         assert whole is not None  # the caller has started a process group
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         kind = "cpu" if "cpu" in backends else next(iter(backends))
-        self.timeout = _timeout_of(whole, kind)
+        self.timeout = timeout_of(whole, kind)
         self._group = group
         if backends.get("cpu") != "gloo":
             made = dist.new_group(
@@ -94,7 +95,7 @@ class StatusExchange:
         Raises:
             RuntimeError: nothing is heard from another rank any more.
         """
-        heard = cast(list[Value], [None] * self.size)
+        heard = [value] * self.size  # every entry is replaced by what that rank says
         try:
             dist.all_gather_object(heard, value, group=self._group)
         except RuntimeError as error:
@@ -127,12 +128,3 @@ class StatusExchange:
                 f"ranks 0 and {other[0]} made different calls: every rank must pass the same items "
                 "to the same encoder in the same order, or scatter=False its own"
             )
-
-
-def _timeout_of(group: dist.ProcessGroup, kind: str) -> timedelta:
-    """Return how long a group waits for its ranks; ``kind`` is a type of device, such as "cpu".
-
-    No public function of torch says it.
-    """
-    timeout: timedelta = group._get_backend(torch.device(kind)).options._timeout
-    return timeout

@@ -12,7 +12,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from ...terminal import counted, format_table
 from ..arguments import check_checkpoint, check_names, check_source, read_source
@@ -53,8 +53,7 @@ def print_speed(options: argparse.Namespace) -> None:
     if options.runs is not None and options.runs < 1:
         raise ValueError(f"--runs {options.runs}: must be a positive integer")
     encoder = load_checked(options)
-    tower = cast("VisionEncoder", encoder.paths["image"])
-    body = measure(options.repo, tower, options.kernels, options.runs)
+    body = measure(options.repo, encoder.paths["image"], options.kernels, options.runs)
     print(json.dumps(body, indent=2) if options.json else table(body))
 
 

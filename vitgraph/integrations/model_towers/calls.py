@@ -11,19 +11,25 @@ Shapes: P patches, B tiles, C channels, I images, S patches of the longest image
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from encoders.base.patch_encoder import PatchEncoder
 from encoders.contract import Grid
 
-from ..vllm_plugin.inputs import BatchInputs, read_images, read_positions
+from ..vllm_plugin.inputs import (
+    BatchInputs,
+    read_images,
+    read_positions,
+    read_tensor,
+    read_tensors,
+)
 
 if TYPE_CHECKING:
     from encoders import VisionEncoder
-    from encoders.configs import PatchConfig
 
 Encode = Callable[[Tensor, list[Grid]], Tensor]
 """A function that encodes packed pixels, with a grid per image or tile, to tokens [N, D]."""
@@ -72,7 +78,7 @@ def run_tiles(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) -> Ten
         encoder: the encoder, for its sizes.
         batch: the keywords with which a model calls its tower, by name.
     """
-    tiles = batch["pixel_values"]
+    tiles = read_tensor(batch, "pixel_values")
     h, w = (side // encoder.config.patch_size for side in tiles.shape[2:])
     return encode(tiles, [(1, h, w)] * len(tiles)).unflatten(0, (len(tiles), -1))
 
@@ -83,7 +89,7 @@ def run_whole_tiles(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) 
     Raises:
         ValueError: a tile with padding, which the encoder does not take.
     """
-    mask = batch["patch_attention_mask"]
+    mask = read_tensor(batch, "patch_attention_mask")
     if not mask.all():
         raise ValueError(
             f"{int((~mask).sum())} of {mask.numel()} patches are padding, which this tower does "
@@ -115,7 +121,8 @@ def run_images(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) -> Te
     The arguments are those of :func:`run_tiles`.
     """
     sizes = torch.as_tensor(batch["image_sizes"]).tolist()
-    images = [image[:, :h, :w] for image, (h, w) in zip(batch["pixel_values"], sizes, strict=True)]
+    padded = read_tensors(batch, "pixel_values")
+    images = [image[:, :h, :w] for image, (h, w) in zip(padded, sizes, strict=True)]
     packed = read_images({"pixel_values": images}, encoder)
     return encode(packed.pixel_values, packed.grids)[None]
 
@@ -136,10 +143,12 @@ def run_padded(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) -> Te
     ``pixel_values`` are flat patches [I, S, C*p*p], padded to S per image. The arguments are those
     of :func:`run_tiles`.
     """
-    images, shapes = batch["pixel_values"], batch["spatial_shapes"].tolist()
+    assert isinstance(encoder, PatchEncoder)  # the path of LFM2-VL
+    images = read_tensor(batch, "pixel_values")
+    shapes = read_tensor(batch, "spatial_shapes").tolist()
     rows = torch.cat([image[: h * w] for image, (h, w) in zip(images, shapes, strict=True)])
     tokens = encode(rows, [(1, h, w) for h, w in shapes])
-    unit = cast("PatchConfig", encoder.config).spatial_merge_size ** 2
+    unit = encoder.config.spatial_merge_size**2
     parts = tokens.split([h * w // unit for h, w in shapes])
     hidden = nn.utils.rnn.pad_sequence(list(parts), batch_first=True)
     return F.pad(hidden, (0, 0, 0, images.shape[1] - hidden.shape[1]))
@@ -151,9 +160,9 @@ def run_patches(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) -> T
     P patches with sides of p pixels are [P, C*p*p], [P, C, p, p] or [1, P, C, p, p]. The arguments
     are those of :func:`run_tiles`.
     """
-    grids = [(t, h, w) for t, h, w in batch["grid_thw"].tolist()]
+    grids = [(t, h, w) for t, h, w in read_tensor(batch, "grid_thw").tolist()]
     count = sum(t * h * w for t, h, w in grids)
-    return encode(batch["pixel_values"].reshape(count, -1), grids)[None]
+    return encode(read_tensor(batch, "pixel_values").reshape(count, -1), grids)[None]
 
 
 def run_flat(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) -> Tensor:

@@ -6,7 +6,7 @@ registered by name: each is vLLM's own class, whose vision tower is replaced aft
 
 - ``records``: vLLM's model classes, and how each uses its tower; ``models`` makes the classes
 - ``replacing``: the step that replaces the tower; ``tower``: an encoder as vLLM calls it
-- ``inputs``: vLLM's batches read as packed rows
+- ``inputs``: vLLM's batches read as packed rows; ``engine_config``: what is read of vLLM's config
 - ``options``, ``versions``: what the user asks for, and what differs between versions
 
 Source: vLLM 0.26.0 and 0.33.0, ``plugins/__init__.py`` and ``model_executor/models/registry.py``.

@@ -10,7 +10,7 @@ Shapes: P patches, B tiles, C channels, I images.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -23,7 +23,11 @@ from encoders.contract import Grid
 class BatchInputs(Protocol):
     """The inputs of a batch by their names in vLLM: tensors, or lists if sizes of images differ."""
 
-    def __getitem__(self, name: str, /) -> Any: ...
+    def __getitem__(self, name: str, /) -> object: ...
+
+
+Embeddings: TypeAlias = "Tensor | Sequence[Tensor]"
+"""The features of a batch as vLLM takes them: a tensor per item, or one tensor of all."""
 
 
 class Packed(NamedTuple):
@@ -39,6 +43,32 @@ class Packed(NamedTuple):
     """The number of grids per item: the tiles of an image, the frames of a clip, or 1."""
 
 
+def read_tensor(batch: BatchInputs, name: str) -> Tensor:
+    """Return the tensor that a batch has under a name.
+
+    Raises:
+        ValueError: there is something else than a tensor.
+    """
+    value = batch[name]
+    if not isinstance(value, Tensor):
+        raise ValueError(f"{name} is a {type(value).__name__} in this batch: pass a tensor")
+    return value
+
+
+def read_tensors(batch: BatchInputs, name: str) -> list[Tensor]:
+    """Return the tensors of a list, or along the first axis of a tensor, under a name of a batch.
+
+    Raises:
+        ValueError: there is something else than tensors.
+    """
+    value = batch[name]
+    parts = list(value) if isinstance(value, Tensor | Sequence) else [value]
+    tensors = [part for part in parts if isinstance(part, Tensor)]
+    if len(tensors) != len(parts):
+        raise ValueError(f"{name} is a {type(value).__name__} in this batch: pass tensors alone")
+    return tensors
+
+
 def read_tiles(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
     """Read B tiles [B, C, H, W] of Gemma 3, Idefics3 or SmolVLM; ``num_patches`` has tiles per
     image.
@@ -49,8 +79,9 @@ def read_tiles(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
         batch: the inputs of a batch, by their names in vLLM.
         encoder: the encoder that will run them.
     """
-    tiles = batch["pixel_values"]
-    return Packed(tiles, [encoder.grid_for(1)] * len(tiles), batch["num_patches"].tolist())
+    tiles = read_tensor(batch, "pixel_values")
+    counts = read_tensor(batch, "num_patches").tolist()
+    return Packed(tiles, [encoder.grid_for(1)] * len(tiles), counts)
 
 
 def read_images(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
@@ -59,7 +90,7 @@ def read_images(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
     They are divided into patches in the order that ``encoder`` takes; see :func:`read_tiles`.
     """
     assert isinstance(encoder, PatchEncoder)
-    images = list(batch["pixel_values"])
+    images = read_tensors(batch, "pixel_values")
     merge, patch = encoder.config.spatial_merge_size, encoder.config.patch_size
     rows, grids = [], []
     for image in images:
@@ -75,8 +106,8 @@ def read_grids(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
 
     ``image_grid_hws`` has rows and columns of patches per image.
     """
-    grids = [(1, h, w) for h, w in batch["image_grid_hws"].tolist()]
-    return Packed(batch["pixel_values"].flatten(1), grids, [1] * len(grids))
+    grids = [(1, h, w) for h, w in read_tensor(batch, "image_grid_hws").tolist()]
+    return Packed(read_tensor(batch, "pixel_values").flatten(1), grids, [1] * len(grids))
 
 
 def read_patches(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
@@ -85,10 +116,9 @@ def read_patches(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
     vLLM before 0.33 has a list of such tensors, or [images, P, C, p, p]. The arguments are those of
     :func:`read_tiles`.
     """
-    cells = batch["pixel_values"]
-    if not isinstance(cells, Tensor):
-        cells = torch.cat(list(cells))
-    grids = [(t, h, w) for t, h, w in batch["image_grid_thw"].tolist()]
+    given = batch["pixel_values"]
+    cells = given if isinstance(given, Tensor) else torch.cat(read_tensors(batch, "pixel_values"))
+    grids = [(t, h, w) for t, h, w in read_tensor(batch, "image_grid_thw").tolist()]
     return Packed(cells.flatten(0, -4).flatten(1), grids, [1] * len(grids))
 
 
@@ -98,7 +128,8 @@ def read_positions(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
     A position of padding is -1. Reading the grids from the positions waits for the device, as
     vLLM's own code does. The arguments are those of :func:`read_tiles`.
     """
-    images, places = list(batch["pixel_values"]), list(batch["pixel_position_ids"])
+    images = read_tensors(batch, "pixel_values")
+    places = read_tensors(batch, "pixel_position_ids")
     ends = torch.stack([place.amax(0) for place in places]).tolist()
     grids = [(1, rows + 1, columns + 1) for columns, rows in ends]
     rows = [image[: h * w] for image, (_, h, w) in zip(images, grids, strict=True)]
@@ -109,7 +140,7 @@ def read_frames(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
     """Read clips of Gemma 4: each frame is an image with a grid, ``counts`` are frames per clip."""
     names = ("pixel_values", "pixel_position_ids")
     packed = read_positions({name: batch[f"{name}_videos"] for name in names}, encoder)
-    return packed._replace(counts=[int(count) for count in batch["video_frame_counts"]])
+    return packed._replace(counts=torch.as_tensor(batch["video_frame_counts"]).tolist())
 
 
 READERS: Mapping[str, Callable[[BatchInputs, VisionEncoder], Packed]] = {

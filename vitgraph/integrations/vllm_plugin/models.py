@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from importlib import import_module
 from types import new_class
-from typing import Any
 
 from torch import Tensor
 from vllm.model_executor.models.vision import run_dp_sharded_vision_model
 
-from .inputs import READERS, BatchInputs, Packed, read_frames
+from .inputs import READERS, BatchInputs, Embeddings, Packed, read_frames
 from .records import MODELS
 from .replacing import ReplacesTower
 
@@ -24,13 +23,13 @@ class ReadsInputs(ReplacesTower):
     The encoder runs the whole batch in one call instead.
     """
 
-    def _process_image_input(self, image_input: BatchInputs) -> Any:
+    def _process_image_input(self, image_input: BatchInputs) -> Embeddings:
         """Encode a batch of images to a tensor [tokens, width of the language model] each."""
         if not self.vision_tower_ours or image_input["type"] == "image_embeds":
             return super()._process_image_input(image_input)  # type: ignore[misc]  # vLLM's
         return self._encode(READERS[self.record.reader](image_input, self.our_tower.encoder))
 
-    def _process_video_input(self, video_input: BatchInputs) -> Any:
+    def _process_video_input(self, video_input: BatchInputs) -> Embeddings:
         """Encode a batch of clips of Gemma 4 to [tokens, width of the language model] each."""
         if not self.vision_tower_ours:
             return super()._process_video_input(video_input)  # type: ignore[misc]  # vLLM's

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import vllm
@@ -24,6 +24,8 @@ from vllm.model_executor.models.utils import StageMissingLayer
 from weights import FAMILIES
 
 from . import LOGGER, versions
+from .engine_config import EngineConfig
+from .inputs import Embeddings
 from .options import read_options
 from .records import Record
 from .tower import TileTower, Tower, build_encoder
@@ -42,7 +44,7 @@ class ReplacesTower(nn.Module):
 
     record: ClassVar[Record]
 
-    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
+    def __init__(self, *, vllm_config: EngineConfig, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         self.vision_tower_ours = False
         if reason := self._find_obstacle(vllm_config) or self._replace(vllm_config):
@@ -54,13 +56,13 @@ class ReplacesTower(nn.Module):
         self._forward_calls = 0
         self._hook = self.register_forward_pre_hook(ReplacesTower._before_forward)
 
-    def _find_obstacle(self, vllm_config: Any) -> str:
+    def _find_obstacle(self, vllm_config: EngineConfig) -> str:
         """Return why vLLM's tower or projector cannot be replaced; empty if both can be."""
         names = filter(None, (self.record.tower, self.record.projector))
         found = (find_obstacle(self.get_submodule(name), vllm_config) for name in names)
         return next(filter(None, found), "")
 
-    def _replace(self, vllm_config: Any) -> str:
+    def _replace(self, vllm_config: EngineConfig) -> str:
         """Build the encoder in place of vLLM's tower; return the reason if that fails, else an
         empty text."""
         model, family = vllm_config.model_config, FAMILIES[self.record.family]
@@ -124,7 +126,7 @@ class ReplacesTower(nn.Module):
             self.our_tower.free_reserve()
             self._hook.remove()
 
-    def embed_multimodal(self, **inputs: object) -> Any:
+    def embed_multimodal(self, **inputs: object) -> Embeddings:
         """Encode the images and videos of a batch, as the model class of vLLM does."""
         if self.vision_tower_ours:
             self.capture_tower()
@@ -165,7 +167,7 @@ class PassesWeights(nn.Module):
         return set()
 
 
-def find_obstacle(theirs: nn.Module, vllm_config: Any) -> str:
+def find_obstacle(theirs: nn.Module, vllm_config: EngineConfig) -> str:
     """Return why a module that vLLM has built cannot be replaced; empty if it can be.
 
     Args:

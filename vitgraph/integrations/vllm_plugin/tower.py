@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -51,7 +50,8 @@ def build_encoder(family: Family, config: JsonObject, name: str) -> VisionEncode
     Raises:
         ValueError: sizes or values in the config that the encoders of the family do not support.
     """
-    encoder = cast(VisionEncoder, family.on_meta(build_config(family, config, None, name)))
+    encoder = family.on_meta(build_config(family, config, None, name))
+    assert isinstance(encoder, VisionEncoder)  # no family of `records` has several input paths
     return encoder.eval().requires_grad_(False)
 
 

@@ -1,0 +1,18 @@
+"""The name of torch that is not public, and the reason why a public one does not serve."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+
+def timeout_of(group: dist.ProcessGroup, kind: str) -> timedelta:
+    """Return how long a group waits for its ranks; ``kind`` is a type of device, such as "cpu".
+
+    The caller of ``init_process_group`` sets the timeout, and no public function says it. A second
+    group of the same ranks has to wait as long as theirs.
+    """
+    timeout: timedelta = group._get_backend(torch.device(kind)).options._timeout
+    return timeout
