@@ -33,7 +33,8 @@ from torch import Tensor
 
 from encoders.contract import EncoderOutput, PartialOutput
 from encoders.streams.pooling import Pool
-from weights.tensor_file import JsonDict, JsonObject, TensorEntry, header_bytes
+from weights.strict_json import JsonDict, JsonObject
+from weights.tensor_file import TensorEntry, header_bytes
 from weights.writing import writing_whole
 
 from . import __version__

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from weights.published import FamilyFacts, PublishedModel
-    from weights.tensor_file import JsonDict
+    from weights.strict_json import JsonDict
 
 
 @dataclass(frozen=True)

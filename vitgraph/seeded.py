@@ -25,7 +25,7 @@ from weights import FAMILIES, Family, Layout, PublishedModel
 from weights.families import build_config
 from weights.layouts import Prefix
 from weights.published import family_facts
-from weights.tensor_file import JsonDict, JsonObject
+from weights.strict_json import JsonDict, JsonObject
 from weights.tower_folder import vision_section
 
 __all__ = ["SEEDED", "write_seeded_checkpoint"]

@@ -9,6 +9,7 @@ the modules, in the order in which a load uses them:
 - ``hub``: a repo of the Hub, read by byte ranges or fetched as whole files
 - ``cache``: what was fetched, kept on this disk, listed and removed
 - ``tensor_file``: one safetensors file, its header checked and its tensors read
+- ``strict_json``: the JSON of a checkpoint, parsed only if it is sound
 - ``families``, ``published``: the record of each family, and the checkpoints that are known to load
 - ``layouts``: the names that published checkpoints give the tensors of a tower
 - ``match``: tensors matched with those of an encoder, before a byte of them is read

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from .errors import AbsentError, CheckpointError, shown
 from .snapshot import Snapshot, check_name
-from .tensor_file import Header, JsonObject
+from .strict_json import JsonObject
+from .tensor_file import Header
 from .tower_folder import PROJECTOR, read_description
 
 INDEX = "model.safetensors.index.json"

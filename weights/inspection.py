@@ -12,7 +12,7 @@ from .hub.repo import Fetch, HubOptions
 from .published import check_family
 from .snapshot import Route
 from .source import open_checkpoint
-from .tensor_file import JsonDict
+from .strict_json import JsonDict
 
 if TYPE_CHECKING:
     from .families.family import FamilyConfig

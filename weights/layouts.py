@@ -14,7 +14,7 @@ from functools import cache
 from math import isqrt
 
 from .errors import CheckpointError, shown
-from .tensor_file import JsonObject
+from .strict_json import JsonObject
 
 MOST_IN_TOWER = 20_000
 """The most tensor names under a tower's prefix. The largest published tower has a thousand, and

@@ -30,7 +30,8 @@ from .match import STORED_DTYPES, FoundTower, find_encoder
 from .published import check_family
 from .snapshot import Located, TowerTensor
 from .source import MOST_REPAIRS, open_checkpoint
-from .tensor_file import JsonDict, JsonObject, read_into
+from .strict_json import JsonDict, JsonObject
+from .tensor_file import read_into
 from .tower_folder import PROJECTOR, usage
 
 DtypeName: TypeAlias = Literal["auto", "bfloat16", "float16", "float32", "float64"]

@@ -23,7 +23,7 @@ from .families import build_config, find_family
 from .families.family import Family, FamilyConfig
 from .layouts import Layout, Prefix, find_layout
 from .snapshot import Snapshot, TowerTensor, Wanted, WholeCheckpoint
-from .tensor_file import JsonDict
+from .strict_json import JsonDict
 from .tower_folder import describe, transformers_class
 
 STORED_DTYPES = {

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .errors import LONGEST_COMPARED
-from .tensor_file import JsonDict, JsonObject
+from .strict_json import JsonDict, JsonObject
 
 FOLDER = Path(__file__).with_name("families")
 """The folder that holds a Python file with records of families, and a JSON file per family."""

@@ -9,7 +9,8 @@ from typing import Literal, TypeAlias
 
 from .errors import AbsentError, CheckpointError, DamagedError, shown
 from .layouts import Slot
-from .tensor_file import Header, JsonDict, TensorEntry, parse_json, read_header
+from .strict_json import JsonDict, parse_json
+from .tensor_file import Header, TensorEntry, read_header
 
 MAX_JSON_BYTES = 100_000_000
 """The most bytes of an index file; that of the largest published checkpoint has about 20 MB."""

@@ -10,38 +10,20 @@ format: 8 bytes of little-endian length, so many bytes of JSON
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from io import RawIOBase
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias, TypeGuard
+from typing import BinaryIO, TypeGuard
 from zlib import crc32
 
 from .errors import CheckpointError, shown
+from .strict_json import LFS_POINTER, JsonDict, JsonObject, parse_json, refuse_pointer
 
-JsonObject: TypeAlias = Mapping[str, Any]
-"""The type of a parsed JSON object that is only read."""
-JsonDict: TypeAlias = dict[str, Any]
-"""The type of a parsed JSON object that may be changed and written."""
-
-LFS_POINTER = b"version https://git-lfs"
-"""The first bytes of the small text file that a clone made without Git LFS has in place of each
-large file."""
 CHECKED_BYTES = 1 << 19
 MAX_HEADER_BYTES = 100_000_000
 """The most bytes of a header in the safetensors format; published ones stay under 10 MB."""
-MOST_CONTAINERS = 1_500_000
-"""The most objects and lists in a JSON file. A header has three per tensor, so that half a million
-tensors may lie in one file. Published checkpoints have a fifth of that in all their files."""
-MOST_VALUES = 6_000_000
-"""The most commas and colons in a JSON file, which bound the number of values in it. With this and
-``MOST_CONTAINERS``, 100 MB of JSON take at most 5 s and 1 GB to parse; without them, 100 MB of
-``[],`` took 16 s and 2.2 GB."""
-MOST_WIDE_BYTES = 16_000_000
-"""The most bytes of JSON that is not all ASCII, because one wide character makes Python hold four
-bytes for every character."""
 
 DTYPE_BITS = {
     **dict.fromkeys(("F4",), 4),
@@ -128,7 +110,7 @@ def header_length(raw: bytes, label: str) -> int:
 
     A length that the format does not allow is a CheckpointError, which calls the file ``label``.
     """
-    _refuse_pointer(raw, label)
+    refuse_pointer(raw, label)
     if len(raw) < 8:
         raise CheckpointError(f"{label}: {len(raw)} bytes is too short for a safetensors file")
     length = int.from_bytes(raw[:8], "little")
@@ -138,14 +120,6 @@ def header_length(raw: bytes, label: str) -> int:
             "not a safetensors file, or damaged"
         )
     return length
-
-
-def _refuse_pointer(raw: bytes, label: str) -> None:
-    if raw.startswith(LFS_POINTER):
-        raise CheckpointError(
-            f"{label}: a Git LFS pointer, not the file itself: run git lfs pull in the clone, or "
-            "pass the repo id instead of the folder"
-        )
 
 
 def parse_header(raw: bytes, label: str) -> Header:
@@ -182,54 +156,6 @@ def header_bytes(tensors: Iterable[tuple[str, TensorEntry]], metadata: Mapping[s
     text = json.dumps(table, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
-
-
-def parse_json(raw: bytes, label: str) -> JsonDict:
-    """Parse a JSON object in which no name occurs twice.
-
-    A CheckpointError, which calls the file ``label``, is raised for all else, and for JSON so large
-    that parsing would take gigabytes of memory.
-    """
-    _refuse_pointer(raw, label)
-    _refuse_bulk(raw, label)
-    try:
-        value = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique)
-    except CheckpointError as error:
-        raise CheckpointError(f"{label}: {error}") from error
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(
-            f"{label}: not valid JSON ({type(error).__name__}: {error})"
-        ) from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{label}: a JSON {type(value).__name__}, must be an object")
-    return value
-
-
-def _refuse_bulk(raw: bytes, label: str) -> None:
-    """Raise a :class:`CheckpointError` for JSON with more values than are parsed.
-
-    Their number is counted in the bytes, which takes 0.1 s for 100 MB.
-    """
-    if len(raw) > MOST_WIDE_BYTES and not raw.isascii():
-        raise CheckpointError(
-            f"{label}: {len(raw)} bytes that are not all ASCII, at most {MOST_WIDE_BYTES} of such "
-            "are read: not the file of a published checkpoint"
-        )
-    containers = raw.count(b"[") + raw.count(b"{")
-    values = raw.count(b",") + raw.count(b":")
-    if containers > MOST_CONTAINERS or values > MOST_VALUES:
-        raise CheckpointError(
-            f"{label}: some {containers} objects and lists of {values} values, at most "
-            f"{MOST_CONTAINERS} of {MOST_VALUES} are read: not the file of a published checkpoint"
-        )
-
-
-def _unique(pairs: list[tuple[str, object]]) -> JsonDict:
-    table = dict(pairs)
-    if len(table) != len(pairs):
-        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
-        raise CheckpointError(f"the name {shown(twice)!r} occurs twice")
-    return table
 
 
 def _entry(name: str, value: object, label: str) -> TensorEntry:

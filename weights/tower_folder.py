@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from .errors import CheckpointError, shown
 from .published import family_names
-from .tensor_file import JsonDict, JsonObject
+from .strict_json import JsonDict, JsonObject
 
 if TYPE_CHECKING:  # families import torch, which reading a folder does not need
     from .families.family import Family, TransformersClass

@@ -13,7 +13,7 @@ import pytest
 from format_published import formatted
 from weights import FAMILIES, PUBLISHED, Family, PublishedModel, published
 from weights.families import build_config
-from weights.tensor_file import parse_json
+from weights.strict_json import parse_json
 
 FILES = sorted(published.FOLDER.glob("*.json"))
 

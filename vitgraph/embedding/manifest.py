@@ -17,7 +17,7 @@ from .reading import File
 from .storage import STORE, Storage
 
 if TYPE_CHECKING:
-    from weights.tensor_file import JsonDict
+    from weights.strict_json import JsonDict
 
     from .records import JobSettings
 

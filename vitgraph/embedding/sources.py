@@ -45,7 +45,7 @@ from .tars import Listed, list_members
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-    from weights.tensor_file import JsonObject
+    from weights.strict_json import JsonObject
 
 
 _SUFFIXES = frozenset(

@@ -15,7 +15,8 @@ from zlib import crc32
 from ..contents import SINGLE
 from ..errors import CheckpointError, DamagedError
 from ..snapshot import Located, Snapshot, TowerTensor, Wanted, WholeCheckpoint
-from ..tensor_file import Header, JsonObject, TensorEntry, file_crc32, header_bytes, read_header
+from ..strict_json import JsonObject
+from ..tensor_file import Header, TensorEntry, file_crc32, header_bytes, read_header
 
 VERSION = 2
 _RECORD, _SEAL = "vitgraph", "vitgraph_crc32"

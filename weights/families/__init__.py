@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
 from ..errors import CheckpointError, shown
-from ..tensor_file import JsonDict, JsonObject
+from ..strict_json import JsonDict, JsonObject
 from ..tower_folder import vision_section
 from .deepseek import DEEPSEEK_OCR, DEEPSEEK_VL, DEEPSEEK_VL2, DEEPSEEK_VL_HYBRID
 from .ernie4_5_vl import ERNIE4_5_VL

@@ -14,7 +14,7 @@ from encoders import Ernie4_5VLConfig, Ernie4_5VLEncoder
 
 from ..layouts import Layout, Prefix
 from ..published import family_facts
-from ..tensor_file import JsonDict, JsonObject
+from ..strict_json import JsonDict, JsonObject
 from .family import Family, TransformersClass, blocks, length, with_vision
 
 

@@ -15,7 +15,7 @@ from encoders import Encoder
 
 from ..layouts import Layout
 from ..published import PublishedModel, SmallCheckpoint, family_facts
-from ..tensor_file import JsonDict, JsonObject
+from ..strict_json import JsonDict, JsonObject
 
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 """The shapes of the tower's tensors, by the names that the encoder gives them."""

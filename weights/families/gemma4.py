@@ -8,7 +8,7 @@ from encoders import Gemma4Config, Gemma4Encoder
 
 from ..layouts import Layout, Prefix
 from ..published import family_facts
-from ..tensor_file import JsonObject
+from ..strict_json import JsonObject
 from .family import Family, Fields, Shapes, TransformersClass, blocks, length, with_vision
 
 _LAYER, _BLOCK = "encoder.layers.N", "blocks.N"

@@ -8,7 +8,7 @@ from encoders import InternViT, InternViTConfig
 
 from ..layouts import Layout, Prefix
 from ..published import family_facts
-from ..tensor_file import JsonDict, JsonObject
+from ..strict_json import JsonDict, JsonObject
 from .family import Family, Fields, Shapes, TransformersClass, blocks, length, square, with_vision
 
 _HF_RENAMES = {

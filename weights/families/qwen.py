@@ -22,7 +22,7 @@ from encoders import (
 
 from ..layouts import Layout, Prefix
 from ..published import family_facts
-from ..tensor_file import JsonDict, JsonObject
+from ..strict_json import JsonDict, JsonObject
 from .family import Family, Fields, Shapes, TransformersClass, blocks, length, with_vision
 
 _QWEN2 = Layout(

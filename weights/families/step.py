@@ -8,7 +8,7 @@ from encoders import Step3Config, Step3Encoder, Step3VLConfig, Step3VLEncoder
 
 from ..layouts import Layout, Prefix
 from ..published import family_facts
-from ..tensor_file import JsonObject
+from ..strict_json import JsonObject
 from .family import Family, Fields, Shapes, TransformersClass, blocks, length, square
 
 _PREFIXES = (Prefix("", "vision_model."), Prefix("model.", "vision_model."), Prefix("", ""))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from encoders.base.vision_encoder import VisionEncoder
     from encoders.contract import Kernels
     from graphwrap import GraphedEncoder, GraphStats
-    from weights.tensor_file import JsonDict, JsonObject
+    from weights.strict_json import JsonDict, JsonObject
 
 WORKLOADS = ((1, 1), (1, 4), (1, 16), (8, 4))
 """The sizes that are timed on a GPU: (images per batch, tokens per image in multiples of the

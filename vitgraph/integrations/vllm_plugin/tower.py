@@ -25,7 +25,7 @@ from weights import Family
 from weights.families import build_config
 from weights.layouts import Layout, Slot
 from weights.match import STORED_DTYPES
-from weights.tensor_file import JsonObject
+from weights.strict_json import JsonObject
 
 from .inputs import Packed, tokens_per_item
 from .options import Options
