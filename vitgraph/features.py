@@ -33,9 +33,9 @@ from torch import Tensor
 
 from encoders.contract import EncoderOutput, PartialOutput
 from encoders.streams.pooling import Pool
+from weights.files.tensor_file import TensorEntry, header_bytes
+from weights.files.writing import writing_whole
 from weights.strict_json import JsonDict, JsonObject
-from weights.tensor_file import TensorEntry, header_bytes
-from weights.writing import writing_whole
 
 from . import __version__
 from .devices import enough_disk

@@ -23,10 +23,10 @@ from torch import Tensor
 from encoders.base.saving import in_halves
 from weights import FAMILIES, Family, Layout, PublishedModel
 from weights.families import build_config
+from weights.files.tower_folder import vision_section
 from weights.layouts import Prefix
 from weights.published import family_facts
 from weights.strict_json import JsonDict, JsonObject
-from weights.tower_folder import vision_section
 
 __all__ = ["SEEDED", "write_seeded_checkpoint"]
 

@@ -5,18 +5,17 @@ cache need neither. The names in ``__all__`` are public, all other modules are i
 the modules, in the order in which a load uses them:
 
 - ``source``: a checkpoint opened by repo id, folder or file
-- ``snapshot``, ``contents``: the files of a checkpoint on this disk, its config and its index
+- ``files``: the files of a checkpoint: read, checked and written
 - ``hub``: a repo of the Hub, read by byte ranges or fetched as whole files
 - ``cache``: what was fetched, kept on this disk, listed and removed
-- ``tensor_file``: one safetensors file, its header checked and its tensors read
 - ``strict_json``: the JSON of a checkpoint, parsed only if it is sound
 - ``families``, ``published``: the record of each family, and the checkpoints that are known to load
 - ``layouts``: the names that published checkpoints give the tensors of a tower
 - ``match``: tensors matched with those of an encoder, before a byte of them is read
 - ``load``: :func:`load_encoder`, which fills an encoder strictly or not at all
 - ``inspection``: :func:`inspect_checkpoint`, which says what a checkpoint holds
-- ``extraction``, ``tower_folder``: :func:`extract_encoder`, and the form of the folder it writes
-- ``writing``, ``threads``: files that appear whole or not at all, and tasks in parallel threads
+- ``extraction``: :func:`extract_encoder`, which writes a folder with the tower alone
+- ``threads``: tasks in parallel threads, which stop at an error
 - ``errors``: :class:`CheckpointError`, and names as messages show them
 """
 

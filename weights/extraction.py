@@ -11,15 +11,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from .contents import PROCESSOR_FILES, SINGLE
 from .errors import CheckpointError, DamagedError, shown
+from .files.index import PROCESSOR_FILES, SINGLE
+from .files.snapshot import Located, TowerTensor
+from .files.tensor_file import file_crc32, header_bytes
+from .files.tower_folder import PROJECTOR
+from .files.writing import flush, lock
 from .hub.repo import Fetch, HubOptions
 from .published import check_family
-from .snapshot import Located, TowerTensor
 from .source import MOST_REPAIRS, open_checkpoint
-from .tensor_file import file_crc32, header_bytes
-from .tower_folder import PROJECTOR
-from .writing import flush, lock
 
 if TYPE_CHECKING:
     from .match import FoundTower

@@ -8,9 +8,9 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .files.snapshot import Route
 from .hub.repo import Fetch, HubOptions
 from .published import check_family
-from .snapshot import Route
 from .source import open_checkpoint
 from .strict_json import JsonDict
 

@@ -23,16 +23,16 @@ from encoders.base.saving import Publication, in_pairs
 from encoders.contract import Preprocessor
 from encoders.inputs.processor_files import image_section
 
-from .contents import PROCESSOR_FILES
 from .errors import CheckpointError, DamagedError
+from .files.index import PROCESSOR_FILES
+from .files.snapshot import Located, TowerTensor
+from .files.tensor_file import read_into
+from .files.tower_folder import PROJECTOR, usage
 from .hub.repo import Fetch, HubOptions
 from .match import STORED_DTYPES, FoundTower, find_encoder
 from .published import check_family
-from .snapshot import Located, TowerTensor
 from .source import MOST_REPAIRS, open_checkpoint
 from .strict_json import JsonDict, JsonObject
-from .tensor_file import read_into
-from .tower_folder import PROJECTOR, usage
 
 DtypeName: TypeAlias = Literal["auto", "bfloat16", "float16", "float32", "float64"]
 """The name of the dtype of an encoder; "auto" is the stored one."""

@@ -17,14 +17,14 @@ import torch
 
 from encoders import Encoder
 
-from .contents import Contents, adapter_error, adapter_names, read_contents
 from .errors import CheckpointError, DamagedError, listed, shown
 from .families import build_config, find_family
 from .families.family import Family, FamilyConfig
+from .files.index import Contents, adapter_error, adapter_names, read_contents
+from .files.snapshot import Snapshot, TowerTensor, Wanted, WholeCheckpoint
+from .files.tower_folder import describe, transformers_class
 from .layouts import Layout, Prefix, find_layout
-from .snapshot import Snapshot, TowerTensor, Wanted, WholeCheckpoint
 from .strict_json import JsonDict
-from .tower_folder import describe, transformers_class
 
 STORED_DTYPES = {
     "BF16": torch.bfloat16,

@@ -9,10 +9,10 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from .errors import CheckpointError, DamagedError, shown
+from .files.snapshot import Snapshot, check_name
 from .hub.repo import HubOptions
 from .hub.repo_snapshot import open_repo
 from .published import similar_names
-from .snapshot import Snapshot, check_name
 
 _ADDRESS = re.compile(r"(https?://[^/]+/|hf://|(?:www\.)?(?:huggingface|hf)\.co/)([^?#]*).*")
 _PAGE = re.compile(

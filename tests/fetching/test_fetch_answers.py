@@ -19,8 +19,8 @@ from hub_server import Fault, HubServer
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, inspect_checkpoint, load_encoder
 from weights.errors import AbsentError
+from weights.files.tensor_file import Header
 from weights.hub.http import RangesUnsupported, RemoteFile
-from weights.tensor_file import Header
 
 WRONG = ("ignored", "shifted", "short", "long", "unnamed", "encoded", "other size")
 

@@ -32,10 +32,10 @@ FETCH = """
 import os, random, signal, sys, time
 from weights.cache.kept import KeptTower
 from weights.cache.store import cache_root
-from weights.contents import read_contents
+from weights.files.index import read_contents
 from weights.hub.repo import HubOptions
 from weights.hub.repo_snapshot import open_repo
-from weights.snapshot import TowerTensor, WholeCheckpoint, Wanted
+from weights.files.snapshot import TowerTensor, WholeCheckpoint, Wanted
 
 def fetch(way="ranges"):
     options = HubOptions(fetch=way, max_workers=3, progress=False)

@@ -12,9 +12,9 @@ from fetching import REPO, sparse_around
 from hub_server import TOKEN, HubServer
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, extract_encoder, inspect_checkpoint, load_encoder
+from weights.files.snapshot import TowerTensor
+from weights.files.tensor_file import Header, TensorEntry
 from weights.hub.ranges import MOST_BYTES, in_order, plan_requests
-from weights.snapshot import TowerTensor
-from weights.tensor_file import Header, TensorEntry
 
 
 @pytest.mark.parametrize("family", LAYOUTS)

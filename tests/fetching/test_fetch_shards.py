@@ -13,8 +13,8 @@ from fetching import REPO
 from hub_server import HubServer
 from weights import CheckpointError, extract_encoder, load_encoder
 from weights.cache.listing import remove_cached
+from weights.files.snapshot import Located, Wanted
 from weights.hub.repo_snapshot import HubSnapshot
-from weights.snapshot import Located, Wanted
 
 SHARD = "model-00001-of-00003.safetensors"
 

@@ -31,7 +31,7 @@ from oracles.siglip import siglip2_inputs
 from oracles.versions import STEP_ROTATION, skip_without
 from vitgraph.seeded import SEEDED, write_seeded_checkpoint
 from weights import CheckpointError, extract_encoder, inspect_checkpoint, load_encoder
-from weights.tower_folder import PROJECTOR
+from weights.files.tower_folder import PROJECTOR
 
 TOWER = "model.safetensors"
 

@@ -268,7 +268,7 @@ def check_repo(repo: str, hub: HubKeywords, family: str | None = None) -> None:
             checkpoint.
         ValueError: keywords that contradict each other, or an unknown family.
     """
-    from weights.contents import read_contents
+    from weights.files.index import read_contents
     from weights.hub.repo import HubOptions
     from weights.published import PUBLISHED, check_family
     from weights.source import open_checkpoint

@@ -16,7 +16,7 @@ from pathlib import Path
 from PIL import Image
 
 from encoders.inputs.intake import to_rgb
-from weights.writing import write_whole
+from weights.files.writing import write_whole
 
 from ..devices import enough_disk
 from ..embedding.reading import ImageReader

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from zlib import crc32
 
-from ..contents import SINGLE
 from ..errors import CheckpointError, DamagedError
-from ..snapshot import Located, Snapshot, TowerTensor, Wanted, WholeCheckpoint
+from ..files.index import SINGLE
+from ..files.snapshot import Located, Snapshot, TowerTensor, Wanted, WholeCheckpoint
+from ..files.tensor_file import Header, TensorEntry, file_crc32, header_bytes, read_header
 from ..strict_json import JsonObject
-from ..tensor_file import Header, TensorEntry, file_crc32, header_bytes, read_header
 
 VERSION = 2
 _RECORD, _SEAL = "vitgraph", "vitgraph_crc32"

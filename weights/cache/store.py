@@ -24,8 +24,8 @@ import huggingface_hub
 from huggingface_hub.utils import WeakFileLock
 
 from ..errors import DamagedError
+from ..files.writing import write_whole
 from ..threads import said_if_slow
-from ..writing import write_whole
 
 TOWERS_FOLDER = "towers"
 

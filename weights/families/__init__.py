@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
 from ..errors import CheckpointError, shown
+from ..files.tower_folder import vision_section
 from ..strict_json import JsonDict, JsonObject
-from ..tower_folder import vision_section
 from .deepseek import DEEPSEEK_OCR, DEEPSEEK_VL, DEEPSEEK_VL2, DEEPSEEK_VL_HYBRID
 from .ernie4_5_vl import ERNIE4_5_VL
 from .family import Family, FamilyConfig, Fields, Shapes

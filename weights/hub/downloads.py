@@ -26,12 +26,12 @@ from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import tqdm
 
 from ..cache.kept import KeptTower, sealed_header
-from ..contents import SINGLE
 from ..errors import CheckpointError, DamagedError
-from ..snapshot import Located, Wanted
-from ..tensor_file import Header, file_crc32
+from ..files.index import SINGLE
+from ..files.snapshot import Located, Wanted
+from ..files.tensor_file import Header, file_crc32
+from ..files.writing import flush, write_whole
 from ..threads import Stopped, in_parallel
-from ..writing import flush, write_whole
 from .http import RangesUnsupported
 from .messages import SPACE, is_full
 from .ranges import RangeRequest, clip, in_order, plan_requests

@@ -23,7 +23,7 @@ from huggingface_hub.errors import HfHubHTTPError, HTTPError
 from huggingface_hub.utils import get_token_to_send, hf_raise_for_status, http_stream_backoff
 
 from ..errors import CheckpointError
-from ..tensor_file import Header, check_size, header_length, parse_header
+from ..files.tensor_file import Header, check_size, header_length, parse_header
 from ..threads import Stopped, said_if_slow
 
 AGENT = f"vitgraph; hf_hub/{huggingface_hub.__version__}; python/{platform.python_version()}"

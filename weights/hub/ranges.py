@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import TypeAlias
 
-from ..snapshot import TowerTensor
-from ..tensor_file import Header
+from ..files.snapshot import TowerTensor
+from ..files.tensor_file import Header
 
 MOST_BYTES = 64 << 20
 """The most bytes of one request; longer stretches are divided among several connections."""

@@ -28,9 +28,9 @@ from huggingface_hub.utils import validate_repo_id
 
 from ..cache.store import Store, cache_root, repo_folder
 from ..errors import AbsentError, CheckpointError, shown
+from ..files.snapshot import LONGEST_PART, check_name, json_limit
+from ..files.writing import write_whole
 from ..published import similar_names
-from ..snapshot import LONGEST_PART, check_name, json_limit
-from ..writing import write_whole
 from .http import RemoteFile, Unreachable
 from .messages import OFFLINE, explain, is_absence, not_here, obstacle
 

@@ -19,9 +19,9 @@ import huggingface_hub
 
 from ..cache.kept import KeptTower
 from ..errors import AbsentError, CheckpointError, DamagedError
-from ..snapshot import Located, Route, Snapshot, Traffic, Wanted, json_limit
+from ..files.snapshot import Located, Route, Snapshot, Traffic, Wanted, json_limit
+from ..files.tensor_file import Header
 from ..strict_json import parse_json
-from ..tensor_file import Header
 from ..threads import in_parallel
 from .downloads import download_shards, fetch_tower
 from .http import RangesUnsupported, RemoteFile

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal, TypeAlias
 
-from .errors import AbsentError, CheckpointError, DamagedError, shown
-from .layouts import Slot
-from .strict_json import JsonDict, parse_json
+from ..errors import AbsentError, CheckpointError, DamagedError, shown
+from ..layouts import Slot
+from ..strict_json import JsonDict, parse_json
 from .tensor_file import Header, TensorEntry, read_header
 
 MAX_JSON_BYTES = 100_000_000

@@ -23,13 +23,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .errors import CheckpointError, shown
-from .published import family_names
-from .strict_json import JsonDict, JsonObject
+from ..errors import CheckpointError, shown
+from ..published import family_names
+from ..strict_json import JsonDict, JsonObject
 
 if TYPE_CHECKING:  # families import torch, which reading a folder does not need
-    from .families.family import Family, TransformersClass
-    from .layouts import Layout
+    from ..families.family import Family, TransformersClass
+    from ..layouts import Layout
 
 KEY = "vitgraph"
 PROJECTOR = "projector.safetensors"

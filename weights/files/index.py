@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from .errors import AbsentError, CheckpointError, shown
+from ..errors import AbsentError, CheckpointError, shown
+from ..strict_json import JsonObject
 from .snapshot import Snapshot, check_name
-from .strict_json import JsonObject
 from .tensor_file import Header
 from .tower_folder import PROJECTOR, read_description
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import BinaryIO, TypeGuard
 from zlib import crc32
 
-from .errors import CheckpointError, shown
-from .strict_json import LFS_POINTER, JsonDict, JsonObject, parse_json, refuse_pointer
+from ..errors import CheckpointError, shown
+from ..strict_json import LFS_POINTER, JsonDict, JsonObject, parse_json, refuse_pointer
 
 CHECKED_BYTES = 1 << 19
 MAX_HEADER_BYTES = 100_000_000
