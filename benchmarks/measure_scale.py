@@ -110,7 +110,7 @@ def cpu_seconds(call: Callable[[], object], repeats: int = 3) -> float:
 
 def measure_lists(count: int) -> dict[str, int]:
     """How many files and tar members are listed per second."""
-    from vitgraph.embedding.sources import find_files
+    from vitgraph.embedding.sources.listing import find_files
 
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
@@ -134,7 +134,7 @@ def measure_lists(count: int) -> dict[str, int]:
 def measure_bytes(count: int) -> int:
     """What the worker that lists the files of a job takes of memory at most, per file."""
     from vitgraph.embedding.manifest import write_list
-    from vitgraph.embedding.sources import Source
+    from vitgraph.embedding.sources.listing import Source
     from vitgraph.embedding.storage import open_storage
 
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as out:

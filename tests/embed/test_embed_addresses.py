@@ -16,9 +16,9 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from embed_cases import run_in_twos, upload
 from vitgraph.cli import main
-from vitgraph.embedding.sources import Source, find_files
+from vitgraph.embedding.sources.listing import Source, find_files
+from vitgraph.embedding.sources.tables import is_dataset, pin_files
 from vitgraph.embedding.storage import open_storage
-from vitgraph.embedding.tables import is_dataset, pin_files
 from vitgraph.features import load_embeddings
 
 # --- GCS ------------------------------------------------------------------------------------------
@@ -155,7 +155,9 @@ def test_home_and_file_addresses_are_local(
 
 def test_files_of_the_hub_are_read_at_one_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     commit = "0123456789" * 4
-    monkeypatch.setattr("vitgraph.embedding.tables.hub_commit", lambda repo, revision: commit)
+    monkeypatch.setattr(
+        "vitgraph.embedding.sources.tables.hub_commit", lambda repo, revision: commit
+    )
     for name in ("hf://datasets/beans", "hf://datasets/owner/name", "hf://datasets/owner/name@v1"):
         assert is_dataset(name)
     url = "hf://datasets/owner/name/data/*.tar"

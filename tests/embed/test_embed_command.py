@@ -17,7 +17,7 @@ from embed_cases import close
 from encoders.base.vision_encoder import VisionEncoder
 from photographs import china, flower, hopper
 from vitgraph.cli import main
-from vitgraph.embedding.reading import File, ImageReader
+from vitgraph.embedding.sources.reading import File, ImageReader
 from vitgraph.features import load_embeddings
 
 KEYS = ["b/inner/one.jpg", "b/two.PNG", "c.jpg", "d.jpg"]

@@ -18,7 +18,7 @@ from hub_server import HubServer
 from own_processes import start
 from vitgraph import EmbedBatch
 from vitgraph.cli import main
-from vitgraph.embedding.sources import Source
+from vitgraph.embedding.sources.listing import Source
 from vitgraph.embedding.storage import LocalFolder
 from vitgraph.features import load_embeddings
 from vitgraph.seeded import write_seeded_checkpoint

@@ -14,8 +14,9 @@ import pytest
 
 from embed_cases import run_job
 from photographs import china
-from vitgraph.embedding.reading import ImageReader, SourceOptions
-from vitgraph.embedding.sources import Source, find_files, suffixes
+from vitgraph.embedding.sources import listing
+from vitgraph.embedding.sources.listing import Source, find_files, suffixes
+from vitgraph.embedding.sources.reading import ImageReader, SourceOptions
 
 read = ImageReader(SourceOptions()).read
 
@@ -77,7 +78,8 @@ def test_photographs_of_phones_are_taken_or_the_extra_is_named(
 ) -> None:
     (folder / "phone.HEIC").write_bytes(b"x")
     for installed in (True, False):
-        monkeypatch.setattr("vitgraph.embedding.sources.find_spec", lambda _: installed or None)  # noqa: B023
+        found = installed or None
+        monkeypatch.setattr(listing, "find_spec", lambda _, found=found: found)
         suffixes.cache_clear()
         source = Source(str(folder))
         assert len(list(source)) == 1 + installed

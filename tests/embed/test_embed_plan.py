@@ -12,7 +12,7 @@ from command_line import Cli, refusal
 from photographs import china
 from vitgraph.embedding.planning.estimate import Estimate, Rate, Sample, report
 from vitgraph.embedding.planning.sample import choose, seconds_by_tokens, seconds_of
-from vitgraph.embedding.reading import File
+from vitgraph.embedding.sources.reading import File
 from vitgraph.terminal import readable
 
 SAMPLE = Sample(

@@ -20,9 +20,9 @@ from hub_server import HubServer
 from own_processes import start
 from photographs import china
 from vitgraph.cli import main
-from vitgraph.embedding.reading import ImageReader, SourceOptions
 from vitgraph.embedding.shards import Row, Shard
-from vitgraph.embedding.sources import find_files
+from vitgraph.embedding.sources.listing import find_files
+from vitgraph.embedding.sources.reading import ImageReader, SourceOptions
 from vitgraph.embedding.storage import open_storage
 from vitgraph.features import load_embeddings
 

@@ -19,7 +19,7 @@ from own_processes import start
 from photographs import china, hopper
 from vitgraph.cli import main
 from vitgraph.embedding.parquet_files import read_arrays
-from vitgraph.embedding.reading import Readable
+from vitgraph.embedding.sources.reading import Readable
 from vitgraph.features import load_embeddings
 from vitgraph.seeded import write_seeded_checkpoint
 

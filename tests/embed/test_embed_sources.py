@@ -16,8 +16,8 @@ import pytest
 from embed_cases import run_job
 from photographs import china
 from vitgraph.cli import main
-from vitgraph.embedding.reading import ImageReader, SourceOptions
-from vitgraph.embedding.sources import find_files
+from vitgraph.embedding.sources.listing import find_files
+from vitgraph.embedding.sources.reading import ImageReader, SourceOptions
 from vitgraph.features import load_embeddings
 
 read = ImageReader(SourceOptions()).read

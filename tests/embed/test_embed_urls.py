@@ -31,7 +31,7 @@ def server(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TlsSe
         for path, image in IMAGES.items():
             image.save(file := io.BytesIO(), "PNG")
             made.files[path] = file.getvalue()
-        monkeypatch.setattr("vitgraph.embedding.reading.Fetcher", made.fetcher)
+        monkeypatch.setattr("vitgraph.embedding.sources.reading.Fetcher", made.fetcher)
         yield made
 
 

@@ -90,7 +90,7 @@ INTEGRATED = {
 # The only file of ``encoders`` that knows the Hub, and inside its functions alone.
 SAVING = Path("encoders/base/saving.py")
 # The only file of ``vitgraph`` that reads data sets and asks the Hub for their commit.
-TABLES = Path("vitgraph/embedding/tables.py")
+TABLES = Path("vitgraph/embedding/sources/tables.py")
 
 
 def modules(package: str) -> list[Path]:

@@ -169,7 +169,7 @@ def test_page_has_no_picture_of_a_file_that_is_another_one_now(
 
 
 def test_page_fetches_no_address(made: Callable[..., Path], tmp_path: Path, cli: Cli) -> None:
-    from vitgraph.embedding.reading import File, ImageReader, SourceOptions
+    from vitgraph.embedding.sources.reading import File, ImageReader, SourceOptions
     from vitgraph.search.page import write_page
     from vitgraph.search.vectors import Hit
 

@@ -284,7 +284,7 @@ def _settings(command: Command, manifest: Manifest | None) -> JobSettings:
     """
     from weights import inspect_checkpoint
 
-    from ..embedding.files import FILES, checkpoint_state
+    from ..embedding.sources.files import FILES, checkpoint_state
 
     options = command.options
     source = read_source(options)
@@ -333,7 +333,7 @@ def _load(command: Command, commit: str) -> Encoder | GraphedEncoder:
     from weights import load_encoder
 
     from ..devices import enough_memory, read_device
-    from ..embedding.files import FILES, checkpoint_state
+    from ..embedding.sources.files import FILES, checkpoint_state
 
     options, is_folder = command.options, commit.startswith(FILES)
     source = read_source(options)

@@ -9,10 +9,10 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from ..embedding.files import entries_below
 from ..embedding.manifest import Manifest
-from ..embedding.reading import ImageReader, SourceOptions
-from ..embedding.sources import Source, suffixes
+from ..embedding.sources.files import entries_below
+from ..embedding.sources.listing import Source, suffixes
+from ..embedding.sources.reading import ImageReader, SourceOptions
 from ..embedding.storage import STORE, local_folder, open_storage
 from ..embedding.workers import read_worker
 from .arguments import check_checkpoint, check_names, check_source, is_video

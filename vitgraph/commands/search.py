@@ -118,7 +118,7 @@ def _load(options: argparse.Namespace, settings: JobSettings) -> Encoder:
     from weights import load_encoder
 
     from ..devices import enough_memory, read_device
-    from ..embedding.files import FILES, checkpoint_state
+    from ..embedding.sources.files import FILES, checkpoint_state
 
     checkpoint, commit = settings["checkpoint"], settings["commit"]
     is_folder = commit.startswith(FILES)
@@ -172,7 +172,7 @@ def _facts(options: argparse.Namespace, vectors: Vectors, limits: SizeKeywords) 
 def _write_page(
     options: argparse.Namespace, vectors: Vectors, hits: list[Hit], facts: dict[str, str]
 ) -> None:
-    from ..embedding.reading import ImageReader, SourceOptions
+    from ..embedding.sources.reading import ImageReader, SourceOptions
     from ..search.page import write_page
 
     settings, default = vectors.settings, SourceOptions()

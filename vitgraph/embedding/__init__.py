@@ -1,9 +1,6 @@
 """Embedding many images: by a command whose workers share a job, or inside another engine.
 
-- ``sources``: the images that a source names: ``tars`` and ``tables`` (parquet files and data sets)
-  hold several
-- ``reading``: one image of a job, and how its bytes are read
-- ``files``: single files, local and remote, that must be as they were when they were listed
+- ``sources``: the images that a source names, listed and read
 - ``workers``: which of several processes this one is
 - ``manifest``: what all shards of a job have in common, and the list of its files;
   ``records``: the types of what they have in common, and of what each writes

@@ -22,9 +22,9 @@ from ..terminal import counted, readable
 from .feature_store import FeatureStore, language_rows
 from .manifest import FileList, Manifest
 from .parquet_files import VECTORS, Array
-from .reading import File, ImageReader
 from .records import JobReport, ShardStats
 from .shards import Row, csv_bytes, missing_of, read_all_stats, shards_of
+from .sources.reading import File, ImageReader
 from .storage import JOB, TENSOR, Storage
 from .workers import Worker
 

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 from uuid import uuid4
 
-from .reading import File
+from .sources.reading import File
 from .storage import STORE, Storage
 
 if TYPE_CHECKING:

@@ -23,7 +23,8 @@ class JobSettings(TypedDict):
 
     version: str
     source: str
-    """The text that :meth:`vitgraph.embedding.sources.Source.identity` returns for the source."""
+    """The text that :meth:`Source.identity <vitgraph.embedding.sources.listing.Source.identity>`
+    returns for the source."""
     column: str
     subset: str | None
     split: str

@@ -22,7 +22,7 @@ from typing import IO
 
 from weights.files.writing import flush, lock, temporary_beside, writing_whole
 
-from .files import explaining, is_remote, local_path, open_filesystem, protocol_of
+from .sources.files import explaining, is_remote, local_path, open_filesystem, protocol_of
 
 JOB = "job"
 """The name of the lock for files that concern all shards of a job."""

@@ -43,7 +43,7 @@ from encoders import (
 from graphwrap import GraphedEncoder
 
 from ..embedding.feature_store import FeatureStore, language_rows
-from ..embedding.reading import content_key
+from ..embedding.sources.reading import content_key
 
 __all__ = ["FeatureStore", "content_key", "multi_modal_data"]
 

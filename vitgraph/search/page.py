@@ -19,7 +19,7 @@ from encoders.inputs.intake import to_rgb
 from weights.files.writing import write_whole
 
 from ..devices import enough_disk
-from ..embedding.reading import ImageReader
+from ..embedding.sources.reading import ImageReader
 from ..terminal import printable
 from .vectors import Hit
 

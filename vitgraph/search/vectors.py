@@ -15,8 +15,8 @@ from tqdm import tqdm
 
 from ..embedding.manifest import FileList, Manifest
 from ..embedding.parquet_files import VECTORS, Array
-from ..embedding.reading import File
 from ..embedding.shards import Shard, finished_shards
+from ..embedding.sources.reading import File
 from ..embedding.storage import open_storage
 
 ROWS_AT_ONCE = 1 << 14

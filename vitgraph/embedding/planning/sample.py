@@ -26,7 +26,7 @@ from encoders.inputs.intake import to_rgb
 from encoders.streams.calls import EitherItemEncoder, ResultSettings
 from encoders.streams.stream import StreamOptions, stream_items
 
-from ..reading import File
+from ..sources.reading import File
 from .estimate import Rate, Sample
 
 RATES = Path(__file__).with_name("scale_h200.json")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from typing import Literal, NamedTuple, TypeAlias
 
-from ..fetching import Fetcher
+from ...fetching import Fetcher
 from .files import beside, is_remote, is_web, read_file, require_version
 from .tables import DATASET, DataSet, ParquetTable
 from .tars import NOWHERE, read_sparse

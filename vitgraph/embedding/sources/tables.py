@@ -14,8 +14,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..parquet_files import require_parquet
 from .files import is_remote, open_file, state_of
-from .parquet_files import require_parquet
 
 if TYPE_CHECKING:
     import datasets

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from ..terminal import counted
+from ...terminal import counted
 from .files import (
     beside,
     entries_below,
