@@ -53,27 +53,28 @@ def on_page_content(html: str, *, page: Any, config: Any, files: Files) -> str:
     return re.sub(r":(?:attr|class|data|func|meth|mod):\s*(?=<code>)", "", html)
 
 
-def listed(package: str) -> str:
-    """Return the entries of the names of a package, as attributes of ``vitgraph``.
+def listed(name: str) -> str:
+    """Return the entries of the public names of ``vitgraph`` or of one of its modules.
 
-    Encoders and checkpoints have pages of their own, and the page of ``vitgraph`` has all others.
-    The methods that all encoders share are listed with the base classes.
+    Encoders and what loads checkpoints have pages of their own: ``encoders`` and ``weights`` stand
+    for the names of ``vitgraph`` that these packages define. The page of ``vitgraph`` has all
+    others. A name has one entry: a module does not repeat what ``vitgraph`` offers itself.
     """
-    module = import_module(package)
-    offered = {name: getattr(module, name) for name in module.__all__ if name != "__version__"}
-    # Modules have entries of their own on the page.
-    names = {name for name, value in offered.items() if not isinstance(value, ModuleType)}
-    if package == "vitgraph":
-        names -= {*import_module("encoders").__all__, *import_module("weights").__all__}
-    return "\n\n".join(map(entry, sorted(names, key=last_configs)))
-
-
-def last_configs(name: str) -> tuple[bool, str]:
-    """Sort key: configs come after everything else."""
-    return name.endswith("Config"), name
+    root = import_module("vitgraph")
+    offered = {name for name in root.__all__ if not isinstance(getattr(root, name), ModuleType)}
+    parts = {part: offered & {*import_module(part).__all__} for part in ("encoders", "weights")}
+    if name in parts:
+        return "\n\n".join(entry(name) for name in sorted(parts[name]))
+    if name == "vitgraph":
+        rest = offered - {"__version__"}.union(*parts.values())
+        return "\n\n".join(entry(name) for name in sorted(rest))
+    members = sorted({*import_module(name).__all__} - offered)
+    if name == "vitgraph.types":
+        return "\n\n".join(entry(f"types.{member}") for member in members)
+    return f"::: {name}\n    options: {{heading_level: 3, members: [{', '.join(members)}]}}"
 
 
 def entry(name: str) -> str:
-    """Return the entry of one public name, with inherited methods unless it is a family."""
+    """Return the entry of one public name; a family leaves out the methods that all share."""
     family = f"{name.removesuffix('Encoder')}Config" in import_module("encoders").__all__
     return f"::: vitgraph.{name}\n    options: {{inherited_members: {str(not family).lower()}}}"

@@ -22,6 +22,7 @@ DeviceOrDtype: TypeAlias = torch.device | str | torch.dtype | None
 """The argument of ``to``: the device to move tensors to, or the dtype to cast them to."""
 _Slice: TypeAlias = "slice[SupportsIndex | None]"
 OutputField: TypeAlias = Literal["last_hidden_state", "pooler_output", "deepstack_features"]
+"""The name of a field of ``EncoderOutput``."""
 OutputFields: TypeAlias = tuple[OutputField, ...]
 OUTPUT_FIELDS: OutputFields = ("last_hidden_state", "pooler_output", "deepstack_features")
 """The names of the fields of ``EncoderOutput``, in the order of the tuple."""

@@ -58,6 +58,7 @@ class Mode(NamedTuple):
 
 
 ModeName: TypeAlias = Literal["tiny", "small", "base", "large", "gundam"]
+"""The sizes at which an image is read, as the repo of DeepSeek-OCR names them."""
 MODES: Mapping[ModeName, Mode] = {
     "tiny": Mode(512, keep_shape=False),
     "small": Mode(640, keep_shape=False),

@@ -21,7 +21,7 @@ from . import encoder_forms, guards
 from .budgets import budgets_by_path, choose_budgets
 from .graphs.capture import capture_encoder
 from .graphs.measuring import fingerprint
-from .graphs.replay import Captured, Inputs, Out
+from .graphs.replay import Captured, Inputs, OutTensors
 from .prices import PriceTable, read_tables, write_tables
 from .stats import GraphStats
 
@@ -258,7 +258,7 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
 
     @overload
     def __call__(
-        self, pixel_values: Tensor, grid_thw: GridLike, *, out: Out | None = None
+        self, pixel_values: Tensor, grid_thw: GridLike, *, out: OutTensors | None = None
     ) -> PartialOutput: ...
 
     def __call__(
@@ -266,7 +266,7 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
         pixel_values: Tensor | VisionInputs,
         grid_thw: GridLike | None = None,
         *,
-        out: Out | None = None,
+        out: OutTensors | None = None,
     ) -> PartialOutput | list[PartialOutput]:
         """Encode a batch of items.
 
@@ -323,7 +323,7 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
         return [PartialOutput(*item) for item in self._whole.join(outputs, inputs)]
 
     def _encode(
-        self, inputs: Mapping[str, Inputs], out: Out | None = None
+        self, inputs: Mapping[str, Inputs], out: OutTensors | None = None
     ) -> dict[str, PartialOutput]:
         """Return the output of each input path of ``inputs``; ``out`` needs an encoder of one."""
         guards.check_alone(self._lock, self.device)

@@ -1,9 +1,10 @@
 """The vision encoders of open vision-language models: loaded strictly, replayed as CUDA graphs.
 
 ``import vitgraph`` offers the whole library and imports each part when it is first used. The names
-in ``__all__`` are public, and so is what ``features``, ``integrations``, ``plots``, ``seeded`` and
-``video`` list in theirs; all other modules are internal. These are the modules:
+in ``__all__`` are public, and so is what ``features``, ``integrations``, ``plots``, ``seeded``,
+``types`` and ``video`` list in theirs; all other modules are internal. These are the modules:
 
+- ``types``: the classes of configs, and the types that signatures name, for annotations
 - ``models``: the checkpoints that are known to load, as :func:`list_models` gives them
 - ``features``: the features files that ``vitgraph encode`` writes
 - ``embedding``: many images embedded by a job of several workers, or inside another engine
@@ -21,32 +22,52 @@ from __future__ import annotations
 
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from .packages import refuse_shadows
 
 if TYPE_CHECKING:
-    from encoders import *  # noqa: F403
+    from encoders import DeepseekOCREncoder as DeepseekOCREncoder
+    from encoders import DeepseekVL2Encoder as DeepseekVL2Encoder
+    from encoders import DeepseekVLEncoder as DeepseekVLEncoder
+    from encoders import DeepseekVLHybridEncoder as DeepseekVLHybridEncoder
+    from encoders import Encoder as Encoder
+    from encoders import EncoderItemSpec as EncoderItemSpec
+    from encoders import EncoderOutput as EncoderOutput
+    from encoders import Ernie4_5VLEncoder as Ernie4_5VLEncoder
+    from encoders import Gemma3Encoder as Gemma3Encoder
+    from encoders import Gemma4Encoder as Gemma4Encoder
+    from encoders import Glm4VEncoder as Glm4VEncoder
+    from encoders import GlmOCREncoder as GlmOCREncoder
+    from encoders import GraphableEncoder as GraphableEncoder
+    from encoders import Idefics3Encoder as Idefics3Encoder
+    from encoders import InternViT as InternViT
     from encoders import ItemError as ItemError
-    from encoders import PrunedTokens as PrunedTokens
-    from encoders import Publication as Publication
+    from encoders import Lfm2VLEncoder as Lfm2VLEncoder
+    from encoders import Llama4Encoder as Llama4Encoder
+    from encoders import MiniMaxM3Encoder as MiniMaxM3Encoder
+    from encoders import MoonViTEncoder as MoonViTEncoder
+    from encoders import PaddleOCRVLEncoder as PaddleOCRVLEncoder
+    from encoders import PartialOutput as PartialOutput
+    from encoders import PathInputs as PathInputs
+    from encoders import PathsEncoder as PathsEncoder
+    from encoders import PixtralEncoder as PixtralEncoder
+    from encoders import Qwen2_5VLEncoder as Qwen2_5VLEncoder
+    from encoders import Qwen2VLEncoder as Qwen2VLEncoder
+    from encoders import Qwen3VLEncoder as Qwen3VLEncoder
+    from encoders import Siglip2Encoder as Siglip2Encoder
+    from encoders import SiglipEncoder as SiglipEncoder
+    from encoders import Step3Encoder as Step3Encoder
+    from encoders import Step3VLEncoder as Step3VLEncoder
     from encoders import Video as Video
+    from encoders import VisionEncoder as VisionEncoder
+    from encoders import VisionInputs as VisionInputs
     from encoders import prune_video_tokens as prune_video_tokens
-    from encoders.inputs.clips import read_video as read_video
-    from encoders.inputs.sizes import smart_resize as smart_resize
-    from graphwrap import Budget as Budget
-    from graphwrap import BudgetStats as BudgetStats
+    from encoders.inputs import read_video as read_video
+    from encoders.inputs import smart_resize as smart_resize
     from graphwrap import GraphedEncoder as GraphedEncoder
-    from graphwrap import GraphStats as GraphStats
     from graphwrap import fit_budgets as fit_budgets
-    from weights import FAMILIES as FAMILIES
-    from weights import LAYOUTS as LAYOUTS
-    from weights import PUBLISHED as PUBLISHED
     from weights import CheckpointError as CheckpointError
-    from weights import CheckpointInfo as CheckpointInfo
-    from weights import Family as Family
-    from weights import Layout as Layout
-    from weights import PublishedModel as PublishedModel
     from weights import extract_encoder as extract_encoder
     from weights import inspect_checkpoint as inspect_checkpoint
     from weights import load_encoder as load_encoder
@@ -56,10 +77,10 @@ if TYPE_CHECKING:
     from . import integrations as integrations
     from . import plots as plots
     from . import seeded as seeded
+    from . import types as types
     from . import video as video
     from .analysis.figures import plot_attention as plot_attention
     from .analysis.figures import plot_similarity as plot_similarity
-    from .analysis.nearest import NearestPatch as NearestPatch
     from .analysis.nearest import nearest_patches as nearest_patches
     from .analysis.similarity import similarity_of_blocks as similarity_of_blocks
     from .embedding.batch import EmbedBatch as EmbedBatch
@@ -74,45 +95,85 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
-_MODULES = {
-    "Budget": "graphwrap",
-    "BudgetStats": "graphwrap",
-    "CheckpointError": "weights",
-    "CheckpointInfo": "weights",
-    "DataParallelEncoder": "vitgraph.parallel",
-    "EmbedBatch": "vitgraph.embedding.batch",
-    "FAMILIES": "weights",
-    "Family": "weights",
-    "Features": "vitgraph.features",
-    "GraphStats": "graphwrap",
-    "GraphedEncoder": "graphwrap",
-    "LAYOUTS": "weights",
-    "Layout": "weights",
-    "NearestPatch": "vitgraph.analysis.nearest",
-    "PUBLISHED": "weights",
-    "PublishedModel": "weights",
-    "extract_encoder": "weights",
-    "fit_budgets": "graphwrap",
-    "inspect_checkpoint": "weights",
-    "list_models": "vitgraph.models",
-    "load_embeddings": "vitgraph.features",
-    "load_encoder": "weights",
-    "load_features": "vitgraph.features",
-    "load_image": "vitgraph.fetching",
-    "nearest_patches": "vitgraph.analysis.nearest",
-    "plot_attention": "vitgraph.analysis.figures",
-    "plot_feature_maps": "vitgraph.plots",
-    "plot_nearest_patches": "vitgraph.plots",
-    "plot_similarity": "vitgraph.analysis.figures",
-    "prune_video_tokens": "encoders",
-    "read_video": "encoders.inputs",
-    "resolve_commit": "weights",
-    "similarity_of_blocks": "vitgraph.analysis.similarity",
-    "smart_resize": "encoders.inputs",
+_NAMES = {
+    "encoders": (
+        "DeepseekOCREncoder",
+        "DeepseekVL2Encoder",
+        "DeepseekVLEncoder",
+        "DeepseekVLHybridEncoder",
+        "Encoder",
+        "EncoderItemSpec",
+        "EncoderOutput",
+        "Ernie4_5VLEncoder",
+        "Gemma3Encoder",
+        "Gemma4Encoder",
+        "Glm4VEncoder",
+        "GlmOCREncoder",
+        "GraphableEncoder",
+        "Idefics3Encoder",
+        "InternViT",
+        "ItemError",
+        "Lfm2VLEncoder",
+        "Llama4Encoder",
+        "MiniMaxM3Encoder",
+        "MoonViTEncoder",
+        "PaddleOCRVLEncoder",
+        "PartialOutput",
+        "PathInputs",
+        "PathsEncoder",
+        "PixtralEncoder",
+        "Qwen2VLEncoder",
+        "Qwen2_5VLEncoder",
+        "Qwen3VLEncoder",
+        "Siglip2Encoder",
+        "SiglipEncoder",
+        "Step3Encoder",
+        "Step3VLEncoder",
+        "Video",
+        "VisionEncoder",
+        "VisionInputs",
+        "prune_video_tokens",
+    ),
+    "encoders.inputs": (
+        "read_video",
+        "smart_resize",
+    ),
+    "graphwrap": (
+        "GraphedEncoder",
+        "fit_budgets",
+    ),
+    "weights": (
+        "CheckpointError",
+        "extract_encoder",
+        "inspect_checkpoint",
+        "load_encoder",
+        "resolve_commit",
+    ),
+    "vitgraph.analysis.figures": (
+        "plot_attention",
+        "plot_similarity",
+    ),
+    "vitgraph.analysis.nearest": ("nearest_patches",),
+    "vitgraph.analysis.similarity": ("similarity_of_blocks",),
+    "vitgraph.embedding.batch": ("EmbedBatch",),
+    "vitgraph.features": (
+        "Features",
+        "load_embeddings",
+        "load_features",
+    ),
+    "vitgraph.fetching": ("load_image",),
+    "vitgraph.models": ("list_models",),
+    "vitgraph.parallel": ("DataParallelEncoder",),
+    "vitgraph.plots": (
+        "plot_feature_maps",
+        "plot_nearest_patches",
+    ),
 }
-"""The module that defines each public name; the names in ``encoders.__all__`` are public, too."""
-_SUBMODULES = ("features", "integrations", "plots", "seeded", "video")
+"""Per module, the public names of the package that it defines."""
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
+_SUBMODULES = ("features", "integrations", "plots", "seeded", "types", "video")
 """The submodules of ``vitgraph`` that are public themselves, such as ``vitgraph.features``."""
+__all__ = sorted(("__version__", *_MODULES, *_SUBMODULES))
 
 refuse_shadows()
 
@@ -123,20 +184,13 @@ def __getattr__(name: str) -> object:
     Raises:
         AttributeError: ``vitgraph`` has no such public name.
     """
-    if name == "__all__":
-        return sorted({"__version__", *_MODULES, *_SUBMODULES, *_import("encoders").__all__})
     if name in _SUBMODULES:
         return _import(f"{__name__}.{name}")
-    if name not in _MODULES and not _is_of_encoders(name):
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(_import(_MODULES.get(name, "encoders")), name)
+    value = getattr(_import(_MODULES[name]), name)
     globals()[name] = value
     return value
-
-
-def _is_of_encoders(name: str) -> bool:
-    """Return whether ``encoders`` exports a class or constant of this name."""
-    return name[:1].isupper() and name in _import("encoders").__all__
 
 
 def _import(module: str) -> ModuleType:
@@ -151,4 +205,4 @@ def _import(module: str) -> ModuleType:
 
 def __dir__() -> list[str]:
     """Return the public names of the package, also those that are not imported yet."""
-    return cast("list[str]", __getattr__("__all__"))
+    return __all__

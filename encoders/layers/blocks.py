@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ..block_parts import BlockParts
 
 Gelu: TypeAlias = Literal["gelu", "gelu_tanh", "quick_gelu"]
+"""The activation: exact GELU, its tanh form, or ``x * sigmoid(1.702 x)``."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from .buffers import Arena, Memory
 
 Inputs: TypeAlias = tuple[Tensor, GridLike | None]
 """The pixels, [P, *row_shape], and the grid, [items, 3], of the items of one input path."""
-Out: TypeAlias = EncoderOutput | PartialOutput
+OutTensors: TypeAlias = EncoderOutput | PartialOutput
 """Tensors of the caller to write results into, None for a field that is not returned."""
 SCHEDULE_ITEMS = 200_000
 """The most items in all schedules that are kept, so that grids seen before are not packed again."""
@@ -132,7 +132,9 @@ class Executor:
         self.schedules.put(key, schedule, max(len(key), 1))
         return schedule
 
-    def execute(self, schedule: Schedule, pixels: Tensor, out: Out | None) -> dict[str, Tensor]:
+    def execute(
+        self, schedule: Schedule, pixels: Tensor, out: OutTensors | None
+    ) -> dict[str, Tensor]:
         """Run every step of a schedule, and return the wanted output fields by name.
 
         Args:
@@ -160,7 +162,7 @@ class Executor:
         return results
 
     def _read_out(
-        self, schedule: Schedule, pixels: Tensor, lent: list[Tensor], out: Out
+        self, schedule: Schedule, pixels: Tensor, lent: list[Tensor], out: OutTensors
     ) -> dict[str, Tensor]:
         """Return the caller's tensors ``out`` by field name, checked before anything runs.
 
@@ -273,7 +275,7 @@ class Captured:
     """Whether results are views of static buffers, which the caller may still be reading."""
 
     def encode(
-        self, inputs: Mapping[str, Inputs], out: Out | None, *, refuses: bool
+        self, inputs: Mapping[str, Inputs], out: OutTensors | None, *, refuses: bool
     ) -> dict[str, PartialOutput]:
         """Return the output of each input path that has items, by the name of the path.
 

@@ -33,8 +33,16 @@ def test_reference_has_one_entry_per_public_name_and_shows_one_root(site: Path) 
     pages = "".join(path.read_text() for path in (site / "reference").rglob("*.html"))
     entries = re.findall(r'<h2 id="(\w+\.[\w.]+)"', pages)
     modules = {name for name in vitgraph.__all__ if isinstance(getattr(vitgraph, name), ModuleType)}
-    names = set(vitgraph.__all__) - modules - {"__version__"}
-    assert sorted(entries) == sorted(f"vitgraph.{name}" for name in names)
+    names = {*vitgraph.__all__} - modules - {"__version__"}
+    types = {f"types.{name}" for name in vitgraph.types.__all__}
+    assert sorted(entries) == sorted(f"vitgraph.{name}" for name in names | types)
+    members = {
+        f"vitgraph.{module}.{name}"
+        for module in modules - {"integrations", "types"}
+        for name in {*getattr(vitgraph, module).__all__} - names
+    }
+    shown = re.findall(r'<h4 id="(vitgraph\.\w+\.\w+)"', pages)
+    assert sorted(name for name in shown if "integrations" not in name) == sorted(members)
 
 
 def test_site_loads_no_script_font_or_picture_from_another_host(site: Path) -> None:

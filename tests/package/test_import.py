@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
+from typing import cast
 
 import pytest
 
-import encoders.data
+import encoders
 import graphwrap
 import vitgraph
 import weights
+
+ROOT = Path(__file__).parents[2]
+PUBLIC_MODULES = (
+    vitgraph.features,
+    vitgraph.plots,
+    vitgraph.seeded,
+    vitgraph.types,
+    vitgraph.video,
+)
 
 
 @pytest.mark.parametrize("name", vitgraph.__all__)
@@ -27,7 +39,7 @@ def test_completion_offers_the_public_names_alone() -> None:
     assert dir(vitgraph) == vitgraph.__all__
     assert vitgraph.__all__ == sorted(set(vitgraph.__all__))
     modules = {name for name in vitgraph.__all__ if isinstance(getattr(vitgraph, name), ModuleType)}
-    assert modules == {"features", "integrations", "plots", "seeded", "video"}
+    assert modules == {"features", "integrations", "plots", "seeded", "types", "video"}
     assert not [name for name in vitgraph.__all__ if name.startswith("_") if name != "__version__"]
 
 
@@ -61,34 +73,66 @@ def test_what_integrations_has_is_offered_without_importing_it() -> None:
         vitgraph.integrations.onnx  # noqa: B018
 
 
-@pytest.mark.parametrize("package", [encoders, graphwrap, weights], ids=lambda one: one.__name__)
-def test_every_public_name_of_the_packages_is_offered(package: ModuleType) -> None:
-    for name in package.__all__:
-        assert getattr(vitgraph, name) is getattr(package, name)
-        assert name in vitgraph.__all__
+def test_type_checkers_are_shown_the_names_that_are_there_at_run_time() -> None:
+    tree = ast.parse(inspect.getsource(vitgraph))
+    (shown,) = [node for node in tree.body if isinstance(node, ast.If)]
+    names = [alias.name for node in shown.body for alias in cast("ast.ImportFrom", node).names]
+    assert sorted(("__version__", *names)) == vitgraph.__all__
 
 
-def test_types_that_methods_of_encoders_name_are_offered() -> None:
-    bases = (vitgraph.Encoder, vitgraph.VisionEncoder, vitgraph.PathsEncoder)
-    methods = [
-        method
-        for base in (*bases, vitgraph.GraphedEncoder, vitgraph.DataParallelEncoder)
-        for method in vars(base).values()
-        if inspect.isfunction(method)
+def test_the_root_has_few_names_and_types_has_none_of_them() -> None:
+    assert len(vitgraph.__all__) <= 70
+    assert not {*vitgraph.__all__} & {*vitgraph.types.__all__}
+    assert vitgraph.types.__all__ == sorted(set(vitgraph.types.__all__))
+
+
+def public_functions() -> Iterator[FunctionType]:
+    """The public functions, and the public methods of public classes, in all public modules."""
+    for module in (vitgraph, *PUBLIC_MODULES):
+        for name in module.__all__:
+            value = getattr(module, name)
+            if inspect.isclass(value):
+                for method, function in inspect.getmembers(value, inspect.isfunction):
+                    if not method.startswith("_") or method in ("__init__", "__call__"):
+                        yield function
+            elif isinstance(value, FunctionType):
+                yield value
+
+
+def test_types_that_public_signatures_name_are_offered() -> None:
+    defined = {
+        name
+        for package in ("encoders", "graphwrap", "weights", "vitgraph")
+        for path in (ROOT / package).rglob("*.py")
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, (ast.ClassDef, ast.AnnAssign))  # an alias is annotated as one
+        for name in [node.name if isinstance(node, ast.ClassDef) else ast.unparse(node.target)]
+    }
+    texts = [
+        str(annotation)
+        for function in public_functions()
+        if function.__module__.split(".")[0] in ("encoders", "graphwrap", "weights", "vitgraph")
+        for annotation in function.__annotations__.values()
     ]
-    texts = " ".join(str(text) for method in methods for text in method.__annotations__.values())
-    sources = (encoders.data, encoders.contract.Preprocessor)
-    source = "".join(map(inspect.getsource, sources))
-    defined = re.findall(r"^(?:class )?([A-Z][a-z]\w+)(?:\(|: TypeAlias)", source, re.M)
-    named = set(defined) & set(re.findall(r"\w+", texts))
-    assert {"EncoderOutput", "GridLike", "Metadata", "Preprocessor", "VisionInputs"} <= named
-    assert named <= set(vitgraph.__all__)
+    named = {name for text in texts for name in re.findall(r"\w+", text)} & defined
+    assert {"EncoderOutput", "GridLike", "Kernels", "Metadata", "Pool", "Preprocessor"} <= named
+    offered = {name for module in (vitgraph, *PUBLIC_MODULES) for name in module.__all__}
+    # How an encoder's items are encoded, which its methods ask it for, and the totals that the
+    # capacities of a graph are compared with.
+    assert named - offered == {"Batch", "ItemEncoder"}
+
+
+def test_public_names_of_encoders_and_graphs_are_offered_once() -> None:
+    for package in (encoders, graphwrap):
+        for name in package.__all__:
+            (offering,) = [one for one in (vitgraph, vitgraph.types) if name in one.__all__]
+            assert getattr(offering, name) is getattr(package, name)
 
 
 def test_every_encoder_and_its_config_are_offered() -> None:
-    configs = [family.config for family in weights.FAMILIES.values()]
-    for offered in (*configs, *(family.encoder for family in weights.FAMILIES.values())):
-        assert getattr(vitgraph, offered.__name__) is offered
+    for family in weights.FAMILIES.values():
+        assert getattr(vitgraph, family.encoder.__name__) is family.encoder
+        assert getattr(vitgraph.types, family.config.__name__) is family.config
 
 
 @pytest.mark.parametrize("use", ["vitgraph.list_models", "from vitgraph import cli"])
@@ -101,7 +145,8 @@ def test_importing_vitgraph_imports_no_torch(use: str) -> None:
 def test_a_star_import_brings_every_encoder() -> None:
     names: dict[str, object] = {}
     exec("from vitgraph import *", names)
-    assert names.keys() >= {"load_encoder", *encoders.__all__}
+    families = weights.FAMILIES.values()
+    assert names.keys() >= {"load_encoder", *(family.encoder.__name__ for family in families)}
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
