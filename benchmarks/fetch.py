@@ -4,7 +4,7 @@
     python -m benchmarks.fetch --width 1280 --depth 32 --times 2    (second loads of a gigabyte)
     python -m benchmarks.fetch --transformers --width 96 --times 34 [--json FILE]
 
-The hub is ``tests/support/hub_server.py`` in a process of its own: 100 MB/s a connection, 20 ms a
+The hub is ``tests/support/hub/server.py`` in a process of its own: 100 MB/s a connection, 20 ms a
 request (each redirect too). The checkpoint has random weights for a tower of more than 32 MB over
 three shards and is 50 times as large; the rest is holes, which are sent as zeros. Every load is a
 fresh process with an empty cache, timed from after the imports; the two ways take turns. The floor
@@ -35,9 +35,6 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(
-    0, str(ROOT / "tests" / "support")
-)  # for the small hub and the checkpoints of the tests
 
 RATE, LATENCY = 100e6, 0.02
 REPO = "owner/large"
@@ -45,7 +42,7 @@ REPO = "owner/large"
 SERVE = f"""
 import json, sys
 from pathlib import Path
-from hub_server import HubServer
+from tests.support.hub.server import HubServer
 
 with HubServer(latency={LATENCY}, bytes_per_second={RATE}) as hub:
     print(hub.endpoint, hub.push({REPO!r}, Path(sys.argv[1])), flush=True)
@@ -113,7 +110,7 @@ class Hub:
     """The hub's process."""
 
     def __init__(self, folder: Path) -> None:
-        shell = dict(os.environ, PYTHONPATH=f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'support'}")
+        shell = dict(os.environ, PYTHONPATH=str(ROOT))
         self.process = subprocess.Popen(
             [sys.executable, "-c", SERVE, str(folder)],
             env=shell,
@@ -166,7 +163,7 @@ def in_fresh_process(hub: Hub, home: Path, code: str, *arguments: str) -> list[A
 
 def checkpoint(folder: Path, options: argparse.Namespace) -> tuple[Path, dict[str, Any]]:
     """The large checkpoint, and what there is to say of it."""
-    from fetching import sparse_around
+    from tests.support.hub.client import sparse_around
     from vitgraph.seeded import write_seeded_checkpoint
     from weights import inspect_checkpoint
 

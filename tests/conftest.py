@@ -17,13 +17,13 @@ import torch
 from hypothesis import settings
 from PIL import Image
 
-from checkpoints import Written
-from command_line import Cli, Run
-from embed_cases import run_job
 from encoders import Encoder
-from fetching import point_client_at
-from hub_server import HubServer
-from one_family import family_of
+from support.commands.command_line import Cli, Run
+from support.commands.embed_jobs import run_job
+from support.families.one_family import family_of
+from support.hub.checkpoints import Written
+from support.hub.client import point_client_at
+from support.hub.server import HubServer
 from vitgraph.cli import main
 from vitgraph.seeded import write_seeded_checkpoint
 from vitgraph.video import write_video
@@ -233,7 +233,7 @@ def encoder(repo: Path) -> Encoder:
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of twelve small photographs, three of them equal."""
-    from photographs import china
+    from support.photographs import china
 
     folder = tmp_path_factory.mktemp("photos")
     for number in range(12):
@@ -305,7 +305,10 @@ def fused_in_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def fused(monkeypatch: pytest.MonkeyPatch, fused_in_interpreter: None) -> None:
     """The same, with torch's own steps in the places of the element-wise kernels."""
-    from accelerated_cases import copy_weights_in_numpy, run_steps_in_torch  # with transformers
+    from support.accelerated.cases import (  # with transformers
+        copy_weights_in_numpy,
+        run_steps_in_torch,
+    )
 
     run_steps_in_torch(monkeypatch)
     copy_weights_in_numpy(monkeypatch)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from accelerated_cases import OURS, run
 from encoders.accelerated.attention_kernels import KERNELS, is_installed
 from encoders.accelerated.obstacles import obstacle
 from oracles import tiny
+from support.accelerated.cases import OURS, run
 
 
 def test_an_unknown_kernel_is_refused_with_the_choices() -> None:

@@ -7,8 +7,8 @@ from itertools import accumulate, pairwise
 import pytest
 import torch
 
-from accelerated_cases import DEVICE, DTYPES, attended, drawn, needs_triton, relative
 from encoders.accelerated.attention_kernels import KERNELS, REFERENCE, AttentionShape
+from support.accelerated.cases import DEVICE, DTYPES, attended, drawn, needs_triton, relative
 
 pytestmark = needs_triton
 

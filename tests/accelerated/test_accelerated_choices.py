@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from accelerated_cases import OURS, assert_close, fresh, needs_interpreter, needs_triton, run
 from encoders.accelerated import choices as choices_module
 from encoders.accelerated.attention_kernels import (
     REFERENCE,
@@ -22,6 +21,14 @@ from encoders.accelerated.attention_kernels import (
 from encoders.accelerated.choices import KernelChoices
 from encoders.layers.attention import attention
 from oracles import draw_pixels, tiny
+from support.accelerated.cases import (
+    OURS,
+    assert_close,
+    fresh,
+    needs_interpreter,
+    needs_triton,
+    run,
+)
 
 HALF = "torch.float16"
 SHAPE = AttentionShape(heads=2, size=16, rows=40, segments=3, longest=20, equal=False, dtype=HALF)

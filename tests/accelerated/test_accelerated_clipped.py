@@ -8,7 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from accelerated_cases import (
+from encoders.base.vision_encoder import VisionEncoder
+from graphwrap import GraphedEncoder
+from oracles import distances, draw_pixels
+from support.accelerated.cases import (
     DEVICE,
     DTYPES,
     NONE,
@@ -25,10 +28,7 @@ from accelerated_cases import (
     run_twice,
     summed,
 )
-from encoders.base.vision_encoder import VisionEncoder
-from graphwrap import GraphedEncoder
-from oracles import distances, draw_pixels
-from wrapped_layers import Lora
+from support.accelerated.wrapped_layers import Lora
 
 pytestmark = [
     needs_triton,

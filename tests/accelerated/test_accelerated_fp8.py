@@ -11,7 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from accelerated_cases import (
+from encoders.base.vision_encoder import VisionEncoder
+from oracles import ONE_FAST, add_noise
+from oracles.versions import needs
+from support.accelerated.cases import (
     ACTIVATIONS,
     OURS,
     assert_close,
@@ -25,9 +28,6 @@ from accelerated_cases import (
     run,
     same_bits,
 )
-from encoders.base.vision_encoder import VisionEncoder
-from oracles import ONE_FAST, add_noise
-from oracles.versions import needs
 
 
 def name_of(case: Any) -> str:

@@ -10,9 +10,16 @@ from typing import Any
 import pytest
 import torch
 
-from accelerated_cases import OURS, assert_close, fresh, needs_interpreter, needs_triton, run
 from encoders.accelerated.accelerator import FusedBlocks
 from oracles import BY_NAME, distances, draw_pixels, fields_of
+from support.accelerated.cases import (
+    OURS,
+    assert_close,
+    fresh,
+    needs_interpreter,
+    needs_triton,
+    run,
+)
 
 LIKE = "qwen2_5_vl"
 ONE, OTHER = [[1, 4, 6]], [[1, 6, 4]]

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from accelerated_cases import (
+from support.accelerated.cases import (
     ACTIVATIONS,
     DEVICE,
     DTYPES,

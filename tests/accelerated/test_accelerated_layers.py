@@ -11,7 +11,9 @@ import torch
 import torch.nn.utils.prune as prune
 from torch import Tensor, nn
 
-from accelerated_cases import (
+from encoders.base.vision_encoder import VisionEncoder
+from oracles import BY_NAME, build_encoder, distances, slow
+from support.accelerated.cases import (
     OURS,
     assert_close,
     assert_fused,
@@ -20,9 +22,7 @@ from accelerated_cases import (
     needs_triton,
     run,
 )
-from encoders.base.vision_encoder import VisionEncoder
-from oracles import BY_NAME, build_encoder, distances, slow
-from wrapped_layers import Lora
+from support.accelerated.wrapped_layers import Lora
 
 pytestmark = [
     needs_triton,

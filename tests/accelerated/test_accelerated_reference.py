@@ -8,7 +8,8 @@ from torch import nn
 from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from accelerated_cases import (
+from oracles import FEW_FAST, draw_pixels, fields_of, tiny
+from support.accelerated.cases import (
     OURS,
     QWEN,
     assert_close,
@@ -20,7 +21,6 @@ from accelerated_cases import (
     run,
     same_bits,
 )
-from oracles import FEW_FAST, draw_pixels, fields_of, tiny
 
 pytestmark = [
     needs_triton,

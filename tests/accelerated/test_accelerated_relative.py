@@ -10,7 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from accelerated_cases import (
+from encoders.accelerated.attention_kernels import RelativeShape
+from encoders.accelerated.choices import RELATIVE, KernelChoices
+from encoders.layers.sam import SamAttention, in_windows
+from graphwrap import GraphedEncoder
+from oracles import distances, draw_pixels, fields_of, slow
+from oracles.memory import LargestTensor
+from support.accelerated.cases import (
     DEVICE,
     assert_close,
     assert_fused,
@@ -19,15 +25,9 @@ from accelerated_cases import (
     relative,
     same_bits,
 )
-from deepseek_cases import build
-from encoders.accelerated.attention_kernels import RelativeShape
-from encoders.accelerated.choices import RELATIVE, KernelChoices
-from encoders.layers.sam import SamAttention, in_windows
-from graph_outputs import EVERY_FIELD
-from graphwrap import GraphedEncoder
-from oracles import distances, draw_pixels, fields_of, slow
-from oracles.memory import LargestTensor
-from wrapped_layers import Lora
+from support.accelerated.wrapped_layers import Lora
+from support.graphs.outputs import EVERY_FIELD
+from support.towers.deepseek import build
 
 pytestmark = needs_triton
 

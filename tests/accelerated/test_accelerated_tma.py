@@ -7,8 +7,15 @@ from itertools import accumulate, pairwise
 import pytest
 import torch
 
-from accelerated_cases import DEVICE, attended, drawn, needs_interpreter, needs_triton, relative
 from encoders.accelerated.attention_kernels import KERNELS, AttentionShape, flash4_tile
+from support.accelerated.cases import (
+    DEVICE,
+    attended,
+    drawn,
+    needs_interpreter,
+    needs_triton,
+    relative,
+)
 
 BF16 = "torch.bfloat16"
 

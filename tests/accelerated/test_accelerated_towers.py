@@ -6,18 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from accelerated_cases import (
-    CLOSE,
-    OURS,
-    assert_close,
-    assert_fused,
-    grids_for,
-    needs_interpreter,
-    needs_triton,
-    run,
-    same_bits,
-    small,
-)
 from encoders.contract import EncoderOutput
 from oracles import (
     BY_NAME,
@@ -28,6 +16,18 @@ from oracles import (
     fields_of,
     slow,
     tiny,
+)
+from support.accelerated.cases import (
+    CLOSE,
+    OURS,
+    assert_close,
+    assert_fused,
+    grids_for,
+    needs_interpreter,
+    needs_triton,
+    run,
+    same_bits,
+    small,
 )
 
 pytestmark = [

@@ -10,7 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from accelerated_cases import (
+from encoders import VisionEncoder
+from graphwrap import GraphedEncoder
+from oracles import FEW_FAST, draw_pixels
+from support.accelerated.cases import (
     OURS,
     assert_close,
     fresh,
@@ -19,10 +22,7 @@ from accelerated_cases import (
     needs_triton,
     small,
 )
-from encoders import VisionEncoder
-from graph_outputs import EVERY_FIELD
-from graphwrap import GraphedEncoder
-from oracles import FEW_FAST, draw_pixels
+from support.graphs.outputs import EVERY_FIELD
 
 pytestmark = [
     needs_triton,

@@ -12,7 +12,18 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from accelerated_cases import (
+from graphwrap import GraphedEncoder
+from oracles import (
+    BY_NAME,
+    FEW_FAST,
+    ONE_FAST,
+    add_noise,
+    build_encoder,
+    distances,
+    draw_pixels,
+    slow,
+)
+from support.accelerated.cases import (
     CLOSE,
     OURS,
     assert_close,
@@ -24,17 +35,6 @@ from accelerated_cases import (
     run,
     run_steps_in_torch,
     run_twice,
-)
-from graphwrap import GraphedEncoder
-from oracles import (
-    BY_NAME,
-    FEW_FAST,
-    ONE_FAST,
-    add_noise,
-    build_encoder,
-    distances,
-    draw_pixels,
-    slow,
 )
 
 pytestmark = [

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from oracles import distance
-from path_cases import IMAGES, shared, tokens
+from support.towers.step3_paths import IMAGES, shared, tokens
 
 
 @pytest.mark.usefixtures("fused")

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from accelerated_cases import fresh, grids_for
 from benchmarks import fp8
-from command_line import Cli, refusal
 from encoders.base.tile_encoder import TileEncoder
+from support.accelerated.cases import fresh, grids_for
+from support.commands.command_line import Cli, refusal
 from vitgraph.commands.benching.bench_accuracy import errors
 
 

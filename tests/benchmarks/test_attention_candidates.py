@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from accelerated_cases import needs_interpreter, needs_triton
 from benchmarks import attention_heads
 from benchmarks.attention_heads import Cell, measure, table
+from support.accelerated.cases import needs_interpreter, needs_triton
 
 pytestmark = [needs_triton, needs_interpreter]
 

@@ -13,7 +13,7 @@ import torch
 from benchmarks import measure_scale, scale, soak
 from benchmarks.data_parallel import table
 from graphwrap import GraphedEncoder
-from stream_cases import tower
+from support.towers.streams import tower
 
 EXTRAS = {"flash-attn-4": "4.0.0"}
 ABOUT = {"gpu": "NVIDIA H200", "torch": "2.11.0", "date": "2026-11-22", "extras": EXTRAS}

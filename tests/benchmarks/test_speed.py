@@ -19,9 +19,9 @@ from benchmarks.measure_speed import Case, Setup, measure_tower
 from benchmarks.never_slower import forced_replay
 from benchmarks.random_workloads import MOST_TILES, MOST_TOKENS, random_workloads
 from benchmarks.towers import TOWERS, milliseconds
-from command_line import Cli
 from graphwrap import GraphedEncoder
 from oracles import BY_NAME, build_encoder, build_pair
+from support.commands.command_line import Cli
 from vitgraph.commands.benching import bench_speed
 
 ROOT = Path(__file__).parents[2]

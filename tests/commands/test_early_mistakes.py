@@ -13,10 +13,10 @@ from typing import get_args
 import pytest
 from PIL import Image
 
-from command_line import Cli, refusal
 from encoders.accelerated import CHOICES, attention_kernels
 from encoders.contract import EncoderOutput, Precision
 from encoders.streams.pooling import Pool
+from support.commands.command_line import Cli, refusal
 from vitgraph.commands.arguments import DTYPE_NAMES, FETCHES, POOLS, PRECISIONS
 from vitgraph.commands.benching.bench_speed import KERNEL_NAMES
 from vitgraph.devices import DTYPES

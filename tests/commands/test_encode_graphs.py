@@ -10,10 +10,10 @@ import pytest
 import torch
 from PIL import Image
 
-from command_line import Cli, refusal
 from encoders import PathsEncoder
 from encoders.contract import EncoderOutput
 from graphwrap.budgets import Batch
+from support.commands.command_line import Cli, refusal
 from vitgraph.commands.encode_graphs import graph_encoder, summary
 from vitgraph.commands.graph_options import MODALITIES, GraphOptions, read_graph_options
 from vitgraph.features import load_features

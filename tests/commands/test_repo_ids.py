@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from fetching import REPO
-from hub_server import HubServer
+from support.hub.client import REPO
+from support.hub.server import HubServer
 from vitgraph.cli import main
 
 CODE = """

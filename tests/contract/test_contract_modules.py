@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 
 from oracles import FEW_FAST, TOWERS, draw_pixels, fields_of, grids_for
-from wrapped_layers import PATCHED, Halved, Lora, fresh, replace_layers, run, worst
+from support.accelerated.wrapped_layers import (
+    PATCHED,
+    Halved,
+    Lora,
+    fresh,
+    replace_layers,
+    run,
+    worst,
+)
 
 
 @pytest.mark.parametrize("name", TOWERS)

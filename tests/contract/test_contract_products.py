@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from encoders import Qwen3VLEncoder
 from encoders.layers.products import is_plain, patch_product
 from oracles import FEW_FAST, draw_pixels, grids_for, tiny
-from wrapped_layers import Halved, Lora, fresh, worst
+from support.accelerated.wrapped_layers import Halved, Lora, fresh, worst
 
 
 @pytest.mark.parametrize("name", FEW_FAST)

@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from encoders.contract import EncoderOutput
 from oracles import BY_NAME, TOWERS, draw_pixels, fields_of
-from wrapped_layers import fresh
+from support.accelerated.wrapped_layers import fresh
 
 
 def tokens_of(name: str) -> tuple[Callable[[Tensor], Tensor], list[Tensor]]:

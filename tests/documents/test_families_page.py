@@ -6,14 +6,14 @@ import json
 
 import pytest
 
-from families_page import ENGINES, PAGE, absence, page, towers_here
+from support.families.page import ENGINES, PAGE, absence, page, towers_here
 from vitgraph.integrations.vllm_plugin.records import MODELS
 
 pytestmark = pytest.mark.integrations
 
 
 def test_the_page_of_families_is_what_its_script_prints() -> None:
-    assert PAGE.read_text("utf-8") == page(), "run python tests/support/families_page.py"
+    assert PAGE.read_text("utf-8") == page(), "run python tests/support/families/page.py"
 
 
 def test_at_least_38_of_47_architectures_of_vllm_have_their_tower_here() -> None:

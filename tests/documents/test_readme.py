@@ -22,7 +22,7 @@ import pytest
 import torch
 
 from encoders.inputs.intake import to_rgb
-from hub_server import HubServer
+from support.hub.server import HubServer
 from vitgraph.cli import main
 from vitgraph.commands.demo_pictures import panned_clip, sample_photographs
 from vitgraph.video import write_video

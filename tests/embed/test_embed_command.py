@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from embed_cases import close
 from encoders.base.vision_encoder import VisionEncoder
-from photographs import china, flower, hopper
+from support.commands.embed_jobs import close
+from support.photographs import china, flower, hopper
 from vitgraph.cli import main
 from vitgraph.embedding.sources.reading import File, ImageReader
 from vitgraph.features import load_embeddings

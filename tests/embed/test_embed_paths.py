@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from embed_cases import run_job
-from photographs import china
+from support.commands.embed_jobs import run_job
+from support.photographs import china
 from vitgraph.embedding.sources import listing
 from vitgraph.embedding.sources.listing import Source, find_files, suffixes
 from vitgraph.embedding.sources.reading import ImageReader, SourceOptions

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from command_line import Cli, refusal
-from photographs import china
+from support.commands.command_line import Cli, refusal
+from support.photographs import china
 from vitgraph.embedding.planning.estimate import Estimate, Rate, Sample, report
 from vitgraph.embedding.planning.sample import choose, seconds_by_tokens, seconds_of
 from vitgraph.embedding.sources.reading import File

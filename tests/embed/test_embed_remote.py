@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embed_cases import run_in_twos, upload
-from hub_server import HubServer
-from own_processes import start
-from photographs import china
+from support.commands.embed_jobs import run_in_twos, upload
+from support.hub.server import HubServer
+from support.photographs import china
+from support.processes.own import start
 from vitgraph.cli import main
 from vitgraph.embedding.shards import Row, Shard
 from vitgraph.embedding.sources.listing import find_files

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from embed_cases import close
 from encoders.base.vision_encoder import VisionEncoder
-from photographs import china, flower, hopper
+from support.commands.embed_jobs import close
+from support.photographs import china, flower, hopper
 from vitgraph.cli import main
 from vitgraph.embedding.parquet_files import read_arrays, write_tokens
 from vitgraph.features import load_embeddings

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from command_line import Cli, refusal
 from encoders import Encoder
-from photographs import china, flower
-from tls_server import TlsServer, make_certificate
+from support.commands.command_line import Cli, refusal
+from support.hub.tls_server import TlsServer, make_certificate
+from support.photographs import china, flower
 from vitgraph.features import load_embeddings
 
 IMAGES = {"/a.png": china().resize((80, 60)), "/b.png": flower().resize((60, 80))}

@@ -14,8 +14,8 @@ import pytest
 from PIL import Image
 
 import vitgraph
-from photographs import china
-from tls_server import TlsServer, make_certificate, resolver
+from support.hub.tls_server import TlsServer, make_certificate, resolver
+from support.photographs import china
 from vitgraph.fetching import Fetcher, addresses_of, is_public, shown
 
 PUBLIC = "93.184.216.34"

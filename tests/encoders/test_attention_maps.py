@@ -19,17 +19,17 @@ from transformers.models.unlimited_ocr.modeling_unlimited_ocr import (
     UnlimitedOcrSamVisionSdpaAttention,
 )
 
-from deepseek_cases import build, build_reference
 from encoders import Encoder, VisionInputs
 from encoders.base import attention_maps as module
 from encoders.base.attention_maps import attention_maps
 from encoders.streams.keywords import AttentionAsked
 from graphwrap import GraphedEncoder
 from oracles import BY_NAME, build_pair, draw_pixels, grids_for, window_walk
-from path_cases import IMAGES as RANDOM_IMAGES
-from path_cases import shared
-from photographs import china, hopper
-from stream_cases import tower
+from support.photographs import china, hopper
+from support.towers.deepseek import build, build_reference
+from support.towers.step3_paths import IMAGES as RANDOM_IMAGES
+from support.towers.step3_paths import shared
+from support.towers.streams import tower
 from vitgraph.seeded import SEEDED, write_seeded_checkpoint
 from weights import load_encoder
 

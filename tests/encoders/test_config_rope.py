@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from checkpoints import edit_config
 from encoders import Step3VLConfig
 from oracles import (
     BY_NAME,
@@ -20,6 +19,7 @@ from oracles import (
     draw_pixels,
     edited,
 )
+from support.hub.checkpoints import edit_config
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import load_encoder
 

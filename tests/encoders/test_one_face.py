@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from deepseek_cases import build
 from encoders import Encoder, EncoderOutput, PartialOutput, VisionInputs
 from graphwrap import GraphedEncoder
-from path_cases import IMAGES as RANDOM_IMAGES
-from path_cases import shared
-from photographs import china, flower, hopper
-from stream_cases import TOWERS, tower
+from support.photographs import china, flower, hopper
+from support.towers.deepseek import build
+from support.towers.step3_paths import IMAGES as RANDOM_IMAGES
+from support.towers.step3_paths import shared
+from support.towers.streams import TOWERS, tower
 
 IMAGES = [china().resize((120, 90)), hopper().resize((200, 230)), flower().resize((64, 200))]
 STEP = ("step3_vl", "step3")

@@ -22,7 +22,7 @@ from encoders.contract import (
 from encoders.streams.calls import ResultSettings
 from graphwrap import GraphedEncoder
 from oracles import distance
-from path_cases import COUNTS, IMAGES, NAMES, STEP3_VL, fresh, shared, tokens
+from support.towers.step3_paths import COUNTS, IMAGES, NAMES, STEP3_VL, fresh, shared, tokens
 
 # --- what an encoder of paths is -----------------------------------------------------------------
 

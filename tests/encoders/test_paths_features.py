@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from path_cases import COUNTS, IMAGES, NAMES, shared
+from support.towers.step3_paths import COUNTS, IMAGES, NAMES, shared
 
 
 @pytest.mark.parametrize("name", NAMES)

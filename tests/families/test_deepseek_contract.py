@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from deepseek_cases import build, build_reference, draw_inputs
 from encoders import VisionEncoder
 from graphwrap import GraphedEncoder
 from oracles import LiftFloat32, distance, draw_pixels
 from oracles.deepseek import ocr_keys, ocr_output
+from support.towers.deepseek import build, build_reference, draw_inputs
 
 PATHS = [
     ("deepseek_vl", "image"),

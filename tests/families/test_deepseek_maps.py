@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from deepseek_cases import FAMILIES, TILES, build, draw_inputs
 from encoders.layers.assembly import take_apart
+from support.towers.deepseek import FAMILIES, TILES, build, draw_inputs
 
 
 @pytest.mark.parametrize("field", ["last_hidden_state", "pooler_output"])

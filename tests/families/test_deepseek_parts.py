@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from deepseek_cases import build
 from encoders.layers.blocks import activate, resize_table
 from encoders.layers.sam import (
     Sam,
@@ -24,6 +23,7 @@ from encoders.layers.sam import (
 )
 from oracles import distance, distances, draw_pixels, draw_weights
 from oracles.memory import LargestTensor
+from support.towers.deepseek import build
 
 
 def test_relative_positions_make_no_tensor_of_patches_squared() -> None:

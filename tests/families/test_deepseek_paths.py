@@ -9,7 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from deepseek_cases import (
+from encoders import PartialOutput, VisionInputs
+from encoders.streams.calls import split_inputs
+from graphwrap import GraphedEncoder
+from oracles import NO_LIFT, LiftFloat32, distance
+from oracles.deepseek_vl2 import VL2Twin
+from support.towers.deepseek import (
     FAMILIES,
     OCR_TILES,
     TILES,
@@ -19,11 +24,6 @@ from deepseek_cases import (
     draw_inputs,
     tokens_of,
 )
-from encoders import PartialOutput, VisionInputs
-from encoders.streams.calls import split_inputs
-from graphwrap import GraphedEncoder
-from oracles import NO_LIFT, LiftFloat32, distance
-from oracles.deepseek_vl2 import VL2Twin
 
 BOUNDS = {torch.float32: 1e-5, torch.float64: 1e-10}
 

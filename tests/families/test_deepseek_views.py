@@ -23,7 +23,7 @@ from encoders.inputs.preprocessors.deepseek_vl2 import CandidatePreprocessor
 from encoders.inputs.preprocessors.step3 import CropPreprocessor
 from encoders.inputs.preprocessors.views import ViewPreprocessor
 from oracles.versions import needs
-from photographs import china
+from support.photographs import china
 from weights import FAMILIES
 
 HALF = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}

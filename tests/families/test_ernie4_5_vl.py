@@ -8,13 +8,13 @@ import pytest
 import torch
 from transformers import Ernie4_5_VLMoeConfig, Ernie4_5_VLMoeModel
 
-from checkpoints import edit_config
 from encoders import EncoderItemSpec, Ernie4_5VLConfig
 from encoders.layers.frame_pairs import frame_pairs
-from graph_cases import static
-from graph_outputs import worst_distance
 from oracles import distance, draw_pixels, tiny
-from photographs import panning_clip
+from support.graphs.cases import static
+from support.graphs.outputs import worst_distance
+from support.hub.checkpoints import edit_config
+from support.photographs import panning_clip
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, load_encoder
 

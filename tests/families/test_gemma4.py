@@ -8,7 +8,6 @@ import pytest
 import torch
 from transformers.models.gemma4.image_processing_gemma4 import Gemma4ImageProcessor
 
-from checkpoints import edit_config, edit_tensors, same_weights
 from encoders.gemma4 import Gemma4Encoder
 from encoders.inputs.preprocessors.gemma4 import SoftTokenPreprocessor
 from oracles import (
@@ -21,7 +20,8 @@ from oracles import (
     draw_pixels,
     tiny,
 )
-from photographs import photographs
+from support.hub.checkpoints import edit_config, edit_tensors, same_weights
+from support.photographs import photographs
 from vitgraph.integrations.transformers import mm_encoder_outputs
 from vitgraph.integrations.vllm import multi_modal_data
 from vitgraph.seeded import write_seeded_checkpoint

@@ -18,7 +18,7 @@ from encoders.inputs.preprocessors.idefics3 import SplitPreprocessor
 from oracles import BY_NAME, build_encoder, build_pair, distance, draw_pixels
 from oracles.idefics3 import idefics3_output
 from oracles.versions import needs
-from photographs import china, flower, photographs
+from support.photographs import china, flower, photographs
 
 HALF = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 

@@ -13,14 +13,14 @@ import torch
 from PIL import Image
 from transformers.models.lfm2_vl.image_processing_lfm2_vl import Lfm2VlImageProcessor
 
-from checkpoints import edit_config
 from encoders import Lfm2VLEncoder
 from encoders.inputs.preprocessors.lfm2_vl import PatchTilesPreprocessor
 from encoders.inputs.sizes import best_tiling
 from graphwrap import GraphedEncoder
 from oracles import BY_NAME, build_pair, distance, distances
 from oracles.lfm2_vl import lfm2_output
-from photographs import china, hopper, photographs
+from support.hub.checkpoints import edit_config
+from support.photographs import china, hopper, photographs
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, load_encoder
 from weights.published import family_facts

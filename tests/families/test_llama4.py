@@ -14,7 +14,7 @@ from encoders.contract import VisionInputs
 from encoders.inputs.preprocessors.llama4 import CanvasPreprocessor, best_canvas
 from oracles import BY_NAME, build_pair, distance, draw_pixels
 from oracles.llama4 import llama4_output
-from photographs import china, photographs
+from support.photographs import china, photographs
 
 GOLDEN = {
     (336, 336): (1, 1),

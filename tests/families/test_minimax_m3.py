@@ -20,7 +20,7 @@ from encoders import MiniMaxM3Config
 from encoders.contract import EncoderItemSpec
 from encoders.inputs.preprocessors.patches import PatchPreprocessor
 from oracles import BY_NAME, distances, draw_pixels, tiny
-from photographs import china, photographs
+from support.photographs import china, photographs
 from weights.published import family_facts
 
 FILES = family_facts("minimax_m3").processors["minimax-m3"]

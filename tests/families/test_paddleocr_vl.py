@@ -13,13 +13,13 @@ from transformers.models.paddleocr_vl.image_processing_paddleocr_vl import (
     PaddleOCRVLImageProcessor,
 )
 
-from checkpoints import edit_config, edit_tensors, same_weights
 from encoders.inputs.preprocessors.paddleocr_vl import RasterPreprocessor
 from encoders.paddleocr_vl import merge_order, position_taps
-from fetching import REPO
-from hub_server import HubServer
 from oracles import tiny
-from photographs import china, photographs
+from support.hub.checkpoints import edit_config, edit_tensors, same_weights
+from support.hub.client import REPO
+from support.hub.server import HubServer
+from support.photographs import china, photographs
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, load_encoder
 

@@ -26,7 +26,7 @@ from oracles import (
     tiny,
 )
 from oracles.siglip import SIZES, gemma3_output, siglip2_inputs
-from photographs import china, flower, hopper
+from support.photographs import china, flower, hopper
 
 SMALL = {**SIZES, "num_hidden_layers": 2}
 PHOTOS = [china(), flower().resize((64, 200)), hopper().resize((300, 90))]

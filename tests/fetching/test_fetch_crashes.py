@@ -17,9 +17,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from checkpoints import same_weights
-from fetching import REPO, environment
-from hub_server import HubServer
+from support.hub.checkpoints import same_weights
+from support.hub.client import REPO, environment
+from support.hub.server import HubServer
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, extract_encoder, inspect_checkpoint, load_encoder
 from weights.cache.kept import KeptTower

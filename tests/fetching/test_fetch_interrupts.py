@@ -15,9 +15,9 @@ from types import SimpleNamespace
 import pytest
 from test_fetch_crashes import FETCH
 
-from checkpoints import same_weights
-from fetching import REPO, environment
-from hub_server import Fault, HubServer
+from support.hub.checkpoints import same_weights
+from support.hub.client import REPO, environment
+from support.hub.server import Fault, HubServer
 from weights import CheckpointError, load_encoder
 from weights.threads import Stopped, in_parallel
 

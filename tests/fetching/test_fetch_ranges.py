@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from checkpoints import LAYOUTS, Written, same_weights
-from fetching import REPO, sparse_around
-from hub_server import TOKEN, HubServer
+from support.hub.checkpoints import LAYOUTS, Written, same_weights
+from support.hub.client import REPO, sparse_around
+from support.hub.server import TOKEN, HubServer
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, extract_encoder, inspect_checkpoint, load_encoder
 from weights.files.snapshot import TowerTensor

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from huggingface_hub import snapshot_download
 
-from checkpoints import same_weights
-from fetching import REPO
-from hub_server import HubServer
+from support.hub.checkpoints import same_weights
+from support.hub.client import REPO
+from support.hub.server import HubServer
 from weights import CheckpointError, extract_encoder, load_encoder
 from weights.cache.listing import remove_cached
 from weights.files.snapshot import Located, Wanted

@@ -13,8 +13,8 @@ import huggingface_hub
 import pytest
 from huggingface_hub.utils import are_progress_bars_disabled
 
-from fetching import REPO, environment
-from hub_server import TOKEN, HubServer
+from support.hub.client import REPO, environment
+from support.hub.server import TOKEN, HubServer
 from weights import load_encoder
 
 

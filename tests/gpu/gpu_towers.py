@@ -45,10 +45,10 @@ from encoders.qwen2_5_vl import Qwen2_5VLConfig
 from encoders.qwen2_vl import Qwen2VLConfig
 from encoders.qwen3_vl import Qwen3VLConfig
 from encoders.step3_vl import Step3VLConfig, Step3VLTower
-from graph_outputs import EVERY_FIELD, assert_same_bits, fields
 from graphwrap import GraphedEncoder
 from graphwrap.packing import Packer
 from graphwrap.prices import Prices
+from support.graphs.outputs import EVERY_FIELD, assert_same_bits, fields
 
 Grids = list[list[int]]
 FAMILIES = ["intern_vit", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "exaone4_5", "step3_vl"]

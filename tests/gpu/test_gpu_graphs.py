@@ -24,8 +24,8 @@ from gpu_towers import (
 from torch import Tensor
 
 from encoders.contract import EncoderOutput
-from graph_outputs import EVERY_FIELD, assert_same_bits, copy_of, fields, worst_distance
 from graphwrap import GraphedEncoder
+from support.graphs.outputs import EVERY_FIELD, assert_same_bits, copy_of, fields, worst_distance
 
 pytestmark = [
     pytest.mark.gpu,

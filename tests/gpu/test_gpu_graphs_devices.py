@@ -11,8 +11,8 @@ import torch
 from gpu_towers import FAMILIES, budgets_of, calls_of, new_tower, on_gpu, replaying, tower
 from torch import nn
 
-from graph_outputs import EVERY_FIELD, assert_same_bits, copy_of, fields, worst_distance
 from graphwrap import GraphedEncoder
+from support.graphs.outputs import EVERY_FIELD, assert_same_bits, copy_of, fields, worst_distance
 
 pytestmark = [
     pytest.mark.gpu,

@@ -25,8 +25,8 @@ from torch import Tensor
 
 from encoders.base.vision_encoder import VisionEncoder
 from encoders.contract import EncoderOutput
-from graph_outputs import EVERY_FIELD, assert_same_bits, copy_of, fields, worst_distance
 from graphwrap import GraphedEncoder
+from support.graphs.outputs import EVERY_FIELD, assert_same_bits, copy_of, fields, worst_distance
 
 pytestmark = [
     pytest.mark.gpu,

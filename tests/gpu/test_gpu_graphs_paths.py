@@ -11,12 +11,12 @@ import pytest
 import torch
 from gpu_towers import replaying
 
-from deepseek_cases import build
 from encoders import PathsEncoder
 from encoders.contract import EncoderOutput
-from graph_outputs import EVERY_FIELD, assert_same_bits, copy_of, fields, worst_distance
 from graphwrap import GraphedEncoder
-from path_cases import IMAGES, NAMES, shared
+from support.graphs.outputs import EVERY_FIELD, assert_same_bits, copy_of, fields, worst_distance
+from support.towers.deepseek import build
+from support.towers.step3_paths import IMAGES, NAMES, shared
 
 pytestmark = [
     pytest.mark.gpu,

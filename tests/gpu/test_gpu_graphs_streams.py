@@ -13,8 +13,8 @@ from test_gpu_graphs_limits import fail_at
 from torch import Tensor
 
 from encoders.contract import EncoderOutput
-from graph_outputs import assert_same_bits, copy_of, worst_distance
 from graphwrap import GraphedEncoder
+from support.graphs.outputs import assert_same_bits, copy_of, worst_distance
 
 pytestmark = [
     pytest.mark.gpu,

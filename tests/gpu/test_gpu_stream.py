@@ -10,8 +10,8 @@ import torch
 from encoders.base.vision_encoder import VisionEncoder
 from encoders.contract import Limits
 from graphwrap import GraphedEncoder
-from photographs import panning_clip, photographs
-from stream_cases import TOWERS, prefetch_threads, tower
+from support.photographs import panning_clip, photographs
+from support.towers.streams import TOWERS, prefetch_threads, tower
 
 pytestmark = [
     pytest.mark.gpu,

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from graph_cases import pixels_for, static, tower, toy
-from graph_outputs import EVERY_FIELD, assert_same_bits, worst_distance
 from graphwrap import GraphedEncoder
-from toy_encoder import WIDTH, ToyEncoder
+from support.graphs.cases import pixels_for, static, tower, toy
+from support.graphs.outputs import EVERY_FIELD, assert_same_bits, worst_distance
+from support.towers.toy_encoder import WIDTH, ToyEncoder
 from vitgraph.commands.graph_options import read_graph_options
 
 SMALL = [[1, 1, 6]]

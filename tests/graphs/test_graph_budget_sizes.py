@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graph_cases import at_true_size, pixels_for, tokens, toy
 from graphwrap import fit_budgets
 from graphwrap.budgets import Batch, choose_budgets, default_budgets, square_counts
+from support.graphs.cases import at_true_size, pixels_for, tokens, toy
 
 # --- the default budgets --------------------------------------------------------------------------
 

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from encoders.contract import EncoderItemSpec, GridLike
-from graph_cases import NUMBERS, OURS, at_true_size, is_tiled, pixels_for, static, tokens
 from graphwrap import fit_budgets
 from graphwrap.budgets import choose_budgets
 from oracles import BY_NAME
-from toy_encoder import ToyEncoder
+from support.graphs.cases import NUMBERS, OURS, at_true_size, is_tiled, pixels_for, static, tokens
+from support.towers.toy_encoder import ToyEncoder
 
 # --- four ways to configure -----------------------------------------------------------------------
 

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from encoders.contract import EncoderItemSpec
-from graph_cases import OURS, at_true_size, is_tiled, pixels_for, static, tower
 from graphwrap import Budget
 from graphwrap.budgets import Batch, choose_budgets
 from graphwrap.packing import Packer
 from graphwrap.prices import Prices
 from oracles import JOINING_TOWERS
-from toy_encoder import ToyEncoder
+from support.graphs.cases import OURS, at_true_size, is_tiled, pixels_for, static, tower
+from support.towers.toy_encoder import ToyEncoder
 
 CLIPS = {"32 frames of 448x448": (32, 448), "64 frames of 224x224": (64, 224)}
 WITH_VIDEO = [name for name in OURS if name not in ("step3_vl", "siglip2", "llama4")]

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from graph_cases import NUMBERS, at_true_size, static
 from graphwrap import GraphedEncoder, fit_budgets
 from graphwrap.budgets import choose_budgets
-from toy_encoder import ToyEncoder
+from support.graphs.cases import NUMBERS, at_true_size, static
+from support.towers.toy_encoder import ToyEncoder
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, 2.0, "8", True, float("nan")], ids=repr)

@@ -10,11 +10,21 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from encoders.contract import EncoderOutput
-from graph_cases import OURS, executor_of, mixes, new_tower, pixels_for, single, static, tower, toy
-from graph_outputs import EVERY_FIELD, assert_same_bits, fields, worst_distance
 from graphwrap import GraphedEncoder
 from oracles import Grids, add_noise
-from toy_encoder import ToyEncoder
+from support.graphs.cases import (
+    OURS,
+    executor_of,
+    mixes,
+    new_tower,
+    pixels_for,
+    single,
+    static,
+    tower,
+    toy,
+)
+from support.graphs.outputs import EVERY_FIELD, assert_same_bits, fields, worst_distance
+from support.towers.toy_encoder import ToyEncoder
 
 SMALL: Grids = [[1, 1, 6]]
 LARGE: Grids = [[1, 4, 10], [2, 2, 2]]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from graph_cases import mixes, pixels_for, static, tower
-from graph_outputs import EVERY_FIELD, worst_distance
-from toy_encoder import ToyEncoder
+from support.graphs.cases import mixes, pixels_for, static, tower
+from support.graphs.outputs import EVERY_FIELD, worst_distance
+from support.towers.toy_encoder import ToyEncoder
 
 
 @pytest.mark.slow

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from encoders.contract import EncoderOutput
-from graph_cases import executor_of, mixes, pixels_for, static, tower, toy
-from graph_outputs import EVERY_FIELD, assert_same_bits, copy_of, worst_distance
 from graphwrap import GraphedEncoder
 from oracles import Grids
-from toy_encoder import ToyEncoder
+from support.graphs.cases import executor_of, mixes, pixels_for, static, tower, toy
+from support.graphs.outputs import EVERY_FIELD, assert_same_bits, copy_of, worst_distance
+from support.towers.toy_encoder import ToyEncoder
 
 SMALL: Grids = [[1, 1, 6]]
 MANY: Grids = [[1, 1, 6], [1, 2, 8], [2, 1, 4], [1, 1, 2]]

@@ -16,11 +16,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from encoders import Qwen2_5VLEncoder
 from encoders.contract import EncoderOutput
 from encoders.qwen2_5_vl import Qwen2_5VLConfig
-from graph_cases import executor_of, new_tower, pixels_for, single, static, tower
-from graph_outputs import EVERY_FIELD, assert_same_bits, fields, worst_distance
 from graphwrap import GraphedEncoder
 from graphwrap.guards import WeightGuard
-from toy_encoder import WIDTH, ToyEncoder
+from support.graphs.cases import executor_of, new_tower, pixels_for, single, static, tower
+from support.graphs.outputs import EVERY_FIELD, assert_same_bits, fields, worst_distance
+from support.towers.toy_encoder import WIDTH, ToyEncoder
 
 SMALL = [[1, 1, 6]]
 OVER = [[1, 10, 10]]

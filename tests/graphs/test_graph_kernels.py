@@ -13,13 +13,13 @@ from test_graph_packing import measured
 from torch import nn
 
 from encoders.contract import Accelerable, EncoderOutput
-from graph_cases import executor_of, pixels_for, static, tower
-from graph_outputs import EVERY_FIELD, assert_same_bits
 from graphwrap import GraphedEncoder
 from graphwrap.graphs.budget_graph import BudgetGraph
 from oracles import add_noise
-from toy_accelerated import FakeAccelerator, FastToy
-from toy_encoder import ToyEncoder
+from support.graphs.cases import executor_of, pixels_for, static, tower
+from support.graphs.outputs import EVERY_FIELD, assert_same_bits
+from support.towers.toy_accelerated import FakeAccelerator, FastToy
+from support.towers.toy_encoder import ToyEncoder
 
 FITS = [[1, 1, 6], [2, 1, 4]]
 MIXED = [*FITS, [1, 4, 30]]

@@ -14,15 +14,15 @@ from test_graph_failures import ERRORS, FailingEncoder, failing
 from torch import Tensor
 
 from encoders.contract import EncoderOutput, Metadata
-from graph_cases import executor_of, pixels_for, static, toy
-from graph_outputs import EVERY_FIELD, assert_same_bits
 from graphwrap import GraphedEncoder, prices
 from graphwrap.budgets import BudgetSet, choose_budgets
 from graphwrap.encoder_forms import EncoderForm, FormSettings
 from graphwrap.graphs import capture
 from graphwrap.graphs.buffers import Arena, Memory
 from graphwrap.graphs.capture import Capturer
-from toy_encoder import ToyEncoder
+from support.graphs.cases import executor_of, pixels_for, static, toy
+from support.graphs.outputs import EVERY_FIELD, assert_same_bits
+from support.towers.toy_encoder import ToyEncoder
 
 CPU = torch.device("cpu")
 

@@ -11,11 +11,11 @@ from test_graph_calls import LARGE, OVER, ROUTES, SMALL, SPLIT
 from torch import Tensor
 
 from encoders.contract import EncoderOutput, Metadata
-from graph_cases import pixels_for, toy
-from graph_outputs import EVERY_FIELD, assert_same_bits, copy_of, fields, worst_distance
 from graphwrap import GraphedEncoder
 from oracles import Grids
-from toy_encoder import ToyEncoder
+from support.graphs.cases import pixels_for, toy
+from support.graphs.outputs import EVERY_FIELD, assert_same_bits, copy_of, fields, worst_distance
+from support.towers.toy_encoder import ToyEncoder
 
 
 def spaces(output: EncoderOutput) -> list[tuple[int, int]]:

@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from encoders.contract import EncoderItemSpec
-from exact_packing import cost_of, least_cost
-from graph_cases import executor_of, toy
 from graphwrap.budgets import Batch, Budget, choose_budgets
 from graphwrap.packing import WORTH_A_SPLIT, Group, Packer
 from graphwrap.prices import Prices
 from oracles import BY_NAME
+from support.graphs.cases import executor_of, toy
+from support.graphs.exact_packing import cost_of, least_cost
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "graphs_h200.json"
 IMAGES = [(4, 4), (8, 8), (14, 18), (16, 16), (30, 46), (32, 32), (36, 64), (46, 82), (64, 64)]

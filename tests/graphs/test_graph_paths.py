@@ -11,14 +11,22 @@ import torch
 from test_graph_packing import measured
 from torch import Tensor
 
-from deepseek_cases import build
 from encoders.contract import EncoderOutput
-from graph_cases import toy
-from graph_outputs import EVERY_FIELD, assert_same_bits, fields, worst_distance
-from graph_path_cases import BUDGETS, CALLS, MIXED, ONE_OVER, SMALL, assert_agrees, graphed_of
 from graphwrap import GraphedEncoder
-from path_cases import IMAGES, NAMES, shared
-from toy_paths import TwoPaths, inputs_of
+from support.graphs.cases import toy
+from support.graphs.outputs import EVERY_FIELD, assert_same_bits, fields, worst_distance
+from support.graphs.path_cases import (
+    BUDGETS,
+    CALLS,
+    MIXED,
+    ONE_OVER,
+    SMALL,
+    assert_agrees,
+    graphed_of,
+)
+from support.towers.deepseek import build
+from support.towers.step3_paths import IMAGES, NAMES, shared
+from support.towers.toy_paths import TwoPaths, inputs_of
 
 # --- one face -------------------------------------------------------------------------------------
 

@@ -10,10 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graph_outputs import assert_same_bits, copy_of, fields
-from graph_path_cases import BUDGETS, CALLS, MIXED, assert_agrees, graphed_of
 from graphwrap import GraphedEncoder
-from toy_paths import Item, TwoPaths, inputs_of, with_pixels
+from support.graphs.outputs import assert_same_bits, copy_of, fields
+from support.graphs.path_cases import BUDGETS, CALLS, MIXED, assert_agrees, graphed_of
+from support.towers.toy_paths import Item, TwoPaths, inputs_of, with_pixels
 
 
 def test_nan_in_every_stale_buffer_changes_no_bit_of_any_path() -> None:

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from graph_cases import static, toy
-from graph_outputs import copy_of
-from graph_path_cases import MIXED, ONE_OVER, graphed_of
 from graphwrap import GraphedEncoder
-from toy_encoder import ToyEncoder
-from toy_paths import TwoPaths, inputs_of
+from support.graphs.cases import static, toy
+from support.graphs.outputs import copy_of
+from support.graphs.path_cases import MIXED, ONE_OVER, graphed_of
+from support.towers.toy_encoder import ToyEncoder
+from support.towers.toy_paths import TwoPaths, inputs_of
 
 
 @pytest.mark.parametrize(

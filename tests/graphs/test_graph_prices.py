@@ -9,14 +9,14 @@ import torch
 from test_graph_packing import default_budgets_of
 from torch import Tensor
 
-from graph_cases import executor_of, pixels_for, toy
-from graph_outputs import assert_same_bits
 from graphwrap.budgets import Batch, choose_budgets
 from graphwrap.graphs import measuring
 from graphwrap.graphs.budget_graph import BudgetGraph
 from graphwrap.graphs.measuring import CLOSE, _milliseconds, full_grids, measure
 from graphwrap.prices import Prices
-from toy_encoder import ToyEncoder
+from support.graphs.cases import executor_of, pixels_for, toy
+from support.graphs.outputs import assert_same_bits
+from support.towers.toy_encoder import ToyEncoder
 
 
 @pytest.mark.parametrize("warm", [1.0, 1.07], ids=["steady clocks", "slower when warm"])

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from test_graph_packing import check_groups
 
 from encoders.contract import EncoderItemSpec
-from graph_cases import pixels_for, tower, toy
-from graph_outputs import EVERY_FIELD, assert_same_bits, fields, worst_distance
 from graphwrap import GraphedEncoder
 from graphwrap.budgets import LONG_SEGMENTS, Batch, choose_budgets
 from graphwrap.packing import Packer, make_schedule
 from graphwrap.prices import Prices
 from oracles import Grids
-from toy_encoder import ToyEncoder
+from support.graphs.cases import pixels_for, tower, toy
+from support.graphs.outputs import EVERY_FIELD, assert_same_bits, fields, worst_distance
+from support.towers.toy_encoder import ToyEncoder
 
 QUICK = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 

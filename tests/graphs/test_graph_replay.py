@@ -10,7 +10,9 @@ from torch import Tensor
 
 from encoders.base.vision_encoder import VisionEncoder
 from encoders.contract import EncoderOutput
-from graph_cases import (
+from graphwrap import Budget
+from oracles import FEW_FAST, JOINING_TOWERS, Grids, slow
+from support.graphs.cases import (
     BUDGETS,
     OURS,
     budgets_hit,
@@ -22,9 +24,7 @@ from graph_cases import (
     tower,
     toy,
 )
-from graph_outputs import EVERY_FIELD, assert_same_bits, copy_of, fields, worst_distance
-from graphwrap import Budget
-from oracles import FEW_FAST, JOINING_TOWERS, Grids, slow
+from support.graphs.outputs import EVERY_FIELD, assert_same_bits, copy_of, fields, worst_distance
 
 MIXES = [
     "one image",

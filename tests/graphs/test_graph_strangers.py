@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 
 from encoders.contract import EncoderOutput
-from graph_cases import executor_of, pixels_for, static, tower, toy
-from graph_outputs import EVERY_FIELD, assert_same_bits, fields, worst_distance
 from graphwrap import GraphedEncoder
 from graphwrap.guards import resolve_backend
-from toy_encoder import ToyEncoder
+from support.graphs.cases import executor_of, pixels_for, static, tower, toy
+from support.graphs.outputs import EVERY_FIELD, assert_same_bits, fields, worst_distance
+from support.towers.toy_encoder import ToyEncoder
 
 GRIDS = [[1, 1, 6], [2, 1, 4], [1, 4, 30]]
 """The last is over the budgets of 8 and 16 tokens."""

@@ -15,7 +15,6 @@ from torch import nn
 
 from encoders import Qwen3VLEncoder
 from encoders.qwen3_vl import Qwen3VLConfig
-from graph_cases import executor_of, pixels_for, static, toy
 from graphwrap import Budget
 from graphwrap.budgets import BudgetSet, choose_budgets
 from graphwrap.encoder_forms import EncoderForm, FormSettings
@@ -23,7 +22,8 @@ from graphwrap.graphs.buffers import Memory
 from graphwrap.graphs.capture import Capturer
 from graphwrap.graphs.measuring import fingerprint
 from graphwrap.prices import PriceTable, read_tables, write_tables
-from toy_encoder import ToyEncoder
+from support.graphs.cases import executor_of, pixels_for, static, toy
+from support.towers.toy_encoder import ToyEncoder
 
 BUDGETS = default_budgets_of("qwen2_5_vl")
 MADE_ON = {"encoder": "Tower", "weights": "12ab", "device": "H200"}

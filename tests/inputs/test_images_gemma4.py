@@ -25,7 +25,7 @@ from encoders.inputs.preprocessors.gemma4 import (
     soft_token_size,
 )
 from oracles.versions import needs
-from photographs import china, photographs
+from support.photographs import china, photographs
 from weights.published import family_facts
 
 OURS = SoftTokenPreprocessor.gemma4(16, 3)

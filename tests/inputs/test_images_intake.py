@@ -22,7 +22,7 @@ from encoders.inputs.intake import Video, to_rgb
 from encoders.inputs.preprocessors.intern_vit import TilePreprocessor
 from encoders.inputs.preprocessors.patches import PatchPreprocessor
 from oracles.versions import needs
-from photographs import china, hopper
+from support.photographs import china, hopper
 
 QWEN = PatchPreprocessor.qwen2_vl(patch_size=14, temporal_patch_size=2, merge_size=2)
 

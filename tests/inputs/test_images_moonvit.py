@@ -21,7 +21,7 @@ from encoders.inputs.preprocessors.moonvit import NavitPreprocessor
 from encoders.inputs.sampling import sample_frames
 from oracles.moonvit import cut
 from oracles.versions import needs
-from photographs import china, panning_clip, photographs
+from support.photographs import china, panning_clip, photographs
 from weights.published import family_facts
 
 KIMI = NavitPreprocessor.kimi(14, 2, 4)

@@ -14,7 +14,7 @@ from transformers.models.step3p7.image_processing_step3p7 import Step3p7ImagePro
 
 from encoders.inputs.preprocessors.step3 import CropPreprocessor
 from encoders.inputs.processor_files import CLIP_MEAN, CLIP_STD
-from photographs import china, hopper
+from support.photographs import china, hopper
 
 OURS = CropPreprocessor()
 LEVELS = torch.tensor(CLIP_STD).view(3, 1, 1) * 255

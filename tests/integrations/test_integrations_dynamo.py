@@ -15,12 +15,12 @@ import pytest
 import torch
 from PIL import Image
 
-import path_cases
 from encoders import Encoder
-from fake_dynamo import import_integration
 from oracles import tiny
-from photographs import china, flower
-from tls_server import TlsServer, make_certificate
+from support.fakes.dynamo import import_integration
+from support.hub.tls_server import TlsServer, make_certificate
+from support.photographs import china, flower
+from support.towers import step3_paths
 
 SIZES = [(96, 64), (64, 64), (130, 70), (64, 200)]
 Make = Callable[..., Any]
@@ -91,7 +91,7 @@ def test_threads_may_prepare_images_at_once(built: Make) -> None:
     ],
 )
 def test_text_only_decoders_get_one_tensor_per_image(built: Make, name: str) -> None:
-    tower = path_cases.shared(name) if name == "step3_vl" else tiny(name)
+    tower = step3_paths.shared(name) if name == "step3_vl" else tiny(name)
     backend = built(tower, image_token_id=7)
     assert backend.image_token_id == 7
     made = [backend.preprocess(url(image)) for image in photographs()[:2]]

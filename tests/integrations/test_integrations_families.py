@@ -10,21 +10,19 @@ import pytest
 import torch
 from torch import Tensor
 
-import deepseek_cases
-import path_cases
 from encoders import PathsEncoder
 from encoders.base.vision_encoder import VisionEncoder
 from graphwrap import GraphedEncoder
 from oracles import distance, fields_of, tiny
+from support.towers import deepseek, step3_paths
 from vitgraph.integrations.export import export_program
 from vitgraph.integrations.transformers import as_vision_tower
 from vitgraph.integrations.vllm import multi_modal_data
 
 BUILD: dict[str, Callable[[], Any]] = {
-    **{name: lambda name=name: path_cases.fresh(name) for name in path_cases.NAMES},
+    **{name: lambda name=name: step3_paths.fresh(name) for name in step3_paths.NAMES},
     **{
-        name: lambda name=name: deepseek_cases.build(name)
-        for name in ("deepseek_vl", *deepseek_cases.FAMILIES)
+        name: lambda name=name: deepseek.build(name) for name in ("deepseek_vl", *deepseek.FAMILIES)
     },
 }
 PATHS = [

@@ -15,7 +15,14 @@ from transformers import AutoModelForImageTextToText, PreTrainedModel
 
 from encoders.base.vision_encoder import VisionEncoder
 from graphwrap import GraphedEncoder
-from language_models import CONFIGS, QWENS, build_model, load_own, make_prompt, photograph
+from support.language_models.tiny import (
+    CONFIGS,
+    QWENS,
+    build_model,
+    load_own,
+    make_prompt,
+    photograph,
+)
 from vitgraph.integrations.transformers import as_vision_tower, mm_encoder_outputs
 
 IMAGES = [photograph(64, 96), photograph(120, 50, seed=1)]

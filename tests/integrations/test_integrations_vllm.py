@@ -9,7 +9,7 @@ import torch
 
 from graphwrap import GraphedEncoder
 from oracles import tiny
-from photographs import china, flower, panning_clip
+from support.photographs import china, flower, panning_clip
 from vitgraph.integrations.vllm import multi_modal_data
 
 IMAGES = [china().resize((96, 64)), flower().resize((60, 130))]

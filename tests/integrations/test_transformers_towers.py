@@ -14,7 +14,7 @@ from encoders import Lfm2VLEncoder
 from graphwrap import GraphedEncoder
 from oracles import BY_NAME, build_pair, slow
 from oracles.versions import skip_without
-from projected_models import CASES, build
+from support.language_models.projected import CASES, build
 from vitgraph.integrations.model_towers.records import CALLS, REFUSED
 from vitgraph.integrations.transformers import as_vision_tower
 from weights import FAMILIES

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from encoders.base.vision_encoder import VisionEncoder
-from fake_vllm import LinearBase, UnquantizedLinearMethod, fake_vllm
+from support.fakes.vllm import LinearBase, UnquantizedLinearMethod, fake_vllm
 from vitgraph.integrations import vllm_plugin
 from vitgraph.integrations.vllm_plugin.records import MODELS
 from vitgraph.seeded import write_seeded_checkpoint

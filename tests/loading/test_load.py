@@ -17,7 +17,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from checkpoints import INDEX, LAYOUTS, edit_config, edit_tensors, read_json, same_weights
+from support.hub.checkpoints import (
+    INDEX,
+    LAYOUTS,
+    edit_config,
+    edit_tensors,
+    read_json,
+    same_weights,
+)
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, inspect_checkpoint, load_encoder
 

@@ -19,11 +19,11 @@ from transformers import (
     SiglipVisionModel,
 )
 
-from checkpoints import edit_tensors, same_weights
-from fetching import REPO
-from hub_server import HubServer
 from oracles import NO_LIFT, LiftFloat32, distance, draw_weights
-from photographs import china
+from support.hub.checkpoints import edit_tensors, same_weights
+from support.hub.client import REPO
+from support.hub.server import HubServer
+from support.photographs import china
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import (
     FAMILIES,

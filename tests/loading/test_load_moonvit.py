@@ -8,10 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from checkpoints import edit_config, same_weights
 from encoders import MoonViTConfig
-from hub_server import HubServer
-from photographs import panning_clip
+from support.hub.checkpoints import edit_config, same_weights
+from support.hub.server import HubServer
+from support.photographs import panning_clip
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, load_encoder
 

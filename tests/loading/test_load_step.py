@@ -9,12 +9,12 @@ import pytest
 import torch
 from transformers.models.step3p7.modeling_step3p7 import Step3p7VisionModel
 
-from checkpoints import edit_config, edit_tensors, same_weights
 from encoders import Step3Config, Step3Encoder, Step3VLConfig, Step3VLEncoder
-from fetching import REPO
-from hub_server import HubServer
 from oracles import distance
 from oracles.versions import STEP_ROTATION, needs
+from support.hub.checkpoints import edit_config, edit_tensors, same_weights
+from support.hub.client import REPO
+from support.hub.server import HubServer
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, extract_encoder, load_encoder
 

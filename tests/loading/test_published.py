@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from format_published import formatted
+from support.families.json_files import formatted
 from weights import FAMILIES, PUBLISHED, Family, PublishedModel, published
 from weights.families import build_config
 from weights.strict_json import parse_json
@@ -22,7 +22,7 @@ FILES = sorted(published.FOLDER.glob("*.json"))
 def test_the_file_of_a_family_is_formatted(path: Path) -> None:
     text = path.read_text("utf-8")
     wanted = formatted(parse_json(text.encode(), path.name)) + "\n"
-    assert text == wanted, "run: python tests/support/format_published.py"
+    assert text == wanted, "run: python tests/support/families/json_files.py"
 
 
 def test_the_formatter_keeps_values_and_lines_short() -> None:

@@ -23,10 +23,10 @@ from test_tower_folder import (
 )
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from checkpoints import LAYOUTS, Written, edit_config, same_weights
 from encoders import Encoder, PathsEncoder, Qwen3VLEncoder
 from encoders.base.vision_encoder import VisionEncoder
-from hub_server import HubServer
+from support.hub.checkpoints import LAYOUTS, Written, edit_config, same_weights
+from support.hub.server import HubServer
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import extract_encoder, load_encoder
 

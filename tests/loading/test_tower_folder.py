@@ -14,7 +14,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModel
 
-from checkpoints import INDEX, LAYOUTS, Written, edit_config, first_of_each, read_json, same_weights
 from encoders import (
     Ernie4_5VLEncoder,
     Llama4Encoder,
@@ -29,6 +28,15 @@ from oracles import slow
 from oracles.pixtral import in_merge_order, pixtral_states
 from oracles.siglip import siglip2_inputs
 from oracles.versions import STEP_ROTATION, skip_without
+from support.hub.checkpoints import (
+    INDEX,
+    LAYOUTS,
+    Written,
+    edit_config,
+    first_of_each,
+    read_json,
+    same_weights,
+)
 from vitgraph.seeded import SEEDED, write_seeded_checkpoint
 from weights import CheckpointError, extract_encoder, inspect_checkpoint, load_encoder
 from weights.files.tower_folder import PROJECTOR

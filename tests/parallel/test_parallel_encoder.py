@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-import rank_cases as cases
 from encoders.contract import EncoderItemSpec, EncoderOutput, VisionInputs
-from graph_outputs import EVERY_FIELD, assert_same_bits
 from graphwrap import GraphedEncoder
-from photographs import panning_clip, photographs
-from rank_cases import CALLS, Ranks, pixels_of
-from stream_cases import tower
-from toy_encoder import ToyEncoder
+from support.graphs.outputs import EVERY_FIELD, assert_same_bits
+from support.photographs import panning_clip, photographs
+from support.processes import ranks as cases
+from support.processes.ranks import CALLS, Ranks, pixels_of
+from support.towers.streams import tower
+from support.towers.toy_encoder import ToyEncoder
 from vitgraph import DataParallelEncoder
 from vitgraph.parallel.shares import Shares, cost_of, share_out
 

@@ -14,15 +14,15 @@ import pytest
 import torch
 from torch import Tensor
 
-import rank_cases as cases
-from deepseek_cases import build
 from encoders import PathsEncoder, Step3Config, Step3Encoder, Step3VLConfig, Step3VLEncoder
 from encoders.contract import EncoderOutput, VisionInputs
 from encoders.streams.calls import join_inputs, select_items, split_inputs
-from graph_outputs import EVERY_FIELD, assert_same_bits
 from oracles import draw_weights
-from rank_cases import Ranks, form_of
-from toy_paths import Item, TwoPaths, inputs_of
+from support.graphs.outputs import EVERY_FIELD, assert_same_bits
+from support.processes import ranks as cases
+from support.processes.ranks import Ranks, form_of
+from support.towers.deepseek import build
+from support.towers.toy_paths import Item, TwoPaths, inputs_of
 from vitgraph.parallel.shares import cost_of, costs_of_items, share_out
 
 SIZES = {"depth": 2, "hidden_size": 64, "intermediate_size": 96, "num_heads": 4}

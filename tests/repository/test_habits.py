@@ -12,7 +12,7 @@ from typing import Protocol
 
 import pytest
 
-from source_trees import nodes_of, tree_of
+from support.source_trees import nodes_of, tree_of
 
 ROOT = Path(__file__).parents[2]
 LIBRARY = ("encoders", "graphwrap", "weights")

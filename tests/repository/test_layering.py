@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from source_trees import nodes_of, tree_of
+from support.source_trees import nodes_of, tree_of
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("encoders", "graphwrap", "weights", "vitgraph")

@@ -19,8 +19,8 @@ from encoders.inputs.preprocessors.patches import PatchPreprocessor
 from encoders.streams.device import DeviceQueue
 from graphwrap import GraphedEncoder
 from oracles import BY_NAME, slow, tiny
-from photographs import china, hopper, panning_clip, photographs
-from stream_cases import TOWERS, tower
+from support.photographs import china, hopper, panning_clip, photographs
+from support.towers.streams import TOWERS, tower
 
 SIZES = {"temporal_patch_size": 2, "merge_size": 2}
 PREPROCESSORS: dict[str, StagedPreprocessor] = {

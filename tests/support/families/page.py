@@ -1,6 +1,6 @@
 """Writes ``docs/families.md`` from the records of the families.
 
-``python tests/support/families_page.py`` writes the page anew. ``vllm_encoder_graphs.json``, beside
+``python tests/support/families/page.py`` writes the page anew. ``vllm_encoder_graphs.json``, beside
 this file, holds which architectures of vLLM have encoder graphs.
 """
 
@@ -37,7 +37,7 @@ from weights.families import build_config
 from weights.families.family import Family
 from weights.published import NO_VIDEO, PublishedModel
 
-PAGE = Path(__file__).parents[2] / "docs" / "families.md"
+PAGE = Path(__file__).parents[3] / "docs" / "families.md"
 ENGINES = Path(__file__).with_name("vllm_encoder_graphs.json")
 REFUSED = "refused by name"
 PARTS = {
@@ -56,7 +56,7 @@ OTHER_FILES = ("glm5_next",)
 """Model types whose repos publish other processor files than the record of their layout has."""
 TOP = """# Families
 
-`python tests/support/families_page.py` writes this page from the records in `weights/families`.
+`python tests/support/families/page.py` writes this page from the records in `weights/families`.
 `vitgraph list` prints the same repos, and what loads besides them.
 
 ## Where each runs

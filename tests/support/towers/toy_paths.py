@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from encoders.contract import EncoderOutput, Grid, PathInputs, VisionInputs
-from toy_encoder import WIDTH, ToyEncoder
+
+from .toy_encoder import WIDTH, ToyEncoder
 
 Item = tuple[Grid, Grid | None]
 """The grid of the whole item, and that of its pieces or None."""

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from encoders.base.vision_encoder import VisionEncoder
-from graph_outputs import EVERY_FIELD
 from graphwrap import Budget, GraphedEncoder, GraphStats
 from graphwrap.budgets import BudgetSet
 from graphwrap.graphs.replay import Executor
 from oracles import BY_NAME, TOWERS, Grids, build_encoder, draw_pixels, edited, in_tokens_of
-from toy_encoder import WIDTH, ToyEncoder
+
+from ..towers.toy_encoder import WIDTH, ToyEncoder
+from .outputs import EVERY_FIELD
 
 OURS = [*TOWERS, "qwen3_5"]
 BUDGETS = [16, 48, 96]

@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import parse_qs, unquote
 
-from hub_files import chunks, digest_of, row_of
+from .files import chunks, digest_of, row_of
 
 TOKEN = "hf_loopbacktoken"
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import huggingface_hub
 
-from hub_server import HubServer
+from .server import HubServer
 
 if TYPE_CHECKING:
     import pytest  # a notebook imports this file where pytest is not installed
@@ -48,7 +48,7 @@ def environment(server: HubServer, home: Path) -> dict[str, str]:
         HF_HOME=str(home),
         HF_HUB_DISABLE_XET="1",
         HF_HUB_DISABLE_PROGRESS_BARS="1",
-        PYTHONPATH=str(Path(__file__).parents[2]),
+        PYTHONPATH=str(Path(__file__).parents[3]),
     )
 
 

@@ -15,11 +15,12 @@ from torch import Tensor
 
 from encoders.contract import EncoderOutput, GridLike, VisionInputs
 from graphwrap import GraphedEncoder
-from own_processes import started_once
-from photographs import panning_clip, photographs
-from stream_cases import tower
-from toy_encoder import WIDTH, ToyEncoder
 from vitgraph import DataParallelEncoder
+
+from ..photographs import panning_clip, photographs
+from ..towers.streams import tower
+from ..towers.toy_encoder import WIDTH, ToyEncoder
+from .own import started_once
 
 SECONDS = 120.0
 """How long the tests wait for a process before they fail."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from encoders.contract import EncoderOutput, VisionInputs
-from graph_outputs import EVERY_FIELD, assert_same_bits
 from graphwrap import GraphedEncoder
-from toy_paths import Item, TwoPaths
+
+from ..towers.toy_paths import Item, TwoPaths
+from .outputs import EVERY_FIELD, assert_same_bits
 
 SMALL: list[Item] = [((1, 1, 6), None)]
 MIXED: list[Item] = [((1, 1, 6), (3, 1, 4)), ((1, 2, 4), None), ((2, 1, 4), (1, 1, 2))]

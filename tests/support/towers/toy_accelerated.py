@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from encoders.contract import EncoderOutput, GridLike, Metadata
-from toy_encoder import ToyEncoder
+
+from .toy_encoder import ToyEncoder
 
 NAMES = ("auto", "triton", "flash4")
 
