@@ -45,9 +45,9 @@ from encoders.accelerated.attention_kernels import (
     KERNELS,
     Attend,
     AttentionShape,
-    _flash4_forward,
     is_installed,
 )
+from encoders.accelerated.flash_attn_4 import flash4_forward
 
 FLASH4_TILES = (
     (192, 144, False),
@@ -164,7 +164,7 @@ def flash4(cell: Cell, apart: int, queries: int, keys: int, kept: bool) -> Candi
     def attend(
         q: Tensor, k: Tensor, v: Tensor, out: Tensor, offsets: Tensor, shape: AttentionShape
     ) -> Tensor:
-        _flash4_forward()(
+        flash4_forward()(
             *(q, k, v),
             cu_seqlens_q=offsets,
             cu_seqlens_k=offsets,

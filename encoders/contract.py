@@ -48,7 +48,7 @@ __all__ = [
     "Accelerable",
     "AcceleratesItself",
     "Accelerator",
-    "BlockTower",
+    "CallBlock",
     "DeviceOrDtype",
     "EncoderItemSpec",
     "EncoderOutput",
@@ -77,6 +77,10 @@ Kernels: TypeAlias = Literal["auto", "torch", KernelName]
 """The attention kernels to choose from: all, those that come with torch, or one."""
 Precision: TypeAlias = Literal["bf16", "fp8"]
 """The precision of matrix products: the encoder's own half or full precision, or e4m3."""
+
+
+CallBlock: TypeAlias = Callable[[nn.Module, Tensor], Tensor]
+"""Calls one block of an encoder as a module, on the rows that it reads."""
 
 
 class Preprocessor(Protocol):
@@ -197,28 +201,6 @@ class MultiPathEncoder(Protocol):
         ...
 
 
-class BlockTower(Protocol):
-    """Everything that an accelerator uses of the encoder whose blocks it runs."""
-
-    def _block_context(self, hidden: Tensor, metadata: Metadata) -> object:
-        """Return the second argument of all blocks, such as rotary angles, from ``metadata``."""
-        ...
-
-    def _run_block(self, block: nn.Module, *args: object) -> Tensor:
-        """Call ``block(*args)``; with gradient checkpointing, the backward recomputes it."""
-        ...
-
-    def _reference_blocks(
-        self,
-        hidden: Tensor,
-        metadata: Metadata,
-        numbers: Sequence[int],
-        blocks: nn.ModuleList,
-    ) -> Iterator[Tensor]:
-        """Call ``blocks`` as modules; yield the hidden state after each block in ``numbers``."""
-        ...
-
-
 class Accelerator(Protocol):
     """Runs the blocks of an encoder with fused kernels, over the weights of that encoder."""
 
@@ -234,20 +216,23 @@ class Accelerator(Protocol):
 
     def run_blocks(
         self,
-        encoder: BlockTower,
         hidden: Tensor,
         metadata: Metadata,
         numbers: Sequence[int],
         blocks: nn.ModuleList,
+        call_block: CallBlock,
+        reference: Iterator[Tensor],
     ) -> Iterator[Tensor]:
         """Yield the hidden state after each of the ``blocks`` in ``numbers``.
 
         Args:
-            encoder: runs the blocks that the accelerator cannot.
             hidden: the rows that the first block reads, [T, D] or views [B, .., D].
             metadata: the result of the encoder's ``prepare_encoder_metadata``.
             numbers: block numbers from 0, ascending.
             blocks: all blocks of one stack of the encoder.
+            call_block: calls a block that the accelerator cannot run.
+            reference: yields the same states from calls of all blocks; it calls none before the
+                first state is asked for.
         """
         ...
 

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from .base.paths_encoder import PathsEncoder, share_modules, tilings_of
+from .base.paths_encoder import PathsEncoder, tilings_of
 from .base.tile_encoder import InnerStack, TileEncoder
 from .data import EncoderOutput, GridLike, Metadata, Output, VisionInputs, output_like
 from .hf_config import find_section, read_field, read_size, require_divisible, require_value
@@ -172,7 +172,7 @@ class DeepseekOCREncoder(PathsEncoder):
     def __init__(self, config: DeepseekOCRConfig, preprocessor: Preprocessor | None = None) -> None:
         super().__init__()
         tower = DeepseekOCRTower(config)
-        share_modules(self, tower)
+        self._share(tower)
         self.image_newline = nn.Parameter(torch.randn(config.out_hidden_size))
         self.view_seperator = nn.Parameter(torch.randn(config.out_hidden_size))  # sic, as published
         self._preprocessor = preprocessor

@@ -32,7 +32,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from .base.paths_encoder import PathsEncoder, share_modules
+from .base.paths_encoder import PathsEncoder
 from .base.tile_encoder import TileEncoder
 from .data import (
     EncoderOutput,
@@ -140,7 +140,7 @@ class DeepseekVL2Encoder(PathsEncoder):
     def __init__(self, config: DeepseekVL2Config, preprocessor: Preprocessor | None = None) -> None:
         super().__init__()
         tower = DeepseekVL2Tower(config)
-        share_modules(self, tower)
+        self._share(tower)
         self.image_newline = nn.Parameter(torch.randn(config.out_hidden_size))
         self.view_seperator = nn.Parameter(torch.randn(config.out_hidden_size))  # sic, as published
         self.config: DeepseekVL2Config = config

@@ -6,10 +6,10 @@ This package knows no model. The blocks of an encoder list their layers by role,
 - ``accelerator``: runs the blocks of an encoder, with the weights derived from its own
 - ``fused_blocks``, ``fused_attention``: the steps of a block and of its attention
 - ``attention_kernels``, ``choices``: the kernels for attention, and the one taken for each shape
+- ``flash_attn_4``: the private function of another package that one of these kernels is
 - ``fp8``: products in e4m3, where a timing finds them faster
 - ``derived``, ``aligned``: copies of weights in a layout that runs fast, kept equal to the weights
 - ``obstacles``: the reasons why a tower or a block cannot be accelerated
-- ``torch_internals``: the functions of torch that are called although they are not public
 - ``kernels``: the kernels in Triton
 """
 

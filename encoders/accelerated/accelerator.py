@@ -17,7 +17,7 @@ from .fused_blocks import FusedForward
 from .obstacles import NO_PARTS, is_plain_table, names_its_parts, obstacle, obstacle_now
 
 if TYPE_CHECKING:
-    from ..contract import BlockTower, Kernels, Precision
+    from ..contract import CallBlock, Kernels, Precision
     from .fp8 import Fp8Products
 
 
@@ -90,34 +90,38 @@ class FusedBlocks:
 
     def run_blocks(
         self,
-        encoder: BlockTower,
         hidden: Tensor,
         metadata: Metadata,
         numbers: Sequence[int],
         blocks: nn.ModuleList,
+        call_block: CallBlock,
+        reference: Iterator[Tensor],
     ) -> Iterator[Tensor]:
         """Yield the hidden state after each of the ``blocks`` in ``numbers``.
 
         Args:
-            encoder: runs the blocks that cannot be fused.
             hidden: the rows that the first block reads, [rows, width] or [views, .., width].
             metadata: the result of the encoder's ``prepare_encoder_metadata``.
             numbers: block numbers from 0, ascending.
             blocks: all blocks of one stack of the encoder.
+            call_block: calls a block that cannot be fused.
+            reference: yields the same states from calls of all blocks; it calls none before the
+                first state is asked for.
         """
         if _is_elsewhere(hidden):
             with torch.cuda.device(hidden.device):
-                return iter(list(self.run_blocks(encoder, hidden, metadata, numbers, blocks)))
+                given = hidden, metadata, numbers, blocks, call_block, reference
+                return iter(list(self.run_blocks(*given)))
         because, called = obstacle(hidden.device, hidden.dtype) or obstacle_now(), 0
         if because is None and not any(map(names_its_parts, blocks)):
             because, called = NO_PARTS, max(numbers, default=-1) + 1
         if because is not None or not len(hidden) or not numbers:
             self.ran[blocks] = BlocksRun(called=called, because=because)
-            return encoder._reference_blocks(hidden, metadata, numbers, blocks)
+            return reference
         self.derived.follow()
         if self.fp8 is not None:
             self.fp8.derived.follow()
-        forward = FusedForward(self.attention, self.derived, encoder, hidden, metadata, self.fp8)
+        forward = FusedForward(self.attention, self.derived, call_block, hidden, metadata, self.fp8)
         self.ran[blocks] = forward.ran
         return forward.states(blocks, numbers)
 

@@ -11,22 +11,21 @@ Shapes: T packed rows, H heads, K head size, S segments.
 
 from __future__ import annotations
 
-import os
 import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
-from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ..layers.attention import attention
+from ..layers.attention import attend_flash, attention
+from .flash_attn_4 import flash4_forward
 
 HALF_DTYPES = (torch.float16, torch.bfloat16)
 SHORT = 64
@@ -112,11 +111,7 @@ class AttentionKernel:
 def _flash2(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, offsets: Tensor, shape: AttentionShape
 ) -> Tensor:
-    longest = max(shape.longest, 1)
-    result: Tensor = torch.ops.aten._flash_attention_forward(
-        q, k, v, offsets, offsets, longest, longest, 0.0, False, False
-    )[0]
-    return result
+    return attend_flash(q, k, v, offsets, max(shape.longest, 1))
 
 
 def _cudnn(
@@ -185,7 +180,7 @@ def _flash4(
     with warnings.catch_warnings():
         # The compiler warns of argument types that flash-attn-4 itself passes.
         warnings.simplefilter("ignore")
-        _flash4_forward()(
+        flash4_forward()(
             q,
             k,
             v,
@@ -197,41 +192,6 @@ def _flash4(
             **options,
         )
     return out
-
-
-class _Flash4(Protocol):
-    """The type of flash-attn-4's forward function, which its package does not annotate."""
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, **options: object) -> object: ...
-
-
-@cache
-def _flash4_forward() -> _Flash4:
-    """Return flash-attn-4's forward with an output buffer; its compiled kernels are kept on disk.
-
-    The package compiles for some two seconds per head size and tiling. Its cache is off by default
-    and lies in the shared temporary folder; here it is on and lies in the user's own cache. The two
-    environment variables for this are read once, when the package is imported
-    (``flash_attn/cute/cache_utils.py``), so they are set during the import alone. Variables that
-    the user has set keep their values, and a package that was imported before keeps the cache that
-    it has.
-    """
-    cache_home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    settings = {
-        "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED": "1",
-        "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR": str(cache_home / "vitgraph" / "flash-attn-4"),
-    }
-    added = {name: value for name, value in settings.items() if name not in os.environ}
-    os.environ.update(added)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            from flash_attn.cute.interface import _flash_attn_fwd
-    finally:
-        for name in added:
-            os.environ.pop(name, None)
-    forward: _Flash4 = _flash_attn_fwd
-    return forward
 
 
 def _reference(

@@ -8,10 +8,9 @@ attention, is dropped.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -215,11 +214,10 @@ class KernelChoices:
         """
         taken, relative = {}, {}
         try:
-            saved = cast("Mapping[str, list[dict[str, int]]]", choices)  # else one of these errors
-            for row in saved["attention"]:
+            for row in saved_rows(choices["attention"]):
                 shape = AttentionShape._make(row[name] for name in AttentionShape._fields)
                 taken[shape] = str(row["kernel"])
-            for row in saved.get("relative_positions", ()):
+            for row in saved_rows(choices.get("relative_positions", ())):
                 views = RelativeShape._make(row[name] for name in RelativeShape._fields)
                 relative[views] = str(row["kernel"])
         except (KeyError, TypeError) as error:
@@ -234,6 +232,20 @@ class KernelChoices:
                 )
         self._taken.update(taken)
         self._relative.update(relative)
+
+
+def saved_rows(rows: object) -> Iterator[Mapping[str, object]]:
+    """Yield the rows of saved choices, which come from outside of this process.
+
+    Raises:
+        TypeError: this is no list of dicts.
+    """
+    if not isinstance(rows, Sequence):
+        raise TypeError(f"{rows!r} is no list")
+    for row in rows:
+        if not isinstance(row, Mapping):
+            raise TypeError(f"{row!r} is no dict")
+        yield row
 
 
 def _class_of(shape: AttentionShape) -> AttentionShape:

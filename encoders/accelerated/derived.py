@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from .torch_internals import versions_of
+from ..layers.torch_internals import versions_of
 
 if TYPE_CHECKING:
     from .kernels.quantise import Rows8

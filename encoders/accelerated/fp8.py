@@ -8,20 +8,19 @@ attention kernels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, cast
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from ..block_parts import BlockParts
-from ..layers.products import is_plain
-from .choices import rounded
+from ..layers.torch_internals import fp8_product, is_plain
+from .choices import rounded, saved_rows
 from .derived import QuantisedWeights
 from .kernels.quantise import Rows8, quantise
-from .torch_internals import fp8_product
 
 MULTIPLE = 16
 """torch's fp8 product takes weights whose rows and columns are multiples of this number."""
@@ -148,7 +147,7 @@ class Fp8Products:
         """
         taken = {}
         try:
-            for row in cast("Sequence[Mapping[str, object]]", choices):
+            for row in saved_rows(choices):
                 shape = StepShape._make(row[name] for name in StepShape._fields)
                 taken[shape] = bool(row["fp8"])
         except (KeyError, TypeError) as error:

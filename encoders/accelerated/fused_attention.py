@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from ..block_parts import BlockParts, PartNorm, RelativePositions
 from ..data import Metadata
-from ..layers.products import is_plain, is_untouched
 from ..layers.segments import check_equal_segments
+from ..layers.torch_internals import is_plain, is_untouched
 from .attention_kernels import AttentionKernel, AttentionShape, RelativeShape, kernel_errors
 from .choices import KernelChoices
 from .obstacles import is_norm

@@ -23,17 +23,16 @@ from torch import Tensor, nn
 from ..block_parts import BlockParts, PartNorm
 from ..data import Metadata
 from ..layers.clipped import ClippedLinear, Range
-from ..layers.products import is_plain
+from ..layers.torch_internals import gelu_tanh_product, is_plain
 from .aligned import aligned_mlp
 from .attention_kernels import HALF_DTYPES
 from .choices import KernelChoices, graph_milliseconds
 from .derived import DerivedWeights
 from .fused_attention import BlocksRun, FusedAttention
 from .obstacles import clips, fusible, is_norm, only_ranges
-from .torch_internals import gelu_tanh_product
 
 if TYPE_CHECKING:
-    from ..contract import BlockTower
+    from ..contract import CallBlock
     from .fp8 import Fp8Products
     from .kernels.quantise import Rows8
 
@@ -51,7 +50,7 @@ class FusedForward:
     Args:
         choices: chooses the attention kernels.
         derived: keeps padded copies of weights.
-        encoder: runs the blocks that cannot be fused.
+        call_block: calls a block that cannot be fused.
         hidden: the rows that the first block reads, [T, D] or views [B, .., D].
         metadata: the result of the encoder's ``prepare_encoder_metadata``.
         fp8: the quantised weights; None computes all products in the encoder's dtype.
@@ -61,7 +60,7 @@ class FusedForward:
         self,
         choices: KernelChoices,
         derived: DerivedWeights,
-        encoder: BlockTower,
+        call_block: CallBlock,
         hidden: Tensor,
         metadata: Metadata,
         fp8: Fp8Products | None = None,
@@ -69,7 +68,7 @@ class FusedForward:
         from .kernels import activations, norms  # need Triton
 
         self.activations, self.norms = activations, norms
-        self.derived, self.fp8, self.encoder = derived, fp8, encoder
+        self.derived, self.fp8, self.call_block = derived, fp8, call_block
         self.ran = BlocksRun()
         self.attention = FusedAttention(choices, hidden, metadata, self.ran)
         self.shape = hidden.shape
@@ -125,9 +124,7 @@ class FusedForward:
 
     def _call_block(self, block: nn.Module) -> None:
         """Run a block by calling its module on the complete residual stream."""
-        hidden = self.stream.hidden.view(self.shape)
-        context = self.encoder._block_context(hidden, self.attention.metadata)
-        hidden = self.encoder._run_block(block, hidden, context)
+        hidden = self.call_block(block, self.stream.hidden.view(self.shape))
         self.stream, self.writable = self.norms.Sum(hidden.flatten(0, -2).contiguous()), False
         self.ran.called += 1
 

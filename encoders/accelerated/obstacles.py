@@ -11,8 +11,7 @@ from torch import nn
 
 from ..block_parts import BlockParts, NamesItsParts
 from ..layers.clipped import Bounds, ClippedLinear, Range
-from ..layers.products import is_plain, is_untouched
-from .torch_internals import transforms_are_on
+from ..layers.torch_internals import is_plain, is_untouched, transforms_are_on
 
 NO_PARTS = "no block of this tower names its parts: it has norms on its branches, or was replaced"
 ACCELERATED_DTYPES = (torch.float16, torch.bfloat16, torch.float32)

@@ -11,11 +11,9 @@ them, H heads, K head size.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from itertools import islice, pairwise
-from typing import Protocol, cast, get_args, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, get_args, runtime_checkable
 
 import torch
 from einops import rearrange
@@ -27,8 +25,11 @@ from ..layers.attention import AttentionCall, observed_calls
 from ..streams.keywords import AttentionAsked, Heads
 from .encoder import Encoder
 from .intermediates import block_indices
-from .tile_encoder import InnerStack, TileEncoder
-from .vision_encoder import VisionEncoder
+from .tile_encoder import InnerStack, inner_stacks
+from .vision_encoder import VisionEncoder, block_outputs
+
+if TYPE_CHECKING:
+    from ..contract import CallBlock
 
 SCORES_AT_ONCE = 1 << 24
 """The number of scores, products of a query and a key, held at a time: 64 MiB of float32."""
@@ -60,15 +61,13 @@ def attention_maps(
     indices = block_indices(asked.blocks, depth)
     if not inputs.paths[path].items or not indices:
         return [[] for _ in inputs.grid_thw]
-    observer, twin = AttentionObserver(), copy.copy(tower)
-    observer.blocks = tower.blocks if inner is None else inner.blocks
-    twin._observer = observer
+    observer = AttentionObserver(tower.blocks if inner is None else inner.blocks)
     numbers, (pixels, grid_thw, _) = sorted(set(indices)), inputs.paths[path]
     if inner is None:
-        states = twin._block_outputs(pixels, grid_thw, numbers)
+        states = block_outputs(tower, pixels, grid_thw, numbers, observer)
     else:
-        patches = inner.embed(pixels, grid_thw)
-        states = observer.run_blocks(tower, patches, {}, numbers, inner.blocks)
+        patches, call = inner.embed(pixels, grid_thw), _call_without_context
+        states = observer.run_blocks(patches, {}, numbers, inner.blocks, call, iter(()))
     rows = _maps_of_path(encoder, inputs, asked.path, next(states))
     observer.share = _shares(rows, asked.queries, observer.shape)
     kept = {}
@@ -96,10 +95,7 @@ def _read_path(encoder: Encoder, asked: str) -> tuple[str, VisionEncoder, InnerS
     """
     path, _, inner = asked.partition(".")
     path = path if len(encoder.paths) > 1 or inner else "image"
-    stacks = {
-        name: tower._inner_stacks if isinstance(tower, TileEncoder) else {}
-        for name, tower in encoder.paths.items()
-    }
+    stacks = {name: inner_stacks(tower) for name, tower in encoder.paths.items()}
     if path not in stacks or (inner and inner not in stacks[path]):
         inside = [f"{name}.{stack}" for name, found in stacks.items() for stack in found]
         raise _no_path(asked, [*stacks, *inside])
@@ -112,11 +108,18 @@ def _read_path(encoder: Encoder, asked: str) -> tuple[str, VisionEncoder, InnerS
     return path, tower, stacks[path][inner] if inner else None
 
 
+def _call_without_context(block: nn.Module, hidden: Tensor) -> Tensor:
+    """Call a block of an inner stack, which reads nothing besides the hidden state."""
+    return block(hidden, None)
+
+
 class AttentionObserver:
     """Runs the blocks of a tower and yields their attention weights in place of hidden states."""
 
-    blocks: nn.ModuleList
-    """The stack of blocks whose attention is observed, of the stacks that the tower has."""
+    def __init__(self, blocks: nn.ModuleList) -> None:
+        self.blocks = blocks
+        """The stack of blocks whose attention is observed, of the stacks that the tower has."""
+
     share: Tensor
     """The factor of each row as a query in the mean over queries, [.., 1]. The caller sets it after
     ``run_blocks`` has yielded its first value, and before it asks for the second."""
@@ -125,38 +128,39 @@ class AttentionObserver:
 
     def run_blocks(
         self,
-        tower: VisionEncoder,
         hidden: Tensor,
         metadata: Metadata,
         numbers: Sequence[int],
         blocks: nn.ModuleList,
+        call_block: CallBlock,
+        reference: Iterator[Tensor],
     ) -> Iterator[Tensor]:
         """Yield the number of each row, [.., 1], then per block the attention weights, [.., H].
 
         The weight of a row is what it gets as a key from all queries, each times its ``share``.
 
         Args:
-            tower: the tower that has the blocks.
             hidden: [.., D], the rows that the first block reads.
             metadata: what ``prepare_encoder_metadata`` returns.
             numbers: block numbers from 0, ascending, each once.
-            blocks: the stack to run. If it is not ``self.blocks``, nothing is observed, and its
-                hidden states are yielded.
+            blocks: the stack to run. If it is not ``self.blocks``, nothing is observed, and the
+                states of ``reference`` are yielded.
+            call_block: calls a block as a module.
+            reference: yields the hidden states after the blocks in ``numbers``.
 
         Raises:
             ValueError: a block that does not call this library's attention exactly once.
         """
         if blocks is not self.blocks:
-            yield from tower._reference_blocks(hidden, metadata, numbers, blocks)
+            yield from reference
             return
-        context = tower._block_context(hidden, metadata)
         self.shape = hidden.shape[:-1]
         yield torch.arange(self.shape.numel(), device=hidden.device).view(*self.shape, 1)
         for number, block in enumerate(islice(blocks, max(numbers) + 1)):
             calls: list[AttentionCall] = []
             token = observed_calls.set(calls)
             try:
-                hidden = tower._run_block(block, hidden, context)
+                hidden = call_block(block, hidden)
             finally:
                 observed_calls.reset(token)
             if number not in numbers:
@@ -279,11 +283,11 @@ def _rows_of_points(numbers: Tensor, queries: object) -> Tensor:
     Raises:
         ValueError: anything else than such a list, or a point outside of the map.
     """
-    points: list[tuple[int, ...]] = []
-    with suppress(TypeError):
-        listed = map(plain_values, cast("Iterable[object]", plain_values(queries)))
-        points = [tuple(cast("Iterable[int]", point)) for point in listed]
-    if not points or any(len(p) != 3 or any(type(n) is not int for n in p) for p in points):
+    listed = plain_values(queries)
+    found = [plain_values(point) for point in listed] if isinstance(listed, Iterable) else []
+    points = [tuple(point) for point in found if isinstance(point, Iterable)]
+    whole = all(len(p) == 3 and all(type(n) is int for n in p) for p in points)
+    if not points or len(points) != len(found) or not whole:
         raise ValueError(
             f'queries={queries!r}: must be None, "cls" or a list of points (frame, row, column)'
         )
@@ -313,7 +317,7 @@ def _maps_of_path(
     """
     path, _, inner = path.partition(".")
     if len(encoder.paths) == 1 and not inner:
-        named = encoder._maps_of_items(rows, inputs)
+        named = encoder.feature_maps(rows, inputs)
         if path not in named[0]:
             raise _no_path(path, named[0])
         return {item: maps[path] for item, maps in enumerate(named)}
@@ -325,7 +329,7 @@ def _maps_of_path(
         whole = [(1, 1, False)] * len(views)
         maps = [stitch_tiles(*pair) for pair in zip(views, tiles or whole, strict=True)]
     else:
-        maps = encoder.paths[path]._maps_of_grids(rows, grid_thw, tiles)
+        maps = encoder.paths[path].feature_maps(rows, grid_thw, tiles)
     return dict(zip(items, maps, strict=True))
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Literal, cast, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 from torch import Tensor, nn
 
 from ..data import FeatureRows, GridLike, VisionInputs
+
+if TYPE_CHECKING:
+    from .vision_encoder import VisionEncoder
 
 
 class MapsFeatures(nn.Module, ABC):
@@ -16,7 +19,7 @@ class MapsFeatures(nn.Module, ABC):
 
     @property
     @abstractmethod
-    def paths(self) -> Mapping[str, MapsFeatures]:
+    def paths(self) -> Mapping[str, VisionEncoder]:
         """The input paths of the tower by name, "image" first; each encodes one kind of input."""
 
     @abstractmethod
@@ -165,14 +168,14 @@ class MapsFeatures(nn.Module, ABC):
                     f"pixel_values is of type {type(pixel_values).__name__}, without grid_thw: "
                     "pass the result of preprocess, or pixel_values with grid_thw"
                 )
-            if self.paths["image"] is not self:
+            tower = self.paths["image"]
+            if tower is not self:
                 raise self._tensors_alone("forward_intermediates")
-            return states_of_blocks(self, pixel_values, grid_thw, indices, output_fmt)
+            return states_of_blocks(tower, pixel_values, grid_thw, indices, output_fmt)
         self._check_inputs(pixel_values)
-        if grid_thw is not None:  # with whole inputs, the second argument is the indices
-            indices = cast("int | Sequence[int]", grid_thw)
+        asked = indices if grid_thw is None else grid_thw  # inputs have the grid: indices follow
         return {
-            name: states_of_blocks(self.paths[name], *path[:2], indices, output_fmt)
+            name: states_of_blocks(self.paths[name], *path[:2], asked, output_fmt)
             for name, path in pixel_values.paths.items()
             if path.items
         }

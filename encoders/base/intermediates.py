@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Literal, TypeGuard, cast
+from collections.abc import Iterable
+from typing import Literal, TypeGuard
 
 import torch
 from torch import Tensor
 
 from ..data import EncoderOutput, GridLike, PartialOutput
 from ..grids import plain_values
-
-if TYPE_CHECKING:
-    from .feature_maps import MapsFeatures
-    from .vision_encoder import VisionEncoder
+from .vision_encoder import VisionEncoder, block_outputs
 
 
 def states_of_blocks(
-    encoder: MapsFeatures,
+    tower: VisionEncoder,
     pixel_values: Tensor,
     grid_thw: GridLike,
-    indices: int | Sequence[int] | None,
+    indices: object,
     output_fmt: Literal["NLC", "NCHW"],
 ) -> list[Tensor] | list[list[Tensor]]:
     """Return the hidden states after blocks of an encoder of one input path.
 
     Args:
-        encoder: an encoder of one input path, a :class:`VisionEncoder`.
+        tower: an encoder of one input path.
         pixel_values: the rows of all items.
         grid_thw: [items, 3], (t, h, w) per item, h and w in patches.
         indices: n for the last n blocks, block numbers from 0, None for all.
@@ -35,15 +32,14 @@ def states_of_blocks(
     Returns:
         Per block one tensor [P, D] or [tiles, n, D], or with "NCHW" one map [t, D, h, w] per item.
     """
-    tower = cast("VisionEncoder", encoder)
     asked = block_indices(indices, tower.config.depth)
     numbers = sorted(set(asked))
-    states = tower._block_outputs(pixel_values, grid_thw, numbers)
+    states = block_outputs(tower, pixel_values, grid_thw, numbers)
     kept = dict(zip(numbers, states, strict=True))
     if output_fmt == "NLC":
         return [kept[number] for number in asked]
     maps = {
-        number: [x.permute(0, 3, 1, 2) for x in tower._maps_of_grids(state, grid_thw)]
+        number: [x.permute(0, 3, 1, 2) for x in tower.feature_maps(state, grid_thw)]
         for number, state in kept.items()
     }
     return [maps[number] for number in asked]
@@ -78,7 +74,7 @@ def _require_features(features: object) -> None:
         )
 
 
-def block_indices(indices: int | Sequence[int] | None, depth: int) -> list[int]:
+def block_indices(indices: object, depth: int) -> list[int]:
     """Return the 0-based numbers of the blocks that ``forward_intermediates`` was asked for.
 
     Args:

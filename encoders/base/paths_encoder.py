@@ -12,7 +12,7 @@ import copy
 from collections.abc import Mapping
 from math import prod
 from types import MappingProxyType
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -71,6 +71,12 @@ class PathsEncoder(Encoder):
                 items[item][name] = entry
         return items
 
+    def _share(self, tower: nn.Module, *, tensors: bool = False) -> None:
+        """Take the submodules of a tower, and with ``tensors`` its own weights, as one's own."""
+        from ..layers.torch_internals import share_modules
+
+        share_modules(self, tower, tensors=tensors)
+
     @property
     def blocks(self) -> nn.ModuleList:
         """The blocks of the path "image"."""
@@ -93,7 +99,9 @@ class PathsEncoder(Encoder):
                 f"{', '.join(self.paths)}"
             )
         for name, path in self.paths.items():
-            path.load_kernel_choices(cast(Mapping[str, object], choices[name]))
+            if not isinstance(own := choices[name], Mapping):
+                raise ValueError(f"{own!r} are no choices: give what kernel_choices() returned")
+            path.load_kernel_choices(own)
 
     def gradient_checkpointing_enable(self) -> None:
         for path in self.paths.values():
@@ -134,23 +142,6 @@ def tilings_of(inputs: VisionInputs, tiles_alone: bool = False) -> list[tuple[in
     return [(columns, rows) for columns, rows, _ in tilings]
 
 
-def share_modules(holder: nn.Module, tower: nn.Module, *, tensors: bool = False) -> None:
-    """Make a module share the submodules of a tower and, with ``tensors``, its direct weights.
-
-    The tower itself is not registered, so each weight stands once in the ``state_dict``, under the
-    name that it has in the tower. A layer replaced in either, as peft does, is replaced in both.
-    Torch has no public function for that, so its dicts are shared here and nowhere else.
-
-    Args:
-        holder: a module without submodules; with ``tensors``, without parameters and buffers, too.
-        tower: the module whose submodules ``holder`` gets.
-        tensors: share the parameters and buffers that are the tower's own, not its submodules'.
-    """
-    holder._modules = tower._modules
-    if tensors:
-        holder._parameters, holder._buffers = tower._parameters, tower._buffers
-
-
 class TilesThenImage(PathsEncoder):
     """Encodes tiles and whole images with one tower; an item's tiles come first in its output.
 
@@ -171,7 +162,7 @@ class TilesThenImage(PathsEncoder):
     ) -> None:
         super().__init__()
         self.config, self._preprocessor = image.config, preprocessor
-        share_modules(self, image, tensors=True)
+        self._share(image, tensors=True)
         self.paths = {"image": image, "tiles": tiles}
 
     def join(self, outputs: Mapping[str, Output], inputs: VisionInputs) -> list[Output]:

@@ -223,3 +223,8 @@ def _check_tiles(pixel_values: Tensor, grids: Sequence[Grid], patch_size: int) -
                 f"grid {h}x{w} means tiles of {height}x{width} pixels, these are "
                 f"{tuple(pixel_values.shape)}: pass the grid_thw that belongs to them"
             )
+
+
+def inner_stacks(tower: VisionEncoder) -> Mapping[str, InnerStack]:
+    """Return the blocks that a tower runs before its own, by name; most towers have none."""
+    return tower._inner_stacks if isinstance(tower, TileEncoder) else {}

@@ -267,11 +267,15 @@ class VisionEncoder(Encoder):
             blocks: the stack to run, of a tower with several; None for ``self.blocks``.
         """
         blocks = self.blocks if blocks is None else blocks
-        if self._observer is not None:
-            return self._observer.run_blocks(self, hidden, metadata, numbers, blocks)
-        if self.accelerator is None or self._records_gradients(hidden):
-            return self._reference_blocks(hidden, metadata, numbers, blocks)
-        return self.accelerator.run_blocks(self, hidden, metadata, numbers, blocks)
+        reference = self._reference_blocks(hidden, metadata, numbers, blocks)
+        runner = self._observer or self.accelerator
+        if runner is None or self._records_gradients(hidden):
+            return reference
+
+        def call_block(block: nn.Module, hidden: Tensor) -> Tensor:
+            return self._run_block(block, hidden, self._block_context(hidden, metadata))
+
+        return runner.run_blocks(hidden, metadata, numbers, blocks, call_block, reference)
 
     def _hidden_after(
         self, hidden: Tensor, metadata: Metadata, count: int, blocks: nn.ModuleList | None = None
@@ -350,3 +354,19 @@ class VisionEncoder(Encoder):
         if self.accelerator is None:
             raise ValueError("this encoder is not accelerated: call accelerated() first")
         self.accelerator.load_choices(choices)
+
+
+def block_outputs(
+    tower: VisionEncoder,
+    pixel_values: Tensor,
+    grid_thw: GridLike,
+    numbers: Sequence[int],
+    observer: AttentionObserver | None = None,
+) -> Iterator[Tensor]:
+    """Yield the hidden state after each block in ``numbers``, or what ``observer`` makes of it.
+
+    The other arguments are those of ``_block_outputs``. The tower itself does not change.
+    """
+    twin = copy.copy(tower)
+    twin._observer = observer
+    return twin._block_outputs(pixel_values, grid_thw, numbers)

@@ -92,6 +92,7 @@ def _find_file(file: str | os.PathLike[str]) -> Path:
 
 def _open(file: Path | Readable) -> Image.Image:
     try:
+        # The type of PIL's argument asks for all methods of a file.
         with Image.open(cast("Path | IO[bytes]", file)) as image:
             ImageOps.exif_transpose(image, in_place=True)
             image.load()

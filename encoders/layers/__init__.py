@@ -8,4 +8,5 @@
 - ``clipped``: linear layers that clip what they read and return
 - ``blocks``, ``clip``, ``sam``, ``deepseek_siglip``: the blocks and the towers inside other towers
 - ``assembly``: the tokens of an image's views as one sequence
+- ``torch_internals``: the names of torch that are used although they are not public
 """

@@ -18,11 +18,9 @@ with a fake and a backward; in eager mode autograd sees the kernels themselves.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import groupby, pairwise
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -105,7 +103,7 @@ def _attend(
     elif q.device.type != "cuda" or q.dtype == torch.float64:
         out = _attend_masked(q, k, v, cu_seqlens)
     elif _flash_takes(q):
-        out = _attend_flash(q, k, v, cu_seqlens, max(int(max_seqlen), 1))
+        out = attend_flash(q, k, v, cu_seqlens, max(int(max_seqlen), 1))
     else:
         out = _attend_efficient(q, k, v, cu_seqlens, max(int(max_seqlen), 1))
     padding = padding_rows(cu_seqlens, q.shape[0]) if padding is None else padding
@@ -152,7 +150,8 @@ def _flash_takes(q: Tensor) -> bool:
     return half and fits and torch.cuda.get_device_capability(q.device) >= (8, 0)
 
 
-def _attend_flash(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, longest: int) -> Tensor:
+def attend_flash(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, longest: int) -> Tensor:
+    """Attend [T, H, K] with flash attention 2, which writes no rows beyond the last offset."""
     # torch's public varlen_attn also fills an unused random state in every call, one more launch.
     out: Tensor = torch.ops.aten._flash_attention_forward(
         q, k, v, cu_seqlens, cu_seqlens, longest, longest, 0.0, False, False
@@ -207,18 +206,6 @@ def _(q: Tensor, *rest: object) -> Tensor:
     return q.new_empty(q.shape)
 
 
-@contextmanager
-def _autograd_inside_op() -> Iterator[None]:
-    """Let autograd record inside of a custom op, where torch excludes it, for a recomputation."""
-    key = torch._C.DispatchKey.AutogradFunctionality
-    was = torch._C._dispatch_tls_is_dispatch_key_excluded(key)
-    torch._C._dispatch_tls_set_dispatch_key_excluded(key, False)
-    try:
-        yield
-    finally:
-        torch._C._dispatch_tls_set_dispatch_key_excluded(key, was)
-
-
 @torch.library.custom_op("vitgraph::segment_attention_backward", mutates_args=())
 def _attention_node_backward(
     grad: Tensor,
@@ -232,7 +219,9 @@ def _attention_node_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of q, k and v by running the forward again, so that no kernel's private
     state has to be saved."""
-    with torch.enable_grad(), _autograd_inside_op():
+    from .torch_internals import autograd_inside_op
+
+    with torch.enable_grad(), autograd_inside_op():
         leaves = [x.detach().requires_grad_() for x in (q, k, v)]
         out = _attend(
             leaves[0], leaves[1], leaves[2], cu_seqlens, max_seqlen, padding, segment_rows
@@ -257,9 +246,12 @@ class _Saved(Protocol):
     def save_for_backward(self, *tensors: Tensor | None) -> None: ...
 
 
-def _save_inputs(ctx: _Saved, inputs: tuple[object, ...], output: Tensor) -> None:
-    ctx.segment_rows = cast(int, inputs[-1])
-    ctx.save_for_backward(*cast("tuple[Tensor | None, ...]", inputs[:-1]))
+_Inputs: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, int]
+
+
+def _save_inputs(ctx: _Saved, inputs: _Inputs, output: Tensor) -> None:
+    *tensors, ctx.segment_rows = inputs
+    ctx.save_for_backward(*tensors)
 
 
 def _backward(ctx: _Saved, grad: Tensor) -> tuple[Tensor | None, ...]:

@@ -1,8 +1,7 @@
 """Layers computed from their weights, if calling them as modules would compute the same.
 
 A layer that is wrapped (LoRA), quantised, or has hooks or a ``forward`` of its own may compute
-something else, and is called as a module. No public function of torch lists the hooks of a module,
-so its private names are read here; ``base.paths_encoder`` alone uses some, too, to share modules.
+something else, and is called as a module; ``torch_internals``, imported where it is called, tells.
 """
 
 from __future__ import annotations
@@ -11,46 +10,9 @@ import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 
-_GLOBAL = torch.nn.modules.module
-_KNOWN = (nn.Linear, nn.Conv2d, nn.Conv3d)
-_WEIGHTS = frozenset((Tensor, nn.Parameter, FakeTensor))  # torch.export traces with FakeTensor
 LARGE = 2**26
 """The number of weights from which a convolution is a matrix product in every dtype."""
-
-
-def is_plain(*layers: nn.Module, types: tuple[type[nn.Module], ...] = _KNOWN) -> bool:
-    """Return whether calling each layer computes with its weight and bias and nothing else.
-
-    The answer is no for a subclass, a wrapper, a ``forward`` set on the instance, a hook on the
-    layer, and a weight that is a tensor subclass or no parameter. It takes 0.3 us per layer.
-
-    Args:
-        layers: modules, which may wrap or replace layers.
-        types: the types that a layer may be of.
-    """
-    for layer in layers:
-        if (
-            type(layer) not in types
-            or type(layer._parameters.get("weight")) not in _WEIGHTS
-            or not is_untouched(layer)
-        ):
-            return False
-    return True
-
-
-def is_untouched(module: nn.Module) -> bool:
-    """Return whether a module has no hooks (own or global) and no ``forward`` on the instance."""
-    return not (
-        "forward" in module.__dict__
-        or _GLOBAL._global_forward_hooks
-        or _GLOBAL._global_forward_pre_hooks
-        or module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-    )
 
 
 def patch_product(layer: nn.Conv2d | nn.Conv3d, rows: Tensor, patch: tuple[int, ...]) -> Tensor:
@@ -64,6 +26,8 @@ def patch_product(layer: nn.Conv2d | nn.Conv3d, rows: Tensor, patch: tuple[int, 
     Returns:
         [.., D], computed as one matrix product if the layer is plain.
     """
+    from .torch_internals import is_plain
+
     if is_plain(layer):
         return F.linear(rows, layer.weight.flatten(1), layer.bias)
     out: Tensor = layer(rows.reshape(-1, *patch))
@@ -101,6 +65,8 @@ def convolve(layer: nn.Module, maps: Tensor) -> Tensor:
     Returns:
         [B, D, h, w].
     """
+    from .torch_internals import is_plain
+
     if (
         not isinstance(layer, nn.Conv2d)
         or not is_plain(layer)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from encoders.accelerated.attention_kernels import KERNELS
+from encoders.accelerated.flash_attn_4 import KEYWORDS
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,15 +38,15 @@ FOLDER = "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR"
 PACKAGE = f"""
 import os
 read = [os.environ["{ENABLED}"], os.environ["{FOLDER}"]]
-def _flash_attn_fwd():
+def _flash_attn_fwd(q, k, v, PARAMETERS):
     return read
 """
 """Stands for flash-attn-4, which reads the two variables when it is imported."""
 SCRIPT = """
 import os
-from encoders.accelerated.attention_kernels import _flash4_forward
+from encoders.accelerated.flash_attn_4 import flash4_forward
 before = dict(os.environ)
-print(*_flash4_forward()())
+print(*flash4_forward()(None, None, None))
 assert dict(os.environ) == before
 """
 
@@ -65,7 +66,8 @@ def test_the_cache_of_flash_attn_4_is_set_during_its_import_alone(
     package = tmp_path / "flash_attn" / "cute"
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
-    (package / "interface.py").write_text(PACKAGE)
+    keywords = ", ".join(f"{name}=None" for name in KEYWORDS)
+    (package / "interface.py").write_text(PACKAGE.replace("PARAMETERS", keywords))
     inherited = {name: os.environ[name] for name in os.environ if name not in (ENABLED, FOLDER)}
     paths = {"PYTHONPATH": f"{tmp_path}:{ROOT}", "XDG_CACHE_HOME": "CACHE"}
     command = [sys.executable, "-c", SCRIPT]
@@ -74,3 +76,16 @@ def test_the_cache_of_flash_attn_4_is_set_during_its_import_alone(
     )
     assert result.stdout.strip() == read, result.stderr
     assert result.returncode == 0, result.stderr
+
+
+def test_a_flash_attn_4_whose_forward_lacks_a_keyword_is_refused(tmp_path: Path) -> None:
+    package = tmp_path / "flash_attn" / "cute"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "interface.py").write_text("def _flash_attn_fwd(q, k, v, out=None):\n    pass\n")
+    script = "from encoders.accelerated.flash_attn_4 import flash4_forward\nflash4_forward()"
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    result = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True
+    )
+    assert "ImportError: the forward of this flash-attn-4 takes no cu_seqlens_k," in result.stderr

@@ -11,7 +11,8 @@ import torch.nn.utils.prune as prune
 from torch import Tensor, nn
 
 from encoders import Qwen3VLEncoder
-from encoders.layers.products import is_plain, patch_product
+from encoders.layers.products import patch_product
+from encoders.layers.torch_internals import is_plain
 from oracles import FEW_FAST, draw_pixels, grids_for, tiny
 from support.accelerated.wrapped_layers import Halved, Lora, fresh, worst
 

@@ -127,7 +127,7 @@ def extra(path: Path) -> set[str]:
         inside = path.parts[path.parts.index("integrations") + 1]
         return INTEGRATED.get(inside.removesuffix(".py"), set())
     if "accelerated" in path.parts:
-        return {"triton", "flash_attn"} if path.stem == "attention_kernels" else {"triton"}
+        return {"triton", "flash_attn"} if path.stem == "flash_attn_4" else {"triton"}
     if path.relative_to(ROOT) == SAVING:
         return {"safetensors", "huggingface_hub"}
     if path.parent.name == "streams":
@@ -283,14 +283,14 @@ def test_saving_imports_the_hub_inside_functions_alone() -> None:
     assert all(line.startswith("    ") for line in imports)
 
 
-def test_only_the_table_of_kernels_imports_flash_attention() -> None:
+def test_one_file_alone_imports_flash_attention() -> None:
     users = {
         path.stem
         for package in PACKAGES
         for path in modules(package)
         if any(covers("flash_attn", name) for name in imports(path))
     }
-    assert users == {"attention_kernels"}
+    assert users == {"flash_attn_4"}
 
 
 QWEN_LIKE = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "paddleocr_vl", "glm4v", "glm_ocr")

@@ -1,4 +1,4 @@
-"""Private names of torch have few homes, and no module keeps what it was called with."""
+"""Private names of torch have one home per package, and no module keeps what it was called with."""
 
 from __future__ import annotations
 
@@ -18,10 +18,7 @@ PRIVATE = re.compile(
 """Names of torch that it does not promise, and those by which a module keeps what is in it."""
 HOMES = {
     "graphwrap/torch_internals.py": "captures, streams, and the modules that graphs guard",
-    "encoders/accelerated/torch_internals.py": "products and function transforms",
-    "encoders/layers/products.py": "whether a layer computes with its weight alone",
-    "encoders/layers/attention.py": "autograd inside the operator of torch.compile",
-    "encoders/base/paths_encoder.py": "one tower behind two modules",
+    "encoders/layers/torch_internals.py": "hooks and dicts of modules, autograd, and products",
     "vitgraph/parallel/torch_internals.py": "how long a process group waits",
 }
 """The files that use such names, and what for."""

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from encoders import Encoder, EncoderOutput, InternViT, PartialOutput, PathsEncoder, VisionEncoder
 from encoders.base.patch_encoder import PatchEncoder
-from encoders.base.paths_encoder import share_modules
 from encoders.contract import Grid, PathInputs, VisionInputs
+from encoders.layers.torch_internals import share_modules
 from graphwrap import GraphedEncoder
 
 from .model_towers.calls import Passing
