@@ -24,7 +24,7 @@ Deliberate differences:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -33,8 +33,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .base.checks import check_input_size
-from .base.patch_encoder import PatchEncoder, merge_order_positions, raster_maps
-from .data import EncoderItemSpec, EncoderOutput, Grid, GridLike, Metadata
+from .base.patch_encoder import PatchEncoder, merge_order_positions
+from .data import EncoderOutput, Grid, GridLike, Metadata
 from .hf_config import (
     find_section,
     read_epsilon,
@@ -125,6 +125,8 @@ class Ernie4_5VLConfig:
 class Ernie4_5VLEncoder(PatchEncoder):
     """Encodes packed patches to hidden states, and to one token per 2x2 patches of two frames."""
 
+    _token_frames = PAIR
+
     def __init__(self, config: Ernie4_5VLConfig, preprocessor: Preprocessor | None = None) -> None:
         super().__init__()
         self.config: Ernie4_5VLConfig = config
@@ -159,18 +161,6 @@ class Ernie4_5VLEncoder(PatchEncoder):
         tokens = self.resampler(self.ln(hidden), metadata["pair_index"])
         return EncoderOutput(hidden, tokens, ())
 
-    def item_specs(self, grid_thw: GridLike) -> list[EncoderItemSpec]:
-        """Return rows, tokens, segments (frames) and longest segment of each item."""
-        unit = self.config.spatial_merge_size**2
-        return [
-            EncoderItemSpec(t * h * w, -(-t // PAIR) * (h * w // unit), t, h * w)
-            for t, h, w in self._read(grid_thw)
-        ]
-
-    def _block_context(self, hidden: Tensor, metadata: Metadata) -> RotarySegments:
-        """Return the rotary angles, segment offsets and padding rows that every block reads."""
-        return RotarySegments.of(metadata)
-
     def _grid_metadata(
         self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
     ) -> Metadata:
@@ -197,15 +187,6 @@ class Ernie4_5VLEncoder(PatchEncoder):
 
     def _embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
         return self.patch_embed(self._admit_patches(pixel_values, self.ln.weight, metadata))
-
-    def _maps_of_grids(
-        self,
-        features: Tensor,
-        grid_thw: GridLike,
-        tiles: Sequence[tuple[int, int, bool]] | None = None,
-    ) -> list[Tensor]:
-        merge = self.config.spatial_merge_size
-        return raster_maps(features, self._read(grid_thw), merge, PAIR)
 
 
 class PatchEmbed(nn.Module):

@@ -26,16 +26,16 @@ Deliberate differences:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .base.checks import check_input_size
-from .base.patch_encoder import RasterEncoder, merge_order_positions
+from .base.patch_encoder import RasterEncoder, merge_order, merge_order_positions
 from .data import EncoderOutput, Grid, GridLike, Metadata
 from .hf_config import (
     find_section,
@@ -48,7 +48,7 @@ from .hf_config import (
 )
 from .layers.attention import attention
 from .layers.clipped import ClippedLinear
-from .layers.segments import padding_rows
+from .layers.segments import RotarySegments
 
 if TYPE_CHECKING:
     from .block_parts import BlockParts
@@ -174,9 +174,9 @@ class Gemma4Encoder(RasterEncoder):
         side, (_, h, w) = self.config.pooling_kernel_size, super().grid_for(tokens)
         return (1, h, w) if w <= self.config.position_embedding_size else (tokens, side, side)
 
-    def _block_context(self, hidden: Tensor, metadata: Metadata) -> Context:
+    def _block_context(self, hidden: Tensor, metadata: Metadata) -> RotarySegments:
         """Return the rotary angles, segment offsets and padding rows that every block reads."""
-        return Context.of(metadata)
+        return RotarySegments.of(metadata, repeated=False)
 
     def _grid_metadata(
         self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
@@ -203,7 +203,7 @@ class Gemma4Encoder(RasterEncoder):
             "rotary_pos_emb_cos": cos,
             "rotary_pos_emb_sin": sin,
             "position_ids": places,
-            "pool_index": pool_index(grids, side, rows),
+            "pool_index": merge_order(grids, side, rows).view(-1, side**2),
         }
 
     def _embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
@@ -222,31 +222,6 @@ class Gemma4Encoder(RasterEncoder):
         return tokens.to(hidden.dtype)
 
 
-class Context(NamedTuple):
-    """The tensors that every block reads, made once per forward."""
-
-    cos: Tensor
-    sin: Tensor
-    root: float
-    """The root of the head size, a factor of queries: it undoes the scale of attention."""
-    cu_seqlens: Tensor
-    max_seqlen: Tensor
-    padding: Tensor
-
-    @classmethod
-    def of(cls, metadata: Metadata) -> Context:
-        """Make the context of a forward from ``metadata``; cos and sin become [P, 1, 2, K/4]."""
-        cos, sin = (metadata[f"rotary_pos_emb_{name}"] for name in ("cos", "sin"))
-        return cls(
-            cos.unflatten(1, (1, 2, -1)),
-            sin.unflatten(1, (1, 2, -1)),
-            (2 * cos.shape[1]) ** 0.5,
-            metadata["cu_seqlens"],
-            metadata["max_seqlen"],
-            padding_rows(metadata["cu_seqlens"], cos.shape[0]),
-        )
-
-
 class Block(nn.Module):
     """Attention and MLP, each with a norm before it and a norm of what it adds to the stream."""
 
@@ -260,7 +235,7 @@ class Block(nn.Module):
         self.mlp = MLP(config)
         self.post_norm2 = nn.RMSNorm(width, eps=eps)
 
-    def forward(self, hidden: Tensor, context: Context) -> Tensor:
+    def forward(self, hidden: Tensor, context: RotarySegments) -> Tensor:
         hidden = hidden + self.post_norm1(self.attn(self.norm1(hidden), context))
         return hidden + self.post_norm2(self.mlp(self.norm2(hidden)))
 
@@ -307,10 +282,11 @@ class Attention(nn.Module):
         self.v_norm = nn.RMSNorm(size, eps=eps, elementwise_affine=False)
         self.proj = linear(config, inner, config.hidden_size)
 
-    def forward(self, x: Tensor, context: Context) -> Tensor:
+    def forward(self, x: Tensor, context: RotarySegments) -> Tensor:
         qkv_T3HK = self.qkv(x).view(x.shape[0], 3, self.num_heads, self.head_size)
         q_THK, k_THK, v_THK = qkv_T3HK.unbind(1)
-        cos, sin, root, *offsets = context
+        cos, sin, *offsets = context
+        root = self.head_size**0.5  # undoes the scale of attention
         q_THK = rotate(self.q_norm(q_THK), cos * root, sin * root)
         k_THK = rotate(self.k_norm(k_THK), cos, sin)
         out_THK = attention(q_THK, k_THK, self.v_norm(v_THK), *offsets)
@@ -356,24 +332,6 @@ def linear(config: Gemma4Config, columns: int, rows: int, parts: int = 1) -> nn.
     return nn.Linear(columns, rows, bias=False)
 
 
-def pool_index(grids: Sequence[Grid], side: int, rows: int) -> Tensor:
-    """Return the patches of each token, int64 [rows / side**2, side**2].
-
-    Args:
-        grids: ``(t, h, w)`` per item, in patches, which run row by row.
-        side: patches on a side of one token.
-        rows: number of patches; those beyond the grids are padding and make tokens of their own.
-    """
-    index = torch.arange(rows, device="cpu")
-    start = 0
-    for t, h, w in grids:
-        r, c = merge_order_positions([(1, h, w)], side, h * w).unbind(1)
-        frames = start + torch.arange(t, device="cpu")[:, None] * h * w
-        index[start : start + t * h * w] = (frames + r * w + c).flatten()
-        start += t * h * w
-    return index.view(-1, side**2)
-
-
 def rotary_cos_sin(
     positions: Tensor, head_size: int, theta: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
@@ -390,8 +348,9 @@ def rotary_cos_sin(
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate columns i and i + K/4 of each half of a head of ``x`` [T, H, K] by the same angle.
 
-    ``cos`` and ``sin`` are [T, 1, 2, K/4] in float32 or wider; the result has the dtype of ``x``.
+    ``cos`` and ``sin`` are [T, 1, 1, K/2] in float32 or wider; the result has the dtype of ``x``.
     """
     first, second = x.unflatten(-1, (2, 2, -1)).unbind(-2)
+    cos, sin = (by_angle.unflatten(-1, (2, -1)).squeeze(1) for by_angle in (cos, sin))
     turned = (first * cos - second * sin, second * cos + first * sin)
     return torch.stack(turned, -2).flatten(-3).to(x.dtype)

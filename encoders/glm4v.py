@@ -47,7 +47,7 @@ from .hf_config import (
     require_value,
 )
 from .layers.attention import attention
-from .layers.products import patch_product
+from .layers.products import FlatPatchEmbed, patch_product
 from .layers.segments import RotarySegments
 from .layers.table_taps import grid_taps
 
@@ -136,7 +136,9 @@ class Glm4VEncoder(PatchEncoder):
         self.config: Glm4VConfig = config
         self._preprocessor = preprocessor
         width, merge = config.hidden_size, config.spatial_merge_size
-        self.patch_embed = PatchEmbed(config)
+        self.patch_embed = FlatPatchEmbed(
+            width, config.patch_size, config.in_channels, config.temporal_patch_size
+        )
         self.post_conv_layernorm = nn.RMSNorm(width, eps=config.rms_norm_eps)
         self.embeddings = Positions(config)
         self.blocks: nn.ModuleList = nn.ModuleList(Block(config) for _ in range(config.depth))
@@ -170,10 +172,6 @@ class Glm4VEncoder(PatchEncoder):
         patches = self._embed(pixel_values, metadata)
         hidden = self._hidden_after(patches, metadata, self.config.depth)
         return EncoderOutput(hidden, self.merger(self._downsample(hidden)), ())
-
-    def _block_context(self, hidden: Tensor, metadata: Metadata) -> RotarySegments:
-        """Return the rotary angles, segment offsets and padding rows that every block reads."""
-        return RotarySegments.of(metadata)
 
     def _grid_metadata(
         self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
@@ -219,19 +217,6 @@ class Positions(nn.Module):
     def __init__(self, config: Glm4VConfig) -> None:
         super().__init__()
         self.position_embedding = nn.Embedding(config.position_side**2, config.hidden_size)
-
-
-class PatchEmbed(nn.Module):
-    """A Conv3d whose kernel equals its stride, computed as one matrix product."""
-
-    def __init__(self, config: Glm4VConfig) -> None:
-        super().__init__()
-        kernel = (config.temporal_patch_size, config.patch_size, config.patch_size)
-        self.patch = (config.in_channels, *kernel)
-        self.proj = nn.Conv3d(config.in_channels, config.hidden_size, kernel, stride=kernel)
-
-    def forward(self, patches: Tensor) -> Tensor:
-        return patch_product(self.proj, patches, self.patch)
 
 
 class Block(nn.Module):

@@ -43,7 +43,7 @@ from .hf_config import (
     require_value,
 )
 from .layers.attention import attention
-from .layers.products import patch_product
+from .layers.products import FlatPatchEmbed, patch_product
 from .layers.segments import RotarySegments
 
 if TYPE_CHECKING:
@@ -128,7 +128,9 @@ class GlmOCREncoder(PatchEncoder):
         self.config: GlmOCRConfig = config
         self._preprocessor = preprocessor
         width, merge = config.hidden_size, config.spatial_merge_size
-        self.patch_embed = PatchEmbed(config)
+        self.patch_embed = FlatPatchEmbed(
+            width, config.patch_size, config.in_channels, config.temporal_patch_size
+        )
         self.blocks: nn.ModuleList = nn.ModuleList(Block(config) for _ in range(config.depth))
         self.post_layernorm = nn.RMSNorm(width, eps=config.rms_norm_eps)
         self.downsample = nn.Conv2d(width, config.out_hidden_size, merge, stride=merge)
@@ -162,10 +164,6 @@ class GlmOCREncoder(PatchEncoder):
         hidden = self._hidden_after(patches, metadata, self.config.depth)
         return EncoderOutput(hidden, self.merger(self._downsample(hidden)), ())
 
-    def _block_context(self, hidden: Tensor, metadata: Metadata) -> RotarySegments:
-        """Return the rotary angles, segment offsets and padding rows that every block reads."""
-        return RotarySegments.of(metadata)
-
     def _grid_metadata(
         self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
     ) -> Metadata:
@@ -192,19 +190,6 @@ class GlmOCREncoder(PatchEncoder):
         merge = self.config.spatial_merge_size
         groups = self.post_layernorm(hidden).unflatten(0, (-1, merge**2))
         return patch_product(self.downsample, groups.mT.flatten(1), (hidden.shape[1], merge, merge))
-
-
-class PatchEmbed(nn.Module):
-    """A Conv3d whose kernel equals its stride, computed as one matrix product."""
-
-    def __init__(self, config: GlmOCRConfig) -> None:
-        super().__init__()
-        kernel = (config.temporal_patch_size, config.patch_size, config.patch_size)
-        self.patch = (config.in_channels, *kernel)
-        self.proj = nn.Conv3d(config.in_channels, config.hidden_size, kernel, stride=kernel)
-
-    def forward(self, patches: Tensor) -> Tensor:
-        return patch_product(self.proj, patches, self.patch)
 
 
 class Block(nn.Module):

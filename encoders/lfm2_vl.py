@@ -22,7 +22,7 @@ Deliberate differences:
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -32,7 +32,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .base.checks import check_input_size, check_rows
-from .base.patch_encoder import RasterEncoder, merge_order_positions
+from .base.patch_encoder import RasterEncoder, merge_order, merge_order_positions
 from .base.paths_encoder import TilesThenImage
 from .data import EncoderOutput, Grid, GridLike, Metadata
 from .hf_config import (
@@ -278,25 +278,3 @@ def axis_weights(entries: int, size: int) -> Tensor:
     entry = torch.arange(entries, dtype=torch.float64, device="cpu") + 0.5
     hats = (1 - (entry - at[:, None] * step).abs() / reach).clamp(min=0)
     return hats / hats.sum(1, keepdim=True)
-
-
-def merge_order(grids: Sequence[Grid], merge: int, rows: int) -> Tensor:
-    """Return the indices that sort patches from raster order into merge order, int64 [rows].
-
-    In merge order the ``merge**2`` patches of a token are neighbours. Entry i is the raster index,
-    from 0 over all items, of the patch at place i.
-
-    Args:
-        grids: ``(t, h, w)`` per item, in patches.
-        merge: side of a token in patches.
-        rows: number of entries, at least that of patches; entry i beyond the patches is i.
-    """
-    order = torch.arange(rows, device="cpu")
-    start = 0
-    for t, h, w in grids:
-        cells = merge_order_positions([(1, h, w)], merge, h * w)
-        frame = cells[:, 0] * w + cells[:, 1]
-        frames = start + torch.arange(t, device="cpu")[:, None] * (h * w) + frame
-        order[start : start + t * h * w] = frames.flatten()
-        start += t * h * w
-    return order

@@ -24,15 +24,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .base.checks import check_input_size
-from .base.patch_encoder import PatchEncoder, merge_order_positions, raster_maps
-from .data import EncoderItemSpec, EncoderOutput, Grid, GridLike, Metadata
+from .base.patch_encoder import PatchEncoder, merge_order_positions
+from .data import EncoderOutput, Grid, GridLike, Metadata
 from .hf_config import (
     find_section,
     read_epsilon,
@@ -42,9 +42,8 @@ from .hf_config import (
     require_value,
 )
 from .layers.attention import attention
-from .layers.products import patch_product
-from .layers.segments import padding_rows
-from .layers.table_taps import segments_of
+from .layers.products import FlatPatchEmbed
+from .layers.segments import RotarySegments
 
 if TYPE_CHECKING:
     from .block_parts import BlockParts
@@ -128,7 +127,9 @@ class MiniMaxM3Encoder(PatchEncoder):
         super().__init__()
         self.config: MiniMaxM3Config = config
         self._preprocessor = preprocessor
-        self.patch_embed = PatchEmbed(config)
+        self._segment_frames = config.segment_frames
+        side, channels, frames = config.patch_size, config.in_channels, config.temporal_patch_size
+        self.patch_embed = FlatPatchEmbed(config.hidden_size, side, channels, frames, bias=False)
         self.norm_pre = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.blocks: nn.ModuleList = nn.ModuleList(Block(config) for _ in range(config.depth))
         self.projector = Projector(config)
@@ -159,25 +160,6 @@ class MiniMaxM3Encoder(PatchEncoder):
         hidden = self._hidden_after(hidden, metadata, self.config.depth)
         return EncoderOutput(hidden, self.projector(hidden), ())
 
-    def item_specs(self, grid_thw: GridLike) -> list[EncoderItemSpec]:
-        """Return rows, tokens, segments and longest segment of each item."""
-        most, unit = self.config.segment_frames, self.config.spatial_merge_size**2
-        return [
-            EncoderItemSpec(t * h * w, t * h * w // unit, -(-t // most), min(t, most) * h * w)
-            for t, h, w in super()._read(grid_thw)
-        ]
-
-    def _read(self, grid_thw: GridLike) -> list[Grid]:
-        """Return the grid of each segment: a clip is split every ``segment_frames`` frame pairs."""
-        grids = super()._read(grid_thw)
-        if (rows := sum(t * h * w for t, h, w in grids)) >= 2**31:  # before segments are listed
-            raise ValueError(f"the grid makes {rows} rows, int32 offsets end at 2^31: pass fewer")
-        return segments_of(grids, self.config.segment_frames)
-
-    def _block_context(self, hidden: Tensor, metadata: Metadata) -> Context:
-        """Return the rotary angles, segment offsets and padding rows that every block reads."""
-        return Context.of(metadata)
-
     def _grid_metadata(
         self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
     ) -> Metadata:
@@ -198,51 +180,6 @@ class MiniMaxM3Encoder(PatchEncoder):
         weight = self.patch_embed.proj.weight
         return self.norm_pre(self.patch_embed(self._admit_patches(pixel_values, weight, metadata)))
 
-    def _maps_of_grids(
-        self,
-        features: Tensor,
-        grid_thw: GridLike,
-        tiles: Sequence[tuple[int, int, bool]] | None = None,
-    ) -> list[Tensor]:
-        return raster_maps(features, super()._read(grid_thw), self.config.spatial_merge_size)
-
-
-class Context(NamedTuple):
-    """The tensors that every block reads, made once per forward."""
-
-    cos: Tensor
-    sin: Tensor
-    cu_seqlens: Tensor
-    max_seqlen: Tensor
-    padding: Tensor
-
-    @classmethod
-    def of(cls, metadata: Metadata) -> Context:
-        """Make the context of a forward; cos and sin are repeated for both columns of a pair."""
-        cos, sin = metadata["rotary_pos_emb_cos"], metadata["rotary_pos_emb_sin"]
-        return cls(
-            torch.cat((cos, cos), 1)[:, None, None],
-            torch.cat((-sin, sin), 1)[:, None, None],
-            metadata["cu_seqlens"],
-            metadata["max_seqlen"],
-            padding_rows(metadata["cu_seqlens"], cos.shape[0]),
-        )
-
-
-class PatchEmbed(nn.Module):
-    """A Conv3d whose kernel equals its stride, computed as one matrix product."""
-
-    def __init__(self, config: MiniMaxM3Config) -> None:
-        super().__init__()
-        kernel = (config.temporal_patch_size, config.patch_size, config.patch_size)
-        self.patch = (config.in_channels, *kernel)
-        self.proj = nn.Conv3d(
-            config.in_channels, config.hidden_size, kernel, stride=kernel, bias=False
-        )
-
-    def forward(self, patches: Tensor) -> Tensor:
-        return patch_product(self.proj, patches, self.patch)
-
 
 class Block(nn.Module):
     """Pre-norm attention and MLP, each added to the residual stream."""
@@ -254,7 +191,7 @@ class Block(nn.Module):
         self.norm2 = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.mlp = MLP(config)
 
-    def forward(self, hidden: Tensor, context: Context) -> Tensor:
+    def forward(self, hidden: Tensor, context: RotarySegments) -> Tensor:
         hidden = hidden + self.attn(self.norm1(hidden), context)
         return hidden + self.mlp(self.norm2(hidden))
 
@@ -286,7 +223,7 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size)
         self.proj = nn.Linear(config.hidden_size, config.hidden_size)
 
-    def forward(self, x: Tensor, context: Context) -> Tensor:
+    def forward(self, x: Tensor, context: RotarySegments) -> Tensor:
         qkv_T3HK = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))
         q_THK, k_THK = rotate(qkv_T3HK[:, :2], context.cos, context.sin).unbind(1)
         offsets, longest = context.cu_seqlens, context.max_seqlen

@@ -28,17 +28,17 @@ Deliberate differences:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .base.checks import check_input_size
-from .base.patch_encoder import PatchEncoder, merge_order_positions, raster_maps
-from .data import EncoderItemSpec, EncoderOutput, Grid, GridLike, Metadata
+from .base.patch_encoder import RasterEncoder, merge_order_positions
+from .data import EncoderOutput, Grid, GridLike, Metadata
 from .hf_config import (
     find_section,
     read_epsilon,
@@ -48,9 +48,9 @@ from .hf_config import (
     require_value,
 )
 from .layers.attention import attention
-from .layers.products import patch_product
-from .layers.segments import padding_rows
-from .layers.table_taps import frame_rows, frame_table, grid_taps, pooled_rows, segments_of
+from .layers.products import FlatPatchEmbed
+from .layers.segments import RotarySegments
+from .layers.table_taps import frame_rows, frame_table, grid_taps, pooled_rows
 
 if TYPE_CHECKING:
     from .block_parts import BlockParts
@@ -138,14 +138,15 @@ class MoonViTConfig:
         )
 
 
-class MoonViTEncoder(PatchEncoder):
+class MoonViTEncoder(RasterEncoder):
     """Encodes patches and a grid to hidden states and projected tokens."""
 
     def __init__(self, config: MoonViTConfig, preprocessor: Preprocessor | None = None) -> None:
         super().__init__()
         self.config: MoonViTConfig = config
         self._preprocessor = preprocessor
-        self.patch_embed = PatchEmbed(config)
+        self._segment_frames = self._token_frames = config.segment_frames
+        self.patch_embed = FlatPatchEmbed(config.hidden_size, config.patch_size, config.in_channels)
         self.pos_embed = nn.Embedding(config.position_side**2, config.hidden_size)
         self.blocks: nn.ModuleList = nn.ModuleList(Block(config) for _ in range(config.depth))
         self.norm = nn.LayerNorm(config.hidden_size, eps=1e-5)
@@ -175,29 +176,9 @@ class MoonViTEncoder(PatchEncoder):
         hidden = self._hidden_after(hidden, metadata, self.config.depth)
         return EncoderOutput(hidden, self.projector(self._over_time(hidden, metadata)), ())
 
-    def item_specs(self, grid_thw: GridLike) -> list[EncoderItemSpec]:
-        """Return rows, tokens, segments and longest segment of each item."""
-        most, unit = self.config.segment_frames, self.config.spatial_merge_size**2
-        return [
-            EncoderItemSpec(
-                input_size=t * h * w,
-                output_tokens=-(-t // most) * (h * w // unit),
-                segments=-(-t // most),
-                longest_segment=min(t, most) * h * w,
-            )
-            for t, h, w in super()._read(grid_thw)
-        ]
-
-    def _read(self, grid_thw: GridLike) -> list[Grid]:
-        """Return the grid of each segment: a clip is split every ``segment_frames`` frames."""
-        grids = super()._read(grid_thw)
-        if (rows := sum(t * h * w for t, h, w in grids)) >= 2**31:  # before segments are listed
-            raise ValueError(f"the grid makes {rows} rows, int32 offsets end at 2^31: pass fewer")
-        return segments_of(grids, self.config.segment_frames)
-
-    def _block_context(self, hidden: Tensor, metadata: Metadata) -> Context:
+    def _block_context(self, hidden: Tensor, metadata: Metadata) -> RotarySegments:
         """Return the rotary angles, segment offsets and padding rows that every block reads."""
-        return Context.of(metadata)
+        return RotarySegments.of(metadata, repeated=False)
 
     def _grid_metadata(
         self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
@@ -246,49 +227,6 @@ class MoonViTEncoder(PatchEncoder):
             total = torch.addcmul(total, normed[index[:, frame]], weight[:, frame, None])
         return total.to(normed.dtype)
 
-    def _maps_of_grids(
-        self,
-        features: Tensor,
-        grid_thw: GridLike,
-        tiles: Sequence[tuple[int, int, bool]] | None = None,
-    ) -> list[Tensor]:
-        merge, most = self.config.spatial_merge_size, self.config.segment_frames
-        grids = super()._read(grid_thw)
-        tokens = [(-(-t // most), h // merge, w // merge) for t, h, w in grids]
-        merged = features.shape[0] == sum(t * h * w for t, h, w in tokens)
-        return raster_maps(features, tokens if merged else grids, 1)
-
-
-class Context(NamedTuple):
-    """The tensors that every block reads, made once per forward."""
-
-    cos: Tensor
-    sin: Tensor
-    cu_seqlens: Tensor
-    max_seqlen: Tensor
-    padding: Tensor
-
-    @classmethod
-    def of(cls, metadata: Metadata) -> Context:
-        """Make the context of a forward; cos and sin are [P, 1, 1, K/2]."""
-        cos, sin = metadata["rotary_pos_emb_cos"], metadata["rotary_pos_emb_sin"]
-        offsets = metadata["cu_seqlens"]
-        padding = padding_rows(offsets, len(cos))
-        return cls(cos[:, None, None], sin[:, None, None], offsets, metadata["max_seqlen"], padding)
-
-
-class PatchEmbed(nn.Module):
-    """A Conv2d whose kernel equals its stride, computed as one matrix product."""
-
-    def __init__(self, config: MoonViTConfig) -> None:
-        super().__init__()
-        side = config.patch_size
-        self.patch = (config.in_channels, side, side)
-        self.proj = nn.Conv2d(config.in_channels, config.hidden_size, side, side)
-
-    def forward(self, patches: Tensor) -> Tensor:
-        return patch_product(self.proj, patches, self.patch)
-
 
 class Block(nn.Module):
     """Pre-norm attention and MLP, each added to the residual stream."""
@@ -300,7 +238,7 @@ class Block(nn.Module):
         self.norm2 = nn.LayerNorm(config.hidden_size, eps=1e-5)
         self.mlp = MLP(config)
 
-    def forward(self, hidden: Tensor, context: Context) -> Tensor:
+    def forward(self, hidden: Tensor, context: RotarySegments) -> Tensor:
         hidden = hidden + self.attn(self.norm1(hidden), context)
         return hidden + self.mlp(self.norm2(hidden))
 
@@ -333,7 +271,7 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size)
         self.proj = nn.Linear(config.hidden_size, config.hidden_size)
 
-    def forward(self, x: Tensor, context: Context) -> Tensor:
+    def forward(self, x: Tensor, context: RotarySegments) -> Tensor:
         qkv_T3HK = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))
         q_THK, k_THK = rotate(qkv_T3HK[:, :2], context.cos, context.sin).unbind(1)
         offsets, longest = context.cu_seqlens, context.max_seqlen

@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .base.checks import check_input_size
-from .base.patch_encoder import RasterEncoder, merge_order_positions
+from .base.patch_encoder import RasterEncoder, merge_order, merge_order_positions
 from .data import EncoderOutput, Grid, GridLike, Metadata
 from .hf_config import (
     find_section,
@@ -40,7 +40,7 @@ from .hf_config import (
 )
 from .layers import blocks
 from .layers.attention import attention
-from .layers.products import patch_product
+from .layers.products import FlatPatchEmbed
 from .layers.segments import RotarySegments
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class PaddleOCRVLEncoder(RasterEncoder):
         super().__init__()
         self.config: PaddleOCRVLConfig = config
         self._preprocessor = preprocessor
-        self.patch_embed = PatchEmbed(config)
+        self.patch_embed = FlatPatchEmbed(config.hidden_size, config.patch_size, config.in_channels)
         self.pos_embed = nn.Embedding(config.position_side**2, config.hidden_size)
         self.blocks: nn.ModuleList = nn.ModuleList(map(Block, [config.blocks] * config.depth))
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
@@ -153,10 +153,6 @@ class PaddleOCRVLEncoder(RasterEncoder):
         tokens = self.projector(self.norm(hidden)[metadata["merge_index"]])
         return EncoderOutput(hidden, tokens, ())
 
-    def _block_context(self, hidden: Tensor, metadata: Metadata) -> RotarySegments:
-        """Return the rotary angles, segment offsets and padding rows that every block reads."""
-        return RotarySegments.of(metadata)
-
     def _grid_metadata(
         self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
     ) -> Metadata:
@@ -186,19 +182,6 @@ class PaddleOCRVLEncoder(RasterEncoder):
         patches = self.patch_embed(self._admit_patches(pixel_values, weight, metadata))
         taps, weights = metadata["pos_embed_index"], metadata["pos_embed_weight"]
         return self._add_weighted_rows(patches, self.pos_embed, taps, weights)
-
-
-class PatchEmbed(nn.Module):
-    """A Conv2d whose kernel equals its stride, computed as one matrix product."""
-
-    def __init__(self, config: PaddleOCRVLConfig) -> None:
-        super().__init__()
-        side = config.patch_size
-        self.patch = (config.in_channels, side, side)
-        self.proj = nn.Conv2d(config.in_channels, config.hidden_size, side, stride=side)
-
-    def forward(self, patches: Tensor) -> Tensor:
-        return patch_product(self.proj, patches, self.patch)
 
 
 class Block(blocks.Block):
@@ -306,25 +289,3 @@ def position_taps(
     hats = [(1 - fr) * (1 - fc), (1 - fr) * fc, fr * (1 - fc), fr * fc]
     beyond = (0, 0, 0, len(positions) - len(sizes))
     return F.pad(torch.stack(taps, 1), beyond), F.pad(torch.stack(hats, 1), beyond)
-
-
-def merge_order(grids: Sequence[Grid], merge: int, rows: int) -> Tensor:
-    """Return the indices that sort patches from raster order into merge order, int64 [rows].
-
-    In merge order the ``merge**2`` patches of a token are neighbours. Entry i is the raster index,
-    from 0 over all items, of the patch at place i.
-
-    Args:
-        grids: ``(t, h, w)`` per item, in patches.
-        merge: side of a token in patches.
-        rows: number of entries, at least that of patches; entry i beyond the patches is i.
-    """
-    order = torch.arange(rows, device="cpu")
-    start = 0
-    for t, h, w in grids:
-        cells = merge_order_positions([(1, h, w)], merge, h * w)
-        frame = cells[:, 0] * w + cells[:, 1]
-        frames = start + torch.arange(t, device="cpu")[:, None] * (h * w) + frame
-        order[start : start + t * h * w] = frames.flatten()
-        start += t * h * w
-    return order

@@ -48,7 +48,7 @@ from .hf_config import (
     require_value,
 )
 from .layers.attention import attention
-from .layers.products import patch_product
+from .layers.products import FlatPatchEmbed
 from .layers.segments import RotarySegments
 
 if TYPE_CHECKING:
@@ -141,7 +141,9 @@ class PixtralEncoder(PatchEncoder):
         super().__init__()
         self.config: PixtralConfig = config
         self._preprocessor = preprocessor
-        self.patch_embed = PatchEmbed(config)
+        self.patch_embed = FlatPatchEmbed(
+            config.hidden_size, config.patch_size, config.in_channels, bias=False
+        )
         self.ln_pre = nn.RMSNorm(config.hidden_size, eps=1e-5)
         self.blocks: nn.ModuleList = nn.ModuleList(Block(config) for _ in range(config.depth))
         self.projector = Projector(config)
@@ -172,10 +174,6 @@ class PixtralEncoder(PatchEncoder):
         hidden = self._hidden_after(patches, metadata, self.config.depth)
         return EncoderOutput(hidden, self.projector(hidden), ())
 
-    def _block_context(self, hidden: Tensor, metadata: Metadata) -> RotarySegments:
-        """Return the rotary angles, segment offsets and padding rows that every block reads."""
-        return RotarySegments.of(metadata)
-
     def _grid_metadata(
         self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
     ) -> Metadata:
@@ -198,19 +196,6 @@ class PixtralEncoder(PatchEncoder):
         weight = self.patch_embed.proj.weight
         patches = self._admit_patches(pixel_values, weight, metadata)
         return self.ln_pre(self.patch_embed(patches))
-
-
-class PatchEmbed(nn.Module):
-    """A Conv2d whose kernel equals its stride, computed as one matrix product."""
-
-    def __init__(self, config: PixtralConfig) -> None:
-        super().__init__()
-        side = config.patch_size
-        self.patch = (config.in_channels, side, side)
-        self.proj = nn.Conv2d(config.in_channels, config.hidden_size, side, side, bias=False)
-
-    def forward(self, patches: Tensor) -> Tensor:
-        return patch_product(self.proj, patches, self.patch)
 
 
 class Block(nn.Module):

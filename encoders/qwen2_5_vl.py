@@ -44,8 +44,8 @@ from .hf_config import (
     require_value,
 )
 from .layers.attention import attention
-from .layers.products import patch_product
-from .layers.segments import padded_offsets, padding_rows
+from .layers.products import FlatPatchEmbed
+from .layers.segments import RotarySegments, padded_offsets
 
 if TYPE_CHECKING:
     from .block_parts import BlockParts
@@ -112,6 +112,7 @@ class Qwen2_5VLConfig:
         require_value(vision, "hidden_act", "silu")
         heads = read_size(vision, "num_heads", "num_attention_heads", default=16)
         grouped = str(vision.get("model_type", "")).startswith("exaone4_5")
+        shared = read_size(vision, "num_key_value_heads", default=8 if grouped else heads)
         return cls(
             depth=read_size(vision, "depth", "num_hidden_layers", default=32, most=1024),
             hidden_size=read_size(vision, "hidden_size"),
@@ -125,9 +126,7 @@ class Qwen2_5VLConfig:
             spatial_merge_size=read_size(vision, "spatial_merge_size", default=2),
             in_channels=read_size(vision, "in_channels", "in_chans", default=3),
             rope_theta=read_rope_theta(vision),
-            num_key_value_heads=read_size(
-                vision, "num_key_value_heads", default=8 if grouped else heads
-            ),
+            num_key_value_heads=shared,
         )
 
 
@@ -138,7 +137,8 @@ class Qwen2_5VLEncoder(PatchEncoder):
         super().__init__()
         self.config: Qwen2_5VLConfig = config
         self._preprocessor = preprocessor
-        self.patch_embed = PatchEmbed(config)
+        side, channels, frames = config.patch_size, config.in_channels, config.temporal_patch_size
+        self.patch_embed = FlatPatchEmbed(config.hidden_size, side, channels, frames, bias=False)
         self.blocks: nn.ModuleList = nn.ModuleList(
             Block(config, whole=n in config.fullatt_block_indexes) for n in range(config.depth)
         )
@@ -180,8 +180,10 @@ class Qwen2_5VLEncoder(PatchEncoder):
             yield self._reorder(hidden, metadata["reverse_index"])
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> Context:
-        """Return the rotary angles, segment offsets and padding rows that every block reads."""
-        return Context.of(metadata)
+        """Return the tensors of attention over frame pairs and of that inside windows."""
+        whole = RotarySegments.of(metadata)
+        offsets, longest = metadata["cu_window_seqlens"], metadata["max_window_seqlen"]
+        return Context(whole, whole._replace(cu_seqlens=offsets, max_seqlen=longest))
 
     def _grid_metadata(
         self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
@@ -200,8 +202,7 @@ class Qwen2_5VLEncoder(PatchEncoder):
         index, windows = window_order(grids, merge, self.config.window_side, rows // merge**2)
         positions = self._reorder(merge_order_positions(grids, merge, rows), index)
         cos, sin = rotary_cos_sin(positions, head, self.config.rope_theta, dtype)
-        window = self.config.window_rows
-        capacity = max_windows_per_batch
+        capacity, longest = max_windows_per_batch, self.config.window_rows
         cu_windows = padded_offsets(windows, capacity, "max_windows_per_batch", "windows")
         return {
             "rotary_pos_emb_cos": cos,
@@ -209,7 +210,7 @@ class Qwen2_5VLEncoder(PatchEncoder):
             "window_index": index,
             "reverse_index": index.argsort(),
             "cu_window_seqlens": cu_windows,
-            "max_window_seqlen": torch.tensor(window, dtype=torch.int32, device="cpu"),
+            "max_window_seqlen": torch.tensor(longest, dtype=torch.int32, device="cpu"),
         }
 
     def item_specs(self, grid_thw: GridLike) -> list[EncoderItemSpec]:
@@ -231,44 +232,10 @@ class Qwen2_5VLEncoder(PatchEncoder):
 
 
 class Context(NamedTuple):
-    """The tensors that every block reads, made once per forward."""
+    """Rotary angles, offsets and padding rows, made once per forward; only the offsets differ."""
 
-    cos: Tensor
-    sin: Tensor
-    cu_seqlens: Tensor
-    max_seqlen: Tensor
-    cu_window_seqlens: Tensor
-    max_window_seqlen: Tensor
-    padding: Tensor
-
-    @classmethod
-    def of(cls, metadata: Metadata) -> Context:
-        """Make the context of a forward; cos and sin are repeated for both halves of a head."""
-        cos, sin = metadata["rotary_pos_emb_cos"], metadata["rotary_pos_emb_sin"]
-        return cls(
-            torch.cat((cos, cos), 1)[:, None, None],
-            torch.cat((-sin, sin), 1)[:, None, None],
-            metadata["cu_seqlens"],
-            metadata["max_seqlen"],
-            metadata["cu_window_seqlens"],
-            metadata["max_window_seqlen"],
-            padding_rows(metadata["cu_seqlens"], cos.shape[0]),
-        )
-
-
-class PatchEmbed(nn.Module):
-    """A Conv3d whose kernel equals its stride, computed as one matrix product."""
-
-    def __init__(self, config: Qwen2_5VLConfig) -> None:
-        super().__init__()
-        kernel = (config.temporal_patch_size, config.patch_size, config.patch_size)
-        self.patch = (config.in_channels, *kernel)
-        self.proj = nn.Conv3d(
-            config.in_channels, config.hidden_size, kernel, stride=kernel, bias=False
-        )
-
-    def forward(self, patches: Tensor) -> Tensor:
-        return patch_product(self.proj, patches, self.patch)
+    whole: RotarySegments
+    windows: RotarySegments
 
 
 class Block(nn.Module):
@@ -327,15 +294,13 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, context: Context) -> Tensor:
         heads, shared = self.num_heads, self.num_key_value_heads
         qkv_T1HK = self.qkv(x).view(x.shape[0], 1, heads + 2 * shared, self.head_size)
-        turned_THK = rotate(qkv_T1HK[:, :, : heads + shared], context.cos, context.sin).squeeze(1)
+        cos, sin, *offsets = context.whole if self.whole else context.windows
+        turned_THK = rotate(qkv_T1HK[:, :, : heads + shared], cos, sin).squeeze(1)
         q_THK, k_THK = turned_THK.split((heads, shared), 1)
         v_THK = qkv_T1HK[:, 0, heads + shared :]
         if self.group > 1:
             k_THK, v_THK = (part.repeat_interleave(self.group, 1) for part in (k_THK, v_THK))
-        offsets, longest = context.cu_window_seqlens, context.max_window_seqlen
-        if self.whole:
-            offsets, longest = context.cu_seqlens, context.max_seqlen
-        out_THK = attention(q_THK, k_THK, v_THK, offsets, longest, padding=context.padding)
+        out_THK = attention(q_THK, k_THK, v_THK, *offsets)
         return self.proj(out_THK.flatten(1))
 
 

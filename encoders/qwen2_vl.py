@@ -40,7 +40,7 @@ from .hf_config import (
     require_value,
 )
 from .layers.attention import attention
-from .layers.products import patch_product
+from .layers.products import FlatPatchEmbed
 from .layers.segments import RotarySegments
 
 if TYPE_CHECKING:
@@ -111,7 +111,8 @@ class Qwen2VLEncoder(PatchEncoder):
         super().__init__()
         self.config: Qwen2VLConfig = config
         self._preprocessor = preprocessor
-        self.patch_embed = PatchEmbed(config)
+        side, channels, frames = config.patch_size, config.in_channels, config.temporal_patch_size
+        self.patch_embed = FlatPatchEmbed(config.hidden_size, side, channels, frames, bias=False)
         self.blocks: nn.ModuleList = nn.ModuleList(Block(config) for _ in range(config.depth))
         self.merger = Merger(config)
 
@@ -141,10 +142,6 @@ class Qwen2VLEncoder(PatchEncoder):
         hidden = self._hidden_after(patches, metadata, self.config.depth)
         return EncoderOutput(hidden, self.merger(hidden), ())
 
-    def _block_context(self, hidden: Tensor, metadata: Metadata) -> RotarySegments:
-        """Return the rotary angles, segment offsets and padding rows that every block reads."""
-        return RotarySegments.of(metadata)
-
     def _grid_metadata(
         self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
     ) -> Metadata:
@@ -166,21 +163,6 @@ class Qwen2VLEncoder(PatchEncoder):
     def _embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
         weight = self.patch_embed.proj.weight
         return self.patch_embed(self._admit_patches(pixel_values, weight, metadata))
-
-
-class PatchEmbed(nn.Module):
-    """A Conv3d whose kernel equals its stride, computed as one matrix product."""
-
-    def __init__(self, config: Qwen2VLConfig) -> None:
-        super().__init__()
-        kernel = (config.temporal_patch_size, config.patch_size, config.patch_size)
-        self.patch = (config.in_channels, *kernel)
-        self.proj = nn.Conv3d(
-            config.in_channels, config.hidden_size, kernel, stride=kernel, bias=False
-        )
-
-    def forward(self, patches: Tensor) -> Tensor:
-        return patch_product(self.proj, patches, self.patch)
 
 
 class Block(nn.Module):

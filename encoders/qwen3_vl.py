@@ -44,7 +44,7 @@ from .hf_config import (
     require_value,
 )
 from .layers.attention import attention
-from .layers.products import patch_product
+from .layers.products import FlatPatchEmbed
 from .layers.segments import RotarySegments
 
 if TYPE_CHECKING:
@@ -133,7 +133,9 @@ class Qwen3VLEncoder(PatchEncoder):
         super().__init__()
         self.config: Qwen3VLConfig = config
         self._preprocessor = preprocessor
-        self.patch_embed = PatchEmbed(config)
+        self.patch_embed = FlatPatchEmbed(
+            config.hidden_size, config.patch_size, config.in_channels, config.temporal_patch_size
+        )
         self.pos_embed = nn.Embedding(config.num_position_embeddings, config.hidden_size)
         self.blocks: nn.ModuleList = nn.ModuleList(Block(config) for _ in range(config.depth))
         self.merger = Merger(config, norm_after_grouping=False)
@@ -175,10 +177,6 @@ class Qwen3VLEncoder(PatchEncoder):
                 deepstack.append(merger(hidden))
         return EncoderOutput(hidden, self.merger(hidden), tuple(deepstack))
 
-    def _block_context(self, hidden: Tensor, metadata: Metadata) -> RotarySegments:
-        """Return the rotary angles, segment offsets and padding rows that every block reads."""
-        return RotarySegments.of(metadata)
-
     def _grid_metadata(
         self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
     ) -> Metadata:
@@ -207,19 +205,6 @@ class Qwen3VLEncoder(PatchEncoder):
         patches = self.patch_embed(self._admit_patches(pixel_values, weight, metadata))
         taps, weights = metadata["pos_embed_index"], metadata["pos_embed_weight"]
         return self._add_weighted_rows(patches, self.pos_embed, taps, weights)
-
-
-class PatchEmbed(nn.Module):
-    """A Conv3d whose kernel equals its stride, computed as one matrix product."""
-
-    def __init__(self, config: Qwen3VLConfig) -> None:
-        super().__init__()
-        kernel = (config.temporal_patch_size, config.patch_size, config.patch_size)
-        self.patch = (config.in_channels, *kernel)
-        self.proj = nn.Conv3d(config.in_channels, config.hidden_size, kernel, stride=kernel)
-
-    def forward(self, patches: Tensor) -> Tensor:
-        return patch_product(self.proj, patches, self.patch)
 
 
 class Block(nn.Module):

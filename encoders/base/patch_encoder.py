@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..data import EncoderItemSpec, Grid, GridLike, Metadata
 from ..grids import read_grid, stitch_tiles
+from ..layers.segments import RotarySegments
 from .checks import check_rows
 from .vision_encoder import VisionEncoder
 
@@ -27,6 +28,10 @@ class PatchEncoder(VisionEncoder):
     """A tower over packed patches whose merger turns a square of patches into one token."""
 
     config: PatchConfig
+    _segment_frames: int = 1
+    """The most frames of an item that make one segment, whose patches attend to each other."""
+    _token_frames: int = 1
+    """The most frames of an item that make one frame of tokens."""
 
     @property
     def budget_range(self) -> tuple[int, int]:
@@ -45,12 +50,24 @@ class PatchEncoder(VisionEncoder):
         return 1, short * merge, long * merge
 
     def item_specs(self, grid_thw: GridLike) -> list[EncoderItemSpec]:
-        """Return the rows, tokens, segments (frame pairs) and longest segment of each item."""
-        unit = self.config.spatial_merge_size**2
+        """Return the rows, tokens, segments and longest segment of each item."""
+        unit, most = self.config.spatial_merge_size**2, self._segment_frames
         return [
-            EncoderItemSpec(t * h * w, t * h * w // unit, t, h * w)
+            EncoderItemSpec(
+                input_size=t * h * w,
+                output_tokens=-(-t // self._token_frames) * (h * w // unit),
+                segments=-(-t // most),
+                longest_segment=min(t, most) * h * w,
+            )
             for t, h, w in self._read(grid_thw)
         ]
+
+    def _segment_grids(self, grids: list[Grid]) -> list[Grid]:
+        if (most := self._segment_frames) == 1:
+            return grids
+        if (rows := sum(t * h * w for t, h, w in grids)) >= 2**31:  # before segments are listed
+            raise ValueError(f"the grid makes {rows} rows, int32 offsets end at 2^31: pass fewer")
+        return [(min(most, t - first), h, w) for t, h, w in grids for first in range(0, t, most)]
 
     def _block_outputs(
         self, pixel_values: Tensor, grid_thw: GridLike, numbers: Sequence[int]
@@ -61,6 +78,10 @@ class PatchEncoder(VisionEncoder):
         """
         metadata = self._resolve_metadata(pixel_values, grid_thw, None)
         yield from self._run_blocks(self._embed(pixel_values, metadata), metadata, numbers)
+
+    def _block_context(self, hidden: Tensor, metadata: Metadata) -> object:
+        """Return the rotary angles, segment offsets and padding rows that every block reads."""
+        return RotarySegments.of(metadata)
 
     def _admit_patches(self, pixel_values: Tensor, weight: Tensor, metadata: Metadata) -> Tensor:
         """Check patches [P, patch_dim] and bring them to the dtype and device of ``weight``.
@@ -85,7 +106,8 @@ class PatchEncoder(VisionEncoder):
         grid_thw: GridLike,
         tiles: Sequence[tuple[int, int, bool]] | None = None,
     ) -> list[Tensor]:
-        return raster_maps(features, self._read(grid_thw), self.config.spatial_merge_size)
+        merge, grids = self.config.spatial_merge_size, self._read(grid_thw)
+        return raster_maps(features, grids, merge, self._token_frames)
 
     def _read(self, grid_thw: GridLike) -> list[Grid]:
         return read_grid(grid_thw, self.config.spatial_merge_size, "spatial_merge_size")
@@ -102,7 +124,8 @@ class RasterEncoder(PatchEncoder):
     ) -> list[Tensor]:
         grids = self._read(grid_thw)
         whole = len(features) == sum(t * h * w for t, h, w in grids)
-        maps = raster_maps(features, grids, 1 if whole else self.config.spatial_merge_size)
+        merge = 1 if whole else self.config.spatial_merge_size
+        maps = raster_maps(features, grids, merge, self._token_frames)
         if tiles is None:
             return maps
         return [stitch_tiles(*pair) for pair in zip(maps, tiles, strict=True)]
@@ -180,6 +203,28 @@ def merge_order_positions(grids: Sequence[Grid], merge: int, rows: int) -> Tenso
         positions[start : start + t * h * w] = cells.repeat(t, 1)
         start += t * h * w
     return positions
+
+
+def merge_order(grids: Sequence[Grid], merge: int, rows: int) -> Tensor:
+    """Return the indices that sort patches from raster order into merge order, int64 [rows].
+
+    In merge order the ``merge**2`` patches of a token are neighbours. Entry i is the raster index,
+    from 0 over all items, of the patch at place i.
+
+    Args:
+        grids: ``(t, h, w)`` per item, in patches.
+        merge: side of a token in patches.
+        rows: number of entries, at least that of patches; entry i beyond the patches is i.
+    """
+    order = torch.arange(rows, device="cpu")
+    start = 0
+    for t, h, w in grids:
+        cells = merge_order_positions([(1, h, w)], merge, h * w)
+        frame = cells[:, 0] * w + cells[:, 1]
+        frames = start + torch.arange(t, device="cpu")[:, None] * (h * w) + frame
+        order[start : start + t * h * w] = frames.flatten()
+        start += t * h * w
+    return order
 
 
 def window_order(

@@ -125,7 +125,7 @@ class VisionEncoder(Encoder):
         max_windows_per_batch: int | None = None,
         device: torch.device | str | None = None,
     ) -> Metadata:
-        grids = self._read(grid_thw)
+        grids = self._segment_grids(self._read(grid_thw))
         weight = next(self.parameters())
         specs = self.item_specs(grids)
         if (rows := sum(spec.segments * spec.longest_segment for spec in specs)) >= 2**31:
@@ -147,6 +147,10 @@ class VisionEncoder(Encoder):
     def _read(self, grid_thw: GridLike) -> list[Grid]:
         """Return the grid as a list of ``(t, h, w)``, checked by the rules of the family."""
 
+    def _segment_grids(self, grids: list[Grid]) -> list[Grid]:
+        """Return ``grids`` with an item whose segments have several frames as one grid for each."""
+        return grids
+
     @abstractmethod
     def _grid_metadata(
         self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
@@ -154,7 +158,7 @@ class VisionEncoder(Encoder):
         """Return the metadata besides ``cu_seqlens`` and ``max_seqlen``, on the CPU.
 
         Args:
-            grids: (t, h, w) per item, h and w in patches.
+            grids: (t, h, w) that ``_segment_grids`` returned, h and w in patches.
             max_input_size: rows to pad per-patch entries to; None pads none.
             max_windows_per_batch: attention windows to pad offsets for; None pads none.
         """

@@ -34,19 +34,39 @@ def patch_product(layer: nn.Conv2d | nn.Conv3d, rows: Tensor, patch: tuple[int, 
     return out.flatten(1).unflatten(0, rows.shape[:-1])
 
 
-class PatchEmbed(nn.Module):
-    """Embeds patches by a Conv2d whose kernel equals its stride, as one matrix product."""
+class FlatPatchEmbed(nn.Module):
+    """Embeds flattened patches by a convolution whose kernel equals its stride, as one product.
 
-    def __init__(self, width: int, patch_size: int, channels: int) -> None:
+    The stored weight is that of a Conv2d or, of patches of ``frames``, that of a Conv3d.
+    """
+
+    def __init__(
+        self, width: int, patch_size: int, channels: int, frames: int = 0, bias: bool = True
+    ) -> None:
         super().__init__()
-        self.patch = (channels, patch_size, patch_size)
-        self.proj = nn.Conv2d(channels, width, patch_size, stride=patch_size)
+        self.patch: tuple[int, ...] = (channels, patch_size, patch_size)
+        self.proj: nn.Conv2d | nn.Conv3d
+        if frames:
+            kernel = (frames, patch_size, patch_size)
+            self.patch = (channels, *kernel)
+            self.proj = nn.Conv3d(channels, width, kernel, kernel, bias=bias)
+        else:
+            self.proj = nn.Conv2d(channels, width, patch_size, patch_size, bias=bias)
+
+    def forward(self, patches: Tensor) -> Tensor:
+        """Return [.., D] of patches [.., C*p*p], or [.., C*T*p*p] of T frames."""
+        return patch_product(self.proj, patches, self.patch)
+
+
+class PatchEmbed(FlatPatchEmbed):
+    """Embeds the patches of views, as :class:`FlatPatchEmbed` embeds flattened ones."""
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Embed views [B, C, H, W] as patches [B, h, w, D]."""
         side = self.patch[-1]
-        rows = rearrange(pixels, "b c (h p) (w q) -> b h w (c p q)", p=side, q=side)
-        return patch_product(self.proj, rows, self.patch)
+        return super().forward(
+            rearrange(pixels, "b c (h p) (w q) -> b h w (c p q)", p=side, q=side)
+        )
 
 
 def convolve(layer: nn.Module, maps: Tensor) -> Tensor:

@@ -136,13 +136,14 @@ class RotarySegments(NamedTuple):
     padding: Tensor
 
     @classmethod
-    def of(cls, metadata: Metadata) -> RotarySegments:
-        """Make the tensors from ``metadata``: cos and sin [T, 1, 1, K], half of sin negated."""
+    def of(cls, metadata: Metadata, *, repeated: bool = True) -> RotarySegments:
+        """Make the tensors from ``metadata``: cos and sin [T, 1, 1, K], half of sin negated.
+
+        Unless ``repeated``, cos and sin are those of the K/2 angles of a row, [T, 1, 1, K/2].
+        """
         cos, sin = metadata["rotary_pos_emb_cos"], metadata["rotary_pos_emb_sin"]
-        return cls(
-            torch.cat((cos, cos), 1)[:, None, None],
-            torch.cat((-sin, sin), 1)[:, None, None],
-            metadata["cu_seqlens"],
-            metadata["max_seqlen"],
-            padding_rows(metadata["cu_seqlens"], cos.shape[0]),
-        )
+        if repeated:
+            cos, sin = torch.cat((cos, cos), 1), torch.cat((-sin, sin), 1)
+        offsets = metadata["cu_seqlens"]
+        padding = padding_rows(offsets, len(cos))
+        return cls(cos[:, None, None], sin[:, None, None], offsets, metadata["max_seqlen"], padding)

@@ -70,21 +70,6 @@ def bicubic_taps(places: Tensor, height: int, width: int, side: int) -> tuple[Te
     return index.flatten(1), weight.flatten(1)
 
 
-def segments_of(grids: Sequence[Grid], most: int) -> list[Grid]:
-    """Divide items into segments of a few frames each; a patch attends only to its own segment.
-
-    Args:
-        grids: ``(t, h, w)`` per item, t frames of h*w patches.
-        most: frames of a segment; only the last one of an item may have fewer.
-
-    Returns:
-        ``(frames, h, w)`` per segment, item by item.
-    """
-    return [
-        (min(most, t - first), h, w) for t, h, w in grids for first in range(0, t, max(most, 1))
-    ]
-
-
 def frame_table(frames: int, width: int, dtype: torch.dtype) -> Tensor:
     """Return sinusoidal embeddings of the numbers of frames, [frames+1, width].
 

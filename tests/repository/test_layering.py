@@ -304,7 +304,6 @@ QWEN_LIKE = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "paddleocr_vl", "glm4v", "glm
         ("rotate", ("step3_vl", "llama4")),
         ("Head", ("siglip", "siglip2")),
         ("axis_weights", ("siglip2", "lfm2_vl")),
-        ("merge_order", ("paddleocr_vl", "lfm2_vl")),
     ],
 )
 def test_twins_of_several_towers_are_textually_identical(twin: str, names: tuple[str, ...]) -> None:
