@@ -47,7 +47,9 @@ def towers() -> dict[str, VisionEncoder]:
 
     Qwen2-VL's repos publish at most 12.8 megapixels per image; without their files it is one.
     """
-    smaller = PatchPreprocessor.qwen2_vl(patch_size=14, temporal_patch_size=2, merge_size=2)
+    smaller = PatchPreprocessor.published(
+        "qwen2_vl", patch_size=14, temporal_patch_size=2, merge_size=2
+    )
     published = replace(smaller, images=PixelRules(56 * 56, 16384 * 28 * 28))
     with torch.device("meta"):
         return {

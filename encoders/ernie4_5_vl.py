@@ -139,9 +139,8 @@ class Ernie4_5VLEncoder(PatchEncoder):
     def _default_preprocessor(self) -> Preprocessor:
         from .inputs.preprocessors.patches import PatchPreprocessor
 
-        return PatchPreprocessor.ernie(
-            patch_size=self.config.patch_size, merge_size=self.config.spatial_merge_size
-        )
+        config = self.config
+        return PatchPreprocessor.published("ernie", config.patch_size, config.spatial_merge_size)
 
     def forward(
         self,

@@ -149,12 +149,9 @@ class Glm4VEncoder(PatchEncoder):
     def _default_preprocessor(self) -> Preprocessor:
         from .inputs.preprocessors.patches import PatchPreprocessor
 
-        return PatchPreprocessor.glm(
-            "glm4v",
-            patch_size=self.config.patch_size,
-            temporal_patch_size=self.config.temporal_patch_size,
-            merge_size=self.config.spatial_merge_size,
-        )
+        config = self.config
+        sizes = config.patch_size, config.spatial_merge_size, config.temporal_patch_size
+        return PatchPreprocessor.published("glm4v", *sizes)
 
     def forward(
         self,

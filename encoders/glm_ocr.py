@@ -140,12 +140,9 @@ class GlmOCREncoder(PatchEncoder):
         from .inputs.preprocessors.patches import PatchPreprocessor
 
         bounded = self.config.swiglu_limit is not None
-        return PatchPreprocessor.glm(
-            "glm5_next" if bounded else "glm46v",
-            patch_size=self.config.patch_size,
-            temporal_patch_size=self.config.temporal_patch_size,
-            merge_size=self.config.spatial_merge_size,
-        )
+        config = self.config
+        sizes = config.patch_size, config.spatial_merge_size, config.temporal_patch_size
+        return PatchPreprocessor.published("glm5_next" if bounded else "glm46v", *sizes)
 
     def forward(
         self,

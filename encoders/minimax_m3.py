@@ -137,11 +137,9 @@ class MiniMaxM3Encoder(PatchEncoder):
     def _default_preprocessor(self) -> Preprocessor:
         from .inputs.preprocessors.patches import PatchPreprocessor
 
-        return PatchPreprocessor.minimax_m3(
-            patch_size=self.config.patch_size,
-            temporal_patch_size=self.config.temporal_patch_size,
-            merge_size=self.config.spatial_merge_size,
-        )
+        config = self.config
+        sizes = config.patch_size, config.spatial_merge_size, config.temporal_patch_size
+        return PatchPreprocessor.published("minimax_m3", *sizes)
 
     def forward(
         self,

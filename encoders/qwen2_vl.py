@@ -119,11 +119,9 @@ class Qwen2VLEncoder(PatchEncoder):
     def _default_preprocessor(self) -> Preprocessor:
         from .inputs.preprocessors.patches import PatchPreprocessor
 
-        return PatchPreprocessor.qwen2_vl(
-            patch_size=self.config.patch_size,
-            temporal_patch_size=self.config.temporal_patch_size,
-            merge_size=self.config.spatial_merge_size,
-        )
+        config = self.config
+        sizes = config.patch_size, config.spatial_merge_size, config.temporal_patch_size
+        return PatchPreprocessor.published("qwen2_vl", *sizes)
 
     def forward(
         self,

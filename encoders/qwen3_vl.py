@@ -146,11 +146,9 @@ class Qwen3VLEncoder(PatchEncoder):
     def _default_preprocessor(self) -> Preprocessor:
         from .inputs.preprocessors.patches import PatchPreprocessor
 
-        return PatchPreprocessor.qwen3_vl(
-            patch_size=self.config.patch_size,
-            temporal_patch_size=self.config.temporal_patch_size,
-            merge_size=self.config.spatial_merge_size,
-        )
+        config = self.config
+        sizes = config.patch_size, config.spatial_merge_size, config.temporal_patch_size
+        return PatchPreprocessor.published("qwen3_vl", *sizes)
 
     def forward(
         self,

@@ -28,8 +28,9 @@ class PatchEncoder(VisionEncoder):
     """A tower over packed patches whose merger turns a square of patches into one token."""
 
     config: PatchConfig
-    _segment_frames: int = 1
-    """The most frames of an item that make one segment, whose patches attend to each other."""
+    _segment_frames: int = 0
+    """The most frames of a segment, if metadata are made as if each segment were an item; 0: each
+    frame is a segment."""
     _token_frames: int = 1
     """The most frames of an item that make one frame of tokens."""
 
@@ -51,7 +52,7 @@ class PatchEncoder(VisionEncoder):
 
     def item_specs(self, grid_thw: GridLike) -> list[EncoderItemSpec]:
         """Return the rows, tokens, segments and longest segment of each item."""
-        unit, most = self.config.spatial_merge_size**2, self._segment_frames
+        unit, most = self.config.spatial_merge_size**2, self._segment_frames or 1
         return [
             EncoderItemSpec(
                 input_size=t * h * w,
@@ -63,7 +64,7 @@ class PatchEncoder(VisionEncoder):
         ]
 
     def _segment_grids(self, grids: list[Grid]) -> list[Grid]:
-        if (most := self._segment_frames) == 1:
+        if not (most := self._segment_frames):
             return grids
         if (rows := sum(t * h * w for t, h, w in grids)) >= 2**31:  # before segments are listed
             raise ValueError(f"the grid makes {rows} rows, int32 offsets end at 2^31: pass fewer")

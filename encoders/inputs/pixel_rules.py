@@ -76,56 +76,54 @@ class PixelRules:
         return replace(self, min_pixels=lowest, max_pixels=highest)
 
 
-# Class defaults of transformers 5.23.0: Qwen2VLImageProcessor, Qwen2VLVideoProcessor,
-# Qwen3VLVideoProcessor; and the values published with Qwen3-VL, which differ from its class's.
+# Class defaults of the processors of transformers 5.23.0; those of ERNIE-4.5-VL are Baidu's, too.
+# GLM-5's areas are numbers of tokens.
 QWEN2_IMAGES = PixelRules(56 * 56, 1280 * 28**2)
 QWEN2_VIDEOS = PixelRules(128 * 28**2, 768 * 28**2)
 QWEN3_VIDEOS = PixelRules(
     128 * 32**2, 768 * 32**2, HALF, HALF, whole_clip=True, sampling="qwen3_vl"
 )
-QWEN3_PUBLISHED_IMAGES = PixelRules(256**2, 4096**2, HALF, HALF)
-QWEN3_PUBLISHED_VIDEOS = replace(QWEN3_VIDEOS, min_pixels=4096, max_pixels=25_165_824)
-
-# Class defaults of the GLM processors of transformers 5.23.0. GLM-5's are numbers of tokens.
-GlmRule: TypeAlias = Literal["glm4v", "glm46v", "glm5_next"]
 _TOKEN = 2 * 28**2
 _GLM4V = PixelRules(112**2, 15_000 * 28**2, whole_clip=True, sampling="glm4v")
+_GLM46V = replace(_GLM4V, sampling="glm46v")
 _GLM5 = PixelRules(16 * _TOKEN, 8_000 * _TOKEN, whole_clip=True, sampling="glm5_next", canvas=True)
-GLM_IMAGES: Mapping[GlmRule, PixelRules] = {
-    "glm4v": _GLM4V,
-    "glm46v": replace(_GLM4V, sampling="glm46v"),
-    "glm5_next": _GLM5,
-}
-GLM_VIDEOS: Mapping[GlmRule, PixelRules] = {
-    "glm4v": replace(_GLM4V, max_pixels=30_000 * _TOKEN, max_duration=300),
-    "glm46v": replace(_GLM4V, max_pixels=30_000 * _TOKEN, sampling="glm46v"),
-    "glm5_next": replace(_GLM5, max_pixels=240_000 * _TOKEN, max_frames=2048),
-}
-# Class defaults of the MiniMax-M3 processors of transformers 5.23.0.
-MINIMAX_M3_IMAGES = PixelRules(4 * 28**2, 672**2, sampling="uniform")
-MINIMAX_M3_VIDEOS = replace(MINIMAX_M3_IMAGES, max_pixels=768 * 28**2)
-
-# Class defaults of the ERNIE-4.5-VL processors of transformers 5.23.0, equal to those of Baidu's.
-ERNIE_IMAGES = PixelRules(56 * 56, 6177 * 28**2, sampling="ernie")
-ERNIE_VIDEOS = PixelRules(
+_MINIMAX_M3 = PixelRules(4 * 28**2, 672**2, sampling="uniform")
+_ERNIE = PixelRules(56 * 56, 6177 * 28**2, sampling="ernie")
+_ERNIE_VIDEOS = PixelRules(
     299 * 28**2, 1196 * 28**2, min_frames=16, max_frames=180, sampling="ernie", joined_frames=2
 )
+PatchRule: TypeAlias = Literal[
+    "qwen2_vl", "qwen3_vl", "glm4v", "glm46v", "glm5_next", "minimax_m3", "ernie"
+]
+PATCH_RULES: Mapping[PatchRule, tuple[PixelRules, PixelRules]] = {
+    "qwen2_vl": (QWEN2_IMAGES, QWEN2_VIDEOS),
+    "qwen3_vl": (  # published with Qwen3-VL, 3.5 and 3.6; they differ from the class's
+        PixelRules(256**2, 4096**2, HALF, HALF),
+        replace(QWEN3_VIDEOS, min_pixels=4096, max_pixels=25_165_824),
+    ),
+    "glm4v": (_GLM4V, replace(_GLM4V, max_pixels=30_000 * _TOKEN, max_duration=300)),
+    "glm46v": (_GLM46V, replace(_GLM46V, max_pixels=30_000 * _TOKEN)),
+    "glm5_next": (_GLM5, replace(_GLM5, max_pixels=240_000 * _TOKEN, max_frames=2048)),
+    "minimax_m3": (_MINIMAX_M3, replace(_MINIMAX_M3, max_pixels=768 * 28**2)),
+    "ernie": (_ERNIE, _ERNIE_VIDEOS),
+}
+"""The rules of images and those of videos, by the family (of GLM also the version)."""
 _IMAGE_CLASSES = {
-    "MiniMaxM3VLImageProcessor": MINIMAX_M3_IMAGES,
+    "MiniMaxM3VLImageProcessor": _MINIMAX_M3,
     "Qwen2VLImageProcessor": QWEN2_IMAGES,
-    "Glm4vImageProcessor": GLM_IMAGES["glm4v"],
-    "Glm46VImageProcessor": GLM_IMAGES["glm46v"],
-    "Glm5NextImageProcessor": GLM_IMAGES["glm5_next"],
-    "Ernie4_5_VLMoeImageProcessor": ERNIE_IMAGES,
+    "Glm4vImageProcessor": _GLM4V,
+    "Glm46VImageProcessor": _GLM46V,
+    "Glm5NextImageProcessor": _GLM5,
+    "Ernie4_5_VLMoeImageProcessor": _ERNIE,
 }
 _VIDEO_CLASSES = {
-    "MiniMaxM3VLVideoProcessor": MINIMAX_M3_VIDEOS,
+    "MiniMaxM3VLVideoProcessor": PATCH_RULES["minimax_m3"][1],
     "Qwen2VLVideoProcessor": QWEN2_VIDEOS,
     "Qwen3VLVideoProcessor": QWEN3_VIDEOS,
-    "Glm4vVideoProcessor": GLM_VIDEOS["glm4v"],
-    "Glm46VVideoProcessor": GLM_VIDEOS["glm46v"],
-    "Glm5NextVideoProcessor": GLM_VIDEOS["glm5_next"],
-    "Ernie4_5_VLMoeVideoProcessor": ERNIE_VIDEOS,
+    "Glm4vVideoProcessor": PATCH_RULES["glm4v"][1],
+    "Glm46VVideoProcessor": PATCH_RULES["glm46v"][1],
+    "Glm5NextVideoProcessor": PATCH_RULES["glm5_next"][1],
+    "Ernie4_5_VLMoeVideoProcessor": _ERNIE_VIDEOS,
 }
 
 

@@ -37,7 +37,9 @@ GOLDEN = {
 
 
 def ours() -> PatchPreprocessor:
-    plain = PatchPreprocessor.minimax_m3(patch_size=14, temporal_patch_size=2, merge_size=2)
+    plain = PatchPreprocessor.published(
+        "minimax_m3", patch_size=14, temporal_patch_size=2, merge_size=2
+    )
     return plain.with_files(FILES)
 
 
@@ -48,7 +50,9 @@ def test_grids_of_golden_sizes(size: tuple[int, int], grid: tuple[int, int]) -> 
 
 
 def test_the_published_file_leaves_the_rules_of_the_class() -> None:
-    plain = PatchPreprocessor.minimax_m3(patch_size=14, temporal_patch_size=2, merge_size=2)
+    plain = PatchPreprocessor.published(
+        "minimax_m3", patch_size=14, temporal_patch_size=2, merge_size=2
+    )
     assert ours() == plain
     bounds = {"shortest_edge": 784, "longest_edge": 7840}
     named = {"image_processor_type": "MiniMaxM3VLImageProcessor", "size": bounds}

@@ -17,7 +17,7 @@ from encoders.inputs.sampling import sample_frames
 from support.photographs import china, panning_clip, photographs
 from weights.published import family_facts
 
-ERNIE = PatchPreprocessor.ernie(patch_size=14, merge_size=2)
+ERNIE = PatchPreprocessor.published("ernie", patch_size=14, merge_size=2)
 
 
 def test_sizes_of_500_random_images_are_the_processors() -> None:

@@ -18,8 +18,8 @@ from support.photographs import china, panning_clip
 SIZES = {"temporal_patch_size": 2, "merge_size": 2}
 P14 = {"patch_size": 14, **SIZES}
 P16 = {"patch_size": 16, **SIZES}
-QWEN2 = PatchPreprocessor.qwen2_vl(**P14)
-QWEN3 = PatchPreprocessor.qwen3_vl(**P16)
+QWEN2 = PatchPreprocessor.published("qwen2_vl", **P14)
+QWEN3 = PatchPreprocessor.published("qwen3_vl", **P16)
 CLIP = {"image_mean": list(CLIP_MEAN), "image_std": list(CLIP_STD)}
 CENTRED = {"image_mean": list(HALF), "image_std": list(HALF)}
 FAST, SLOW = "Qwen2VLImageProcessorFast", "Qwen2VLImageProcessor"

@@ -40,7 +40,7 @@ GOLDEN = {
 
 
 def glm(rule: Any) -> PatchPreprocessor:
-    return PatchPreprocessor.glm(rule, **SIZES)
+    return PatchPreprocessor.published(rule, **SIZES)
 
 
 def size_of(ours: PatchPreprocessor, height: int, width: int) -> tuple[int, int]:

@@ -24,7 +24,7 @@ from encoders.inputs.preprocessors.patches import PatchPreprocessor
 from oracles.versions import needs
 from support.photographs import china, hopper
 
-QWEN = PatchPreprocessor.qwen2_vl(patch_size=14, temporal_patch_size=2, merge_size=2)
+QWEN = PatchPreprocessor.published("qwen2_vl", patch_size=14, temporal_patch_size=2, merge_size=2)
 
 
 def as_array(image: Any) -> np.ndarray[Any, Any]:

@@ -19,8 +19,8 @@ from encoders.inputs.preprocessors.patches import PatchPreprocessor
 from support.photographs import china, flower, panning_clip
 
 SIZES = {"temporal_patch_size": 2, "merge_size": 2}
-QWEN2 = PatchPreprocessor.qwen2_vl(patch_size=14, **SIZES)
-QWEN3 = PatchPreprocessor.qwen3_vl(patch_size=16, **SIZES)
+QWEN2 = PatchPreprocessor.published("qwen2_vl", patch_size=14, **SIZES)
+QWEN3 = PatchPreprocessor.published("qwen3_vl", patch_size=16, **SIZES)
 FAMILIES = [
     pytest.param(QWEN2, Qwen2VLVideoProcessor, id="qwen2_vl"),
     pytest.param(QWEN3, Qwen3VLVideoProcessor, id="qwen3_vl"),

@@ -22,7 +22,7 @@ import encoders.inputs.video_files
 from encoders.inputs.preprocessors.patches import PatchPreprocessor
 from vitgraph.video import read_video, write_video
 
-QWEN3 = PatchPreprocessor.qwen3_vl(patch_size=16, temporal_patch_size=2, merge_size=2)
+QWEN3 = PatchPreprocessor.published("qwen3_vl", patch_size=16, temporal_patch_size=2, merge_size=2)
 
 
 def moving_square(frames: int) -> Tensor:

@@ -24,8 +24,8 @@ from support.towers.streams import TOWERS, tower
 
 SIZES = {"temporal_patch_size": 2, "merge_size": 2}
 PREPROCESSORS: dict[str, StagedPreprocessor] = {
-    "qwen2_vl": PatchPreprocessor.qwen2_vl(patch_size=14, **SIZES),
-    "qwen3_vl": PatchPreprocessor.qwen3_vl(patch_size=16, **SIZES),
+    "qwen2_vl": PatchPreprocessor.published("qwen2_vl", patch_size=14, **SIZES),
+    "qwen3_vl": PatchPreprocessor.published("qwen3_vl", patch_size=16, **SIZES),
     "intern_vit": TilePreprocessor(),
     "intern_vit, other statistics for videos": TilePreprocessor(
         video_mean=(0.1, 0.2, 0.3), video_std=(0.4, 0.5, 0.6)

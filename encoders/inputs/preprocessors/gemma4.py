@@ -10,7 +10,7 @@ Deliberate difference: frames are sampled only on request (``fps=``, ``num_frame
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -21,6 +21,7 @@ from ..processor_files import (
     HALF,
     ProcessorFiles,
     Section,
+    Settings,
     image_section,
     read_mean_std,
     require_supported,
@@ -43,6 +44,12 @@ class SoftTokenPreprocessor(PatchPreprocessor):
     pool: int = 3
     """The number of patches on a side of the square that becomes one token."""
 
+    _refused = dict.fromkeys(
+        ("min_pixels", "max_pixels", "max_tiles"),
+        "Gemma 4 resizes every image to max_soft_tokens, one of "
+        f"{', '.join(map(str, SOFT_TOKENS))}; pass that instead",
+    )
+
     @classmethod
     def gemma4(cls, patch_size: int, pool: int) -> SoftTokenPreprocessor:
         """Return a preprocessor with Gemma 4's defaults: 280 tokens per image, 70 per frame.
@@ -52,31 +59,14 @@ class SoftTokenPreprocessor(PatchPreprocessor):
         images, videos = (_rules(patch_size * pool, tokens) for tokens in (280, 70))
         return cls(patch_size, 1, 1, images, videos, channels_last=True, pool=pool)
 
-    def with_files(
-        self, files: ProcessorFiles, error: Callable[[str], ValueError] = ValueError
-    ) -> SoftTokenPreprocessor:
-        """Return a copy with the defaults of a repo's processor files.
+    def _image_fields(self, files: ProcessorFiles) -> Settings:
+        return {"images": self._read_rules(image_section(files), self.images)}
 
-        Args:
-            files: parsed JSON per file name without ``.json``.
-            error: makes the exception of a bad value from its message.
-
-        Raises:
-            ValueError: a value for images that is not implemented, or that disagrees with the
-                tower. A bad value for videos is raised by the first call that passes a video.
-        """
-        try:
-            images = self._read_rules(image_section(files), self.images)
-        except ValueError as bad:
-            raise error(str(bad)) from bad
+    def _video_fields(self, files: ProcessorFiles) -> Settings:
         entry = video_section(files)
         if entry is not None and "image_processor_type" in entry[1]:  # it describes images
             entry = None
-        try:
-            videos = self._read_rules(entry, self.videos)
-        except ValueError as bad:
-            return replace(self, images=images, video_error=error(str(bad)))
-        return replace(self, images=images, videos=videos, video_error=None)
+        return {"videos": self._read_rules(entry, self.videos), "video_error": None}
 
     def _read_rules(self, entry: tuple[str, Section] | None, rules: PixelRules) -> PixelRules:
         if entry is None:
@@ -107,12 +97,6 @@ class SoftTokenPreprocessor(PatchPreprocessor):
     def _read(
         self, images: Sequence[object], videos: Sequence[object], limits: Limits
     ) -> list[tuple[list[Tensor], PixelRules, Grid]]:
-        for name in ("min_pixels", "max_pixels", "max_tiles"):
-            if (value := limits._asdict()[name]) is not None:
-                raise ValueError(
-                    f"{name}={value}: Gemma 4 resizes every image to max_soft_tokens, one of "
-                    f"{', '.join(map(str, SOFT_TOKENS))}; pass that instead"
-                )
         own = self
         if limits.max_soft_tokens is not None:
             rules = _rules(self._side, _checked(limits.max_soft_tokens))

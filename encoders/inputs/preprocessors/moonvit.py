@@ -12,13 +12,12 @@ Deliberate differences:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from ...data import Grid, Limits
-from ..clips import IMAGES_ALONE
+from ...data import Grid
 from ..images import laid_over, resize
 from ..pixel_rules import PixelRules, check_sizes
 from ..processor_files import (
@@ -27,6 +26,7 @@ from ..processor_files import (
     HALF,
     ProcessorFiles,
     Section,
+    Settings,
     image_section,
     read_mean_std,
     read_positive,
@@ -58,6 +58,11 @@ class NavitPreprocessor(PatchPreprocessor):
     side_limit: int = 512
     """The largest number of patches along one side of an image."""
 
+    _refused = {
+        **PatchPreprocessor._refused,
+        "min_pixels": "this family never enlarges an image; leave it out",
+    }
+
     @classmethod
     def kimi(cls, patch_size: int, token_size: int, segment_frames: int) -> NavitPreprocessor:
         """Return a preprocessor with the published rules of a Kimi model.
@@ -71,42 +76,25 @@ class NavitPreprocessor(PatchPreprocessor):
         area, alone = patch_size**2, segment_frames == 1
         images = PixelRules(1, (_FRAME if alone else _IMAGE) * area, HALF, HALF)
         videos = PixelRules(1, _FRAME * area, HALF, HALF, sampling="uniform")
-        refused = ValueError(IMAGES_ALONE) if alone else None
         return cls(
-            *(patch_size, 1, 1, images, videos, refused),
+            *(patch_size, 1, 1, images, videos),
+            images_alone=alone,
             token_size=token_size,
             segment_frames=segment_frames,
         )
 
-    def with_files(
-        self, files: ProcessorFiles, error: Callable[[str], ValueError] = ValueError
-    ) -> NavitPreprocessor:
-        """Return a copy with the defaults of a repo's processor files.
+    def _image_fields(self, files: ProcessorFiles) -> Settings:
+        rules, side = self._rules(image_section(files), self.images, ())
+        return {"images": rules, "side_limit": side}
 
-        Args:
-            files: parsed JSON per file name without ``.json``.
-            error: makes the exception of a bad value from its message.
-
-        Raises:
-            ValueError: a value for images that is not implemented, or that disagrees with the
-                tower. A bad value for videos is raised by the first call that passes a video.
-        """
-        try:
-            images, side = self._rules(image_section(files), self.images, ())
-        except ValueError as bad:
-            raise error(str(bad)) from bad
-        made = replace(self, images=images, side_limit=side)
-        if self.segment_frames == 1:
-            return made
-        try:
-            videos, other = self._rules(
-                video_section(files), self.videos, ("in_patch_limit_each_frame",)
-            )
-            if other != side:
-                raise ValueError(f"a side has {side} patches in images and {other} in videos")
-        except ValueError as bad:
-            return replace(made, video_error=error(str(bad)))
-        return replace(made, videos=videos)
+    def _video_fields(self, files: ProcessorFiles) -> Settings:
+        if self.images_alone:
+            return {}
+        entry, own = video_section(files), "in_patch_limit_each_frame"
+        rules, side = self._rules(entry, self.videos, (own,))
+        if side != self.side_limit:
+            raise ValueError(f"a side has {self.side_limit} patches in images and {side} in videos")
+        return {"videos": rules}
 
     def _rules(
         self, entry: tuple[str, Section] | None, own: PixelRules, names: tuple[str, ...]
@@ -132,7 +120,7 @@ class NavitPreprocessor(PatchPreprocessor):
         require_supported(where, section, must_be)
         if flat and section.get("pad_input") is not True:
             raise ValueError(f"{where}: pad_input must be true: cropping is not implemented")
-        check_sizes(where, _flattened(section), self._sizes())
+        check_sizes(where, _flattened(section), self._sizes)
         area = self.patch_size**2
         name = next((n for n in (*names, *_LIMITS) if section.get(n) is not None), _LIMITS[1])
         most = read_positive(
@@ -144,8 +132,8 @@ class NavitPreprocessor(PatchPreprocessor):
         rules = replace(own, max_pixels=most * area, mean=mean, std=std)
         return rules, self._side(where, section)
 
+    @property
     def _sizes(self) -> dict[str, int]:
-        """Return the sizes of the tower by the keys that processor files have for them."""
         return {
             "patch_size": self.patch_size,
             "merge_size": self.token_size,
@@ -168,21 +156,6 @@ class NavitPreprocessor(PatchPreprocessor):
                     f"{where}: size={dict(size)} must have max_height and max_width, one number"
                 )
         return read_positive(where, "patches of a side", side, self.side_limit, 1 << 14)
-
-    def say_defaults(self, config: Mapping[str, object]) -> tuple[str, str]:
-        """Return the settings that hold without processor files, as a text, and the keyword of
-        ``preprocess`` that changes one of them."""
-        rules = self.images
-        return f"max_pixels={rules.max_pixels}, mean={rules.mean}, std={rules.std}", "max_pixels"
-
-    def _read(
-        self, images: Sequence[object], videos: Sequence[object], limits: Limits
-    ) -> list[tuple[list[Tensor], PixelRules, Grid]]:
-        if limits.min_pixels is not None:
-            raise ValueError(
-                f"min_pixels={limits.min_pixels}: this family never enlarges an image; leave it out"
-            )
-        return super()._read(images, videos, limits)
 
     def _grid(self, frames: Sequence[Tensor], rules: PixelRules) -> Grid:
         height, width = frames[0].shape[1:]

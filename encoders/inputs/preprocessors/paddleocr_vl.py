@@ -5,15 +5,13 @@ Source: ``PaddleOCRVLImageProcessor`` of transformers 5.23.0.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from ...data import Grid
-from ..clips import IMAGES_ALONE
-from ..pixel_rules import PixelRules, patch_image_rules
-from ..processor_files import ProcessorFiles
+from ..pixel_rules import PixelRules
 from ..sizes import smart_resize
 from .patches import PatchPreprocessor
 
@@ -31,30 +29,11 @@ class RasterPreprocessor(PatchPreprocessor):
     @classmethod
     def paddleocr_vl(cls, *, patch_size: int, token_size: int) -> RasterPreprocessor:
         """Return a preprocessor with the defaults of transformers' class for PaddleOCR-VL."""
-        refused = ValueError(IMAGES_ALONE)
-        return cls(patch_size, 1, 1, _RULES, _RULES, refused, token_size=token_size)
+        return cls(patch_size, 1, 1, _RULES, _RULES, images_alone=True, token_size=token_size)
 
-    def with_files(
-        self, files: ProcessorFiles, error: Callable[[str], ValueError] = ValueError
-    ) -> RasterPreprocessor:
-        """Return a copy with the defaults of a repo's processor files.
-
-        Args:
-            files: parsed JSON per file name without ``.json``.
-            error: makes the exception of a bad value from its message.
-
-        Raises:
-            ValueError: a value that is not implemented, or that disagrees with the tower.
-        """
-        sizes = {
-            "patch_size": self.patch_size,
-            "temporal_patch_size": 1,
-            "merge_size": self.token_size,
-        }
-        try:
-            return replace(self, images=patch_image_rules(files, self.images, sizes))
-        except ValueError as bad:
-            raise error(str(bad)) from bad
+    @property
+    def _sizes(self) -> dict[str, int]:
+        return super()._sizes | {"merge_size": self.token_size}
 
     def _grid(self, frames: Sequence[Tensor], rules: PixelRules) -> Grid:
         height, width = frames[0].shape[1:]

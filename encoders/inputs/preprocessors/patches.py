@@ -25,6 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
+from typing import ClassVar, TypeVar
 
 import torch
 from einops import rearrange
@@ -45,24 +46,15 @@ from ..images import (
 )
 from ..intake import read_images
 from ..pixel_rules import (
-    ERNIE_IMAGES,
-    ERNIE_VIDEOS,
-    GLM_IMAGES,
-    GLM_VIDEOS,
-    MINIMAX_M3_IMAGES,
-    MINIMAX_M3_VIDEOS,
-    QWEN2_IMAGES,
-    QWEN2_VIDEOS,
-    QWEN3_PUBLISHED_IMAGES,
-    QWEN3_PUBLISHED_VIDEOS,
-    GlmRule,
+    PATCH_RULES,
+    PatchRule,
     PixelRules,
     long_side,
     long_side_rules,
     patch_image_rules,
     patch_video_rules,
 )
-from ..processor_files import ProcessorFiles, Resample
+from ..processor_files import ProcessorFiles, Resample, Settings
 from ..sampling import sample_frames
 from ..sizes import (
     canvas_size,
@@ -74,6 +66,7 @@ from ..sizes import (
 
 BLACK = (0.0, 0.0, 0.0)
 """The colour of the canvas around frames that do not fill it: black."""
+Own = TypeVar("Own", bound="PatchPreprocessor")
 _STRIP = 1 << 16
 """Pixels that are normalised at a time: 768 KiB of float32, which fit the second-level cache."""
 
@@ -98,69 +91,38 @@ class PatchPreprocessor:
     """The kind of resampling when images are resized: "bicubic" or "bilinear"."""
     channels_last: bool = False
     """Whether a flattened patch lists the channels of one pixel next to each other."""
+    images_alone: bool = False
+    """Whether the tower takes no videos."""
+    _refused: ClassVar[Mapping[str, str]] = {
+        "max_tiles": "this tower has no tiles; bound the size with max_pixels",
+        "max_soft_tokens": "this tower has no tiles; bound the size with max_pixels",
+    }
+    """Keywords of ``preprocess`` that mean nothing to the family, and the ends of their errors."""
 
     @classmethod
-    def qwen2_vl(
-        cls, *, patch_size: int, temporal_patch_size: int, merge_size: int
+    def published(
+        cls, rule: PatchRule, patch_size: int, merge_size: int, temporal_patch_size: int = 1
     ) -> PatchPreprocessor:
-        """Return a preprocessor with transformers' class defaults of Qwen2-VL and Qwen2.5-VL.
+        """Return a preprocessor with the published rules of a family, ``PATCH_RULES[rule]``.
 
-        The bounds on the area hold for each frame of a video.
+        Args:
+            rule: the name of the family.
+            patch_size: side of a patch in pixels.
+            merge_size: side of a token in patches.
+            temporal_patch_size: frames of a patch.
         """
-        return cls(patch_size, temporal_patch_size, merge_size, QWEN2_IMAGES, QWEN2_VIDEOS)
-
-    @classmethod
-    def qwen3_vl(
-        cls, *, patch_size: int, temporal_patch_size: int, merge_size: int
-    ) -> PatchPreprocessor:
-        """Return a preprocessor with the values published with Qwen3-VL, 3.5 and 3.6.
-
-        The bounds on the area hold for all frames of a video together.
-        """
-        images, videos = QWEN3_PUBLISHED_IMAGES, QWEN3_PUBLISHED_VIDEOS
-        return cls(patch_size, temporal_patch_size, merge_size, images, videos)
-
-    @classmethod
-    def glm(
-        cls, rule: GlmRule, *, patch_size: int, temporal_patch_size: int, merge_size: int
-    ) -> PatchPreprocessor:
-        """Return a preprocessor with transformers' class defaults of GLM-4.1V, GLM-4.6V or GLM-5.
-
-        Areas are those of all frames together, so an image, which counts as a pair of frames, has
-        at most half of ``max_pixels``.
-        """
-        return cls(patch_size, temporal_patch_size, merge_size, GLM_IMAGES[rule], GLM_VIDEOS[rule])
-
-    @classmethod
-    def minimax_m3(
-        cls, *, patch_size: int, temporal_patch_size: int, merge_size: int
-    ) -> PatchPreprocessor:
-        """Return a preprocessor with transformers' class defaults of MiniMax-M3.
-
-        The bounds on the area hold for each frame of a video.
-        """
-        images, videos = MINIMAX_M3_IMAGES, MINIMAX_M3_VIDEOS
-        return cls(patch_size, temporal_patch_size, merge_size, images, videos)
-
-    @classmethod
-    def ernie(cls, *, patch_size: int, merge_size: int) -> PatchPreprocessor:
-        """Return a preprocessor with transformers' class defaults of ERNIE-4.5-VL.
-
-        The bounds on the area hold for each frame of a video. A row of ``pixel_values`` is a patch
-        of one frame, and a clip has an even number of frames.
-        """
-        return cls(patch_size, 1, merge_size, ERNIE_IMAGES, ERNIE_VIDEOS)
+        return cls(patch_size, temporal_patch_size, merge_size, *PATCH_RULES[rule])
 
     @classmethod
     def pixtral(cls, *, patch_size: int, merge_size: int, longest_edge: int) -> PatchPreprocessor:
         """Return a preprocessor with the defaults of transformers' Pixtral class, which takes only
         images."""
         rules = long_side(longest_edge)
-        return cls(patch_size, 1, merge_size, rules, rules, ValueError(IMAGES_ALONE))
+        return cls(patch_size, 1, merge_size, rules, rules, images_alone=True)
 
     def with_files(
-        self, files: ProcessorFiles, error: Callable[[str], ValueError] = ValueError
-    ) -> PatchPreprocessor:
+        self: Own, files: ProcessorFiles, error: Callable[[str], ValueError] = ValueError
+    ) -> Own:
         """Return a copy with the defaults of a repo's processor files.
 
         Args:
@@ -172,25 +134,36 @@ class PatchPreprocessor:
             ValueError: a value for images that is not implemented, or that disagrees with the
                 tower. A bad value for videos is raised by the first call that passes a video.
         """
-        sizes = {
+        try:
+            images = replace(self, **self._image_fields(files))
+        except ValueError as bad:
+            raise error(str(bad)) from bad
+        try:
+            return replace(images, **images._video_fields(files))
+        except ValueError as bad:
+            return replace(images, video_error=error(str(bad)))
+
+    def _image_fields(self, files: ProcessorFiles) -> Settings:
+        """Return the values of fields that processor files set for images."""
+        read_rules = long_side_rules if self.images.longest_edge else patch_image_rules
+        return {"images": read_rules(files, self.images, self._sizes)}
+
+    def _video_fields(self, files: ProcessorFiles) -> Settings:
+        """Return the values of fields that processor files set for videos."""
+        if self.images_alone:
+            return {}
+        return {"videos": patch_video_rules(files, self.videos, self._sizes), "video_error": None}
+
+    @property
+    def _sizes(self) -> dict[str, int]:
+        """The sizes of the tower by the keys that processor files have for them."""
+        return {
             "patch_size": self.patch_size,
             "temporal_patch_size": self.temporal_patch_size,
             "merge_size": self.merge_size,
         }
-        read_rules = long_side_rules if self.images.longest_edge else patch_image_rules
-        try:
-            images = read_rules(files, self.images, sizes)
-        except ValueError as bad:
-            raise error(str(bad)) from bad
-        if self.images.longest_edge:
-            return replace(self, images=images)
-        try:
-            videos = patch_video_rules(files, self.videos, sizes)
-        except ValueError as bad:
-            return replace(self, images=images, video_error=error(str(bad)))
-        return replace(self, images=images, videos=videos, video_error=None)
 
-    def without_videos(self, error: ValueError) -> PatchPreprocessor:
+    def without_videos(self: Own, error: ValueError) -> Own:
         """Return a copy of the preprocessor that raises ``error`` when it is given videos."""
         return replace(self, video_error=error)
 
@@ -198,8 +171,9 @@ class PatchPreprocessor:
         """Return the settings that hold without processor files, as a text, and the keyword of
         ``preprocess`` that changes one of them."""
         rules = self.images
-        sizes = f"min_pixels={rules.min_pixels}, max_pixels={rules.max_pixels}"
-        return f"{sizes}, mean={rules.mean}, std={rules.std}", "max_pixels"
+        least = f"min_pixels={rules.min_pixels}, " if rules.min_pixels > 1 else ""
+        values = f"{least}max_pixels={rules.max_pixels}, mean={rules.mean}, std={rules.std}"
+        return values, "max_pixels"
 
     def __call__(
         self,
@@ -290,11 +264,9 @@ class PatchPreprocessor:
         limits: Limits,
     ) -> list[tuple[list[Tensor], PixelRules, Grid]]:
         """Return for each item its frames, uint8 [3, H, W], pixel rules and grid (t, h, w)."""
-        for name in ("max_tiles", "max_soft_tokens"):
+        for name, fix in self._refused.items():
             if (value := limits._asdict()[name]) is not None:
-                raise ValueError(
-                    f"{name}={value}: this tower has no tiles; bound the size with max_pixels"
-                )
+                raise ValueError(f"{name}={value}: {fix}")
         check_limits(limits)
         choose = partial(
             sample_frames,
@@ -307,7 +279,8 @@ class PatchPreprocessor:
             temporal_patch_size=self.temporal_patch_size * self.videos.joined_frames,
         )
         stills = [[image] for image in read_images(images)]
-        clips = read_videos(videos, choose, self.video_error)
+        refused = ValueError(IMAGES_ALONE) if self.images_alone else None
+        clips = read_videos(videos, choose, self.video_error or refused)
         items: list[tuple[list[Tensor], PixelRules, Grid]] = []
         for kind, frame_lists, own in (
             ("image", stills, self.images),

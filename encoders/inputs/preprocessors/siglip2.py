@@ -6,17 +6,17 @@ Source: ``Siglip2ImageProcessor`` of transformers 5.23.0, without its padding.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from ...data import Grid, Limits
-from ..clips import IMAGES_ALONE
+from ...data import Grid
 from ..pixel_rules import PixelRules
 from ..processor_files import (
     HALF,
     ProcessorFiles,
+    Settings,
     image_section,
     read_mean_std,
     read_positive,
@@ -38,65 +38,36 @@ class NaflexPreprocessor(PatchPreprocessor):
     A row of ``pixel_values`` is one flattened patch with the axes row, column, channel.
     """
 
+    _refused = {
+        **PatchPreprocessor._refused,
+        "min_pixels": "this family resizes every image to the most patches that max_pixels allows; "
+        "leave it out",
+    }
+
     @classmethod
     def siglip2(cls, patch_size: int, most: int = 256) -> NaflexPreprocessor:
         """Return the preprocessor of the published SigLIP 2 repos: at most ``most`` patches."""
         rules = _rules(patch_size, most)
-        refused = ValueError(IMAGES_ALONE)
-        return cls(patch_size, 1, 1, rules, rules, refused, "bilinear", channels_last=True)
-
-    def with_files(
-        self, files: ProcessorFiles, error: Callable[[str], ValueError] = ValueError
-    ) -> NaflexPreprocessor:
-        """Return a copy with the defaults of a repo's processor files.
-
-        Args:
-            files: parsed JSON per file name without ``.json``.
-            error: makes the exception of a bad value from its message.
-
-        Raises:
-            ValueError: a value that is not implemented, or that disagrees with the tower.
-        """
-        try:
-            found = image_section(files)
-            return self if found is None else self._with_section(*found)
-        except ValueError as bad:
-            raise error(str(bad)) from bad
-
-    def _with_section(self, where: str, section: Mapping[str, object]) -> NaflexPreprocessor:
-        require_supported(
-            where,
-            section,
-            {"resample": section.get("resample"), "patch_size": self.patch_size},
+        return cls(
+            *(patch_size, 1, 1, rules, rules),
+            resample="bilinear",
+            channels_last=True,
+            images_alone=True,
         )
+
+    def _image_fields(self, files: ProcessorFiles) -> Settings:
+        found = image_section(files)
+        if found is None:
+            return {}
+        where, section = found
+        sizes = {"resample": section.get("resample"), "patch_size": self.patch_size}
+        require_supported(where, section, sizes)
         area = self.patch_size**2
-        most = read_positive(
-            where,
-            "max_num_patches",
-            section.get("max_num_patches"),
-            self.images.max_pixels // area,
-            MOST_PIXELS // area,
-        )
+        most, own = section.get("max_num_patches"), self.images.max_pixels // area
+        most = read_positive(where, "max_num_patches", most, own, MOST_PIXELS // area)
         mean, std = read_mean_std(where, section, HALF, HALF)
         rules = replace(_rules(self.patch_size, most), mean=mean, std=std)
-        resample = read_resample(where, section, "bilinear")
-        return replace(self, images=rules, resample=resample)
-
-    def say_defaults(self, config: Mapping[str, object]) -> tuple[str, str]:
-        """Return the settings that hold without processor files, as a text, and the keyword of
-        ``preprocess`` that changes one of them."""
-        rules = self.images
-        return f"max_pixels={rules.max_pixels}, mean={rules.mean}, std={rules.std}", "max_pixels"
-
-    def _read(
-        self, images: Sequence[object], videos: Sequence[object], limits: Limits
-    ) -> list[tuple[list[Tensor], PixelRules, Grid]]:
-        if limits.min_pixels is not None:
-            raise ValueError(
-                f"min_pixels={limits.min_pixels}: this family resizes every image to the most "
-                "patches that max_pixels allows; leave it out"
-            )
-        return super()._read(images, videos, limits)
+        return {"images": rules, "resample": read_resample(where, section, "bilinear")}
 
     def _grid(self, frames: Sequence[Tensor], rules: PixelRules) -> Grid:
         height, width = frames[0].shape[1:]

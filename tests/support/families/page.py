@@ -206,10 +206,12 @@ def image_sizes(rules: Any) -> str:
 
 def video_sizes(family: Family, rules: Any) -> str:
     """Return in words how a clip enters the tower."""
-    if family.video == NO_VIDEO or rules.video_error is not None:
+    if family.video == NO_VIDEO:
         return NO_VIDEO
     if not isinstance(rules, PatchPreprocessor):
         return family.video
+    if rules.images_alone:
+        return NO_VIDEO
     if isinstance(rules, SoftTokenPreprocessor):
         return f"{family.video}, at most {soft_tokens(rules, rules.videos)} soft tokens each"
     whole = " for all frames together" if rules.videos.whole_clip else " per frame"
