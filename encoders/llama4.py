@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -37,7 +37,7 @@ from .data import EncoderOutput, Grid, GridLike, Metadata
 from .hf_config import find_section, read_rope_theta, read_size, require_divisible, require_value
 from .layers.attention import attention
 from .layers.blocks import MLP, resize_table
-from .layers.segments import TileSegments
+from .layers.segments import RotarySegments, TileSegments
 
 if TYPE_CHECKING:
     from .block_parts import BlockParts
@@ -150,9 +150,13 @@ class Llama4Encoder(TileEncoder):
         )
         return EncoderOutput(hidden, self.projector(self.adapter(squares)), ())
 
-    def _block_context(self, hidden: Tensor, metadata: Metadata) -> Context:
+    def _block_context(self, hidden: Tensor, metadata: Metadata) -> RotarySegments:
         """Return the rotary angles, segment offsets and padding rows that every block reads."""
-        return Context.of(metadata, hidden)
+        cos, sin = metadata["rotary_pos_emb_cos"], metadata["rotary_pos_emb_sin"]
+        segments = TileSegments.of(metadata, hidden)
+        if hidden.shape[0]:
+            check_rows(hidden.shape[1], cos.shape[0], "the metadata is for tiles of")
+        return RotarySegments(cos[:, None, None], sin[:, None, None], *segments)
 
     def _token_grid(self, h: int, w: int) -> tuple[int, int]:
         """Return rows and columns of tokens of ``h`` x ``w`` patches: half of each."""
@@ -189,25 +193,6 @@ class Llama4Encoder(TileEncoder):
         return self.norm_pre(rows + positions)
 
 
-class Context(NamedTuple):
-    """The tensors that every block reads, made once per forward."""
-
-    cos: Tensor
-    sin: Tensor
-    cu_seqlens: Tensor
-    max_seqlen: Tensor
-    padding: Tensor
-
-    @classmethod
-    def of(cls, metadata: Metadata, hidden: Tensor) -> Context:
-        """Make the context of a forward from ``metadata``, checked against tiles [B, n, D]."""
-        cos, sin = metadata["rotary_pos_emb_cos"], metadata["rotary_pos_emb_sin"]
-        segments = TileSegments.of(metadata, hidden)
-        if hidden.shape[0]:
-            check_rows(hidden.shape[1], cos.shape[0], "the metadata is for tiles of")
-        return cls(cos[:, None, None], sin[:, None, None], *segments)
-
-
 class Block(nn.Module):
     """Pre-norm attention and MLP, each added to the residual stream."""
 
@@ -218,7 +203,7 @@ class Block(nn.Module):
         self.norm2 = nn.LayerNorm(config.hidden_size, eps=1e-5)
         self.mlp = MLP(config.hidden_size, 4 * config.hidden_size, "gelu")
 
-    def forward(self, hidden: Tensor, context: Context) -> Tensor:
+    def forward(self, hidden: Tensor, context: RotarySegments) -> Tensor:
         hidden = hidden + self.attn(self.norm1(hidden), context)
         return hidden + self.mlp(self.norm2(hidden))
 
@@ -251,7 +236,7 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size)
         self.proj = nn.Linear(config.hidden_size, config.hidden_size)
 
-    def forward(self, x: Tensor, context: Context) -> Tensor:
+    def forward(self, x: Tensor, context: RotarySegments) -> Tensor:
         cos, sin, *segments = context
         qkv_Bn3HK = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))
         q_THK, k_THK = rotate(qkv_Bn3HK[:, :, :2], cos, sin).flatten(0, 1).unbind(1)

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -49,7 +49,7 @@ from .hf_config import (
 )
 from .layers.attention import attention
 from .layers.products import convolve, patch_product
-from .layers.segments import TileSegments
+from .layers.segments import RotarySegments, TileSegments
 
 if TYPE_CHECKING:
     from .block_parts import BlockParts
@@ -184,9 +184,13 @@ class Step3VLTower(TileEncoder):
         tokens = self.vit_large_projector(rearrange(maps, "b d h w -> (b h w) d"))
         return EncoderOutput(hidden, tokens, ())
 
-    def _block_context(self, hidden: Tensor, metadata: Metadata) -> Context:
+    def _block_context(self, hidden: Tensor, metadata: Metadata) -> RotarySegments:
         """Return the rotary angles, segment offsets and padding rows that every block reads."""
-        return Context.of(metadata, hidden)
+        cos, sin = metadata["rotary_pos_emb_cos"], metadata["rotary_pos_emb_sin"]
+        segments = TileSegments.of(metadata, hidden)
+        if hidden.shape[0]:
+            check_rows(hidden.shape[1], cos.shape[0], "the metadata is for views of")
+        return RotarySegments(cos[:, None, None], sin[:, None, None], *segments)
 
     @property
     def blocks(self) -> nn.ModuleList:
@@ -235,25 +239,6 @@ class Step3VLTower(TileEncoder):
         return rearrange(grid, "1 d h w -> (h w) d").to(table.dtype)
 
 
-class Context(NamedTuple):
-    """The tensors that every block reads, made once per forward."""
-
-    cos: Tensor
-    sin: Tensor
-    cu_seqlens: Tensor
-    max_seqlen: Tensor
-    padding: Tensor
-
-    @classmethod
-    def of(cls, metadata: Metadata, hidden: Tensor) -> Context:
-        """Make the context of a forward from ``metadata``, checked against views [B, n, D]."""
-        cos, sin = metadata["rotary_pos_emb_cos"], metadata["rotary_pos_emb_sin"]
-        segments = TileSegments.of(metadata, hidden)
-        if hidden.shape[0]:
-            check_rows(hidden.shape[1], cos.shape[0], "the metadata is for views of")
-        return cls(cos[:, None, None], sin[:, None, None], *segments)
-
-
 class Transformer(nn.Module):
     """Holds the blocks under the parameter names of the checkpoint."""
 
@@ -274,7 +259,7 @@ class Block(nn.Module):
         self.ln_2 = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.mlp = MLP(config)
 
-    def forward(self, hidden: Tensor, context: Context) -> Tensor:
+    def forward(self, hidden: Tensor, context: RotarySegments) -> Tensor:
         hidden = torch.addcmul(hidden, self.attn(self.ln_1(hidden), context), self.ls_1)
         return torch.addcmul(hidden, self.mlp(self.ln_2(hidden)), self.ls_2)
 
@@ -309,7 +294,7 @@ class Attention(nn.Module):
         self.in_proj = nn.Linear(config.hidden_size, 3 * config.hidden_size)
         self.out_proj = nn.Linear(config.hidden_size, config.hidden_size)
 
-    def forward(self, x: Tensor, context: Context) -> Tensor:
+    def forward(self, x: Tensor, context: RotarySegments) -> Tensor:
         cos, sin, *segments = context
         qkv_Bn3HK = self.in_proj(x).unflatten(-1, (3, self.num_heads, -1))
         q_THK, k_THK = rotate(qkv_Bn3HK[:, :, :2], cos, sin).flatten(0, 1).unbind(1)

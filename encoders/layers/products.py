@@ -44,14 +44,13 @@ class FlatPatchEmbed(nn.Module):
         self, width: int, patch_size: int, channels: int, frames: int = 0, bias: bool = True
     ) -> None:
         super().__init__()
-        self.patch: tuple[int, ...] = (channels, patch_size, patch_size)
         self.proj: nn.Conv2d | nn.Conv3d
         if frames:
             kernel = (frames, patch_size, patch_size)
-            self.patch = (channels, *kernel)
             self.proj = nn.Conv3d(channels, width, kernel, kernel, bias=bias)
         else:
             self.proj = nn.Conv2d(channels, width, patch_size, patch_size, bias=bias)
+        self.patch = (channels, *self.proj.kernel_size)
 
     def forward(self, patches: Tensor) -> Tensor:
         """Return [.., D] of patches [.., C*p*p], or [.., C*T*p*p] of T frames."""
@@ -64,9 +63,8 @@ class PatchEmbed(FlatPatchEmbed):
     def forward(self, pixels: Tensor) -> Tensor:
         """Embed views [B, C, H, W] as patches [B, h, w, D]."""
         side = self.patch[-1]
-        return super().forward(
-            rearrange(pixels, "b c (h p) (w q) -> b h w (c p q)", p=side, q=side)
-        )
+        rows = rearrange(pixels, "b c (h p) (w q) -> b h w (c p q)", p=side, q=side)
+        return super().forward(rows)
 
 
 def convolve(layer: nn.Module, maps: Tensor) -> Tensor:
