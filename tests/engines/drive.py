@@ -51,7 +51,22 @@ def prompts(job: dict[str, Any]) -> list[dict[str, Any]]:
         "images": {"prompt": f"{one}{one}Compare.", "multi_modal_data": {"image": images}},
         "clip": {"prompt": f"{video}Tell.", "multi_modal_data": {"video": [(frames, clip)]}},
     }
-    return [known[name] for name in job["prompts"]]
+    asked = [known[name] for name in job["prompts"]]
+    return [as_chunks(one) for one in asked] if job.get("chunks") else asked
+
+
+def as_chunks(prompt: dict[str, Any]) -> dict[str, Any]:
+    """The request in the form of Kimi-K2.5, whose images and clips of four frames are chunks."""
+    data = prompt.get("multi_modal_data", {})
+    images = data.get("image", [])
+    found: list[dict[str, Any]] = [
+        {"type": "image", "image": image, "uuid": None}
+        for image in (images if isinstance(images, list) else [images])
+    ]
+    for frames, _ in data.get("video", []):
+        clip = [Image.fromarray(frame) for frame in frames[:4]]
+        found.append({"type": "video_chunk", "video_chunk": clip, "prompt": "", "video_idx": 0})
+    return prompt | {"multi_modal_data": {"vision_chunk": found}} if found else prompt
 
 
 def prune_on_cpu() -> None:
@@ -70,6 +85,24 @@ def prune_on_cpu() -> None:
         self.is_multimodal_pruning_enabled = multimodal.is_multimodal_pruning_enabled()
 
     CPUModelRunner.load_model = load_model
+
+
+def hide_numba() -> None:
+    """Let vLLM look at all modules of the process after numba was imported, for Kimi-K2.5's pixels.
+
+    Without Triton, vLLM 0.32 reads ``__dict__`` of what modules hold, and the library object of
+    llvmlite, which numba imports, answers every attribute with a function.
+    """
+    from llvmlite.binding import ffi
+
+    known = ffi._lib_wrapper.__getattr__
+
+    def look_up(self: Any, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return known(self, name)
+
+    ffi._lib_wrapper.__getattr__ = look_up
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
@@ -107,6 +140,7 @@ def main() -> None:
     jobs = json.loads(Path(sys.argv[1]).read_text())
     answers = {}
     prune_on_cpu()
+    hide_numba()
     for name, job in jobs.items():
         print(f"### {name}", flush=True)
         answers[name] = run(job)

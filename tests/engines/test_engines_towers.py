@@ -34,7 +34,10 @@ DRAWN = ("qwen3_vl_moe", "qwen3_5")
 """Models that run with the weights that vLLM draws, in bfloat16."""
 READ = ("gemma3", "mistral3")
 """Models whose batches the plug-in reads, of tiles and of images; CI runs these two."""
-BY_HAND = ("glm4v", "glm_ocr", "exaone4_5", "llava", "idefics3", "paddleocr_vl", "gemma4")
+BY_HAND = (
+    *("glm4v", "glm_ocr", "exaone4_5", "llava", "idefics3", "paddleocr_vl", "gemma4"),
+    "kimi_k25",
+)
 """Models that are run by hand, ``pytest -m "engines and slow"``: two engines start for each."""
 LOGPROB = 1e-4
 """Bound for the difference of the log-probabilities of twelve tokens, which are about -40."""
@@ -100,6 +103,7 @@ def drive(folder: Path, jobs: dict[str, dict[str, Any]], **environment: str) -> 
         "OMP_NUM_THREADS": "2",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_MLA_DISABLE": "1",  # there is none for CPUs
         "VLLM_NO_USAGE_STATS": "1",
         "VITGRAPH_VLLM": "0",
         **environment,
@@ -112,20 +116,25 @@ def drive(folder: Path, jobs: dict[str, dict[str, Any]], **environment: str) -> 
 
 def read_jobs(folder: Path, families: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Two engines per model of :mod:`tiny_towers`: vLLM's towers first, then ours."""
+    from tiny_published import PUBLISHED, write_published
     from tiny_towers import MODELS, write_tower
 
     jobs: dict[str, dict[str, Any]] = {}
     for side in ("stock", "ours"):
         for number, family in enumerate(families):
-            model, place = MODELS[family], folder / f"{family}-{side}"
+            model, place = (MODELS | PUBLISHED)[family], folder / f"{family}-{side}"
             if side == "stock":
-                write_tower(place, family)
+                write = write_published if family in PUBLISHED else write_tower
+                write(place, family)
             else:  # vLLM takes a model that it has seen as it was
                 place.symlink_to(folder / f"{family}-stock")
             limits = {"image": 4, "video": 1} if model.clip else {"image": 4}
+            if family == "kimi_k25":
+                limits = {"vision_chunk": 4}
             engine = {**ENGINE, "model": str(place), "limit_mm_per_prompt": limits}
             jobs[f"{family} {side}"] = {
                 "family": family,
+                "chunks": family == "kimi_k25",
                 "ours": (STATIC if number % 2 else {}) if side == "ours" else None,
                 "prompts": EVERYTHING if model.clip else EVERYTHING[:-1],
                 "marks": [model.mark, model.clip],

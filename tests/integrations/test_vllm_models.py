@@ -69,6 +69,14 @@ def grids(encoder: Any) -> Case:
     return rows, found, [1, 1], batch
 
 
+def chunks(encoder: Any) -> Case:
+    """An image, and a clip of four frames that becomes one set of tokens."""
+    found = [(1, 4, 6), (4, 2, 4)]
+    rows, side = draw(56, encoder.config.patch_dim), encoder.config.patch_size
+    cells = rearrange(rows, "n (c p q) -> n c p q", p=side, q=side)
+    return rows, found, [1, 1], {"pixel_values": cells, "grid_thws": torch.tensor(found)}
+
+
 def lists(encoder: Any) -> Case:
     rows, found, cells = patches(encoder)
     batch = {"pixel_values": cells.split([24, 8]), "image_grid_thw": torch.tensor(found)}
@@ -107,6 +115,7 @@ CASES = [
     ("SmolVLMForConditionalGeneration", "smolvlm", tiles),
     ("Mistral3ForConditionalGeneration", "pixtral", images),
     ("KimiVLForConditionalGeneration", "kimi_vl", grids),
+    ("KimiK25ForConditionalGeneration", "kimi_k25", chunks),
     ("PaddleOCRVLForConditionalGeneration", "paddleocr_vl", lists),
     ("PaddleOCRVLForConditionalGeneration", "paddleocr_vl", flat),
     ("PaddleOCRVLForConditionalGeneration", "paddleocr_vl", stacked),
@@ -132,7 +141,7 @@ class TheirModel(nn.Module):
     def _process_image_input(self, image_input: Batch) -> Any:
         return "theirs"
 
-    _process_video_input = _process_image_input
+    _process_video_input = _process_media_input = _process_image_input
 
     def load_weights(self, weights: Any) -> set[str]:
         loaded = set()
@@ -153,9 +162,7 @@ def models(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     vision.run_dp_sharded_vision_model = None  # type: ignore[attr-defined]
     fakes[vision.__name__] = vision
     for name, record in MODELS.items():
-        module = fakes.setdefault(
-            f"vllm.model_executor.models.{record.module}", ModuleType(record.module)
-        )
+        module = fakes.setdefault(record.path, ModuleType(record.path))
         facts = {"paths": tuple(filter(None, (record.tower, record.projector)))}
         vars(module)[record.name or name] = type(name, (TheirModel,), facts)
     for name, module in fakes.items():
@@ -200,7 +207,8 @@ def test_batches_of_vllm_become_the_tokens_of_the_loaded_encoder(
     encoder = load_encoder(tmp_path)
     rows, found, counts, batch = make(encoder)
     wanted = encoder(rows, found).pooler_output
-    items = model._process_image_input({"type": "pixel_values", **batch})
+    process = model._process_media_input if make is chunks else model._process_image_input
+    items = process({"type": "pixel_values", **batch})
     assert len(items) == len(counts)
     torch.testing.assert_close(torch.cat(items), wanted, rtol=1e-4, atol=1e-5)
     tokens = iter(encoder.item_specs(found))
@@ -221,6 +229,18 @@ def test_frames_of_a_clip_of_gemma_4_are_one_item(models: Any, tmp_path: Path) -
     video = {f"{name}_videos": tensor for name, tensor in batch.items()}
     (clip,) = model._process_video_input({**video, "video_frame_counts": torch.tensor([2])})
     torch.testing.assert_close(clip, encoder(rows, found).pooler_output, rtol=1e-4, atol=1e-5)
+
+
+def test_norms_of_blocks_follow_vllm_where_it_does_not_follow_the_config(
+    models: Any, tmp_path: Path
+) -> None:
+    """For GLM-5.3-Flash, vLLM says that the tower was trained with another epsilon."""
+    write_seeded_checkpoint(tmp_path, "glm5_next", width=64, dtype=torch.float32, shards=1)
+    config = json.loads((tmp_path / "config.json").read_text())
+    model = build(models, "Glm5NextForConditionalGeneration", config)
+    (block, *_), last = model.our_tower.encoder.blocks, model.our_tower.encoder.post_layernorm
+    found = [block.norm1.eps, block.norm2.eps, block.attn.q_norm.eps, last.eps]
+    assert found == [1e-6, 1e-6, 1e-5, 1e-5]
 
 
 @pytest.mark.parametrize("architecture", MODELS)

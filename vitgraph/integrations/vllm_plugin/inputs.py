@@ -10,6 +10,7 @@ Shapes: P patches, B tiles, C channels, I images.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
@@ -116,10 +117,30 @@ def read_patches(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
     vLLM before 0.33 has a list of such tensors, or [images, P, C, p, p]. The arguments are those of
     :func:`read_tiles`.
     """
-    given = batch["pixel_values"]
-    cells = given if isinstance(given, Tensor) else torch.cat(read_tensors(batch, "pixel_values"))
-    grids = [(t, h, w) for t, h, w in read_tensor(batch, "image_grid_thw").tolist()]
-    return Packed(cells.flatten(0, -4).flatten(1), grids, [1] * len(grids))
+    return _rows_of(batch, "pixel_values", "image_grid_thw")
+
+
+def read_chunks(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
+    """Read patches [P, C, p, p] of Kimi-K2.5; ``grid_thws`` has (t, h, w) per image or clip.
+
+    A clip has as many frames as become one set of tokens. The arguments are those of
+    :func:`read_tiles`.
+    """
+    return _rows_of(batch, "pixel_values", "grid_thws")
+
+
+def _rows_of(batch: BatchInputs, pixels: str, grid_thw: str) -> Packed:
+    """Return the P patches of all items as rows, with a grid per item.
+
+    Args:
+        batch: the inputs of a batch.
+        pixels: the name of the patches in it.
+        grid_thw: the name of the grids, (t, h, w) in patches per item.
+    """
+    given = batch[pixels]
+    cells = given if isinstance(given, Tensor) else torch.cat(read_tensors(batch, pixels))
+    grids = [(t, h, w) for t, h, w in read_tensor(batch, grid_thw).tolist()]
+    return Packed(cells.reshape(sum(map(prod, grids)), -1), grids, [1] * len(grids))
 
 
 def read_positions(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
@@ -148,6 +169,7 @@ READERS: Mapping[str, Callable[[BatchInputs, VisionEncoder], Packed]] = {
     "images": read_images,
     "grids": read_grids,
     "patches": read_patches,
+    "chunks": read_chunks,
     "positions": read_positions,
 }
 """The function that reads a batch of images, by the name that ``Record.reader`` has."""

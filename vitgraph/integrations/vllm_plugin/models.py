@@ -29,6 +29,13 @@ class ReadsInputs(ReplacesTower):
             return super()._process_image_input(image_input)  # type: ignore[misc]  # vLLM's
         return self._encode(READERS[self.record.reader](image_input, self.our_tower.encoder))
 
+    def _process_media_input(self, media_input: BatchInputs) -> Embeddings:
+        """Encode a batch of images and clips of Kimi-K2.5 to [tokens, width of the language model]
+        each."""
+        if not self.vision_tower_ours:
+            return super()._process_media_input(media_input)  # type: ignore[misc]  # vLLM's
+        return self._encode(READERS[self.record.reader](media_input, self.our_tower.encoder))
+
     def _process_video_input(self, video_input: BatchInputs) -> Embeddings:
         """Encode a batch of clips of Gemma 4 to [tokens, width of the language model] each."""
         if not self.vision_tower_ours:
@@ -60,8 +67,7 @@ def __getattr__(name: str) -> type:
     if name not in MODELS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     record = MODELS[name]
-    module = import_module(f"vllm.model_executor.models.{record.module}")
-    theirs = vars(module)[record.name or name]
+    theirs: type = getattr(import_module(record.path), record.name or name)
     ours = ReadsInputs if record.reader else ReplacesTower
     if record.module == "internvl":
         ours = InternVL

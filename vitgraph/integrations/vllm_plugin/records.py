@@ -1,6 +1,6 @@
 """The model classes of vLLM whose vision tower is replaced, and how each uses its tower.
 
-Source: ``model_executor/models`` of vLLM 0.26.0, 0.32.0 and 0.33.0.
+Source: ``model_executor/models`` of vLLM 0.26.0, 0.32.0 and 0.33.0, and ``models`` of 0.32.0.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ class Record(NamedTuple):
     """A model class of vLLM, and the tower of this library that replaces its own."""
 
     module: str
-    """The module of ``vllm.model_executor.models`` that has the class."""
+    """The module that has the class: a name below ``vllm.model_executor.models``, or a full name
+    that begins with ``vllm.``."""
     family: str
     """The name of the tower's family in :data:`weights.FAMILIES`."""
     tower: str = "visual"
@@ -28,6 +29,18 @@ class Record(NamedTuple):
     with packed patches itself."""
     name: str = ""
     """The name of the class, if that is not the name of the architecture; else empty."""
+    published_names: bool = False
+    """Whether the encoder takes its tensors from the checkpoint by their published names, because
+    vLLM's class loads them under other names."""
+    block_norm_eps: float | None = None
+    """The epsilon of the two norms of every block, where vLLM does not follow the config; else
+    None."""
+
+    @property
+    def path(self) -> str:
+        """The full name of the module that has the class."""
+        whole = self.module.startswith("vllm.")
+        return self.module if whole else f"vllm.model_executor.models.{self.module}"
 
 
 _VISION, _PROJECTOR = "vision_tower", "multi_modal_projector"
@@ -54,6 +67,9 @@ MODELS: Mapping[str, Record] = {
     "Glm4vForConditionalGeneration": Record("glm4_1v", "glm4v"),
     "Glm4vMoeForConditionalGeneration": Record("glm4_1v", "glm4v"),
     "GlmOcrForConditionalGeneration": Record("glm_ocr", "glm_ocr"),
+    "Glm5NextForConditionalGeneration": Record(
+        "vllm.models.glm5next", "glm_ocr", block_norm_eps=1e-6
+    ),
     "Gemma3ForConditionalGeneration": Record("gemma3_mm", "gemma3", _VISION, _PROJECTOR, "tiles"),
     "Mistral3ForConditionalGeneration": Record("mistral3", *_PIXTRAL),
     "LightOnOCRForConditionalGeneration": Record("lightonocr", *_PIXTRAL),
@@ -61,6 +77,9 @@ MODELS: Mapping[str, Record] = {
     "Idefics3ForConditionalGeneration": Record("idefics3", *_IDEFICS3),
     "SmolVLMForConditionalGeneration": Record("smolvlm", *_IDEFICS3),
     "KimiVLForConditionalGeneration": Record("kimi_vl", "moonvit", _VISION, _PROJECTOR, "grids"),
+    "KimiK25ForConditionalGeneration": Record(
+        "kimi_k25", "moonvit", _VISION, "mm_projector", "chunks", published_names=True
+    ),
     "PaddleOCRVLForConditionalGeneration": Record(
         "paddleocr_vl", "paddleocr_vl", "visual", "mlp_AR", "patches"
     ),

@@ -73,7 +73,10 @@ class ReplacesTower(nn.Module):
             meta = build_encoder(family, model.hf_config.to_dict(), model.model)
         except ValueError as error:
             return str(error)
-        norm = dict(theirs.named_children()).get("input_norm")  # None before vLLM 0.32
+        if self.record.block_norm_eps is not None:
+            set_block_norm_eps(meta, self.record.block_norm_eps)
+        norms = (one for name, one in theirs.named_modules() if name.endswith("input_norm"))
+        norm = next(norms, None)  # None before vLLM 0.32
         dtype, device = place.dtype, place.device
         self._put(self.record.tower, nn.Identity())
         if self.record.projector:
@@ -139,6 +142,8 @@ class ReplacesTower(nn.Module):
         Raises:
             ValueError: a tensor of the encoder is missing or does not fit.
         """
+        if self.vision_tower_ours and self.record.published_names:
+            weights = self.our_tower.take(weights)
         loaded: set[str] = super().load_weights(weights)  # type: ignore[misc]  # vLLM's
         if self.vision_tower_ours:
             self.our_tower.check_filled()
@@ -165,6 +170,13 @@ class PassesWeights(nn.Module):
         checkpoints."""
         self._fill((f"{self._name}.{name}", tensor) for name, tensor in weights)
         return set()
+
+
+def set_block_norm_eps(encoder: nn.Module, eps: float) -> None:
+    """Give ``eps`` to the layers ``norm1`` and ``norm2`` of every block of an encoder, in place."""
+    for name, layer in encoder.named_modules():
+        if isinstance(layer, nn.RMSNorm) and name.endswith((".norm1", ".norm2")):
+            layer.eps = eps
 
 
 def find_obstacle(theirs: nn.Module, vllm_config: EngineConfig) -> str:

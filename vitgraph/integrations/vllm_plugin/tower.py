@@ -9,7 +9,7 @@ Shapes: P patches, N tokens, L DeepStack layers, D width of the language model, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -32,7 +32,7 @@ from .options import Options
 
 VLLM_LAYOUTS = (
     *("qwen", "internvl", "glm4v", "glm_ocr", "gemma3", "pixtral", "idefics3", "kimi-vl"),
-    *("paddleocr-vl", "gemma4"),
+    *("paddleocr-vl", "gemma4", "kimi-k25"),
 )
 """The layouts of checkpoints that vLLM's own model classes read."""
 LISTED = 20
@@ -242,6 +242,32 @@ class Tower(nn.Module):
         if problems:
             raise ValueError(_listed("tensors that do not fit", problems))
         return filled
+
+    def take(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """Fill parameters from a whole checkpoint, and yield the tensors that are not the tower's.
+
+        Args:
+            weights: published names of tensors, with their prefixes, and the tensors.
+
+        Raises:
+            ValueError: a tensor of the tower whose name, shape or dtype does not fit.
+        """
+        for name, tensor in weights:
+            local = self._local_name(name)
+            if local is None:
+                yield name, tensor
+            else:
+                self.load_weights([(local, tensor)])
+
+    def _local_name(self, name: str) -> str | None:
+        """Return a published name without the prefix of tower or projector; None for another
+        part's."""
+        for layout in self._layouts:
+            for prefix in filter(lambda one: one.whole, layout.prefixes):
+                local = layout.local_name(prefix, name)
+                if local is not None:
+                    return local
+        return None
 
     def _slot_of(self, name: str, tensors: Mapping[str, Tensor]) -> tuple[Layout, Slot] | None:
         """Return the layout and the place of a published tensor in the encoder, None if it has none

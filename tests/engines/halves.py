@@ -1,0 +1,101 @@
+"""Build the vision half of vLLM's model classes, and encode one batch with vLLM's tower and ours.
+
+    python tests/engines/halves.py JOBS.json ANSWERS.json
+
+This is for models whose language model does not run on a CPU: a module without layers stands for
+it. A job has the folder of a checkpoint and the names of the tower's tensors there, the model class
+and where its module has the language model, a batch as ``embed_multimodal`` takes it, in a file,
+and the options of our tower, or None for vLLM's. An answer is the name of a file with the features
+of each image or clip.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.nn.functional import rms_norm
+
+
+class NoLayers(nn.Module):
+    """Stands for a language model."""
+
+    make_empty_intermediate_tensors = None
+
+    def __init__(self, **_: object) -> None:
+        super().__init__()
+        self.model = nn.Module()
+        self.model.layers = nn.ModuleList()
+
+
+def encode(job: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """The features of the batch of a job, by the number of the image or clip."""
+    from vllm import ModelRegistry
+    from vllm.config import set_current_vllm_config
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.model_executor.model_loader.utils import process_weights_after_loading
+
+    if job["ours"] is not None:
+        from vitgraph.integrations.vllm_plugin import register
+
+        os.environ |= {"VITGRAPH_VLLM": "1", "VITGRAPH_VLLM_OPTIONS": json.dumps(job["ours"])}
+        register()
+    names = {"architectures": [job["architecture"]]}
+    options = {"dtype": "float32", "enforce_eager": True}
+    config = EngineArgs(model=job["model"], hf_overrides=names, **options).create_engine_config()
+    with set_current_vllm_config(config):
+        made, _ = ModelRegistry.resolve_model_cls([job["architecture"]], config.model_config)
+        start_ranks()
+        module, language = job["language"]
+        setattr(import_module(module), language, NoLayers)
+        import_module("vllm.models.glm5next.common.multimodal").fused_q_kv_rmsnorm = norm_heads
+        torch.set_default_dtype(torch.float32)
+        model = made(vllm_config=config).eval()
+        known = load_file(Path(job["model"]) / "model.safetensors")
+        model.load_weights((name, known[name]) for name in job["tensors"])
+        process_weights_after_loading(model, config.model_config, torch.device("cpu"))
+        if job["ours"] is not None:
+            assert model.vision_tower_ours
+        with torch.inference_mode():
+            found = model.embed_multimodal(**load_file(job["batch"]))
+    return {str(number): rows.contiguous() for number, rows in enumerate(found)}
+
+
+def norm_heads(
+    q: torch.Tensor, k: torch.Tensor, q_weight: torch.Tensor, k_weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Normalise the heads of queries and keys, in place of a kernel of vLLM that needs Triton."""
+    width = q.shape[-1:]
+    return rms_norm(q, width, q_weight, eps), rms_norm(k, width, k_weight, eps)
+
+
+def start_ranks() -> None:
+    """Start vLLM's process groups for this process alone, once."""
+    from vllm.distributed import parallel_state
+
+    if not parallel_state.model_parallel_is_initialized():
+        place = "tcp://127.0.0.1:0"
+        parallel_state.init_distributed_environment(1, 0, place, 0, "gloo")
+        parallel_state.initialize_model_parallel(1, 1, backend="gloo")
+
+
+def main() -> None:
+    """Run every job, and write the features and the names of their files."""
+    answers: dict[str, str] = {}
+    for name, job in json.loads(Path(sys.argv[1]).read_text()).items():
+        print(f"### {name}", flush=True)
+        file = Path(sys.argv[2]).with_name(f"{name}.safetensors")
+        save_file(encode(job), file)
+        answers[name] = str(file)
+    Path(sys.argv[2]).write_text(json.dumps(answers))
+
+
+if __name__ == "__main__":
+    main()
