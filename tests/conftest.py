@@ -76,18 +76,21 @@ SLOW_TOWERS = frozenset(
         "step3",
     )
 )
-"""Towers that are like others of the table: tests of all towers run them with the slow tests."""
+"""Towers whose tests are slow: a plain `pytest` runs all tests with other towers of the table.
+
+A test is one of theirs if a parameter of it is the name. The parity of every tower in float64
+(``test_parity_towers.py``) is among the fast tests nevertheless.
+"""
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest reads the marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark tests of towers that are like others as slow, and leave out other families' tests.
+    """Mark tests with a slow tower as slow, and leave out the tests of other families.
 
     Without ``--family``, tests of every family stay.
     """
     for item in items:
-        about = {*id_of(item).split("-"), item.path.stem.removeprefix("test_")}
-        if SLOW_TOWERS.intersection(about):
+        if SLOW_TOWERS.intersection(named_by(item)):
             item.add_marker(pytest.mark.slow)
     family = config.option.family
     if family is None:
@@ -97,6 +100,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     kept = [item for item in items if family_of(id_of(item)) == family]
     config.hook.pytest_deselected(items=list(set(items).difference(kept)))
     items[:] = kept
+
+
+def named_by(item: pytest.Item) -> list[str]:
+    """The parameters of a test that are names, of towers or of anything else."""
+    parametrised = isinstance(item, pytest.Function) and hasattr(item, "callspec")
+    values = item.callspec.params.values() if parametrised else ()
+    return [value for value in values if isinstance(value, str)]
 
 
 def id_of(item: pytest.Item) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
@@ -15,17 +17,28 @@ from encoders.accelerated.flash_attn_4 import KEYWORDS
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.integrations
+def write_wheel(folder: Path, version: str) -> None:
+    """Write an empty package named flash-attn-4, as a package index would offer it."""
+    info = f"flash_attn_4-{version}.dist-info"
+    with ZipFile(folder / f"flash_attn_4-{version}-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(
+            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: flash-attn-4\nVersion: {version}\n"
+        )
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="flash-attn-4 is for Linux alone")
-def test_the_flash_extra_can_be_installed(tmp_path: Path) -> None:
-    """``pip`` resolves it beside what is installed; nothing is installed."""
-    pip = [sys.executable, "-m", "pip", "--no-cache-dir", "--retries", "1"]
-    command = ["install", "--dry-run", "--no-build-isolation", f"{ROOT}[flash]"]
-    result = subprocess.run([*pip, *command], cwd=tmp_path, capture_output=True, text=True)
-    if result.returncode and "onnection" in result.stderr + result.stdout:
-        pytest.skip("no package index can be reached")
+def test_the_flash_extra_takes_the_newest_version_before_4_1(tmp_path: Path) -> None:
+    """``pip`` is offered four versions in a folder; it asks no index and installs nothing."""
+    for version in ("4.0.0b35", "4.0.0b36", "4.0.0b40", "4.1.0"):
+        write_wheel(tmp_path, version)
+    pip = [sys.executable, "-m", "pip", "--isolated", "install", "--dry-run", "--no-index"]
+    command = [*pip, "--find-links", str(tmp_path), "--no-build-isolation", f"{ROOT}[flash]"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    assert "flash-attn-4" in result.stdout
+    assert re.findall(r"flash-attn-4-(\S+)", result.stdout) == ["4.0.0b40"]
 
 
 def test_only_one_kernel_needs_the_extra() -> None:

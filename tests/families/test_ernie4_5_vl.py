@@ -51,6 +51,7 @@ def test_a_long_clip_is_cut_between_pairs_by_the_limit_on_tokens() -> None:
 
 
 @pytest.mark.filterwarnings("default")  # of transformers, and no processor file
+@pytest.mark.slow
 def test_a_model_that_transformers_saved_gives_its_own_features(tmp_path: Path) -> None:
     model = Ernie4_5_VLMoeModel(
         Ernie4_5_VLMoeConfig(vision_config=VISION, text_config={**TEXT, "rope_parameters": ROPE})
