@@ -24,7 +24,7 @@ LONGEST_PART = 255
 CARD = """
 # {title}
 
-The vision tower of {base}, as [vitgraph](https://pypi.org/project/vitgraph/) saved it:
+The vision tower of {base}, as vitgraph saved it:
 {parameters:,} parameters in {dtype}.
 
 ```python

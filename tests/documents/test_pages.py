@@ -73,15 +73,11 @@ def test_a_page_says_how_to_install_what_its_examples_need(page: str) -> None:
         assert CALLED.get(module, module) in {*comes, *asked}, f"{page}: {module}"
 
 
-def test_every_clone_is_of_the_repository_that_the_project_names() -> None:
-    (url,) = PROJECT["urls"].values()
-    pages = [ROOT / page for page in (*PAGES, "CONTRIBUTING.md")]
-    named = [
-        match
-        for path in [*pages, *(ROOT / "notebooks").glob("*.ipynb")]
-        for match in re.findall(r"git clone (\S+)", path.read_text("utf-8"))
-    ]
-    assert set(named) == {url}
+def test_nothing_names_an_address_of_the_project_before_it_has_one() -> None:
+    assert "urls" not in PROJECT
+    names = (*PAGES, "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "encoders/base/saving.py")
+    for path in [*(ROOT / name for name in names), *(ROOT / "notebooks").glob("*.ipynb")]:
+        assert not re.findall(r"https?://\S*vitgraph", path.read_text("utf-8")), path
 
 
 def test_pages_install_from_a_clone_until_the_package_is_published() -> None:
@@ -90,19 +86,18 @@ def test_pages_install_from_a_clone_until_the_package_is_published() -> None:
         assert not [line for line in asked if "vitgraph" in line], page
 
 
-def test_a_weakness_is_reported_to_the_repository_that_the_project_names() -> None:
-    (url,) = PROJECT["urls"].values()
+def test_a_weakness_is_reported_in_private() -> None:
     text = (ROOT / "SECURITY.md").read_text("utf-8")
-    assert f"({url}/security/advisories/new)" in text
+    assert "in private, not in an issue" in text.partition("## Report a weakness")[2]
     assert len(text.splitlines()) <= 25
 
 
-def test_every_version_of_the_changelog_has_a_link_to_the_repository() -> None:
-    (url,) = PROJECT["urls"].values()
+def test_the_changelog_begins_with_the_version_of_the_package() -> None:
     text = (ROOT / "CHANGELOG.md").read_text("utf-8")
-    links = dict(re.findall(r"^\[(.+)\]: (\S+)$", text, re.M))
-    assert re.findall(r"^## \[(.+?)\]", text, re.M) == list(links)
-    assert all(link.startswith(f"{url}/") for link in links.values())
+    versions = re.findall(r"^## \[(\S+)\] - ", text, re.M)
+    assert versions == [vitgraph.__version__, "0.1.0"]
+    kinds = re.findall(r"^### (\w+)", text, re.M)
+    assert kinds == ["Added", "Changed", "Fixed", "Security"]
 
 
 def test_the_recipe_names_hooks_that_the_base_classes_have() -> None:

@@ -183,7 +183,7 @@ def test_comparison_with_the_peers_ends_by_line_40() -> None:
 
 def test_install_clones_and_its_size_stands_on_a_page() -> None:
     clone, *install = blocks("README.md", "sh")[0].splitlines()
-    assert clone.startswith("git clone ")
+    assert clone.startswith("cd vitgraph  # a clone of this repository")
     assert [line.split()[:2] for line in install] == [["pip", "install"]] * 2
     assert "https://download.pytorch.org/whl/cpu" in install[0]
     assert "GiB" not in (ROOT / "README.md").read_text()
