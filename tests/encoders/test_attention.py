@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from encoders.layers.attention import _attend_masked, attention
-from encoders.layers.segments import padded_offsets, padding_rows, segment_metadata
+from encoders.layers.segments import padding_rows
 
 BOUNDS = {torch.float64: 1e-13, torch.float32: 5e-7, torch.bfloat16: 1e-2, torch.float16: 1.5e-3}
 
@@ -201,24 +201,3 @@ def test_the_masked_fallback_is_exact() -> None:
         x[12:] = float("nan")
     out = _attend_masked(q, k, v, torch.tensor(offsets, dtype=torch.int32))
     torch.testing.assert_close(out[:12], naive(q, k, v, offsets)[:12], rtol=0, atol=1e-13)
-
-
-def test_capacity_pads_offsets_by_repeating_the_last_one() -> None:
-    assert padded_offsets([3, 4], 5, "capacity").tolist() == [0, 3, 7, 7, 7, 7]
-    assert padded_offsets([], 2, "capacity").tolist() == [0, 0, 0]
-    assert padded_offsets([], None, "capacity").tolist() == [0]
-    assert padded_offsets([3], None, "capacity").dtype == torch.int32
-
-
-def test_frames_win_over_items_as_the_capacity() -> None:
-    metadata = segment_metadata([3, 4], max_batch_size=1, max_frames_per_batch=4)
-    assert metadata["cu_seqlens"].tolist() == [0, 3, 7, 7, 7]
-
-
-def test_too_many_segments_and_a_short_override_are_refused_with_the_fix() -> None:
-    with pytest.raises(ValueError, match=r"3 segments do not fit max_batch_size=2.*raise it to 3"):
-        segment_metadata([1, 1, 1], max_batch_size=2)
-    with pytest.raises(ValueError, match=r"max_frames_per_batch=1"):
-        segment_metadata([1, 1], max_batch_size=9, max_frames_per_batch=1)
-    with pytest.raises(ValueError, match=r"max_seqlen_override=6.*longest segment of 7.*least 7"):
-        segment_metadata([7], max_seqlen_override=6)

@@ -1,4 +1,8 @@
-"""The contract of every DeepSeek path: padding, capacities, gradients, graphs of single paths."""
+"""The contract of DeepSeek's paths besides "image": padding, capacities, gradients, graphs.
+
+The towers of the path "image" have rows in the table of towers, which the tests of the contract,
+of parity and of graphs run for.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +18,11 @@ from oracles import LiftFloat32, distance, draw_pixels
 from oracles.deepseek import ocr_keys, ocr_output
 from support.towers.deepseek import build, build_reference, draw_inputs
 
-PATHS = [
-    ("deepseek_vl", "image"),
-    ("deepseek_vl_hybrid", "image"),
-    ("deepseek_vl_hybrid", "high"),
-    ("deepseek_vl2", "image"),
-    ("deepseek_ocr", "image"),
-    ("deepseek_ocr", "tiles"),
-]
+PATHS = [("deepseek_vl_hybrid", "high"), ("deepseek_ocr", "tiles")]
 
 
 def path_of(name: str, path: str, dtype: torch.dtype = torch.float32) -> VisionEncoder:
-    encoder = build(name, dtype)
-    found: VisionEncoder = encoder.paths[path] if name != "deepseek_vl" else encoder
+    found: VisionEncoder = build(name, dtype).paths[path]
     return found
 
 

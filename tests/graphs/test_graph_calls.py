@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,12 +10,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from encoders.contract import EncoderOutput
 from graphwrap import GraphedEncoder
-from oracles import Grids, add_noise
+from oracles import Grids
 from support.graphs.cases import (
     OURS,
     executor_of,
     mixes,
-    new_tower,
     pixels_for,
     single,
     static,
@@ -172,62 +170,11 @@ def test_a_grid_of_more_rows_than_given_is_refused(backend: str, side: int) -> N
             graphed(torch.zeros(6, 3), grids)
 
 
-def rebind(encoder: Any) -> None:
-    encoder.load_state_dict({k: v.clone() for k, v in encoder.state_dict().items()}, assign=True)
-
-
-REBINDINGS: dict[str, Callable[[Any], object]] = {
-    "load_state_dict(assign=True)": rebind,
-    ".to(dtype)": lambda encoder: encoder.to(torch.float64),
-    ".half()": lambda encoder: encoder.half(),
-    "a new parameter": lambda encoder: setattr(
-        encoder, "weight", torch.nn.Parameter(torch.ones(3), requires_grad=False)
-    ),
-    ".data": lambda encoder: setattr(encoder.weight, "data", encoder.weight.data.clone()),
-}
-
-
-@pytest.mark.parametrize("how", REBINDINGS)
-def test_weights_rebound_after_capture_are_detected(how: str) -> None:
-    graphed = toy()
-    pixels = pixels_for(graphed.encoder, SMALL)
-    graphed(pixels, SMALL)
-    REBINDINGS[how](graphed.encoder)
-    with pytest.raises(RuntimeError, match=r"weight 'weight' was rebound .* release\(\)"):
-        graphed(pixels, SMALL)
-
-
-@pytest.mark.parametrize("how", REBINDINGS)
-def test_after_release_the_weights_as_they_are_serve(how: str) -> None:
-    """In their new dtype too: what the error message advises."""
-    graphed = toy()
-    pixels = pixels_for(graphed.encoder, SMALL).double()
-    graphed(pixels, SMALL)
-    REBINDINGS[how](graphed.encoder)
-    graphed.release()
-    expected = graphed.encoder(pixels, SMALL)
-    output = graphed(pixels, SMALL)
-    assert_same_bits(output, expected)
-    assert output.pooler_output.dtype == graphed.encoder.weight.dtype
-
-
 def test_weights_cast_before_the_first_call_serve_as_they_are() -> None:
     graphed = toy()
     graphed.encoder.double()
     pixels = pixels_for(graphed.encoder, SMALL).double() / 3
     assert_same_bits(graphed(pixels, SMALL), graphed.encoder(pixels, SMALL))
-
-
-@pytest.mark.parametrize("name", OURS)
-def test_weights_updated_in_place_are_seen_by_the_next_call(name: str) -> None:
-    encoder, grids = new_tower(name), single(name)[:1]
-    graphed = static(encoder, outputs=EVERY_FIELD)
-    pixels = pixels_for(encoder, grids)
-    before = graphed(pixels, grids)
-    add_noise(*encoder.parameters())
-    after = graphed(pixels, grids)
-    assert worst_distance(after, encoder(pixels, grids)) <= 2e-6
-    assert worst_distance(after, before) > 1e-3
 
 
 def test_gradients_wanted_are_refused_and_grad_mode_alone_is_not() -> None:

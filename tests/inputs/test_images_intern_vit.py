@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from transformers import GotOcr2ImageProcessor, GotOcr2ImageProcessorPil, InternVLVideoProcessor
+from transformers import GotOcr2ImageProcessor, InternVLVideoProcessor
 
 from encoders.inputs.preprocessors.intern_vit import TilePreprocessor
 from encoders.inputs.sizes import best_tiling
@@ -124,16 +124,6 @@ def test_nothing_gives_no_tiles() -> None:
     assert got.pixel_values.shape == (0, 3, 448, 448)
     assert got.grid_thw.shape == (0, 3)
     assert got.tiles == []
-
-
-def test_distance_to_the_pil_backend_is_printed() -> None:
-    images = photographs()[:3]
-    reference = GotOcr2ImageProcessorPil(crop_to_patches=True, **SETTINGS)
-    wanted = torch.as_tensor(reference(images, return_tensors="pt")["pixel_values"])
-    got = OURS(images).pixel_values
-    assert got.shape == wanted.shape
-    levels = float((got - wanted).abs().max()) * 255 * max(OURS.std)
-    print(f"largest: {levels:.1f} levels")
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from transformers import Qwen2VLImageProcessor, Qwen2VLImageProcessorPil
+from transformers import Qwen2VLImageProcessor
 
 from encoders.inputs.preprocessors.patches import PatchPreprocessor
 from support.photographs import china, photographs
@@ -96,15 +96,6 @@ def test_grids_of_600_random_sizes_are_the_reference_s(ours: PatchPreprocessor) 
     for width, height in random_sizes(600, 5000):
         _, h, w = ours._grid([pixel.expand(3, height, width)], ours.images)
         assert h * w == reference.get_number_of_image_patches(height, width), (width, height)
-
-
-@pytest.mark.parametrize("ours", FAMILIES)
-def test_distance_to_the_pil_backend_is_printed(ours: PatchPreprocessor) -> None:
-    images = photographs()[:4]
-    wanted = Qwen2VLImageProcessorPil(**settings(ours))(images, return_tensors="pt")
-    got = ours(images)
-    assert torch.equal(got.grid_thw, wanted["image_grid_thw"])
-    print(f"largest: {levels(ours, got.pixel_values - wanted['pixel_values']):.1f} levels")
 
 
 @pytest.mark.parametrize("ours", FAMILIES)
