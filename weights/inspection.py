@@ -78,9 +78,9 @@ def inspect_checkpoint(
     progress: bool = True,
     family: str | None = None,
 ) -> CheckpointInfo:
-    """Say which tower a checkpoint holds; takes the arguments of :func:`load_encoder`.
+    """Return which tower a checkpoint holds; the arguments are those of :func:`load_encoder`.
 
-    Reads the config, the index and the headers of the files that hold the tower; tensors are not
+    The config, the index and the headers of the files that hold the tower are read; tensors are not
     read or fetched (unless a server cannot send parts of files). The tower is checked as
     ``load_encoder`` would.
 

@@ -94,11 +94,13 @@ class Layout:
         return name.removeprefix(prefix.whole) if name.startswith(prefix.whole) else None
 
     def full_name(self, prefix: Prefix, local: str) -> str:
-        """Return the tensor name that :meth:`local_name` has made ``local`` of, with its prefix."""
+        """Return the full name of the tensor that :meth:`local_name` calls ``local``."""
         return (prefix.root if local.startswith(self.projector) else prefix.whole) + local
 
     def is_ignored(self, local: str) -> bool:
-        """Return whether no forward needs the tensor that is called ``local`` after its prefix."""
+        """Return whether no forward needs the tensor with the name ``local`` (without the
+        prefix).
+        """
         return any(_pattern(template).fullmatch(local) for template in self.ignored)
 
     def tower_names(self, prefix: Prefix, names: Iterable[str], label: str) -> dict[str, str]:
@@ -126,9 +128,9 @@ class Layout:
         return local_names
 
     def to_ours(self, local: str) -> Slot | None:
-        """Return the target of the published tensor called ``local`` after its prefix.
+        """Return the encoder's tensor, or the part of one, that a published tensor fills.
 
-        None means that the layout has no such name.
+        ``local`` is its name without the prefix. None means that the layout has no such name.
         """
         for ours, parts in self.joins.items():
             for part, published in enumerate(parts):
@@ -141,7 +143,7 @@ class Layout:
     def to_published(self, ours: str) -> list[str]:
         """Return the published tensors whose rows, in this order, make the encoder's ``ours``.
 
-        Their names are those after the prefix.
+        The names are those without the prefix.
         """
         for module, parts in self.joins.items():
             if match := _pattern(module).fullmatch(ours):
@@ -180,7 +182,7 @@ class Layout:
 
 
 def _sized(axes: Sequence[str], lengths: Mapping[str, int]) -> tuple[int, ...]:
-    """Return a shape with the length of each axis: ``lengths`` says it, else it is 1.
+    """Return the length of each named axis: the number in ``lengths``, or 1 without one.
 
     An axis ``s²`` is as long as the square of the length of ``s``.
     """

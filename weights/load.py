@@ -122,8 +122,8 @@ def describe_encoder(
 ) -> Encoder:
     """Return the encoder of a checkpoint on the meta device, with its preprocessing.
 
-    It has every shape and no values; no tensor is read or fetched. The arguments are those of
-    :func:`load_encoder`, as is what is raised.
+    It has every shape and no values; no tensor is read or fetched. The arguments and errors are
+    those of :func:`load_encoder`.
     """
     check_family(family)
     tower, encoder = find_encoder(open_checkpoint(repo_id_or_path, options), family)
@@ -134,7 +134,7 @@ def describe_encoder(
 def _fill_encoder(encoder: Encoder, tensors: Mapping[str, Tensor]) -> None:
     """Give an encoder on the meta device its ``tensors``, by their names in its ``state_dict``.
 
-    Each is viewed in the shape that the encoder has, which may have axes of length one more.
+    Each tensor is viewed in the shape that the encoder has, which may have axes of length one more.
     """
     shapes = {name: value.shape for name, value in encoder.state_dict().items()}
     state = {name: tensor.view(shapes[name]) for name, tensor in tensors.items()}
@@ -147,7 +147,7 @@ def _fill_encoder(encoder: Encoder, tensors: Mapping[str, Tensor]) -> None:
 def _check_dtype(dtype: torch.dtype | DtypeName | None) -> torch.dtype | None:
     """Return the dtype that tensors are cast to, None to keep the stored one.
 
-    It is a ValueError if ``dtype`` is not one of the floating dtypes that towers are stored in.
+    A ValueError is raised if ``dtype`` is not one of the floating dtypes that towers are stored in.
     """
     if dtype is None or dtype == "auto":
         return None
@@ -164,7 +164,7 @@ def _check_dtype(dtype: torch.dtype | DtypeName | None) -> torch.dtype | None:
 def _check_device(device: torch.device | str | None) -> torch.device:
     """Return the device that tensors are loaded to; None is torch's default device.
 
-    It is a ValueError if this machine has no such device, or if it is the meta device.
+    A ValueError is raised if this machine has no such device, or if it is the meta device.
     """
     try:
         if device is None:
@@ -208,7 +208,7 @@ def read_tensors(tower: FoundTower, dtype: torch.dtype, device: torch.device) ->
 
     A tensor is read straight into its final memory or, if it changes dtype or device, through a
     copy that is freed at once. Files are not mapped into memory, so that their pages do not count
-    towards the memory of the process. It is a DamagedError if a fetched copy has been damaged.
+    towards the memory of the process. A DamagedError says that a fetched copy is damaged.
     """
     tensors: dict[str, Tensor] = {}
     snapshot = tower.contents.snapshot
@@ -258,7 +258,7 @@ def _fill(label: str, located: Located, tensor: TowerTensor, rows: Tensor) -> No
 def _publication(
     tower: FoundTower, encoder: Encoder, files: Mapping[str, JsonObject], repo_id: str
 ) -> Publication:
-    """Return how the tower was published; ``encoder.save_pretrained`` saves it in that form again.
+    """Return the published form of a tower, in which ``encoder.save_pretrained`` saves it again.
 
     Args:
         tower: the tower that was found in the checkpoint.
@@ -286,8 +286,8 @@ def _publication(
 def _set_up_preprocessing(encoder: Encoder, tower: FoundTower) -> dict[str, JsonDict]:
     """Give ``encoder`` the preprocessing that the checkpoint of ``tower`` describes.
 
-    A bad value for images is a CheckpointError now, one for videos when the first video is
-    prepared. The user is warned if no processor file says how images are prepared.
+    A bad value for images raises a CheckpointError now, a bad value for videos when the first video
+    is prepared. The user is warned if no processor file says how images are prepared.
 
     Returns:
         The processor files that the checkpoint has: name without ``.json`` -> content.

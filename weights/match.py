@@ -125,7 +125,7 @@ def _fits(contents: Contents, family: Family) -> bool:
 def find_tower(contents: Contents, family: Family) -> FoundTower:
     """Return the tower of a family in a checkpoint; headers of the files that hold it are read.
 
-    It is a CheckpointError if there is none, or if it is quantised or has other dtypes than
+    A CheckpointError is raised if there is none, or if it is quantised or has other dtypes than
     ``STORED_DTYPES``.
     """
     label = contents.snapshot.label

@@ -1,4 +1,4 @@
-"""How alike the features of two blocks are: linear CKA with the unbiased estimator of HSIC.
+"""Similarity of the features of two blocks: linear CKA with the unbiased estimator of HSIC.
 
 Sources: Kornblith et al. 2019 (arXiv 1905.00414) for centred kernel alignment; Song et al. 2012
 (Journal of Machine Learning Research 13, equation 5) for the estimator; Nguyen et al. 2021 (arXiv

@@ -204,8 +204,9 @@ class Job:
             return self._files_of[number]
 
     def _tasks(self) -> Iterator[tuple[str, object]]:
-        """Yield key and image of each file that this process encodes; a thread of the stream
-        iterates it."""
+        """Yield the key and the image of each file that this process encodes, in a worker
+        thread.
+        """
         for number in self.todo:
             for file in self._shard_files(number):
                 yield file.key, self.reader.item(file)

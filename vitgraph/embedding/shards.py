@@ -319,7 +319,7 @@ def csv_bytes(table: Sequence[Sequence[object]]) -> bytes:
 
 
 def shards_of(storage: Storage, manifest: Manifest) -> list[Shard]:
-    """Return all shards of a job, written or not, in order."""
+    """Return all shards of an embedding job, written or not, in ascending order of their number."""
     format, pool = manifest.settings["format"], manifest.settings["pool"]
     return [Shard(storage, number, format, pool) for number in range(manifest.shards)]
 

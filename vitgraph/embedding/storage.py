@@ -53,7 +53,7 @@ class Storage(ABC):
 
     @abstractmethod
     def exists(self, name: str) -> bool:
-        """Return whether there is a file of this name."""
+        """Return whether the folder has a file ``name``."""
 
     @abstractmethod
     def read(self, name: str, start: int = 0, end: int | None = None) -> bytes:

@@ -182,7 +182,7 @@ class Snapshot:
     def _path(self, name: str) -> Path | None:
         """Return the path of the file ``name``, or None if it is not on this disk.
 
-        A link that leads out of the checkpoint is a CheckpointError.
+        A link that leads out of the checkpoint raises a CheckpointError.
         """
         path = self.folder / check_name(name, self.label)
         if not path.is_file():
@@ -204,8 +204,8 @@ def json_limit(name: str) -> int:
 def check_name(name: str, label: str) -> str:
     """Return ``name`` if it is a relative path of a file inside the checkpoint.
 
-    Any other, or one too long for a disk, is a CheckpointError, which calls the checkpoint
-    ``label``.
+    Any other name, and one too long for a disk, raises a CheckpointError that names the checkpoint
+    by ``label``.
     """
     parts = PurePosixPath(name).parts
     climbs = name.startswith("/") or ".." in parts or "\\" in name or ":" in name

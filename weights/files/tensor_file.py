@@ -72,8 +72,8 @@ class Header:
 def read_header(path: Path, label: str) -> Header:
     """Read the header of a safetensors file, which errors call ``label``.
 
-    A header that is not sound, and a file that is shorter or longer than it says, are a
-    CheckpointError.
+    A CheckpointError is raised if the header is not sound, or if the file is shorter or longer than
+    the header says.
     """
     try:
         size = path.stat().st_size
@@ -108,7 +108,7 @@ def check_size(header: Header, size: int, label: str) -> None:
 def header_length(raw: bytes, label: str) -> int:
     """Return the length in bytes of a file's JSON header; ``raw`` is 8 or more of its first bytes.
 
-    A length that the format does not allow is a CheckpointError, which calls the file ``label``.
+    A length that the format does not allow raises a CheckpointError, which names ``label``.
     """
     refuse_pointer(raw, label)
     if len(raw) < 8:
@@ -125,7 +125,7 @@ def header_length(raw: bytes, label: str) -> int:
 def parse_header(raw: bytes, label: str) -> Header:
     """Parse a file's JSON header ``raw``, and check that its tensors lie without overlaps or gaps.
 
-    Any defect is a CheckpointError, which calls the file ``label``.
+    Any defect raises a CheckpointError, which names the file by ``label``.
     """
     table = parse_json(raw, label)
     metadata = table.pop("__metadata__", None)
@@ -226,7 +226,7 @@ def read_into(
     """Fill ``view`` with the bytes of an unbuffered ``file`` from ``offset`` on.
 
     If ``checked``, return their CRC-32, taken while they are in the processor's cache (3.7 GiB/s);
-    else None. A CheckpointError, which calls the file ``label``, says that it ends before.
+    else None. A CheckpointError, which names ``label``, says that the file ends too early.
     """
     file.seek(offset)
     done, value, step = 0, 0, CHECKED_BYTES if checked else len(view)

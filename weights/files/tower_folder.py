@@ -177,8 +177,8 @@ def transformers_class(
 def usage(config: JsonObject, family: Family, layout: Layout) -> str:
     """Return the text of a model card that says how transformers or timm read the tower's folder.
 
-    It has ``{name}`` in place of the repo. The arguments are the published config, and the record
-    and the layout that the tower was loaded by.
+    The text has ``{name}`` in place of the repo. The arguments are the published config, and the
+    record and the layout that the tower was loaded by.
     """
     reader = transformers_class(config, family, layout)
     if reader is not None:

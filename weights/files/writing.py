@@ -16,7 +16,7 @@ if sys.platform != "win32":
 
 @contextmanager
 def temporary_beside(path: Path) -> Iterator[Path]:
-    """Yield an empty file in the folder of ``path``, which is made, and remove it afterwards."""
+    """Yield an empty temporary file in the folder of ``path``, and remove it afterwards."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{uuid4().hex[:8]}.tmp")
     try:
@@ -30,7 +30,8 @@ def temporary_beside(path: Path) -> Iterator[Path]:
 def writing_whole(path: Path) -> Iterator[Path]:
     """Yield a temporary file that takes the name ``path`` if the block ends without an error.
 
-    Its bytes are on the disk before it does, so that the file is whole even after a loss of power.
+    Its bytes are on the disk before it gets the name, so that the file is whole even after a loss
+    of power.
     """
     with temporary_beside(path) as temporary:
         yield temporary

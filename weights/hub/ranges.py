@@ -27,7 +27,7 @@ _Stretch: TypeAlias = tuple[str, int, int]  # name of the file, begin and end of
 class RangeRequest:
     """One request: the bytes of ``file`` from ``begin`` up to ``end``.
 
-    Only those in ``segments`` are kept; the others lie in gaps between wanted tensors.
+    Only the bytes in ``segments`` are kept; the others lie in gaps between wanted tensors.
     """
 
     file: str
@@ -45,9 +45,9 @@ class RangeRequest:
 
 
 def clip(segments: Iterable[tuple[int, int]], begin: int, end: int) -> Segments:
-    """Return the parts of ``segments`` (first, after last) that lie from ``begin`` to ``end``.
+    """Return the parts of ``segments`` that lie between the offsets ``begin`` and ``end``.
 
-    All are offsets in bytes; those of the ends are the ones after the last byte.
+    A segment is the offset of its first byte and the offset after its last byte.
     """
     clipped = ((max(first, begin), min(last, end)) for first, last in segments)
     return tuple((first, last) for first, last in clipped if first < last)
@@ -108,9 +108,9 @@ def _stretches(tensors: Sequence[TowerTensor], headers: Mapping[str, Header]) ->
 
 
 def _bridged(stretches: Sequence[_Stretch], budget: int) -> set[int]:
-    """Return the places in ``stretches`` of those to fetch by one request with the one before.
+    """Return the indices of the ``stretches`` to fetch in one request with the stretch before.
 
-    They come after the smallest gaps, which have at most ``budget`` bytes in all.
+    They follow the smallest gaps between stretches, which have at most ``budget`` bytes in all.
     """
     gaps = sorted(
         (after[1] - before[2], number)

@@ -81,7 +81,7 @@ class HubOptions:
 def _plain_folder(subfolder: str | None) -> str | None:
     """Return a folder of a repo in plain form, ``a/b`` for ``./a//b/``; None is the repo itself.
 
-    A path that leads out of the repo is a CheckpointError.
+    A path that leads out of the repo raises a CheckpointError.
     """
     path = PurePosixPath(subfolder or "")
     if path.is_absolute() or ".." in path.parts or "\\" in str(path):
@@ -165,7 +165,7 @@ class Repo:
         return commit, {CONFIG: config}
 
     def _ask_commit(self, *, patient: bool) -> tuple[str, bytes | None]:
-        """Ask the Hub for the commit of the revision, and for its ``config.json`` (None: no such).
+        """Ask the Hub for the commit of the revision and for ``config.json`` (None if missing).
 
         If ``patient``, a busy server is asked again, and a broken connection up to six times.
         """
@@ -182,7 +182,7 @@ class Repo:
         return remote.commit, content
 
     def _known_commit(self, record: Path) -> str | None:
-        """Return the commit that the revision was last seen at, None without one to load offline.
+        """Return the commit that the revision was last seen at; None if no record is usable.
 
         The newer of two records is used, the file ``record`` and that of the Hub's client, if the
         config of its commit is on this disk.
@@ -202,7 +202,7 @@ class Repo:
     def _unknown(self, why: str) -> CheckpointError:
         """Return the error for a revision whose commit is neither in the cache nor to be asked for.
 
-        It says ``why`` the Hub cannot be reached.
+        The message says ``why`` the Hub cannot be reached.
         """
         kept = repo_folder(self.root, self.repo_id).is_dir() or self.clients_folder.is_dir()
         hint = "; `vitgraph cache list` shows commits that load as revision= (--revision)"

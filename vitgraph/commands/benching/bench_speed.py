@@ -1,4 +1,4 @@
-"""``vitgraph bench speed``: how fast a checkpoint of your own is on this machine, form by form.
+"""``vitgraph bench speed``: the speed of a checkpoint on this machine, with and without graphs.
 
 The encoder's own forward, its accelerated form called eagerly, and graphs of that form run in turn
 on a few sizes of random pixels. The attention kernel of each captured budget is listed below.
@@ -91,7 +91,7 @@ def measure(
 
     Args:
         repo: the checkpoint's name.
-        encoder: its encoder, on the device to measure on.
+        encoder: the encoder of the checkpoint, on the device to measure on.
         kernels: values of ``accelerated(kernels=...)``.
         runs: number of times that each call is timed; None is 15, and 3 without a GPU.
 
