@@ -1,4 +1,4 @@
-"""``python -m benchmarks [speed] [OPTION...]``: the benchmark behind the README's first table."""
+"""The command ``python -m benchmarks [speed] [OPTION...]``, which measures the README's table."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Draws the pictures of docs/analysis.md and docs/embedding.md: attention, CKA, a page of search.
 
 ``python -m benchmarks.analysis_pictures docs`` writes ``attention.png`` and ``similarity.png`` into
-the folder. With ``--page``, it also embeds parts of two photographs, searches them, and has
+the folder. With ``--page``, it also embeds parts of two photographs, searches them, and lets
 Chromium, which must be installed, make a picture of the page. The towers are small and have seeded
 random weights.
 """
@@ -37,7 +37,7 @@ def windows(photograph: Image.Image, across: int, down: int) -> list[Image.Image
 
 
 def draw_attention(encoder: Encoder, photograph: Image.Image, path: Path) -> None:
-    """Draw what one patch in the middle reads, in four blocks."""
+    """Draw the attention of the patch in the middle of a photograph, in four blocks."""
     (whole,) = encoder.attention_maps([photograph])[0]
     middle = (0, whole.shape[1] // 2, whole.shape[2] // 2)
     (maps,) = encoder.attention_maps([photograph], blocks=BLOCKS, queries=[middle])
@@ -49,14 +49,14 @@ def draw_attention(encoder: Encoder, photograph: Image.Image, path: Path) -> Non
 
 
 def draw_similarity(encoder: Encoder, images: list[Image.Image], path: Path) -> None:
-    """Draw how alike the blocks of one tower are."""
+    """Draw the similarity of every pair of blocks of one tower."""
     found = vitgraph.similarity_of_blocks(encoder, encoder, images)
     title = f"Blocks of one tower, {len(images)} images"
     vitgraph.plot_similarity(found, low=None, title=title).savefig(path, dpi=80)
 
 
 def draw_page(checkpoint: Path, images: list[Image.Image], path: Path) -> None:
-    """Draw the page of a search among parts of photographs."""
+    """Draw the page of a search among parts of photographs, rendered by Chromium."""
     with TemporaryDirectory() as name:
         place = Path(name)
         (place / "photos").mkdir()
@@ -76,7 +76,7 @@ def draw_page(checkpoint: Path, images: list[Image.Image], path: Path) -> None:
 
 
 def main() -> None:
-    """Draw the pictures."""
+    """Draw the pictures into the folder that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--page", action="store_true", help="also the page of a search")

@@ -84,14 +84,14 @@ class Cell(NamedTuple):
 
     @property
     def shape(self) -> AttentionShape:
-        """The shape of attention as the library's kernels take it."""
+        """The shape of the attention call, as the library's kernels take it."""
         rows = sum(self.lengths) + (0 if self.tiles else PADDING)
         shape = (self.heads, self.size, rows, len(self.lengths), max(self.lengths), self.tiles)
         return AttentionShape(*shape, dtype="torch.bfloat16")
 
 
 class Candidate(NamedTuple):
-    """A kernel and the layout of heads that it reads."""
+    """A kernel to time, with the number of columns from one head to the next."""
 
     name: str
     attend: Attend
@@ -100,7 +100,7 @@ class Candidate(NamedTuple):
 
 
 def cells() -> Iterator[Cell]:
-    """The cells of Qwen3-VL-8B, of SigLIP so400m, and of Qwen2.5-VL-7B with its windows."""
+    """Yield the cells of Qwen3-VL-8B, SigLIP so400m, and Qwen2.5-VL-7B with its windows."""
     from benchmarks.towers import TOWERS  # only here, because it imports transformers
 
     for name, size in (("Qwen3-VL-8B", 72), ("Qwen2.5-VL-7B", 80)):
@@ -120,13 +120,13 @@ def cells() -> Iterator[Cell]:
 
 
 def windows(h: int, w: int, side: int = 8) -> list[int]:
-    """Rows of each attention window of a grid of h x w patches."""
+    """Return the rows of each attention window of a grid of h x w patches."""
     down, across = ([min(side, length - at) for at in range(0, length, side)] for length in (h, w))
     return [a * b for a in down for b in across]
 
 
 def candidates(family: str, cell: Cell, capability: tuple[int, int]) -> Iterator[Candidate]:
-    """The library's kernels for a cell, then the candidates of a family.
+    """Yield the library's kernels for a cell, then the candidates of a family.
 
     Candidates in Triton need torch alone: flash-attn-4 is not among the kernels beside them.
     """
@@ -146,7 +146,7 @@ def candidates(family: str, cell: Cell, capability: tuple[int, int]) -> Iterator
 
 
 def tma(cell: Cell, apart: int, tile: tuple[int, int, int, int]) -> Candidate:
-    """The library's kernel for the tensor memory accelerator with one tiling."""
+    """Return the library's kernel for the tensor memory accelerator, with a given tiling."""
     from encoders.accelerated.kernels.tma_attention import Tile, attend  # needs Triton
 
     def attend_with(
@@ -159,7 +159,7 @@ def tma(cell: Cell, apart: int, tile: tuple[int, int, int, int]) -> Candidate:
 
 
 def flash4(cell: Cell, apart: int, queries: int, keys: int, kept: bool) -> Candidate:
-    """flash-attn-4 with one tiling; ``kept`` keeps probabilities in registers."""
+    """Return flash-attn-4 with a given tiling; ``kept`` keeps probabilities in registers."""
 
     def attend(
         q: Tensor, k: Tensor, v: Tensor, out: Tensor, offsets: Tensor, shape: AttentionShape
@@ -181,7 +181,7 @@ def flash4(cell: Cell, apart: int, queries: int, keys: int, kept: bool) -> Candi
 
 
 def draw(cell: Cell, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Queries, keys and values [T, 3, H, K] at random, zeros in rows beyond the last segment."""
+    """Draw random queries, keys and values [T, 3, H, K], zeros beyond the last segment."""
     generator = torch.Generator(device).manual_seed(0)
     sizes = (cell.shape.rows, 3, cell.heads, cell.size)
     values = torch.randn(sizes, generator=generator, device=device).to(dtype)
@@ -190,8 +190,10 @@ def draw(cell: Cell, device: torch.device, dtype: torch.dtype) -> Tensor:
 
 
 def sampled_truth(cell: Cell, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Numbers of rows spread over all segments, the last rows of some included, and the float64
-    attention of these rows."""
+    """Return sampled row numbers, and the float64 attention of these rows.
+
+    The rows are spread over all segments, and the last rows of some segments are among them.
+    """
     ends = [0, *accumulate(cell.lengths)]
     rows = sorted({*range(0, ends[-1], -(-ends[-1] // SAMPLED)), *(end - 1 for end in ends[1:17])})
     found = []
@@ -208,9 +210,9 @@ def sampled_truth(cell: Cell, values: Tensor) -> tuple[Tensor, Tensor]:
 def prepare(
     cell: Cell, candidate: Candidate, values: Tensor, truth: tuple[Tensor, Tensor]
 ) -> tuple[Callable[[], Tensor], float]:
-    """A candidate's call for a cell, and its relative L2 distance to float64.
+    """Return a candidate's call for a cell, and its relative L2 distance to float64.
 
-    Columns that it must not read hold NaN, and so does its buffer.
+    Columns that the kernel must not read hold NaN, and so does its output buffer.
     """
     ends = [0, *accumulate(cell.lengths)]
     buffer = values.new_full((*values.shape[:3], candidate.apart), float("nan"))
@@ -229,7 +231,9 @@ def prepare(
 
 
 def products(cell: Cell, candidate: Candidate, like: Tensor) -> Callable[[], object]:
-    """The product that writes a candidate's layout of heads, and the one that reads its result."""
+    """Return a call of the products before and after attention, in a candidate's layout of
+    heads.
+    """
     side = cell.heads * cell.size
     sizes = ((len(like), side), (3 * cell.heads * candidate.apart, side), (len(like), side))
     hidden, qkv, result, out = (like.new_empty(x).normal_() for x in (*sizes, (side, side)))
@@ -237,7 +241,7 @@ def products(cell: Cell, candidate: Candidate, like: Tensor) -> Callable[[], obj
 
 
 def microseconds(calls: Mapping[str, Callable[[], object]], runs: int) -> dict[str, list[float]]:
-    """Microseconds of every run of each call, in an order drawn anew for every turn.
+    """Time every call in runs of random order; return the microseconds of each run.
 
     On a GPU a run is the replay of a graph with about two milliseconds of calls; a call that cannot
     be captured has no times.
@@ -269,7 +273,7 @@ def microseconds(calls: Mapping[str, Callable[[], object]], runs: int) -> dict[s
 
 
 def seconds(call: Callable[[], object]) -> float:
-    """Wall seconds of one call."""
+    """Return the wall-clock seconds of one call, with the GPU's work."""
     began = time.perf_counter()
     call()
     if torch.cuda.is_available():
@@ -278,7 +282,7 @@ def seconds(call: Callable[[], object]) -> float:
 
 
 def measure(cell: Cell, family: str, device: torch.device, runs: int) -> list[dict[str, Any]]:
-    """One row per kernel of a cell; a kernel that fails has its error instead of a time."""
+    """Return one row per kernel of a cell; a kernel that fails has its error instead of a time."""
     on_gpu = device.type == "cuda"
     capability = torch.cuda.get_device_capability() if on_gpu else (9, 0)
     values = draw(cell, device, torch.bfloat16 if on_gpu else torch.float16)
@@ -306,7 +310,7 @@ def measure(cell: Cell, family: str, device: torch.device, runs: int) -> list[di
 
 
 def measure_family(family: str, todo: Sequence[Cell], device: str, runs: int, path: Path) -> None:
-    """Measure every cell, and write all rows so far after each."""
+    """Measure the candidates of a family in every cell, and write all rows after each cell."""
     rows = []
     with torch.no_grad():
         for cell in todo:
@@ -315,7 +319,7 @@ def measure_family(family: str, todo: Sequence[Cell], device: str, runs: int, pa
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Markdown: per cell and family the library's fastest kernel and the fastest candidate.
+    """Return a Markdown table of the fastest kernel and the fastest candidate per cell and family.
 
     The gain of a candidate counts what its layout of heads adds to the products around attention.
     """
@@ -342,7 +346,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure each family in a process of its own; one that is ended leaves the cells before."""
+    """Measure each family of candidates in a process of its own; write rows after each cell."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--cells", nargs="*", help="only cells whose name has one of these in it")

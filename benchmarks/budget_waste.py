@@ -1,14 +1,14 @@
-"""How much of a replay is padding, by choice of budgets, for one image per replay.
+"""The share of padding in replays of one image each, for several choices of budgets.
 
 Padding is sum(padded) / sum(real) - 1.
 
     python -m benchmarks.budget_waste --json benchmarks/results/budget_waste.json  (in a clone)
 
-Over the 1,000 fixed sizes of ``sizes.py``, by size class too, and over its nine lists drawn
-differently, each image resized as the family's own preprocessing does. Counted are images within
-range, from the smallest budget's tokens to the largest's. A larger image runs eagerly and pads
-nothing; a smaller one costs what the smallest budget costs, whatever the other budgets are. Both
-are printed as shares. Nothing is captured or timed: this is arithmetic, the same on every machine.
+The images are the 1,000 fixed sizes of ``sizes.py``, also by size class, and its nine lists drawn
+differently, each resized as the family's own preprocessing does. Images within range are counted,
+from the smallest budget's tokens to the largest's. A larger image runs eagerly and pads nothing; a
+smaller one costs what the smallest budget costs, whatever the other budgets are. Both are printed
+as shares. Nothing is captured or timed: this is arithmetic, the same on every machine.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ QWEN2_5 = {"hidden_size": 1280, "intermediate_size": 3420, "out_hidden_size": 35
 
 
 def towers() -> dict[str, VisionEncoder]:
-    """One tower per family at its published patch and tile sizes, without weights.
+    """Return one tower per family at its published patch and tile sizes, without weights.
 
-    Qwen2-VL's repos publish at most 12.8 megapixels per image; without their files it is one.
+    Qwen2-VL's repos publish at most 12.8 megapixels per image; without their files the limit is
+    one.
     """
     smaller = PatchPreprocessor.published(
         "qwen2_vl", patch_size=14, temporal_patch_size=2, merge_size=2
@@ -78,7 +79,7 @@ def towers() -> dict[str, VisionEncoder]:
 
 
 def grid_of(encoder: VisionEncoder, size: Size) -> Grid:
-    """The grid that the family's preprocessing makes of an image of this size."""
+    """Return the grid that the family's preprocessing makes of an image of this size."""
     width, height = size
     rules = encoder.preprocessor
     if isinstance(rules, TilePreprocessor):
@@ -102,7 +103,7 @@ def grid_of(encoder: VisionEncoder, size: Size) -> Grid:
 def budget_sets(
     encoder: VisionEncoder, specs: Sequence[EncoderItemSpec]
 ) -> dict[str, list[Budget]]:
-    """Budgets for at most 48 graphs by name; the fitted ones know the sizes they are judged on."""
+    """Return several choices of at most 48 budgets by name; fitted ones know the sizes judged."""
     low, high = encoder.budget_range
     doublings = round(math.log2(high / low))
     powers = [low * 2**step for step in range(doublings + 1)]
@@ -118,19 +119,19 @@ def budget_sets(
 
 
 def whole(encoder: VisionEncoder, tokens: Sequence[int]) -> list[int]:
-    """Rounded up to what items can make."""
+    """Return token counts rounded up to those that an item can have, each once."""
     specs = encoder.item_specs([encoder.grid_for(count) for count in tokens])
     return sorted({spec.output_tokens for spec in specs})
 
 
 def padded(budgets: Sequence[Budget], spec: EncoderItemSpec) -> int | None:
-    """Tokens of the smallest budget that takes the item; None if none does."""
+    """Return the tokens of the smallest budget that takes an item; None if none does."""
     load = Batch.of([spec])
     return min((b.tokens for b in budgets if b.exceeded_by(load) is None), default=None)
 
 
 def waste(budgets: Sequence[Budget], specs: Sequence[EncoderItemSpec]) -> dict[str, float]:
-    """Padding of the items within range, and the shares of those that are not."""
+    """Return the padding of items within range, and the shares of items below and above it."""
     low, high = min(b.tokens for b in budgets), max(b.tokens for b in budgets)
     within = [spec for spec in specs if low <= spec.output_tokens <= high]
     places = [(padded(budgets, spec), spec.output_tokens) for spec in within]
@@ -144,7 +145,7 @@ def waste(budgets: Sequence[Budget], specs: Sequence[EncoderItemSpec]) -> dict[s
 
 
 def report() -> dict[str, Any]:
-    """Return the padding per family, budgets and list, and per class of the fixed list."""
+    """Return the padding by family, choice of budgets and list, and by class of the fixed list."""
     lists = {"fixed": fixed_sizes(), **other_lists()}
     result: dict[str, Any] = {}
     for family, encoder in towers().items():
@@ -166,7 +167,7 @@ def report() -> dict[str, Any]:
 def specs_of(
     encoder: VisionEncoder, sizes: Sequence[tuple[str, Size]]
 ) -> list[tuple[str, EncoderItemSpec]]:
-    """Return the class and the spec of every size."""
+    """Return the class and the encoder's item sizes of every image size."""
     specs = encoder.item_specs([grid_of(encoder, size) for _, size in sizes])
     return [(kind, spec) for (kind, _), spec in zip(sizes, specs, strict=True)]
 

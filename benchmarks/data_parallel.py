@@ -1,4 +1,4 @@
-"""One call over several GPUs of one host against the same call on one of them.
+"""The speed of one call over several GPUs of one host, beside the same call on one of them.
 
     python -m benchmarks.data_parallel --json benchmarks/results/data_parallel_h200.json
     python -m benchmarks.data_parallel --device cpu    (a rehearsal: gloo, a small tower, 8 images)
@@ -46,7 +46,7 @@ FIELDS = ("pooler_output", "deepstack_features")
 
 
 def main() -> None:
-    """Start one process per GPU; print the figures, and write them if asked."""
+    """Start one process per GPU; print the figures, and write them if ``--json`` is given."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--gpus", type=int, help="by default all; processes on the CPU: 2")
@@ -70,7 +70,7 @@ def main() -> None:
 
 
 def table(body: dict[str, Any]) -> list[str]:
-    """The figures as a Markdown table."""
+    """Return the figures as the lines of a Markdown table."""
     ms = body["ms"]
     return [
         f"| GPUs | images | tokens | {' | '.join(f'{name}, ms' for name in ms)} | speed-up |",
@@ -116,7 +116,7 @@ def run_rank(rank: int, ranks: int, folder: str, options: dict[str, Any]) -> Non
 
 
 def build(name: str | None, images: int) -> tuple[VisionEncoder, list[Grid]]:
-    """A published tower on this process's GPU, or a small one on the CPU; and the grids."""
+    """Return a published tower on this process's GPU or a small one on the CPU, and grids."""
     if name is not None:
         from benchmarks.towers import TOWERS
 
@@ -136,7 +136,7 @@ def build(name: str | None, images: int) -> tuple[VisionEncoder, list[Grid]]:
 
 
 def capture(encoder: VisionEncoder, rank: int, table: Path) -> GraphedEncoder:
-    """Graphs with the table of rank 0, where there are graphs."""
+    """Capture graphs with the times of rank 0, if the backend has graphs."""
     graphed = GraphedEncoder(encoder, outputs=FIELDS)
     if graphed.backend != "cudagraph":
         return graphed
@@ -159,7 +159,7 @@ def measure(
     ranks: int,
     runs: int,
 ) -> dict[str, Any]:
-    """All figures; the same on all ranks, but that only rank 0 encodes alone."""
+    """Return all figures, the same on all ranks; only rank 0 also encodes alone."""
     encoder = graphed.encoder
     specs = encoder.item_specs(grids)
     rows = sum(spec.input_size for spec in specs)
@@ -211,7 +211,9 @@ def measure(
 
 
 def time_call(call: Callable[[], object], device: torch.device, runs: int) -> list[float]:
-    """Milliseconds from a barrier to the last rank's end, of each run after two that warm up."""
+    """Return milliseconds per run, from a barrier to the last rank's end, after two warm-up
+    runs.
+    """
     times = []
     for _ in range(runs + 2):
         wait(device)
@@ -235,7 +237,7 @@ def wait(device: torch.device) -> None:
 def same_bits(
     graphed: GraphedEncoder, found: EncoderOutput, shares: Shares, pixels: Tensor
 ) -> bool:
-    """Whether the results are those of every rank's share, run on this GPU alone."""
+    """Return whether results equal those of every rank's share, run on this GPU alone."""
     encoder: Any = graphed.encoder
     items = encoder.split(found, shares.grids)
     for share in shares.of_ranks:

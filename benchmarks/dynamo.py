@@ -1,4 +1,4 @@
-"""Requests per second and latencies of Dynamo's own driver, with our encoder and an eager one.
+"""Requests per second and latencies of Dynamo's driver, with our encoder and with an eager one.
 
     python -m benchmarks.dynamo --json benchmarks/results/dynamo_h200.json
 
@@ -40,7 +40,7 @@ NAMES = ("requests/s", "p50 ms", "p95 ms", "p99 ms")
 
 
 class Graphed(Encoder):
-    """Our encoder around a tower that is there already."""
+    """This library's encoder for Dynamo, around a tower that is already loaded."""
 
     def __init__(self, tower: VisionEncoder) -> None:
         super().__init__()
@@ -48,18 +48,18 @@ class Graphed(Encoder):
         self.prepared: dict[str, Any] = {}
 
     def load_tower(self, checkpoint: str) -> VisionEncoder:
-        """Return the tower that was given."""
+        """Return the tower that the object was made with, whatever ``checkpoint`` is."""
         return self.tower
 
     def preprocess(self, raw: str) -> Any:
-        """Prepare an image, or return it as it was prepared before."""
+        """Prepare the image of a request, or return the result of an earlier preparation."""
         if not (self.remembers and raw in self.prepared):
             self.prepared[raw] = super().preprocess(raw)
         return self.prepared[raw]
 
 
 class Eager(Graphed):
-    """transformers' tower without graphs."""
+    """An encoder for Dynamo that runs transformers' tower without graphs."""
 
     def __init__(self, tower: VisionEncoder, reference: nn.Module) -> None:
         super().__init__(tower)
@@ -68,7 +68,7 @@ class Eager(Graphed):
 
     @torch.inference_mode()
     def encode(self, inputs: VisionInputs) -> Sequence[PartialOutput]:
-        """Run transformers' tower on all images at once."""
+        """Run transformers' tower on all images of a batch at once."""
         pixels = inputs.pixel_values.to(self.tower.dtype)
         found = self.reference(pixels, inputs.grid_thw.to(pixels.device))
         output = PartialOutput(None, found.pooler_output, tuple(found.deepstack_features))
@@ -76,7 +76,7 @@ class Eager(Graphed):
 
 
 def make_urls(count: int) -> list[str]:
-    """JPEG files of smooth random images, of eight sizes in turn."""
+    """Return ``data:`` URLs of JPEG files of smooth random images, in eight sizes."""
     dice, urls = np.random.default_rng(0), []
     for number in range(count):
         coarse = dice.integers(0, 255, (12, 16, 3), dtype=np.uint8)
@@ -87,7 +87,7 @@ def make_urls(count: int) -> list[str]:
 
 
 async def send(driver: Any, urls: Sequence[str], requests: int, clients: int) -> list[float]:
-    """The figures that :data:`NAMES` lists, of one round."""
+    """Send requests to a driver; return the figures that :data:`NAMES` lists."""
     numbers, seconds = iter(range(requests)), list[float]()
 
     async def client() -> None:
@@ -105,7 +105,7 @@ async def send(driver: Any, urls: Sequence[str], requests: int, clients: int) ->
 def measure(
     tower: VisionEncoder, reference: nn.Module, requests: int, rounds: int
 ) -> list[dict[str, Any]]:
-    """One row per kind of request and concurrency: medians over rounds, backends in turn."""
+    """Return a row per kind of request and concurrency: medians over rounds, backends in turn."""
     backends = {"vitgraph": Graphed(tower), "transformers": Eager(tower, reference)}
     drivers = {name: AsyncVisionEncoder(backend) for name, backend in backends.items()}
     urls, rows = make_urls(min(requests, 32)), list[dict[str, Any]]()
@@ -129,7 +129,7 @@ def measure(
 
 
 def main() -> None:
-    """Measure, print and write."""
+    """Measure the requests; print the rows and write them if ``--json`` is given."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--tower", default="Qwen3-VL-8B", choices=("Qwen3-VL-8B", "Qwen3-VL-2B"))

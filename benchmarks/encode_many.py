@@ -1,9 +1,9 @@
-"""``encode_many`` against the best loop that one writes by hand, and against replays alone.
+"""The speed of ``encode_many`` beside the best hand-written loop, and beside replays alone.
 
     python -m benchmarks.encode_many cpu
     python -m benchmarks.encode_many gpu --tower Qwen3-VL-8B --workers 16
 
-Each prints JSON. Photographs are cut from scikit-learn's and matplotlib's, and resized.
+Each command prints JSON. Photographs are cut from scikit-learn's and matplotlib's, and resized.
 
 - ``cpu``: 2,000 JPEG files whose sides have 160 to 400 pixels, and a small seeded tower in float32.
   The loop by hand decodes and preprocesses in a thread pool, four batches ahead, and encodes a
@@ -56,7 +56,7 @@ Box: TypeAlias = tuple[int, int, int, int]
 
 
 def cut_photographs(sizes: Sequence[tuple[int, int]], seed: int = 0) -> Iterator[Image.Image]:
-    """One photograph per size: a random part of a sample image, resized, by all cores."""
+    """Yield one photograph per size: a random part of a sample image, resized, by all cores."""
     chance = random.Random(seed)
     sources = [Image.open(path).convert("RGB") for path in sample_photographs().values()]
 
@@ -77,7 +77,7 @@ def _cut(drawn: tuple[Image.Image, tuple[int, int], Box]) -> Image.Image:
 
 
 def write_jpegs(folder: Path, images: Iterable[Image.Image]) -> list[Path]:
-    """Files of quality 90."""
+    """Write images as JPEG files of quality 90, and return their paths."""
 
     def write(number: int, image: Image.Image) -> Path:
         path = folder / f"{number:05d}.jpg"
@@ -93,14 +93,14 @@ _ENCODER: list[VisionEncoder] = []
 
 
 def prepare(path: Path) -> VisionInputs:
-    """What a worker of the loop does."""
+    """Decode and preprocess one file, in a worker of the hand-written loop."""
     with Image.open(path) as image:
         return _ENCODER[0].preprocess([image.convert("RGB")])
 
 
 @torch.no_grad()
 def by_hand(encoder: VisionEncoder, paths: Sequence[Path], pool: Executor, batch: int) -> None:
-    """The loop: a pool decodes and preprocesses, four batches ahead of the encoder."""
+    """Run the hand-written loop: a pool decodes and preprocesses four batches ahead."""
     left = iter(paths)
     vectors: list[Tensor] = []
     ahead: deque[Future[VisionInputs]] = deque()
@@ -117,7 +117,7 @@ def by_hand(encoder: VisionEncoder, paths: Sequence[Path], pool: Executor, batch
 
 
 def ours(encoder: Any, items: Sequence[Any], **options: Any) -> None:
-    """``encode_many`` to vectors."""
+    """Encode all items to vectors with ``encode_many``."""
     vectors = list(encoder.encode_many(items, pool="mean", progress=False, **options))
     assert len(vectors) == len(items)
 
@@ -125,9 +125,9 @@ def ours(encoder: Any, items: Sequence[Any], **options: Any) -> None:
 def rates(
     runs: dict[str, Callable[[Sequence[Any]], None]], parts: Sequence[Sequence[Any]], repeats: int
 ) -> dict[str, list[float]]:
-    """Items per second of each run over all parts, after one that warms up.
+    """Return the items per second of each run over all parts, after one that warms up.
 
-    Runs take turns at every part, so that what else the machine does hits all alike.
+    Runs take turns at every part, so that other work of the machine affects all alike.
     """
     items = sum(map(len, parts))
     found: dict[str, list[float]] = {name: [] for name in runs}
@@ -144,7 +144,7 @@ def rates(
 
 
 def on_cpu(options: argparse.Namespace) -> dict[str, Any]:
-    """The part for the CPU."""
+    """Measure ``encode_many`` and hand-written loops on the CPU; return the figures."""
     chance = random.Random(1)
     sizes = [(chance.randint(160, 400), chance.randint(160, 400)) for _ in range(options.items)]
     with tempfile.TemporaryDirectory() as folder, ExitStack() as pools:
@@ -188,14 +188,14 @@ def on_cpu(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def spread(found: dict[str, list[float]]) -> dict[str, Any]:
-    """Medians and ranges of images per second."""
+    """Return medians and ranges of images per second."""
     medians = {name: round(statistics.median(values), 1) for name, values in found.items()}
     ranges = {name: [round(min(v), 1), round(max(v), 1)] for name, v in found.items()}
     return {"images per second": medians, "range": ranges}
 
 
 def on_gpu(options: argparse.Namespace) -> dict[str, Any]:
-    """The part for a GPU."""
+    """Measure ``encode_many``, replays and decoding on a GPU; return the figures."""
     from benchmarks.machine import describe_machine
     from benchmarks.towers import TOWERS
 
@@ -259,7 +259,7 @@ def on_gpu(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def cut_batches(encoder: VisionEncoder, arrays: Sequence[Any], most: int) -> list[list[Grid]]:
-    """Grids of the batches that ``encode_many`` makes of these images."""
+    """Return the grids of the batches that ``encode_many`` makes of these images."""
     known: dict[tuple[int, ...], tuple[Grid, int]] = {}
     batches: list[list[Grid]] = [[]]
     used = 0
@@ -277,7 +277,7 @@ def cut_batches(encoder: VisionEncoder, arrays: Sequence[Any], most: int) -> lis
 
 
 def main() -> None:
-    """Run one part and print its figures as JSON."""
+    """Run the part ``cpu`` or ``gpu`` and print its figures as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("part", choices=("cpu", "gpu"))
     parser.add_argument("--items", type=int, help="by default 2000, on a GPU 4096")

@@ -1,4 +1,4 @@
-"""Tokens, KV blocks and memory of a vLLM that runs our tower, beside vLLM as it is.
+"""Tokens, KV blocks and memory of vLLM with this library's tower, beside vLLM with its own.
 
     python -m benchmarks.engines --check --json benchmarks/results/engines_check_h200.json
 
@@ -51,7 +51,7 @@ def write_checkpoint(folder: Path, model: str, layers: int | None, device: str) 
 
 
 def requests(count: int, seed: int) -> list[dict[str, Any]]:
-    """Prompts of up to three images of mixed sizes; every sixth has none."""
+    """Make prompts with up to three images of mixed sizes; every sixth prompt has none."""
     dice, made = np.random.default_rng(seed), []
     for number in range(count):
         images = []
@@ -65,12 +65,12 @@ def requests(count: int, seed: int) -> list[dict[str, Any]]:
 
 
 def answers(engine: Engine, made: Sequence[dict[str, Any]]) -> list[list[int]]:
-    """The greedy tokens of every request, all sent at once."""
+    """Send all requests at once, and return the greedy tokens of each."""
     return [list(output.outputs[0].token_ids) for output in engine.answer(made, TOKENS)]
 
 
 def tower_stats(model: Any) -> dict[str, Any]:
-    """The counters of our tower, empty where vLLM runs its own."""
+    """Return the counters of our tower in vLLM; empty if vLLM runs its own."""
     if not getattr(model, "vision_tower_ours", False):
         return {}
     stats = model.our_tower.capture().stats().to_dict()
@@ -122,7 +122,7 @@ def check(
 
 
 def verdicts(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Tokens that differ from the reference, and KV blocks beside vLLM's, per model and runner."""
+    """Compare tokens with the reference and KV blocks with vLLM's, per model and runner."""
     found = []
     groups = {(row["model"], row["layers"], row["runner"]) for row in rows}
     for group in sorted(groups, key=str):
@@ -156,7 +156,7 @@ def _equal(one: Sequence[Sequence[int]], other: Sequence[Sequence[int]]) -> int:
 
 
 def main() -> None:
-    """Run the part that ``benchmarks.engines`` asks for, and print what follows from all parts."""
+    """Run the part that ``benchmarks.engines`` asks for, and print the comparison of all parts."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--one", type=json.loads, required=True)
     parser.add_argument("--json", type=Path)

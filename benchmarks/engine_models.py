@@ -1,7 +1,7 @@
 """Folders of models that an engine starts from: configs, processors and a tokenizer of bytes.
 
 Nothing is fetched. The tower is of a published size, the language model of any number of layers;
-there are no weights, an engine draws them (``load_format="dummy"``).
+there are no weights, since an engine draws them (``load_format="dummy"``).
 """
 
 from __future__ import annotations
@@ -78,12 +78,12 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
 
 
 def write_model(folder: Path, name: str, layers: int | None = None) -> Path:
-    """Write the folder of a published model.
+    """Write the folder of a published model, without weights.
 
     Args:
-        folder: where to write; made if it does not exist.
+        folder: the folder to write to; made if it does not exist.
         name: one of :data:`MODELS`.
-        layers: of the language model; None keeps all.
+        layers: number of layers of the language model; None keeps all.
     """
     architecture, text = MODELS[name]
     text = {**text, "num_hidden_layers": layers or text["num_hidden_layers"]}
@@ -99,7 +99,7 @@ def write_folder(
     ids: Mapping[str, int],
     family: str,
 ) -> Path:
-    """Write ``config.json``, the processor's files and a tokenizer of bytes."""
+    """Write the folder of a model: ``config.json``, processor files and a tokenizer of bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     model_type = text["model_type"].removesuffix("_text")
     config = {

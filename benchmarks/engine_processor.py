@@ -1,10 +1,11 @@
-"""Seconds of vLLM's multi-modal processor, with our plug-in and without it; this needs no GPU.
+"""Seconds of vLLM's multi-modal processor with our plug-in and without; no GPU is needed.
 
     python -m benchmarks.engine_processor --json benchmarks/results/engine_processor_cpu.json
 
-There are two processes of each kind, since processes of the same code differ, too. All get the same
-images in turn, in a new random order per request. The settings of the processor are those that the
-models publish. Every cell is measured with an allocator that keeps memory, and with the default.
+There are two processes of each kind, since processes of the same code differ, too. All processes
+get the same images in turn, in a new random order per request. The settings of the processor are
+those that the models publish. Every cell is measured with an allocator that keeps memory, and with
+the default.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ LAYERS = 2
 
 
 class Processor:
-    """The processor of a model inside this process, in place of an engine."""
+    """vLLM's processor of a model inside this process, called in place of an engine."""
 
     def __init__(self, folder: Path, kind: str, **_: Any) -> None:
         os.environ |= {
@@ -53,7 +54,7 @@ class Processor:
         self.seconds = 0.0
 
     def answer(self, requests: Sequence[dict[str, Any]], tokens: int) -> list[Any]:
-        """Prepare requests, and say that no token was made."""
+        """Prepare requests with the processor, and return outputs without tokens."""
         from vllm.multimodal.processing import TimingContext
         from vllm.multimodal.processing.inputs import ProcessorInputs
         from vllm.utils.torch_utils import set_default_torch_num_threads
@@ -70,12 +71,14 @@ class Processor:
         return [SimpleNamespace(metrics=none) for _ in requests]
 
     def stages(self) -> dict[str, float]:
-        """Seconds of the processor's stages in the last request, as vLLM adds them up."""
+        """Return the seconds of the processor's stages in the last request, as vLLM adds them
+        up.
+        """
         return {"encoder": 0.0, "preprocess": self.seconds}
 
 
 def main() -> None:
-    """Measure the chosen models, one after the other."""
+    """Measure the processor of the chosen models, one model after the other."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--models", default=",".join(MODELS))

@@ -24,7 +24,7 @@ NOT_RUN = "Not run on a GPU yet."
 
 
 def drawn() -> str:
-    """Both tables, or a sentence where nothing was measured."""
+    """Return both tables as text, or a sentence if nothing was measured."""
     parts = []
     if RESULTS.exists():
         parts += speed(json.loads(RESULTS.read_text()))
@@ -34,7 +34,7 @@ def drawn() -> str:
 
 
 def speed(body: dict[str, Any]) -> list[str]:
-    """Milliseconds to the first token and of the tower, per model, layers and cell."""
+    """Return the table of times: to the first token and of the tower, per model and workload."""
     about = body["about"]
     lines = [
         f"vLLM {about['vllm']}, {about['gpu']}, torch {about['torch']}, bfloat16, random weights "
@@ -66,7 +66,7 @@ def speed(body: dict[str, Any]) -> list[str]:
 
 
 def checks(body: dict[str, Any]) -> list[str]:
-    """Tokens and KV blocks per model and model runner."""
+    """Return the table of equal tokens and KV blocks, per model and model runner."""
     lines = [
         "",
         "| model, layers | model runner | requests whose tokens equal our reference's, eagerly "
@@ -85,20 +85,20 @@ def checks(body: dict[str, Any]) -> list[str]:
 
 
 def write_page() -> None:
-    """Put the tables into the page."""
+    """Write the tables into ``docs/engines.md``, between two marks."""
     before, rest = PAGE.read_text().split(BEGIN)
     PAGE.write_text(f"{before}{BEGIN}\n{drawn()}\n{END}{rest.split(END)[1]}")
 
 
 def merge(files: Sequence[Path]) -> dict[str, Any]:
-    """The rows of several files; of rows about the same the last one counts."""
+    """Join the rows of several files; of rows with the same key the last one counts."""
     bodies = [json.loads(file.read_text()) for file in files]
     rows = {key(row): row for body in bodies for row in body["rows"]}
     return {"about": bodies[-1]["about"], "rows": list(rows.values())}
 
 
 def main() -> None:
-    """Merge files into the committed one."""
+    """Merge the result files that the command line names into the committed one."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--merge", nargs="+", type=Path, required=True)
     parser.add_argument("--json", type=Path, default=RESULTS)

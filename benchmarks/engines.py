@@ -1,4 +1,4 @@
-"""Time to the first token inside vLLM: its tower eagerly, its tower's own graphs, and our tower.
+"""Time to the first token in vLLM: its tower eagerly, its tower with graphs, and our tower.
 
     python -m benchmarks.engines --json benchmarks/results/engines_h200.json
     python -m benchmarks.engines --models Qwen3-VL-8B --modes stock,ours --layers 4
@@ -63,7 +63,7 @@ WARM, RUNS = 5, 21
 
 
 class Engine:
-    """vLLM inside this process."""
+    """A vLLM engine inside this process."""
 
     def __init__(self, folder: Path, mode: str, *, compiled: bool, **more: Any) -> None:
         os.environ |= {
@@ -77,7 +77,7 @@ class Engine:
         self.llm = LLM(**{**settings(folder, mode, compiled=compiled), **more})
 
     def answer(self, requests: Sequence[dict[str, Any]], tokens: int) -> list[Any]:
-        """The outputs of requests that are sent at once, each of so many greedy tokens."""
+        """Send requests at once, each for ``tokens`` greedy tokens, and return their outputs."""
         from vllm import SamplingParams
 
         greedy = SamplingParams(
@@ -86,7 +86,9 @@ class Engine:
         return list(self.llm.generate(list(requests), greedy, use_tqdm=False))
 
     def stages(self) -> dict[str, float]:
-        """Seconds of preprocessing and of the tower since this was asked last, as vLLM says."""
+        """Return the seconds of preprocessing and of the tower since the last call, as vLLM
+        counts.
+        """
         from vllm.benchmarks.mm_processor import get_timing_stats_from_engine
 
         found = get_timing_stats_from_engine(self.llm.llm_engine).values()
@@ -97,7 +99,7 @@ class Engine:
 
 
 def settings(folder: Path, mode: str, *, compiled: bool) -> dict[str, Any]:
-    """The arguments of ``vllm.LLM``."""
+    """Return the arguments of ``vllm.LLM`` for a mode such as "stock" or "ours"."""
     compilation: dict[str, Any] = {} if compiled else {"mode": 0, "cudagraph_mode": "NONE"}
     if mode == "graphs":  # its manager works only beside the graphs of the language model
         graphs = {} if compiled else {"cudagraph_mode": "FULL_DECODE_ONLY"}
@@ -121,7 +123,7 @@ def settings(folder: Path, mode: str, *, compiled: bool) -> dict[str, Any]:
 
 
 def request_of(cell: str, dice: np.random.Generator) -> dict[str, Any]:
-    """A prompt with new random images."""
+    """Make a prompt with new random images of a workload."""
     count, width, height = CELLS[cell]
     pixels = dice.integers(0, 256, (count, height, width, 3), dtype=np.uint8)
     images = [Image.fromarray(one) for one in pixels]
@@ -129,7 +131,7 @@ def request_of(cell: str, dice: np.random.Generator) -> dict[str, Any]:
 
 
 def time_request(engine: Engine, cell: str, number: int) -> dict[str, float]:
-    """Seconds of one request to its first token, and of its stages; and its page faults."""
+    """Return the seconds of a request to its first token and of its stages, and page faults."""
     request = request_of(cell, np.random.default_rng(number))
     faults, began = getrusage(RUSAGE_SELF).ru_minflt, time.perf_counter()
     (output,) = engine.answer([request], tokens=1)
@@ -140,7 +142,7 @@ def time_request(engine: Engine, cell: str, number: int) -> dict[str, float]:
 
 
 def serve(pipe: Connection, start: Callable[..., Engine], *about: Any, **more: Any) -> None:
-    """Start an engine, say how many seconds that took, and time requests until the pipe ends."""
+    """Start an engine, report the seconds that took, and time requests until the pipe closes."""
     began = time.perf_counter()
     engine = start(*about, **more)
     pipe.send(round(time.perf_counter() - began, 1))
@@ -150,10 +152,10 @@ def serve(pipe: Connection, start: Callable[..., Engine], *about: Any, **more: A
 
 
 class Apart:
-    """An engine in a process of its own; calls raise EOFError once that process has ended.
+    """An engine in a process of its own; calls raise EOFError if that process has ended.
 
     Attributes:
-        start_seconds: how long the engine took to start.
+        start_seconds: seconds that the engine took to start.
     """
 
     def __init__(
@@ -180,7 +182,7 @@ class Apart:
         self.start_seconds: float = self._pipe.recv()
 
     def ask(self, cell: str, number: int) -> dict[str, float]:
-        """Seconds of a request; its images are those of every engine with the same number."""
+        """Return the seconds of a request, whose images depend on its number alone."""
         self._pipe.send((cell, number))
         return dict(self._pipe.recv())
 
@@ -193,7 +195,7 @@ class Apart:
 def measure_cell(
     engines: dict[str, Apart], cell: str, runs: int | None = None
 ) -> dict[str, dict[str, float]]:
-    """Medians and quartile distances in milliseconds by mode; an engine that ends is taken out."""
+    """Return medians and quartile distances in milliseconds by mode, without engines that end."""
     order = random.Random(0)
     rows: dict[str, list[dict[str, float]]] = {mode: [] for mode in engines}
     for number in range(WARM + (runs or RUNS)):
@@ -210,9 +212,9 @@ def measure_cell(
 def summarise(
     rows: Sequence[dict[str, float]], first: Sequence[dict[str, float]]
 ) -> dict[str, float]:
-    """Medians in milliseconds, and the distance of the quartiles where the host matters most.
+    """Return the medians in milliseconds, and the quartile distance of the times of the host.
 
-    ``preprocess_ratio`` is the median over requests of the seconds beside the first engine's.
+    ``preprocess_ratio`` is the median over requests of the seconds divided by the first engine's.
     """
     result = {f"{name}_ms": 1e3 * statistics.median(row[name] for row in rows) for name in rows[0]}
     result["page_faults"] = result.pop("page_faults_ms") / 1e3
@@ -237,7 +239,7 @@ def measure(
     runs: int | None = None,
     start: Callable[..., Apart] = Apart,
 ) -> None:
-    """Measure the cells of the engines of a model; every row is recorded as it is done."""
+    """Measure a model's engines in every workload; each row is recorded when it is done."""
     with tempfile.TemporaryDirectory() as folder:
         place = write_model(Path(folder), model, layers)
         engines: dict[str, Apart] = {}
@@ -257,7 +259,7 @@ def measure(
 
 
 def recorder(path: Path | None, about: Callable[[], dict[str, Any]]) -> Callable[[Any], None]:
-    """A function that prints a row and puts it into the file, in place of an older one like it."""
+    """Return a function that prints a row and puts it into a file, in place of one with its key."""
 
     def record(row: dict[str, Any]) -> None:
         print(json.dumps(row), flush=True)
@@ -272,14 +274,14 @@ def recorder(path: Path | None, about: Callable[[], dict[str, Any]]) -> Callable
 
 
 def key(row: dict[str, Any]) -> tuple[Any, ...]:
-    """What a row is about; of two such rows the later one counts."""
+    """Return the key of a row; of two rows with equal keys the later one counts."""
     return tuple(
         row.get(name) for name in ("model", "layers", "mode", "compiled", "cell", "runner", "part")
     )
 
 
 def describe() -> dict[str, Any]:
-    """The machine, the versions, and how a cell is measured."""
+    """Return the machine, the versions of packages, and the way a workload is measured."""
     try:
         engine = version("vllm")
     except PackageNotFoundError:
@@ -307,7 +309,7 @@ def run_apart(options: argparse.Namespace, module: str, given: dict[str, Any]) -
 
 
 def read_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read the command line."""
+    """Read the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--models", default=",".join(MODELS))
@@ -323,7 +325,7 @@ def read_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, check, or draw."""
+    """Measure engines, check their tokens, or write the tables, as the command line says."""
     options = read_options(arguments)
     if options.write:
         from benchmarks.engine_table import write_page

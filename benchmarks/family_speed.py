@@ -1,4 +1,4 @@
-"""Graphs of the newer families beside transformers on one GPU: one tower per family, bfloat16.
+"""The speed of graphs beside transformers on one GPU: one tower per newer family, bfloat16.
 
     python -m benchmarks.family_speed --json benchmarks/results/family_speed_h200.json
     python -m benchmarks.family_speed --table benchmarks/results/family_speed_h200.json
@@ -58,7 +58,7 @@ Call = Callable[[], Tensor]
 
 
 class Workload(NamedTuple):
-    """Images as an encoder takes them, and the views of all paths as one packed input."""
+    """Images in an encoder's inputs, and the views of all paths as one packed input."""
 
     inputs: VisionInputs
     pixels: Tensor
@@ -66,20 +66,22 @@ class Workload(NamedTuple):
 
     @classmethod
     def of(cls, inputs: VisionInputs) -> Workload:
-        """Lay the views of one path after those of another, as one call of transformers has all."""
+        """Make a workload: the views of one path are laid after those of another, for
+        transformers.
+        """
         paths = inputs.paths.values()
         pixels = torch.cat([path.pixel_values for path in paths])
         return cls(inputs, pixels, torch.cat([path.grid_thw for path in paths]).tolist())
 
 
 def glm_call(reference: Any, pixels: Tensor, grids: Grids) -> Call:
-    """A GLM tower, whose rows of grids are frame pairs."""
+    """Return a call of a GLM tower of transformers, whose grids have one row per frame pair."""
     rows = torch.tensor([[1, h, w] for t, h, w in grids for _ in range(t)], device=pixels.device)
     return lambda: reference(pixels, rows).pooler_output
 
 
 def pixtral_call(reference: Any, pixels: Tensor, grids: Grids) -> Call:
-    """Pixtral's tower and projector, on the padded images that its processor makes."""
+    """Return a call of Pixtral's tower and projector on images padded as by its processor."""
     held: list[Any] = []
 
     def record(batch: Tensor, image_sizes: Tensor) -> SimpleNamespace:
@@ -98,19 +100,19 @@ def pixtral_call(reference: Any, pixels: Tensor, grids: Grids) -> Call:
 
 
 def siglip2_call(reference: Any, pixels: Tensor, grids: Grids) -> Call:
-    """NaFlex, on patches padded to the longest image."""
+    """Return a call of SigLIP2 NaFlex on patches padded to the longest image."""
     inputs = siglip2_inputs(pixels, torch.tensor(grids))
     moved = {name: value.to(pixels.device) for name, value in inputs.items()}
     return lambda: reference(**moved).last_hidden_state
 
 
 def gemma3_call(reference: Any, pixels: Tensor, grids: Grids) -> Call:
-    """Gemma 3's tower and projector, on images of one size."""
+    """Return a call of Gemma 3's tower and projector, on images of one size."""
     return lambda: reference["projector"](reference["tower"](pixels).last_hidden_state)
 
 
 def gemma4_call(reference: Any, pixels: Tensor, grids: Grids, longest: int = 2520) -> Call:
-    """Gemma 4's tower and projector, on images that its processor pads to 2,520 patches."""
+    """Return a call of Gemma 4's tower and projector on images padded to 2,520 patches."""
     sizes = [(h, w) for t, h, w in grids for _ in range(t)]
     batch = pixels.new_zeros(len(sizes), longest, pixels.shape[1])
     places = torch.full((len(sizes), longest, 2), -1, device=pixels.device)
@@ -128,14 +130,14 @@ def gemma4_call(reference: Any, pixels: Tensor, grids: Grids, longest: int = 252
 
 
 def moonvit_call(reference: Any, pixels: Tensor, grids: Grids) -> Call:
-    """Kimi-K2.5's tower and projector."""
+    """Return a call of Kimi-K2.5's tower and projector."""
     side = reference.vision_tower.config.patch_size
     rows, grid_thw = pixels.unflatten(1, (3, side, side)), torch.tensor(grids, device=pixels.device)
     return lambda: reference.mm_projector(reference.vision_tower(rows, grid_thw).pooler_output)
 
 
 def paddle_call(reference: Any, pixels: Tensor, grids: Grids) -> Call:
-    """PaddleOCR-VL's tower and projector."""
+    """Return a call of PaddleOCR-VL's tower and projector."""
     side = reference["tower"].config.patch_size
     patches, grid_thw = pixels.view(1, -1, 3, side, side), torch.tensor(grids, device=pixels.device)
     tower, projector = reference["tower"], reference["projector"]
@@ -143,12 +145,12 @@ def paddle_call(reference: Any, pixels: Tensor, grids: Grids) -> Call:
 
 
 def idefics3_call(reference: Any, pixels: Tensor, grids: Grids) -> Call:
-    """Idefics3's tower and connector, on square tiles."""
+    """Return a call of Idefics3's tower and connector, on square tiles."""
     return lambda: reference["connector"](reference["tower"](pixels).last_hidden_state)
 
 
 def lfm2_call(reference: Any, pixels: Tensor, grids: Grids, longest: int = 1024) -> Call:
-    """LFM2-VL's tower, on views that its processor pads to 1,024 patches, and projector by view."""
+    """Return a call of LFM2-VL's tower, on views padded to 1,024 patches, and its projector."""
     padded = siglip2_inputs(pixels, torch.tensor(grids))
     inputs = {name: value.to(pixels.device) for name, value in padded.items()}
     more = longest - inputs["pixel_values"].shape[1]
@@ -167,20 +169,20 @@ def lfm2_call(reference: Any, pixels: Tensor, grids: Grids, longest: int = 1024)
 
 
 def llama4_call(reference: Any, pixels: Tensor, grids: Grids) -> Call:
-    """Llama 4's tower and projector, on square tiles."""
+    """Return a call of Llama 4's tower and projector, on square tiles."""
     return lambda: reference["projector"](
         reference["tower"](pixels).last_hidden_state.flatten(0, 1)
     )
 
 
 def minimax_call(reference: Any, pixels: Tensor, grids: Grids) -> Call:
-    """MiniMax-M3's tower and projector."""
+    """Return a call of MiniMax-M3's tower and projector."""
     tower, grid_thw = reference.tower, torch.tensor(grids, device=pixels.device)
     return lambda: reference.projector(tower(pixels, grid_thw=grid_thw).last_hidden_state[0])
 
 
 def ernie_call(reference: Any, pixels: Tensor, grids: Grids) -> Call:
-    """ERNIE-4.5-VL's tower and resampler."""
+    """Return a call of ERNIE-4.5-VL's tower and resampler."""
     tower, resampler = reference.vision_tower, reference.resampler_model
     grid_thw = torch.tensor(grids, device=pixels.device)
     return lambda: resampler(tower(pixels, grid_thw).last_hidden_state, grid_thw)
@@ -213,7 +215,7 @@ def build(
     device: str,
     cast: Callable[[nn.Module], nn.Module] = nn.Module.bfloat16,
 ) -> tuple[Encoder, nn.Module]:
-    """Our tower and transformers' with equal random weights, in the dtype that ``cast`` gives."""
+    """Build our tower and transformers' with equal random weights, in the dtype of ``cast``."""
     from tests.oracles.configs import edited
 
     family = BY_NAME[name]
@@ -227,7 +229,7 @@ def build(
 
 
 def prepare(encoder: Encoder, sizes: Sequence[tuple[int, int]]) -> Workload:
-    """Images of noise by the rules of the encoder, on its device and in its dtype."""
+    """Draw images of noise, and prepare them by the rules of the encoder, on its device."""
     images = [
         torch.randint(0, 256, (3, height, width), dtype=torch.uint8) for width, height in sizes
     ]
@@ -236,7 +238,7 @@ def prepare(encoder: Encoder, sizes: Sequence[tuple[int, int]]) -> Workload:
 
 
 def graphs_of(encoder: Encoder, loads: Sequence[Workload]) -> tuple[GraphedEncoder, list[int]]:
-    """Graphs whose budgets are the tokens of each path of the workloads, and tokens of each."""
+    """Wrap an encoder in graphs with the token counts of the workloads; return these, too."""
     paths = encoder.paths if isinstance(encoder, PathsEncoder) else {"image": encoder}
     budgets: dict[str, list[int]] = {}
     totals, items = [0] * len(loads), 1
@@ -253,7 +255,7 @@ def graphs_of(encoder: Encoder, loads: Sequence[Workload]) -> tuple[GraphedEncod
 def measure(
     name: str, encoder: Encoder, reference: nn.Module, runs: int, sizes: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Every workload of one tower."""
+    """Measure one tower in every workload, with graphs and in transformers."""
     loads = {key: prepare(encoder, images) for key, images in sizes.items()}
     graphed, totals = graphs_of(encoder, list(loads.values()))
     rows = []
@@ -273,7 +275,7 @@ def measure(
 
 
 def table(body: Mapping[str, Any]) -> str:
-    """Markdown: milliseconds of both, per tower and workload."""
+    """Return a Markdown table of the milliseconds of both, per tower and workload."""
     head = ("tower", "images", "tokens", "transformers, ms", "graphs, ms", "faster")
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     for tower in body["towers"]:
@@ -291,7 +293,7 @@ def table(body: Mapping[str, Any]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure every tower asked for; a run that is cut off leaves the towers before."""
+    """Measure every tower asked for; the towers done are kept if the run is cut off."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--towers", nargs="*", default=list(TOWERS), choices=TOWERS)

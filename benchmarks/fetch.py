@@ -1,23 +1,22 @@
-"""Fetching a tower by byte ranges against fetching the shards that hold it, on a slow hub.
+"""Times of fetching a tower by byte ranges, and of fetching its shards, from a slow hub.
 
     python -m benchmarks.fetch [--repeats 3] [--json FILE]
     python -m benchmarks.fetch --width 1280 --depth 32 --times 2    (second loads of a gigabyte)
     python -m benchmarks.fetch --transformers --width 96 --times 34 [--json FILE]
 
-The hub is ``tests/support/hub/server.py`` in a process of its own: 100 MB/s a connection, 20 ms a
-request (each redirect too). The checkpoint has random weights for a tower of more than 32 MB over
-three shards and is 50 times as large; the rest is holes, which are sent as zeros. Every load is a
-fresh process with an empty cache, timed from after the imports; the two ways take turns. The floor
-of the
-shards is what three connections at full speed would take. Second loads are against
+The hub is ``tests/support/hub/server.py`` in a process of its own: 100 MB/s per connection, 20 ms
+per request (each redirect too). The checkpoint has random weights for a tower of more than 32 MB
+over three shards and is 50 times as large; the rest is holes, which are sent as zeros. Every load
+is a fresh process with an empty cache, timed from after the imports; the two ways take turns. The
+floor of the shards is what three connections at full speed would take. Second loads are against
 ``safetensors.torch.load_file`` of the tower's file and a ``clone`` of each tensor, files in the
 page cache, one thread. Memory is a fresh process from after the imports to the peak, RssAnon +
 RssFile.
 
 With ``--transformers``, what loading a tower transfers is compared with transformers' class of the
-tower alone. It finds no tensor in a full checkpoint by itself, and with ``key_mapping`` it loads
-all of them, after the client has downloaded every shard. Both towers must have the same tensors
-under the same names, by SHA-256.
+tower alone. That class finds no tensor in a full checkpoint by itself, and with ``key_mapping`` it
+loads all of them, after the client has downloaded every shard. Both towers must have the same
+tensors under the same names, by SHA-256.
 """
 
 from __future__ import annotations
@@ -107,7 +106,7 @@ print(json.dumps([seconds, digest.hexdigest()]))
 
 
 class Hub:
-    """The hub's process."""
+    """The process in which the hub of the tests runs."""
 
     def __init__(self, folder: Path) -> None:
         shell = dict(os.environ, PYTHONPATH=str(ROOT))
@@ -121,7 +120,7 @@ class Hub:
         self.endpoint, self.commit = self._line().split()
 
     def traffic(self) -> tuple[int, int]:
-        """Requests and bytes since this was last asked."""
+        """Return the numbers of requests and of bytes since the last call."""
         assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
@@ -139,13 +138,15 @@ class Hub:
 
 
 def client(hub: Hub, home: Path, way: str, revision: str, *allowed: str) -> tuple[float, int]:
-    """Seconds and bytes of growth of one fresh process."""
+    """Load a tower in a fresh process; return its seconds and the growth of its memory in bytes."""
     seconds, grown = in_fresh_process(hub, home, CLIENT, way, REPO, revision, *allowed)
     return seconds, grown
 
 
 def in_fresh_process(hub: Hub, home: Path, code: str, *arguments: str) -> list[Any]:
-    """What a program prints, as JSON, that knows this hub alone and keeps its cache in ``home``."""
+    """Run a program that knows only this hub, with its cache in ``home``; return its JSON
+    output.
+    """
     shell = dict(
         os.environ,
         HF_ENDPOINT=hub.endpoint,
@@ -162,7 +163,7 @@ def in_fresh_process(hub: Hub, home: Path, code: str, *arguments: str) -> list[A
 
 
 def checkpoint(folder: Path, options: argparse.Namespace) -> tuple[Path, dict[str, Any]]:
-    """The large checkpoint, and what there is to say of it."""
+    """Write the large checkpoint; return its folder, and facts about it for the result."""
     from tests.support.hub.client import sparse_around
     from vitgraph.seeded import write_seeded_checkpoint
     from weights import inspect_checkpoint
@@ -183,7 +184,7 @@ def checkpoint(folder: Path, options: argparse.Namespace) -> tuple[Path, dict[st
 
 
 def first_loads(hub: Hub, folder: Path, repeats: int, shards: list[str]) -> dict[str, Any]:
-    """Both ways with an empty cache, by turns."""
+    """Time loads with an empty cache by ranges and by shards, in turn."""
     figures: dict[str, list[tuple[float, int, int, int]]] = {"ranges": [], "shards": []}
     for turn in range(repeats):
         for way, rows in figures.items():
@@ -204,7 +205,7 @@ def first_loads(hub: Hub, folder: Path, repeats: int, shards: list[str]) -> dict
 
 
 def second_loads(hub: Hub, folder: Path, repeats: int) -> dict[str, Any]:
-    """From the cache: at a commit, of a branch, and the floor."""
+    """Time loads from the cache: at a commit, at a branch, and the floor of reading alone."""
     home = folder / "home"
     client(hub, home, "ranges", "main")
     hub.traffic()
@@ -229,7 +230,7 @@ def second_loads(hub: Hub, folder: Path, repeats: int) -> dict[str, Any]:
 
 
 def show(what: dict[str, Any], first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    """Print the tables; returns the figures that follow from them."""
+    """Print the tables, and return the figures that follow from them."""
     tower, ours, shards = what["tower_bytes"], first["ranges"], first["shards"]
     print(f"\ntower {tower / 1e6:.1f} MB, checkpoint {what['checkpoint_bytes'] / 1e6:,.0f} MB")
     print(f"{'first load':14}{'seconds':>9}{'requests':>10}{'MB':>10}{'memory MB':>11}")
@@ -261,7 +262,7 @@ def show(what: dict[str, Any], first: dict[str, Any], second: dict[str, Any]) ->
 
 
 def both_ways(hub: Hub, folder: Path, repeats: int, what: dict[str, Any]) -> dict[str, Any]:
-    """First loads by ranges and by shards, and second loads."""
+    """Time first loads by ranges and by shards, and second loads."""
     import huggingface_hub
     import torch
 
@@ -283,7 +284,7 @@ def both_ways(hub: Hub, folder: Path, repeats: int, what: dict[str, Any]) -> dic
 
 
 def beside_transformers(hub: Hub, folder: Path, about: dict[str, Any]) -> dict[str, Any]:
-    """Load the tower in both ways, and print what each transferred."""
+    """Load the tower with this library and with transformers; print what each transferred."""
     import transformers
 
     ways: dict[str, dict[str, Any]] = {}
@@ -300,7 +301,7 @@ def beside_transformers(hub: Hub, folder: Path, about: dict[str, Any]) -> dict[s
 
 
 def main() -> None:
-    """Measure and print; write the figures as JSON if asked."""
+    """Measure and print; write the figures as JSON if ``--json`` is given."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", type=Path, help="also write the figures to this file")

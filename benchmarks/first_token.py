@@ -47,7 +47,7 @@ TEXT = {
 
 
 def build_model(vision: dict[str, Any], device: str) -> PreTrainedModel:
-    """A model of random weights around a vision tower of this config."""
+    """Build a Qwen3-VL with random weights around a vision tower of this config."""
     width = vision["out_hidden_size"]
     config = AutoConfig.for_model(
         "qwen3_vl",
@@ -67,7 +67,7 @@ def build_model(vision: dict[str, Any], device: str) -> PreTrainedModel:
 
 
 def make_prompt(encoder: Qwen3VLEncoder, grids: list[Grid]) -> dict[str, Tensor]:
-    """Random pixels and a prompt with one placeholder per feature."""
+    """Make random pixels, and a prompt with one placeholder per feature."""
     specs = encoder.item_specs(grids)
     device, rows = encoder.device, sum(spec.input_size for spec in specs)
     ids = [3]
@@ -86,7 +86,9 @@ def make_prompt(encoder: Qwen3VLEncoder, grids: list[Grid]) -> dict[str, Tensor]
 def measure(
     vision: dict[str, Any], workloads: dict[str, list[Grid]], device: str, runs: int
 ) -> list[dict[str, Any]]:
-    """One row of medians per workload."""
+    """Time the first token with every variant of the tower; return a row of medians per
+    workload.
+    """
     model = build_model(vision, device)
     with torch.device(device):
         encoder = (
@@ -128,7 +130,7 @@ def measure(
 
 
 class KnownFeatures(nn.Module):
-    """A tower that returns the features of its last prompt without computing them."""
+    """A tower that returns features computed before, so that the rest of a model is timed."""
 
     def __init__(self, tower: Any, prompt: dict[str, Tensor]) -> None:
         super().__init__()
@@ -141,7 +143,7 @@ class KnownFeatures(nn.Module):
 
 
 def main() -> None:
-    """Measure, print and write."""
+    """Measure the time to the first token, print the rows, and write them if asked."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--runs", type=int, default=15)

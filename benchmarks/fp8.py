@@ -1,4 +1,4 @@
-"""Products in fp8 beside bfloat16: milliseconds, bytes, and the error of each, on one GPU.
+"""Matrix products in fp8 beside bfloat16: milliseconds, bytes and errors, on one GPU.
 
     python -m benchmarks.fp8 --json benchmarks/results/fp8_h200.json
     python -m benchmarks.fp8 --device cpu --no-speed     (errors alone, of products rounded to e4m3)
@@ -71,24 +71,24 @@ def fill_scales(encoder: VisionEncoder) -> None:
 
 
 def layers_of(encoder: VisionEncoder) -> Iterator[nn.Linear]:
-    """The linear layers of the blocks."""
+    """Yield the linear layers of the blocks of an encoder."""
     for block in encoder.blocks:
         yield from (layer for layer in block.modules() if isinstance(layer, nn.Linear))
 
 
 def rounded(rows: Tensor) -> Tensor:
-    """Rows as e4m3 with a scale per row holds them, in float32."""
+    """Round rows to e4m3 with a scale per row, and return them in float32."""
     rows = rows.float()
     scales = rows.abs().amax(-1, keepdim=True).clamp_min(1e-12) / 448.0
     return (rows / scales).to(E4M3).float() * scales
 
 
 def round_products(encoder: VisionEncoder, remedy: str) -> VisionEncoder:
-    """A copy whose blocks round rows and weights of every product as fp8 does.
+    """Return a copy of an encoder whose blocks round rows and weights of products as fp8 does.
 
     Args:
         encoder: the tower.
-        remedy: a key of :data:`REMEDIES`.
+        remedy: a key of :data:`REMEDIES`, the way in which rounding errors are reduced.
     """
     encoder, last = deepcopy(encoder), len(encoder.blocks) - 1
     for number, block in enumerate(encoder.blocks):
@@ -103,7 +103,7 @@ def round_products(encoder: VisionEncoder, remedy: str) -> VisionEncoder:
 
 
 def round_layer(layer: nn.Linear, factors: Tensor | None) -> None:
-    """Have a layer round its rows times ``factors``, and its weight divided by them."""
+    """Make a layer round its input times ``factors``, and its weight divided by them."""
     factors = torch.ones_like(layer.weight[0]) if factors is None else factors.to(layer.weight)
     weight = rounded(layer.weight / factors).to(layer.weight.dtype)
 
@@ -114,7 +114,7 @@ def round_layer(layer: nn.Linear, factors: Tensor | None) -> None:
 
 
 def forms(encoder: VisionEncoder) -> Iterator[tuple[str, VisionEncoder]]:
-    """The tower in each precision, and with products that are rounded by torch, per remedy."""
+    """Yield a tower in each precision, and with products rounded by torch in several ways."""
     if next(encoder.parameters()).is_cuda:
         for name in ("bf16", "fp8"):
             yield name, encoder.accelerated(precision=name)
@@ -125,7 +125,7 @@ def forms(encoder: VisionEncoder) -> Iterator[tuple[str, VisionEncoder]]:
 
 
 def photographs(encoder: VisionEncoder) -> tuple[Tensor, Grids]:
-    """Pixels and grids of photographs, on the encoder's device and in its dtype."""
+    """Return pixels and grids of photographs, on the encoder's device and in its dtype."""
     from tests.support.photographs import photographs as pictures
 
     inputs = encoder.preprocess(images=pictures()[:4])
@@ -134,7 +134,7 @@ def photographs(encoder: VisionEncoder) -> tuple[Tensor, Grids]:
 
 
 def measure_errors(encoder: VisionEncoder, grids: Grids) -> list[dict[str, Any]]:
-    """The error of each precision, per kind of weights, kind of pixels, and field."""
+    """Return the error of each precision, per kind of weights, kind of pixels, and field."""
     rows = []
     for weights in ("drawn", "outliers"):
         if weights == "outliers":
@@ -160,7 +160,7 @@ def measure_errors(encoder: VisionEncoder, grids: Grids) -> list[dict[str, Any]]
 
 
 def measure_speed(name: str, encoder: VisionEncoder, grids: Grids, runs: int) -> dict[str, Any]:
-    """Milliseconds and bytes of each precision for one workload."""
+    """Return the milliseconds and bytes of each precision for one workload."""
     pixels, specs = draw(encoder, grids), encoder.item_specs(grids)
     budget = sum(spec.output_tokens for spec in specs)
     graphs = {
@@ -190,7 +190,7 @@ def measure_speed(name: str, encoder: VisionEncoder, grids: Grids, runs: int) ->
 
 
 def measure(tower: Tower, options: argparse.Namespace) -> dict[str, Any]:
-    """Everything about one tower."""
+    """Measure the errors and, if asked for, the speed of one tower."""
     encoder = tower.build(device=options.device)
     if options.blocks:
         del encoder.blocks[options.blocks :]
@@ -209,7 +209,7 @@ def measure(tower: Tower, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def table(body: Mapping[str, Any]) -> str:
-    """Markdown: milliseconds per workload, and the largest error of weights as drawn."""
+    """Return a Markdown table of milliseconds per workload, and of the largest errors."""
     head = ("tower", "workload", "bf16, ms", "fp8, ms", "faster", "error in bf16", "error in fp8")
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     for tower in body["towers"]:
@@ -230,7 +230,7 @@ def table(body: Mapping[str, Any]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure every tower asked for; a run that is cut off leaves the towers before."""
+    """Measure every tower asked for; the towers done are kept if the run is cut off."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--towers", nargs="*", default=list(CELLS), choices=list(CELLS))

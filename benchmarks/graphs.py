@@ -1,16 +1,15 @@
-"""Replay against eager and transformers on a GPU, towers at true size, bfloat16, interleaved
-medians.
+"""Times of replays, eager runs and transformers on a GPU, with towers of published size.
 
     python -m benchmarks.graphs --json benchmarks/results/graphs_h200.json
 
-``hf_eager_ms`` is transformers' tower (sdpa) in the same process, ``eager_ms`` our reference called
-with a grid, ``accelerated_ms`` the same call of ``encoder.accelerated()``, ``graphed_ms`` a call of
-:class:`GraphedEncoder` (decision, padding and copies included) and ``bare_replay_ms`` a graph of
-the accelerated encoder captured by hand for exactly this shape. Inputs lie on the GPU.
-``host_us`` is from the call to the launch of the graph, grid seen before, the device idle and the
-core awake (it asked until the device was done); ``host_after_wait_us`` is the same after the core
-slept until the device was done: then everything is slow, a bare launch too (``launch_us`` and
-``launch_after_wait_us``).
+Figures are medians in bfloat16; all calls run in turn. ``hf_eager_ms`` is transformers' tower
+(sdpa) in the same process, ``eager_ms`` our reference called with a grid, ``accelerated_ms`` the
+same call of ``encoder.accelerated()``, ``graphed_ms`` a call of :class:`GraphedEncoder` (decision,
+padding and copies included) and ``bare_replay_ms`` a graph of the accelerated encoder captured by
+hand for exactly this shape. Inputs lie on the GPU. ``host_us`` is the time from the call to the
+launch of the graph, for a grid seen before, while the device is idle and the core awake;
+``host_after_wait_us`` is the same after the core has slept until the device was done, when
+everything is slow, a bare launch too (``launch_us`` and ``launch_after_wait_us``).
 """
 
 from __future__ import annotations
@@ -42,14 +41,14 @@ LATENCY_TOKENS = (64, 128, 196, 256, 400, 576, 784, 1024, 1568, 2048, 3136, 4096
 
 
 def draw(encoder: VisionEncoder, grids: Grids) -> Tensor:
-    """Random pixels on the encoder's device, in its dtype."""
+    """Draw random pixels for grids, on the encoder's device and in its dtype."""
     rows = sum(spec.input_size for spec in encoder.item_specs(grids))
     weight = next(encoder.parameters())
     return torch.randn(rows, *encoder.row_shape, device=weight.device, dtype=weight.dtype)
 
 
 def hf_call(tower: Tower, reference: nn.Module, pixels: Tensor, grids: Grids) -> Any:
-    """One forward of transformers' tower as a user writes it."""
+    """Return a call of transformers' tower as a user writes it."""
     grid = torch.tensor(grids, device=pixels.device)
     if BY_NAME[tower.family].tiled:
         return lambda: BY_NAME[tower.family].output(reference, pixels, grid.cpu())
@@ -57,7 +56,9 @@ def hf_call(tower: Tower, reference: nn.Module, pixels: Tensor, grids: Grids) ->
 
 
 def bare_replay(encoder: VisionEncoder, pixels: Tensor, grids: GridLike) -> Callable[[], None]:
-    """Replay of a graph of exactly this shape; holds on to what the graph reads."""
+    """Return the replay of a graph captured for exactly this shape, which keeps its inputs
+    alive.
+    """
     metadata = encoder.prepare_encoder_metadata(grids)
     encoder(pixels, encoder_metadata=metadata)
     graph = torch.cuda.CUDAGraph()
@@ -72,19 +73,19 @@ def bare_replay(encoder: VisionEncoder, pixels: Tensor, grids: GridLike) -> Call
 
 
 def executor_of(graphed: GraphedEncoder) -> Executor:
-    """What runs the calls of a captured encoder with one path."""
+    """Return the executor of a captured encoder with one path."""
     captured = graphed._captured
     assert captured is not None
     return captured.paths["image"]
 
 
 def forget_plans(executor: Executor) -> None:
-    """Have the next plan of every grid be worked out again."""
+    """Drop the schedules of an executor, so that the next call of every grid is packed again."""
     executor.schedules = Cache(executor.schedules.most)
 
 
 def replay_what_fits(executor: Executor) -> Packer:
-    """A packer that replays everything that fits, without looking at times."""
+    """Return a packer that replays everything that fits a budget, whatever the times are."""
     measured = executor.graphs.packer
     prices = Prices.unmeasured(executor.graphs.by_budget)
     return Packer(prices, measured.max_batch_size, measured.eager_tokens)
@@ -96,7 +97,7 @@ HOST = ("host_us", "launch_us", "host_after_wait_us", "launch_after_wait_us")
 def host_microseconds(
     graphed: GraphedEncoder, pixels: Tensor, grids: Grids
 ) -> dict[str, float | None]:
-    """Median host times: from the call to the launch, and of the launch itself."""
+    """Return median host times in microseconds: from call to launch, and of the launch itself."""
     executor = executor_of(graphed)
     budget = executor.schedule(grids).steps[0].budget
     if budget is None:
@@ -135,7 +136,7 @@ def host_microseconds(
 
 
 def measure(tower: Tower, runs: int) -> dict[str, Any]:
-    """Everything about one tower."""
+    """Measure one tower: all workloads, latencies by tokens, memory and prices."""
     encoder = tower.build()
     reference, fast = tower.reference(encoder), encoder.accelerated()
     graphed = GraphedEncoder(encoder).capture(progress=False)
@@ -160,7 +161,7 @@ def measure(tower: Tower, runs: int) -> dict[str, Any]:
 
 
 def prices(graphed: GraphedEncoder) -> dict[str, Any]:
-    """The table that routing goes by, as ``save_table`` writes it."""
+    """Return the table of prices that decides between replays and eager runs, as saved."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "prices.json"
         graphed.save_table(path)
@@ -177,7 +178,7 @@ def workload(
     grids: Grids,
     runs: int,
 ) -> dict[str, Any]:
-    """One row of the table."""
+    """Measure one workload; return its row of the table."""
     pixels = draw(encoder, grids)
     calls = {
         "hf_eager_ms": hf_call(tower, reference, pixels, grids),
@@ -212,7 +213,7 @@ def workload(
 
 
 def latencies(fast: VisionEncoder, graphed: GraphedEncoder, runs: int) -> list[dict[str, float]]:
-    """Accelerated eager runs and forced replays of one image, by tokens."""
+    """Time eager runs of the accelerated encoder and forced replays of one image, by tokens."""
     executor = executor_of(graphed)
     chosen, forced = executor.graphs.packer, replay_what_fits(executor)
     rows = []
@@ -232,7 +233,7 @@ def latencies(fast: VisionEncoder, graphed: GraphedEncoder, runs: int) -> list[d
 
 
 def memory(encoder: VisionEncoder) -> list[dict[str, float]]:
-    """Pool and arena by number of budgets up to 4096 tokens."""
+    """Return the bytes of pool and arena by number of budgets, up to 4096 tokens."""
     rows = []
     for count in (1, 2, 5, 10, 20):
         graphed = GraphedEncoder(encoder, max_graphs=count, max_budget=4096)
@@ -249,7 +250,7 @@ def memory(encoder: VisionEncoder) -> list[dict[str, float]]:
 
 
 def main() -> None:
-    """Print the table; write it as JSON if asked."""
+    """Print the table; write it as JSON if ``--json`` is given."""
     warnings.simplefilter("ignore")
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)

@@ -1,4 +1,4 @@
-"""What figures are measured on: GPU, driver, clocks, versions, commit, date."""
+"""The machine that figures are measured on: GPU, driver, clocks, versions, commit and date."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ QUERY = {
 
 
 def describe_machine() -> dict[str, Any]:
-    """Everything about this machine that a figure depends on; None for what it does not say."""
+    """Return what a figure depends on, by name; None for what this machine does not tell."""
     return {
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         **query_gpu(),
@@ -45,7 +45,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def cpu_name() -> str:
-    """The name of this CPU."""
+    """Return the name of this machine's CPU."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
@@ -53,7 +53,7 @@ def cpu_name() -> str:
 
 
 def query_gpu() -> dict[str, Any]:
-    """Driver, clocks and power limit as ``nvidia-smi`` prints them, None where it does not."""
+    """Return driver, clocks and power limit from ``nvidia-smi``; None for what it does not tell."""
     command = ["nvidia-smi", f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
@@ -65,7 +65,7 @@ def query_gpu() -> dict[str, Any]:
 
 
 def _number(cell: str) -> float | str | None:
-    """A number where the cell is one; versions have two dots and stay text."""
+    """Return a cell as a number if it is one, else as text, such as a version with two dots."""
     try:
         return float(cell)
     except ValueError:
@@ -73,7 +73,7 @@ def _number(cell: str) -> float | str | None:
 
 
 def version_of(package: str, module: str) -> str | None:
-    """The version of a package, None where its module cannot be imported."""
+    """Return the version of a package, None if its module cannot be imported."""
     try:
         if find_spec(module) is None:
             return None
@@ -87,7 +87,7 @@ def version_of(package: str, module: str) -> str | None:
 
 
 def read_commit() -> str | None:
-    """The variable ``VITGRAPH_COMMIT`` where it is set, else the commit of this checkout."""
+    """Return the variable ``VITGRAPH_COMMIT`` if it is set, else the commit of this checkout."""
     if "VITGRAPH_COMMIT" in os.environ:
         return os.environ["VITGRAPH_COMMIT"]
     command = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]

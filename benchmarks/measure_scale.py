@@ -1,4 +1,4 @@
-"""What ``vitgraph embed --plan`` computes with: rates of one core, of one disk and of one GPU."""
+"""Measurements for ``vitgraph embed --plan``: rates of one core, of one disk and of one GPU."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ TOWERS = {
 
 
 def measure_host(images: int, listed: int) -> dict[str, Any]:
-    """Rates of one core, in images per second of CPU time.
+    """Measure rates of one core, in images per second of CPU time.
 
     Args:
-        images: JPEG files of each size.
-        listed: files, and members of a tar file, that are listed.
+        images: number of JPEG files of each size.
+        listed: number of files, and of members of a tar file, to list.
     """
     from benchmarks.machine import cpu_name
 
@@ -66,7 +66,7 @@ def measure_host(images: int, listed: int) -> dict[str, Any]:
 
 
 def measure_decoding(size: tuple[int, int], images: int) -> dict[str, float]:
-    """Decoding and resizing JPEG files as the threads of ``encode_many`` do for a GPU."""
+    """Time decoding and resizing of JPEG files as threads of ``encode_many`` do for a GPU."""
     with tempfile.TemporaryDirectory() as folder:
         paths = write_jpegs(Path(folder), cut_photographs([size] * images))
         nbytes = sum(path.stat().st_size for path in paths) / images
@@ -82,13 +82,13 @@ def measure_decoding(size: tuple[int, int], images: int) -> dict[str, float]:
 
 
 def preprocessors() -> dict[str, Any]:
-    """Of a Qwen tower and of InternViT, with the defaults of a published repo."""
+    """Return the preprocessors of a Qwen tower and of InternViT, with published defaults."""
     named = {"Qwen": "Qwen3-VL-8B", "InternViT": "InternViT-300M"}
     return {name: without_weights(TOWERS[tower]).preprocessor for name, tower in named.items()}
 
 
 def without_weights(repo_id: str) -> VisionEncoder:
-    """A published tower on the meta device."""
+    """Build a published tower on the meta device, so without weights."""
     for family in FAMILIES.values():
         for model in family.published:
             if model.repo_id == repo_id:
@@ -98,7 +98,9 @@ def without_weights(repo_id: str) -> VisionEncoder:
 
 
 def cpu_seconds(call: Callable[[], object], repeats: int = 3) -> float:
-    """The median CPU time of a call, which other processes on the machine change little."""
+    """Return the median CPU seconds of a call, which other processes on the machine change
+    little.
+    """
     call()
     times = []
     for _ in range(repeats):
@@ -109,7 +111,7 @@ def cpu_seconds(call: Callable[[], object], repeats: int = 3) -> float:
 
 
 def measure_lists(count: int) -> dict[str, int]:
-    """How many files and tar members are listed per second."""
+    """Return how many files and how many tar members are listed per second."""
     from vitgraph.embedding.sources.listing import find_files
 
     with tempfile.TemporaryDirectory() as folder:
@@ -132,7 +134,7 @@ def measure_lists(count: int) -> dict[str, int]:
 
 
 def measure_bytes(count: int) -> int:
-    """What the worker that lists the files of a job takes of memory at most, per file."""
+    """Return the peak memory, in bytes per file, of a worker that lists the files of a job."""
     from vitgraph.embedding.manifest import write_list
     from vitgraph.embedding.sources.listing import Source
     from vitgraph.embedding.storage import open_storage
@@ -152,7 +154,7 @@ def measure_bytes(count: int) -> int:
 
 
 def measure_gpu(images: int, workers: int, repeats: int) -> dict[str, Any]:
-    """Images per second of every tower and size, decoded beforehand: the GPU alone binds."""
+    """Return images per second of every tower and size for decoded images, so of the GPU alone."""
     from benchmarks.machine import describe_machine
 
     return {
@@ -166,7 +168,7 @@ def measure_gpu(images: int, workers: int, repeats: int) -> dict[str, Any]:
 
 
 def identity(repo_id: str) -> dict[str, Any]:
-    """What ``vitgraph embed --plan`` knows a tower by that has these rates."""
+    """Return the class and width by which ``vitgraph embed --plan`` finds the rates of a tower."""
     encoder = without_weights(repo_id)
     return {"class": type(encoder).__name__, "features": encoder.num_features}
 
@@ -174,7 +176,7 @@ def identity(repo_id: str) -> dict[str, Any]:
 def rates_of(
     name: str, images: int, workers: int, repeats: int
 ) -> Iterator[tuple[str, dict[str, float]]]:
-    """Tokens per image and images per second of one tower, by size."""
+    """Yield, per image size, the tokens per image and images per second of one tower."""
     from benchmarks.towers import TOWERS as PUBLISHED_TOWERS
     from graphwrap import GraphedEncoder
 
@@ -192,7 +194,7 @@ def rates_of(
 def rate_of(
     graphed: Any, encoder: VisionEncoder, items: list[Any], workers: int, repeats: int
 ) -> dict[str, float]:
-    """What one size gives: medians of the repeats, after a run that warms up."""
+    """Return the figures of one image size: medians of the repeats, after a run that warms up."""
     grid = encoder.preprocess([items[0]]).grid_thw
     times = []
     for _ in range(repeats + 1):

@@ -1,6 +1,7 @@
-"""Measuring one tower: its graphs, what capturing them takes, and every contestant in turn.
+"""Measuring one tower: its graphs, the cost of capturing them, and the time of every contestant.
 
-``benchmarks/speed.py`` says what the figures mean and runs this over the published towers.
+``benchmarks/speed.py`` says what the figures mean and measures the published towers with this
+module.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ TheirCall: TypeAlias = Callable[[Tensor, Grids], Callable[[], object]]
 
 
 class Case(NamedTuple):
-    """One workload."""
+    """A workload to measure: its name, its grids, and whether it was drawn at random."""
 
     name: str
     grids: Grids
@@ -43,7 +44,7 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True)
 class Setup:
-    """How to measure."""
+    """The settings of a measurement: kernels, runs, stages of capture, backend and budgets."""
 
     kernels: tuple[str, ...] = ("torch", "auto")
     runs: int = 15
@@ -54,7 +55,7 @@ class Setup:
     max_graphs: int = 48
 
     def graph(self, encoder: VisionEncoder, kernels: str) -> GraphedEncoder:
-        """Graphs of the default budgets, not yet captured."""
+        """Wrap an encoder in graphs of the default budgets, not yet captured."""
         return GraphedEncoder(
             encoder,
             kernels=kernels,
@@ -71,13 +72,13 @@ def measure_tower(
     setup: Setup,
     their_calls: Mapping[str, TheirCall] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Everything about one tower, as plain data.
+    """Measure one tower in every workload; return the figures as plain data.
 
     Args:
-        name: for the printed lines.
-        encoder: ours.
+        name: name of the tower in printed lines.
+        encoder: the tower of this library.
         cases: the workloads.
-        setup: how to measure.
+        setup: the settings of the measurement.
         their_calls: by the name of a figure, a function that makes the call of transformers' tower
             for pixels and grids.
     """
@@ -104,7 +105,7 @@ def measure_tower(
 def capture_all(
     encoder: VisionEncoder, setup: Setup
 ) -> tuple[dict[str, GraphedEncoder], dict[str, Any]]:
-    """The graphs of each value of ``kernels``, and what capturing them took."""
+    """Capture graphs for each value of ``kernels``; return them, and the cost of capture."""
     graphs, captures = {}, {}
     for kernels in setup.kernels:
         graphed = setup.graph(encoder, kernels)
@@ -123,7 +124,7 @@ def capture_all(
 
 
 def prepare_capture(graphed: GraphedEncoder, stage: str) -> None:
-    """Give back the graphs of the stage before; for "saved", load the table that they make."""
+    """Release the graphs of the stage before; for "saved", load the table that they wrote."""
     if stage == "cold":
         return
     if stage == "saved":
@@ -137,7 +138,7 @@ def prepare_capture(graphed: GraphedEncoder, stage: str) -> None:
 
 
 def describe_graphs(graphed: GraphedEncoder) -> dict[str, Any]:
-    """What was captured, in MiB and by budget."""
+    """Return the memory of captured graphs in MiB, and their budgets."""
     stats = graphed.stats()
     return {
         "arena_mib": stats.arena_bytes / MIB,
@@ -162,7 +163,7 @@ def describe_graphs(graphed: GraphedEncoder) -> dict[str, Any]:
 def reference_graphs(
     encoder: VisionEncoder, graphed: GraphedEncoder, cases: Sequence[Case], setup: Setup
 ) -> GraphedEncoder:
-    """Graphs of the reference for the budgets that ``graphed`` takes, so that padding is equal."""
+    """Capture graphs of the reference for the budgets that ``graphed`` uses, for equal padding."""
     taken = {
         step["tokens"]
         for case in cases
@@ -177,7 +178,7 @@ def reference_graphs(
 def path_of(
     graphed: GraphedEncoder, pixels: Tensor, grids: Grids
 ) -> tuple[list[dict[str, Any]], float]:
-    """The replays that a call is made of, and the share of tokens that padding adds."""
+    """Return the replays that a call is made of, and the share of tokens that padding adds."""
     graphed.reset_stats()
     graphed(pixels, grids)
     stats = graphed.stats()
@@ -205,7 +206,7 @@ def measure_case(
     their_calls: Mapping[str, TheirCall],
     runs: int,
 ) -> dict[str, Any]:
-    """One row of the table: every contestant on one workload, in turn."""
+    """Time every contestant on one workload, in turn; return its row of the table."""
     pixels, grids = draw(encoder, case.grids), case.grids
     paths = {name: path_of(graphed, pixels, grids) for name, graphed in graphs.items()}
     calls: dict[str, Callable[[], object]] = {
@@ -239,7 +240,7 @@ def measure_case(
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Minimum, median and maximum, and how many runs there were."""
+    """Return the minimum, median and maximum of some values, and how many there are."""
     return {
         "min": min(values),
         "median": statistics.median(values),
@@ -249,14 +250,14 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def empty_cache() -> None:
-    """Give what is not held back to the device."""
+    """Collect garbage, and give unused memory of torch back to the device."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
 def row_line(name: str, row: Mapping[str, Any], kernels: Sequence[str]) -> str:
-    """A row as it is printed while measuring: medians in milliseconds."""
+    """Return the line of a row that is printed while measuring: medians in milliseconds."""
     figures = [row.get(key) for key in ("hf_ms", "reference_graph_ms")]
     figures += [row["graphed_ms"][key] for key in kernels]
     figures += [row.get(key) for key in ("bare_ms", "accelerated_ms")]
@@ -266,7 +267,7 @@ def row_line(name: str, row: Mapping[str, Any], kernels: Sequence[str]) -> str:
 
 
 def head_line(kernels: Sequence[str]) -> str:
-    """The titles over :func:`row_line`."""
+    """Return the line of titles above the lines of :func:`row_line`."""
     titles = ("transf.", "reference", *kernels, "bare", "accel.")
     cells = " ".join(f"{title:>9}" for title in titles)
     return f"{'tower':<15} {'workload':<20} {'tokens':>6} {cells}  budget: attention kernel"

@@ -1,13 +1,13 @@
-"""The measured decision against always eager and always replay, over a fixed list of real sizes.
+"""The choice between replay and eager runs, beside always eager and always replay, for 1,000 sizes.
 
     python -m benchmarks.never_slower --json benchmarks/results/never_slower_h200.json
 
-Every distinct token count of the 1,000 sizes in ``benchmarks/sizes.py`` singly (every tile count of
-InternViT), and the list cut into 125 batches of eight (images over one megapixel are scaled down to
-that: unscaled, a batch is half a second of attention on any path). Each case runs the accelerated
-encoder eagerly twice (A/A: the noise band), the chosen path, and replay of everything that fits, in
-turn; medians of at least nine. ``eager_ms`` is ``encoder.accelerated()`` called with a grid: graphs
-have to beat that, not the reference.
+The cases are every distinct token count of the 1,000 sizes in ``benchmarks/sizes.py`` alone (every
+tile count of InternViT), and the list cut into 125 batches of eight (images over one megapixel are
+scaled down to one, because a batch of larger ones is half a second of attention on any path). Each
+case runs the accelerated encoder eagerly twice (A/A: the noise band), the chosen path, and replay
+of everything that fits, in turn; medians of at least nine. ``eager_ms`` is
+``encoder.accelerated()`` called with a grid: graphs have to beat that, not the reference.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ BATCH_PIXELS = 1024 * 1024
 
 
 def list_grids(tower: Tower, most: int | None = None) -> list[list[int]]:
-    """The grid of each of the 1,000 sizes, as the published processor resizes."""
+    """Return the grid of each of the 1,000 sizes, resized by the published preprocessing."""
     if tower.family.startswith("intern"):
         tilings = [best_tiling(*size, 1, 12, 448) for _, size in fixed_sizes()]
         counts = [columns * rows for columns, rows in tilings]
@@ -54,7 +54,7 @@ def list_grids(tower: Tower, most: int | None = None) -> list[list[int]]:
 
 
 def singles(tower: Tower, encoder: VisionEncoder) -> list[Grids]:
-    """One grid for every distinct token count within the range of budgets."""
+    """Return one grid for every distinct token count within the range of budgets."""
     grids = list_grids(tower)
     tokens = [spec.output_tokens for spec in encoder.item_specs(grids)]
     by_tokens = dict(zip(tokens, grids, strict=True))
@@ -62,14 +62,14 @@ def singles(tower: Tower, encoder: VisionEncoder) -> list[Grids]:
 
 
 def batches(tower: Tower) -> list[Grids]:
-    """The list shuffled and cut into eights, no image over one megapixel."""
+    """Return the list of sizes shuffled and cut into eights, scaled to at most one megapixel."""
     grids = list_grids(tower, BATCH_PIXELS)
     random.Random(0).shuffle(grids)
     return [grids[at : at + 8] for at in range(0, len(grids), 8)]
 
 
 def run(tower: Tower, kind: str, runs: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The prices that decide for one tower, and every case of it."""
+    """Measure every case of one tower; return the prices that decide, and a row per case."""
     encoder = tower.build()
     graphed = GraphedEncoder(encoder).capture(progress=False)
     forced, fast = forced_replay(graphed), encoder.accelerated()
@@ -101,7 +101,7 @@ def run(tower: Tower, kind: str, runs: int) -> tuple[dict[str, Any], list[dict[s
 
 
 def forced_replay(graphed: GraphedEncoder) -> Callable[[Tensor, Grids], EncoderOutput]:
-    """A call of the same graphs with plans of its own, which replay everything that fits."""
+    """Return a call of the same graphs that replays everything that fits a budget."""
     executor = executor_of(graphed)
     own = Cache[Schedule](executor.schedules.most), replay_what_fits(executor)
 
@@ -117,7 +117,7 @@ def forced_replay(graphed: GraphedEncoder) -> Callable[[Tensor, Grids], EncoderO
 
 
 def decision_microseconds(graphed: GraphedEncoder, grids: Grids) -> dict[str, float]:
-    """Host time of a decision: for a grid never seen, and for one seen before."""
+    """Return the host microseconds of a decision, for a grid never seen and one seen before."""
     executor = executor_of(graphed)
     new, seen = [], []
     for _ in range(5):
@@ -132,7 +132,7 @@ def decision_microseconds(graphed: GraphedEncoder, grids: Grids) -> dict[str, fl
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Noise, and how chosen calls compare with eager ones, over all cases."""
+    """Return the noise, and how chosen calls compare with eager ones, over all cases."""
     band = [abs(row["again_ms"] / row["eager_ms"] - 1) for row in rows]
     noise = sorted(band)[int(0.95 * (len(band) - 1))]
     ratios = [
@@ -172,7 +172,7 @@ PLAN = [
 
 
 def kept(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Groups of the file that this run does not measure again."""
+    """Return the groups of a result file that this run does not measure again."""
     if options.towers == [tower for tower, _ in PLAN] or not options.json.exists():
         return []
     groups = json.loads(options.json.read_text())["groups"]
@@ -180,7 +180,7 @@ def kept(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Print the summaries; write all cases as JSON if asked."""
+    """Print the summaries; write all cases as JSON if ``--json`` is given."""
     warnings.simplefilter("ignore")
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)

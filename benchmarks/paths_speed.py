@@ -1,4 +1,4 @@
-"""Towers with several inputs per image on a GPU: transformers, reference, accelerated, graphs.
+"""Times of towers with several inputs per image: transformers, reference, accelerated, graphs.
 
     python -m benchmarks.paths_speed --json benchmarks/results/paths_speed_h200.json
 
@@ -48,7 +48,7 @@ to capture twice."""
 
 
 def random_inputs(encoder: PathsEncoder, sizes: list[tuple[int, int]]) -> VisionInputs:
-    """The inputs of images of these sizes, with random pixels on the GPU."""
+    """Return the inputs of images of these sizes, with random pixels on the GPU."""
     images = [torch.zeros(3, height, width, dtype=torch.uint8) for width, height in sizes]
     inputs = encoder.preprocess(images)
     return inputs.with_pixels(
@@ -57,7 +57,7 @@ def random_inputs(encoder: PathsEncoder, sizes: list[tuple[int, int]]) -> Vision
 
 
 def run_transformers(tower: Tower, reference: nn.Module, inputs: VisionInputs) -> None:
-    """Run the reference over the views of each path."""
+    """Run transformers' tower over the views of each input path."""
     for path in inputs.paths.values():
         if len(path.grid_thw):
             BY_NAME[tower.family].output(reference, path.pixel_values, path.grid_thw)
@@ -65,7 +65,7 @@ def run_transformers(tower: Tower, reference: nn.Module, inputs: VisionInputs) -
 
 @torch.no_grad()
 def measure(tower: Tower, runs: int) -> list[dict[str, Any]]:
-    """One row of medians per workload."""
+    """Measure one tower; return a row of medians per workload."""
     encoder: Any = tower.build()
     reference = tower.reference(encoder)
     fast = encoder.accelerated()
@@ -109,7 +109,7 @@ def measure(tower: Tower, runs: int) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Measure, print and write."""
+    """Measure the towers, print the rows, and write them if ``--json`` is given."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--runs", type=int, default=15)

@@ -1,4 +1,4 @@
-"""Workloads drawn at random in every run: speed must not be tuned to the sizes of a table."""
+"""Workloads drawn at random in every run, so that speed is not tuned to the sizes of a table."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ SINGLES, BATCHES, MOST_IMAGES = 3, 2, 16
 
 
 def random_workloads(tower: Tower, seed: int) -> dict[str, Grids]:
-    """Three images and two batches of 2 to 16 images, by a name that says their sizes.
+    """Draw three images and two batches of 2 to 16 images, by a name that says their sizes.
 
     Args:
-        tower: the seed is drawn from for each tower apart.
+        tower: the tower, whose name is part of the seed.
         seed: the same seed gives the same workloads.
     """
     chance = random.Random(f"{seed} {tower.name}")
@@ -34,7 +34,7 @@ def random_workloads(tower: Tower, seed: int) -> dict[str, Grids]:
 
 
 def _batch(tower: Tower, chance: random.Random) -> Grids:
-    """Images of any sizes, as many as the largest budget holds."""
+    """Draw a batch of images of any sizes, as many as the largest budget holds."""
     wanted = chance.randint(2, MOST_IMAGES)
     grids: Grids = []
     while len(grids) < wanted:
@@ -57,7 +57,7 @@ def _size(tower: Tower, chance: random.Random) -> tuple[int, int]:
 
 
 def _grid(tower: Tower, width: int, height: int) -> list[int]:
-    """Patches to the nearest token, or the tiles (and thumbnail) that InternVL cuts."""
+    """Return the grid of an image: its size in whole tokens, or the tiles that InternVL cuts."""
     if not _tiled(tower):
         return tower.grid(width, height)
     columns, rows = best_tiling(width, height, 1, 12, 448)

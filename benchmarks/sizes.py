@@ -4,7 +4,7 @@ The fixed list is the table below, whose rows are (width, height, number of land
 of portrait images). Where the sizes come from:
 
 - phone: sensor sizes of 12 and 8 megapixel cameras, and what messengers shrink them to
-- camera: 24, 20 and 16 megapixel sensors, and exports for the web
+- camera: 24, 20 and 16 megapixel sensors, and pictures exported for the web
 - web: the common widths of photographs, previews (1200x630), product and social media squares
 - screenshot: the most used desktop and phone displays
 - document: A4 and US letter at 72 to 200 dpi, slides
@@ -165,7 +165,7 @@ def _screen(chance: random.Random) -> Size:
 
 
 def _document(chance: random.Random) -> Size:
-    """Inches times dots per inch."""
+    """Draw the size in pixels of a scanned A4 or US letter page."""
     width, height = (8.5, 11.0) if chance.random() < 0.2 else (8.27, 11.69)
     dpi = chance.uniform(72, 150)
     return round(width * dpi), round(height * dpi)

@@ -1,4 +1,4 @@
-"""Mixed traffic from eight threads through one ``GraphedEncoder``: no wrong bit, flat memory.
+"""A check of ``GraphedEncoder`` under mixed calls of eight threads: equal bits, constant memory.
 
     python -m benchmarks.soak --json benchmarks/results/soak_h200.json    (ten minutes)
     python -m benchmarks.soak --device cpu --seconds 10    (a rehearsal: a small tower, no graphs)
@@ -41,7 +41,7 @@ FIELDS = ("pooler_output", "deepstack_features")
 
 
 class Call(NamedTuple):
-    """One call that threads make."""
+    """A call that threads make: its name, its pixels and its grids."""
 
     name: str
     pixels: Tensor
@@ -49,7 +49,7 @@ class Call(NamedTuple):
 
 
 def tower(name: str | None) -> VisionEncoder:
-    """A published tower with random weights on the GPU, or a small one on the CPU."""
+    """Build a published tower with random weights on the GPU, or a small one on the CPU."""
     if name is not None:
         from benchmarks.towers import TOWERS
 
@@ -63,11 +63,11 @@ def tower(name: str | None) -> VisionEncoder:
 
 
 def draw_calls(encoder: VisionEncoder, count: int, largest: int, seed: int) -> list[Call]:
-    """Calls of every kind, each with pixels of its own.
+    """Draw calls of every kind, each with pixels of its own.
 
     Args:
-        encoder: gives widths, dtype and device.
-        count: of calls.
+        encoder: the encoder, for widths, dtype and device of the pixels.
+        count: number of calls.
         largest: most output tokens of an item that fits a budget.
         seed: the same seed gives the same calls.
     """
@@ -93,7 +93,7 @@ def draw_calls(encoder: VisionEncoder, count: int, largest: int, seed: int) -> l
 
 
 def image(chance: random.Random, tokens: int) -> Grid:
-    """The grid of an image of at most so many tokens of two by two patches."""
+    """Draw the grid of an image of at most ``tokens`` tokens of 2x2 patches."""
     height = chance.randint(1, max(int(tokens**0.5), 1))
     width = chance.randint(1, max(tokens // height, 1))
     return 1, 2 * height, 2 * min(width, 4 * height)
@@ -113,7 +113,7 @@ class Soak:
         self.failure: BaseException | None = None
 
     def run(self, threads: int) -> list[dict[str, int]]:
-        """Run all threads, and return memory once per second.
+        """Run all threads; return samples of the memory in use, one per second.
 
         Raises:
             BaseException: what a thread raised.
@@ -161,14 +161,14 @@ class Soak:
 
 
 def same_bits(one: EncoderOutput, other: EncoderOutput) -> bool:
-    """Whether all fields are equal."""
+    """Return whether all fields of two outputs are equal bit for bit."""
     pairs = [(one.pooler_output, other.pooler_output)]
     pairs += zip(one.deepstack_features or (), other.deepstack_features or (), strict=True)
     return all(a is not None and b is not None and torch.equal(a, b) for a, b in pairs)
 
 
 def read_memory() -> dict[str, int]:
-    """Bytes reserved on the GPU, of them held by tensors, and that this process has on the host."""
+    """Return the bytes reserved on the GPU, those that tensors take, and those of the process."""
     host = Path("/proc/self/statm")
     if host.exists():
         resident = int(host.read_text().split()[1]) * resource.getpagesize()
@@ -183,13 +183,13 @@ def read_memory() -> dict[str, int]:
 
 
 def percentile(values: list[float], share: float) -> float:
-    """The value below which this share of the values lies."""
+    """Return the value below which the given share of the values lies."""
     ordered = sorted(values)
     return ordered[min(int(len(ordered) * share), len(ordered) - 1)]
 
 
 def growth(samples: list[dict[str, int]], name: str) -> float:
-    """How much larger the last quarter of the samples is than the first one."""
+    """Return the growth of a kind of memory from the first quarter of samples to the last."""
     quarter, share = max(len(samples) // 4, 1), 0.0 if name == "allocated" else 0.5
     first = percentile([float(one[name]) for one in samples[:quarter]], share)
     last = percentile([float(one[name]) for one in samples[-quarter:]], share)
@@ -197,12 +197,12 @@ def growth(samples: list[dict[str, int]], name: str) -> float:
 
 
 def nine_parts(count: int) -> list[int]:
-    """Places that part so many samples into nine, the first and the last included."""
+    """Return ten indices that divide ``count`` samples into nine parts, first and last included."""
     return [(count - 1) * part // 9 for part in range(10)]
 
 
 def report(soak: Soak, samples: list[dict[str, int]], options: Mapping[str, Any]) -> dict[str, Any]:
-    """All figures as plain data."""
+    """Return all figures of a run as plain data."""
     everything = [value for values in soak.milliseconds.values() for value in values]
     stats = soak.graphed.stats()
     grown = {name: round(growth(samples, name), 4) for name in samples[0]}
@@ -229,7 +229,7 @@ def report(soak: Soak, samples: list[dict[str, int]], options: Mapping[str, Any]
 
 
 def sentence(body: Mapping[str, Any]) -> str:
-    """The result for ``docs/scale.md``."""
+    """Return the result of a run as a sentence for ``docs/scale.md``."""
     about, ms, grown, held = body["about"], body["ms"]["all"], body["growth"], body["memory"]
     least = grown["allocated"]
     gpu, host = (
@@ -249,7 +249,7 @@ def sentence(body: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
-    """Run, print, write; exit code 1 if a bit differed or memory grew."""
+    """Run the threads, print and write; return exit code 1 if a bit differed or memory grew."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--tower", default="Qwen3-VL-2B", help="of benchmarks/towers.py")

@@ -1,4 +1,4 @@
-"""Whole towers on one GPU: transformers, our reference, accelerated graphs, a bare replay.
+"""Times of whole towers on one GPU: transformers, reference, accelerated graphs, bare replay.
 
     python -m benchmarks speed --json benchmarks/results/speed_h200.json
     python -m benchmarks speed --towers Qwen3-VL-8B    (only this tower; the file keeps the others)
@@ -8,8 +8,8 @@ process and in turn, for each workload:
 
 - ``hf_ms``: transformers' tower (sdpa), called as a user calls it. Workloads of more than 3,500
   tokens run it five times; it is left out for random workloads and for towers beside the table.
-- ``hf_flash_ms``: the same with flash-attention 2, which needs the package flash-attn, if
-  ``--transformers sdpa flash_attention_2`` asks for it.
+- ``hf_flash_ms``: transformers' tower with flash-attention 2, which needs the package flash-attn,
+  if ``--transformers sdpa flash_attention_2`` asks for it.
 - ``reference_graph_ms``: ``GraphedEncoder(encoder, kernels="reference")``, captured for those
   of the default budgets that the workloads take.
 - ``graphed_ms``: ``GraphedEncoder(encoder, kernels=...)`` with the default budgets, for each value
@@ -17,14 +17,14 @@ process and in turn, for each workload:
 - ``bare_ms``: a graph of ``encoder.accelerated()`` captured by hand for exactly this shape.
 - ``accelerated_ms``: ``encoder.accelerated()`` called with a grid, without graphs.
 
-Each is given as minimum, median and maximum of ``--runs`` runs, and of three times as many for
-workloads of up to 256 tokens, whose medians move with the host.
+Each figure is given as minimum, median and maximum of ``--runs`` runs, and of three times as many
+for workloads of up to 256 tokens, whose medians move with the host.
 
-``capture_seconds`` are of the default budgets: ``cold`` is the first capture (the caches of
-compiled kernels start empty, in a folder of this run), ``warm`` the next one in the same process
-(kernels are timed again), ``saved`` the next one with a table that ``save_table`` wrote. "torch" is
-captured before "auto", so that what a package of the ``flash`` extra compiles counts against "auto"
-alone.
+``capture_seconds`` are the times of capturing the default budgets: ``cold`` is the first capture
+(the caches of compiled kernels start empty, in a folder of this run), ``warm`` the next one in the
+same process (kernels are timed again), ``saved`` the next one with a table that ``save_table``
+wrote. "torch" is captured before "auto", so that what a package of the ``flash`` extra compiles
+counts against "auto" alone.
 
 Five workloads of each table tower are drawn at random in every run; the seed is in the results.
 """
@@ -68,7 +68,7 @@ THEIRS = {"sdpa": "hf_ms", "flash_attention_2": "hf_flash_ms"}
 
 
 class Beside(NamedTuple):
-    """A tower beside the table: which workloads, and how many budgets are captured."""
+    """The workloads and budgets of a tower that is measured beside those of the table."""
 
     workloads: tuple[str, ...]
     max_budget: int
@@ -85,7 +85,7 @@ BESIDE = {
 
 
 def cases_of(tower: Tower, seed: int) -> list[Case]:
-    """The workloads of a tower: the table's and five random ones, or a few."""
+    """Return a tower's workloads: the table's and five random ones, or a few."""
     beside = BESIDE.get(tower.name)
     if beside is not None:
         return [Case(name, tower.workloads[name]) for name in beside.workloads]
@@ -95,12 +95,14 @@ def cases_of(tower: Tower, seed: int) -> list[Case]:
 
 
 def in_order(kernels: Sequence[str]) -> tuple[str, ...]:
-    """Values of ``kernels`` in the order in which they are captured: "auto" last."""
+    """Return values of ``kernels`` in the order in which they are captured: "auto" last."""
     return tuple(sorted(set(kernels), key=lambda name: (name == "auto", name)))
 
 
 def setup_of(tower: Tower, options: argparse.Namespace) -> Setup:
-    """How to measure a tower: those beside the table have fewer budgets and one capture."""
+    """Return the settings for a tower; those beside the table have fewer budgets and one
+    capture.
+    """
     kernels = in_order(options.kernels)
     beside = BESIDE.get(tower.name)
     if beside is None:
@@ -115,7 +117,7 @@ def setup_of(tower: Tower, options: argparse.Namespace) -> Setup:
 
 
 def run(tower: Tower, options: argparse.Namespace) -> dict[str, Any]:
-    """Build a tower and measure it; transformers beside those of the table."""
+    """Build a tower and measure it, beside transformers if the tower is in the table."""
     began = time.perf_counter()
     encoder = tower.build()
     wanted = () if tower.name in BESIDE else options.transformers
@@ -129,13 +131,13 @@ def run(tower: Tower, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def their_call(tower: Tower, encoder: VisionEncoder, attention: str) -> TheirCall:
-    """What makes a call of transformers' tower with one implementation of attention."""
+    """Return a function that makes a call of transformers' tower with one kind of attention."""
     reference = tower.reference(encoder, attention)
     return lambda pixels, grids: hf_call(tower, reference, pixels, grids)
 
 
 def merge(path: Path | None, towers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The results of this run, beside those that a file has of other towers.
+    """Return the results of this run, joined with those of other towers in a file.
 
     Raises:
         ValueError: the file was measured on another GPU.
@@ -157,33 +159,35 @@ def merge(path: Path | None, towers: Sequence[Mapping[str, Any]]) -> dict[str, A
 
 
 def write(path: Path, body: Mapping[str, Any]) -> None:
-    """Write the results; a run that is cut off leaves the towers before."""
+    """Write the results to a file, so that a run that is cut off leaves the towers done."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(body, indent=1) + "\n")
 
 
 def measure_all(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Every tower asked for, one after another."""
+    """Measure every tower that was asked for, one after another, and yield its results."""
     for name in options.towers:
         yield run(TOWERS[name], options)
         empty_cache()
 
 
 def default_path() -> Path:
-    """Where the results of this GPU lie, as ``benchmarks/results/speed_h200.json``."""
+    """Return the path for results of this GPU, such as ``benchmarks/results/speed_h200.json``."""
     words = torch.cuda.get_device_name().lower().split()
     short = next((word for word in words if word[:1] in "abhl" and word[1:].isdigit()), "gpu")
     return RESULTS / f"speed_{short}.json"
 
 
 def fresh_caches(folder: str) -> None:
-    """Have kernels compiled anew: a first run on a machine is what "cold" is about."""
+    """Point caches of compiled kernels to an empty folder, so that a "cold" capture compiles
+    them.
+    """
     for name in CACHES:
         os.environ[name] = str(Path(folder) / name.lower())
 
 
 def read_options(arguments: Sequence[str]) -> argparse.Namespace:
-    """The command line of ``python -m benchmarks speed``."""
+    """Read the command line of ``python -m benchmarks speed``."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks speed",
         description=__doc__,
@@ -200,7 +204,7 @@ def read_options(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Measure, print a table per tower, write JSON after each tower."""
+    """Measure the towers; print a table per tower, and write JSON after each tower."""
     options = read_options(arguments)
     path = options.json or default_path()
     warnings.simplefilter("ignore")

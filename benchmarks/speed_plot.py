@@ -1,6 +1,6 @@
 """The charts of speed, drawn from committed results by ``benchmarks/table.py``.
 
-``docs/speed_bars.svg`` is that of the README; ``docs/speed.svg`` has every workload.
+``docs/speed_bars.svg`` is the chart of the README; ``docs/speed.svg`` has every workload.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BAR_COLOURS = ("#9aa2ab", "#d9822b", "#5b9bd5", "#2f74c0")
 
 
 def picture_link() -> str:
-    """The plot, as the page shows it."""
+    """Return the link to the plot in Markdown, as the page shows it."""
     return (
         "![Milliseconds against tokens for four towers: transformers, the reference's graphs, the "
         f"accelerated graphs and the floor](../docs/{PICTURE.name})"
@@ -34,7 +34,7 @@ def picture_link() -> str:
 
 
 def draw_picture(body: Body, path: Path = PICTURE) -> None:
-    """Latency against tokens, a panel per tower, as SVG."""
+    """Draw latency against tokens, with a panel per tower, as an SVG file."""
     from matplotlib.figure import Figure
 
     floors, best = read_floors(), vllm_best()
@@ -59,7 +59,7 @@ def draw_picture(body: Body, path: Path = PICTURE) -> None:
 
 @contextmanager
 def settings() -> Iterator[None]:
-    """Letters stay letters, and equal figures give equal files."""
+    """Set matplotlib so that letters stay text and equal figures give equal files."""
     import matplotlib
 
     with matplotlib.rc_context({"svg.hashsalt": "vitgraph", "svg.fonttype": "none"}):
@@ -67,13 +67,13 @@ def settings() -> Iterator[None]:
 
 
 def describe(path: Path, title: str, words: str) -> None:
-    """Say in an SVG file what it shows."""
+    """Add a title and a description to an SVG file."""
     said = rf"\1\n <title>{title}</title>\n<desc>{words}</desc>"
     path.write_text(re.sub(r"(<svg[^>]*>)", said, path.read_text(), count=1))
 
 
 def series(floors: Mapping[str, float]) -> dict[str, Callable[[Body], float | None]]:
-    """The lines of a panel: a figure of each workload, by the line's name."""
+    """Return the lines of a panel: by name, a function from a workload's row to milliseconds."""
     return {
         "transformers eager": lambda row: median(row, "hf_ms"),
         "reference graphs": lambda row: median(row, "reference_graph_ms"),
@@ -83,7 +83,9 @@ def series(floors: Mapping[str, float]) -> dict[str, Callable[[Body], float | No
 
 
 def draw_bars(body: Body, path: Path = BARS) -> None:
-    """Milliseconds of a small call and of a large one as bars, a panel per tower and call."""
+    """Draw the milliseconds of a small and a large call as bars, with a panel per tower and
+    call.
+    """
     from matplotlib.figure import Figure
 
     best = vllm_best()
@@ -105,7 +107,7 @@ def draw_bars(body: Body, path: Path = BARS) -> None:
 
 
 def bars_of(row: Body, vllm: float) -> dict[str, float | None]:
-    """Milliseconds of one workload, by the name of the bar."""
+    """Return the milliseconds of one workload, by the name of the bar."""
     return {
         "transformers": median(row, "hf_ms"),
         "vLLM": vllm,

@@ -1,4 +1,4 @@
-"""Reading the results of ``benchmarks/speed.py``, of vLLM and of the floors."""
+"""Functions that read the results of ``benchmarks/speed.py``, of vLLM and of the floors."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ Body: TypeAlias = Mapping[str, Any]
 
 
 def cells(tower: Body, drawn: bool = False) -> list[Body]:
-    """The workloads of the table, or those drawn at random."""
+    """Return the workloads of the table, or those drawn at random."""
     return [row for row in tower["workloads"] if row["drawn"] == drawn]
 
 
 def graphed(row: Body, kernels: str = "auto") -> float | None:
-    """Median milliseconds of a call of the graphs, None if they were not measured."""
+    """Return the median milliseconds of a call with graphs, None if they were not measured."""
     return row["graphed_ms"].get(kernels, {}).get("median")
 
 
 def median(row: Body, figure: str) -> float | None:
-    """The median of another figure, None if it was not measured."""
+    """Return the median of a figure of a workload, None if it was not measured."""
     return row.get(figure, {}).get("median")
 
 
 def ratio(above: float | None, below: float | None) -> float | None:
-    """``above / below``, None where one was not measured."""
+    """Return ``above / below``, None if one of them was not measured."""
     return above / below if above and below else None
 
 
 def gain_of(row: Body) -> float | None:
-    """How many times as fast as our reference graph."""
+    """Return how many times as fast graphs are as graphs of the reference."""
     return ratio(median(row, "reference_graph_ms"), graphed(row))
 
 
 def read_floors(path: Path = FLOORS) -> Mapping[str, Mapping[str, float]]:
-    """Milliseconds that the GPU's peak rates allow, by tower and workload."""
+    """Return the milliseconds that a GPU's peak rates allow, by tower and workload."""
     return {tower["tower"]: tower["ms"] for tower in json.loads(path.read_text())["towers"]}
 
 
 def vllm_best(path: Path = VLLM) -> dict[str, dict[str, float]]:
-    """vLLM's best milliseconds by tower and workload, of its budgets and its eager run."""
+    """Return vLLM's best milliseconds of its budgets and its eager run, by tower and workload."""
     towers = json.loads(path.read_text())["towers"]
     return {
         tower["tower"]: {
@@ -56,7 +56,7 @@ def vllm_best(path: Path = VLLM) -> dict[str, dict[str, float]]:
 
 
 def over_vllm(towers: Sequence[Body], kernels: str) -> dict[str, float]:
-    """How many times as fast as vLLM's best each cell is, by tower and workload."""
+    """Return how many times as fast as vLLM's best graphs are, by tower and workload."""
     best = vllm_best()
     found = {
         f"{tower['tower']} {row['workload']}": ratio(

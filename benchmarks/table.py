@@ -3,9 +3,9 @@
     python -m benchmarks.table            (prints the page)
     python -m benchmarks.table --write    (writes the page, docs/speed.svg and docs/speed_bars.svg)
 
-``benchmarks/speed.py`` measures the results. vLLM's figures and the floors are files of their own
-that say how they came about; the tables mark vLLM's as another run. Nothing on the page is written
-by hand: a test compares it with the results.
+``benchmarks/speed.py`` measures the results. vLLM's figures and the floors are in files of their
+own that say how they were measured; the tables mark vLLM's as another run. Nothing on the page is
+written by hand: a test compares it with the results.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ LARGE = ("8x448", "13 tiles")
 
 
 def read_results(path: Path = RESULTS) -> dict[str, Any] | None:
-    """The committed results, None before they were measured."""
+    """Return the committed results, None if there are none yet."""
     return dict(json.loads(path.read_text())) if path.is_file() else None
 
 
 def page(body: Body) -> str:
-    """The whole page, as Markdown."""
+    """Return the whole page as Markdown."""
     parts = [
         HEAD,
         "## Beside transformers and vLLM",
@@ -80,7 +80,7 @@ def page(body: Body) -> str:
 
 
 def sentence(body: Body) -> str:
-    """What the figures are, in full sentences."""
+    """Return the sentences that say what the figures are."""
     about, vllm = body["about"], json.loads(VLLM.read_text())["about"]
     flash = about["extras"].get("flash-attn-4")
     extra = f"flash-attn-4 {flash}" if flash else "without flash-attn-4"
@@ -101,7 +101,7 @@ def sentence(body: Body) -> str:
 
 
 def behind(body: Body) -> str:
-    """Where vLLM is faster, in words."""
+    """Return the sentences that say where vLLM is faster."""
     towers = [tower for tower in body["towers"] if tower["tower"] in vllm_best()]
     said = []
     for kernels, words in (("torch", "torch alone"), ("auto", "the `flash` extra")):
@@ -116,7 +116,7 @@ def behind(body: Body) -> str:
 
 
 def comparison(body: Body) -> str:
-    """Ours beside transformers and vLLM."""
+    """Return the table of our graphs beside transformers and vLLM."""
     best, floors = vllm_best(), read_floors()
     version = json.loads(VLLM.read_text())["about"]["version"]
     header = (
@@ -148,7 +148,9 @@ def comparison(body: Body) -> str:
 
 
 def two_attentions(body: Body) -> str:
-    """transformers' tower with sdpa and with flash-attention 2, one batch per tower."""
+    """Return the table of transformers' tower with sdpa and flash-attention 2, a batch per
+    tower.
+    """
     header = ("tower", "workload", "sdpa", "flash-attention 2", "`flash` extra")
     rows = [
         [
@@ -171,7 +173,7 @@ def two_attentions(body: Body) -> str:
 
 
 def forms(body: Body) -> str:
-    """Every form of our tower: reference, graphs with their spread, the bare replay, eager."""
+    """Return the table of our tower's forms: reference, graphs with spread, bare replay, eager."""
     header = (
         "tower",
         "workload",
@@ -203,7 +205,7 @@ def forms(body: Body) -> str:
 
 
 def table_rows(body: Body) -> Iterator[tuple[Body, Body]]:
-    """Every workload of the towers that vLLM was measured on."""
+    """Yield every workload of the towers that vLLM was measured on, with its tower."""
     best = vllm_best()
     for tower in body["towers"]:
         if tower["tower"] in best:
@@ -212,7 +214,7 @@ def table_rows(body: Body) -> Iterator[tuple[Body, Body]]:
 
 
 def drawn(body: Body) -> str:
-    """Workloads that were drawn at random."""
+    """Return the table of workloads that were drawn at random."""
     seeds = sorted({str(tower["about"]["seed"]) for tower in body["towers"]})
     header = ("tower", "workload", "tokens", "reference graph", "`flash` extra", "gain")
     rows = [
@@ -231,7 +233,7 @@ def drawn(body: Body) -> str:
 
 
 def beside(body: Body) -> str:
-    """Towers that vLLM was not measured on, beside our own reference graph."""
+    """Return the table of towers without vLLM's figures, beside graphs of our reference."""
     best = vllm_best()
     header = ("tower", "workload", "reference graph", "torch alone", "`flash` extra", "gain")
     rows = [
@@ -251,7 +253,7 @@ def beside(body: Body) -> str:
 
 
 def several_inputs(body: Body) -> str:
-    """Towers that encode the whole image and its tiles, joined per image."""
+    """Return the table of towers that encode a whole image and its tiles, joined per image."""
     about = body["about"]
     flash = about["extras"].get("flash-attn-4")
     header = (
@@ -286,7 +288,7 @@ def several_inputs(body: Body) -> str:
 
 
 def captures(body: Body) -> str:
-    """Seconds of each capture of the budgets, and memory in MiB."""
+    """Return the table of the seconds of each capture of the budgets, and memory in MiB."""
     header = (
         "tower",
         "budgets",
@@ -317,31 +319,31 @@ def captures(body: Body) -> str:
 
 
 def spread_of(row: Body) -> str:
-    """Least and most milliseconds of the runs."""
+    """Return the least and the most milliseconds of the runs, as text."""
     figures = row["graphed_ms"].get("auto")
     return f"{number(figures['min'])} to {number(figures['max'])}" if figures else "-"
 
 
 def kernels_of(row: Body) -> str:
-    """The attention kernels of the graphs that the call replayed."""
+    """Return the attention kernels of the graphs that a call replayed, as text."""
     steps = row["paths"].get("auto", [])
     return ", ".join(dict.fromkeys(step["kernel"] for step in steps)) or "-"
 
 
 def number(value: float | None) -> str:
-    """Milliseconds with three significant digits, a dash where nothing was measured."""
+    """Return milliseconds with three significant digits, a dash if nothing was measured."""
     if value is None:
         return "-"
     return f"{value:.{max(0, 2 - (value >= 10) - (value >= 100))}f}"
 
 
 def times(gain: float | None) -> str:
-    """A gain with two digits."""
+    """Return a gain with two decimals, a dash if there is none."""
     return "-" if gain is None else f"{gain:.2f}"
 
 
 def least_in_bold(milliseconds: Sequence[float | None]) -> list[str]:
-    """Cells of one row; the least of those that were measured is bold."""
+    """Return the cells of one row; the least of the measured values is bold."""
     least = min((value for value in milliseconds if value is not None), default=None)
     cells = [number(value) for value in milliseconds]
     return [
@@ -351,7 +353,7 @@ def least_in_bold(milliseconds: Sequence[float | None]) -> list[str]:
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table."""
+    """Return a table in Markdown from its header and its rows."""
     lines = [f"| {' | '.join(header)} |", "|" + "---|" * len(header)]
     return "\n".join(lines + [f"| {' | '.join(row)} |" for row in rows])
 

@@ -32,14 +32,14 @@ SIZES_MIX8 = (
 
 @dataclass(frozen=True)
 class Tower:
-    """A published tower by name, and its line in the tables of ``tests/oracles``."""
+    """A published tower by name, and its record in the tables of ``tests/oracles``."""
 
     name: str
     family: str
     repo_id: str
 
     def build(self, dtype: torch.dtype = torch.bfloat16, device: str = "cuda") -> VisionEncoder:
-        """Ours at the published size on a device, drawn at random."""
+        """Build this library's tower at its published size with random weights, on a device."""
         family = BY_NAME[self.family]
         torch.manual_seed(0)
         with torch.device(device):
@@ -47,10 +47,10 @@ class Tower:
         return encoder.to(dtype).eval().requires_grad_(False)
 
     def reference(self, encoder: VisionEncoder, attention: str = "sdpa") -> nn.Module:
-        """transformers' own tower, the same weights and dtype.
+        """Build transformers' tower with the weights and dtype of ``encoder``.
 
         Args:
-            encoder: ours.
+            encoder: this library's tower.
             attention: the implementation of attention, by transformers' name for it.
         """
         family = BY_NAME[self.family]
@@ -65,7 +65,7 @@ class Tower:
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """The published config."""
+        """The published config of the tower."""
         return next(model.config for model in PUBLISHED if model.repo_id == self.repo_id)
 
     @property
@@ -75,7 +75,9 @@ class Tower:
 
     @property
     def workloads(self) -> dict[str, Grids]:
-        """Grids by name: single squares, batches of them, and eight mixed sizes."""
+        """The grids of workloads by name: single squares, batches of them, and eight mixed
+        sizes.
+        """
         if self.family.startswith("intern"):
             return {f"{n} tile{'s' * (n > 1)}": [[n, 32, 32]] for n in (1, 4, 13, 64)}
         mixed = [self.grid(*size) for size in SIZES_MIX8]
@@ -90,7 +92,7 @@ class Tower:
         }
 
     def grid(self, width: int, height: int) -> list[int]:
-        """One image's grid, each side to the nearest whole token."""
+        """Return the grid of an image, each side rounded to whole tokens."""
         side = 2 * self.patch
         return [1, round(height / side) * 2, round(width / side) * 2]
 
@@ -115,13 +117,14 @@ TOWERS = {
 def milliseconds(
     calls: Mapping[str, Callable[[], object]], runs: int, fewer: Mapping[str, int] | None = None
 ) -> dict[str, list[float]]:
-    """Wall milliseconds of every run of each call, all calls in turn, synchronise included.
+    """Time all calls in turn; return the wall-clock milliseconds of every run of each call.
 
-    The order is drawn anew for every turn, because the call before changes the clocks of a GPU and
-    the caches of the host: always after the same one, a call took up to 6 % longer on an H200.
+    Each time ends when the GPU is done. The order is drawn anew for every turn, because the call
+    before changes the clocks of a GPU and the caches of the host: always after the same one, a call
+    took up to 6 % longer on an H200.
 
     Args:
-        calls: by name.
+        calls: the functions to time, by name.
         runs: how often each is timed, after one run that warms up.
         fewer: by name, the calls that are timed less often.
     """
@@ -141,7 +144,7 @@ def milliseconds(
 
 
 def interleaved(calls: Mapping[str, Callable[[], object]], runs: int) -> dict[str, float]:
-    """Median wall milliseconds of each call, synchronise included, all run in turn."""
+    """Time all calls in turn; return the median wall-clock milliseconds of each, GPU included."""
     times = milliseconds(calls, runs)
     return {name: statistics.median(values) for name, values in times.items()}
 
@@ -153,5 +156,5 @@ def synchronize() -> None:
 
 
 def about(runs: int) -> dict[str, Any]:
-    """What the figures were measured on."""
+    """Return a description of the machine, with the dtype and the number of runs."""
     return {**describe_machine(), "dtype": "bfloat16", "runs": runs}

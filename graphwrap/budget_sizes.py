@@ -108,7 +108,7 @@ def positive(name: str, value: SupportsIndex) -> int:
 
 
 def positives(names: str, name: str, values: Iterable[SupportsIndex]) -> list[int]:
-    """Return the entries of ``values`` as positive ints; a ValueError if one is none.
+    """Return the entries of ``values`` as ints; raise a ValueError if one is not positive.
 
     An error calls the whole argument ``names`` and one entry ``name``.
     """

@@ -305,7 +305,7 @@ def require_choice(name: str, value: object, choices: Sequence[object]) -> None:
 
 
 def read_outputs(outputs: Sequence[OutputField]) -> tuple[OutputField, ...]:
-    """Return the fields asked for, each once; a ValueError if there is none or an unknown one."""
+    """Return the fields asked for, each once; raise a ValueError for none or an unknown one."""
     listed = isinstance(outputs, Iterable) and not isinstance(outputs, str)
     names = tuple(outputs) if listed else ()
     if not names or any(name not in OUTPUT_FIELDS for name in names):

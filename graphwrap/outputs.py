@@ -21,7 +21,7 @@ def output_fields(
     """Return the tensors of an output that ``names`` lists, by name, without fields that are None.
 
     DeepStack features have one entry per layer, "deepstack_features.0" and so on. An output of
-    another type is a TypeError.
+    another type raises a TypeError.
     """
     if not isinstance(output, EncoderOutput | PartialOutput):
         raise TypeError(

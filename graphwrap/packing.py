@@ -44,7 +44,9 @@ class Group(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Neighbouring rows: the first row in the call's tensor, the first in the group's, how many."""
+    """A run of rows: its first row in the call's tensor, its first row in the group's, its
+    length.
+    """
 
     source: int
     target: int
@@ -97,7 +99,7 @@ class Packer:
     def pack(self, specs: Sequence[EncoderItemSpec]) -> list[Group]:
         """Return groups that hold each item once, in the order of their first items.
 
-        An item is known by its place in ``specs``, from 0.
+        The items of a group are indices into ``specs``.
         """
         if not specs:
             return []
@@ -134,10 +136,10 @@ class Packer:
         return f"over {next((why for why in reasons if why != 'tokens'), 'tokens')}"
 
     def _group(self, items: Sequence[int], specs: Sequence[EncoderItemSpec]) -> Group:
-        """Return ``items``, which are places in ``specs``, as one group.
+        """Return ``items``, which are indices into ``specs``, as one group.
 
-        It takes the cheapest budget that holds it, or None if an eager run costs less. The price is
-        infinite if it is over every budget and over the tokens of an eager run.
+        The group takes the cheapest budget that holds it, or None if an eager run costs less. The
+        price is infinite if the group is over every budget and over the tokens of an eager run.
         """
         batch = Batch.of([specs[item] for item in items])
         budget, price = None, math.inf
@@ -152,7 +154,7 @@ class Packer:
         return Group(tuple(sorted(items)), budget, price)
 
     def _eager_groups(self, order: list[int], specs: Sequence[EncoderItemSpec]) -> list[Group]:
-        """Return groups of neighbours in ``order``, which are places in ``specs``, to run eagerly.
+        """Return groups of neighbours in ``order``, indices into ``specs``, to run eagerly.
 
         Each but the last has as many items as ``eager_tokens`` allows. The last is replayed where
         that costs less.

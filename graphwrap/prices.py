@@ -98,8 +98,8 @@ class PriceTable:
     def restrict(self, budget_set: BudgetSet) -> BudgetSet:
         """Return the budgets to capture: of inferred ones, those up to the table's largest.
 
-        The table may lack larger ones, because memory had run out when it was measured. It is a
-        ValueError if it lacks any other.
+        The table may lack larger ones, because memory had run out when it was measured. A
+        ValueError is raised if it lacks any other.
         """
         times = self.prices.replay_ms
         most = max(budget.rows for budget in times)
@@ -157,7 +157,7 @@ def read_tables(file: str | os.PathLike[str], paths: Collection[str]) -> dict[st
 def _parse(file: str, body: TableRecord) -> PriceTable:
     """Read the table of one input path from its part of the JSON in ``file``.
 
-    A missing entry is a KeyError, and a number out of range a ValueError that names it.
+    A missing entry raises a KeyError, a number out of range a ValueError that names it.
     """
     times = {
         Budget(*[_count(row, name) for name in Budget._fields]): _number(row, "ms")

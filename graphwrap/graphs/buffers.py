@@ -30,7 +30,7 @@ PADDING = "__padding__"
 
 
 class MetadataFormat:
-    """Where each metadata tensor of one budget lies in the run of bytes that a replay reads.
+    """The places of a budget's metadata tensors in the run of bytes that a replay reads.
 
     Args:
         metadata: the encoder's metadata for no items, padded to the capacities of the budget; it
@@ -93,8 +93,8 @@ class MetadataFormat:
 def _describe(name: str, value: object) -> str:
     """Describe what a graph fixes of the metadata entry ``name``: shape and dtype, or a number.
 
-    None, for an entry that is absent, gives "nothing"; it is a ValueError if ``value`` is neither
-    None nor a tensor.
+    The text for None, an absent entry, is "nothing". A ``value`` that is neither None nor a tensor
+    raises a ValueError.
     """
     if value is None:
         return "nothing"
@@ -197,7 +197,7 @@ class Memory:
                 gc.enable()
 
     def _end(self, graph: torch.cuda.CUDAGraph) -> None:
-        """End the capture of ``graph``; a RuntimeError if CUDA has invalidated it.
+        """End the capture of ``graph``; raise a RuntimeError if CUDA has invalidated it.
 
         A capture that CUDA has invalidated cannot be ended: the allocators go on recording into the
         pool, and random numbers are drawn as in a capture. Therefore the device's allocator is told

@@ -105,7 +105,7 @@ class Executor:
         self._like: dict[str, Tensor] = {}
 
     def schedule(self, grid_thw: GridLike | None, rows: int | None = None) -> Schedule:
-        """Return how items of these grids run; a schedule is made once per grid and kept.
+        """Return the schedule of a call with these grids; it is made once per grid and kept.
 
         A ValueError is raised if ``rows``, those of the pixels, are not as many as the grid has.
         """

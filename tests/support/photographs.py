@@ -1,4 +1,4 @@
-"""Real pictures for tests: photographs that come with scikit-learn and matplotlib."""
+"""Photographs for tests, which come with scikit-learn and matplotlib."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ def _sample(name: str) -> Image.Image:
 
 
 def china() -> Image.Image:
-    """A temple, 640x427."""
+    """Return the photograph of a Chinese temple, 640x427 pixels."""
     return _sample("pavilion")
 
 
 def flower() -> Image.Image:
-    """A dahlia, 640x427."""
+    """Return the photograph of a dahlia, 640x427 pixels."""
     return _sample("dahlia")
 
 
 def hopper() -> Image.Image:
-    """Grace Hopper, 512x600."""
+    """Return the portrait of Grace Hopper, 512x600 pixels."""
     return _sample("portrait")
 
 
@@ -46,6 +46,6 @@ def photographs() -> list[Image.Image]:
 
 
 def panning_clip(frames: int, height: int = 90, width: int = 130) -> np.ndarray[Any, Any]:
-    """Return uint8 [F, H, W, 3], a window that moves over a photograph."""
+    """Return a clip of a window that moves over a photograph, uint8 [F, H, W, 3]."""
     array = np.asarray(china())
     return np.stack([array[n : n + height, 3 * n : 3 * n + width] for n in range(frames)])

@@ -14,5 +14,5 @@ def tree_of(path: Path) -> ast.Module:
 
 @cache
 def nodes_of(path: Path) -> tuple[ast.AST, ...]:
-    """Every node of a file's tree."""
+    """Return every node of the syntax tree of a file."""
     return tuple(ast.walk(tree_of(path)))

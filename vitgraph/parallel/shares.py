@@ -1,4 +1,4 @@
-"""Which rank encodes which items, and where their rows lie in what all ranks gather."""
+"""The assignment of items to ranks, and the places of their rows in what all ranks gather."""
 
 from __future__ import annotations
 

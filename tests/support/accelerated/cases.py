@@ -44,12 +44,12 @@ needs_interpreter = pytest.mark.skipif(
 
 
 def grids_for(name: str) -> Grids:
-    """Return a video and an image of few rows; the interpreter takes a millisecond per row."""
+    """Return grids (t, h, w) of a small video and image, as Triton's interpreter is slow."""
     return [[2, 2, 2], [1, 2, 2]] if BY_NAME[name].tiled else [[2, 2, 4], [1, 4, 6]]
 
 
 def small(name: str) -> VisionEncoder:
-    """Return the shared tower, one of tiles for tiles of the size that ``grids_for`` has."""
+    """Return a shared small encoder; one over tiles takes the tiles of ``grids_for``."""
     encoder = tiny(name)
     tiled = isinstance(encoder, TileEncoder)
     return encoder.at(2 * encoder.config.patch_size) if tiled else encoder
@@ -65,14 +65,14 @@ CLOSE = 2e-6
 
 @torch.no_grad()
 def run(encoder: VisionEncoder, name: str, seed: int = 0) -> EncoderOutput:
-    """Return the output for random pixels, without gradients."""
+    """Return an encoder's output for seeded random pixels of the grids of ``grids_for``."""
     grids = grids_for(name)
     output: EncoderOutput = encoder(draw_pixels(encoder, grids, seed), grids)
     return output
 
 
 def run_twice(encoder: VisionEncoder, name: str) -> EncoderOutput:
-    """Return the output of a second call, which has to be that of the first.
+    """Encode the same pixels twice, check that the outputs are equal, and return the second.
 
     What an accelerated encoder derives from weights in the first call is read in the second.
     """
@@ -83,13 +83,13 @@ def run_twice(encoder: VisionEncoder, name: str) -> EncoderOutput:
 
 
 def drawn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
-    """Draw normal numbers for a kernel."""
+    """Draw seeded normal numbers in a shape, on the device on which kernels are tested."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, generator=generator).to(DEVICE, dtype)
 
 
 def attended(q: Tensor, k: Tensor, v: Tensor, ends: list[int]) -> Tensor:
-    """Softmax attention inside each segment in float64."""
+    """Return softmax attention inside each segment, in float64; ``ends`` are the offsets."""
     q, k, v = (x.double().transpose(0, 1) for x in (q, k, v))
     parts = [
         F.scaled_dot_product_attention(q[:, a:b], k[:, a:b], v[:, a:b])
@@ -100,13 +100,13 @@ def attended(q: Tensor, k: Tensor, v: Tensor, ends: list[int]) -> Tensor:
 
 
 def relative(ours: Tensor, truth: Tensor) -> float:
-    """Return the relative L2 distance in float64; it is NaN if ``ours`` has a NaN."""
+    """Return the relative L2 distance of two tensors in float64; NaN if ``ours`` has a NaN."""
     assert ours.shape == truth.shape
     return float((ours.double() - truth.double()).norm() / truth.double().norm())
 
 
 def assert_close(ours: EncoderOutput, truth: EncoderOutput, limit: float = CLOSE) -> None:
-    """Assert that every field lies within a relative L2 distance; NaN never does."""
+    """Assert that the fields of two outputs agree within a relative L2 distance; NaN never does."""
     for field, far in distances(ours, truth).items():
         assert far <= limit, field
 
@@ -119,7 +119,7 @@ def assert_fused(encoder: VisionEncoder, layers_called: int = 0) -> None:
 
 
 def same_bits(ours: EncoderOutput, truth: EncoderOutput) -> bool:
-    """Return whether every field is equal bit for bit."""
+    """Return whether every field of two outputs is equal bit for bit."""
     pairs = zip(fields_of(ours).values(), fields_of(truth).values(), strict=True)
     return all(torch.equal(a, b) for a, b in pairs)
 
@@ -156,7 +156,7 @@ def clipped(x: Tensor, limits: Any) -> Tensor:
 
 
 def summed(stream: Any) -> Tensor:
-    """Return the sum of a stream's terms, and note the sum of its biases as the kernel does."""
+    """Return the complete residual stream in float64, and store its summed bias as kernels do."""
     hidden, branch, scale, *biases = (None if x is None else x.double() for x in stream[:5])
     if branch is not None:
         branch = clipped(branch, stream.branch_range)
@@ -186,7 +186,7 @@ def rotated(
     queries: int = 0,
     factor: float = 1.0,
 ) -> Tensor:
-    """Return rows [T, heads, K] whose first ``turned`` heads are rotated.
+    """Return ``qkv`` [T, heads, K] with its first ``turned`` heads rotated, in float64.
 
     Pairs are (i, i + apart) in groups of 2 * apart columns, all angles of a row by default; tiles
     share the angles of one, and columns without an angle pass. The first ``queries`` heads are
@@ -204,12 +204,14 @@ def rotated(
 
 
 def with_table_rows(rows: Tensor, table: Tensor, index: Tensor, weight: Tensor) -> Tensor:
-    """Return rows plus a weighted sum of rows of a table."""
+    """Return rows [T, D] plus the table rows at ``index`` [T, taps] times ``weight``, in
+    float64.
+    """
     return rows.double() + (table.double()[index] * weight.double()[:, :, None]).sum(1)
 
 
 def rows8(rows: Tensor) -> Any:
-    """Return rows [T, W] in e4m3 with a scale per row."""
+    """Quantise rows [T, W] to e4m3, with a float32 scale per row."""
     from encoders.accelerated.kernels.quantise import E4M3, Rows8
 
     scales = rows.float().abs().amax(-1, keepdim=True).clamp_min(1e-12) / 448.0
@@ -217,7 +219,7 @@ def rows8(rows: Tensor) -> Any:
 
 
 def run_steps_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace the kernels by these steps, which run 100 times faster than the interpreter."""
+    """Replace the Triton kernels by torch, which runs 100 times as fast as the interpreter."""
     from encoders.accelerated import fp8
     from encoders.accelerated.kernels import activations, norms, positions, rotary
 

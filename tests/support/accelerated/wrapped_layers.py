@@ -1,4 +1,4 @@
-"""Towers whose layers are wrapped or hold other weights, and how far outputs lie apart."""
+"""Towers whose layers are wrapped or hold other weights, and the distance of their outputs."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ def fresh(name: str, dtype: torch.dtype = torch.float64) -> VisionEncoder:
 
 
 def run(encoder: VisionEncoder, name: str) -> EncoderOutput:
-    """Return the output for random pixels, with gradients where weights require them."""
+    """Return an encoder's output for random pixels, with gradients if its weights require them."""
     grids = grids_for(name)
     return encoder(draw_pixels(encoder, grids), grids)
 
 
 def worst(ours: EncoderOutput, theirs: EncoderOutput) -> float:
-    """Return the largest relative L2 distance of any field."""
+    """Return the largest relative L2 distance of any field of two outputs."""
     with torch.no_grad():
         return max(distances(ours, theirs).values())
 
 
 def replace_layers(encoder: nn.Module, wrap: Callable[[nn.Module], nn.Module]) -> None:
-    """Replace every Linear and convolution by ``wrap(layer)``."""
+    """Replace every linear layer and convolution of an encoder by ``wrap(layer)``."""
     for parent in list(encoder.modules()):
         for key, layer in list(parent.named_children()):
             if type(layer) in PATCHED:
@@ -43,7 +43,7 @@ def replace_layers(encoder: nn.Module, wrap: Callable[[nn.Module], nn.Module]) -
 
 
 class Lora(nn.Module):
-    """A layer as peft wraps it: ``weight`` is the base layer's; a low-rank part is added."""
+    """A linear layer with LoRA as peft wraps it: ``weight`` is the base layer's weight."""
 
     def __init__(self, base: Any, up: float) -> None:
         super().__init__()
@@ -67,7 +67,9 @@ class Lora(nn.Module):
 
 
 class Halved(Tensor):
-    """A weight that is stored halved and doubled when read, as a quantised weight is scaled."""
+    """A weight tensor that is stored halved and doubled when read, as scaled quantised weights
+    are.
+    """
 
     @classmethod
     def __torch_function__(

@@ -1,4 +1,4 @@
-"""How the tests of the command line hold what a run printed."""
+"""The result of a run of the command line, as tests compare it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Cli: TypeAlias = Callable[..., Run]
 
 
 def refusal(run: Run) -> str:
-    """Return the one line of a run that was refused."""
+    """Check that a run was refused with one line on stderr, and return that line."""
     assert (run.code, run.out, run.err.count("\n")) == (2, "", 1), run.err
     assert run.err.startswith("vitgraph: error: ")
     return run.err

@@ -1,4 +1,4 @@
-"""Embedding jobs of the tests: the command in this process, and what they compare and upload."""
+"""Helpers of the tests of ``vitgraph embed``: jobs in this process, comparisons and uploads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def run_job(repo: Path, source: object, out: object, *options: object) -> int:
 
 
 def run_in_twos(repo: Path, source: object, out: object, *options: object) -> int:
-    """Run a job whose shards have two images each; returns its exit code."""
+    """Run ``vitgraph embed`` with two images per shard; returns its exit code."""
     return run_job(repo, source, out, "--shard-items", 2, *options)
 
 
@@ -28,6 +28,6 @@ def close(one: Any, other: Any) -> bool:
 
 
 def upload(store: Any, photos: Path, folder: str) -> None:
-    """Copy the files of a folder to a remote one."""
+    """Copy the files of a local folder to a folder of a remote store."""
     for path in photos.iterdir():
         store.put_file(str(path), f"{folder}/{path.name}")

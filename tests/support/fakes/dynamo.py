@@ -21,7 +21,7 @@ ROOM = "dynamo.vllm.multimodal_utils.custom_encoder"
 
 @dataclass(frozen=True)
 class Preprocessed(Generic[Item]):
-    """An item, and what it adds to a batch."""
+    """A stand-in for Dynamo's record of a preprocessed item and of its cost in a batch."""
 
     item: Item
     cost: int = 1
@@ -29,14 +29,14 @@ class Preprocessed(Generic[Item]):
 
 @dataclass(frozen=True)
 class Qwen3VLImageEncoding:
-    """The features of an image, and its grid."""
+    """A stand-in for Dynamo's record of the features and the grid of an image."""
 
     embeddings: Tensor
     grid_thw: tuple[int, int, int]
 
 
 class VisionEncoderBackend(Generic[Raw, Item, Artifact]):
-    """The base class of encoders."""
+    """A stand-in for Dynamo's base class of encoders."""
 
     max_batch_cost: int | None = None
     buckets: Any = None
@@ -44,7 +44,7 @@ class VisionEncoderBackend(Generic[Raw, Item, Artifact]):
 
 
 def import_integration(patch: pytest.MonkeyPatch) -> Any:
-    """Import ``vitgraph.integrations.dynamo`` anew, with these classes in the place of Dynamo's."""
+    """Import ``vitgraph.integrations.dynamo`` anew, with these stand-ins for Dynamo's classes."""
     names = {"backend": (Preprocessed, VisionEncoderBackend)}
     names["adapter.qwen3_vl"] = (Qwen3VLImageEncoding,)
     for name, classes in names.items():

@@ -9,7 +9,7 @@ from torch import nn
 
 
 class LinearBase(nn.Linear):
-    """vLLM's linear layer, which knows how it is quantised."""
+    """A stand-in for vLLM's linear layer, which knows how it is quantised."""
 
     def __init__(self, quant_method: object) -> None:
         super().__init__(4, 4)
@@ -17,15 +17,15 @@ class LinearBase(nn.Linear):
 
 
 class UnquantizedLinearMethod:
-    """vLLM's method of a layer that is not quantised."""
+    """A stand-in for vLLM's method of layers that are not quantised."""
 
 
 class StageMissingLayer(nn.Module):
-    """What vLLM puts in place of a tower that is not needed."""
+    """A stand-in for the module that vLLM puts in place of a tower that is not needed."""
 
 
 def fake_vllm(version: str) -> dict[str, ModuleType]:
-    """The modules of vLLM that the plug-in imports."""
+    """Return stand-ins for the modules of vLLM that the plug-in imports, by module name."""
     ranks = SimpleNamespace(rank_in_group=0, barrier=lambda: None)
     contents: dict[str, dict[str, Any]] = {
         "vllm": {"__version__": version},

@@ -1,4 +1,4 @@
-"""Which family the id of a parametrised test names, for ``pytest --family NAME``."""
+"""The family that the id of a parametrised test names, for ``pytest --family NAME``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from weights.published import family_facts, family_names
 
 @cache
 def family_of(name: str) -> str | None:
-    """The family that an id names: by itself, by a small checkpoint or a size, or by a repo id."""
+    """Return the family that a test's id names: by name, small checkpoint, size or repo id."""
     repos = {model.repo_id: model.family for model in PUBLISHED}
     parts = (_family_of_part(part) for part in name.split("-"))
     return repos.get(name) or next(filter(None, parts), None)

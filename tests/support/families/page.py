@@ -80,7 +80,7 @@ change them per call. A side becomes a whole number of tokens.
 
 
 class Row(NamedTuple):
-    """What holds for one published checkpoint."""
+    """The facts about a published checkpoint that the page lists: parts, images and videos."""
 
     parts: str
     images: str
@@ -88,7 +88,7 @@ class Row(NamedTuple):
 
 
 def page() -> str:
-    """Return the text of the page."""
+    """Return the text of ``docs/families.md``."""
     lines = [*TOP.splitlines(), "", *overview(), *INPUTS.splitlines()]
     for family in FAMILIES.values():
         lines += ["", f"### {family.title}", "", *section(family)]
@@ -96,7 +96,7 @@ def page() -> str:
 
 
 def overview() -> Iterator[str]:
-    """Yield the table of families and integrations."""
+    """Yield the lines of the table of families and integrations."""
     yield from table(
         (
             *("family", "class", "video", "graphs of images", "graphs of videos"),
@@ -118,7 +118,7 @@ def overview() -> Iterator[str]:
 
 
 def section(family: Family) -> Iterator[str]:
-    """Yield what is said of one family."""
+    """Yield the lines of the page about one family."""
     if not family.verified:
         yield "No upstream implementation can be installed to compare this tower with."
         yield ""
@@ -136,7 +136,7 @@ def section(family: Family) -> Iterator[str]:
 
 
 def described(family: Family, model: PublishedModel) -> Row:
-    """Return what is read of a published checkpoint, and the sizes that its inputs take."""
+    """Return the loaded parts of a published checkpoint, and the sizes that its inputs take."""
     layout = next(layout for layout in family.layouts if layout.name == model.layout)
     encoder: Any = family.on_meta(build_config(family, model.config, None, model.repo_id))
     rules = encoder.preprocessor
@@ -150,12 +150,12 @@ def described(family: Family, model: PublishedModel) -> Row:
 
 
 def in_use(name: str, layer: Any) -> bool:
-    """Return whether a layer of an encoder is a part of its own that has weights."""
+    """Return whether a submodule of an encoder is one of the listed parts and has weights."""
     return name in PARTS and any(True for _ in layer.parameters())
 
 
 def image_sizes(rules: Any) -> str:
-    """Return in words what preprocessing makes of an image."""
+    """Describe the size to which preprocessing brings an image."""
     match rules:
         case SoftTokenPreprocessor():
             return f"any size, at most {soft_tokens(rules, rules.images)} soft tokens"
@@ -205,7 +205,7 @@ def image_sizes(rules: Any) -> str:
 
 
 def video_sizes(family: Family, rules: Any) -> str:
-    """Return in words how a clip enters the tower."""
+    """Describe how a clip enters the tower."""
     if family.video == NO_VIDEO:
         return NO_VIDEO
     if not isinstance(rules, PatchPreprocessor):
@@ -219,12 +219,12 @@ def video_sizes(family: Family, rules: Any) -> str:
 
 
 def soft_tokens(rules: SoftTokenPreprocessor, limits: PixelRules) -> int:
-    """Return the most soft tokens that an area has."""
+    """Return the most soft tokens that the largest area of an image makes."""
     return limits.max_pixels // (rules.patch_size * rules.pool) ** 2
 
 
 def area(rules: PixelRules, of: str = "") -> str:
-    """Return in words the limits of an area; ``of`` says of what."""
+    """Describe the bounds on an area in pixels; ``of`` says what has that area."""
     if rules.longest_edge is not None:
         return f"longest side {rules.longest_edge}"
     twice = ", counted twice" if rules.whole_clip and not of else ""
@@ -233,7 +233,7 @@ def area(rules: PixelRules, of: str = "") -> str:
 
 
 def tokens(encoder: Any) -> str:
-    """Return in words how many tokens an image becomes, where that is one number."""
+    """Describe how many tokens an image becomes; empty if the number varies."""
     if isinstance(encoder, TileEncoder):
         return f"; {encoder.budget_range[0]} tokens each"
     if not isinstance(encoder, PatchEncoder):
@@ -245,7 +245,7 @@ def tokens(encoder: Any) -> str:
 
 
 def engines() -> Iterator[str]:
-    """Yield what is said of vLLM's architectures with encoder graphs."""
+    """Yield the lines of the page about vLLM's architectures with encoder graphs."""
     known = json.loads(ENGINES.read_text())
     here = towers_here()
     count, total = len(here), len(known["architectures"])
@@ -271,13 +271,13 @@ def engines() -> Iterator[str]:
 
 
 def towers_here() -> Mapping[str, Family]:
-    """Return the architectures with encoder graphs whose tower is here, and its family."""
+    """Return the families of vLLM's architectures with encoder graphs, as far as we have them."""
     names = json.loads(ENGINES.read_text())["architectures"]
     return {name: found for name in names if (found := family_of(name)) is not None}
 
 
 def family_of(architecture: str) -> Family | None:
-    """Return the family of an architecture's tower, or None if it has none.
+    """Return the family of the tower of a vLLM architecture, or None if no family has it.
 
     The architectures that published configs state are looked up first, since several families share
     the model types of DeepSeek.
@@ -294,7 +294,7 @@ def family_of(architecture: str) -> Family | None:
 
 
 def absence(kind: str) -> str:
-    """Return why no tower of a model type is here."""
+    """Return the reason why this library has no tower for a model type."""
     for family in FAMILIES.values():
         if kind in family.refused:
             return f"{REFUSED}, since {family.refused[kind]}"
@@ -303,7 +303,7 @@ def absence(kind: str) -> str:
 
 
 def refusals(family: Family) -> list[tuple[list[str], str]]:
-    """Return the model types that a family refuses, by the reason."""
+    """Return the model types that a family refuses, grouped by the reason."""
     kinds: dict[str, list[str]] = {}
     for kind, reason in family.refused.items():
         kinds.setdefault(reason, []).append(kind)
@@ -311,7 +311,7 @@ def refusals(family: Family) -> list[tuple[list[str], str]]:
 
 
 def repos(models: Sequence[PublishedModel]) -> str:
-    """Return repo ids by owner."""
+    """Return the repo ids of checkpoints as text, grouped by owner."""
     owners: dict[str, list[str]] = {}
     for model in models:
         owner, _, name = model.repo_id.partition("/")
@@ -320,14 +320,14 @@ def repos(models: Sequence[PublishedModel]) -> str:
 
 
 def millions(models: Sequence[PublishedModel]) -> str:
-    """Return the parameters of towers, and in brackets those of projectors."""
+    """Return the numbers of parameters of towers as text, and those of projectors in brackets."""
     towers = between([model.parameters for model in models])
     projectors = [model.projector_parameters for model in models if model.projector_parameters]
     return f"{towers} ({between(projectors)})" if projectors else towers
 
 
 def between(numbers: Sequence[int]) -> str:
-    """Return the least and the most of some numbers, in millions."""
+    """Return the range of some numbers as text, in millions."""
     ends = dict.fromkeys(f"{number / 1e6:,.0f}" for number in (min(numbers), max(numbers)))
     return " to ".join(ends)
 
@@ -345,12 +345,12 @@ def link(family: Family) -> str:
 
 
 def square(side: int) -> str:
-    """Return the size of a square in pixels."""
+    """Return the size of a square in pixels as text, such as "448x448"."""
     return f"{side}x{side}"
 
 
 def yes(holds: bool) -> str:
-    """Return a cell of a table."""
+    """Return a cell of a table: "yes" or "-"."""
     return "yes" if holds else "-"
 
 

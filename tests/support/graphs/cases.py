@@ -1,4 +1,4 @@
-"""What the tests of graphs share: cases of every family, and how outputs are compared."""
+"""Helpers of the tests of graphs: towers of every family, calls, and graphed encoders."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def is_tiled(name: str) -> bool:
 
 @cache
 def tower(name: str) -> VisionEncoder:
-    """A shared three-block tower; tests must not change it."""
+    """Return a shared three-block tower, which tests must not change."""
     return new_tower(name)
 
 
 def new_tower(name: str) -> VisionEncoder:
-    """A tower of one's own; InternViT's projector is cut to the width of the others."""
+    """Build a three-block tower for one test; InternViT's projector is as narrow as the others'."""
     family = BY_NAME[name]
     if is_tiled(name):
         language = "llm_config" if "llm_config" in family.config else "text_config"
@@ -48,19 +48,19 @@ def new_tower(name: str) -> VisionEncoder:
 
 
 def at_true_size(name: str) -> VisionEncoder:
-    """The published tower without its weights."""
+    """Build a tower in its published sizes on the meta device, so without weights."""
     family = BY_NAME[name]
     with torch.device("meta"):
         return family.build(family.config_class.from_hf(edited(family.config)))
 
 
 def tokens(chosen: BudgetSet) -> list[int]:
-    """The tokens of the budgets, each number once."""
+    """Return the token counts of the chosen budgets, each once."""
     return sorted({budget.tokens for budget in chosen.budgets})
 
 
 def mixes(name: str) -> dict[str, Grids]:
-    """Calls by name: an image, images of several sizes, a clip, both; the last overflows."""
+    """Return the grids of calls by name: an image, images, a clip, both; the last overflows."""
     if is_tiled(name):
         counts = {
             "one image": [2],
@@ -81,14 +81,17 @@ def mixes(name: str) -> dict[str, Grids]:
 
 
 def single(name: str) -> Grids:
-    """Items that each fit a budget of BUDGETS alone."""
+    """Return the grids of items of which each fits a budget of ``BUDGETS`` alone."""
     if is_tiled(name):
         return tiles_of(name, 1, 2, 6)
     return in_tokens_of(tower(name), [[1, 4, 6], [2, 6, 6], [1, 12, 14]])
 
 
 def tiles_of(name: str, *counts: int) -> Grids:
-    """Items of so many times the tiles that make 16 tokens: one of InternViT, four of Step3-VL."""
+    """Return grids of items with ``counts`` times the tiles that make 16 tokens.
+
+    InternViT makes 16 tokens of one tile, Step3-VL of four.
+    """
     (spec,) = tower(name).item_specs([[1, 8, 8]])
     return [[count * 16 // spec.output_tokens, 8, 8] for count in counts]
 
@@ -96,24 +99,24 @@ def tiles_of(name: str, *counts: int) -> Grids:
 def static(
     encoder: Any, budgets: Sequence[int] | None = BUDGETS, **settings: Any
 ) -> GraphedEncoder:
-    """The backend under which CPU tests exercise all of the bookkeeping."""
+    """Wrap an encoder with the "static" backend, which needs no GPU for its bookkeeping."""
     return GraphedEncoder(encoder, budgets, backend="static", **settings)
 
 
 def executor_of(graphed: GraphedEncoder) -> Executor:
-    """What runs the calls of an encoder with one path, captured if it is not yet."""
+    """Return the executor of an encoder with one path; capture first if that is not done."""
     captured = graphed.capture(progress=False)._captured
     assert captured is not None
     return captured.paths["image"]
 
 
 def toy(budgets: Sequence[int] | None = (4, 8, 16, 32), **settings: Any) -> GraphedEncoder:
-    """A graphed toy whose results equal eager ones bit for bit."""
+    """Return a graphed toy encoder whose results equal eager ones bit for bit."""
     return static(ToyEncoder(), budgets, outputs=EVERY_FIELD, **settings)
 
 
 def pixels_for(encoder: Any, grids: Grids, seed: int = 0) -> Tensor:
-    """Normalised pixels for ``grids``, of a tower or of the toy."""
+    """Draw normalised pixels for ``grids``, of a tower or of the toy encoder."""
     if isinstance(encoder, ToyEncoder):
         generator = torch.Generator().manual_seed(seed)
         return torch.randn(sum(t * h * w for t, h, w in grids), WIDTH, generator=generator)
@@ -121,7 +124,7 @@ def pixels_for(encoder: Any, grids: Grids, seed: int = 0) -> Tensor:
 
 
 def budgets_hit(graphed: GraphedEncoder, stats: GraphStats | None = None) -> list[Budget]:
-    """The budgets that were replayed since the last reset, once per replay."""
+    """Return the budgets that were replayed since the last reset, once per replay."""
     counts = stats or graphed.stats()
     return [
         budget

@@ -16,7 +16,7 @@ COLUMNS = [1, 0, 2, 3, 4]
 
 
 def cost_of(packer: Packer, specs: Sequence[EncoderItemSpec], groups: Sequence[Group]) -> float:
-    """The sum of what groups cost by the packer's prices."""
+    """Return the sum of the prices of groups, by the prices of ``packer``."""
     total = 0.0
     for items, budget, _, _ in groups:
         rows = sum(specs[item].input_size for item in items)
@@ -25,7 +25,7 @@ def cost_of(packer: Packer, specs: Sequence[EncoderItemSpec], groups: Sequence[G
 
 
 def least_cost(packer: Packer, specs: Sequence[EncoderItemSpec]) -> float:
-    """The cost of the cheapest division, over every way to divide the items into runs.
+    """Return the cost of the cheapest division, over every way to divide the items into runs.
 
     Several runs count 10 % more than the sum of their prices, as packing counts them.
     """
@@ -40,7 +40,7 @@ def least_cost(packer: Packer, specs: Sequence[EncoderItemSpec]) -> float:
 
 
 def run_costs(packer: Packer, specs: Sequence[EncoderItemSpec]) -> Any:
-    """The cost of each subset of the items as one run, [2**items]; infinite where it cannot run."""
+    """Return the cost of each subset of items as one run, [2**items]; infinite if it cannot run."""
     members = np.arange(1 << len(specs))[:, None] >> np.arange(len(specs)) & 1
     items = np.array(specs)[:, COLUMNS]
     sums, counts = members @ items, members.sum(axis=1)
@@ -56,7 +56,7 @@ def run_costs(packer: Packer, specs: Sequence[EncoderItemSpec]) -> Any:
 
 @cache
 def splits(subset: int) -> tuple[Any, Any]:
-    """Each way to split a subset in two, the side with its last item first."""
+    """Return each way to split a subset of items in two; the first part has the last item."""
     last = 1 << subset.bit_length() - 1
     others = subset ^ last
     parts = np.arange(others + 1)

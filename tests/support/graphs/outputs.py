@@ -1,4 +1,4 @@
-"""How the tests of graphs compare outputs."""
+"""Comparisons of outputs for the tests of graphs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ EVERY_FIELD = ("last_hidden_state", "pooler_output", "deepstack_features")
 
 
 def fields(output: EncoderOutput) -> dict[str, Tensor]:
-    """The tensors of an output that are there, by name."""
+    """Return the tensors of an output by name, without the fields that are None."""
     named = {
         "last_hidden_state": output.last_hidden_state,
         "pooler_output": output.pooler_output,
@@ -27,7 +27,7 @@ def assert_same_bits(ours: EncoderOutput, theirs: EncoderOutput) -> None:
 
 
 def worst_distance(ours: EncoderOutput, theirs: EncoderOutput) -> float:
-    """The largest relative L2 of any field."""
+    """Return the largest relative L2 distance of any field of two outputs."""
     assert fields(ours).keys() == fields(theirs).keys()
     worst = 0.0
     for name, value in fields(ours).items():
@@ -38,7 +38,7 @@ def worst_distance(ours: EncoderOutput, theirs: EncoderOutput) -> float:
 
 
 def copy_of(output: EncoderOutput) -> EncoderOutput:
-    """The same numbers in other memory."""
+    """Return a copy of an output in other memory."""
     hidden, pooled, deep = output
     return EncoderOutput(
         None if hidden is None else hidden.clone(),

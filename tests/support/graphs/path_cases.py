@@ -1,4 +1,4 @@
-"""Graphs of the toy encoder of two paths: budgets, calls by name, and what a call must give."""
+"""Graphs of the toy encoder of two paths: budgets, calls by name, and checks of outputs."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ BUDGETS = {"image": [4, 16, 32], "tiles": [2, 8]}
 
 
 def graphed_of(backend: str = "static", **settings_: Any) -> GraphedEncoder:
-    """The toy of two paths with graphs, by default of every field."""
+    """Return the toy encoder of two paths with graphs, by default of every output field."""
     settings_ = {"budgets": BUDGETS, "outputs": EVERY_FIELD, **settings_}
     return GraphedEncoder(TwoPaths(), backend=backend, **settings_)
 
 
 def assert_agrees(graphed: GraphedEncoder, inputs: VisionInputs) -> list[EncoderOutput]:
-    """The outputs are the encoder's, bit for bit, one per item."""
+    """Assert that graphs give the encoder's outputs bit for bit; return one output per item."""
     outputs = graphed(inputs)
     expected = graphed.encoder(inputs)
     for ours, theirs in zip(outputs, expected, strict=True):

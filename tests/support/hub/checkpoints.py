@@ -21,11 +21,11 @@ Written = Callable[..., Path]
 
 
 def first_of_each(names: Collection[str], kind: Callable[[str], object]) -> list[Any]:
-    """Parameters of a test: the first name of each kind runs in a plain pytest, the others in CI.
+    """Return names as parameters of a test, all marked slow but the first name of each kind.
 
     Args:
-        names: of small checkpoints.
-        kind: what names have in common of which one is enough.
+        names: names of small checkpoints.
+        kind: returns the kind of a name.
     """
     firsts = {kind(name): name for name in reversed([*names])}.values()
     return [
@@ -66,7 +66,7 @@ def same_weights(one: nn.Module, other: nn.Module) -> bool:
 
 
 def layout_of(name: str) -> tuple[str, str]:
-    """The family of a small checkpoint, and the layout that names its tensors."""
+    """Return the family of a small checkpoint, and the layout that names its tensors."""
     return SEEDED[name].family.name, SEEDED[name].layout.name
 
 

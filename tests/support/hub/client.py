@@ -1,4 +1,4 @@
-"""What tests of fetching share: the client pointed at the loopback hub, and huge checkpoints."""
+"""Helpers of the tests of fetching: the client pointed at a loopback hub, huge checkpoints."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REPO = "owner/tower"
 
 
 def point_client_at(server: HubServer, patch: pytest.MonkeyPatch, folder: Path) -> None:
-    """The client reads its environment once, when it is imported; these are the values it read."""
+    """Point the Hub's client at ``server``; it has read its environment variables already."""
     constants = huggingface_hub.constants
     template = server.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
     patch.setattr(constants, "ENDPOINT", server.endpoint)
@@ -33,7 +33,7 @@ def point_client_at(server: HubServer, patch: pytest.MonkeyPatch, folder: Path) 
 
 
 def wait_no_longer(patch: pytest.MonkeyPatch) -> list[float]:
-    """Let retries follow at once; returns the list of the seconds that the client would wait."""
+    """Make retries follow at once; return the list in which the seconds to wait are noted."""
     waits: list[float] = []
     patch.setattr("weights.hub.http.FIRST_WAIT", 0.001)
     patch.setattr("huggingface_hub.utils._http.time", SimpleNamespace(sleep=waits.append))
@@ -41,7 +41,9 @@ def wait_no_longer(patch: pytest.MonkeyPatch) -> list[float]:
 
 
 def environment(server: HubServer, home: Path) -> dict[str, str]:
-    """The environment of a process whose client talks to ``server`` and keeps files in ``home``."""
+    """Return the environment of a process whose client talks to ``server`` and caches in
+    ``home``.
+    """
     return dict(
         os.environ,
         HF_ENDPOINT=server.endpoint,
@@ -53,10 +55,10 @@ def environment(server: HubServer, home: Path) -> dict[str, str]:
 
 
 def sparse_around(folder: Path, size: int) -> int:
-    """Let the shards of a checkpoint grow to ``size`` bytes together, on the disk hardly at all.
+    """Grow the shards of a checkpoint to ``size`` bytes together, by holes that take no disk.
 
-    Each gets one more tensor of the language model, a hole before all others. Returns the bytes of
-    the headers.
+    Each shard gets one more tensor of the language model, a hole before all others. Returns the
+    bytes of the headers.
     """
     shards = sorted(folder.glob("*.safetensors"))
     index_path = folder / "model.safetensors.index.json"
@@ -71,7 +73,7 @@ def sparse_around(folder: Path, size: int) -> int:
 
 
 def insert_hole(path: Path, name: str, length: int) -> int:
-    """Put a tensor of ``length`` zero bytes before the others; returns the header's bytes."""
+    """Insert a tensor of ``length`` zero bytes before the others of a file; return header bytes."""
     raw = path.read_bytes()
     old = int.from_bytes(raw[:8], "little")
     header: dict[str, Any] = json.loads(raw[8 : 8 + old])

@@ -1,4 +1,6 @@
-"""Files as the loopback hub gives them: their hash, their row in a listing, and their bytes."""
+"""Files as the test's loopback hub serves them: their hash, their entry in a listing, their
+bytes.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ CHUNK = 1 << 18
 
 
 def row_of(path: Path, name: str) -> dict[str, Any]:
-    """A file or a folder in the listing of a repo."""
+    """Return the entry of a file or a folder in the listing of a repo."""
     if path.is_dir():
         return {"type": "directory", "path": name, "size": 0, "oid": "0" * 40}
     size, digest = path.stat().st_size, digest_of(path)
@@ -23,7 +25,7 @@ def row_of(path: Path, name: str) -> dict[str, Any]:
 
 
 def chunks(body: bytes | Path, start: int, end: int) -> Iterator[bytes]:
-    """The bytes from ``start`` to ``end``, some at a time."""
+    """Yield the bytes from ``start`` to ``end`` of a file or a byte string, in pieces."""
     if isinstance(body, bytes):
         yield body[start:end]
         return
@@ -34,14 +36,16 @@ def chunks(body: bytes | Path, start: int, end: int) -> Iterator[bytes]:
 
 
 def digest_of(path: Path) -> str:
-    """The name of a file's contents, which is read again once the file has changed."""
+    """Return the hash of a file, computed again once the file has changed."""
     status = path.stat()
     return _hash_of(path, status.st_size, status.st_mtime_ns)
 
 
 @lru_cache(maxsize=4096)
 def _hash_of(path: Path, size: int, changed: int) -> str:
-    """The SHA-256, as of the Hub; of a file of holes, which would take seconds, a shorter name."""
+    """Return the SHA-256 of a file; for a large file with holes, a shorter hash of its
+    beginning.
+    """
     with path.open("rb") as file:
         if size > 64 << 20 and path.stat().st_blocks * 512 < size // 2:
             beginning = file.read(64 << 20) + str((size, changed)).encode()

@@ -1,9 +1,9 @@
-"""A small Hugging Face Hub on the loopback interface, for the real client to talk to.
+"""A small Hugging Face Hub on the loopback interface, which the Hub's real client talks to.
 
 It serves what the client asks for when it loads a model: files by revision (``resolve``, HEAD and
 GET, with byte ranges), the list of a repo's files, and the errors of missing, private and gated
 repos. As on the Hub, weights are redirected to another host, which serves them by their hash. It
-can be slow (latency a request, bytes a second a connection), and fail in the ways of servers.
+can be slow (latency per request, bytes per second and connection) and fail as servers do.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TOKEN = "hf_loopbacktoken"
 
 @dataclass(frozen=True)
 class Fault:
-    """How one request is answered instead of rightly."""
+    """A faulty answer to one request: a status, headers, missing bytes or delays."""
 
     status: int | None = None
     headers: dict[str, str] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Request:
-    """One request that arrived, and what it was answered."""
+    """A request that the test's hub received, and how it was answered."""
 
     method: str
     path: str
@@ -60,7 +60,7 @@ class Request:
 
 @dataclass
 class Repo:
-    """Revisions of one repo; a commit never changes."""
+    """The revisions of one repo on the test's hub; a commit never changes."""
 
     private: bool = False
     gated: bool = False
@@ -73,7 +73,7 @@ class Repo:
 
 
 class HubServer:
-    """``with HubServer() as hub``: ``hub.endpoint`` is what HF_ENDPOINT shall be."""
+    """A Hub for tests: ``with HubServer() as hub`` serves at ``hub.endpoint``, for HF_ENDPOINT."""
 
     def __init__(
         self, *, ranges: bool = True, latency: float = 0.0, bytes_per_second: float | None = None
@@ -132,11 +132,11 @@ class HubServer:
         return commit
 
     def fail(self, pattern: str, *faults: Fault, method: str | None = None) -> None:
-        """Answer the next requests whose path ``pattern`` is found in with ``faults``, in order."""
+        """Answer the next requests whose path matches ``pattern`` with ``faults``, in order."""
         self.faults.append((method, re.compile(pattern), list(faults)))
 
     def next_fault(self, method: str, path: str) -> Fault:
-        """What goes wrong with this request; by default nothing."""
+        """Return the fault with which to answer a request; one without effect by default."""
         with self.lock:
             for only, pattern, faults in self.faults:
                 if faults and only in (None, method) and pattern.search(path):
@@ -144,16 +144,16 @@ class HubServer:
         return Fault()
 
     def bytes_sent(self) -> int:
-        """Bytes of all bodies meant to be sent."""
+        """The number of bytes in the bodies of all answers."""
         return sum(request.sent for request in self.requests)
 
     def log(self, method: str | None = None) -> list[str]:
-        """Paths asked for, in order, redirect targets left out."""
+        """Return the paths that were requested, in order, without targets of redirects."""
         found = [r.path for r in self.requests if method in (None, r.method)]
         return [path for path in found if not path.startswith("/blob/")]
 
     def files_sent(self) -> set[str]:
-        """Names of the files of which a body was sent, other than by byte range."""
+        """The names of the files that were sent as a whole, and not by byte ranges."""
         whole = [
             r.path for r in self.requests if (r.method, r.range, r.status) == ("GET", None, 200)
         ]
@@ -170,7 +170,7 @@ class _Handler(BaseHTTPRequestHandler):
         super().__init__(*args)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing on stderr: the hub keeps its own log."""
+        """Print nothing to stderr, because the hub keeps its own log."""
 
     def do_HEAD(self) -> None:
         self._answer()
@@ -203,7 +203,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._error(404, None, "no such page")
 
     def _find(self, repo_id: str, revision: str, *, content: bool) -> tuple[str, Path] | None:
-        """The commit and folder, or None once an error has been sent."""
+        """Return the commit and folder of a revision, or None after an error was sent."""
         repo = self.hub.repos.get(repo_id)
         known = self.headers.get("Authorization") == f"Bearer {TOKEN}"
         if repo is None or (repo.private and not known):
@@ -319,7 +319,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = self.close_connection or cut is not None
 
     def _paced(self, body: bytes | Path, start: int, end: int) -> Iterator[bytes]:
-        """The bytes, no faster than the hub sends a connection."""
+        """Yield bytes of a body no faster than the hub's limit per connection."""
         began, sent, rate = time.perf_counter(), 0, self.hub.bytes_per_second
         for chunk in chunks(body, start, end):
             yield chunk

@@ -1,4 +1,4 @@
-"""An https server on loopback with a certificate made for the test, and a resolver of its own."""
+"""An https server on loopback, with a certificate and a resolver made for the test."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HOSTS = ("photos.test", "cdn.test")
 
 
 def make_certificate(folder: Path) -> Path:
-    """A self-made certificate and its key, valid for :data:`HOSTS`, in one file."""
+    """Make a self-signed certificate for :data:`HOSTS`; return the file with it and its key."""
     if shutil.which("openssl") is None:
         pytest.skip("the openssl command, which makes the certificate, is not installed")
     key, found = folder / "key.pem", folder / "certificate.pem"
@@ -40,13 +40,13 @@ def make_certificate(folder: Path) -> Path:
 
 
 class TlsServer:
-    """Answers GET requests by their path.
+    """An https server that answers GET requests by their path.
 
     Attributes:
         files: the bytes of each path.
-        redirects: where each path leads.
+        redirects: the target of each path that is redirected.
         requests: (host, path, headers) of every request.
-        slowly: paths whose bytes come one by one, with this many seconds between them.
+        slowly: seconds between the bytes of each path that is sent byte by byte.
         finished: slow paths whose bytes were all sent.
         lying: paths whose answer ends before its length.
     """
@@ -69,18 +69,18 @@ class TlsServer:
         self.context = ssl.create_default_context(cafile=str(certificate))
 
     def url(self, path: str, host: str = HOSTS[0]) -> str:
-        """The URL of a path."""
+        """Return the URL of a path on this server."""
         return f"https://{host}:{self.port}{path}"
 
     def fetcher(self, **settings: Any) -> Fetcher:
-        """A fetcher that finds the hosts of the certificate here, and is allowed to."""
+        """Return a fetcher that resolves the certificate's hosts to this server and may read it."""
         known = {host.replace(".", "_"): ["127.0.0.1"] for host in HOSTS}
         here = {"resolve": resolver(**known), "context": self.context, "allowed_hosts": HOSTS}
         return Fetcher(**{**here, **settings})
 
     @contextmanager
     def running(self) -> Iterator[TlsServer]:
-        """Serve until the end of the block."""
+        """Serve requests in a thread until the block ends."""
         thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
         thread.start()
         try:
@@ -125,13 +125,13 @@ class TlsServer:
                 server.finished.append(self.path)
 
             def log_message(self, format: str, *values: object) -> None:
-                """Keep quiet."""
+                """Print nothing about a request."""
 
         return Handler
 
 
 def resolver(**addresses: list[str]) -> Callable[[str, int], list[str]]:
-    """A resolver that knows some hosts, by their names with ``_`` for the dot."""
+    """Return a resolver that knows only some hosts, given by keywords with ``_`` for a dot."""
 
     def resolve(host: str, port: int) -> list[str]:
         try:

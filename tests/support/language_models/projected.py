@@ -1,4 +1,4 @@
-"""Tiny models of transformers whose projector lies beside the tower, an encoder of each, a prompt.
+"""Tiny models of transformers with a projector beside the tower; for each an encoder and a prompt.
 
 The tower and the projector are those of ``tests/oracles``, with the weights of the encoder.
 """
@@ -63,7 +63,7 @@ Batch = dict[str, Tensor]
 
 
 class Case(NamedTuple):
-    """One model: the row of its tower, its language model, and a batch with its tokens."""
+    """A model to test: the entry of its tower, its language model, and a batch with its tokens."""
 
     row: str
     text: dict[str, Any]
@@ -76,17 +76,17 @@ class Case(NamedTuple):
 
 
 def noise(*shape: int) -> Tensor:
-    """Pixels that are the same in every call."""
+    """Draw normal numbers in a shape, the same in every call."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
 def tiles(encoder: Any, count: int = 3) -> Batch:
-    """Square tiles."""
+    """Make a batch of ``count`` random square tiles."""
     return {"pixel_values": noise(count, *encoder.row_shape)}
 
 
 def rows_of_tiles(encoder: Any) -> Batch:
-    """Tiles of two prompts of Idefics3, of which the second has one tile of padding."""
+    """Make a batch of two prompts of Idefics3 with two tiles each, the last of which is padding."""
     pixels = noise(2, 2, *encoder.row_shape)
     pixels[1, 1] = 0
     mask = torch.ones(2, 2, *encoder.row_shape[1:], dtype=torch.bool)
@@ -94,14 +94,14 @@ def rows_of_tiles(encoder: Any) -> Batch:
 
 
 def images(encoder: Any) -> Batch:
-    """Two images of 4x6 and 6x2 patches, padded to one size."""
+    """Make a batch of two images of 4x6 and 6x2 patches, padded to one size."""
     side = encoder.config.patch_size
     sizes = torch.tensor([[4, 6], [6, 2]]) * side
     return {"pixel_values": noise(2, 3, 6 * side, 6 * side), "image_sizes": sizes}
 
 
 def padded(encoder: Any) -> Batch:
-    """Two images of LFM2-VL of 4x6 and 6x8 patches, padded to 60."""
+    """Make a batch of two images of LFM2-VL, of 4x6 and 6x8 patches, each padded to 60 patches."""
     shapes = torch.tensor([[4, 6], [6, 8]])
     mask = (torch.arange(60) < shapes.prod(1)[:, None]).int()
     pixels = noise(2, 60, encoder.config.patch_dim)
@@ -109,7 +109,7 @@ def padded(encoder: Any) -> Batch:
 
 
 def positions(encoder: Any) -> Batch:
-    """Two images of Gemma 4 of 4x6 and 2x4 patches, padded to 28."""
+    """Make a batch of two images of Gemma 4, of 4x6 and 2x4 patches, each padded to 28 patches."""
     places = torch.full((2, 28, 2), -1)
     for line, (h, w) in zip(places, ((4, 6), (2, 4)), strict=True):
         line[: h * w] = torch.tensor([[c, r] for r in range(h) for c in range(w)])
@@ -117,14 +117,14 @@ def positions(encoder: Any) -> Batch:
 
 
 def patches(encoder: Any, *cell: int) -> Batch:
-    """Packed patches of two images of 4x6 and 6x2 patches."""
+    """Make a batch of packed patches of two images, of 4x6 and 6x2 patches."""
     grids = torch.tensor([[1, 4, 6], [1, 6, 2]])
     pixels = noise(36, encoder.config.patch_dim)
     return {"pixel_values": pixels.view(36, *(cell or (-1,))), "image_grid_thw": grids}
 
 
 def cells(encoder: Any) -> Batch:
-    """The same patches as pictures of 14x14 pixels."""
+    """Make a batch of the patches of two images in the shape [patches, 3, 14, 14]."""
     return patches(encoder, 3, 14, 14)
 
 
@@ -183,7 +183,7 @@ class Pair(NamedTuple):
 
 
 def build(kind: str) -> Pair:
-    """Build one of :data:`CASES` in float32."""
+    """Build the model and the encoder of a key of :data:`CASES`, in float32."""
     case = CASES[kind]
     row = BY_NAME[case.row]
     config = edited(row.config, **{**row.tiny, "llm_width": WIDTH})

@@ -143,7 +143,7 @@ QWENS = [name for name in CONFIGS if name != "internvl"]
 
 
 def build_model(name: str) -> PreTrainedModel:
-    """A random model in float32 whose logits are within 5e-6 of those in float64."""
+    """Build a random float32 model whose logits are within 5e-6 of those in float64."""
     config = AutoConfig.for_model(name, **CONFIGS[name])
     torch.manual_seed(0)
     model = AutoModelForImageTextToText.from_config(config, attn_implementation="sdpa")
@@ -154,7 +154,7 @@ def build_model(name: str) -> PreTrainedModel:
 
 
 def load_own(name: str, model: PreTrainedModel, folder: Path) -> VisionEncoder:
-    """Our encoder of a model, loaded from what ``save_pretrained`` writes."""
+    """Load our encoder of a model from what the model's ``save_pretrained`` writes."""
     model.save_pretrained(folder)
     recipe = "intern_vit_hf" if name == "internvl" else name
     for file, content in SEEDED[recipe].layout.processor_files.items():
@@ -172,7 +172,7 @@ def photograph(height: int, width: int, seed: int = 0) -> Image.Image:
 
 @dataclass
 class Prompt:
-    """What a processor would make of a few images and videos and some text around them."""
+    """A prompt with images and videos as a processor makes it: token ids and pixels."""
 
     text: dict[str, Tensor]
     pixels: dict[str, Tensor]
@@ -188,7 +188,7 @@ def make_prompt(
     videos: list[list[Image.Image]],
     limits: dict[str, int],
 ) -> Prompt:
-    """One sequence with a placeholder per feature, all images before all videos."""
+    """Make a prompt with a placeholder per feature, all images before all videos."""
     tokens, types, text, pixels = [3], [0], {}, {}
     tiled = len(encoder.row_shape) > 1
     video_mark = IMAGE if _is_glm(encoder) else VIDEO
@@ -219,12 +219,14 @@ def make_prompt(
 
 
 def _per_frame(encoder: VisionEncoder) -> bool:
-    """Whether the prompt has one run of placeholders per frame pair (Qwen3-VL and later, GLM)."""
+    """Return whether prompts have a run of placeholders per frame pair (Qwen3-VL and later,
+    GLM).
+    """
     return "Qwen3" in type(encoder).__name__ or _is_glm(encoder)
 
 
 def _is_glm(encoder: VisionEncoder) -> bool:
-    """Whether placeholders of videos are those of images, so that no prompt has both."""
+    """Return whether videos have the placeholders of images, so that no prompt has both."""
     return isinstance(encoder, Glm4VEncoder | GlmOCREncoder)
 
 
@@ -236,7 +238,7 @@ TEMPLATE = (
 
 
 def write_repo(folder: Path) -> Path:
-    """A whole tiny Qwen3-VL as its repo is: model, tokenizer, processors, chat template."""
+    """Write the repo of a tiny Qwen3-VL: model, tokenizer, processors and chat template."""
     special = {
         "<|image_pad|>": IMAGE,
         "<|video_pad|>": VIDEO,

@@ -24,7 +24,7 @@ _IMPORTED_ONCE = [
 
 
 def started_once() -> Any:
-    """A way to start processes that imports torch once for all of them, where the system can."""
+    """Return a context to start processes that imports torch once for all, if the system can."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
@@ -33,7 +33,7 @@ def started_once() -> Any:
 
 
 def start(arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> Any:
-    """A process that runs the command line with these arguments, and more of an environment."""
+    """Start a process that runs ``vitgraph`` with arguments and extra environment variables."""
     process = started_once().Process(target=_run, args=(list(arguments), environment or {}))
     process.start()
     return process

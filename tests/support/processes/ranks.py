@@ -1,4 +1,4 @@
-"""Processes that form a group on loopback, and what they do in the tests of parallel calls."""
+"""Processes that form a process group on loopback, and the calls that they make in tests."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ SECONDS = 120.0
 
 
 class Ranks:
-    """Processes that run functions, each with its rank, in one group.
+    """Processes of one process group, which all run the same function with their rank.
 
     Args:
-        size: how many.
+        size: number of processes.
         store: a file that does not exist, through which they find one another.
-        timeout: seconds of the group.
-        backend: of the group; with NCCL each process has a GPU of its own.
+        timeout: timeout of the process group in seconds.
+        backend: backend of the process group; with NCCL each process has a GPU of its own.
     """
 
     def __init__(self, size: int, store: Path, timeout: float = 30, backend: str = "gloo") -> None:
@@ -48,7 +48,7 @@ class Ranks:
             process.start()
 
     def __call__(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """What the function returns or raises on every rank."""
+        """Run a function on every rank, and return what it returned or raised on each."""
         for pipe in self.pipes:
             pipe.send((function, arguments))
         answers = []
@@ -97,7 +97,7 @@ def _serve(pipe: Any, rank: int, size: int, store: str, timeout: float, backend:
 
 
 class FailingEncoder(ToyEncoder):
-    """A toy that raises ``error`` in its next call."""
+    """A toy encoder that raises ``error`` in its next call."""
 
     def __init__(self, error: Exception | None = None) -> None:
         super().__init__()
@@ -141,14 +141,14 @@ def wrapped(form: str) -> Any:
 
 
 def call_all(rank: int, form: str) -> dict[str, EncoderOutput]:
-    """Every call of ``CALLS``."""
+    """Encode the items of every entry of ``CALLS`` with a parallel encoder."""
     outputs = ("pooler_output", "deepstack_features")
     parallel = DataParallelEncoder(wrapped(form), outputs=outputs)
     return {name: parallel(pixels_of(grids), grids) for name, grids in CALLS.items()}
 
 
 def call_in_pairs(rank: int) -> EncoderOutput:
-    """A call in a group of this rank and its neighbour, of ranks 0 and 1 or of rank 2 alone."""
+    """Make a call in a smaller group: of ranks 0 and 1, or of rank 2 alone."""
     groups = [dist.new_group(ranks) for ranks in ([0, 1], [2])]
     group = groups[0] if rank < 2 else groups[1]
     parallel = DataParallelEncoder(ToyEncoder(), group, outputs=EVERY_FIELD)
@@ -158,7 +158,7 @@ def call_in_pairs(rank: int) -> EncoderOutput:
 
 
 def call_with_own_items(rank: int) -> tuple[EncoderOutput, list[Tensor]]:
-    """Rank r has r items of its own, or r photographs."""
+    """Encode r items and r photographs on rank r, without exchanging results."""
     parallel = DataParallelEncoder(ToyEncoder(), scatter=False)
     grids = [(1, 2, 2 + 2 * n) for n in range(rank)]
     output = parallel(pixels_of(grids, seed=rank), grids)
@@ -169,24 +169,26 @@ def call_with_own_items(rank: int) -> tuple[EncoderOutput, list[Tensor]]:
 def encode_media(
     rank: int, name: str, images: int, clips: int, pool: str
 ) -> list[EncoderOutput] | list[Tensor]:
-    """Photographs and clips through a small tower."""
+    """Encode photographs and clips with a parallel small tower."""
     parallel = DataParallelEncoder(tower(name))
     return parallel.encode(photographs()[:images], [panning_clip(5)] * clips, pool=pool)
 
 
 def attend_to_media(rank: int, name: str, images: int, clips: int, **asked: Any) -> Any:
-    """Attention maps of photographs and clips."""
+    """Return attention maps of photographs and clips from a parallel encoder."""
     videos = [panning_clip(5)] * clips
     return DataParallelEncoder(tower(name)).attention_maps(photographs()[:images], videos, **asked)
 
 
 def attend_with_graphs(rank: int) -> Any:
-    """Attention maps that graphs are asked for."""
+    """Ask a parallel encoder with graphs for attention maps, which it refuses."""
     return DataParallelEncoder(GraphedEncoder(tower("qwen3_vl"))).attention_maps()
 
 
 def fail_on_one(rank: int, where: int, error: Exception) -> tuple[Any, EncoderOutput]:
-    """One rank's encoder raises; what every rank raises, and what the next call returns."""
+    """Raise an error on rank ``where``; return the error that this rank gets, and the next
+    output.
+    """
     parallel = DataParallelEncoder(FailingEncoder(error if rank == where else None))
     grids = CALLS["equal items"]
     try:
@@ -197,13 +199,13 @@ def fail_on_one(rank: int, where: int, error: Exception) -> tuple[Any, EncoderOu
 
 
 def read_on_all_but_one(rank: int, good: str) -> list[Tensor]:
-    """One rank cannot read a file that the others have."""
+    """Encode a file that rank 1 cannot read, though the other ranks can."""
     parallel = DataParallelEncoder(tower("qwen3_vl"))
     return parallel.encode([good if rank != 1 else "/nowhere.jpg"], pool="mean")
 
 
 def call_with_other_items(rank: int) -> EncoderOutput:
-    """Rank 1 passes an item more than the others."""
+    """Call a parallel encoder to which rank 1 passes one item more than the others."""
     parallel = DataParallelEncoder(ToyEncoder())
     grids = [(1, 2, 2)] * (3 if rank == 1 else 2)
     return parallel(pixels_of(grids), grids)
@@ -212,18 +214,18 @@ def call_with_other_items(rank: int) -> EncoderOutput:
 def encode_with_own_options(
     rank: int, name: str, of_ranks: Sequence[dict[str, Any]]
 ) -> list[EncoderOutput] | list[Tensor]:
-    """Every rank passes the same photographs and options of its own."""
+    """Encode the same photographs on every rank, with options that differ between ranks."""
     return DataParallelEncoder(tower(name)).encode(photographs()[:2], **of_ranks[rank])
 
 
 def call_with_an_array(rank: int) -> EncoderOutput:
-    """Every rank passes pixels that are no tensor."""
+    """Call a parallel encoder with an array instead of a tensor on every rank."""
     pixels: Any = pixels_of([(1, 2, 2)]).numpy()
     return DataParallelEncoder(ToyEncoder())(pixels, [(1, 2, 2)])
 
 
 def end_before_the_call(rank: int) -> EncoderOutput:
-    """Rank 1 ends without a word."""
+    """Call a parallel encoder after rank 1 has ended its process."""
     parallel = DataParallelEncoder(ToyEncoder())
     if rank == 1:
         os._exit(7)
@@ -231,7 +233,7 @@ def end_before_the_call(rank: int) -> EncoderOutput:
 
 
 def end_before_the_exchange(rank: int) -> EncoderOutput:
-    """Rank 1 ends after it has said that it is fine."""
+    """End rank 1 after it has reported success, before rows are exchanged."""
     parallel: Any = DataParallelEncoder(ToyEncoder())
     if rank == 1:
         parallel._gather = lambda part: os._exit(7)
@@ -239,7 +241,7 @@ def end_before_the_exchange(rank: int) -> EncoderOutput:
 
 
 def come_too_late(rank: int, seconds: float) -> EncoderOutput:
-    """Rank 1 does not come within the timeout."""
+    """Call a parallel encoder to which rank 1 comes later than the timeout."""
     parallel = DataParallelEncoder(ToyEncoder())
     if rank == 1:
         time.sleep(seconds)
@@ -258,7 +260,7 @@ def form_of(encoder: Any, graphed: bool, outputs: Sequence[str]) -> Any:
 def call_with_inputs(
     rank: int, encoder: Any, calls: Sequence[VisionInputs], graphed: bool, outputs: Sequence[str]
 ) -> list[list[EncoderOutput]]:
-    """Every call with the same items on all ranks."""
+    """Encode every entry of ``calls``, with the same items on all ranks."""
     parallel = DataParallelEncoder(form_of(encoder, graphed, outputs), outputs=outputs)
     return [parallel(inputs) for inputs in calls]
 
@@ -266,7 +268,7 @@ def call_with_inputs(
 def call_with_own_inputs(
     rank: int, encoder: Any, of_ranks: Sequence[VisionInputs], graphed: bool
 ) -> list[EncoderOutput]:
-    """A call with items that this rank has alone."""
+    """Encode items that only this rank has, without exchanging results."""
     wrapped = form_of(encoder, graphed, EVERY_FIELD)
     parallel = DataParallelEncoder(wrapped, scatter=False, outputs=EVERY_FIELD)
     return parallel(of_ranks[rank])
@@ -287,7 +289,7 @@ def encode_images(
 def call_with_a_bad_one(
     rank: int, encoder: Any, given: Sequence[Any], good: VisionInputs
 ) -> tuple[ValueError, list[EncoderOutput]]:
-    """What a call raises in which each rank passes its own; and what the next call returns."""
+    """Pass each rank its own entry of ``given``; return the error raised, and the next output."""
     parallel = DataParallelEncoder(encoder)
     try:
         parallel(given[rank])
@@ -299,5 +301,5 @@ def call_with_a_bad_one(
 def call_each_with_its_encoder(
     rank: int, encoders: Sequence[Any], images: Sequence[Any]
 ) -> list[EncoderOutput]:
-    """Ranks that were given other encoders."""
+    """Encode images with an encoder that differs between ranks."""
     return DataParallelEncoder(encoders[rank]).encode(images)

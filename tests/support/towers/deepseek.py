@@ -91,14 +91,14 @@ FAMILIES = list(TILES)
 
 
 def tiny_config(name: str) -> Config:
-    """Return the published config of a family with small sizes."""
+    """Return the published config of a DeepSeek family, with small sizes."""
     config = deepcopy(dict(RECORDS[name].published[0].config))
     _SHRINK[name](config)
     return config
 
 
 def build(name: str, dtype: torch.dtype = torch.float32) -> Any:
-    """Build a tiny encoder with random weights, in eval mode."""
+    """Build a tiny DeepSeek encoder with random weights, in eval mode."""
     family = RECORDS[name]
     with no_init_weights():
         encoder: Encoder = family.encoder(family.config.from_hf(tiny_config(name))).to(dtype)
@@ -124,7 +124,7 @@ def build_reference(
     dtype: torch.dtype = torch.float32,
     lift: AbstractContextManager[object] = NO_LIFT,
 ) -> Any:
-    """Build the reference of a tiny encoder with its weights; ``lift`` is for its making."""
+    """Build the reference of a tiny encoder, with its weights, inside the context ``lift``."""
     make, keys = _REFERENCES[name]
     with no_init_weights(), lift:
         reference = make(tiny_config(name))
@@ -160,5 +160,5 @@ def _views(path: str, tiling: tuple[int, int, bool], paths: int) -> int:
 
 
 def tokens_of(outputs: list[Any]) -> Tensor:
-    """Return ``pooler_output`` of all items, one after another."""
+    """Join the tokens (``pooler_output``) of all items to one tensor."""
     return torch.cat([output.pooler_output for output in outputs])

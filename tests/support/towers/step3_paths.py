@@ -18,7 +18,7 @@ NAMES = ("step3_vl", "step3")
 
 
 def fresh(name: str, dtype: torch.dtype = torch.float32) -> PathsEncoder:
-    """An encoder that a test may change."""
+    """Build a small Step3 encoder with random weights, which a test may change."""
     encoder = Step3VLEncoder(STEP3_VL) if name == "step3_vl" else Step3Encoder(STEP3)
     draw_weights(encoder.to(dtype), calm=0.5)
     return encoder.eval().requires_grad_(False)
@@ -26,12 +26,12 @@ def fresh(name: str, dtype: torch.dtype = torch.float32) -> PathsEncoder:
 
 @cache
 def shared(name: str) -> PathsEncoder:
-    """An encoder that tests must not change."""
+    """Return a small Step3 encoder with random weights, which tests must not change."""
     return fresh(name)
 
 
 def image(width: int, height: int, seed: int = 0) -> Tensor:
-    """An image of random pixels."""
+    """Make an image of random pixels, uint8 [3, height, width]."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(0, 255, (3, height, width), generator=generator, dtype=torch.uint8)
 
@@ -42,6 +42,6 @@ COUNTS = [12, 0, 4, 0]
 
 
 def tokens(output: EncoderOutput) -> Tensor:
-    """The tokens of an item, which are there."""
+    """Return the tokens (``pooler_output``) of an item, after a check that they are there."""
     assert output.pooler_output is not None
     return output.pooler_output

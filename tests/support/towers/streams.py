@@ -1,4 +1,4 @@
-"""Encoders for the tests of streams: small real towers, and a toy whose images are numbers."""
+"""Encoders for the tests of streams: small towers, and a toy whose images are numbers."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ TOWERS = ["intern_vit_300m", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
 
 @cache
 def tower(name: str, dtype: torch.dtype = torch.float32) -> VisionEncoder:
-    """A small seeded tower with its own preprocessing."""
+    """Build a small tower with seeded weights and the preprocessing of its family."""
     with TemporaryDirectory() as folder:
         write_seeded_checkpoint(folder, name, width=64)
         return load_encoder(folder, dtype=dtype, progress=False)
 
 
 class NumberEncoder(EncodesItems):
-    """An image is a number n, which makes ``tokens(n)`` tokens of value n.
+    """A toy encoder whose images are numbers: n makes ``tokens(n)`` tokens of value n.
 
     Attributes:
         calls: the sum of tokens of each call.
@@ -94,5 +94,5 @@ class NumberEncoder(EncodesItems):
 
 
 def prefetch_threads() -> list[threading.Thread]:
-    """The worker threads of streams that are alive."""
+    """Return the worker threads of streams that are alive."""
     return [thread for thread in threading.enumerate() if thread.name.startswith("prefetch")]

@@ -1,4 +1,4 @@
-"""A toy encoder with an accelerated form, whose kernels and derived weights tests can follow."""
+"""A toy encoder with an accelerated form, whose kernels and derived weights tests can observe."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ NAMES = ("auto", "triton", "flash4")
 
 
 class FakeAccelerator:
-    """Doubles every result by a number derived from the weight, brought up to date by refresh.
+    """An accelerator that multiplies results by a number derived from the weight in ``refresh``.
 
-    Eager runs refresh by themselves, unless ``follows`` is False: as in a graph.
+    Eager runs refresh the number themselves unless ``follows`` is False.
     """
 
     def __init__(self, kernels: str, precision: str, weight: Tensor) -> None:
@@ -51,7 +51,7 @@ class FakeAccelerator:
 
 
 class FastToy(ToyEncoder):
-    """A toy with an accelerated form, whose results tell which form ran."""
+    """A toy encoder with an accelerated form, whose results tell which form ran."""
 
     accelerator: FakeAccelerator | None = None
 

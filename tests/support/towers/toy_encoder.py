@@ -1,8 +1,8 @@
-"""The smallest encoder that keeps the contract: an ordinary module, nothing of ours inherited.
+"""The smallest encoder that meets the contract: a module that inherits nothing of this library.
 
-A row times a weight, minus the first row of its segment; two rows make a token. Every sum has two
-terms, so results are the same bits in any batch, beside any padding, on any device: what a wrapper
-mixes up shows as a difference, and nothing else does.
+It multiplies each row by a weight and subtracts the first row of its segment; two rows make a
+token. Every sum has two terms, so results are the same bits in any batch, beside any padding and on
+any device: a difference means that a wrapper has mixed up rows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ WIDTH = 3
 
 
 class ToyEncoder(nn.Module):
-    """Items are (frames, h, w) with w even; a frame is a segment of h * w rows."""
+    """A toy encoder of items (frames, h, w), w even; a frame is a segment of h * w rows."""
 
     budget_range = (4, 64)
     row_shape = (WIDTH,)
@@ -42,7 +42,7 @@ class ToyEncoder(nn.Module):
         max_windows_per_batch: int | None = None,
         device: torch.device | str | None = None,
     ) -> Metadata:
-        """``first``: the row at which each row's segment starts; pad rows are their own."""
+        """Return segment offsets and ``first``, the row at which the segment of each row begins."""
         lengths = [spec.longest_segment for spec in self.item_specs(grid_thw)]
         frames = [spec.segments for spec in self.item_specs(grid_thw)]
         rows = sum(n * t for n, t in zip(lengths, frames, strict=True))

@@ -1,4 +1,4 @@
-"""The smallest encoder of two paths: whole images, and pieces that only some items have.
+"""The smallest encoder of two input paths: whole images, and pieces that only some items have.
 
 Both paths multiply by one shared weight. Their items differ in size, and so do their tokens.
 """
@@ -19,7 +19,7 @@ Item = tuple[Grid, Grid | None]
 
 
 class PiecesPath(ToyEncoder):
-    """The path of pieces: another range, and results that differ from those of the whole."""
+    """The input path of pieces, with another budget range and other results than whole images."""
 
     budget_range = (2, 32)
 
@@ -29,7 +29,7 @@ class PiecesPath(ToyEncoder):
 
 
 class TwoPaths(nn.Module):
-    """An item is the tokens of its pieces, if it has any, and then those of the whole."""
+    """A toy encoder of two paths, whose items give the tokens of pieces, then of the whole."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class TwoPaths(nn.Module):
 
 
 def inputs_of(items: Sequence[Item], seed: int = 0) -> VisionInputs:
-    """Random pixels for items, as ``preprocess`` would return them."""
+    """Draw random pixels for items, in the form that ``preprocess`` returns."""
     generator = torch.Generator().manual_seed(seed)
 
     def path(grids: Sequence[Grid | None]) -> PathInputs:
