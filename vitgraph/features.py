@@ -24,9 +24,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, Literal, NamedTuple
+from typing import IO, TYPE_CHECKING, Literal, NamedTuple
 
-import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -35,10 +34,13 @@ from encoders.contract import EncoderOutput, PartialOutput
 from encoders.streams.pooling import Pool
 from weights.files.tensor_file import TensorEntry, header_bytes
 from weights.files.writing import writing_whole
-from weights.strict_json import JsonDict, JsonObject
+from weights.strict_json import JsonObject
 
 from . import __version__
 from .devices import enough_disk
+
+if TYPE_CHECKING:
+    from encoders.inputs.intake import AnyArray
 
 __all__ = [
     "FeatureFormat",
@@ -276,7 +278,7 @@ def load_features(path: str | Path) -> Features:
     return Features(*source, items, outputs)
 
 
-def load_embeddings(folder: str | Path, field: str | None = None) -> tuple[list[str], np.ndarray]:
+def load_embeddings(folder: str | Path, field: str | None = None) -> tuple[list[str], AnyArray]:
     """Read all that ``vitgraph embed`` wrote into a folder, in any of its formats.
 
     Args:
@@ -301,8 +303,11 @@ def load_embeddings(folder: str | Path, field: str | None = None) -> tuple[list[
 
 
 def _read_item(fields: JsonObject) -> Item:
-    lists: JsonDict = {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
-    return Item(**lists)
+    """Return the item that a header describes; a field that is missing or unknown is a KeyError."""
+    if unknown := sorted(fields.keys() - set(Item._fields)):
+        raise KeyError(unknown[0])
+    values = (fields[name] for name in Item._fields)
+    return Item._make(tuple(v) if isinstance(v, list) else v for v in values)
 
 
 def _read_output(tensors: dict[str, Tensor], item: str) -> PartialOutput:

@@ -116,7 +116,7 @@ def crop_padding(features: Tensor, size: tuple[int, int]) -> Tensor:
     return features[:, _middle(rows, scale * height), _middle(columns, scale * width)]
 
 
-def _middle(length: int, part: float) -> slice:
+def _middle(length: int, part: float) -> slice[int, int, None]:
     count = max(round(part), 1)
     start = (length - count) // 2
     return slice(start, start + count)

@@ -13,7 +13,6 @@ from copy import deepcopy
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import cast
 from zlib import crc32
 
 import torch
@@ -163,11 +162,12 @@ def small_config(published: JsonObject, depth: int, width: int) -> JsonDict:
     config: JsonDict = deepcopy(dict(published))
     if "architecture" in config:  # timm names an architecture; model_args override its sizes
         sizes = {"embed_dim": width, "depth": depth, "num_heads": width // HEAD}
-        if "out_features" in config.get("model_args", {}):
+        if "out_features" in _inside(config, "model_args"):
             sizes["out_features"] = TEXT_WIDTH
         return {**config, "model_args": sizes}
-    section = cast(JsonDict, vision_section(config)[0])
-    for part in (config.get("llm_config"), config.get("text_config")):
+    section = vision_section(config)[0]
+    assert isinstance(section, dict)  # a part of the copy
+    for part in (_inside(config, "llm_config"), _inside(config, "text_config")):
         if part:
             part["hidden_size"] = TEXT_WIDTH
     # PaddleOCR-VL has the sizes of its language model at the top level of the config.
@@ -176,14 +176,16 @@ def small_config(published: JsonObject, depth: int, width: int) -> JsonDict:
     if "projector_hidden_size" in config:  # the width inside the projector of LFM2-VL, MiniMax-M3
         config["projector_hidden_size"] = 2 * width
     for name in ("aligner_config", "projector_config"):
-        part = config.get(name, {})
+        part = _inside(config, name)
         if part:
-            part.get("params", part)["n_embed"] = TEXT_WIDTH
+            sizes_of = _inside(part, "params") if "params" in part else part
+            sizes_of["n_embed"] = TEXT_WIDTH
     widths = ("embed_dim", "width", "vt_hidden_size", "hidden_size")
     own = next((name for name in widths if isinstance(section.get(name), int)), "hidden_size")
     # In the config of Kimi-K2.5, the names of the tower's sizes begin with "vt_".
     prefix = "vt_" if own.startswith("vt_") else ""
-    ratio = section.get(f"{prefix}intermediate_size", 0) / section.get(own, 1)
+    inner = section.get(f"{prefix}intermediate_size", 0)
+    ratio = inner / section.get(own, 1)
     grouped = section.get("num_key_value_heads") != section.get("num_attention_heads")
     small = {
         "depth": depth,
@@ -216,9 +218,15 @@ def small_config(published: JsonObject, depth: int, width: int) -> JsonDict:
         "projector_output_dim": 2 * width,
         "vision_output_dim": 2 * width,
     }
-    for part in (section, config.get("high_res_vision_config", {})):
+    for part in (section, _inside(config, "high_res_vision_config")):
         _shrink(part, small, depth)
     return config
+
+
+def _inside(config: JsonDict, name: str) -> JsonDict:
+    """Return the object in a config under a name, an empty one if there is none."""
+    found = config.get(name)
+    return found if isinstance(found, dict) else {}
 
 
 def _shrink(section: JsonDict, small: JsonObject, depth: int) -> None:
@@ -229,13 +237,13 @@ def _shrink(section: JsonDict, small: JsonObject, depth: int) -> None:
         small: small sizes by the name of the field.
         depth: number of blocks over which lists of block indexes are spread.
     """
-    section.update(_NAMED_SIZES.get(section.get("model_name", ""), {}))
+    section.update(_NAMED_SIZES.get(str(section.get("model_name", "")), {}))
     for name, value in section.items():
         if isinstance(value, dict):
             _shrink(value, small, depth)
         elif name in small:
             section[name] = small[name]
-        elif name.endswith("_indexes"):
+        elif name.endswith("_indexes") and isinstance(value, list):
             count = min(len(value), max(depth // 2, 1))
             section[name] = [depth * (number + 1) // count - 1 for number in range(count)]
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from .errors import LONGEST_COMPARED
 from .strict_json import JsonDict, JsonObject
@@ -26,6 +26,8 @@ NO_VIDEO = "no"
 """The value of ``FamilyFacts.video`` for a family that takes images alone."""
 
 if TYPE_CHECKING:
+    from typing_extensions import NotRequired
+
     PUBLISHED: tuple[PublishedModel, ...]
     """Every published checkpoint that is known to load, family by family."""
 
@@ -92,6 +94,49 @@ class FamilyFacts:
     """The published checkpoints of the family that are known to load."""
 
 
+class _Model(TypedDict):
+    """One checkpoint in the JSON file of a family, as :class:`PublishedModel` describes it."""
+
+    repo_id: str
+    parameters: int
+    projector_parameters: NotRequired[int]
+    width: NotRequired[int]
+    """The number that stands in its config where the config of the group has "WIDTH"."""
+
+
+class _Group(TypedDict):
+    """Checkpoints of one layout in the JSON file of a family, which share a config."""
+
+    layout: str
+    prefix: str
+    config: JsonDict
+    models: list[_Model]
+
+
+class _Small(TypedDict):
+    """The fields of a :class:`SmallCheckpoint` in the JSON file of a family."""
+
+    repo_id: str
+    title: NotRequired[str]
+    layout: NotRequired[str]
+    around: NotRequired[list[str]]
+
+
+class _File(TypedDict):
+    """The JSON file of a family, as :class:`FamilyFacts` describes its fields."""
+
+    title: str
+    encoder: str
+    replays: Mapping[str, str]
+    video: NotRequired[str]
+    verified: NotRequired[bool]
+    images_only: NotRequired[Mapping[str, str]]
+    processors: NotRequired[Mapping[str, Mapping[str, JsonObject]]]
+    named_sizes: NotRequired[Mapping[str, JsonObject]]
+    small: Mapping[str, _Small]
+    checkpoints: list[_Group]
+
+
 @cache
 def family_names() -> tuple[str, ...]:
     """Return the name of every family, sorted; no file is read."""
@@ -101,19 +146,35 @@ def family_names() -> tuple[str, ...]:
 @cache
 def family_facts(name: str) -> FamilyFacts:
     """Return the content of the JSON file of the family ``name``, read once per process."""
-    data: JsonDict = json.loads((FOLDER / f"{name}.json").read_text("utf-8"))
-    small = {key: SmallCheckpoint(**value) for key, value in data.pop("small").items()}
-    published = tuple(_models(name, data.pop("checkpoints")))
-    empty: JsonDict = {"images_only": {}, "processors": {}, "named_sizes": {}}
-    return FamilyFacts(name=name, small=small, published=published, **{**empty, **data})
+    data: _File = json.loads((FOLDER / f"{name}.json").read_text("utf-8"))
+    return FamilyFacts(
+        name=name,
+        title=data["title"],
+        encoder=data["encoder"],
+        replays=data["replays"],
+        video=data.get("video", NO_VIDEO),
+        verified=data.get("verified", True),
+        images_only=data.get("images_only", {}),
+        processors=data.get("processors", {}),
+        named_sizes=data.get("named_sizes", {}),
+        small={key: SmallCheckpoint(**value) for key, value in data["small"].items()},
+        published=tuple(_models(name, data["checkpoints"])),
+    )
 
 
-def _models(family: str, groups: list[JsonDict]) -> Iterator[PublishedModel]:
+def _models(family: str, groups: list[_Group]) -> Iterator[PublishedModel]:
     for group in groups:
-        models, config = group.pop("models"), json.dumps(group.pop("config"))
-        for model in models:
-            own = json.loads(config.replace('"WIDTH"', str(model.pop("width", None))))
-            yield PublishedModel(family=family, **group, **model, config=own)
+        config = json.dumps(group["config"])
+        for model in group["models"]:
+            yield PublishedModel(
+                repo_id=model["repo_id"],
+                family=family,
+                layout=group["layout"],
+                prefix=group["prefix"],
+                parameters=model["parameters"],
+                projector_parameters=model.get("projector_parameters", 0),
+                config=json.loads(config.replace('"WIDTH"', str(model.get("width")))),
+            )
 
 
 @cache

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from .errors import CheckpointError, shown
 
-JsonObject: TypeAlias = Mapping[str, Any]
-"""The type of a parsed JSON object that is only read."""
-JsonDict: TypeAlias = dict[str, Any]
+JsonObject: TypeAlias = Mapping[str, object]
+"""The type of a parsed JSON object that is only read; who reads a value checks its type."""
+JsonDict: TypeAlias = dict[str, object]
 """The type of a parsed JSON object that may be changed and written."""
 LFS_POINTER = b"version https://git-lfs"
 """The first bytes of the small text file that a clone made without Git LFS has in place of each

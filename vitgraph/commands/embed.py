@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, cast, get_args
+from typing import TYPE_CHECKING, TypeAlias, get_args
 
 from .. import __version__
 from ..embedding.records import Format, JobReport, JobSettings, OutDtype
@@ -262,15 +262,16 @@ def _begin_job(command: Command, storage: Storage, load: Load) -> Job | None:
         notes = [*source.notes, *source.describe_left_out()]
         for line in notes:
             print(line)
-        listed["files"]["said"] = notes
-        manifest = Manifest(settings, items_per_shard=command.options.shard_items, **listed)
+        listed.files["said"] = notes
+        each = command.options.shard_items
+        manifest = Manifest(settings, listed.items, each, listed.keys, listed.files)
         job = Job(storage, manifest, command.worker, command.reader, command.calls())
         if job.todo:
             print(*job.prepare(load(job.commit)), sep="\n", flush=True)
         created = manifest.create(storage)
     finally:
         if not created:
-            storage.delete([listed["files"]["name"]])
+            storage.delete([listed.files["name"]])
     return job if created else None
 
 
@@ -283,9 +284,11 @@ def _settings(command: Command, manifest: Manifest | None) -> JobSettings:
             asked once per job; None if the job is new.
     """
     from weights import inspect_checkpoint
+    from weights.load import DtypeName
 
     from ..embedding.sources.files import FILES, checkpoint_state
 
+    names: tuple[DtypeName, ...] = get_args(DtypeName)
     options = command.options
     source = read_source(options)
     known = None if manifest is None else manifest.settings
@@ -293,28 +296,35 @@ def _settings(command: Command, manifest: Manifest | None) -> JobSettings:
     if known is not None and same and not known["commit"].startswith(FILES):
         source["revision"] = known["commit"]
     info = inspect_checkpoint(options.repo, **source)
-    folder = Path(options.repo).expanduser()
-    is_folder = info.commit is None
-    dtype = info.dtype if options.dtype in (None, "auto") else options.dtype
-    settings = {
+    folder, commit = Path(options.repo).expanduser(), info.commit
+    asked = info.dtype if options.dtype in (None, "auto") else options.dtype
+    dtype = next(name for name in names if name == asked)  # options of another name are refused
+    read, limits = command.reader.options, command.limits
+    return {
         "version": __version__,
         "source": command.source.identity(),
-        **command.reader.options._asdict(),
-        "checkpoint": str(folder.resolve()) if is_folder else options.repo,
+        "column": read.column,
+        "subset": read.subset,
+        "split": read.split,
+        "any_path": read.any_path,
+        "fetch_urls": read.fetch_urls,
+        "checkpoint": str(folder.resolve()) if commit is None else options.repo,
         "subfolder": options.subfolder,
         "revision": options.revision,
-        "commit": checkpoint_state(options.repo, options.subfolder) if is_folder else info.commit,
+        "commit": commit or checkpoint_state(options.repo, options.subfolder),
         "family": options.family,
         "dtype": dtype,
         "precision": options.precision,
-        **command.limits,
+        "min_pixels": limits["min_pixels"],
+        "max_pixels": limits["max_pixels"],
+        "max_tiles": limits["max_tiles"],
+        "max_soft_tokens": limits["max_soft_tokens"],
         "pool": options.pool,
         "normalize": options.normalize,
         "fields": list(command.fields),
         "format": options.format,
         "out_dtype": options.out_dtype or dtype,
     }
-    return cast(JobSettings, settings)
 
 
 def _load(command: Command, commit: str) -> Encoder | GraphedEncoder:

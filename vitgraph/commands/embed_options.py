@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from ..embedding.manifest import Manifest
 from ..embedding.sources.files import entries_below
@@ -208,4 +208,4 @@ def _read_fields(options: argparse.Namespace) -> tuple[OutputField, ...]:
     for name in fields:
         if name not in known:
             raise ValueError(f"--fields: {name!r} is none of {', '.join(known)}")
-    return cast("tuple[OutputField, ...]", fields)
+    return tuple(one for name in fields for one in known if one == name)

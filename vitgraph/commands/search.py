@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from ..terminal import counted, format_table, printable
-from .arguments import SIZES, add_download, check_names
+from .arguments import add_download, check_names
 
 if TYPE_CHECKING:
     from encoders import Encoder
     from encoders.streams.keywords import SizeKeywords
-    from encoders.streams.pooling import VectorPool
 
     from ..embedding.records import JobSettings
     from ..search.vectors import Hit, Vectors
@@ -57,11 +55,14 @@ def search(options: argparse.Namespace) -> None:
     if not vectors.manifest.items:
         raise ValueError(f"{options.vectors}: holds no vectors")
     settings = vectors.settings
-    known: Mapping[str, object] = settings
-    given = {name: known[name] for name in SIZES if known.get(name) is not None}
-    limits = cast("SizeKeywords", given)
-    # The pool is not "none": `Vectors` refuses a job that wrote whole outputs.
-    pool = cast("VectorPool", settings["pool"])
+    limits: SizeKeywords = {
+        "min_pixels": settings.get("min_pixels"),
+        "max_pixels": settings.get("max_pixels"),
+        "max_tiles": settings.get("max_tiles"),
+        "max_soft_tokens": settings.get("max_soft_tokens"),
+    }
+    pool = settings["pool"]
+    assert pool != "none"  # `Vectors` refuses a job that wrote whole outputs
     encoder = _load(options, settings)
     pooled = encoder.encode(
         [options.photograph], pool=pool, normalize=settings["normalize"], **limits
@@ -156,7 +157,8 @@ def _facts(options: argparse.Namespace, vectors: Vectors, limits: SizeKeywords) 
     settings = vectors.settings
     pool = f"{settings['pool']}{', length 1' if settings['normalize'] else ''}"
     fp8 = "; the job ran products in fp8, the photograph none"
-    sizes = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in limits.items())
+    given = ((name, value) for name, value in limits.items() if value is not None)
+    sizes = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in given)
     return {
         "folder": options.vectors,
         "checkpoint": settings["checkpoint"],

@@ -143,7 +143,7 @@ class EmbedBatch:
         )
         self._pinned = True
 
-    def __call__(
+    def __call__(  # type: ignore[explicit-any]  # a column is of the caller's own type
         self, batch: Mapping[str, Collection[object]], rank: int | None = None
     ) -> dict[str, Any]:
         """Encode the images of a batch.

@@ -22,9 +22,8 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -54,6 +53,9 @@ from weights.files.writing import flush, temporary_beside
 
 from ..devices import DTYPES
 from .storage import STORE, STORED, TENSOR, LocalFolder, local_folder
+
+if TYPE_CHECKING:
+    from .parquet_files import Array
 
 TOWERS = (
     *(Qwen2VLEncoder, Qwen2_5VLEncoder, Qwen3VLEncoder, InternViT, Glm4VEncoder, GlmOCREncoder),
@@ -199,7 +201,7 @@ class FeatureStore:
                 temporary.replace(path)
         return True
 
-    def write_array(self, key: str, rows: np.ndarray, near: Path) -> bool:
+    def write_array(self, key: str, rows: Array, near: Path) -> bool:
         """Write the features [tokens, width] of one item from a numpy array, cast to the dtype of
         the store.
 
@@ -207,7 +209,7 @@ class FeatureStore:
         """
         return self.write(key, torch.from_numpy(rows).to(DTYPES[self.settings.dtype]), near)
 
-    def read_arrays(self, keys: Sequence[str]) -> np.ndarray:
+    def read_arrays(self, keys: Sequence[str]) -> Array:
         """Return the float32 features of several items one below another, [all tokens, width]."""
         none = torch.empty(0, self.settings.width)
         return torch.cat([none, *(self.get(key).float() for key in keys)]).numpy()
@@ -263,10 +265,11 @@ def language_rows(output: EncoderOutput | PartialOutput) -> Tensor:
 
 
 def _describe(encoder: Encoder | GraphedEncoder) -> StoreSettings:
-    inner = cast(Encoder, encoder.encoder) if isinstance(encoder, GraphedEncoder) else encoder
+    inner = encoder.encoder if isinstance(encoder, GraphedEncoder) else encoder
     kind = type(inner)
-    if kind not in TOWERS:
-        reason = REFUSED.get(kind, "its tokens were not compared with those of vLLM")
+    if kind not in TOWERS or not isinstance(inner, Encoder):
+        others = "its tokens were not compared with those of vLLM"
+        reason = next((why for tower, why in REFUSED.items() if tower is kind), others)
         raise ValueError(
             f"a feature store takes no {kind.__name__}, since {reason}: pass the images themselves "
             f"to vLLM; stored are features of {', '.join(tower.__name__ for tower in TOWERS)}"

@@ -137,7 +137,7 @@ class Job:
             total = self.manifest.items * width * self.dtype.itemsize
             what = f"{self.manifest.items:,} vectors [{width}], about {readable(total)}"
         self._require_space(total)
-        read: int = self.manifest.files["bytes"]
+        read = self.manifest.files["bytes"]
         count = counted(self.manifest.items, "file") + f", {readable(read)}" * (read > 0)
         done = len(self.shards) - len(self.missing)
         lines = [f"{count}; {counted(len(self.shards), 'shard')}, {done} of them done"]

@@ -10,20 +10,39 @@ import hashlib
 import json
 from collections.abc import Iterable
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypedDict
 from uuid import uuid4
 
 from .sources.reading import File
 from .storage import STORE, Storage
 
 if TYPE_CHECKING:
-    from weights.strict_json import JsonDict
-
     from .records import JobSettings
 
 NAME = "manifest.json"
 _LIST = "files."
 """The beginning of the name of the list of files in the folder of a job; a random part follows."""
+
+
+class ListedFiles(TypedDict, total=False):
+    """What a manifest says of the list of files of its job; empty in those of earlier versions."""
+
+    name: str
+    """The name of the list in the folder of the job."""
+    index: int
+    """The byte at which the last line of the list begins."""
+    bytes: int
+    """The bytes of all images, as far as they are known."""
+    said: list[str]
+    """The lines that were printed when the list was made."""
+
+
+class Listed(NamedTuple):
+    """The fields of a :class:`Manifest` that follow from the files of a job."""
+
+    items: int
+    keys: str
+    files: ListedFiles
 
 
 class Manifest(NamedTuple):
@@ -37,9 +56,7 @@ class Manifest(NamedTuple):
     items_per_shard: int
     keys: str
     """The SHA-256 of the keys of all images in order."""
-    files: JsonDict
-    """The list of files: its ``name``, the offset of its ``index`` in bytes, the ``bytes`` of all
-    images, and what was printed (``said``) when it was made."""
+    files: ListedFiles
 
     @property
     def shards(self) -> int:
@@ -140,8 +157,7 @@ class FileList:
 
     def __init__(self, storage: Storage, manifest: Manifest) -> None:
         self._storage, self._items_per_shard = storage, manifest.items_per_shard
-        self._name: str = manifest.files["name"]
-        self._index: int = manifest.files["index"]
+        self._name, self._index = manifest.files["name"], manifest.files["index"]
 
     @cached_property
     def _starts(self) -> list[int]:
@@ -159,7 +175,7 @@ class FileList:
         return self.shard(shard)[place]
 
 
-def write_list(storage: Storage, files: Iterable[File], items_per_shard: int) -> JsonDict:
+def write_list(storage: Storage, files: Iterable[File], items_per_shard: int) -> Listed:
     """Write the list of files of a job, one by one, without holding all of them in memory.
 
     Args:
@@ -168,8 +184,7 @@ def write_list(storage: Storage, files: Iterable[File], items_per_shard: int) ->
         items_per_shard: number of files of each shard but the last.
 
     Returns:
-        The fields of a :class:`Manifest` that follow from the files: ``items``, ``keys``,
-        ``files``.
+        The fields of a :class:`Manifest` that follow from the files.
     """
     starts, keys = list[int](), hashlib.sha256()
     count = size = offset = 0
@@ -182,8 +197,7 @@ def write_list(storage: Storage, files: Iterable[File], items_per_shard: int) ->
             size += max(file.size, 0)
             offset += out.write(json.dumps(file).encode() + b"\n")
         out.write(json.dumps(starts).encode() + b"\n")
-    about = {"name": name, "index": offset, "bytes": size}
-    return {"items": count, "keys": keys.hexdigest(), "files": about}
+    return Listed(count, keys.hexdigest(), {"name": name, "index": offset, "bytes": size})
 
 
 def digest_keys(keys: Iterable[str]) -> str:

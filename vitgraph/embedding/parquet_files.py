@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     import pyarrow as arrow
 
     from encoders.data import Grid
+    from encoders.inputs.intake import AnyArray
 
-Array: TypeAlias = np.ndarray
+Array: TypeAlias = "AnyArray"
 VECTORS = "embeddings"
 """The name under which pooled vectors stand among the arrays of a shard."""
 _VECTOR = "embedding"

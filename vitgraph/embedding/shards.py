@@ -35,7 +35,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from safetensors import safe_open
@@ -224,7 +224,7 @@ class Shard:
             ValueError: the file of statistics is damaged.
         """
         try:
-            stats: object = json.loads(self.storage.read(self.stats_name))
+            stats: WrittenStats | None = json.loads(self.storage.read(self.stats_name))
         except ValueError:
             stats = None
         if not (isinstance(stats, dict) and stats.keys() >= _STATS):
@@ -232,7 +232,7 @@ class Shard:
                 f"{self.storage.name}/{self.stats_name}: is damaged; delete it and run the command "
                 "of the job again"
             )
-        return cast(WrittenStats, stats)
+        return stats
 
     def read_arrays(self, field: str | None = None) -> dict[str, Array]:
         """Return the arrays by output field; npy files on a disk are mapped into memory, not read.

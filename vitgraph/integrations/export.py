@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from itertools import groupby, pairwise
+from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -210,7 +211,10 @@ def _segment_lengths(metadata: Metadata) -> dict[int, list[int]]:
     return {len(ends): [b - a for a, b in pairwise(ends)] for ends in offsets}
 
 
-def _dense_attention(lengths: dict[int, list[int]]) -> Callable[..., Tensor]:
+_Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, int], Tensor]
+
+
+def _dense_attention(lengths: dict[int, list[int]]) -> _Attend:
     """Return a function that replaces the operator for attention over packed segments.
 
     Args:

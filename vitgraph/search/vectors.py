@@ -8,17 +8,20 @@ their cosines.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from itertools import accumulate
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from tqdm import tqdm
 
 from ..embedding.manifest import FileList, Manifest
-from ..embedding.parquet_files import VECTORS, Array
+from ..embedding.parquet_files import VECTORS
 from ..embedding.shards import Shard, finished_shards
 from ..embedding.sources.reading import File
 from ..embedding.storage import open_storage
 
+Floats: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.float32]]"
+"""An array of float32 numbers."""
 ROWS_AT_ONCE = 1 << 14
 """The number of vectors that are in memory as float32 at a time."""
 
@@ -60,7 +63,7 @@ class Vectors:
         self.count = 0
         """The number of vectors of the job, known after a search."""
 
-    def nearest(self, vector: Array, top: int) -> list[Hit]:
+    def nearest(self, vector: Floats, top: int) -> list[Hit]:
         """Return the images whose vectors have the largest cosine with a vector, the best first.
 
         Args:
@@ -87,12 +90,12 @@ class Vectors:
             for rows in self._rows(shard, len(vector)):
                 cosines[start : start + len(rows)] = _unit(rows - mean) @ query
                 start += len(rows)
-        return self._hits(cosines, np.cumsum([0, *counts]), top)
+        return self._hits(cosines, [0, *accumulate(counts)], top)
 
     def _bar(self, what: str) -> Iterable[Shard]:
         return tqdm(self.shards, desc=what, unit="shard", disable=not self.progress)
 
-    def _rows(self, shard: Shard, width: int) -> Iterator[Array]:
+    def _rows(self, shard: Shard, width: int) -> Iterator[Floats]:
         """Yield the vectors of a shard as float32 [rows, D], at most :data:`ROWS_AT_ONCE` at a
         time.
 
@@ -112,7 +115,7 @@ class Vectors:
         for start in range(0, len(matrix), ROWS_AT_ONCE):
             yield np.asarray(matrix[start : start + ROWS_AT_ONCE], np.float32)
 
-    def _hits(self, cosines: Array, starts: Array, top: int) -> list[Hit]:
+    def _hits(self, cosines: Floats, starts: list[int], top: int) -> list[Hit]:
         """Return the images with the largest cosines; only the tables of their shards are read.
 
         Args:
@@ -131,7 +134,7 @@ class Vectors:
             hits.append(Hit(key, float(cosines[row]), files.get(key)))
         return hits
 
-    def _keys_and_files(self, number: int, starts: Array) -> tuple[list[str], dict[str, File]]:
+    def _keys_and_files(self, number: int, starts: list[int]) -> tuple[list[str], dict[str, File]]:
         keys = self.shards[number].read_keys(starts[number + 1] - starts[number])
         if not self.manifest.files:
             return keys, {}
@@ -139,7 +142,7 @@ class Vectors:
         return keys, {file.key: file for file in files}
 
 
-def _unit(rows: Array) -> Array:
+def _unit(rows: Floats) -> Floats:
     """Return rows [n, D], or one [D], divided by their L2 norm; a row of zeros stays zero."""
     length = np.linalg.norm(rows, axis=-1, keepdims=True)
-    return rows / np.where(length > 0, length, 1)
+    return np.asarray(rows / np.where(length > 0, length, 1), np.float32)

@@ -10,21 +10,42 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TypedDict
 from zlib import crc32
 
 from ..errors import CheckpointError, DamagedError
 from ..files.index import SINGLE
 from ..files.snapshot import Located, Snapshot, TowerTensor, Wanted, WholeCheckpoint
 from ..files.tensor_file import Header, TensorEntry, file_crc32, header_bytes, read_header
-from ..strict_json import JsonObject
+from ..strict_json import JsonDict
 
 VERSION = 2
 _RECORD, _SEAL = "vitgraph", "vitgraph_crc32"
 
 
+class Checked(TypedDict):
+    """What the header of a kept tower says of it, besides its checksums."""
+
+    repo: str
+    commit: str | None
+    subfolder: str | None
+    published: JsonDict
+    """The fields of :class:`weights.files.snapshot.WholeCheckpoint`."""
+
+
+class Record(Checked):
+    """The JSON object under ``vitgraph`` in the header of a kept tower."""
+
+    version: int
+    files: dict[str, str]
+    """The CRC-32 of each small file by its name, as hex digits."""
+    crc32: dict[str, str]
+    """The CRC-32 of each tensor by its name, as hex digits."""
+
+
 def sealed_header(
     tensors: Sequence[TowerTensor],
-    record: JsonObject,
+    record: Checked,
     files: Mapping[str, bytes],
     sums: Mapping[str, int] | None = None,
 ) -> bytes:
@@ -40,9 +61,13 @@ def sealed_header(
     """
     known = sums or dict.fromkeys((tensor.local for tensor in tensors), 0)
     checked = {name: crc32(content) for name, content in files.items()}
-    for kind, table in (("files", checked), ("crc32", known)):
-        record = {**record, kind: {name: f"{value:08x}" for name, value in table.items()}}
-    text = json.dumps({"version": VERSION, **record})
+    whole: Record = {
+        "version": VERSION,
+        **record,
+        "files": {name: f"{value:08x}" for name, value in checked.items()},
+        "crc32": {name: f"{value:08x}" for name, value in known.items()},
+    }
+    text = json.dumps(whole)
     entries = [(tensor.local, tensor.entry) for tensor in tensors]
     seal = _seal(entries, text)
     return header_bytes(entries, {"format": "pt", _RECORD: text, _SEAL: seal})
@@ -81,7 +106,7 @@ class KeptTower(Snapshot):
         try:
             self._header = header = read_header(path, str(path))
             text = header.metadata[_RECORD]
-            self.record: JsonObject = json.loads(text)
+            self.record: Record = json.loads(text)
             entries = sorted(header.tensors.items(), key=lambda item: item[1].begin)
             if header.metadata[_SEAL] != _seal(entries, text) or self.record["version"] != VERSION:
                 raise DamagedError(f"{path}: its header is not what was written")

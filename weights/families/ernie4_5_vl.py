@@ -11,6 +11,7 @@ from dataclasses import replace
 from math import isqrt
 
 from encoders import Ernie4_5VLConfig, Ernie4_5VLEncoder
+from encoders.hf_config import read_ratio, read_size
 
 from ..layouts import Layout, Prefix
 from ..published import family_facts
@@ -58,8 +59,8 @@ def _mlp_width(section: JsonObject) -> JsonDict:
     """
     if "intermediate_size" in section:
         return {}
-    width, ratio = section.get("embed_dim", 1280), section.get("mlp_ratio", 4)
-    return {"intermediate_size": int(width * ratio)}
+    width = read_size(section, "embed_dim", default=1280)
+    return {"intermediate_size": int(width * read_ratio(section, "mlp_ratio", default=4))}
 
 
 _PATCH = "patch_embed.proj.weight"

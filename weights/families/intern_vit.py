@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from encoders import InternViT, InternViTConfig
+from encoders.hf_config import read_size
 
 from ..layouts import Layout, Prefix
 from ..published import family_facts
@@ -106,7 +107,7 @@ def _read_config(config: JsonObject, shapes: Shapes) -> InternViTConfig:
 
 
 def _timm_section(arguments: JsonObject) -> JsonDict:
-    width = arguments.get("embed_dim", 1024)
+    width = read_size(arguments, "embed_dim", default=1024)
     return {
         "hidden_size": width,
         "intermediate_size": 4 * width,

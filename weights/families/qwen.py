@@ -19,6 +19,7 @@ from encoders import (
     Qwen3VLConfig,
     Qwen3VLEncoder,
 )
+from encoders.hf_config import read_ratio, read_size
 
 from ..layouts import Layout, Prefix
 from ..published import family_facts
@@ -149,12 +150,12 @@ def _timm_section(size: str, arguments: JsonObject) -> JsonDict:
     Arguments that it leaves out are those of timm's model of this ``size``, such as "88m".
     """
     width, depth, heads, ratio = _TIMM_SIZES[size]
-    width = arguments.get("embed_dim", width)
+    width = read_size(arguments, "embed_dim", default=width)
     return {
         "hidden_size": width,
         "depth": arguments.get("depth", depth),
         "num_heads": arguments.get("num_heads", heads),
-        "intermediate_size": int(width * arguments.get("mlp_ratio", ratio)),
+        "intermediate_size": int(width * read_ratio(arguments, "mlp_ratio", default=ratio)),
         "out_hidden_size": arguments.get("out_features"),
         "patch_size": 16,
         "temporal_patch_size": 1,

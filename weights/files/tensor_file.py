@@ -61,7 +61,8 @@ class Header:
 
     tensors: Mapping[str, TensorEntry]
     data_start: int
-    metadata: JsonObject = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    """The texts under ``__metadata__``; values that are no texts are left out."""
 
     @property
     def file_bytes(self) -> int:
@@ -139,7 +140,9 @@ def parse_header(raw: bytes, label: str) -> Header:
                 f"(which ends at {position}): a damaged or forged header"
             )
         position = entry.end
-    return Header(tensors, 8 + len(raw), metadata if isinstance(metadata, dict) else {})
+    given: JsonObject = metadata if isinstance(metadata, dict) else {}
+    texts = {name: text for name, text in given.items() if isinstance(text, str)}
+    return Header(tensors, 8 + len(raw), texts)
 
 
 def header_bytes(tensors: Iterable[tuple[str, TensorEntry]], metadata: Mapping[str, str]) -> bytes:

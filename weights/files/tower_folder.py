@@ -98,18 +98,18 @@ def read_description(config: JsonObject, label: str) -> Described:
     note = config.get(KEY)
     if note is None:
         return Described(config)
-    family = note.get("family") if isinstance(note, Mapping) else None
-    around = note.get("config") if isinstance(note, Mapping) else None
+    stated: JsonObject = note if isinstance(note, Mapping) else {}
+    family, around = stated.get("family"), stated.get("config")
     if family not in family_names() or not isinstance(around, Mapping | None):
         raise CheckpointError(
             f"{label}: config.json: {KEY}={shown(str(note))}: must name one of the families "
             f"{', '.join(family_names())}: use the config.json that was saved with the tower"
         )
     own = {name: value for name, value in config.items() if name not in ("model_type", KEY)}
-    if note.get("type") is not None:
-        own["model_type"] = note["type"]
+    if stated.get("type") is not None:
+        own["model_type"] = stated["type"]
     whole = own if around is None else {**around, "vision_config": own}
-    return Described(whole, str(family), note.get("projector") is True)
+    return Described(whole, str(family), stated.get("projector") is True)
 
 
 def describe(

@@ -25,7 +25,7 @@ from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import tqdm
 
-from ..cache.kept import KeptTower, sealed_header
+from ..cache.kept import Checked, KeptTower, sealed_header
 from ..errors import CheckpointError, DamagedError
 from ..files.index import SINGLE
 from ..files.snapshot import Located, Wanted
@@ -98,7 +98,7 @@ class _Fetch:
         self.folder = repo.store(repo.revision).partial
         self.files = wanted.files()
         self.tensors = in_order(wanted.tensors)
-        self.record = {
+        self.record: Checked = {
             "repo": repo.repo_id,
             "commit": repo.revision,
             "subfolder": repo.options.subfolder,

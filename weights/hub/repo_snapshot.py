@@ -152,8 +152,9 @@ class HubSnapshot(Snapshot):
         remote = RemoteFile(url, repo.options.token, f"{self.label}: {what}")
         raw = repo.ask(lambda: remote.whole(json_limit(".index.json")), what)
         prefix = self.repo.inside("x")[:-1]
-        siblings = parse_json(raw, f"{self.label}: {what}").get("siblings", ())
-        files = [str(file.get("rfilename")) for file in siblings]
+        siblings = parse_json(raw, f"{self.label}: {what}").get("siblings")
+        listed = siblings if isinstance(siblings, list) else []
+        files = [str(file.get("rfilename")) for file in listed if isinstance(file, Mapping)]
         names = sorted(file[len(prefix) :] for file in files if file.startswith(prefix))
         self._answers[LISTING] = json.dumps(names).encode()
         return names

@@ -12,19 +12,87 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from ...terminal import counted, format_table
 from ..arguments import check_checkpoint, check_names, check_source, read_source
 
 if TYPE_CHECKING:
     import torch
+    from typing_extensions import NotRequired
 
     from encoders.base.encoder import Encoder
     from encoders.base.vision_encoder import VisionEncoder
     from encoders.contract import Kernels
     from graphwrap import GraphedEncoder, GraphStats
-    from weights.strict_json import JsonDict, JsonObject
+
+
+class Times(TypedDict):
+    """Milliseconds of the runs of one call."""
+
+    min: float
+    median: float
+    max: float
+
+
+class SizeTimes(TypedDict):
+    """The milliseconds of each form of an encoder for one size; ``graph_ms`` on CUDA alone."""
+
+    images: int
+    tokens: int
+    reference_ms: Times
+    accelerated_ms: Times
+    graph_ms: NotRequired[Times]
+
+
+class BudgetFacts(TypedDict):
+    """A captured budget: its capacities, its attention kernel and the milliseconds of a replay."""
+
+    tokens: int
+    segments: int
+    longest_segment: int
+    kernel: str
+    replay_ms: float | None
+
+
+class GraphFacts(TypedDict):
+    """The seconds and bytes of a capture, and its budgets."""
+
+    capture_seconds: float
+    arena_bytes: int
+    pool_bytes: int
+    derived_bytes: int
+    budgets: list[BudgetFacts]
+
+
+class KernelTimes(TypedDict):
+    """The figures of an encoder with one choice of attention kernels."""
+
+    kernels: Kernels
+    note: str
+    """Why the reference runs in place of the accelerated encoder; empty if it does not."""
+    sizes: list[SizeTimes]
+    graphs: GraphFacts | None
+    """The captured graphs; None without CUDA."""
+
+
+class About(TypedDict):
+    """The checkpoint and the machine that were measured."""
+
+    checkpoint: str
+    encoder: str
+    device: str
+    dtype: str
+    torch: str
+    runs: int
+
+
+class Figures(TypedDict):
+    """All figures that ``bench speed`` prints."""
+
+    about: About
+    kernels: list[KernelTimes]
+
 
 WORKLOADS = ((1, 1), (1, 4), (1, 16), (8, 4))
 """The sizes that are timed on a GPU: (images per batch, tokens per image in multiples of the
@@ -86,7 +154,7 @@ def load_checked(options: argparse.Namespace) -> Encoder:
 
 def measure(
     repo: str, encoder: VisionEncoder, kernels: Sequence[Kernels], runs: int | None = None
-) -> JsonDict:
+) -> Figures:
     """Time an encoder on random images, and return all figures that ``bench speed`` prints.
 
     Args:
@@ -96,11 +164,7 @@ def measure(
         runs: number of times that each call is timed; None is 15, and 3 without a GPU.
 
     Returns:
-        ``about`` (checkpoint, device, dtype, versions), and under ``kernels`` a dict per kernel:
-        ``note`` (why the reference runs in place of the accelerated encoder, else empty), ``sizes``
-        with milliseconds (minimum, median, maximum) of ``reference_ms``, ``accelerated_ms`` and, on
-        CUDA, ``graph_ms``, and ``graphs`` with the seconds and bytes of capture and the attention
-        kernel of each budget, None without CUDA.
+        What was measured, and the figures of each entry of ``kernels``.
     """
     import torch
 
@@ -122,7 +186,7 @@ def measure(
     }
 
 
-def measure_kernels(encoder: VisionEncoder, kernels: Kernels, gpu: bool, runs: int) -> JsonDict:
+def measure_kernels(encoder: VisionEncoder, kernels: Kernels, gpu: bool, runs: int) -> KernelTimes:
     """Time an encoder with one attention kernel on all sizes, as an entry of :func:`measure`.
 
     Args:
@@ -142,11 +206,11 @@ def measure_kernels(encoder: VisionEncoder, kernels: Kernels, gpu: bool, runs: i
     graphs = None if graphed is None else describe(graphed.stats())
     if graphed is not None:
         graphed.release()
-    note = fast.kernel_choices()["reference_because"] or ""
+    note = str(fast.kernel_choices()["reference_because"] or "")
     return {"kernels": kernels, "note": note, "sizes": rows, "graphs": graphs}
 
 
-def describe(stats: GraphStats) -> JsonDict:
+def describe(stats: GraphStats) -> GraphFacts:
     """Return the statistics of a capture as plain data: seconds, bytes, and a dict per token
     budget.
     """
@@ -174,7 +238,7 @@ def measure_size(
     graphed: GraphedEncoder | None,
     size: tuple[int, int],
     runs: int,
-) -> JsonDict:
+) -> SizeTimes:
     """Time the forms of an encoder in turn on the same random pixels of one size.
 
     Args:
@@ -199,7 +263,16 @@ def measure_size(
     if graphed is not None:
         calls["graph_ms"] = lambda: graphed(pixels, grids)
     tokens = sum(spec.output_tokens for spec in specs)
-    return {"images": images, "tokens": tokens, **_times(calls, pixels.device, runs)}
+    measured = _times(calls, pixels.device, runs)
+    row: SizeTimes = {
+        "images": images,
+        "tokens": tokens,
+        "reference_ms": measured["reference_ms"],
+        "accelerated_ms": measured["accelerated_ms"],
+    }
+    if graphed is not None:
+        row["graph_ms"] = measured["graph_ms"]
+    return row
 
 
 def _draw(encoder: VisionEncoder, rows: int) -> torch.Tensor:
@@ -211,7 +284,7 @@ def _draw(encoder: VisionEncoder, rows: int) -> torch.Tensor:
 
 def _times(
     calls: Mapping[str, Callable[[], object]], device: torch.device, runs: int
-) -> dict[str, dict[str, float]]:
+) -> dict[str, Times]:
     """Return the minimum, median and maximum wall milliseconds of each call, by name.
 
     Args:
@@ -241,7 +314,7 @@ def _synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def table(body: JsonObject) -> str:
+def table(body: Figures) -> str:
     """Return the figures of :func:`measure` as text: a line about the machine, and a table per
     kernel.
     """
@@ -253,7 +326,7 @@ def table(body: JsonObject) -> str:
     return "\n\n".join([head, *map(_section, body["kernels"])])
 
 
-def _section(entry: JsonObject) -> str:
+def _section(entry: KernelTimes) -> str:
     header = ["images", "tokens", "reference", "accelerated", "graph", "gain"]
     rows = [_row(row) for row in entry["sizes"]]
     if entry["note"] and entry["graphs"] is None:  # both columns are the reference: no gain to show
@@ -269,24 +342,21 @@ def _section(entry: JsonObject) -> str:
     return "\n".join(parts)
 
 
-def _row(row: JsonObject) -> list[str]:
-    medians = [
-        row[name]["median"] if name in row else None
-        for name in ("reference_ms", "accelerated_ms", "graph_ms")
-    ]
-    best = medians[2] or medians[1]
-    gain = f"{medians[0] / best:.2f}" if medians[0] and best else "-"
+def _row(row: SizeTimes) -> list[str]:
+    reference, fast = row["reference_ms"]["median"], row["accelerated_ms"]["median"]
+    graph = row["graph_ms"]["median"] if "graph_ms" in row else None
+    medians, best = (reference, fast, graph), graph or fast
+    gain = f"{reference / best:.2f}" if reference and best else "-"
     cells = ["-" if value is None else f"{value:.3f}" for value in medians]
     return [str(row["images"]), str(row["tokens"]), *cells, gain]
 
 
-def _graphs(graphs: JsonObject) -> str:
+def _graphs(graphs: GraphFacts) -> str:
     """Return the text about captured graphs: a line with seconds and MiB, and a table of the
     budgets.
     """
-    arena, pool, derived = (
-        graphs[f"{name}_bytes"] / 2**20 for name in ("arena", "pool", "derived")
-    )
+    held = (graphs["arena_bytes"], graphs["pool_bytes"], graphs["derived_bytes"])
+    arena, pool, derived = (count / 2**20 for count in held)
     header = ("budget", "segments", "replay ms", "attention kernel")
     rows = [
         (

@@ -344,7 +344,9 @@ def _remote_files(
         about = described[path]
         if about.get("type", "file") == "file":
             key, url = path[len(root) :].lstrip("/"), fs.unstrip_protocol(path)
-            yield File(key, url, about.get("size") or -1, version_in(about))
+            size = about.get("size")  # some stores do not know it
+            known = size if isinstance(size, int) and size > 0 else -1
+            yield File(key, url, known, version_in(about))
 
 
 def _fixed_part(path: str) -> str:
