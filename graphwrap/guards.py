@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from encoders.contract import OUTPUT_FIELDS, OutputField
 
-from .torch_internals import HOOKS, MODULES, SLOTS, autocast_is_on, makes_tensors_on_cpu, slots_of
+from .torch_internals import HOOKS, MODULES, SLOTS, slots_of
 
 MEMBERS = (
     "budget_range",
@@ -187,11 +187,10 @@ def settled(device: torch.device) -> AbstractContextManager[object]:
     if undo or torch.is_grad_enabled():  # leaving inference mode turns gradients on
         undo.append(torch.no_grad())
     on_cuda = _is_cuda(device)
-    if autocast_is_on():
-        kinds = ("cpu", "cuda") if on_cuda else ("cpu",)
-        on = [kind for kind in kinds if torch.is_autocast_enabled(kind)]
-        undo += [torch.autocast(kind, enabled=False) for kind in on]
-    if not makes_tensors_on_cpu():
+    for kind in ("cpu", "cuda") if on_cuda else ("cpu",):
+        if torch.is_autocast_enabled(kind):
+            undo.append(torch.autocast(kind, enabled=False))
+    if torch.get_default_device().type != "cpu":
         undo.append(torch.device("cpu"))
     if on_cuda and torch.cuda.current_device() != device.index:
         undo.append(torch.cuda.device(device))

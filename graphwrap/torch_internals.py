@@ -29,20 +29,6 @@ per process, may query a graph after its owner is gone, so these live as long as
 Only :func:`abandon_capture` adds to this list, and nothing reads it."""
 
 
-def autocast_is_on() -> bool:
-    """Return whether autocast is on for any type of device; a public function asks for one type."""
-    return torch._C._is_any_autocast_enabled()
-
-
-def makes_tensors_on_cpu() -> bool:
-    """Return whether tensors are made on the CPU by default.
-
-    On the CPU of a laptop this takes 0.4 us, and ``torch.get_default_device()`` 5.9 us.
-    """
-    overridden = torch._C._len_torch_function_stack() > 0
-    return not overridden and torch._C._get_default_device() == "cpu"
-
-
 def current_stream_numbers(device: torch.device) -> StreamNumbers:
     """Return three numbers that identify the current stream of ``device``.
 
