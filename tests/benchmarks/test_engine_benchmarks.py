@@ -12,8 +12,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from benchmarks import engine_check, engine_processor, engine_table, engines
-from benchmarks.engine_models import IDS, MODELS, write_model
+from benchmarks.engines import __main__ as command
+from benchmarks.engines import check, measure, processor, table
+from benchmarks.engines.models import IDS, MODELS, write_model
 
 ROOT = Path(__file__).parents[2]
 ABOUT = {"vllm": "0.26.0", "gpu": "a GPU", "torch": "2.11.0", "runs": 2, "date": "2026-11-23"}
@@ -39,7 +40,7 @@ class FakeEngine:
         for request in requests:
             self.asked += 1
             images = len(request.get("multi_modal_data", {}).get("image", []))
-            assert request["prompt"].count(engines.IMAGE) == images
+            assert request["prompt"].count(measure.IMAGE) == images
             odd = self.mode == "stock" and self.asked == 1
             ids = [images + odd] * tokens
             made.append(
@@ -68,7 +69,7 @@ class FakeApart:
         if self.mode == "graphs" and cell == "8x448":
             raise EOFError
         self.asked.append((self.mode, cell, number))
-        return engines.time_request(self.engine, cell, number)
+        return measure.time_request(self.engine, cell, number)
 
     def end(self) -> None:
         self.asked.append((self.mode, "end", 0))
@@ -76,9 +77,9 @@ class FakeApart:
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "WARM", 1)
-    monkeypatch.setattr(engines, "RUNS", 3)
-    monkeypatch.setattr(engine_check, "SIDES", (16, 32))
+    monkeypatch.setattr(measure, "WARM", 1)
+    monkeypatch.setattr(measure, "RUNS", 3)
+    monkeypatch.setattr(check, "SIDES", (16, 32))
     for name in ("VLLM_USE_V2_MODEL_RUNNER", "VITGRAPH_VLLM_OPTIONS"):
         monkeypatch.setenv(name, "")
     monkeypatch.setenv("VLLM_ALLOW_INSECURE_SERIALIZATION", "")
@@ -86,14 +87,14 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_cell_is_written_when_it_is_measured(tmp_path: Path) -> None:
     file, seen = tmp_path / "rows.json", []
-    write = engines.recorder(file, lambda: ABOUT)
+    write = measure.recorder(file, lambda: ABOUT)
 
     def record(row: dict[str, Any]) -> None:
         write(row)
         seen.append(len(json.loads(file.read_text())["rows"]))
 
     for modes in (["ours"], ["ours", "stock"]):
-        engines.measure(
+        measure.measure(
             "Qwen3-VL-8B", modes, ["1x224", "8x448"], 4, record, compiled=True, start=FakeApart
         )
     # A row that is measured again takes the place of the old one.
@@ -108,8 +109,8 @@ def test_every_cell_is_written_when_it_is_measured(tmp_path: Path) -> None:
 def test_engines_get_the_same_requests_in_turn() -> None:
     rows: list[dict[str, Any]] = []
     FakeApart.asked.clear()
-    modes, cells = list(engines.MODES), ["1x224", "8x448"]
-    engines.measure("Qwen3-VL-8B", modes, cells, 4, rows.append, compiled=True, start=FakeApart)
+    modes, cells = list(measure.MODES), ["1x224", "8x448"]
+    measure.measure("Qwen3-VL-8B", modes, cells, 4, rows.append, compiled=True, start=FakeApart)
     asked = [one for one in FakeApart.asked if one[1] == "1x224"]
     turns = [asked[start : start + 3] for start in range(0, len(asked), 3)]
     assert [sorted(turn) for turn in turns] == [
@@ -128,14 +129,14 @@ def test_engines_get_the_same_requests_in_turn() -> None:
 def test_an_engine_of_its_own_process_answers_and_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in engines.ALLOCATOR:
+    for name in measure.ALLOCATOR:
         monkeypatch.setenv(name, "1")
     write_model(tmp_path, "Qwen3-VL-8B", 2)
-    engine = engines.Apart(tmp_path, "ours", compiled=True, share=0.3, start=FakeEngine)
+    engine = measure.Apart(tmp_path, "ours", compiled=True, share=0.3, start=FakeEngine)
     assert engine.start_seconds >= 0
     found = engine.ask("1x224", 0)
     assert found["first_token"] == 0.002
-    assert os.environ.keys() >= engines.ALLOCATOR.keys()
+    assert os.environ.keys() >= measure.ALLOCATOR.keys()
     assert found["page_faults"] >= 0
     with pytest.raises(EOFError):
         engine.ask("no such cell", 0)
@@ -146,13 +147,13 @@ def test_the_processor_alone_is_measured_in_two_processes_of_each_kind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "rows.json"
-    monkeypatch.setattr(engine_processor, "Apart", FakeApart)
-    monkeypatch.setattr(engine_processor, "describe", lambda: ABOUT)
+    monkeypatch.setattr(processor, "Apart", FakeApart)
+    monkeypatch.setattr(processor, "describe", lambda: ABOUT)
     given = ["--json", str(file), "--models", "Qwen2.5-VL-7B", "--cells", "1x448", "--runs", "2"]
     monkeypatch.setattr(sys, "argv", ["engine_processor", *given])
-    engine_processor.main()
+    processor.main()
     rows = json.loads(file.read_text())["rows"]
-    assert [row["mode"] for row in rows] == list(engine_processor.KINDS) * 2
+    assert [row["mode"] for row in rows] == list(processor.KINDS) * 2
     parts = [row["part"] for row in rows]
     assert parts == ["allocator: keeps memory"] * 4 + ["allocator: default"] * 4
     assert all(row["preprocess_ms"] == 0.5 for row in rows)
@@ -169,12 +170,12 @@ def test_the_processor_of_a_kind_has_the_plug_in_or_not(
         get_tokenizer=lambda: SimpleNamespace(encode=list),
         parse_mm_data=lambda data: len(data["image"]),
     )
-    processor = SimpleNamespace(info=info, apply=lambda inputs, timing: applied.append(inputs))
+    fake = SimpleNamespace(info=info, apply=lambda inputs, timing: applied.append(inputs))
     contents: dict[str, dict[str, Any]] = {
         "vllm": {},
         "vllm.config": {"ModelConfig": lambda folder, **settings: folder},
         "vllm.multimodal": {
-            "MULTIMODAL_REGISTRY": SimpleNamespace(create_processor=lambda config: processor)
+            "MULTIMODAL_REGISTRY": SimpleNamespace(create_processor=lambda config: fake)
         },
         "vllm.multimodal.processing": {"TimingContext": lambda: SimpleNamespace(total_secs=0.25)},
         "vllm.multimodal.processing.inputs": {"ProcessorInputs": lambda *given: given},
@@ -190,25 +191,25 @@ def test_the_processor_of_a_kind_has_the_plug_in_or_not(
         monkeypatch.setitem(sys.modules, name, module)
     for name in ("VITGRAPH_VLLM", "HF_HUB_OFFLINE", "VLLM_NO_USAGE_STATS"):
         monkeypatch.setenv(name, "")
-    made: Any = engine_processor.Processor(tmp_path, kind, compiled=False)
+    made: Any = processor.Processor(tmp_path, kind, compiled=False)
     assert loaded == [wanted]
-    found = engines.time_request(made, "8x448", 0)
+    found = measure.time_request(made, "8x448", 0)
     assert found["preprocess"] == 0.25
     ((prompt, images),) = applied
-    assert (len(prompt), images) == (len(engines.IMAGE * 8 + "What is this?"), 8)
+    assert (len(prompt), images) == (len(measure.IMAGE * 8 + "What is this?"), 8)
 
 
 def test_the_check_compares_tokens_with_the_reference(tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
-    record = engines.recorder(file, lambda: ABOUT)
+    record = measure.recorder(file, lambda: ABOUT)
     folder = tmp_path / "Qwen3-VL-8B-2"
     write_model(folder, "Qwen3-VL-8B", 2)
     (folder / "model.safetensors").touch()
-    for part in engine_check.PARTS:
-        engine_check.check(
+    for part in check.PARTS:
+        check.check(
             "Qwen3-VL-8B", part, 2, "1", record, start=FakeEngine, place=tmp_path, device="cpu"
         )
-    (verdict,) = engine_check.verdicts(json.loads(file.read_text())["rows"])
+    (verdict,) = check.verdicts(json.loads(file.read_text())["rows"])
     assert verdict == {
         "model": "Qwen3-VL-8B",
         "layers": 2,
@@ -230,7 +231,7 @@ def test_a_model_folder_needs_no_network(tmp_path: Path, name: str) -> None:
     write_model(tmp_path, name, 3)
     config = AutoConfig.from_pretrained(tmp_path)
     assert config.text_config.num_hidden_layers == 3
-    tokens = AutoTokenizer.from_pretrained(tmp_path)(engines.IMAGE + "a").input_ids
+    tokens = AutoTokenizer.from_pretrained(tmp_path)(measure.IMAGE + "a").input_ids
     middle = [IDS["vision_start_token_id"], IDS["image_token_id"], IDS["vision_end_token_id"]]
     assert tokens[:3] == middle
     assert len(tokens) == 4
@@ -238,11 +239,11 @@ def test_a_model_folder_needs_no_network(tmp_path: Path, name: str) -> None:
 
 def test_parts_of_a_measurement_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[tuple[str, dict[str, Any]]] = []
-    monkeypatch.setattr(engines, "run_apart", lambda _, module, one: given.append((module, one)))
-    engines.main(
+    monkeypatch.setattr(command, "run_apart", lambda _, module, one: given.append((module, one)))
+    command.main(
         ["--models", "Qwen3-VL-8B", "--modes", "ours", "--cells", "1x224", "--layers", "all"]
     )
-    engines.main(["--check", "--models", "Qwen2.5-VL-7B", "--runners", "1"])
+    command.main(["--check", "--models", "Qwen2.5-VL-7B", "--runners", "1"])
     assert given[0] == (
         "benchmarks.engines",
         {
@@ -257,19 +258,19 @@ def test_parts_of_a_measurement_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_page_shows_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "version_of", lambda *_: None)
-    monkeypatch.setattr(engine_table, "RESULTS", tmp_path / "rows.json")
-    monkeypatch.setattr(engine_table, "CHECKS", tmp_path / "none.json")
-    assert engine_table.drawn() == engine_table.NOT_RUN
-    record = engines.recorder(tmp_path / "rows.json", lambda: ABOUT)
-    modes = list(engines.MODES)
-    engines.measure("Qwen3-VL-8B", modes, ["1x224"], 4, record, compiled=False, start=FakeApart)
-    text = engine_table.drawn()
+    monkeypatch.setattr(measure, "version_of", lambda *_: None)
+    monkeypatch.setattr(table, "RESULTS", tmp_path / "rows.json")
+    monkeypatch.setattr(table, "CHECKS", tmp_path / "none.json")
+    assert table.drawn() == table.NOT_RUN
+    record = measure.recorder(tmp_path / "rows.json", lambda: ABOUT)
+    modes = list(measure.MODES)
+    measure.measure("Qwen3-VL-8B", modes, ["1x224"], 4, record, compiled=False, start=FakeApart)
+    text = table.drawn()
     name = "Qwen3-VL-8B, 4, not compiled, without flash-attn-4"
     assert f"| {name} | 1x224 | 0.5 | 1.0 | 1.0 | 1.0 | 6.0 | 6.0 | 6.0 |" in text
 
 
 def test_the_committed_page_is_the_one_that_is_drawn() -> None:
     page = (ROOT / "docs" / "engines.md").read_text()
-    _, rest = page.split(engine_table.BEGIN)
-    assert rest.split(engine_table.END)[0].strip() == engine_table.drawn()
+    _, rest = page.split(table.BEGIN)
+    assert rest.split(table.END)[0].strip() == table.drawn()

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForImageTextToText, Qwen2Config, Qwen2ForCausalLM
 
-from benchmarks.engine_models import write_folder, write_tokenizer
+from benchmarks.engines.models import write_folder, write_tokenizer
 from encoders import InternViT, InternViTConfig
 
 WIDTH = 128

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from tiny_models import IDS, WIDTH
 from transformers import AutoConfig, AutoModelForImageTextToText
 
-from benchmarks.engine_models import write_tokenizer
+from benchmarks.engines.models import write_tokenizer
 from weights import FAMILIES
 
 TEXT: dict[str, Any] = {

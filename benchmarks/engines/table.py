@@ -1,7 +1,7 @@
-"""The tables of ``docs/engines.md``, drawn from the results of ``benchmarks/engines.py``.
+"""The tables of ``docs/engines.md``, drawn from what ``benchmarks/engines`` measured.
 
 python -m benchmarks.engines --write
-python -m benchmarks.engine_table --merge A.json B.json      (rows of several runs into one file)
+python -m benchmarks.engines.table --merge A.json B.json      (rows of several runs into one file)
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engine_check import verdicts
-from benchmarks.engines import CELLS, MODES, key
+from benchmarks.engines.check import verdicts
+from benchmarks.engines.measure import CELLS, MODES, key
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "engines.md"
 RESULTS = ROOT / "benchmarks" / "results" / "engines_h200.json"
 CHECKS = ROOT / "benchmarks" / "results" / "engines_check_h200.json"

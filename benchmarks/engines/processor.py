@@ -1,6 +1,6 @@
 """Seconds of vLLM's multi-modal processor with our plug-in and without; no GPU is needed.
 
-    python -m benchmarks.engine_processor --json benchmarks/results/engine_processor_cpu.json
+    python -m benchmarks.engines.processor --json benchmarks/results/engine_processor_cpu.json
 
 There are two processes of each kind, since processes of the same code differ, too. All processes
 get the same images in turn, in a new random order per request. The settings of the processor are
@@ -18,8 +18,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from benchmarks.engine_models import MODELS
-from benchmarks.engines import ALLOCATOR, Apart, describe, measure, recorder
+from benchmarks.engines.measure import ALLOCATOR, Apart, describe, measure, recorder
+from benchmarks.engines.models import MODELS
 
 KINDS = ("stock", "ours", "stock again", "ours again")
 CELLS = ("1x448", "8x448", "1x1920x1080")

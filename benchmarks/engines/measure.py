@@ -1,28 +1,16 @@
-"""Time to the first token in vLLM: its tower eagerly, its tower with graphs, and our tower.
+"""Engines in processes of their own, and how long their requests take to the first token.
 
-    python -m benchmarks.engines --json benchmarks/results/engines_h200.json
-    python -m benchmarks.engines --models Qwen3-VL-8B --modes stock,ours --layers 4
-    python -m benchmarks.engines --check --json benchmarks/results/engines_check_h200.json
-    python -m benchmarks.engines --write      (draws the table of docs/engines.md)
-
-Every engine is a process of its own with its share of the GPU, and answers while the others wait.
-The engines of a model get the same requests, one engine after the other in a new random order per
-request, so that nothing that changes on the host between two requests is taken for a difference
-between engines. Every cell is written when it is measured. Weights are drawn by vLLM
-(``load_format="dummy"``), every request has new random images and asks for one token.
-``benchmarks/engine_check.py`` compares tokens, KV blocks and memory, and
-``benchmarks/engine_processor.py`` measures what comes before the tower without a GPU.
+Every engine has its share of the GPU, and answers while the others wait. The engines of a model get
+the same requests, one engine after the other in a new random order per request, so that nothing
+that changes on the host between two requests is taken for a difference between engines.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -37,7 +25,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from benchmarks.engine_models import MODELS, write_model
+from benchmarks.engines.models import write_model
 from benchmarks.machine import EXTRAS, describe_machine, version_of
 
 IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
@@ -296,61 +284,3 @@ def describe() -> dict[str, Any]:
         "dtype": "bfloat16",
         "order": "engines in turn",
     }
-
-
-def run_apart(options: argparse.Namespace, module: str, given: dict[str, Any]) -> None:
-    """Run a measurement in a process of its own, so that the next one finds an empty GPU."""
-    print(f"# {given}", flush=True)
-    command = [sys.executable, "-m", module, "--one", json.dumps(given)]
-    command += ["--json", str(options.json)] if options.json else []
-    began = time.perf_counter()
-    done = subprocess.run(command, check=False)
-    print(f"# ended with {done.returncode}, {time.perf_counter() - began:.0f} s", flush=True)
-
-
-def read_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read the options of the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--models", default=",".join(MODELS))
-    parser.add_argument("--modes", default=",".join(MODES))
-    parser.add_argument("--cells", default=",".join(CELLS))
-    parser.add_argument("--layers", default="4", help="layers of the language model, or all")
-    parser.add_argument("--runners", default="0,1", help="of --check: V2 model runner off, on")
-    parser.add_argument("--eager-language-model", action="store_true", help="compile nothing")
-    parser.add_argument("--check", action="store_true")
-    parser.add_argument("--write", action="store_true", help="draw the table of docs/engines.md")
-    parser.add_argument("--one", type=json.loads, help=argparse.SUPPRESS)
-    return parser.parse_args(arguments)
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure engines, check their tokens, or write the tables, as the command line says."""
-    options = read_options(arguments)
-    if options.write:
-        from benchmarks.engine_table import write_page
-
-        return write_page()
-    if options.one:
-        return measure(**options.one, record=recorder(options.json, describe))
-    layers = None if options.layers == "all" else int(options.layers)
-    models = options.models.split(",")
-    if options.check:
-        from benchmarks.engine_check import PARTS
-
-        for runner in options.runners.split(","):
-            for model in models:
-                for part in PARTS:
-                    given = {"model": model, "part": part, "layers": layers, "runner": runner}
-                    run_apart(options, "benchmarks.engine_check", given)
-        return None
-    compiled = not options.eager_language_model
-    modes, cells = options.modes.split(","), options.cells.split(",")
-    for model in models:
-        given = {"model": model, "modes": modes, "cells": cells, "layers": layers}
-        run_apart(options, "benchmarks.engines", {**given, "compiled": compiled})
-    return None
-
-
-if __name__ == "__main__":
-    main()

@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from benchmarks.engine_models import write_model
-from benchmarks.engines import IMAGE, Engine, describe, recorder
+from benchmarks.engines.measure import IMAGE, Engine, describe, recorder
+from benchmarks.engines.models import write_model
 
 PARTS = ("reference", "ours", "stock")
 OPTIONS = {"reference": {"kernels": "reference", "backend": "eager"}, "ours": {}, "stock": {}}
