@@ -358,7 +358,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.table is not None:
         print(table(json.loads(options.table.read_text())["rows"]))
         return
-    from benchmarks.towers import about
+    from benchmarks.measuring.machine import about
 
     todo = [cell for cell in cells() if any(x in cell.name for x in options.cells or [""])]
     body: dict[str, Any] = {"about": about(options.runs), "rows": [], "ended": []}

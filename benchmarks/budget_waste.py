@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.sizes import Size, fixed_sizes, other_lists
+from benchmarks.traffic.sizes import Size, fixed_sizes, other_lists
 from encoders import InternViT, Qwen2_5VLEncoder, Qwen2VLEncoder, Qwen3VLEncoder
 from encoders.base.vision_encoder import VisionEncoder
 from encoders.contract import EncoderItemSpec, Grid

@@ -105,7 +105,7 @@ def run_rank(rank: int, ranks: int, folder: str, options: dict[str, Any]) -> Non
     if rank == 0:
         about = {}
         if on_cuda:
-            from benchmarks.machine import describe_machine
+            from benchmarks.measuring.machine import describe_machine
 
             about = describe_machine()
         tower = options["tower"] if on_cuda else "a small tower"

@@ -30,7 +30,8 @@ from dynamo.vllm.multimodal_utils.custom_encoder.async_encoder import AsyncVisio
 from PIL import Image
 from torch import nn
 
-from benchmarks.towers import SIZES_MIX8, TOWERS, about
+from benchmarks.measuring.machine import about
+from benchmarks.towers import SIZES_MIX8, TOWERS
 from encoders.base.vision_encoder import VisionEncoder
 from encoders.contract import PartialOutput, VisionInputs
 from vitgraph.integrations.dynamo import Encoder

@@ -30,64 +30,27 @@ import statistics
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import ExitStack
-from itertools import count
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
+from benchmarks.traffic.photographs import cut_photographs, write_jpegs
 from encoders import VisionEncoder
 from encoders.contract import Grid, Limits, VisionInputs
 from graphwrap import GraphedEncoder
-from vitgraph.commands.demo_pictures import sample_photographs
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import load_encoder
 
 MIXED = [(640, 480), (480, 640), (1024, 768), (512, 512), (1280, 720), (800, 600), (336, 336)]
 """Sizes of the photographs of the GPU part, in turn."""
-Box: TypeAlias = tuple[int, int, int, int]
-
-
-def cut_photographs(sizes: Sequence[tuple[int, int]], seed: int = 0) -> Iterator[Image.Image]:
-    """Yield one photograph per size: a random part of a sample image, resized, by all cores."""
-    chance = random.Random(seed)
-    sources = [Image.open(path).convert("RGB") for path in sample_photographs().values()]
-
-    def draw(size: tuple[int, int]) -> tuple[Image.Image, tuple[int, int], Box]:
-        source, (width, height) = chance.choice(sources), size
-        scale = chance.uniform(0.5, 1) * min(source.width / width, source.height / height)
-        w, h = round(width * scale), round(height * scale)
-        x, y = chance.randint(0, source.width - w), chance.randint(0, source.height - h)
-        return source, size, (x, y, x + w, y + h)
-
-    with ThreadPoolExecutor() as pool:
-        yield from pool.map(_cut, [draw(size) for size in sizes])
-
-
-def _cut(drawn: tuple[Image.Image, tuple[int, int], Box]) -> Image.Image:
-    source, size, box = drawn
-    return source.crop(box).resize(size, Image.Resampling.BICUBIC)
-
-
-def write_jpegs(folder: Path, images: Iterable[Image.Image]) -> list[Path]:
-    """Write images as JPEG files of quality 90, and return their paths."""
-
-    def write(number: int, image: Image.Image) -> Path:
-        path = folder / f"{number:05d}.jpg"
-        image.save(path, quality=90)
-        return path
-
-    with ThreadPoolExecutor() as pool:
-        return list(pool.map(write, count(), images))
-
-
 _ENCODER: list[VisionEncoder] = []
 """The encoder of a worker process, which inherits it."""
 
@@ -196,7 +159,7 @@ def spread(found: dict[str, list[float]]) -> dict[str, Any]:
 
 def on_gpu(options: argparse.Namespace) -> dict[str, Any]:
     """Measure ``encode_many``, replays and decoding on a GPU; return the figures."""
-    from benchmarks.machine import describe_machine
+    from benchmarks.measuring.machine import describe_machine
     from benchmarks.towers import TOWERS
 
     graphed = GraphedEncoder(TOWERS[options.tower].build()).capture()

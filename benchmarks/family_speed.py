@@ -26,7 +26,8 @@ from packaging.version import Version
 from torch import Tensor, nn
 
 from benchmarks.measure_speed import empty_cache
-from benchmarks.towers import about, milliseconds
+from benchmarks.measuring.machine import about
+from benchmarks.measuring.timing import milliseconds
 from encoders.base.encoder import Encoder
 from encoders.base.paths_encoder import PathsEncoder
 from encoders.contract import VisionInputs

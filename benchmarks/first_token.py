@@ -24,7 +24,9 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
 
-from benchmarks.towers import TOWERS, about, interleaved
+from benchmarks.measuring.machine import about
+from benchmarks.measuring.timing import interleaved
+from benchmarks.towers import TOWERS
 from encoders import Qwen3VLConfig, Qwen3VLEncoder
 from encoders.contract import Grid
 from graphwrap import GraphedEncoder

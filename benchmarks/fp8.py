@@ -28,7 +28,9 @@ from torch import Tensor, nn
 
 from benchmarks.graphs import draw
 from benchmarks.measure_speed import MIB, empty_cache
-from benchmarks.towers import TOWERS, Tower, about, milliseconds
+from benchmarks.measuring.machine import about
+from benchmarks.measuring.timing import milliseconds
+from benchmarks.towers import TOWERS, Tower
 from encoders.accelerated.fp8 import OUTLIER
 from encoders.base.vision_encoder import VisionEncoder
 from graphwrap import GraphedEncoder

@@ -27,7 +27,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.towers import TOWERS, Tower, about, interleaved
+from benchmarks.measuring.machine import about
+from benchmarks.measuring.timing import interleaved
+from benchmarks.towers import TOWERS, Tower
 from encoders.base.vision_encoder import VisionEncoder
 from encoders.contract import GridLike
 from graphwrap import GraphedEncoder

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.encode_many import cut_photographs, ours, write_jpegs
+from benchmarks.encode_many import ours
+from benchmarks.traffic.photographs import cut_photographs, write_jpegs
 from encoders import VisionEncoder
 from encoders.contract import Limits
 from weights import FAMILIES
@@ -45,7 +46,7 @@ def measure_host(images: int, listed: int) -> dict[str, Any]:
         images: number of JPEG files of each size.
         listed: number of files, and of members of a tar file, to list.
     """
-    from benchmarks.machine import cpu_name
+    from benchmarks.measuring.machine import cpu_name
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -155,7 +156,7 @@ def measure_bytes(count: int) -> int:
 
 def measure_gpu(images: int, workers: int, repeats: int) -> dict[str, Any]:
     """Return images per second of every tower and size for decoded images, so of the GPU alone."""
-    from benchmarks.machine import describe_machine
+    from benchmarks.measuring.machine import describe_machine
 
     return {
         "about": describe_machine(),

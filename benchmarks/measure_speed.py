@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.graphs import bare_replay, draw
-from benchmarks.towers import milliseconds, synchronize
+from benchmarks.measuring.timing import milliseconds, synchronize
 from encoders.base.vision_encoder import VisionEncoder
 from graphwrap import GraphedEncoder
 from tests.oracles import Grids

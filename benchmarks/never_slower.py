@@ -2,11 +2,11 @@
 
     python -m benchmarks.never_slower --json benchmarks/results/never_slower_h200.json
 
-The cases are every distinct token count of the 1,000 sizes in ``benchmarks/sizes.py`` alone (every
-tile count of InternViT), and the list cut into 125 batches of eight (images over one megapixel are
-scaled down to one, because a batch of larger ones is half a second of attention on any path). Each
-case runs the accelerated encoder eagerly twice (A/A: the noise band), the chosen path, and replay
-of everything that fits, in turn; medians of at least nine. ``eager_ms`` is
+The cases are every distinct token count of the 1,000 sizes in ``benchmarks/traffic/sizes.py`` alone
+(every tile count of InternViT), and the list cut into 125 batches of eight (images over one
+megapixel are scaled down to one, because a batch of larger ones is half a second of attention on
+any path). Each case runs the accelerated encoder eagerly twice (A/A: the noise band), the chosen
+path, and replay of everything that fits, in turn; medians of at least nine. ``eager_ms`` is
 ``encoder.accelerated()`` called with a grid: graphs have to beat that, not the reference.
 """
 
@@ -26,8 +26,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.graphs import draw, executor_of, forget_plans, replay_what_fits
-from benchmarks.sizes import fixed_sizes
-from benchmarks.towers import TOWERS, Tower, about, interleaved
+from benchmarks.measuring.machine import about
+from benchmarks.measuring.timing import interleaved
+from benchmarks.towers import TOWERS, Tower
+from benchmarks.traffic.sizes import fixed_sizes
 from encoders.base.vision_encoder import VisionEncoder
 from encoders.contract import EncoderOutput
 from encoders.inputs.sizes import best_tiling, smart_resize

@@ -26,7 +26,9 @@ import torch
 from torch import nn
 
 from benchmarks.graphs import bare_replay
-from benchmarks.towers import SIZES_MIX8, Tower, about, interleaved
+from benchmarks.measuring.machine import about
+from benchmarks.measuring.timing import interleaved
+from benchmarks.towers import SIZES_MIX8, Tower
 from encoders.base.paths_encoder import PathsEncoder
 from encoders.contract import VisionInputs
 from graphwrap import GraphedEncoder

@@ -276,7 +276,7 @@ def main() -> None:
     soak = Soak(graphed, calls, options.seconds)
     body = report(soak, soak.run(options.threads), settings)
     if on_cuda:
-        from benchmarks.machine import describe_machine
+        from benchmarks.measuring.machine import describe_machine
 
         body["about"] = describe_machine()
     print(json.dumps(body, indent=1))

@@ -45,7 +45,6 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.graphs import hf_call
-from benchmarks.machine import ROOT
 from benchmarks.measure_speed import (
     Case,
     Setup,
@@ -54,8 +53,9 @@ from benchmarks.measure_speed import (
     head_line,
     measure_tower,
 )
-from benchmarks.random_workloads import random_workloads
-from benchmarks.towers import TOWERS, Tower, about
+from benchmarks.measuring.machine import ROOT, about
+from benchmarks.towers import TOWERS, Tower
+from benchmarks.traffic.random_workloads import random_workloads
 from encoders.base.vision_encoder import VisionEncoder
 
 RESULTS = ROOT / "benchmarks" / "results"

@@ -26,7 +26,7 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.engines.models import write_model
-from benchmarks.machine import EXTRAS, describe_machine, version_of
+from benchmarks.measuring.machine import EXTRAS, describe_machine, version_of
 
 IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
 CELLS = {

@@ -14,11 +14,12 @@ import torch
 
 from benchmarks import speed, speed_plot, speed_results, table
 from benchmarks.graphs import draw, hf_call
-from benchmarks.machine import read_commit, version_of
 from benchmarks.measure_speed import Case, Setup, measure_tower
+from benchmarks.measuring.machine import read_commit, version_of
+from benchmarks.measuring.timing import milliseconds
 from benchmarks.never_slower import forced_replay
-from benchmarks.random_workloads import MOST_TILES, MOST_TOKENS, random_workloads
-from benchmarks.towers import TOWERS, milliseconds
+from benchmarks.towers import TOWERS
+from benchmarks.traffic.random_workloads import MOST_TILES, MOST_TOKENS, random_workloads
 from graphwrap import GraphedEncoder
 from oracles import BY_NAME, build_encoder, build_pair
 from support.commands.command_line import Cli

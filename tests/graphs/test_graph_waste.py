@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks import budget_waste, sizes
+from benchmarks import budget_waste
+from benchmarks.traffic import sizes
 
 FAMILIES = list(budget_waste.towers())
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import transformers
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 EXTRAS = {"flash-attn-4": "flash_attn.cute"}
 """Optional packages that change the figures, and the module that each brings."""
 QUERY = {
@@ -42,6 +42,11 @@ def describe_machine() -> dict[str, Any]:
         "commit": read_commit(),
         "date": datetime.now(timezone.utc).date().isoformat(),
     }
+
+
+def about(runs: int) -> dict[str, Any]:
+    """Return a description of the machine, with the dtype and the number of runs."""
+    return {**describe_machine(), "dtype": "bfloat16", "runs": runs}
 
 
 def cpu_name() -> str:
