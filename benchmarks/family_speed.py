@@ -25,9 +25,9 @@ import transformers
 from packaging.version import Version
 from torch import Tensor, nn
 
-from benchmarks.measure_speed import empty_cache
 from benchmarks.measuring.machine import about
 from benchmarks.measuring.timing import milliseconds
+from benchmarks.speed.measure import empty_cache
 from encoders.base.encoder import Encoder
 from encoders.base.paths_encoder import PathsEncoder
 from encoders.contract import VisionInputs

@@ -27,9 +27,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.graphs import draw
-from benchmarks.measure_speed import MIB, empty_cache
 from benchmarks.measuring.machine import about
 from benchmarks.measuring.timing import milliseconds
+from benchmarks.speed.measure import MIB, empty_cache
 from benchmarks.towers import TOWERS, Tower
 from encoders.accelerated.fp8 import OUTLIER
 from encoders.base.vision_encoder import VisionEncoder

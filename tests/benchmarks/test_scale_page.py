@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import measure_scale, scale, soak
+from benchmarks import soak
 from benchmarks.data_parallel import table
+from benchmarks.scale import __main__ as scale
+from benchmarks.scale import measure
 from graphwrap import GraphedEncoder
 from support.towers.streams import tower
 
@@ -71,13 +73,13 @@ def test_blocks_that_are_not_measured_say_what_measures_them(
 
 @pytest.mark.slow
 def test_one_core_is_measured_and_towers_are_told_apart() -> None:
-    found = measure_scale.measure_decoding((96, 64), 2)
+    found = measure.measure_decoding((96, 64), 2)
     assert found["Qwen"] > 0
     assert found["InternViT"] > 0
-    lists = measure_scale.measure_lists(50)
+    lists = measure.measure_lists(50)
     assert min(lists.values()) > 0
     committed = json.loads(scale.GPU.read_text())["encoders"]
-    found = {name: measure_scale.identity(repo) for name, repo in measure_scale.TOWERS.items()}
+    found = {name: measure.identity(repo) for name, repo in measure.TOWERS.items()}
     assert found == committed
 
 
@@ -85,7 +87,7 @@ def test_a_rate_of_a_gpu_is_measured_as_on_the_cpu() -> None:
     encoder = tower("qwen3_vl")
     graphed = GraphedEncoder(encoder)
     items = [torch.zeros(3, 64, 96, dtype=torch.uint8).permute(1, 2, 0).numpy()] * 4
-    found = measure_scale.rate_of(graphed, encoder, items, workers=1, repeats=1)
+    found = measure.rate_of(graphed, encoder, items, workers=1, repeats=1)
     assert (
         found["tokens"] == encoder.item_specs(encoder.preprocess(items).grid_thw)[0].output_tokens
     )

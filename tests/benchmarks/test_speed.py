@@ -12,12 +12,15 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from benchmarks import speed, speed_plot, speed_results, table
 from benchmarks.graphs import draw, hf_call
-from benchmarks.measure_speed import Case, Setup, measure_tower
 from benchmarks.measuring.machine import read_commit, version_of
 from benchmarks.measuring.timing import milliseconds
 from benchmarks.never_slower import forced_replay
+from benchmarks.speed import __main__ as speed
+from benchmarks.speed.measure import Case, Setup, measure_tower
+from benchmarks.table import __main__ as table
+from benchmarks.table import charts
+from benchmarks.table import results as speed_results
 from benchmarks.towers import TOWERS
 from benchmarks.traffic.random_workloads import MOST_TILES, MOST_TOKENS, random_workloads
 from graphwrap import GraphedEncoder
@@ -201,7 +204,7 @@ def test_the_page_and_both_charts_are_made_of_results(tmp_path: Path) -> None:
     page = table.page(results())
     for word in ("least to most", "Seed 7", "from a saved table", "Qwen2.5-VL-72B", "DeepSeek-OCR"):
         assert word in page
-    for drawing in (speed_plot.draw_picture, speed_plot.draw_bars):
+    for drawing in (charts.draw_picture, charts.draw_bars):
         drawing(results(), tmp_path / "speed.svg")
         check_picture(tmp_path / "speed.svg")
 
@@ -217,12 +220,12 @@ def test_page_and_charts_show_the_committed_speed_figures(tmp_path: Path) -> Non
     body = table.read_results()
     assert body is not None
     assert table.PAGE.read_text() == table.page(body)
-    speed_plot.draw_bars(body, tmp_path / "bars.svg")
-    for path in (tmp_path / "bars.svg", speed_plot.BARS):
+    charts.draw_bars(body, tmp_path / "bars.svg")
+    for path in (tmp_path / "bars.svg", charts.BARS):
         words = [text.text for text in ElementTree.parse(path).getroot().findall(".//{*}text")]
         figures = {"16.3", "46.7", "37.3", "445", "19.1"}
         assert figures <= set(words)
-    check_picture(speed_plot.PICTURE)
+    check_picture(charts.PICTURE)
 
 
 def test_the_speed_page_says_where_vllm_is_faster() -> None:
@@ -243,9 +246,9 @@ def test_the_speed_page_says_where_vllm_is_faster() -> None:
 
 
 def test_the_chart_of_the_readme_is_readable_on_light_and_dark() -> None:
-    text = speed_plot.BARS.read_text()
+    text = charts.BARS.read_text()
     inks = set(re.findall(r"#[0-9a-f]{6}", text))
-    assert speed_plot.GREY in inks
+    assert charts.GREY in inks
     for ink in inks:  # contrast by the formula of WCAG, at least 3 : 1 for graphics and large text
         light = luminance(ink)
         assert 1.05 / (light + 0.05) >= 2.5, f"{ink} on white"

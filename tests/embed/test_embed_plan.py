@@ -181,7 +181,7 @@ def test_options_of_a_plan_are_checked(cli: Cli, checkpoint: Path, photos: Path)
 
 
 def test_a_tower_with_committed_rates_is_planned_by_its_tokens() -> None:
-    from benchmarks.measure_scale import without_weights
+    from benchmarks.scale.measure import without_weights
     from vitgraph.embedding.planning.sample import committed_rate
 
     known = without_weights("Qwen/Qwen3-VL-8B-Instruct")

@@ -30,7 +30,7 @@ from ..sources.reading import File
 from .estimate import Rate, Sample
 
 RATES = Path(__file__).with_name("scale_h200.json")
-"""The file with measured images per second of an H200, written by ``benchmarks/scale.py``."""
+"""The file with measured images per second of an H200, which ``benchmarks.scale`` writes."""
 SAMPLED = 32
 """The number of images that are read for an estimate."""
 LEAST_SECONDS = 3.0

@@ -1,7 +1,7 @@
 """Measuring one tower: its graphs, the cost of capturing them, and the time of every contestant.
 
-``benchmarks/speed.py`` says what the figures mean and measures the published towers with this
-module.
+``python -m benchmarks`` measures the published towers with this module, and its help says what the
+figures mean.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Functions that read the results of ``benchmarks/speed.py``, of vLLM and of the floors."""
+"""Functions that read the results of ``python -m benchmarks``, of vLLM and of the floors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).parents[1] / "results"
 VLLM = RESULTS / "vllm_0.26_h200.json"
 FLOORS = RESULTS / "floors_h200.json"
 Body: TypeAlias = Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""The charts of speed, drawn from committed results by ``benchmarks/table.py``.
+"""The charts of speed, drawn from committed results by ``python -m benchmarks.table``.
 
 ``docs/speed_bars.svg`` is the chart of the README; ``docs/speed.svg`` has every workload.
 """
@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.speed_results import Body, cells, graphed, median, read_floors, vllm_best
+from benchmarks.table.results import Body, cells, graphed, median, read_floors, vllm_best
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 PICTURE, BARS = DOCS / "speed.svg", DOCS / "speed_bars.svg"
 BAR_WORKLOADS = {"1x448": "1 image", "mix8": "8 images", "1 tile": "1 tile", "13 tiles": "13 tiles"}
 """Workloads of the bars: a small call and a large one of each tower."""

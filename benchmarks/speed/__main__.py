@@ -35,6 +35,7 @@ import argparse
 import json
 import os
 import random
+import sys
 import tempfile
 import time
 import warnings
@@ -45,7 +46,8 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.graphs import hf_call
-from benchmarks.measure_speed import (
+from benchmarks.measuring.machine import ROOT, about
+from benchmarks.speed.measure import (
     Case,
     Setup,
     TheirCall,
@@ -53,7 +55,6 @@ from benchmarks.measure_speed import (
     head_line,
     measure_tower,
 )
-from benchmarks.measuring.machine import ROOT, about
 from benchmarks.towers import TOWERS, Tower
 from benchmarks.traffic.random_workloads import random_workloads
 from encoders.base.vision_encoder import VisionEncoder
@@ -218,3 +219,7 @@ def main(arguments: Sequence[str]) -> None:
             towers.append(tower)
             write(path, merge(path, towers))
     print(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "scale.md"
 HOST = ROOT / "benchmarks" / "results" / "scale_host.json"
 GPU = ROOT / "vitgraph" / "embedding" / "planning" / "scale_h200.json"
@@ -190,7 +190,7 @@ def fill(page: str, found: Mapping[str, str]) -> str:
 
 def main() -> None:
     """Measure rates, print the tables, or write the page, as the command line says."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__)
     parser.add_argument("--host", action="store_true", help="measure one core of this machine")
     parser.add_argument("--gpu", action="store_true", help="measure this machine's GPU")
     parser.add_argument("--images", type=int, help="by default 100 per size, on a GPU 4096")
@@ -201,7 +201,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write the tables into docs/scale.md")
     options = parser.parse_args()
     if options.host or options.gpu:
-        from benchmarks.measure_scale import measure_gpu, measure_host
+        from benchmarks.scale.measure import measure_gpu, measure_host
 
         body = (
             measure_host(options.images or 100, options.listed)

@@ -3,7 +3,7 @@
     python -m benchmarks.table            (prints the page)
     python -m benchmarks.table --write    (writes the page, docs/speed.svg and docs/speed_bars.svg)
 
-``benchmarks/speed.py`` measures the results. vLLM's figures and the floors are in files of their
+``python -m benchmarks`` measures the results. vLLM's figures and the floors are in files of their
 own that say how they were measured; the tables mark vLLM's as another run. Nothing on the page is
 written by hand: a test compares it with the results.
 """
@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.speed_plot import draw_bars, draw_picture, picture_link
-from benchmarks.speed_results import (
+from benchmarks.table.charts import draw_bars, draw_picture, picture_link
+from benchmarks.table.results import (
     VLLM,
     Body,
     cells,
@@ -30,7 +30,7 @@ from benchmarks.speed_results import (
     vllm_best,
 )
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "benchmarks" / "RESULTS.md"
 RESULTS = ROOT / "benchmarks" / "results" / "speed_h200.json"
 OTHERS = (ROOT / "benchmarks" / "results" / "speed_h100.json",)
