@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import attention_heads
-from benchmarks.attention_heads import Cell, measure, table
+from benchmarks.attention_heads import __main__ as command
+from benchmarks.attention_heads import measure
 from support.accelerated.cases import needs_interpreter, needs_triton
 
 pytestmark = [needs_triton, needs_interpreter]
@@ -20,14 +20,17 @@ def test_one_command_measures_the_candidates(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """On the CPU flash-2 is a row with its error, and the others are right."""
-    cells = [Cell("ragged", 72, [33, 1, 70], 1), Cell("equal", 80, [40, 40], 1, True)]
-    monkeypatch.setattr(attention_heads, "cells", lambda: iter(cells))
+    cells = [
+        measure.Cell("ragged", 72, [33, 1, 70], 1),
+        measure.Cell("equal", 80, [40, 40], 1, True),
+    ]
+    monkeypatch.setattr(command, "cells", lambda: iter(cells))
     path = tmp_path / "rows.json"
-    attention_heads.main(["--device", "cpu", "--json", str(path)])
+    command.main(["--device", "cpu", "--json", str(path)])
     body = json.loads(path.read_text())
     assert body["ended"] == []
     assert {(row["cell"], row["family"]) for row in body["rows"]} == {
-        (cell.name, family) for cell in cells for family in attention_heads.FAMILIES
+        (cell.name, family) for cell in cells for family in measure.FAMILIES
     }
     for row in body["rows"]:
         if row["candidate"] in ("library, flash2", "library, cudnn"):
@@ -36,7 +39,7 @@ def test_one_command_measures_the_candidates(
             assert row["relative_l2"] <= 1e-3
             assert row["us"] > 0
     assert any(row["candidate"].startswith("tma 64x64") for row in body["rows"])
-    assert table(body["rows"]).startswith("| cell | size |")
+    assert command.table(body["rows"]).startswith("| cell | size |")
 
 
 def test_a_candidate_that_is_wrong_or_fails_is_a_row_with_its_error(
@@ -49,13 +52,13 @@ def test_a_candidate_that_is_wrong_or_fails_is_a_row_with_its_error(
         return out
 
     chosen = [
-        attention_heads.Candidate("fails", fail, 72),
-        attention_heads.Candidate("writes nothing", forget, 72),
-        attention_heads.Candidate("forgets keys", lambda q, k, v, *_: v, 72),
+        measure.Candidate("fails", fail, 72),
+        measure.Candidate("writes nothing", forget, 72),
+        measure.Candidate("forgets keys", lambda q, k, v, *_: v, 72),
     ]
-    monkeypatch.setattr(attention_heads, "candidates", lambda *_: iter(chosen))
-    rows = measure(Cell("small", 72, [5, 3], 1), "tma", torch.device("cpu"), 1)
-    lines = table(rows)
+    monkeypatch.setattr(measure, "candidates", lambda *_: iter(chosen))
+    rows = measure.measure(measure.Cell("small", 72, [5, 3], 1), "tma", torch.device("cpu"), 1)
+    lines = command.table(rows)
     assert "fails: RuntimeError: too little shared memory" in lines
     assert "writes nothing: ValueError: the result is not finite" in lines
     assert "forgets keys: its error is" in lines
