@@ -211,7 +211,7 @@ def test_a_folder_of_encoders_imports_only_what_lies_before_it(folder: str) -> N
             assert any(covers(known, name) for known in KNOWS[folder]), f"{path}: {name}"
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("package", [*PACKAGES, "benchmarks"])
 def test_neither_files_nor_folders_import_one_another_in_a_circle(package: str) -> None:
     """In each folder, its files and the folders in it; a folder imports what any file in it does.
 
