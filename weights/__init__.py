@@ -4,7 +4,7 @@ Encoders, and with them torch, are imported at their first use: fetching a tower
 cache need neither. The names in ``__all__`` are public, all other modules are internal. These are
 the modules, in the order in which a load uses them:
 
-- ``source``: a checkpoint opened by repo id, folder or file
+- ``opening``: a checkpoint opened by repo id, folder or file
 - ``files``: the files of a checkpoint: read, checked and written
 - ``hub``: a repo of the Hub, read by byte ranges or fetched as whole files
 - ``cache``: what was fetched, kept on this disk, listed and removed
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from .inspection import CheckpointInfo, inspect_checkpoint
     from .layouts import Layout
     from .load import load_encoder
+    from .opening import resolve_commit
     from .published import PUBLISHED, PublishedModel
-    from .source import resolve_commit
 
 __all__ = [
     "FAMILIES",
@@ -58,7 +58,7 @@ _MODULES = {
     "Layout": ".layouts",
     "extract_encoder": ".extraction",
     "load_encoder": ".load",
-    "resolve_commit": ".source",
+    "resolve_commit": ".opening",
 }
 """Per public name, the module that defines it; it is imported when the name is first used."""
 

@@ -18,8 +18,8 @@ from .files.tensor_file import file_crc32, header_bytes
 from .files.tower_folder import PROJECTOR
 from .files.writing import flush, lock
 from .hub.repo import Fetch, HubOptions
+from .opening import MOST_REPAIRS, open_checkpoint
 from .published import check_family
-from .source import MOST_REPAIRS, open_checkpoint
 
 if TYPE_CHECKING:
     from .match import FoundTower

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from .files.snapshot import Route
 from .hub.repo import Fetch, HubOptions
+from .opening import open_checkpoint
 from .published import check_family
-from .source import open_checkpoint
 from .strict_json import JsonDict
 
 if TYPE_CHECKING:

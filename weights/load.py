@@ -30,8 +30,8 @@ from .files.tensor_file import read_into
 from .files.tower_folder import PROJECTOR, usage
 from .hub.repo import Fetch, HubOptions
 from .match import STORED_DTYPES, FoundTower, find_encoder
+from .opening import MOST_REPAIRS, open_checkpoint
 from .published import check_family
-from .source import MOST_REPAIRS, open_checkpoint
 from .strict_json import JsonDict, JsonObject
 
 DtypeName: TypeAlias = Literal["auto", "bfloat16", "float16", "float32", "float64"]

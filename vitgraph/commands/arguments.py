@@ -270,8 +270,8 @@ def check_repo(repo: str, hub: HubKeywords, family: str | None = None) -> None:
     """
     from weights.files.index import read_contents
     from weights.hub.repo import HubOptions
+    from weights.opening import open_checkpoint
     from weights.published import PUBLISHED, check_family
-    from weights.source import open_checkpoint
 
     check_family(family)
     wanted = HubOptions(**hub)
