@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for model in models:
                 for part in PARTS:
                     given = {"model": model, "part": part, "layers": layers, "runner": runner}
-                    run_apart(options, "benchmarks.engine_check", given)
+                    run_apart(options, "benchmarks.engines.check", given)
         return None
     compiled = not options.eager_language_model
     modes, cells = options.modes.split(","), options.cells.split(",")

@@ -254,6 +254,7 @@ def test_parts_of_a_measurement_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -
             "compiled": True,
         },
     )
+    assert {module for module, _ in given[1:]} == {check.__name__}
     assert [one["part"] for _, one in given[1:]] == ["reference", "ours", "stock"]
 
 

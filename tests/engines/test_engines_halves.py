@@ -15,7 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from benchmarks.engine_models import IDS, write_tokenizer
+from benchmarks.engines.models import IDS, write_tokenizer
 from vitgraph.seeded import write_seeded_checkpoint
 
 pytest.importorskip("vllm")

@@ -17,7 +17,7 @@ from tiny_towers import TEXT, VISION, Model
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from benchmarks.engine_models import write_tokenizer
+from benchmarks.engines.models import write_tokenizer
 from vitgraph.seeded import seeded_tower
 from weights import FAMILIES
 from weights.layouts import Prefix
