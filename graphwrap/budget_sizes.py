@@ -114,6 +114,7 @@ def positives(names: str, name: str, values: Iterable[SupportsIndex]) -> list[in
     """
     try:
         text = isinstance(values, (str, bytes))
+        # A text is one bad entry, which `positive` refuses by its own error.
         listed = [cast(SupportsIndex, values)] if text else list(values)
     except TypeError as error:
         raise ValueError(f"{names}={values!r}: must be a list: write [{values}]") from error

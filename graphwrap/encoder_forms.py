@@ -28,7 +28,7 @@ from encoders.contract import (
 )
 
 from .budgets import Budget
-from .guards import MEMBERS, BackendInUse, require_members
+from .guards import MEMBERS, BackendInUse, as_module, require_members
 from .torch_internals import compiled
 
 if TYPE_CHECKING:
@@ -157,11 +157,12 @@ def with_paths(encoder: nn.Module) -> MultiPathEncoder:
     Raises:
         TypeError: a path lacks a member of :class:`encoders.contract.GraphableEncoder`.
     """
+    # The members are checked below, and not by isinstance, which asks no wrapper for them.
     whole: MultiPathEncoder = OnePath(cast(GraphableEncoder, encoder))
     if isinstance(encoder, MultiPathEncoder) and not _passes_on_its_path(encoder):
         whole = encoder
     for path in whole.paths.values():
-        require_members(cast(nn.Module, path), MEMBERS, "see encoders.contract.GraphableEncoder")
+        require_members(path, MEMBERS, "see encoders.contract.GraphableEncoder")
     return whole
 
 
@@ -211,7 +212,7 @@ def choose_form(
 
 def _find_accelerator(encoder: GraphableEncoder) -> Accelerator | None:
     """Return the accelerator of an encoder or of a module inside it, None if there is none."""
-    for module in cast(nn.Module, encoder).modules():
+    for module in as_module(encoder).modules():
         if isinstance(module, Accelerable) and module.accelerator is not None:
             return module.accelerator
     return None

@@ -218,6 +218,12 @@ def require_members(encoder: object, names: Sequence[str], fix: str) -> None:
         raise TypeError(f"{type(encoder).__name__} has no {', '.join(missing)}: {fix}")
 
 
+def as_module(encoder: object) -> nn.Module:
+    """Return an encoder that :func:`require_members` has checked, as the module that it is."""
+    assert isinstance(encoder, nn.Module)
+    return encoder
+
+
 class CallLock:
     """A lock that a thread may take several times, and that says whether this thread holds it."""
 

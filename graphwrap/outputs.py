@@ -34,7 +34,7 @@ def output_fields(
         if name in names and isinstance(value, tuple | list):
             fields |= {f"{name}.{number}": layer for number, layer in enumerate(value)}
         elif name in names and value is not None:
-            fields[name] = cast(Tensor, value)
+            fields[name] = cast(Tensor, value)  # `_check_target` names another type
     return fields
 
 

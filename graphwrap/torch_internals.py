@@ -34,7 +34,8 @@ def current_stream_numbers(device: torch.device) -> StreamNumbers:
 
     Making a ``torch.cuda.Stream`` object instead would take microseconds per call.
     """
-    return cast(StreamNumbers, torch._C._cuda_getCurrentStream(device.index))
+    numbers: StreamNumbers = torch._C._cuda_getCurrentStream(device.index)
+    return numbers
 
 
 def clear_cublas_workspaces() -> None:
@@ -48,7 +49,8 @@ def slots_of(module: nn.Module, kind: str) -> dict[str, object]:
     Every call of a graphed encoder compares these dicts with those of capture. The public iterators
     would walk over all modules in every call, and none yields hooks.
     """
-    return cast("dict[str, object]", vars(module)[kind])
+    slots: dict[str, object] = vars(module)[kind]
+    return slots
 
 
 def compiled(module: Function, times: int) -> Function:

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from operator import index
-from typing import NoReturn, cast
+from typing import NoReturn
 
 import torch
 from torch import nn
@@ -21,7 +21,7 @@ from tqdm.auto import tqdm
 
 from ..budgets import Budget, BudgetSet
 from ..encoder_forms import EncoderForm, capacity_metadata, captured_forward
-from ..guards import WeightGuard, plain_tensors
+from ..guards import WeightGuard, as_module, plain_tensors
 from ..packing import Packer
 from ..prices import Prices, PriceTable
 from ..stats import BudgetStats, GraphStats
@@ -67,7 +67,7 @@ def capture_encoder(
     form = next(iter(forms.values()))
     pads, roots = form.backend != "eager", {"": encoder}
     if several:
-        roots |= {f"path {name}": cast(nn.Module, one.encoder) for name, one in forms.items()}
+        roots |= {f"path {name}": as_module(one.encoder) for name, one in forms.items()}
     attributes = plain_tensors(roots) if pads else []
     for name, one in forms.items() if tables and pads else ():
         if one.has_graphs or one.accelerator is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple, cast
+from typing import Literal, NamedTuple
 
 from PIL import ExifTags, Image
 from torch import Tensor
@@ -68,7 +68,9 @@ class Media(NamedTuple):
         """The image, or the middle frame of the video, as uint8 [3, H, W] for plots."""
         if not isinstance(self.item, Video):
             return to_rgb(self.item)
-        return cast(Tensor, self.item.frames[len(self.item.frames) // 2])
+        middle = self.item.frames[len(self.item.frames) // 2]
+        assert isinstance(middle, Tensor)  # a frame of a file, or what `to_rgb` made of an image
+        return middle
 
 
 def _size_of_file(path: Path) -> tuple[int, int]:
@@ -138,7 +140,8 @@ def encode_items(
     kept = options._replace(on_error="keep")  # an error that is yielded names its item of the batch
     began = time.perf_counter()
     for result in stream_items(item_encoder, pairs, limits, whole, kept):
-        medium = cast(Media, result.key)
+        medium = result.key
+        assert isinstance(medium, Media)  # of the pairs above
         if isinstance(result.value, ItemError):
             _raise_for(medium.name, result.value.error)
         milliseconds = (time.perf_counter() - began) * 1e3

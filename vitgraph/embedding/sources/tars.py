@@ -9,12 +9,9 @@ from __future__ import annotations
 import posixpath
 import tarfile
 from collections.abc import Iterator
-from typing import IO, TYPE_CHECKING, NamedTuple, cast
+from typing import IO, NamedTuple
 
 from .files import is_remote, open_file
-
-if TYPE_CHECKING:
-    from fsspec.spec import AbstractBufferedFile
 
 HEADER_BLOCK = 2048 - 1
 """The bytes that are read ahead in a remote tar file: a header with a long name has 1,536."""
@@ -61,7 +58,10 @@ def list_members(path: str, version: str = "") -> Listed:
             ) from error
         fetched = 0
         if is_remote(path):
-            fetched = cast("AbstractBufferedFile", file).cache.total_requested_bytes
+            from fsspec.spec import AbstractBufferedFile
+
+            if isinstance(file, AbstractBufferedFile):
+                fetched = file.cache.total_requested_bytes
         return Listed(members, fetched)
 
 
