@@ -33,9 +33,9 @@ from benchmarks.towers import TOWERS, Tower
 from encoders.base.vision_encoder import VisionEncoder
 from encoders.contract import GridLike
 from graphwrap import GraphedEncoder
+from graphwrap.costs import Costs
 from graphwrap.graphs.replay import Cache, Executor
 from graphwrap.packing import Packer
-from graphwrap.prices import Prices
 from tests.oracles import BY_NAME, Grids
 
 GRAPHED = ["Qwen3-VL-8B", "Qwen2.5-VL-7B", "Qwen2-VL-7B", "InternViT-300M"]
@@ -89,8 +89,8 @@ def forget_plans(executor: Executor) -> None:
 def replay_what_fits(executor: Executor) -> Packer:
     """Return a packer that replays everything that fits a budget, whatever the times are."""
     measured = executor.graphs.packer
-    prices = Prices.unmeasured(executor.graphs.by_budget)
-    return Packer(prices, measured.max_batch_size, measured.eager_tokens)
+    costs = Costs.unmeasured(executor.graphs.by_budget)
+    return Packer(costs, measured.max_batch_size, measured.eager_tokens)
 
 
 HOST = ("host_us", "launch_us", "host_after_wait_us", "launch_after_wait_us")
@@ -138,7 +138,7 @@ def host_microseconds(
 
 
 def measure(tower: Tower, runs: int) -> dict[str, Any]:
-    """Measure one tower: all workloads, latencies by tokens, memory and prices."""
+    """Measure one tower: all workloads, latencies by tokens, memory and costs."""
     encoder = tower.build()
     reference, fast = tower.reference(encoder), encoder.accelerated()
     graphed = GraphedEncoder(encoder).capture(progress=False)
@@ -158,14 +158,14 @@ def measure(tower: Tower, runs: int) -> dict[str, Any]:
         "workloads": rows,
         "latency": latency,
         "memory_by_budgets": memory(encoder),
-        "prices": prices(graphed),
+        "prices": costs(graphed),
     }
 
 
-def prices(graphed: GraphedEncoder) -> dict[str, Any]:
-    """Return the table of prices that decides between replays and eager runs, as saved."""
+def costs(graphed: GraphedEncoder) -> dict[str, Any]:
+    """Return the table of costs that decides between replays and eager runs, as saved."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "prices.json"
+        path = Path(folder) / "costs.json"
         graphed.save_table(path)
         return dict(json.loads(path.read_text()))
 

@@ -71,7 +71,7 @@ def batches(tower: Tower) -> list[Grids]:
 
 
 def run(tower: Tower, kind: str, runs: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Measure every case of one tower; return the prices that decide, and a row per case."""
+    """Measure every case of one tower; return the costs that decide, and a row per case."""
     encoder = tower.build()
     graphed = GraphedEncoder(encoder).capture(progress=False)
     forced, fast = forced_replay(graphed), encoder.accelerated()
@@ -97,9 +97,9 @@ def run(tower: Tower, kind: str, runs: int) -> tuple[dict[str, Any], list[dict[s
                 "seconds": time.perf_counter() - began,
             }
         )
-    prices = executor_of(graphed).graphs.packer.prices
-    replay_ms = {budget.name: ms for budget, ms in prices.replay_ms.items()}
-    return {"eager_ms": list(prices.eager_ms), "replay_ms": replay_ms}, rows
+    costs = executor_of(graphed).graphs.packer.costs
+    replay_ms = {budget.name: ms for budget, ms in costs.replay_ms.items()}
+    return {"eager_ms": list(costs.eager_ms), "replay_ms": replay_ms}, rows
 
 
 def forced_replay(graphed: GraphedEncoder) -> Callable[[Tensor, Grids], EncoderOutput]:
@@ -195,7 +195,7 @@ def main() -> None:
             if name not in options.towers:
                 continue
             now = about(options.runs)
-            prices, rows = run(TOWERS[name], kind, options.runs)
+            costs, rows = run(TOWERS[name], kind, options.runs)
             spent = sum(row.pop("seconds") for row in rows)
             groups.append(
                 {
@@ -204,7 +204,7 @@ def main() -> None:
                     "about": now,
                     "seconds": spent,
                     "summary": summary(rows),
-                    "prices": prices,
+                    "prices": costs,
                     "cases": rows,
                 }
             )

@@ -9,7 +9,7 @@ way through them:
 - ``encoder_forms``: the form of the encoder that is captured, such as the accelerated one
 - ``budgets``, ``budget_sizes``: the capacities of graphs, and how many tokens each one holds
 - ``graphs``: the graphs themselves, captured, timed and replayed on static buffers
-- ``prices``: times of replays and eager runs, saved and compared
+- ``costs``: times of replays and eager runs, saved and compared
 - ``packing``: items put into the groups that cost least
 - ``outputs``: outputs as fields by name, and the tensors that a caller gives for them
 - ``stats``: what was replayed, padded and run eagerly

@@ -19,10 +19,10 @@ from encoders.streams.items import EncodesItems
 
 from . import encoder_forms, guards
 from .budgets import budgets_by_path, choose_budgets
+from .costs import CostTable, read_tables, write_tables
 from .graphs.capture import capture_encoder
 from .graphs.measuring import fingerprint
 from .graphs.replay import Captured, Inputs, OutTensors
-from .prices import PriceTable, read_tables, write_tables
 from .stats import GraphStats
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
         self._backend = backend
         self._settings = encoder_forms.FormSettings(kernels, precision, compile)
         self._lock = guards.CallLock()
-        self._tables: dict[str, PriceTable] = {}
+        self._tables: dict[str, CostTable] = {}
         self._forms: dict[str, encoder_forms.EncoderForm] = {}
         self._captured: Captured | None = None
         self._locate()
@@ -226,11 +226,11 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
         with self._lock:
             tables = {}
             for name, executor in self._captured.paths.items() if self._captured else ():
-                form, prices = executor.form, executor.graphs.packer.prices
+                form, costs = executor.form, executor.graphs.packer.costs
                 kernels = None if form.accelerator is None else dict(form.accelerator.choices())
                 made_on = fingerprint(self.encoder, form)
-                tables[name] = PriceTable(os.fspath(path), made_on, prices, kernels)
-            if not tables or not all(table.prices.measured for table in tables.values()):
+                tables[name] = CostTable(os.fspath(path), made_on, costs, kernels)
+            if not tables or not all(table.costs.measured for table in tables.values()):
                 raise ValueError("there are no measured times: capture() with backend='cudagraph'")
             write_tables(path, tables)
 

@@ -1,4 +1,4 @@
-"""Packing the items of a call into groups that fit the budgets, at nearly the least price.
+"""Packing the items of a call into groups that fit the budgets, at nearly the least cost.
 
 One group of everything is taken unless several save a tenth. Otherwise items are placed by first
 fit decreasing: the largest first, each in the first group that has room. That is done for the
@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeAlias
 from encoders.contract import EncoderItemSpec, Grid
 
 from .budgets import Batch, Budget
-from .prices import Prices
+from .costs import Costs
 
 CHEAPER = "cheaper"
 PLACEMENTS = 60
@@ -26,8 +26,8 @@ budget's capacity with all items, so that of more items fewer budgets are tried.
 OPEN_GROUPS = 4
 """The number of groups that an item may still join; when another one opens, the oldest closes."""
 WORTH_A_SPLIT = 1.1
-"""Several groups are taken only where one costs 10 % more than their prices sum to: attention is
-slower in small groups than in a large one, which prices do not say. On an H200 that was 2 to 10 %
+"""Several groups are taken only where one costs 10 % more than the sum of theirs: attention is
+slower in small groups than in a large one, which no cost includes. On an H200 that was 2 to 10 %
 of a call (``benchmarks/NOTES.md``)."""
 Key: TypeAlias = tuple[Grid, ...]
 
@@ -38,7 +38,7 @@ class Group(NamedTuple):
     items: tuple[int, ...]
     """The numbers of the items in the call, ascending."""
     budget: Budget | None
-    price: float
+    cost: float
     reasons: tuple[str, ...] = ()
     """The reason why each item runs eagerly; empty for a replay."""
 
@@ -78,22 +78,22 @@ class Schedule(NamedTuple):
 
 
 class Packer:
-    """Packs the items of a call into groups, at nearly the least sum of their measured prices.
+    """Packs the items of a call into groups, at nearly the least sum of their measured costs.
 
     Args:
-        prices: price of a replay of each budget, and of eager runs.
+        costs: cost of a replay of each budget, and of eager runs.
         max_batch_size: most items per replay.
         eager_tokens: most output tokens of several items that run eagerly together.
     """
 
-    def __init__(self, prices: Prices, max_batch_size: int, eager_tokens: int) -> None:
-        self.prices, self.max_batch_size = prices, max_batch_size
+    def __init__(self, costs: Costs, max_batch_size: int, eager_tokens: int) -> None:
+        self.costs, self.max_batch_size = costs, max_batch_size
         # A full replay does the same work as an eager run, so a longer time is an error of timing.
-        ms = {budget: min(x, prices.eager(budget.rows)) for budget, x in prices.replay_ms.items()}
+        ms = {budget: min(x, costs.eager(budget.rows)) for budget, x in costs.replay_ms.items()}
         self.budgets, self.replay_ms = sorted(ms), ms
         self.eager_tokens = max([eager_tokens, *[budget.tokens for budget in self.budgets]])
-        self._by_price = sorted(self.budgets, key=lambda budget: (ms[budget], budget))
-        self._most_tokens = list(accumulate([one.tokens for one in self._by_price], max))
+        self._by_cost = sorted(self.budgets, key=lambda budget: (ms[budget], budget))
+        self._most_tokens = list(accumulate([one.tokens for one in self._by_cost], max))
         self._row_ms = min([ms[budget] / budget.rows for budget in self.budgets], default=0.0)
 
     def pack(self, specs: Sequence[EncoderItemSpec]) -> list[Group]:
@@ -105,7 +105,7 @@ class Packer:
             return []
         best = [self._group(range(len(specs)), specs)]
         rows = sum([spec.input_size for spec in specs])
-        if best[0].budget and best[0].price <= WORTH_A_SPLIT * self._row_ms * rows:
+        if best[0].budget and best[0].cost <= WORTH_A_SPLIT * self._row_ms * rows:
             return best
         largest = EncoderItemSpec(*map(max, zip(*specs, strict=True)))
         why = [CHEAPER] * len(specs)
@@ -115,8 +115,8 @@ class Packer:
         order = sorted(range(len(specs)), key=lambda item: -specs[item].output_tokens)
         fitting = [item for item in order if why[item] == CHEAPER]
         over = self._eager_groups([item for item in order if why[item] != CHEAPER], specs)
-        best = min(best, self._eager_groups(order, specs) if fitting else over, key=_price)
-        replays = self._replays(fitting, specs, _price(best) - _price(over))
+        best = min(best, self._eager_groups(order, specs) if fitting else over, key=_cost)
+        replays = self._replays(fitting, specs, _cost(best) - _cost(over))
 
         def explained(group: Group) -> Group:
             reasons = tuple([why[item] for item in group.items])
@@ -139,19 +139,19 @@ class Packer:
         """Return ``items``, which are indices into ``specs``, as one group.
 
         The group takes the cheapest budget that holds it, or None if an eager run costs less. The
-        price is infinite if the group is over every budget and over the tokens of an eager run.
+        cost is infinite if the group is over every budget and over the tokens of an eager run.
         """
         batch = Batch.of([specs[item] for item in items])
-        budget, price = None, math.inf
+        budget, cost = None, math.inf
         if batch.tokens <= self.eager_tokens or batch.items == 1:
-            price = self.prices.eager(batch.rows)
+            cost = self.costs.eager(batch.rows)
         if batch.items <= self.max_batch_size:
-            for candidate in self._by_price[bisect_left(self._most_tokens, batch.tokens) :]:
+            for candidate in self._by_cost[bisect_left(self._most_tokens, batch.tokens) :]:
                 if candidate.exceeded_by(batch) is None:
-                    if self.replay_ms[candidate] <= price:
-                        budget, price = candidate, self.replay_ms[candidate]
+                    if self.replay_ms[candidate] <= cost:
+                        budget, cost = candidate, self.replay_ms[candidate]
                     break
-        return Group(tuple(sorted(items)), budget, price)
+        return Group(tuple(sorted(items)), budget, cost)
 
     def _eager_groups(self, order: list[int], specs: Sequence[EncoderItemSpec]) -> list[Group]:
         """Return groups of neighbours in ``order``, indices into ``specs``, to run eagerly.
@@ -164,8 +164,8 @@ class Packer:
         groups, start = list[Group](), 0
         while start < len(order):
             end = max(bisect_right(tokens, tokens[start] + self.eager_tokens) - 1, start + 1)
-            price = self.prices.eager(rows[end] - rows[start])
-            groups.append(Group(tuple(sorted(order[start:end])), None, price))
+            cost = self.costs.eager(rows[end] - rows[start])
+            groups.append(Group(tuple(sorted(order[start:end])), None, cost))
             start = end
         return groups[:-1] + [self._group(group.items, specs) for group in groups[-1:]]
 
@@ -177,7 +177,7 @@ class Packer:
         Args:
             order: places in ``specs`` of items that some budget holds, the largest item first.
             specs: sizes of all items of the call.
-            most: price of running these items as one group, or together with items that no budget
+            most: cost of running these items as one group, or together with items that no budget
                 holds. The list is empty unless a packing costs a tenth less.
         """
         batch = Batch.of([specs[item] for item in order])
@@ -188,26 +188,26 @@ class Packer:
             placed, outside = self._first_fit(order, specs, capacity)
             groups = [self._group(items, specs) for items in placed]
             groups += self._replays(outside, specs, math.inf)
-            if _price(groups) < least:
-                best, least = groups, _price(groups)
+            if _cost(groups) < least:
+                best, least = groups, _cost(groups)
         return best
 
     def _cheapest(self, batch: Batch, first: EncoderItemSpec) -> list[Budget]:
         """Return the budgets to try for a batch: those that hold its largest item, the ``first``.
 
-        They are sorted by the price of the whole batch if every replay were full, and there are
+        They are sorted by the cost of the whole batch if every replay were full, and there are
         fewer of them the more items there are.
         """
         items, tokens, rows, segments, _, windows = batch
 
-        def price(one: Budget) -> float:
+        def cost(one: Budget) -> float:
             t, r, s, _, w = one
             full = max(tokens / t, rows / r, segments / s, windows / (w or 1))
             return self.replay_ms[one] * max(full, items / self.max_batch_size, 1.0)
 
         alone = Batch.of([first])
         holding = [one for one in self.budgets if one.fits(alone)]
-        return sorted(holding, key=price)[: max(PLACEMENTS // items, 1)]
+        return sorted(holding, key=cost)[: max(PLACEMENTS // items, 1)]
 
     def _first_fit(
         self, order: list[int], specs: Sequence[EncoderItemSpec], capacity: Budget
@@ -245,8 +245,8 @@ class Packer:
         return [items for items, _ in groups[:-1]], outside
 
 
-def _price(groups: Sequence[Group]) -> float:
-    return sum([group.price for group in groups])
+def _cost(groups: Sequence[Group]) -> float:
+    return sum([group.cost for group in groups])
 
 
 def make_schedule(key: Key, specs: Sequence[EncoderItemSpec], groups: Sequence[Group]) -> Schedule:

@@ -20,10 +20,10 @@ from torch import nn
 from tqdm.auto import tqdm
 
 from ..budgets import Budget, BudgetSet
+from ..costs import Costs, CostTable
 from ..encoder_forms import EncoderForm, capacity_metadata, captured_forward
 from ..guards import WeightGuard, as_module, plain_tensors
 from ..packing import Packer
-from ..prices import Prices, PriceTable
 from ..stats import BudgetStats, GraphStats
 from .budget_graph import BudgetGraph
 from .buffers import Arena, Memory, MetadataFormat
@@ -40,7 +40,7 @@ def capture_encoder(
     encoder: nn.Module,
     forms: Mapping[str, EncoderForm],
     budget_sets: Mapping[str, BudgetSet],
-    tables: Mapping[str, PriceTable],
+    tables: Mapping[str, CostTable],
     counts: GraphStats,
     *,
     bounded: bool,
@@ -53,7 +53,7 @@ def capture_encoder(
         encoder: the module as the user gave it.
         forms: the form of the encoder to capture, by input path.
         budget_sets: the budgets to capture, by input path.
-        tables: loaded tables of prices by input path; empty if times are to be measured.
+        tables: loaded tables of costs by input path; empty if times are to be measured.
         counts: statistics to which the captured and the dropped budgets are added.
         bounded: lower inferred budgets to fit memory; every path gets an equal share.
         clone: calls will return copies; else views of the static buffers.
@@ -98,7 +98,7 @@ class Capturer:
     form: EncoderForm
     budget_set: BudgetSet
     memory: Memory
-    table: PriceTable | None = None
+    table: CostTable | None = None
     memory_divisor: int = 0
     """Inferred budgets may fill 1/memory_divisor of free memory; 0: there is no bound."""
     label: str = ""
@@ -119,7 +119,7 @@ class Capturer:
         last error is raised.
         """
         arena, formats = self._prepare()
-        graphs = PathGraphs(arena, self._packer(Prices.unmeasured(())))
+        graphs = PathGraphs(arena, self._packer(Costs.unmeasured(())))
         self.memory.arenas.append(graphs.arena)
         bar.total = bar.n + len(formats)
         for budget in sorted(formats, key=lambda budget: (-budget.rows, -budget.segments)):
@@ -128,37 +128,37 @@ class Capturer:
             bar.set_postfix_str(f"{budget.tokens} tokens, {held:.0f} MiB")
             bar.update()
         self._report(graphs)
-        prices = Prices.unmeasured(graphs.by_budget)
+        costs = Costs.unmeasured(graphs.by_budget)
         if self.memory.stream is not None and graphs.by_budget:
             torch.cuda.current_stream(self.form.device).wait_stream(self.memory.stream)
-            prices = self._price(graphs.by_budget)
+            costs = self._cost(graphs.by_budget)
             torch.cuda.empty_cache()  # returns the memory of warm-ups and timings
         for budget, stats in graphs.stats.items():
-            stats.replay_ms = prices.replay_ms[budget] if prices.measured else None
-        graphs.packer = self._packer(prices)
+            stats.replay_ms = costs.replay_ms[budget] if costs.measured else None
+        graphs.packer = self._packer(costs)
         return graphs
 
-    def _packer(self, prices: Prices) -> Packer:
-        """Return a packer that compares ``prices``, and that bounds the tokens of an eager run.
+    def _packer(self, costs: Costs) -> Packer:
+        """Return a packer that compares ``costs``, and that bounds the tokens of an eager run.
 
         The bound is twice the largest budget, captured or of the encoder's ``budget_range``: beyond
         it, splitting a run costs next to nothing. If the largest budgets could not be captured,
         it is twice the largest one that was.
         """
-        most = max((budget.tokens for budget in prices.replay_ms), default=0)
+        most = max((budget.tokens for budget in costs.replay_ms), default=0)
         if most in (0, self.budget_set.budgets[-1].tokens):
             most = max(most, index(self.form.encoder.budget_range[1]))
-        return Packer(prices, self.budget_set.max_batch_size, 2 * most)
+        return Packer(costs, self.budget_set.max_batch_size, 2 * most)
 
-    def _price(self, graphs: dict[Budget, BudgetGraph]) -> Prices:
-        """Return the prices of the captured ``graphs``: from the user's table if one was loaded.
+    def _cost(self, graphs: dict[Budget, BudgetGraph]) -> Costs:
+        """Return the costs of the captured ``graphs``: from the user's table if one was loaded.
 
         Otherwise they are measured. Without memory for an eager run beside the graphs, a warning is
-        given, and the prices make every item replay that fits a budget.
+        given, and the costs make every item replay that fits a budget.
         """
         if self.table is not None:
-            times = {budget: self.table.prices.replay_ms[budget] for budget in graphs}
-            return replace(self.table.prices, replay_ms=times)
+            times = {budget: self.table.costs.replay_ms[budget] for budget in graphs}
+            return replace(self.table.costs, replay_ms=times)
         try:
             return measure(self.form.encoder, graphs, self.form.device)
         except RuntimeError as error:
@@ -168,7 +168,7 @@ class Capturer:
             "fits a budget is replayed; give fewer tokens (max_budget, budgets) to have them timed",
             stacklevel=7,
         )
-        return Prices.unmeasured(graphs)
+        return Costs.unmeasured(graphs)
 
     def _prepare(self) -> tuple[Arena, dict[Budget, MetadataFormat]]:
         """Allocate the static buffers, and return them with the metadata format of each budget.

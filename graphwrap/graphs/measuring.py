@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from encoders.contract import GraphableEncoder, Grid
 
 from ..budgets import LONG_SEGMENTS, Batch, Budget, read_specs
+from ..costs import Costs
 from ..encoder_forms import EncoderForm, capacity_metadata
-from ..prices import Prices
 from .budget_graph import BudgetGraph
 
 SHARES = (8, 4, 2, 1)
@@ -36,8 +36,8 @@ replay that is as fast within that."""
 
 def measure(
     encoder: GraphableEncoder, graphs: Mapping[Budget, BudgetGraph], device: torch.device
-) -> Prices:
-    """Return the measured prices of replaying each budget of ``graphs`` and of five eager runs.
+) -> Costs:
+    """Return the measured costs of replaying each budget of ``graphs`` and of five eager runs.
 
     An eager run is compared with the replay of the same rows in the same moment, because the clocks
     of a GPU change by several per cent with what it did before. The ``device`` is a CUDA device.
@@ -60,7 +60,7 @@ def measure(
             padding = _replay_ms(encoder, graphs[budget], [], pixels, SETTLING)
             ms = times[budget.rows] * (ms - full + padding) / padding
             points.append((rows, max(CLOSE * ms, points[-1][1])))  # more rows never cost less
-    return Prices({one: times[one.rows] for one in graphs}, points)
+    return Costs({one: times[one.rows] for one in graphs}, points)
 
 
 def full_grids(encoder: GraphableEncoder, budget: Budget) -> list[Grid]:

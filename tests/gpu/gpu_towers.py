@@ -1,6 +1,6 @@
 """Towers at published widths with few blocks, and calls for them, for the GPU tests of graphs.
 
-Prices are set aside (``replaying``): which of replay and eager is quicker is a benchmark's
+Costs are set aside (``replaying``): which of replay and eager is quicker is a benchmark's
 question; here everything that fits is replayed.
 """
 
@@ -46,8 +46,8 @@ from encoders.qwen2_vl import Qwen2VLConfig
 from encoders.qwen3_vl import Qwen3VLConfig
 from encoders.step3_vl import Step3VLConfig, Step3VLTower
 from graphwrap import GraphedEncoder
+from graphwrap.costs import Costs
 from graphwrap.packing import Packer
-from graphwrap.prices import Prices
 from support.graphs.outputs import EVERY_FIELD, assert_same_bits, fields
 
 Grids = list[list[int]]
@@ -261,8 +261,8 @@ def replaying(encoder: Any, budgets: list[int] | None, **settings: Any) -> Graph
     assert graphed._captured is not None
     for path in graphed._captured.paths.values():
         measured = path.graphs.packer
-        prices = Prices.unmeasured(path.graphs.by_budget)
-        path.graphs.packer = Packer(prices, measured.max_batch_size, measured.eager_tokens)
+        costs = Costs.unmeasured(path.graphs.by_budget)
+        path.graphs.packer = Packer(costs, measured.max_batch_size, measured.eager_tokens)
     return graphed
 
 

@@ -8,8 +8,8 @@ import torch
 from encoders.contract import EncoderItemSpec
 from graphwrap import Budget
 from graphwrap.budgets import Batch, choose_budgets
+from graphwrap.costs import Costs
 from graphwrap.packing import Packer
-from graphwrap.prices import Prices
 from oracles import JOINING_TOWERS
 from support.graphs.cases import OURS, at_true_size, is_tiled, pixels_for, static, tower
 from support.towers.toy_encoder import ToyEncoder
@@ -32,7 +32,7 @@ def test_default_clips_fit_the_default_budgets_at_true_size(name: str, clip: str
         grid = (frames // pairs, *[round(side / merged) * merged // patch] * 2)
     spec = encoder.item_specs([grid])[0]
     chosen = choose_budgets(encoder)
-    packer = Packer(Prices.unmeasured(chosen.budgets), chosen.max_batch_size, 16_384)
+    packer = Packer(Costs.unmeasured(chosen.budgets), chosen.max_batch_size, 16_384)
     assert packer.why_eager(spec) == "cheaper"
     (group,) = packer.pack([spec])
     assert group.budget is not None
@@ -48,7 +48,7 @@ def test_clips_of_large_frames_fit_whatever_number_of_items_a_replay_takes(items
     encoder = at_true_size("qwen2_vl")
     chosen = choose_budgets(encoder, max_batch_size=items)
     assert {budget.segments for budget in chosen.budgets} == {8, 64}
-    (group,) = Packer(Prices.unmeasured(chosen.budgets), items, 16_384).pack(
+    (group,) = Packer(Costs.unmeasured(chosen.budgets), items, 16_384).pack(
         encoder.item_specs([(4, 46, 46)])
     )
     assert group.budget is not None
@@ -89,7 +89,7 @@ def test_an_item_over_every_budget_is_an_error_if_so_configured(name: str) -> No
 
 def test_each_capacity_alone_makes_an_item_overflow() -> None:
     budget = Budget(tokens=64, rows=128, segments=4, longest_segment=64, windows=6)
-    packer = Packer(Prices.unmeasured([budget]), 8, 16_384)
+    packer = Packer(Costs.unmeasured([budget]), 8, 16_384)
     fits = EncoderItemSpec(128, 64, 2, 64, 6)
     assert packer.why_eager(fits) == "cheaper"
     assert budget.fits(Batch.of([fits]))

@@ -296,7 +296,7 @@ def test_a_tower_on_the_cpu_says_why_the_reference_runs() -> None:
 def saved(path: Path, encoder: nn.Module, **settings: Any) -> Path:
     """A table as a capture on CUDA would write it."""
     graphed = graphed_of(encoder, **settings)
-    executor_of(graphed).graphs.packer.prices = measured(graphed.budgets)
+    executor_of(graphed).graphs.packer.costs = measured(graphed.budgets)
     graphed.save_table(path)
     return path
 

@@ -14,7 +14,7 @@ from test_graph_failures import ERRORS, FailingEncoder, failing
 from torch import Tensor
 
 from encoders.contract import EncoderOutput, Metadata
-from graphwrap import GraphedEncoder, prices
+from graphwrap import GraphedEncoder, costs
 from graphwrap.budgets import BudgetSet, choose_budgets
 from graphwrap.encoder_forms import EncoderForm, FormSettings
 from graphwrap.graphs import capture
@@ -293,7 +293,7 @@ def test_without_memory_to_time_eager_runs_all_is_replayed(
     monkeypatch.setattr(capture, "measure", measure)
     if "memory" in message:
         with pytest.warns(UserWarning, match="could not be timed.*all that fits a budget is repl"):
-            assert capturer._price(runners) == prices.Prices.unmeasured(runners)
+            assert capturer._cost(runners) == costs.Costs.unmeasured(runners)
     else:
         with pytest.raises(RuntimeError, match="a shape is wrong"):
-            capturer._price(runners)
+            capturer._cost(runners)

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from encoders.contract import EncoderItemSpec
 from graphwrap.budgets import Batch, Budget, choose_budgets
+from graphwrap.costs import Costs
 from graphwrap.packing import WORTH_A_SPLIT, Group, Packer
-from graphwrap.prices import Prices
 from oracles import BY_NAME
 from support.graphs.cases import executor_of, toy
 from support.graphs.exact_packing import cost_of, least_cost
@@ -41,21 +41,21 @@ def line(ms: float, row_ms: float) -> list[tuple[float, float]]:
     return [(0, ms), (1000, ms + 1000 * row_ms)]
 
 
-def measured(budgets: Sequence[Budget], host_ms: float = 13.5) -> Prices:
-    """Prices of the order measured on one H200 for a Qwen tower at true size."""
+def measured(budgets: Sequence[Budget], host_ms: float = 13.5) -> Costs:
+    """Costs of the order measured on one H200 for a Qwen tower at true size."""
     times = {b: max(1.9, 0.6 + b.rows * 0.0048) + 2e-4 * b.rows**0.5 for b in budgets}
-    return Prices(times, line(host_ms, 0.0046))
+    return Costs(times, line(host_ms, 0.0046))
 
 
-PRICES: dict[str, Callable[[Sequence[Budget]], Prices]] = {
-    "unmeasured": Prices.unmeasured,
+COSTS: dict[str, Callable[[Sequence[Budget]], Costs]] = {
+    "unmeasured": Costs.unmeasured,
     "measured": measured,
     "measured beside a slow host": lambda budgets: measured(budgets, host_ms=60.0),
 }
 
 
-def packer_of(budgets: Sequence[Budget], prices: str = "unmeasured", most: int = 64) -> Packer:
-    return Packer(PRICES[prices](budgets), most, EAGER_TOKENS)
+def packer_of(budgets: Sequence[Budget], costs: str = "unmeasured", most: int = 64) -> Packer:
+    return Packer(COSTS[costs](budgets), most, EAGER_TOKENS)
 
 
 def h200_packers() -> dict[str, Packer]:
@@ -69,8 +69,8 @@ def h200_packers() -> dict[str, Packer]:
         large = max(times)
         start = tower["prices"]["eager_floor_ms"]
         end = times[large] + tower["prices"]["eager_gap_ms"]
-        prices = Prices(times, [(0, start), (large.rows, end)])
-        packers[tower["tower"]] = Packer(prices, 64, EAGER_TOKENS)
+        costs = Costs(times, [(0, start), (large.rows, end)])
+        packers[tower["tower"]] = Packer(costs, 64, EAGER_TOKENS)
     return packers
 
 
@@ -165,7 +165,7 @@ def test_a_larger_budget_is_taken_where_it_was_measured_cheaper() -> None:
     """On an H200, 28 tiles of InternViT once took 56.4 ms and 29 tiles 49.8."""
     times = {26: 45.6, 28: 56.4, 29: 49.8, 30: 51.7}
     budgets = {Budget(n * 256, n, n, 1025, 0): ms for n, ms in times.items()}
-    packer = Packer(Prices(budgets, line(60.0, 0.0)), 64, EAGER_TOKENS)
+    packer = Packer(Costs(budgets, line(60.0, 0.0)), 64, EAGER_TOKENS)
     for specs, taken in (([tiles(13), tiles(14)], 29), ([tiles(30)], 30)):
         (group,) = packer.pack(specs)
         assert group.budget is not None
@@ -174,9 +174,9 @@ def test_a_larger_budget_is_taken_where_it_was_measured_cheaper() -> None:
 
 @pytest.mark.parametrize(("small_ms", "replays"), [(9.2, 1), (9.0, 2)])
 def test_a_split_is_taken_where_it_saves_a_tenth(small_ms: float, replays: int) -> None:
-    """Attention is slower in two small runs than in a large one, which prices do not say."""
+    """Attention is slower in two small runs than in a large one, which no cost includes."""
     small, large = (Budget(n, 4 * n, 8, 4 * n, 0) for n in (1024, 2048))
-    packer = Packer(Prices({small: small_ms, large: 20.0}, line(90.0, 0.0)), 8, EAGER_TOKENS)
+    packer = Packer(Costs({small: small_ms, large: 20.0}, line(90.0, 0.0)), 8, EAGER_TOKENS)
     groups = packer.pack([EncoderItemSpec(1024, 256, 1, 1024)] * 8)
     assert len(groups) == replays
 
@@ -186,16 +186,16 @@ def test_a_split_is_taken_where_it_saves_a_tenth(small_ms: float, replays: int) 
 
 def test_eager_is_chosen_where_it_is_cheaper_and_said() -> None:
     budget = Budget(1024, 4096, 8, 4096, 0)
-    packer = Packer(Prices({budget: 20.0}, line(2.0, 0.001)), 8, EAGER_TOKENS)
+    packer = Packer(Costs({budget: 20.0}, line(2.0, 0.001)), 8, EAGER_TOKENS)
     (group,) = packer.pack([spec_of((4, 4))._replace(windows=0)])
     assert (group.budget, group.reasons) == (None, ("cheaper",))
 
 
 @pytest.mark.parametrize(("tokens", "replayed"), [(1024, True), (1020, False)])
-def test_a_replay_without_padding_is_taken_at_any_price(tokens: int, replayed: bool) -> None:
+def test_a_replay_without_padding_is_taken_at_any_cost(tokens: int, replayed: bool) -> None:
     """It does the work of an eager run. On an H200 one of 10.7 ms was once timed as 11.5."""
     budget = Budget(1024, 4096, 8, 4096, 0)
-    packer = Packer(Prices({budget: 11.5}, [(0, 0.0), (4096, 10.5)]), 8, EAGER_TOKENS)
+    packer = Packer(Costs({budget: 11.5}, [(0, 0.0), (4096, 10.5)]), 8, EAGER_TOKENS)
     (group,) = packer.pack([EncoderItemSpec(4 * tokens, tokens, 1, 4 * tokens)])
     assert (group.budget is not None) == replayed
 
@@ -205,14 +205,14 @@ def test_an_item_leaves_an_eager_run_where_that_saves_a_tenth(ms: float, runs: i
     """A tenth of the 10 ms that it adds to the run of an item that no budget holds."""
     budget = Budget(100, 400, 8, 400, 0)
     specs = [EncoderItemSpec(3600, 900, 1, 3600), EncoderItemSpec(400, 99, 1, 396)]
-    prices = Prices({budget: ms}, [(0, 0.0), (3600, 90.0), (4000, 100.0)])
-    assert len(Packer(prices, 8, 2000).pack(specs)) == runs
+    costs = Costs({budget: ms}, [(0, 0.0), (3600, 90.0), (4000, 100.0)])
+    assert len(Packer(costs, 8, 2000).pack(specs)) == runs
 
 
 def test_a_small_item_joins_an_eager_run_where_cheaper() -> None:
     budget = Budget(64, 256, 8, 256, 0)
     specs = [EncoderItemSpec(64, 16, 1, 64), EncoderItemSpec(400, 100, 1, 400)]
-    (group,) = Packer(Prices({budget: 2.0}, line(9.0, 0.001)), 8, EAGER_TOKENS).pack(specs)
+    (group,) = Packer(Costs({budget: 2.0}, line(9.0, 0.001)), 8, EAGER_TOKENS).pack(specs)
     assert (group.budget, group.reasons) == (None, ("cheaper", "over tokens"))
     first, second = packer_of([budget]).pack(specs)  # nothing measured: what fits is replayed
     assert (first.budget, second.reasons) == (budget, ("over tokens",))
@@ -221,16 +221,16 @@ def test_a_small_item_joins_an_eager_run_where_cheaper() -> None:
 def test_one_eager_run_of_many_items_is_taken_where_it_is_cheaper() -> None:
     budget = Budget(64, 256, 8, 256, 0)
     specs = [EncoderItemSpec(256, 64, 1, 256)] * 20
-    groups = Packer(Prices({budget: 2.0}, line(5.0, 0.0)), 8, EAGER_TOKENS).pack(specs)
+    groups = Packer(Costs({budget: 2.0}, line(5.0, 0.0)), 8, EAGER_TOKENS).pack(specs)
     assert [(group.items, group.budget) for group in groups] == [(tuple(range(20)), None)]
 
 
-@pytest.mark.parametrize("prices", PRICES)
+@pytest.mark.parametrize("costs", COSTS)
 @pytest.mark.parametrize("count", [13, 40, 300])
-def test_an_eager_run_of_many_items_is_bounded_in_tokens(count: int, prices: str) -> None:
+def test_an_eager_run_of_many_items_is_bounded_in_tokens(count: int, costs: str) -> None:
     """However much cheaper one run of everything is: there may be no memory for it."""
     budgets = [budget for budget in default_budgets_of("qwen2_vl") if budget.tokens <= 512]
-    packer = Packer(PRICES[prices](budgets), 64, 2000)
+    packer = Packer(COSTS[costs](budgets), 64, 2000)
     specs = [s._replace(windows=0) for s in draw_specs(random.Random(count), count)]
     groups = packer.pack(specs)
     check_groups(packer, specs, groups)
@@ -242,10 +242,10 @@ def test_an_eager_run_of_many_items_is_bounded_in_tokens(count: int, prices: str
 
 
 @pytest.mark.parametrize("count", [1, 5, 12, 13, 40])
-@pytest.mark.parametrize("prices", PRICES)
-def test_items_that_no_budget_holds_share_one_eager_run(prices: str, count: int) -> None:
+@pytest.mark.parametrize("costs", COSTS)
+def test_items_that_no_budget_holds_share_one_eager_run(costs: str, count: int) -> None:
     """Each alone would wait for its own launches: many times as slow as the encoder itself."""
-    packer = packer_of([b for b in default_budgets_of("qwen2_vl") if b.tokens <= 256], prices)
+    packer = packer_of([b for b in default_budgets_of("qwen2_vl") if b.tokens <= 256], costs)
     over = [spec_of((36, 64))._replace(windows=0)] * min(count, 28)
     (group,) = packer.pack(over)
     check_groups(packer, over, [group])
@@ -254,21 +254,21 @@ def test_items_that_no_budget_holds_share_one_eager_run(prices: str, count: int)
         check_groups(packer, specs, groups)
         assert sum(group.budget is None for group in groups) == 1
         cost = cost_of(packer, specs, groups)
-        assert cost <= packer.prices.eager(Batch.of(specs).rows)
+        assert cost <= packer.costs.eager(Batch.of(specs).rows)
 
 
 # --- any items, any budgets -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("prices", PRICES)
+@pytest.mark.parametrize("costs", COSTS)
 @pytest.mark.parametrize("count", [1, 7, 12, 13, 100, 2000])
-def test_packing_is_deterministic_whole_and_within_capacities(count: int, prices: str) -> None:
+def test_packing_is_deterministic_whole_and_within_capacities(count: int, costs: str) -> None:
     budgets = default_budgets_of("qwen2_5_vl")
     specs = draw_specs(random.Random(count), count)
-    packer = packer_of(budgets, prices, 16)
+    packer = packer_of(budgets, costs, 16)
     groups = packer.pack(specs)
     check_groups(packer, specs, groups)
-    assert groups == packer.pack(specs) == packer_of(budgets[::-1], prices, 16).pack(specs)
+    assert groups == packer.pack(specs) == packer_of(budgets[::-1], costs, 16).pack(specs)
 
 
 def budgets_with(draw: st.DataObject) -> list[Budget]:
@@ -281,7 +281,7 @@ def budgets_with(draw: st.DataObject) -> list[Budget]:
 
 @given(data=st.data())
 @settings(max_examples=200)
-def test_any_items_go_into_any_budgets_at_any_prices(data: st.DataObject) -> None:
+def test_any_items_go_into_any_budgets_at_any_costs(data: st.DataObject) -> None:
     item = st.builds(
         lambda t, n, w: EncoderItemSpec(4 * t * n, t * n, t, 4 * n, w),
         st.integers(1, 6),
@@ -290,13 +290,13 @@ def test_any_items_go_into_any_budgets_at_any_prices(data: st.DataObject) -> Non
     )
     specs = data.draw(st.lists(item, max_size=40))
     budgets, times = budgets_with(data), st.floats(0.0, 10.0)
-    prices = Prices.unmeasured(budgets)
+    costs = Costs.unmeasured(budgets)
     timed = data.draw(st.booleans())
     if timed:
         ms = {budget: data.draw(times) for budget in budgets}
         eager = sorted(data.draw(times) for _ in range(3))
-        prices = Prices(ms, list(zip([0, 50, 500], eager, strict=True)))
-    packer = Packer(prices, data.draw(st.integers(1, 8)), data.draw(st.integers(1, 500)))
+        costs = Costs(ms, list(zip([0, 50, 500], eager, strict=True)))
+    packer = Packer(costs, data.draw(st.integers(1, 8)), data.draw(st.integers(1, 500)))
     groups = packer.pack(specs)
     check_groups(packer, specs, groups)
     for group in groups:
@@ -332,15 +332,15 @@ def best_of(times: int, call: Callable[[], object]) -> float:
     return min(taken)
 
 
-@pytest.mark.parametrize("prices", [pytest.param("unmeasured", marks=pytest.mark.slow), "measured"])
+@pytest.mark.parametrize("costs", [pytest.param("unmeasured", marks=pytest.mark.slow), "measured"])
 @pytest.mark.parametrize("traffic", TRAFFIC)
-def test_ten_thousand_items_are_packed_in_a_moment(traffic: str, prices: str) -> None:
+def test_ten_thousand_items_are_packed_in_a_moment(traffic: str, costs: str) -> None:
     """The bound is 20 ms on a calm machine. On a busy one a pass of plain Python over the items,
     which takes about 1.5 ms on a calm machine, says how much more time there is.
     """
     draw = random.Random(5)
     specs = [TRAFFIC[traffic](draw) for _ in range(10_000)]
-    packer = packer_of(default_budgets_of("qwen2_5_vl"), prices)
+    packer = packer_of(default_budgets_of("qwen2_5_vl"), costs)
     check_groups(packer, specs, packer.pack(specs))
     seconds = best_of(5, lambda: packer.pack(specs))
     one_pass = best_of(5, lambda: Batch.of(specs))

@@ -159,11 +159,11 @@ def test_a_budget_that_fails_is_dropped_with_the_name_of_its_path() -> None:
 def test_a_table_holds_every_path_and_serves_no_encoder_of_others(tmp_path: Path) -> None:
     graphed, path = graphed_of().capture(progress=False), tmp_path / "table.json"
     for executor in graphed._captured.paths.values():
-        executor.graphs.packer.prices = measured(list(executor.graphs.by_budget))
+        executor.graphs.packer.costs = measured(list(executor.graphs.by_budget))
     graphed.save_table(path)
     other = graphed_of()
     other.load_table(path)
-    assert {name: len(table.prices.replay_ms) for name, table in other._tables.items()} == {
+    assert {name: len(table.costs.replay_ms) for name, table in other._tables.items()} == {
         "image": 6,
         "tiles": 4,
     }

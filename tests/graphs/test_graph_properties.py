@@ -16,8 +16,8 @@ from test_graph_packing import check_groups
 from encoders.contract import EncoderItemSpec
 from graphwrap import GraphedEncoder
 from graphwrap.budgets import LONG_SEGMENTS, Batch, choose_budgets
+from graphwrap.costs import Costs
 from graphwrap.packing import Packer, make_schedule
-from graphwrap.prices import Prices
 from oracles import Grids
 from support.graphs.cases import pixels_for, tower, toy
 from support.graphs.outputs import EVERY_FIELD, assert_same_bits, fields, worst_distance
@@ -147,7 +147,7 @@ def test_every_packing_keeps_capacities_and_its_plan_covers_every_row_once(
     asked = {key: value for key, value in chosen.items() if key not in ("clone", "budgets")}
     wanted = choose_budgets(encoder, chosen["budgets"], **asked)
     specs = encoder.item_specs(grids)
-    packer = Packer(Prices.unmeasured(wanted.budgets), wanted.max_batch_size, 16_384)
+    packer = Packer(Costs.unmeasured(wanted.budgets), wanted.max_batch_size, 16_384)
     groups = packer.pack(specs)
     check_groups(packer, specs, groups)
     schedule = make_schedule(tuple(grids), specs, groups)

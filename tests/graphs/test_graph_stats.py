@@ -1,4 +1,4 @@
-"""Counters and tables, the progress bar, saved prices, and ``encode`` from pictures."""
+"""Counters and tables, the progress bar, saved costs, and ``encode`` from pictures."""
 
 from __future__ import annotations
 

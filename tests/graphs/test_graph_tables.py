@@ -17,11 +17,11 @@ from encoders import Qwen3VLEncoder
 from encoders.qwen3_vl import Qwen3VLConfig
 from graphwrap import Budget
 from graphwrap.budgets import BudgetSet, choose_budgets
+from graphwrap.costs import CostTable, read_tables, write_tables
 from graphwrap.encoder_forms import EncoderForm, FormSettings
 from graphwrap.graphs.buffers import Memory
 from graphwrap.graphs.capture import Capturer
 from graphwrap.graphs.measuring import fingerprint
-from graphwrap.prices import PriceTable, read_tables, write_tables
 from support.graphs.cases import executor_of, pixels_for, static, toy
 from support.towers.toy_encoder import ToyEncoder
 
@@ -31,7 +31,7 @@ MADE_ON = {"encoder": "Tower", "weights": "12ab", "device": "H200"}
 
 def saved(path: Path, timed: Sequence[Budget] = BUDGETS, **changes: Any) -> Path:
     """A table on disk, with entries of its JSON changed, or (None) left out."""
-    write_tables(path, {"image": PriceTable(str(path), MADE_ON, measured(timed), None)})
+    write_tables(path, {"image": CostTable(str(path), MADE_ON, measured(timed), None)})
     body = {**json.loads(path.read_text())["image"], **changes}
     left_out = [name for name, value in changes.items() if value is None]
     body = {name: value for name, value in body.items() if name not in left_out}
@@ -39,7 +39,7 @@ def saved(path: Path, timed: Sequence[Budget] = BUDGETS, **changes: Any) -> Path
     return path
 
 
-def read(path: Path) -> PriceTable:
+def read(path: Path) -> CostTable:
     return read_tables(path, ["image"])["image"]
 
 
@@ -47,7 +47,7 @@ def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "table.json"
     for kernels in (None, {"kernels": "auto", "rows": [16]}):
         tables = {
-            name: PriceTable(str(path), MADE_ON, measured(BUDGETS[:count]), kernels)
+            name: CostTable(str(path), MADE_ON, measured(BUDGETS[:count]), kernels)
             for name, count in (("image", 3), ("tiles", 2))
         }
         write_tables(path, tables)
@@ -66,9 +66,9 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no list of eager runs": ({"eager_runs": None}, "'eager_runs'"),
     "no eager run": ({"eager_runs": []}, "it has no budgets, or no eager_runs"),
     "equal rows": ({"eager_runs": [{"rows": 8, "ms": 1.0}] * 2}, "no eager_runs by ascending rows"),
-    "a price in words": ({"eager_runs": [{"rows": 8, "ms": "x"}]}, "ms is 'x', not a number"),
+    "a cost in words": ({"eager_runs": [{"rows": 8, "ms": "x"}]}, "ms is 'x', not a number"),
     "negative rows": ({"eager_runs": [{"rows": -8, "ms": 1.0}]}, "rows is -8"),
-    "an infinite price": ({"eager_runs": [{"rows": 8, "ms": float("inf")}]}, "ms is inf"),
+    "an infinite cost": ({"eager_runs": [{"rows": 8, "ms": float("inf")}]}, "ms is inf"),
     "a NaN": ({"budgets": [{**ROW, "ms": float("nan")}]}, "ms is nan"),
     "a true": ({"budgets": [{**ROW, "ms": True}]}, "ms is True"),
     "no time": ({"budgets": [{**ROW, "ms": None}]}, "ms is None"),
@@ -137,7 +137,7 @@ def test_each_thing_that_times_depend_on_tells_tables_apart(
 ) -> None:
     ours, theirs = fingerprint_of(), fingerprint_of(**change)
     assert {name for name in ours if ours[name] != theirs[name]} == {key}
-    table = PriceTable("table.json", theirs, measured(BUDGETS), None)
+    table = CostTable("table.json", theirs, measured(BUDGETS), None)
     with pytest.raises(ValueError, match=rf"table.json was measured with {key}='"):
         table.apply(ours, None)
     table.apply(theirs, None)
@@ -179,7 +179,7 @@ def test_inferred_budgets_end_where_the_table_does(tmp_path: Path) -> None:
         table.restrict(BudgetSet(BUDGETS, 8, inferred=False))
 
 
-def capturer_with(table: PriceTable, budgets: Sequence[int]) -> Capturer:
+def capturer_with(table: CostTable, budgets: Sequence[int]) -> Capturer:
     encoder, cpu = ToyEncoder(), torch.device("cpu")
     form = EncoderForm(
         encoder, None, cpu, torch.float32, ("pooler_output",), "cudagraph", FormSettings()
@@ -193,12 +193,12 @@ def test_budgets_are_compared_before_anything_is_captured(tmp_path: Path) -> Non
         capturer_with(table, [4])
 
 
-def test_a_loaded_table_prices_what_was_captured(tmp_path: Path) -> None:
+def test_a_loaded_table_has_the_costs_of_what_was_captured(tmp_path: Path) -> None:
     table = read(saved(tmp_path / "table.json", toy().budgets))
     runners = dict(list(executor_of(toy()).graphs.by_budget.items())[1:])
-    prices = capturer_with(table, [4, 8, 16, 32])._price(runners)
-    assert prices.replay_ms == {budget: table.prices.replay_ms[budget] for budget in runners}
-    assert (prices.eager_ms, prices.measured) == (table.prices.eager_ms, True)
+    costs = capturer_with(table, [4, 8, 16, 32])._cost(runners)
+    assert costs.replay_ms == {budget: table.costs.replay_ms[budget] for budget in runners}
+    assert (costs.eager_ms, costs.measured) == (table.costs.eager_ms, True)
 
 
 # --- the life of a table --------------------------------------------------------------------------
@@ -207,12 +207,12 @@ def test_a_loaded_table_prices_what_was_captured(tmp_path: Path) -> None:
 def test_save_table_writes_what_load_table_reads(tmp_path: Path) -> None:
     graphed = toy()
     packer = executor_of(graphed).graphs.packer
-    packer.prices = measured(graphed.budgets)  # as a capture on CUDA leaves it
+    packer.costs = measured(graphed.budgets)  # as a capture on CUDA leaves it
     graphed.save_table(tmp_path / "table.json")
     other = toy()
     other.load_table(tmp_path / "table.json")
     table = other._tables["image"]
-    assert table.prices == packer.prices
+    assert table.costs == packer.costs
     table.apply(fingerprint(other.encoder, other._forms["image"]), None)
 
 

@@ -16,18 +16,18 @@ COLUMNS = [1, 0, 2, 3, 4]
 
 
 def cost_of(packer: Packer, specs: Sequence[EncoderItemSpec], groups: Sequence[Group]) -> float:
-    """Return the sum of the prices of groups, by the prices of ``packer``."""
+    """Return the sum of the costs of groups, by the costs of ``packer``."""
     total = 0.0
     for items, budget, _, _ in groups:
         rows = sum(specs[item].input_size for item in items)
-        total += packer.prices.eager(rows) if budget is None else packer.replay_ms[budget]
+        total += packer.costs.eager(rows) if budget is None else packer.replay_ms[budget]
     return total
 
 
 def least_cost(packer: Packer, specs: Sequence[EncoderItemSpec]) -> float:
     """Return the cost of the cheapest division, over every way to divide the items into runs.
 
-    Several runs count 10 % more than the sum of their prices, as packing counts them.
+    Several runs count 10 % more than the sum of their costs, as packing counts them.
     """
     costs = run_costs(packer, specs)
     least, several = costs.copy(), np.inf
@@ -45,7 +45,7 @@ def run_costs(packer: Packer, specs: Sequence[EncoderItemSpec]) -> Any:
     items = np.array(specs)[:, COLUMNS]
     sums, counts = members @ items, members.sum(axis=1)
     sums[:, 3] = (members * items[:, 3]).max(axis=1)  # the longest segment
-    costs = np.array([packer.prices.eager(int(rows)) for rows in sums[:, 1]])
+    costs = np.array([packer.costs.eager(int(rows)) for rows in sums[:, 1]])
     costs[(sums[:, 0] > packer.eager_tokens) & (counts > 1)] = np.inf
     for budget, ms in packer.replay_ms.items():
         fits = (sums <= budget).all(axis=1) & (counts <= packer.max_batch_size)

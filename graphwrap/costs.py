@@ -22,36 +22,36 @@ if TYPE_CHECKING:
     from encoders.contract import Accelerator
 
 RUN_ROWS = 64
-"""The price in rows that each replay costs besides its input rows, if nothing is measured: of two
+"""The cost in rows that each replay costs besides its input rows, if nothing is measured: of two
 packings with as many rows, the one with fewer replays wins."""
 NEVER = 1e12
-"""Assumed price of a row that runs eagerly, in rows of a replay, if nothing is measured: a budget
+"""Assumed cost of a row that runs eagerly, in rows of a replay, if nothing is measured: a budget
 is always cheaper."""
 MOST_MS = 1e12
-"""The largest number of milliseconds (over thirty years) that is accepted in a file of prices."""
+"""The largest number of milliseconds (over thirty years) that is accepted in a file of costs."""
 REMEDY = "capture here and save_table again"
 
 
 @dataclass(frozen=True)
-class Prices:
-    """The price of every budget and of eager runs: milliseconds or, if not measured, input rows."""
+class Costs:
+    """The cost of every budget and of eager runs: milliseconds or, if not measured, input rows."""
 
     replay_ms: Mapping[Budget, float]
     """The milliseconds of a replay of each budget, timed with padding alone and with the copies of
-    inputs and outputs; if not measured, a price in input rows."""
+    inputs and outputs; if not measured, a cost in input rows."""
     eager_ms: Sequence[tuple[float, float]]
-    """The input rows and the milliseconds of some eager runs, by ascending rows; the price of other
+    """The input rows and the milliseconds of some eager runs, by ascending rows; the cost of other
     numbers of rows is interpolated."""
     measured: bool = True
 
     @classmethod
-    def unmeasured(cls, budgets: Iterable[Budget]) -> Prices:
-        """Return prices by which items that fit a budget are replayed, with few padded rows."""
+    def unmeasured(cls, budgets: Iterable[Budget]) -> Costs:
+        """Return costs by which items that fit a budget are replayed, with few padded rows."""
         times = {budget: budget.rows + RUN_ROWS for budget in budgets}
         return cls(times, [(0, NEVER), (1, 2 * NEVER)], measured=False)
 
     def eager(self, rows: int) -> float:
-        """Return the price of an eager run of so many input rows, interpolated between timed runs.
+        """Return the cost of an eager run of so many input rows, interpolated between timed runs.
 
         Beyond the largest timed run, it is extrapolated.
         """
@@ -62,13 +62,13 @@ class Prices:
 
 
 @dataclass(frozen=True)
-class PriceTable:
-    """The measured prices and kernel choices of one input path of an encoder, read from a file."""
+class CostTable:
+    """The measured costs and kernel choices of one input path of an encoder, read from a file."""
 
     file: str
     made_on: Mapping[str, str]
     """The :func:`~graphwrap.graphs.measuring.fingerprint` of what was measured: encoder, device."""
-    prices: Prices
+    costs: Costs
     kernels: dict[str, object] | None
     """The kernel choices of the accelerator, None where there was none."""
 
@@ -101,7 +101,7 @@ class PriceTable:
         The table may lack larger ones, because memory had run out when it was measured. A
         ValueError is raised if it lacks any other.
         """
-        times = self.prices.replay_ms
+        times = self.costs.replay_ms
         most = max(budget.rows for budget in times)
         budgets = tuple(b for b in budget_set.budgets if b.rows <= most or not budget_set.inferred)
         missing = [budget.name for budget in budgets or budget_set.budgets if budget not in times]
@@ -114,7 +114,7 @@ class PriceTable:
 
 
 class TableRecord(TypedDict):
-    """The JSON of the table of prices of one input path."""
+    """The JSON of the table of costs of one input path."""
 
     fingerprint: Mapping[str, str]
     eager_runs: list[dict[str, float]]
@@ -124,22 +124,22 @@ class TableRecord(TypedDict):
     kernels: dict[str, object] | None
 
 
-def write_tables(file: str | os.PathLike[str], tables: Mapping[str, PriceTable]) -> None:
-    """Write one JSON file with the ``tables`` of prices, by the name of the input path of each."""
+def write_tables(file: str | os.PathLike[str], tables: Mapping[str, CostTable]) -> None:
+    """Write one JSON file with the ``tables`` of costs, by the name of the input path of each."""
     body: dict[str, TableRecord] = {}
     for path, table in tables.items():
-        prices = table.prices
+        costs = table.costs
         body[path] = {
             "fingerprint": table.made_on,
-            "eager_runs": [{"rows": rows, "ms": ms} for rows, ms in prices.eager_ms],
-            "budgets": [{**one._asdict(), "ms": ms} for one, ms in prices.replay_ms.items()],
+            "eager_runs": [{"rows": rows, "ms": ms} for rows, ms in costs.eager_ms],
+            "budgets": [{**one._asdict(), "ms": ms} for one, ms in costs.replay_ms.items()],
             "kernels": table.kernels,
         }
     Path(file).write_text(json.dumps(body, indent=1) + "\n")
 
 
-def read_tables(file: str | os.PathLike[str], paths: Collection[str]) -> dict[str, PriceTable]:
-    """Read the table of prices of each input path from a file that :func:`write_tables` wrote.
+def read_tables(file: str | os.PathLike[str], paths: Collection[str]) -> dict[str, CostTable]:
+    """Read the table of costs of each input path from a file that :func:`write_tables` wrote.
 
     A ValueError is raised for any other file, and unless it has exactly the ``paths`` named.
     """
@@ -154,7 +154,7 @@ def read_tables(file: str | os.PathLike[str], paths: Collection[str]) -> dict[st
         ) from error
 
 
-def _parse(file: str, body: TableRecord) -> PriceTable:
+def _parse(file: str, body: TableRecord) -> CostTable:
     """Read the table of one input path from its part of the JSON in ``file``.
 
     A missing entry raises a KeyError, a number out of range a ValueError that names it.
@@ -168,7 +168,7 @@ def _parse(file: str, body: TableRecord) -> PriceTable:
         raise ValueError("it has no budgets, or no eager_runs by ascending rows")
     kernels = body["kernels"]
     own = None if kernels is None else {**kernels}
-    return PriceTable(file, {**body["fingerprint"]}, Prices(times, points), own)
+    return CostTable(file, {**body["fingerprint"]}, Costs(times, points), own)
 
 
 def _count(row: Mapping[str, float], name: str) -> int:

@@ -1,4 +1,4 @@
-"""Prices: what is timed at capture, compared with what, and interpolated between what."""
+"""Costs: what is timed at capture, compared with what, and interpolated between what."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from test_graph_packing import default_budgets_of
 from torch import Tensor
 
 from graphwrap.budgets import Batch, choose_budgets
+from graphwrap.costs import Costs
 from graphwrap.graphs import measuring
 from graphwrap.graphs.budget_graph import BudgetGraph
 from graphwrap.graphs.measuring import CLOSE, _milliseconds, full_grids, measure
-from graphwrap.prices import Prices
 from support.graphs.cases import executor_of, pixels_for, toy
 from support.graphs.outputs import assert_same_bits
 from support.towers.toy_encoder import ToyEncoder
@@ -21,7 +21,7 @@ from support.towers.toy_encoder import ToyEncoder
 
 @pytest.mark.parametrize("warm", [1.0, 1.07], ids=["steady clocks", "slower when warm"])
 @pytest.mark.parametrize("host_ms", [0.0, 12.0, 100.0])
-def test_eager_runs_are_priced_by_host_and_device(
+def test_an_eager_run_costs_the_time_of_host_and_device(
     monkeypatch: pytest.MonkeyPatch, host_ms: float, warm: float
 ) -> None:
     """Whatever the clocks were, an eager run is compared with a replay in the same state."""
@@ -63,7 +63,7 @@ def test_calls_of_a_gpu_that_has_idled_can_be_skipped(monkeypatch: pytest.Monkey
 def test_a_pause_of_the_host_spoils_one_call_of_several(
     monkeypatch: pytest.MonkeyPatch, ms: float, calls: int
 ) -> None:
-    """An eager run of 13 ms was once priced at 23.5 ms on an H200, from two calls."""
+    """An eager run of 13 ms was once taken to cost 23.5 ms on an H200, after two timed calls."""
     clock, made = [0.0], []
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(measuring.time, "perf_counter", lambda: clock[0])
@@ -76,11 +76,11 @@ def test_a_pause_of_the_host_spoils_one_call_of_several(
     assert len(made) == calls
 
 
-def test_an_eager_price_is_interpolated_between_runs_that_were_timed() -> None:
-    timed = Prices({}, [(64, 10.0), (1024, 10.0), (4096, 40.0)])
-    prices_ = [timed.eager(rows) for rows in (0, 64, 500, 1024, 2560, 4096, 7168)]
-    assert prices_ == pytest.approx([10.0, 10.0, 10.0, 10.0, 25.0, 40.0, 70.0])
-    assert Prices({}, [(64, 10.0)]).eager(5000) == 10.0
+def test_an_eager_cost_is_interpolated_between_runs_that_were_timed() -> None:
+    timed = Costs({}, [(64, 10.0), (1024, 10.0), (4096, 40.0)])
+    costs_ = [timed.eager(rows) for rows in (0, 64, 500, 1024, 2560, 4096, 7168)]
+    assert costs_ == pytest.approx([10.0, 10.0, 10.0, 10.0, 25.0, 40.0, 70.0])
+    assert Costs({}, [(64, 10.0)]).eager(5000) == 10.0
 
 
 def test_measuring_times_every_budget_and_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,9 +103,9 @@ def test_full_batches_fit_their_budget() -> None:
         assert batch.tokens > 0.5 * budget.tokens
 
 
-def test_unmeasured_prices_never_choose_eager() -> None:
+def test_unmeasured_costs_never_choose_eager() -> None:
     """Not even where the widest budget holds one small item."""
     budgets = default_budgets_of("qwen2_5_vl")
-    unmeasured = Prices.unmeasured(budgets)
+    unmeasured = Costs.unmeasured(budgets)
     assert unmeasured.eager(4) > 10 * max(unmeasured.replay_ms.values())
     assert unmeasured.replay_ms[budgets[0]] < unmeasured.replay_ms[budgets[-1]]
