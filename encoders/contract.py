@@ -17,11 +17,12 @@ Shapes: P patches (rows of ``pixel_values``), D tower width.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
+from .configs import EncoderConfig
 from .data import (
     OUTPUT_FIELDS,
     DeviceOrDtype,
@@ -40,9 +41,6 @@ from .data import (
     output_like,
 )
 
-if TYPE_CHECKING:
-    from .configs import EncoderConfig as EncoderConfig
-
 __all__ = [
     "OUTPUT_FIELDS",
     "Accelerable",
@@ -50,6 +48,7 @@ __all__ = [
     "Accelerator",
     "CallBlock",
     "DeviceOrDtype",
+    "EncoderConfig",
     "EncoderItemSpec",
     "EncoderOutput",
     "FeatureRows",

@@ -1,8 +1,8 @@
 """CUDA graphs for any encoder that keeps the contract: one graph per token budget, padded exactly.
 
 This package knows no model: it asks an encoder what items cost, prepares padded metadata, and
-replays. Only the names in ``__all__`` are public. These are the modules, in the order of a call's
-way through them:
+replays. Other packages import the names in ``__all__``, and no module of this one. These are the
+modules, in the order of a call's way through them:
 
 - ``graphed_encoder``: :class:`GraphedEncoder`, the only class that users make
 - ``guards``: what is refused, such as gradients and weights that have changed
@@ -18,7 +18,26 @@ way through them:
 
 from .budget_sizes import fit_budgets
 from .budgets import Budget
+from .encoder_forms import FeatureMaps, Preprocess, joins_paths, with_paths
 from .graphed_encoder import GraphedEncoder
+from .graphs.replay import OutTensors
+from .guards import Backend, BackendInUse, OnOverflow, read_outputs, require_choice
 from .stats import BudgetStats, GraphStats
 
-__all__ = ["Budget", "BudgetStats", "GraphStats", "GraphedEncoder", "fit_budgets"]
+__all__ = [
+    "Backend",
+    "BackendInUse",
+    "Budget",
+    "BudgetStats",
+    "FeatureMaps",
+    "GraphStats",
+    "GraphedEncoder",
+    "OnOverflow",
+    "OutTensors",
+    "Preprocess",
+    "fit_budgets",
+    "joins_paths",
+    "read_outputs",
+    "require_choice",
+    "with_paths",
+]

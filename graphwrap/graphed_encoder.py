@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from encoders.contract import GridLike, OutputField, PartialOutput, VisionInputs
-from encoders.streams.calls import ItemEncoder
-from encoders.streams.items import EncodesItems
+from encoders.streams import EncodesItems, ItemEncoder
 
 from . import encoder_forms, guards
 from .budgets import budgets_by_path, choose_budgets

@@ -134,14 +134,8 @@ _NAMES = {
         "VisionInputs",
         "prune_video_tokens",
     ),
-    "encoders.inputs": (
-        "read_video",
-        "smart_resize",
-    ),
-    "graphwrap": (
-        "GraphedEncoder",
-        "fit_budgets",
-    ),
+    "encoders.inputs": ("read_video", "smart_resize"),
+    "graphwrap": ("GraphedEncoder", "fit_budgets"),
     "weights": (
         "CheckpointError",
         "extract_encoder",
@@ -149,25 +143,15 @@ _NAMES = {
         "load_encoder",
         "resolve_commit",
     ),
-    "vitgraph.analysis.figures": (
-        "plot_attention",
-        "plot_similarity",
-    ),
+    "vitgraph.analysis.figures": ("plot_attention", "plot_similarity"),
     "vitgraph.analysis.nearest": ("nearest_patches",),
     "vitgraph.analysis.similarity": ("similarity_of_blocks",),
     "vitgraph.embedding.batch": ("EmbedBatch",),
-    "vitgraph.features": (
-        "Features",
-        "load_embeddings",
-        "load_features",
-    ),
+    "vitgraph.features": ("Features", "load_embeddings", "load_features"),
     "vitgraph.fetching": ("load_image",),
     "vitgraph.models": ("list_models",),
     "vitgraph.parallel": ("DataParallelEncoder",),
-    "vitgraph.plots": (
-        "plot_feature_maps",
-        "plot_nearest_patches",
-    ),
+    "vitgraph.plots": ("plot_feature_maps", "plot_nearest_patches"),
 }
 """Per module, the public names of the package that it defines."""
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}

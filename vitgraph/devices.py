@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from weights.load import accelerator
+from weights import accelerator
 
 from .terminal import counted
 

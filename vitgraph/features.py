@@ -31,16 +31,14 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from encoders.contract import EncoderOutput, PartialOutput
-from encoders.streams.pooling import Pool
-from weights.files.tensor_file import TensorEntry, header_bytes
-from weights.files.writing import writing_whole
-from weights.strict_json import JsonObject
+from encoders.streams import Pool
+from weights import JsonObject, TensorEntry, header_bytes, writing_whole
 
 from . import __version__
 from .devices import enough_disk
 
 if TYPE_CHECKING:
-    from encoders.inputs.intake import AnyArray
+    from encoders.inputs import AnyArray
 
 __all__ = [
     "FeatureFormat",

@@ -357,7 +357,7 @@ def load_image(url_or_path: str | os.PathLike[str]) -> Image.Image:
     Raises:
         ValueError: the file cannot be fetched, does not exist, or is no image.
     """
-    from encoders.inputs.image_files import naming, open_image
+    from encoders.inputs import naming, open_image
 
     if not is_url(url_or_path):
         return open_image(url_or_path)

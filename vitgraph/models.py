@@ -7,8 +7,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from weights.published import FamilyFacts, PublishedModel
-    from weights.strict_json import JsonDict
+    from weights import FamilyFacts, JsonDict, PublishedModel
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class PublishedTower:
 
     def to_dict(self) -> JsonDict:
         """Return the tower as plain data for JSON; building its config imports torch."""
-        from weights.families import FAMILIES, build_config
+        from weights import FAMILIES, build_config
 
         model = self.models[0]
         config = build_config(FAMILIES[self.family.name], model.config, None, model.repo_id)
@@ -62,7 +61,7 @@ def list_models(pattern: str = "*") -> list[str]:
     Returns:
         Sorted repo ids; an empty list if none matches.
     """
-    from weights.published import PUBLISHED
+    from weights import PUBLISHED
 
     pattern = pattern.lower()
     return [
@@ -83,7 +82,7 @@ def published_towers(pattern: str = "*") -> list[PublishedTower]:
     Returns:
         One entry per family and config, with every repo id that has it.
     """
-    from weights.published import PUBLISHED, family_facts
+    from weights import PUBLISHED, family_facts
 
     wanted = set(list_models(pattern))
     towers: dict[tuple[str, int, int], list[PublishedModel]] = {}

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from encoders.inputs.intake import read_images, to_rgb
+from encoders.inputs import read_images, to_rgb
 
 from .analysis.nearest import nearest_patches
 from .colours import Maps, feature_rgb, require_map

@@ -19,13 +19,19 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from encoders.base.saving import in_halves
-from weights import FAMILIES, Family, Layout, PublishedModel
-from weights.families import build_config
-from weights.files.tower_folder import vision_section
-from weights.layouts import Prefix
-from weights.published import family_facts
-from weights.strict_json import JsonDict, JsonObject
+from encoders import in_halves
+from weights import (
+    FAMILIES,
+    Family,
+    JsonDict,
+    JsonObject,
+    Layout,
+    Prefix,
+    PublishedModel,
+    build_config,
+    family_facts,
+    vision_section,
+)
 
 __all__ = ["SEEDED", "write_seeded_checkpoint"]
 

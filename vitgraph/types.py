@@ -15,6 +15,7 @@ from encoders import (
     EncoderConfig,
     Ernie4_5VLConfig,
     FeatureRows,
+    Gelu,
     Gemma3Config,
     Gemma4Config,
     Glm4VConfig,
@@ -27,9 +28,11 @@ from encoders import (
     Llama4Config,
     Metadata,
     MiniMaxM3Config,
+    ModeName,
     MoonViTConfig,
     OutputField,
     PaddleOCRVLConfig,
+    PatchConfig,
     PixtralConfig,
     Preprocessor,
     PrunedTokens,
@@ -42,26 +45,24 @@ from encoders import (
     SiglipConfig,
     Step3Config,
     Step3VLConfig,
+    TileConfig,
+    VisionConfig,
 )
-from encoders.configs import PatchConfig, TileConfig, VisionConfig
-from encoders.contract import Kernels, Precision
-from encoders.data import DeviceOrDtype
-from encoders.deepseek_ocr import ModeName
-from encoders.inputs.intake import AnyArray
-from encoders.layers.blocks import Gelu
-from encoders.streams.keywords import Heads, Queries
-from encoders.streams.pooling import Pool, VectorPool
-from encoders.streams.stream import OnError
-from graphwrap import Budget, BudgetStats, GraphStats
-from graphwrap.encoder_forms import FeatureMaps, Preprocess
-from graphwrap.graphs.replay import OutTensors
-from graphwrap.guards import Backend, BackendInUse, OnOverflow
-from weights import CheckpointInfo
-from weights.families.family import FamilyConfig
-from weights.files.snapshot import Route
-from weights.hub.repo import Fetch
-from weights.load import DtypeName
-from weights.strict_json import JsonDict
+from encoders.contract import DeviceOrDtype, Kernels, Precision
+from encoders.inputs import AnyArray
+from encoders.streams import Heads, OnError, Pool, Queries, VectorPool
+from graphwrap import (
+    Backend,
+    BackendInUse,
+    Budget,
+    BudgetStats,
+    FeatureMaps,
+    GraphStats,
+    OnOverflow,
+    OutTensors,
+    Preprocess,
+)
+from weights import CheckpointInfo, DtypeName, FamilyConfig, Fetch, JsonDict, Route
 
 from .analysis.nearest import NearestPatch
 from .colours import Maps

@@ -8,8 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from encoders.inputs.clips import read_video
-from encoders.inputs.video_files import VideoFrames, require_av
+from encoders.inputs import VideoFrames, read_video, require_av
 
 __all__ = ["VideoFrames", "read_video", "require_av", "write_video"]
 

@@ -1,8 +1,8 @@
 """Checkpoints: find one by repo id or path, take its vision tower, strictly and safely.
 
 Encoders, and with them torch, are imported at their first use: fetching a tower and managing the
-cache need neither. The names in ``__all__`` are public, all other modules are internal. These are
-the modules, in the order in which a load uses them:
+cache need neither. Other packages import the names in ``__all__``, and no module of this one. These
+are the modules, in the order in which a load uses them:
 
 - ``opening``: a checkpoint opened by repo id, folder or file
 - ``files``: the files of a checkpoint: read, checked and written
@@ -24,51 +24,91 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from .errors import CheckpointError
+from .errors import CheckpointError as CheckpointError
 
 if TYPE_CHECKING:
-    from .extraction import extract_encoder
-    from .families import FAMILIES, LAYOUTS
-    from .families.family import Family
-    from .inspection import CheckpointInfo, inspect_checkpoint
-    from .layouts import Layout
-    from .load import load_encoder
-    from .opening import resolve_commit
-    from .published import PUBLISHED, PublishedModel
+    from .cache.listing import CachedTower as CachedTower
+    from .cache.listing import list_cached as list_cached
+    from .cache.listing import remove_cached as remove_cached
+    from .extraction import extract_encoder as extract_encoder
+    from .families import FAMILIES as FAMILIES
+    from .families import LAYOUTS as LAYOUTS
+    from .families import build_config as build_config
+    from .families.family import Family as Family
+    from .families.family import FamilyConfig as FamilyConfig
+    from .files.index import read_contents as read_contents
+    from .files.snapshot import Route as Route
+    from .files.tensor_file import TensorEntry as TensorEntry
+    from .files.tensor_file import file_crc32 as file_crc32
+    from .files.tensor_file import header_bytes as header_bytes
+    from .files.tower_folder import vision_section as vision_section
+    from .files.writing import flush as flush
+    from .files.writing import lock as lock
+    from .files.writing import temporary_beside as temporary_beside
+    from .files.writing import write_whole as write_whole
+    from .files.writing import writing_whole as writing_whole
+    from .hub.repo import Fetch as Fetch
+    from .hub.repo import HubOptions as HubOptions
+    from .inspection import CheckpointInfo as CheckpointInfo
+    from .inspection import inspect_checkpoint as inspect_checkpoint
+    from .layouts import Layout as Layout
+    from .layouts import Prefix as Prefix
+    from .layouts import Slot as Slot
+    from .load import DtypeName as DtypeName
+    from .load import accelerator as accelerator
+    from .load import describe_encoder as describe_encoder
+    from .load import load_encoder as load_encoder
+    from .match import STORED_DTYPES as STORED_DTYPES
+    from .opening import open_checkpoint as open_checkpoint
+    from .opening import resolve_commit as resolve_commit
+    from .published import NO_VIDEO as NO_VIDEO
+    from .published import PUBLISHED as PUBLISHED
+    from .published import FamilyFacts as FamilyFacts
+    from .published import PublishedModel as PublishedModel
+    from .published import check_family as check_family
+    from .published import family_facts as family_facts
+    from .published import similar_names as similar_names
+    from .strict_json import JsonDict as JsonDict
+    from .strict_json import JsonObject as JsonObject
 
-__all__ = [
-    "FAMILIES",
-    "LAYOUTS",
-    "PUBLISHED",
-    "CheckpointError",
-    "CheckpointInfo",
-    "Family",
-    "Layout",
-    "PublishedModel",
-    "extract_encoder",
-    "inspect_checkpoint",
-    "load_encoder",
-    "resolve_commit",
-]
-
-_MODULES = {
-    **dict.fromkeys(("FAMILIES", "LAYOUTS", "Family"), ".families"),
-    **dict.fromkeys(("PUBLISHED", "PublishedModel"), ".published"),
-    **dict.fromkeys(("CheckpointInfo", "inspect_checkpoint"), ".inspection"),
-    "Layout": ".layouts",
-    "extract_encoder": ".extraction",
-    "load_encoder": ".load",
-    "resolve_commit": ".opening",
+_NAMES = {
+    "cache.listing": ("CachedTower", "list_cached", "remove_cached"),
+    "extraction": ("extract_encoder",),
+    "families": ("FAMILIES", "LAYOUTS", "build_config"),
+    "families.family": ("Family", "FamilyConfig"),
+    "files.index": ("read_contents",),
+    "files.snapshot": ("Route",),
+    "files.tensor_file": ("TensorEntry", "file_crc32", "header_bytes"),
+    "files.tower_folder": ("vision_section",),
+    "files.writing": ("flush", "lock", "temporary_beside", "write_whole", "writing_whole"),
+    "hub.repo": ("Fetch", "HubOptions"),
+    "inspection": ("CheckpointInfo", "inspect_checkpoint"),
+    "layouts": ("Layout", "Prefix", "Slot"),
+    "load": ("DtypeName", "accelerator", "describe_encoder", "load_encoder"),
+    "match": ("STORED_DTYPES",),
+    "published": (
+        "NO_VIDEO",
+        "PUBLISHED",
+        "FamilyFacts",
+        "PublishedModel",
+        "check_family",
+        "family_facts",
+        "similar_names",
+    ),
+    "opening": ("open_checkpoint", "resolve_commit"),
+    "strict_json": ("JsonDict", "JsonObject"),
 }
-"""Per public name, the module that defines it; it is imported when the name is first used."""
+"""Per module, the names that other packages may import, which are imported when first used."""
+_MODULES = {name: f".{module}" for module, names in _NAMES.items() for name in names}
+__all__ = sorted(("CheckpointError", *_MODULES))
 
 
 def __getattr__(name: str) -> object:
+    """Import a name of another module when it is first used (PEP 562)."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_MODULES[name], __name__), name)
-    globals()[name] = value
-    return value
+    globals()[name] = getattr(import_module(_MODULES[name], __name__), name)
+    return globals()[name]
 
 
 def __dir__() -> list[str]:

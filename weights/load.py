@@ -18,10 +18,9 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from encoders import Encoder
-from encoders.base.saving import Publication, in_pairs
+from encoders import Encoder, Publication, in_pairs
 from encoders.contract import Preprocessor
-from encoders.inputs.processor_files import image_section
+from encoders.inputs import image_section
 
 from .errors import CheckpointError, DamagedError
 from .files.index import PROCESSOR_FILES

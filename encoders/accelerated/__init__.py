@@ -25,7 +25,7 @@ from .accelerator import FusedBlocks
 from .attention_kernels import KERNELS
 from .obstacles import fp8_obstacle, obstacle
 
-__all__ = ["CHOICES", "PRECISIONS", "accelerate"]
+__all__ = ["CHOICES", "PRECISIONS", "accelerate", "fp8_obstacle"]
 
 CHOICES: tuple[Kernels, ...] = get_args(Kernels)
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)

@@ -9,32 +9,47 @@
 - ``processor_files``: the defaults that a repo's processor files set, and ``pixel_rules``: those of
   the repos of towers over patches
 - ``processor_outputs``: the pixels and grids that a Hugging Face processor gave
+
+Other packages import the names in ``__all__`` from here, not from the modules.
 """
 
 from .clips import read_video
-from .images import resize
-from .intake import Video, to_rgb
+from .image_files import naming, open_image
+from .images import StagedItem, resize
+from .intake import AnyArray, Video, read_images, to_rgb
 from .preprocessors.deepseek_ocr import OcrPreprocessor
 from .preprocessors.deepseek_vl import HybridPreprocessor, SquarePreprocessor
 from .preprocessors.deepseek_vl2 import CandidatePreprocessor
 from .preprocessors.intern_vit import TilePreprocessor
+from .preprocessors.llama4 import CanvasPreprocessor
 from .preprocessors.patches import PatchPreprocessor
 from .preprocessors.step3 import CropPreprocessor
 from .preprocessors.views import ViewPreprocessor
+from .processor_files import image_section
 from .sampling import sample_frames
 from .sizes import smart_resize, smart_resize_video
+from .video_files import VideoFrames, require_av
 
 __all__ = [
+    "AnyArray",
     "CandidatePreprocessor",
+    "CanvasPreprocessor",
     "CropPreprocessor",
     "HybridPreprocessor",
     "OcrPreprocessor",
     "PatchPreprocessor",
     "SquarePreprocessor",
+    "StagedItem",
     "TilePreprocessor",
     "Video",
+    "VideoFrames",
     "ViewPreprocessor",
+    "image_section",
+    "naming",
+    "open_image",
+    "read_images",
     "read_video",
+    "require_av",
     "resize",
     "sample_frames",
     "smart_resize",

@@ -10,4 +10,81 @@ code.
 - ``device``: the copies of batches to a device, and their runs on it
 - ``progress``: a bar on a terminal, lines in a log
 - ``pooling``: one vector per item; ``pruning``: the tokens of a clip that changed
+
+Other packages import from here, not from the modules. The names are imported when they are first
+used, because encoders import ``items`` and no image library.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .calls import EitherItemEncoder as EitherItemEncoder
+    from .calls import ItemEncoder as ItemEncoder
+    from .calls import ItemPath as ItemPath
+    from .calls import ResultSettings as ResultSettings
+    from .calls import join_inputs as join_inputs
+    from .calls import join_outputs as join_outputs
+    from .calls import select_items as select_items
+    from .items import EncodesItems as EncodesItems
+    from .keywords import AttentionAsked as AttentionAsked
+    from .keywords import Heads as Heads
+    from .keywords import Items as Items
+    from .keywords import Pooled as Pooled
+    from .keywords import PooledStream as PooledStream
+    from .keywords import Queries as Queries
+    from .keywords import SizeKeywords as SizeKeywords
+    from .keywords import Whole as Whole
+    from .pooling import Pool as Pool
+    from .pooling import VectorPool as VectorPool
+    from .pooling import check_pool as check_pool
+    from .pooling import pool as pool
+    from .pooling import pool_items as pool_items
+    from .progress import Progress as Progress
+    from .pruning import PrunedTokens as PrunedTokens
+    from .pruning import prune_video_tokens as prune_video_tokens
+    from .stream import ItemError as ItemError
+    from .stream import ItemResult as ItemResult
+    from .stream import OnError as OnError
+    from .stream import StreamOptions as StreamOptions
+    from .stream import stream_items as stream_items
+
+_NAMES = {
+    "calls": (
+        "EitherItemEncoder",
+        "ItemEncoder",
+        "ItemPath",
+        "ResultSettings",
+        "join_inputs",
+        "join_outputs",
+        "select_items",
+    ),
+    "items": ("EncodesItems",),
+    "keywords": (
+        "AttentionAsked",
+        "Heads",
+        "Items",
+        "Pooled",
+        "PooledStream",
+        "Queries",
+        "SizeKeywords",
+        "Whole",
+    ),
+    "pooling": ("Pool", "VectorPool", "check_pool", "pool", "pool_items"),
+    "progress": ("Progress",),
+    "pruning": ("PrunedTokens", "prune_video_tokens"),
+    "stream": ("ItemError", "ItemResult", "OnError", "StreamOptions", "stream_items"),
+}
+"""Per module, the names that other packages may import."""
+_MODULES = {name: f".{module}" for module, names in _NAMES.items() for name in names}
+__all__ = sorted(_MODULES)
+
+
+def __getattr__(name: str) -> object:
+    """Import a name of another module when it is first used (PEP 562)."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = getattr(import_module(_MODULES[name], __name__), name)
+    return globals()[name]

@@ -122,10 +122,12 @@ def test_types_that_public_signatures_name_are_offered() -> None:
     assert named - offered == {"Batch", "ItemEncoder"}
 
 
-def test_public_names_of_encoders_and_graphs_are_offered_once() -> None:
-    for package in (encoders, graphwrap):
-        for name in package.__all__:
-            (offering,) = [one for one in (vitgraph, vitgraph.types) if name in one.__all__]
+@pytest.mark.parametrize("package", [encoders, graphwrap, weights], ids=lambda one: one.__name__)
+def test_a_name_is_the_same_in_vitgraph_and_in_its_package(package: ModuleType) -> None:
+    for offering in (vitgraph, vitgraph.types):
+        shared = {*offering.__all__} & {*package.__all__}
+        assert shared
+        for name in shared:
             assert getattr(offering, name) is getattr(package, name)
 
 

@@ -10,6 +10,7 @@ import sys
 from collections import defaultdict
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,17 @@ ALLOWED = {
         "pyarrow",
         *PACKAGES,
     },
+}
+# The modules that other packages may import, each with the names that it lists in ``__all__``.
+FACES = {
+    "encoders",
+    "encoders.accelerated",
+    "encoders.contract",
+    "encoders.grids",
+    "encoders.inputs",
+    "encoders.streams",
+    "graphwrap",
+    "weights",
 }
 # What the files at the top of ``encoders`` are, besides the families.
 COMMON = {"__init__", "configs", "contract", "data", "block_parts", "grids", "hf_config"}
@@ -196,6 +208,33 @@ def test_a_package_imports_only_what_lies_before_it(package: str) -> None:
             if not any(covers(allowed, name) for allowed in ALLOWED[package] | extra(path))
         }
         assert not strangers, f"{path.relative_to(ROOT)} imports {sorted(strangers)}"
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_package_imports_of_another_only_what_its_face_offers(package: str) -> None:
+    for path in modules(package):
+        for node in nodes_of(path):
+            if not isinstance(node, ast.ImportFrom) or node.level:
+                continue
+            other = str(node.module)
+            if other.split(".")[0] in set(PACKAGES) - {package}:
+                assert other in FACES, f"{path}: {other} is private"
+                face = import_module(other)
+                offered = getattr(face, "__all__", [name for name in vars(face) if name[0] != "_"])
+                assert {alias.name for alias in node.names} <= {*offered}, f"{path}: {other}"
+
+
+@pytest.mark.parametrize("face", sorted(FACES))
+def test_a_face_offers_no_name_that_is_not_there(face: str) -> None:
+    module = import_module(face)
+    for name in getattr(module, "__all__", ()):
+        assert getattr(module, name) is not None
+
+
+def test_contributing_names_the_modules_that_other_packages_may_import() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    (sentence,) = re.findall(r"Other packages import (.*?), each with", text, re.S)
+    assert set(re.findall(r"`([\w.]+)`", sentence)) == FACES
 
 
 def test_a_family_imports_what_all_share_and_no_other_family() -> None:

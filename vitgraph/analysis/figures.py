@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from encoders.inputs.intake import to_rgb
+from encoders.inputs import to_rgb
 
 from ..packages import require_matplotlib
 

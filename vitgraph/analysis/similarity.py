@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from encoders import Encoder
-from encoders.inputs.intake import read_images
-from encoders.streams.progress import Progress
+from encoders.inputs import read_images
+from encoders.streams import Progress
 
 FEWEST = 4
 """The fewest samples that can be compared, because the estimator divides by N - 3."""

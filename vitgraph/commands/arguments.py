@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypedDict
 
 if TYPE_CHECKING:
     from encoders.contract import Precision
-    from encoders.streams.pooling import Pool
-    from weights.hub.repo import Fetch
+    from encoders.streams import Pool
+    from weights import Fetch
 
 _GROUPS = {
     "features": ("encode", "embed", "search"),
@@ -268,10 +268,7 @@ def check_repo(repo: str, hub: HubKeywords, family: str | None = None) -> None:
             checkpoint.
         ValueError: keywords that contradict each other, or an unknown family.
     """
-    from weights.files.index import read_contents
-    from weights.hub.repo import HubOptions
-    from weights.opening import open_checkpoint
-    from weights.published import PUBLISHED, check_family
+    from weights import PUBLISHED, HubOptions, check_family, open_checkpoint, read_contents
 
     check_family(family)
     wanted = HubOptions(**hub)

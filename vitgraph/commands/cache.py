@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ..terminal import counted, format_table
 
 if TYPE_CHECKING:
-    from weights.cache.listing import CachedTower
+    from weights import CachedTower
 
 
 def add_cache(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +37,7 @@ def add_cache(parser: argparse.ArgumentParser) -> None:
 
 def list_towers(options: argparse.Namespace) -> None:
     """Print one line per tower in the cache: repo id, commit, number of tensors, size and state."""
-    from weights.cache.listing import list_cached
+    from weights import list_cached
 
     _print(list_cached(options.cache_dir), options)
 
@@ -48,7 +48,7 @@ def verify_towers(options: argparse.Namespace) -> None:
     Raises:
         ValueError: a tower is damaged.
     """
-    from weights.cache.listing import list_cached
+    from weights import list_cached
 
     towers = list_cached(options.cache_dir, verify=True)
     _print(towers, options)
@@ -67,7 +67,7 @@ def remove_towers(options: argparse.Namespace) -> None:
     Raises:
         ValueError: the commit is empty or named twice, or the cache holds nothing of it.
     """
-    from weights.cache.listing import remove_cached
+    from weights import remove_cached
 
     repo, at, commit = options.repo.partition("@")
     if at and options.revision is not None:

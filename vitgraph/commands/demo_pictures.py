@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from encoders import Encoder
-from encoders.inputs.intake import to_rgb
+from encoders.inputs import to_rgb
 from weights import FAMILIES, load_encoder
 
 from ..plots import plot_feature_maps, plot_nearest_patches, write_figure

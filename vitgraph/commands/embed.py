@@ -283,8 +283,7 @@ def _settings(command: Command, manifest: Manifest | None) -> JobSettings:
         manifest: the manifest of the job in the folder, whose commit is taken, so that the Hub is
             asked once per job; None if the job is new.
     """
-    from weights import inspect_checkpoint
-    from weights.load import DtypeName
+    from weights import DtypeName, inspect_checkpoint
 
     from ..embedding.sources.files import FILES, checkpoint_state
 

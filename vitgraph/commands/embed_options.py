@@ -165,8 +165,7 @@ class Command:
         """Return the limits, the pooling and the batches with which the encoder is called for the
         images."""
         from encoders.contract import Limits
-        from encoders.streams.calls import ResultSettings
-        from encoders.streams.stream import StreamOptions
+        from encoders.streams import ResultSettings, StreamOptions
 
         from ..embedding.job import Calls
 

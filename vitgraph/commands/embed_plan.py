@@ -10,11 +10,9 @@ from torch import Tensor
 
 from encoders import Encoder
 from encoders.contract import Limits, OutputField
-from encoders.streams.pooling import Pool
+from encoders.streams import Pool
 from graphwrap import GraphedEncoder
-from weights import inspect_checkpoint
-from weights.hub.repo import HubOptions
-from weights.load import describe_encoder
+from weights import HubOptions, describe_encoder, inspect_checkpoint
 
 from ..devices import DTYPES
 from ..embedding.planning.estimate import THREADS_PER_GPU, Estimate, report

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from encoders import Encoder
     from encoders.contract import EncoderOutput, Limits, PartialOutput
-    from encoders.streams.stream import StreamOptions
+    from encoders.streams import StreamOptions
 
     from ..features import Item
 
@@ -138,7 +138,7 @@ def encode(options: argparse.Namespace) -> None:
     graphs = check(options)
     from PIL import Image
 
-    from encoders.streams.calls import ResultSettings
+    from encoders.streams import ResultSettings
     from weights import load_encoder
 
     from ..devices import enough_memory, read_device
@@ -191,7 +191,7 @@ def _stream_options(options: argparse.Namespace, graphs: GraphOptions | None) ->
         graphs: settings of the graphs; None without. Unless they replay several items together,
             each item is a call of its own.
     """
-    from encoders.streams.stream import StreamOptions
+    from encoders.streams import StreamOptions
 
     batch_tokens = None if graphs is not None and graphs.items > 1 else 1
     shown = not options.no_progress and sys.stderr is not None and sys.stderr.isatty()

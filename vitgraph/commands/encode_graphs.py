@@ -7,7 +7,7 @@ import warnings
 
 import torch
 
-from encoders.base.encoder import Encoder
+from encoders import Encoder
 from encoders.contract import OUTPUT_FIELDS, Precision
 from graphwrap import GraphedEncoder, GraphStats
 

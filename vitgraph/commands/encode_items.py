@@ -10,14 +10,10 @@ from typing import Literal, NamedTuple
 from PIL import ExifTags, Image
 from torch import Tensor
 
-from encoders.base.encoder import Encoder
+from encoders import Encoder
 from encoders.contract import EncoderOutput, Limits, PartialOutput, VisionInputs
-from encoders.inputs.intake import Video, to_rgb
-from encoders.inputs.preprocessors.llama4 import CanvasPreprocessor
-from encoders.inputs.preprocessors.views import ViewPreprocessor
-from encoders.streams.calls import ResultSettings
-from encoders.streams.pooling import pool
-from encoders.streams.stream import ItemError, StreamOptions, stream_items
+from encoders.inputs import CanvasPreprocessor, Video, ViewPreprocessor, to_rgb
+from encoders.streams import ItemError, ResultSettings, StreamOptions, pool, stream_items
 from graphwrap import GraphedEncoder
 
 from ..devices import enough_memory

@@ -16,7 +16,7 @@ from .arguments import add_download, check_names
 
 if TYPE_CHECKING:
     from encoders import Encoder
-    from encoders.streams.keywords import SizeKeywords
+    from encoders.streams import SizeKeywords
 
     from ..embedding.records import JobSettings
     from ..search.vectors import Hit, Vectors

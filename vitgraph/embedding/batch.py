@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING, Any, TypedDict, get_args
 import numpy as np
 import torch
 
-from encoders.base.encoder import Encoder
-from encoders.streams.pooling import VectorPool, check_pool
-from encoders.streams.stream import ItemError
+from encoders import Encoder
+from encoders.streams import ItemError, VectorPool, check_pool
 from graphwrap import GraphedEncoder
 
 if TYPE_CHECKING:
     from encoders.contract import OutputField
-    from encoders.streams.keywords import PooledStream
-    from weights.load import DtypeName
+    from encoders.streams import PooledStream
+    from weights import DtypeName
 
 VECTORS, ERRORS = "embedding", "error"
 """The names of the two columns that :class:`EmbedBatch` adds: vectors, and texts of errors."""

@@ -11,10 +11,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from encoders.base.encoder import Encoder
+from encoders import Encoder
 from encoders.contract import EncoderOutput, Limits, PartialOutput
-from encoders.streams.calls import EitherItemEncoder, ResultSettings
-from encoders.streams.stream import ItemError, ItemResult, StreamOptions, stream_items
+from encoders.streams import (
+    EitherItemEncoder,
+    ItemError,
+    ItemResult,
+    ResultSettings,
+    StreamOptions,
+    stream_items,
+)
 from graphwrap import GraphedEncoder
 
 from ..devices import DTYPES

@@ -21,8 +21,8 @@ import numpy as np
 if TYPE_CHECKING:
     import pyarrow as arrow
 
-    from encoders.data import Grid
-    from encoders.inputs.intake import AnyArray
+    from encoders.contract import Grid
+    from encoders.inputs import AnyArray
 
 Array: TypeAlias = "AnyArray"
 VECTORS = "embeddings"

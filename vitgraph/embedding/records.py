@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, TypedDict
 
 if TYPE_CHECKING:
     from encoders.contract import OutputField, Precision
-    from encoders.streams.pooling import Pool
-    from weights.load import DtypeName
+    from encoders.streams import Pool
+    from weights import DtypeName
 
 Format: TypeAlias = Literal["npy", "safetensors", "parquet", "vllm"]
 """The format of a shard: numpy arrays, safetensors, a parquet table, or a file per image for vLLM.

@@ -41,7 +41,7 @@ import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from weights.files.tensor_file import file_crc32
+from weights import file_crc32
 
 from .manifest import Manifest
 from .parquet_files import VECTORS, Array, read_arrays, write_tokens, write_vectors
@@ -49,7 +49,7 @@ from .records import Format, ShardStats, WrittenStats
 from .storage import STORED, TENSOR, Storage, open_storage
 
 if TYPE_CHECKING:
-    from encoders.streams.pooling import Pool
+    from encoders.streams import Pool
 
 _STATS = frozenset(("items", "rows", "seconds", "errors"))
 """The keys that a shard's statistics must have; a file without them is damaged."""

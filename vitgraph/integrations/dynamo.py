@@ -25,13 +25,10 @@ from torch import Tensor
 from encoders import Encoder as Tower
 from encoders import Qwen3VLEncoder
 from encoders.contract import Limits, PartialOutput, VisionInputs
-from encoders.inputs.image_files import open_image
-from encoders.inputs.images import StagedItem
-from encoders.streams.calls import join_inputs
-from graphwrap import GraphedEncoder
-from graphwrap.guards import Backend
-from weights import load_encoder
-from weights.load import DtypeName
+from encoders.inputs import StagedItem, open_image
+from encoders.streams import join_inputs
+from graphwrap import Backend, GraphedEncoder
+from weights import DtypeName, load_encoder
 
 from ..embedding.feature_store import language_rows
 from ..fetching import MOST_BYTES, Fetcher

@@ -19,8 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from encoders import VisionEncoder
-from encoders.base.encoder import Encoder
+from encoders import Encoder, VisionEncoder
 from encoders.contract import GridLike, Metadata
 from encoders.grids import read_grid
 

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from encoders import Encoder, EncoderOutput, PartialOutput, VisionEncoder
-from encoders.streams.calls import ResultSettings
-from encoders.streams.pooling import VectorPool, pool_items
+from encoders.streams import ResultSettings, VectorPool, pool_items
 from graphwrap import GraphedEncoder
 from weights import load_encoder
 

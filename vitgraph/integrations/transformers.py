@@ -17,10 +17,17 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from encoders import Encoder, EncoderOutput, InternViT, PartialOutput, PathsEncoder, VisionEncoder
-from encoders.base.patch_encoder import PatchEncoder
+from encoders import (
+    Encoder,
+    EncoderOutput,
+    InternViT,
+    PartialOutput,
+    PatchEncoder,
+    PathsEncoder,
+    VisionEncoder,
+    share_modules,
+)
 from encoders.contract import Grid, PathInputs, VisionInputs
-from encoders.layers.torch_internals import share_modules
 from graphwrap import GraphedEncoder
 
 from .model_towers.calls import Passing

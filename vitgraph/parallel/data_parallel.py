@@ -13,8 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from encoders.base.attention_maps import attention_maps
-from encoders.base.encoder import Encoder
+from encoders import Encoder, attention_maps
 from encoders.contract import (
     EncoderItemSpec,
     Grid,
@@ -25,12 +24,15 @@ from encoders.contract import (
     VisionInputs,
 )
 from encoders.grids import read_grid
-from encoders.streams.calls import ItemPath, ResultSettings, join_outputs, select_items
-from encoders.streams.items import EncodesItems
-from encoders.streams.keywords import AttentionAsked
-from graphwrap import GraphedEncoder
-from graphwrap.encoder_forms import joins_paths, with_paths
-from graphwrap.guards import read_outputs, require_choice
+from encoders.streams import (
+    AttentionAsked,
+    EncodesItems,
+    ItemPath,
+    ResultSettings,
+    join_outputs,
+    select_items,
+)
+from graphwrap import GraphedEncoder, joins_paths, read_outputs, require_choice, with_paths
 
 from .rank_result import RankResult, complete, fields_of, kinds_of, output_of
 from .rows import RowExchange, find_channel
@@ -40,8 +42,7 @@ from .status import StatusExchange
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from encoders.streams.keywords import Heads, Items, Pooled, Queries, Whole
-    from encoders.streams.pooling import Pool
+    from encoders.streams import Heads, Items, Pool, Pooled, Queries, Whole
 
     Encode: TypeAlias = Callable[[VisionInputs], list[PartialOutput] | list[Tensor]]
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from encoders.contract import EncoderItemSpec, Grid, VisionInputs
 from encoders.grids import read_grid
-from encoders.streams.calls import ItemPath
+from encoders.streams import ItemPath
 
 ATTENTION_ROWS = 7000
 """The input rows of a segment whose attention takes as long as all other work on these rows.

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from encoders.inputs.intake import to_rgb
-from weights.files.writing import write_whole
+from encoders.inputs import to_rgb
+from weights import write_whole
 
 from ..devices import enough_disk
 from ..embedding.sources.reading import ImageReader

@@ -19,7 +19,7 @@ from .bench_speed import load_checked
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from encoders.base.encoder import Encoder
+    from encoders import Encoder
     from encoders.contract import Kernels
 
 COMPARED_FIELDS = ("last_hidden_state", "pooler_output")
@@ -64,7 +64,7 @@ def forms_of(encoder: Encoder, kernels: Sequence[Kernels]) -> Iterator[tuple[str
         encoder: an encoder in the dtype that is judged.
         kernels: values of ``accelerated(kernels=...)``.
     """
-    from encoders.accelerated.obstacles import fp8_obstacle
+    from encoders.accelerated import fp8_obstacle
 
     weight = next(encoder.parameters())
     yield f"reference, {str(weight.dtype).removeprefix('torch.')}", encoder

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     import torch
     from typing_extensions import NotRequired
 
-    from encoders.base.encoder import Encoder
-    from encoders.base.vision_encoder import VisionEncoder
+    from encoders import Encoder, VisionEncoder
     from encoders.contract import Kernels
     from graphwrap import GraphedEncoder, GraphStats
 

@@ -22,9 +22,8 @@ from torch import Tensor
 
 from encoders import Encoder
 from encoders.contract import Limits
-from encoders.inputs.intake import to_rgb
-from encoders.streams.calls import EitherItemEncoder, ResultSettings
-from encoders.streams.stream import StreamOptions, stream_items
+from encoders.inputs import to_rgb
+from encoders.streams import EitherItemEncoder, ResultSettings, StreamOptions, stream_items
 
 from ..sources.reading import File
 from .estimate import Rate, Sample

@@ -45,7 +45,7 @@ from .tars import Listed, list_members
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-    from weights.strict_json import JsonObject
+    from weights import JsonObject
 
 
 _SUFFIXES = frozenset(

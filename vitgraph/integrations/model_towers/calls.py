@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from encoders.base.patch_encoder import PatchEncoder
+from encoders import PatchEncoder
 from encoders.contract import Grid
 
 from ..vllm_plugin.inputs import (

@@ -16,8 +16,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from encoders.base.patch_encoder import PatchEncoder
-from encoders.base.vision_encoder import VisionEncoder
+from encoders import PatchEncoder, VisionEncoder
 from encoders.contract import Grid
 
 

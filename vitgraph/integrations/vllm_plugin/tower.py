@@ -16,16 +16,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from encoders import Qwen3VLEncoder
-from encoders.base.patch_encoder import PatchEncoder
-from encoders.base.vision_encoder import VisionEncoder
+from encoders import PatchEncoder, Qwen3VLEncoder, VisionEncoder
 from encoders.contract import GridLike, PartialOutput
 from graphwrap import GraphedEncoder
-from weights import Family
-from weights.families import build_config
-from weights.layouts import Layout, Slot
-from weights.match import STORED_DTYPES
-from weights.strict_json import JsonObject
+from weights import STORED_DTYPES, Family, JsonObject, Layout, Slot, build_config
 
 from .inputs import Packed, tokens_per_item
 from .options import Options
