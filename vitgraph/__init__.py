@@ -11,7 +11,7 @@ in ``__all__`` are public, and so is what ``features``, ``integrations``, ``plot
 - ``search``: the images of an embedding job that are nearest to a photograph
 - ``parallel``: one call shared out over several GPUs
 - ``integrations``: encoders inside other libraries, one module per library
-- ``analysis``, ``plots``, ``colours``: what a tower sees, compared and drawn
+- ``analysis``, ``plots``: what a tower sees, compared and drawn
 - ``fetching``, ``video``: images of the web, and files of videos
 - ``cli``, ``commands``, ``terminal``: the command line
 - ``seeded``: small checkpoints with random weights

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from encoders.inputs import read_images, to_rgb
 
+from .analysis.colours import Maps, feature_rgb, require_map
 from .analysis.nearest import nearest_patches
-from .colours import Maps, feature_rgb, require_map
 from .devices import enough_disk
 from .packages import require_matplotlib
 from .terminal import counted
@@ -50,7 +50,7 @@ def plot_feature_maps(
     """Draw photographs on the left and their feature maps (PCA to RGB) beside them.
 
     Equal colours mean alike features within a column. The colours of every further encoder are
-    rotated to agree with the first encoder's, as :func:`vitgraph.colours.feature_rgb` describes.
+    rotated to agree with those of the first (:func:`vitgraph.analysis.colours.feature_rgb`).
 
     Args:
         images: paths, PIL images, numpy [H, W, 3] or tensors [3, H, W]; each fills a row.

@@ -64,8 +64,8 @@ from graphwrap import (
 )
 from weights import CheckpointInfo, DtypeName, FamilyConfig, Fetch, JsonDict, Route
 
+from .analysis.colours import Maps
 from .analysis.nearest import NearestPatch
-from .colours import Maps
 
 __all__ = [
     "AnyArray",

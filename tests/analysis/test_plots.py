@@ -15,7 +15,7 @@ from torch import Tensor
 
 from encoders.contract import EncoderOutput
 from encoders.inputs.intake import to_rgb
-from vitgraph.colours import feature_rgb, principal_components
+from vitgraph.analysis.colours import feature_rgb, principal_components
 from vitgraph.features import Features, Item, load_features, save_features
 from vitgraph.plots import plot_feature_maps, plot_nearest_patches
 from vitgraph.terminal import format_table

@@ -2,4 +2,5 @@
 
 - ``similarity``: how alike the features of blocks are; ``nearest``: the nearest patches
 - ``figures``: both, and attention over a photograph, as figures
+- ``colours``: three principal components of feature maps as red, green and blue
 """

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from ..colours import Maps, require_map
+from .colours import Maps, require_map
 
 
 class NearestPatch(NamedTuple):
