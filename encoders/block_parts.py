@@ -77,5 +77,5 @@ class NamesItsParts(Protocol):
     """A transformer block with a method ``parts`` that lists its layers by role."""
 
     def parts(self) -> BlockParts | None:
-        """Return the layers by role, or None for a block that ``BlockParts`` does not describe."""
+        """Return the block's layers by role, or None if ``BlockParts`` cannot describe them."""
         ...

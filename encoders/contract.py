@@ -119,7 +119,7 @@ class Preprocessor(Protocol):
         ...
 
     def say_defaults(self, config: Mapping[str, object]) -> tuple[str, str]:
-        """Return text on defaults that no processor file sets, and the keyword for them or ""."""
+        """Return the defaults without processor files, as text, and a keyword that sets them."""
         ...
 
 
@@ -247,9 +247,7 @@ class Accelerator(Protocol):
     def metadata_of(
         self, grids: list[Grid], weight: Tensor, prepare: Callable[[list[Grid]], Metadata]
     ) -> Metadata:
-        """Return ``prepare(grids)``, or the last result if grids and weight's device are the
-        same.
-        """
+        """Return ``prepare(grids)``, or the last result if grids and device are the same."""
         ...
 
     def refresh(self) -> bool:

@@ -132,7 +132,7 @@ def _move(tensor: Tensor, device: DeviceOrDtype, dtype: torch.dtype | None) -> T
 
 
 class PathInputs(NamedTuple):
-    """The pixels of one named input (path) of an encoder, and the item of each of its entries."""
+    """The pixels of one input path of an encoder, with the item that each entry belongs to."""
 
     pixel_values: Tensor
     grid_thw: Tensor

@@ -214,7 +214,7 @@ class Block(nn.Module):
         return hidden + self.mlp(self.norm2(hidden))
 
     def parts(self) -> BlockParts | None:
-        """Return the layers by role, or None if attention or MLP was replaced by another module."""
+        """Return the block's layers by role, or None if attention or MLP was replaced."""
         from .block_parts import BlockParts
 
         if (type(self), type(self.attn), type(self.mlp)) != (Block, Attention, MLP):
@@ -276,7 +276,7 @@ class Resampler(nn.Module):
         self.after_norm = nn.RMSNorm(config.out_hidden_size, eps=config.rms_norm_eps)
 
     def forward(self, patches: Tensor, pair_index: Tensor) -> Tensor:
-        """Take patches [P, D] to tokens [N, out], of the two cells ``pair_index`` [N, 2] each."""
+        """Merge patches [P, D] to tokens [N, out], each of two cells of 2x2 patches."""
         cells = self.spatial_linear(patches.view(-1, self.width))
         tokens = self.temporal_linear(cells[pair_index].flatten(1))
         return self.after_norm(self.mlp(tokens))

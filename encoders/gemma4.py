@@ -223,7 +223,7 @@ class Gemma4Encoder(RasterEncoder):
 
 
 class Block(nn.Module):
-    """Attention and MLP, each with a norm before it and a norm of what it adds to the stream."""
+    """Attention and MLP with a norm before and after each, added to the residual stream."""
 
     def __init__(self, config: Gemma4Config) -> None:
         super().__init__()
@@ -240,7 +240,7 @@ class Block(nn.Module):
         return hidden + self.post_norm2(self.mlp(self.norm2(hidden)))
 
     def parts(self) -> BlockParts | None:
-        """Return the layers by role, or None if attention or MLP was replaced by another module."""
+        """Return the block's layers by role, or None if attention or MLP was replaced."""
         from .block_parts import BlockParts
 
         attn, mlp = self.attn, self.mlp
@@ -324,8 +324,8 @@ class Projector(nn.Module):
 def linear(config: Gemma4Config, columns: int, rows: int, parts: int = 1) -> nn.Linear:
     """Make a linear layer of a block from ``columns`` inputs to ``rows`` outputs, without bias.
 
-    If ``config.clipped``, it clips inputs and outputs, each of ``parts`` groups of outputs by its
-    own bounds.
+    If ``config.clipped``, the layer clips inputs and outputs; each of ``parts`` groups of outputs
+    has bounds of its own.
     """
     if config.clipped:
         return ClippedLinear(columns, rows, parts)

@@ -204,7 +204,7 @@ class Block(nn.Module):
         return hidden + self.mlp(self.norm2(hidden))
 
     def parts(self) -> BlockParts | None:
-        """Return the layers by role, or None if attention or MLP was replaced by another module."""
+        """Return the block's layers by role, or None if attention or MLP was replaced."""
         from .block_parts import BlockParts
 
         if (type(self), type(self.attn), type(self.mlp)) != (Block, Attention, MLP):
@@ -285,7 +285,7 @@ class Merger(nn.Module):
 
 
 def gated(gate: Tensor, up: Tensor, limit: float | None) -> Tensor:
-    """Return ``silu(gate) * up``; with ``limit``, gate is clamped above and up on both sides."""
+    """Return ``silu(gate) * up``; ``limit`` bounds gate from above, and up on both sides."""
     if limit is not None:
         gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     return F.silu(gate) * up

@@ -171,7 +171,7 @@ class Lfm2VLTower(RasterEncoder):
 
     @property
     def budget_range(self) -> tuple[int, int]:
-        """The smallest and largest budget in tokens; if limited to tiles, of 1 and 32 tiles."""
+        """The smallest and largest budget: the tokens of 1 and 32 tiles if limited to tiles."""
         tokens = (self._tile // self.config.spatial_merge_size) ** 2
         return (tokens, 32 * tokens) if tokens else super().budget_range
 

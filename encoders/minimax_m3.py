@@ -163,7 +163,8 @@ class MiniMaxM3Encoder(PatchEncoder):
     ) -> Metadata:
         """Return ``rotary_pos_emb_cos`` and ``rotary_pos_emb_sin`` [P, R], in merge-block order.
 
-        P is ``max_input_size``, with padding at the end, or the number of patches of ``grids``.
+        P is ``max_input_size``, with padding at the end, or the number of patches of ``grids``; R
+        is the number of rotated pairs of columns.
         """
         dtype = torch.promote_types(self.patch_embed.proj.weight.dtype, torch.float32)
         merge = self.config.spatial_merge_size
@@ -194,7 +195,7 @@ class Block(nn.Module):
         return hidden + self.mlp(self.norm2(hidden))
 
     def parts(self) -> BlockParts | None:
-        """Return the layers by role, or None if attention or MLP was replaced by another module."""
+        """Return the block's layers by role, or None if attention or MLP was replaced."""
         from .block_parts import BlockParts
 
         if (type(self), type(self.attn), type(self.mlp)) != (Block, Attention, MLP):
@@ -288,7 +289,7 @@ def rotary_cos_sin(
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate columns i and i + R of queries and keys ``x`` [T, 2, H, K] by angle i of a row.
+    """Rotate columns i and i + R of queries and keys ``x`` [T, 2, H, K] by a row's angle i.
 
     ``cos`` and ``sin`` are [T, 1, 1, 2R]. Columns from 2R on are not rotated.
     """

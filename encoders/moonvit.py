@@ -243,7 +243,7 @@ class Block(nn.Module):
         return hidden + self.mlp(self.norm2(hidden))
 
     def parts(self) -> BlockParts | None:
-        """Return the layers by role, or None if attention or MLP was replaced by another module."""
+        """Return the block's layers by role, or None if attention or MLP was replaced."""
         from .block_parts import BlockParts
 
         if (type(self), type(self.attn), type(self.mlp)) != (Block, Attention, MLP):
@@ -321,7 +321,7 @@ def rotary_cos_sin(
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate columns 2i and 2i + 1 of queries and keys ``x`` [T, 2, H, K] by angle i of a row.
+    """Rotate columns 2i and 2i + 1 of queries and keys ``x`` [T, 2, H, K] by a row's angle i.
 
     ``cos`` and ``sin`` are [T, 1, 1, K/2] in float32 or wider.
     """

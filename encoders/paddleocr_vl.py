@@ -192,7 +192,7 @@ class Block(blocks.Block):
         self.attn = Attention(sizes)
 
     def parts(self) -> BlockParts | None:
-        """Return the layers by role, or None if attention or MLP was replaced by another module."""
+        """Return the block's layers by role, or None if attention or MLP was replaced."""
         from .block_parts import BlockParts
 
         if (type(self), type(self.attn), type(self.mlp)) != (Block, Attention, blocks.MLP):

@@ -178,7 +178,7 @@ class Qwen2_5VLEncoder(PatchEncoder):
             yield self._reorder(hidden, metadata["reverse_index"])
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> Context:
-        """Return the tensors of attention over frame pairs and of that inside windows."""
+        """Return what blocks read: tensors for attention over frame pairs and inside windows."""
         whole = RotarySegments.of(metadata)
         offsets, longest = metadata["cu_window_seqlens"], metadata["max_window_seqlen"]
         return Context(whole, whole._replace(cu_seqlens=offsets, max_seqlen=longest))
@@ -230,7 +230,7 @@ class Qwen2_5VLEncoder(PatchEncoder):
 
 
 class Context(NamedTuple):
-    """Rotary angles, offsets and padding rows, made once per forward; only the offsets differ."""
+    """The tensors that every block reads, for attention over frame pairs or inside windows."""
 
     whole: RotarySegments
     windows: RotarySegments
@@ -251,7 +251,7 @@ class Block(nn.Module):
         return hidden + self.mlp(self.norm2(hidden))
 
     def parts(self) -> BlockParts | None:
-        """Return the layers by role, or None if attention or MLP was replaced by another module."""
+        """Return the block's layers by role, or None if attention or MLP was replaced."""
         from .block_parts import BlockParts
 
         if (type(self), type(self.attn), type(self.mlp)) != (Block, Attention, MLP):

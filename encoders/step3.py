@@ -228,7 +228,7 @@ class Embeddings(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Holds the blocks under the parameter names of the checkpoint."""
+    """Holds the transformer blocks, so that parameters are named as in the checkpoint."""
 
     def __init__(self, config: Step3Config) -> None:
         super().__init__()
@@ -236,7 +236,7 @@ class Transformer(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and MLP, whose results are normalised before they are added to the stream."""
+    """Attention and MLP, each normalised before it is added to the residual stream."""
 
     def __init__(self, config: Step3Config) -> None:
         super().__init__()

@@ -204,9 +204,7 @@ class Step3VLTower(TileEncoder):
     def _grid_metadata(
         self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
     ) -> Metadata:
-        """Return the rotary cos and sin [n, K/2] of one view, the same for all views of
-        ``grids``.
-        """
+        """Return the rotary cos and sin [n, K/2] of one view, which all views share."""
         check_input_size(sum(t for t, _, _ in grids), max_input_size)
         side = self.side // self.config.patch_size
         h, w = grids[0][1:] if grids and max_input_size is None else (side, side)
@@ -240,7 +238,7 @@ class Step3VLTower(TileEncoder):
 
 
 class Transformer(nn.Module):
-    """Holds the blocks under the parameter names of the checkpoint."""
+    """Holds the transformer blocks, so that parameters are named as in the checkpoint."""
 
     def __init__(self, config: Step3VLConfig) -> None:
         super().__init__()
@@ -264,7 +262,7 @@ class Block(nn.Module):
         return torch.addcmul(hidden, self.mlp(self.ln_2(hidden)), self.ls_2)
 
     def parts(self) -> BlockParts | None:
-        """Return the layers by role, or None if attention or MLP was replaced by another module."""
+        """Return the block's layers by role, or None if attention or MLP was replaced."""
         from .block_parts import BlockParts
 
         if (type(self), type(self.attn), type(self.mlp)) != (Block, Attention, MLP):
@@ -327,7 +325,7 @@ def rotary_cos_sin(h: int, w: int, head_size: int, dtype: torch.dtype) -> tuple[
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate columns 2i and 2i + 1 of queries and keys ``x`` [B, n, 2, H, K] by angle i of a row.
+    """Rotate columns 2i and 2i + 1 of queries and keys ``x`` [B, n, 2, H, K] by a row's angle i.
 
     ``cos`` and ``sin`` are [n, 1, 1, K/2] in float32 or wider.
     """

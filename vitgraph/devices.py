@@ -1,4 +1,4 @@
-"""Where encoders run and in which dtype, as options name it; errors if memory or disk runs out."""
+"""Devices and dtypes as options name them, and errors for memory or disk that runs out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Say what a checkpoint holds without reading a tensor of it."""
+"""Inspection of a checkpoint: what it holds, without reading a tensor of it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """The vision tower that a checkpoint holds, and what fetching it takes."""
+    """The vision tower that a checkpoint holds, and the bytes that fetching it takes."""
 
     name: str
     """The repo and revision of the checkpoint, or its folder."""

@@ -36,7 +36,7 @@ class Prefix:
 
 @dataclass(frozen=True)
 class Slot:
-    """Where a published tensor goes: chunk ``chunk`` (from 0) of the encoder's tensor ``name``.
+    """The place of a published tensor: chunk ``chunk`` (from 0) of the encoder's tensor ``name``.
 
     The tensor is divided into ``chunks`` equal chunks along its first axis.
     """
@@ -98,9 +98,7 @@ class Layout:
         return (prefix.root if local.startswith(self.projector) else prefix.whole) + local
 
     def is_ignored(self, local: str) -> bool:
-        """Return whether no forward needs the tensor with the name ``local`` (without the
-        prefix).
-        """
+        """Return whether no forward pass needs the tensor ``local``, named without the prefix."""
         return any(_pattern(template).fullmatch(local) for template in self.ignored)
 
     def tower_names(self, prefix: Prefix, names: Iterable[str], label: str) -> dict[str, str]:
@@ -240,8 +238,8 @@ def _translate(rules: Iterable[tuple[str, str]], name: str) -> str:
 def _pattern(template: str) -> re.Pattern[str]:
     """Compile a template such as ``blocks.N.ls1`` to a pattern for names that begin with it.
 
-    Its group ``number`` is the number in place of ``N``, and ``rest`` is the end of the name, from
-    a dot on, or None.
+    The group ``number`` of the pattern is the number in place of ``N``, and ``rest`` is the end of
+    the name, from a dot on, or None.
     """
     words = (r"(?P<number>0|[1-9]\d*)" if w == "N" else re.escape(w) for w in template.split("."))
     return re.compile(r"\.".join(words) + r"(?P<rest>\..+)?")

@@ -1,6 +1,6 @@
 """Load a tower: an encoder is built on the meta device, and gets all of its tensors or none.
 
-Its preprocessing is set to what the checkpoint's processor files say.
+The encoder's preprocessing is set to what the checkpoint's processor files say.
 """
 
 from __future__ import annotations

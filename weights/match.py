@@ -63,7 +63,9 @@ class FoundTower:
 
     @property
     def num_heads(self) -> int:
-        """The number of attention heads, needed for layouts that pair rotary columns otherwise."""
+        """The number of attention heads, which layouts with another order of rotary columns
+        need.
+        """
         heads: int = asdict(self.config)["num_heads"]
         return heads
 
@@ -150,7 +152,7 @@ def find_tower(contents: Contents, family: Family) -> FoundTower:
 
 
 def build_encoder(tower: FoundTower) -> Encoder:
-    """Return the tower's encoder on the meta device; a CheckpointError if a tensor does not fit."""
+    """Return the tower's encoder on the meta device; raise a CheckpointError on a misfit."""
     label = tower.contents.snapshot.label
     for name, value in asdict(tower.config).items():
         if isinstance(value, (list, tuple)) and len(value) > MOST_IN_LIST:

@@ -31,8 +31,8 @@ bytes for every character."""
 def parse_json(raw: bytes, label: str) -> JsonDict:
     """Parse a JSON object in which no name occurs twice.
 
-    A CheckpointError, which calls the file ``label``, is raised for all else, and for JSON so large
-    that parsing would take gigabytes of memory.
+    A CheckpointError, which names the file by ``label``, is raised for all else, and for JSON so
+    large that parsing would take gigabytes of memory.
     """
     refuse_pointer(raw, label)
     _refuse_bulk(raw, label)
@@ -52,7 +52,7 @@ def parse_json(raw: bytes, label: str) -> JsonDict:
 def refuse_pointer(raw: bytes, label: str) -> None:
     """Raise a :class:`CheckpointError` if ``raw`` begins a Git LFS pointer in place of a file.
 
-    The error calls the file ``label``.
+    The error names the file by ``label``.
     """
     if raw.startswith(LFS_POINTER):
         raise CheckpointError(

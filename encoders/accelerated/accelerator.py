@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 
 
 class FusedBlocks:
-    """Runs the blocks of one encoder with fused kernels, over weights derived from the
-    encoder's.
-    """
+    """Runs an encoder's blocks with fused kernels, over weights derived from the encoder's."""
 
     _last_metadata: tuple[object, Metadata] | None = None
 

@@ -245,9 +245,7 @@ TORCH_KERNELS = ("triton", "flash2", "cudnn", "tma")
 
 @cache
 def is_installed(package: str) -> bool:
-    """Return whether ``package`` can be imported; only its parent packages are imported for
-    this.
-    """
+    """Return whether ``package`` can be imported; only its parents are imported for this."""
     try:
         return find_spec(package) is not None
     except ImportError:

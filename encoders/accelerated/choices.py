@@ -89,7 +89,7 @@ class KernelChoices:
         ]
 
     def _none(self, shape: AttentionShape, dtype: torch.dtype) -> str:
-        """Return the name of the reference, for a shape that no other kernel takes.
+        """Return the name of the reference attention, for a shape that no kernel takes.
 
         If the user asked for a kernel by name, a warning says why that kernel cannot run.
         """
@@ -235,10 +235,10 @@ class KernelChoices:
 
 
 def saved_rows(rows: object) -> Iterator[Mapping[str, object]]:
-    """Yield the rows of saved choices, which come from outside of this process.
+    """Yield the entries of kernel choices that another process has saved.
 
     Raises:
-        TypeError: this is no list of dicts.
+        TypeError: the choices are no list of dicts.
     """
     if not isinstance(rows, Sequence):
         raise TypeError(f"{rows!r} is no list")

@@ -64,7 +64,7 @@ class DerivedWeights:
         return sum(x.nbytes for entry in self._entries.values() for x in entry.tensors)
 
     def get(self, owner: nn.Module, sources: Sequence[Tensor], make: Make) -> tuple[Tensor, ...]:
-        """Return the derived tensors of a module, as of the last :meth:`follow`.
+        """Return the derived tensors of a module, which :meth:`follow` keeps up to date.
 
         Args:
             owner: the module.

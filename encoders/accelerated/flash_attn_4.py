@@ -29,7 +29,7 @@ KEYWORDS = frozenset(
 
 
 class Flash4(Protocol):
-    """The forward of flash-attn-4, as it is called here; the package has no types."""
+    """The type of flash-attn-4's forward function, whose package has no type annotations."""
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, **options: object) -> object: ...
 
@@ -40,9 +40,9 @@ def flash4_forward() -> Flash4:
 
     The package compiles for some two seconds per head size and tiling. Its cache is off by default
     and lies in the shared temporary folder; here it is on and lies in the user's own cache. The
-    package reads both variables once, when it is imported, so they are in the environment during
-    the import alone. Variables that the user has set keep their values, and a package that was
-    imported before keeps the cache that it has.
+    package reads the two variables of its cache once, when it is imported, so they are in the
+    environment during the import alone. Variables that the user has set keep their values, and a
+    package that was imported before keeps the cache that it has.
 
     Raises:
         ImportError: the package is missing, or its forward lacks one of :data:`KEYWORDS`.

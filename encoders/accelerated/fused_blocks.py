@@ -135,7 +135,7 @@ class FusedForward:
         return self.fp8.takes(step, parts, self.stream.hidden, partial(self._time, step, parts))
 
     def _time(self, step: str, parts: BlockParts, fp8: bool) -> float:
-        """Return milliseconds of a step of the block of ``parts``, and of the norm after it."""
+        """Return the milliseconds of one step of a block, in fp8 or not, with its norm."""
         trial, hidden = copy(self), self.stream.hidden
         trial.ran = BlocksRun()
         generator = torch.Generator(hidden.device).manual_seed(0)
@@ -194,7 +194,7 @@ class FusedForward:
         weight: Tensor | None = None,
         ready: bool = False,
     ) -> None:
-        """Add the last product of a branch (attention or MLP) to the stream.
+        """Add the last product of a branch (attention or MLP) to the residual stream.
 
         Args:
             layer: the last linear layer of the branch.
@@ -227,7 +227,7 @@ class FusedForward:
         norm: PartNorm | None,
         limits: Range | None = None,
     ) -> None:
-        """Leave the output of a branch to be added by the norm that reads the stream next.
+        """Keep the output of a branch, which the next norm adds to the residual stream.
 
         Args:
             branch: the output, [T, D].
@@ -254,12 +254,12 @@ class FusedForward:
         return self.attention.attend(parts, qkv)
 
     def _project(self, parts: BlockParts, attended: Tensor, fp8: bool) -> None:
-        """Apply a block's output product to the attention ``attended`` and add it to the stream."""
+        """Apply a block's output product to ``attended``, and add it to the residual stream."""
         rows = self.fp8.quantise(attended) if fp8 and self.fp8 is not None else attended
         self._add(parts.proj, rows, parts.scale1, parts.post_norm1)
 
     def _mlp(self, parts: BlockParts, fp8: bool) -> None:
-        """Apply the second norm and the MLP of a block, and add the result to the stream."""
+        """Apply the second norm and the MLP of a block; add the result to the residual stream."""
         rows = self._normed(parts.norm2, quantised=fp8)
         if isinstance(rows, Tensor):
             inner, weight = self._inner(parts, rows)

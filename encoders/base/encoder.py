@@ -50,7 +50,8 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
     def preprocessor(self) -> Preprocessor:
         """Turns images and videos into inputs; by default with the published rules of the family.
 
-        It is made when first used, so that importing an encoder imports no image library.
+        The preprocessor is made when first used, so that importing an encoder imports no image
+        library.
         """
         if self._preprocessor is None:
             self._preprocessor = self._default_preprocessor()

@@ -88,7 +88,7 @@ class PatchEncoder(VisionEncoder):
         """Check patches [P, patch_dim] and bring them to the dtype and device of ``weight``.
 
         Raises:
-            ValueError: what ``_admit_pixels`` raises, or rows that ``metadata`` were not made for.
+            ValueError: no tensor, integer pixels, or rows that ``metadata`` were not made for.
         """
         pixels = self._admit_pixels(pixel_values, weight)
         check_rows(pixels.shape[0], metadata["rotary_pos_emb_cos"].shape[0], "the grid makes")

@@ -72,7 +72,7 @@ class PathsEncoder(Encoder):
         return items
 
     def _share(self, tower: nn.Module, *, tensors: bool = False) -> None:
-        """Take the submodules of a tower, and with ``tensors`` its own weights, as one's own."""
+        """Share the submodules of a tower and, with ``tensors``, the tower's direct weights."""
         from ..layers.torch_internals import share_modules
 
         share_modules(self, tower, tensors=tensors)

@@ -137,7 +137,7 @@ class TileEncoder(VisionEncoder):
         """Check tiles [B, C, H, W] and bring them to the dtype and device of ``weight``.
 
         Raises:
-            ValueError: what ``_admit_pixels`` raises, or tiles that do not fit the grid.
+            ValueError: no tensor, integer pixels, or tiles that do not fit the grid.
         """
         require_tensor(pixel_values)
         step, sizes = self.config.patch_size * self._grid_multiple, pixel_values.shape[2:]

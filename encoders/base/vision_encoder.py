@@ -148,7 +148,7 @@ class VisionEncoder(Encoder):
         """Return the grid as a list of ``(t, h, w)``, checked by the rules of the family."""
 
     def _segment_grids(self, grids: list[Grid]) -> list[Grid]:
-        """Return ``grids`` with an item whose segments have several frames as one grid for each."""
+        """Return a grid per group of segments: an item of segments of several frames is split."""
         return grids
 
     @abstractmethod

@@ -152,9 +152,7 @@ def _is_heif(head: bytes) -> bool:
 
 @contextmanager
 def naming(item: str) -> Iterator[None]:
-    """Put ``item``, such as "image 3" or a path, before the message of a ValueError of the
-    block.
-    """
+    """Prefix the message of a ValueError raised in the block by ``item``, such as "image 3"."""
     try:
         yield
     except ValueError as error:

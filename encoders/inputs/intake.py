@@ -172,7 +172,7 @@ def _from_pil(image: Image.Image) -> Tensor:
 
 
 def _file_of(image: Image.Image) -> str:
-    """Return the file that a PIL image was opened from and a space, or "" if there is no file."""
+    """Return the file name of a PIL image and a space, for messages; "" if it has no file."""
     file = image.filename if isinstance(image, ImageFile) else ""
     return f"{file} " if isinstance(file, str) and file else ""
 

@@ -57,7 +57,7 @@ class PixelRules:
     None for other families."""
 
     def bounded(self, min_pixels: int | None, max_pixels: int | None) -> PixelRules:
-        """Return a copy with these bounds on the area in place of its own.
+        """Return a copy of these rules with other bounds on the area of an image.
 
         Args:
             min_pixels: smallest area in pixels; None keeps that of these rules.

@@ -72,7 +72,7 @@ class VideoFrames(Sequence[Tensor]):
         """Count the frames by decoding the file once, because containers often state a wrong count.
 
         Raises:
-            ValueError: as :func:`read_video`.
+            ValueError: PyAV is missing, or the file is missing, damaged or no video.
         """
         require_av()
         self.path = Path(path)

@@ -66,7 +66,8 @@ def attention(
 class AttentionCall(NamedTuple):
     """The queries and keys of one call of attention, and the factor of their scores.
 
-    Both are [T, H, K] or, if ``cu_seqlens`` is None, [S, H, n, K] for segments of n rows each.
+    Queries and keys are [T, H, K] or, if ``cu_seqlens`` is None, [S, H, n, K] for segments of n
+    rows each.
     """
 
     q: Tensor

@@ -47,8 +47,7 @@ class BlockSizes:
 def nested_sizes(  # type: ignore[explicit-any]  # each kind has keywords of its own
     kind: Callable[..., object], value: object
 ) -> object:
-    """Return a nested config: ``kind(**value)`` if ``value`` is a mapping, as ``asdict`` makes of
-    one, else ``value`` itself."""
+    """Return ``value``, or ``kind(**value)`` if it is a mapping, such as ``asdict`` makes."""
     return kind(**value) if isinstance(value, Mapping) else value
 
 
@@ -67,7 +66,7 @@ class Block(nn.Module):
         return hidden + self.mlp(self.norm2(hidden))
 
     def parts(self) -> BlockParts | None:
-        """Return the layers by role, or None if attention or MLP is a module of another type."""
+        """Return the block's layers by role, or None if attention or MLP has another type."""
         from ..block_parts import BlockParts
 
         if (type(self), type(self.attn), type(self.mlp)) != (Block, Attention, MLP):

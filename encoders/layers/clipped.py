@@ -62,12 +62,12 @@ class ClippedLinear(nn.Linear):
 
     @property
     def inputs(self) -> list[Range]:
-        """The bounds (minimum, maximum) of the input of each of the joined layers."""
+        """The input bounds (minimum, maximum) of each linear layer in the joint weight."""
         return [part.input for part in self.bounds if isinstance(part, Bounds)]
 
     @property
     def outputs(self) -> list[Range]:
-        """The bounds (minimum, maximum) of the output of each of the joined layers."""
+        """The output bounds (minimum, maximum) of each linear layer in the joint weight."""
         return [part.output for part in self.bounds if isinstance(part, Bounds)]
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Layers computed from their weights, if calling them as modules would compute the same.
 
 A layer that is wrapped (LoRA), quantised, or has hooks or a ``forward`` of its own may compute
-something else, and is called as a module; ``torch_internals``, imported where it is called, tells.
+something else, and is called as a module; ``torch_internals`` recognises such layers.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def patch_product(layer: nn.Conv2d | nn.Conv3d, rows: Tensor, patch: tuple[int, 
 class FlatPatchEmbed(nn.Module):
     """Embeds flattened patches by a convolution whose kernel equals its stride, as one product.
 
-    The stored weight is that of a Conv2d or, of patches of ``frames``, that of a Conv3d.
+    The stored weight is a Conv2d's or, for patches of several ``frames``, a Conv3d's.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class FlatPatchEmbed(nn.Module):
         self.patch = (channels, *self.proj.kernel_size)
 
     def forward(self, patches: Tensor) -> Tensor:
-        """Return [.., D] of patches [.., C*p*p], or [.., C*T*p*p] of T frames."""
+        """Embed patches [.., C*p*p], or [.., C*T*p*p] of T frames, as rows [.., D]."""
         return patch_product(self.proj, patches, self.patch)
 
 

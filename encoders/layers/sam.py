@@ -58,7 +58,7 @@ class SamSizes:
 
     @property
     def out_hidden_size(self) -> None:
-        """None: SAM has no projector of its own; the encoder around it has one."""
+        """The width of tokens; None, because SAM has no projector of its own."""
 
     def __post_init__(self) -> None:
         require_divisible("hidden_size", self.hidden_size, "num_heads", self.num_heads)
@@ -161,7 +161,7 @@ class SamBlock(nn.Module):
         return in_windows(attend, x, self.window) if self.window else attend(x)
 
     def parts(self) -> BlockParts | None:
-        """Return the layers by role, or None if attention or MLP is a module of another type."""
+        """Return the block's layers by role, or None if attention or MLP has another type."""
         from ..block_parts import BlockParts, RelativePositions
 
         if (type(self), type(self.attn), type(self.mlp)) != (SamBlock, SamAttention, MLP):

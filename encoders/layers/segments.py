@@ -117,9 +117,7 @@ class TileSegments(NamedTuple):
 
     @classmethod
     def of(cls, metadata: Metadata, hidden: Tensor) -> TileSegments:
-        """Make the segments of tiles ``hidden`` [B, n, D] from ``metadata``, which must fit
-        them.
-        """
+        """Make the segments of tiles [B, n, D] from ``metadata``, which has to fit the tiles."""
         if hidden.shape[0]:
             check_equal_segments(metadata["max_seqlen"], hidden.shape[1])
         offsets, rows = metadata["cu_seqlens"], hidden.shape[0] * hidden.shape[1]

@@ -1,4 +1,4 @@
-"""Row numbers and weights of the sums that interpolate positions and average frames of a clip.
+"""Indices and weights that interpolate tables of positions and average the frames of a clip.
 
 A square table for one size of image is interpolated to the grid of another on the host, so that
 CUDA graphs of any grid read the same table: each patch has row numbers and weights. Likewise, each

@@ -73,7 +73,7 @@ def share_modules(holder: nn.Module, tower: nn.Module, *, tensors: bool = False)
 
 @contextmanager
 def autograd_inside_op() -> Iterator[None]:
-    """Let autograd record inside of a custom op, where torch excludes it, for a recomputation.
+    """Let autograd record in a custom op, where torch excludes it, to recompute a forward.
 
     No public function turns it on there.
     """

@@ -50,7 +50,7 @@ class DeviceQueue:
         return sent
 
     def running(self) -> AbstractContextManager[object]:
-        """Return the context in which a batch is to be encoded: a stream of its own on CUDA."""
+        """Return the context in which a batch is encoded: on a GPU, a CUDA stream for batches."""
         return torch.cuda.stream(self._runs) if self._on_cuda else nullcontext()
 
     def mark(self) -> torch.cuda.Event | None:

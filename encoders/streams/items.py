@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class EncodesItems(Generic[Output]):
-    """Gives a class ``encode`` and ``encode_many``, which call only its ``item_encoder``."""
+    """Base class that provides ``encode`` and ``encode_many`` by the method ``item_encoder``."""
 
     def item_encoder(self) -> ItemEncoder[Output]:
         """Return the encoder and the functions that call its paths, which ``encode`` uses."""
@@ -188,8 +188,8 @@ class EncodesItems(Generic[Output]):
     ) -> list[list[Tensor]]:
         """Return the weight that attention gives to each patch, as maps in raster order.
 
-        Only the encoder itself makes them, neither graphs nor accelerated encoders. The weights are
-        computed by chunks of queries, so memory is bounded.
+        Only the encoder itself makes such maps, neither graphs nor accelerated encoders. The
+        weights are computed by chunks of queries, so memory is bounded.
 
         Args:
             images, videos: as ``preprocess`` takes them.

@@ -75,7 +75,7 @@ class ItemResult(NamedTuple):
 
 
 class StreamOptions(NamedTuple):
-    """The arguments of ``encode_many`` that say how a stream runs, and two for its progress."""
+    """The arguments of ``encode_many`` on how a stream runs, and two settings of its progress."""
 
     batch_tokens: int | None = None
     workers: int | None = None

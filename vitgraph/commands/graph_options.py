@@ -1,9 +1,9 @@
-"""The options of ``vitgraph encode --graph``: what will come, and what is captured for it.
+"""The options of ``vitgraph encode --graph``: the kind of items expected, and graphs for it.
 
-A modality says what will come, and so which shapes of a token budget are worth a graph. An image is
-one attention segment. A clip has one segment per frame pair, so graphs for clips come in the two
-shapes that :mod:`graphwrap` captures: few long segments, and many short ones. InternViT's segments
-are tiles of one length, in images as in clips: one shape serves both there.
+A modality says which kind of items to expect, and so which shapes of a token budget are worth a
+graph. An image is one attention segment. A clip has one segment per frame pair, so graphs for clips
+come in the two shapes that :mod:`graphwrap` captures: few long segments, and many short ones.
+InternViT's segments are tiles of one length, in images as in clips: one shape serves both there.
 """
 
 from __future__ import annotations

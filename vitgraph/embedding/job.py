@@ -1,4 +1,4 @@
-"""``vitgraph embed`` at work: the shards that are left are encoded in order and written."""
+"""The work of ``vitgraph embed``: the shards that are left are encoded in order and written."""
 
 from __future__ import annotations
 
@@ -210,9 +210,7 @@ class Job:
             return self._files_of[number]
 
     def _tasks(self) -> Iterator[tuple[str, object]]:
-        """Yield the key and the image of each file that this process encodes, in a worker
-        thread.
-        """
+        """Yield key and image of each file that this process encodes, in a worker thread."""
         for number in self.todo:
             for file in self._shard_files(number):
                 yield file.key, self.reader.item(file)

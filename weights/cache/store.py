@@ -79,7 +79,8 @@ class Store:
     def read_answers(self) -> dict[str, bytes | None]:
         """Return the small files that were kept, by name; None for a file that the repo lacks.
 
-        The result is empty if nothing was kept. It is a DamagedError if the CRC-32 does not fit.
+        The result is empty if nothing was kept. A DamagedError is raised if the CRC-32 does not
+        fit.
         """
         try:
             sum_, _, text = self.answers.read_bytes().partition(b"\n")

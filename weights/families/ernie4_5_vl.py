@@ -21,7 +21,7 @@ from .family import Family, TransformersClass, blocks, length, with_vision
 def _names(resampler: str) -> dict[str, str]:
     """Return the encoder's names of the resampler's layers by the published names.
 
-    The published ones begin with ``resampler``.
+    The published names begin with ``resampler``.
     """
     merges = {
         f"{resampler}.{merge}.{number}": f"resampler.{merge}.{layer}"

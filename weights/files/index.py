@@ -39,7 +39,7 @@ class Contents:
         """Return the headers of the safetensors ``files``, by name, in as few requests as possible.
 
         The index tells about how long a header is: a tensor takes its name and some 85 characters.
-        A file that is not there is a CheckpointError.
+        A file that is not there raises a CheckpointError.
         """
         guesses = dict.fromkeys(sorted(files), 256)
         for name, file in self.files.items():
@@ -143,7 +143,7 @@ def _refuse_second_weights(snapshot: Snapshot, index: str, shards: set[str]) -> 
 def _only_safetensors(snapshot: Snapshot) -> str:
     """Return the name of the only index, else of the only safetensors file, of a checkpoint.
 
-    This is for checkpoints without ``model.safetensors`` and its index. Several such files are a
+    This is for checkpoints without ``model.safetensors`` and its index. Several such files raise a
     CheckpointError, because nothing says which of them holds the tower.
     """
     names = _safetensors(snapshot)

@@ -50,7 +50,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Located:
-    """Where on this disk the bytes of a tensor lie: the file, and the first byte in it (from 0).
+    """The place of a tensor's bytes on this disk: the file, and the first byte in it (from 0).
 
     Their CRC-32 is known if this package fetched them by byte ranges, else None.
     """

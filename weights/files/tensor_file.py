@@ -41,7 +41,7 @@ DTYPE_BITS = {
 class TensorEntry:
     """One tensor of a header: its dtype by the format's name ("BF16"), its shape, and its bytes.
 
-    They are those from ``begin`` up to ``end``, counted from the first byte after the header.
+    The bytes are those from ``begin`` up to ``end``, counted from the first byte after the header.
     """
 
     dtype: str
@@ -71,7 +71,7 @@ class Header:
 
 
 def read_header(path: Path, label: str) -> Header:
-    """Read the header of a safetensors file, which errors call ``label``.
+    """Read the header of a safetensors file; errors name the file by ``label``.
 
     A CheckpointError is raised if the header is not sound, or if the file is shorter or longer than
     the header says.
@@ -97,7 +97,7 @@ def read_header(path: Path, label: str) -> Header:
 def check_size(header: Header, size: int, label: str) -> None:
     """Raise a :class:`CheckpointError` unless ``header`` describes a file of ``size`` bytes.
 
-    The error calls the file ``label``.
+    The error names the file by ``label``.
     """
     if header.file_bytes != size:
         raise CheckpointError(

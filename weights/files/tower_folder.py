@@ -75,7 +75,7 @@ class Described:
 def vision_section(config: JsonObject) -> tuple[JsonObject, list[JsonObject]]:
     """Return the tower's part of a config, and the objects around that part, the innermost first.
 
-    There are none around it in the config of a tower alone.
+    The list is empty for the config of a tower alone.
     """
     for path in _SECTIONS:
         parents: list[JsonObject] = [config]
@@ -92,8 +92,8 @@ def vision_section(config: JsonObject) -> tuple[JsonObject, list[JsonObject]]:
 def read_description(config: JsonObject, label: str) -> Described:
     """Return the published config that the config of a tower's folder was made from.
 
-    Any other config is returned unchanged. A CheckpointError, which calls the checkpoint ``label``,
-    says that the notes under ``vitgraph`` name no known family.
+    Any other config is returned unchanged. A CheckpointError, which names the checkpoint by
+    ``label``, says that the notes under ``vitgraph`` name no known family.
     """
     note = config.get(KEY)
     if note is None:

@@ -186,8 +186,8 @@ class RemoteFile:
     def _promised(self, response: Answer, start: int, end: int) -> int:
         """Return the number of bytes that an answer announces for the range ``start`` to ``end``.
 
-        It is smaller than the range if the file ends before. A server that ignores ranges may send
-        the whole file if ``start`` is 0; any other bytes are a RangesUnsupported.
+        The number is smaller than the range if the file ends before. A server that ignores ranges
+        may send the whole file if ``start`` is 0; for any other bytes RangesUnsupported is raised.
         """
         headers = response.headers
         content_range, length = headers.get("content-range", ""), headers.get("content-length", "")
@@ -260,9 +260,7 @@ class RemoteFile:
             yield response
 
     def _compare(self, response: Answer) -> None:
-        """Remember the first answer's ETags; raise a CheckpointError if those of later ones
-        differ.
-        """
+        """Remember the first answer's ETags; raise a CheckpointError if a later one's differ."""
         headers: dict[str, str] = {}
         for answer in (response, *reversed(response.history)):
             headers |= answer.headers  # the Hub's headers win over a storage host's
@@ -300,6 +298,6 @@ def _wait(failures: int, attempts: int, error: Exception, stop: Event | None) ->
 
 
 def _origin(url: str) -> tuple[str, str | None, int | None]:
-    """Return scheme, host and port of a URL. The user's token is only sent to those of the Hub."""
+    """Return scheme, host and port of a URL; the user's token is sent only to the Hub's."""
     parts = urlsplit(url)
     return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)

@@ -71,7 +71,7 @@ def obstacle(error: BaseException) -> str:
 def not_here(name: str, why: str) -> str:
     """Return a message that the file ``name`` is not on this disk and cannot be fetched.
 
-    It says ``why`` the Hub cannot be reached, and what to do.
+    The message says ``why`` the Hub cannot be reached, and what to do.
     """
     return (
         f"{name} is not in the cache and the Hub cannot be reached ({why}): load once with a "

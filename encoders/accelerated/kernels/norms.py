@@ -138,7 +138,7 @@ class Norm(NamedTuple):
 
     @classmethod
     def of(cls, norm: nn.LayerNorm | nn.RMSNorm) -> Norm:
-        """Return the weights of a norm for which ``is_norm`` is true."""
+        """Return the weights of a layer norm or RMS norm that fused kernels can compute."""
         assert norm.eps is not None
         bias = norm.bias if isinstance(norm, nn.LayerNorm) else None
         return cls(norm.weight, bias, norm.eps, isinstance(norm, nn.RMSNorm))

@@ -193,12 +193,13 @@ def attend(
 ) -> None:
     """Compute softmax attention inside each segment, scaled by ``K ** -0.5``.
 
-    A graph's capacities allow for many long segments, most of which are empty in a call. Programs
-    for every tile of each would take 5 % of a tower's time to find out that they have no rows. So
+    A CUDA graph is captured for many long segments, most of which are empty in a call. With a
+    program for every possible tile, programs without rows would take 5 % of a tower's time. So
     where a segment may have several tiles, there are T // queries + S programs per head, and each
-    searches its segment. Those of segment s begin at ``offsets[s] // queries + s``, which leaves
-    room for all of its tiles. At most one program per segment then has no rows, and those beyond
-    the last segment come last, so that the others are spread evenly over the GPU.
+    program searches for its segment. The programs of segment s begin at ``offsets[s] // queries +
+    s``, which leaves room for all of its tiles. At most one program per segment then has no rows,
+    and the programs beyond the last segment come last, so that the others are spread evenly over
+    the GPU.
 
     Args:
         q, k, v: [T, H, K] of one row stride, heads contiguous; k and v may have fewer heads, each

@@ -1,16 +1,16 @@
-"""Images and videos to the pixels of towers, in a module per family and two that families share.
+"""Preprocessing of images and videos for towers: a module per family, and two that families share.
 
 - ``patches``: patches of images and clips of any size, for Qwen, GLM, ERNIE, MiniMax and Pixtral
 - ``views``: the steps that all preprocessors to square views of a fixed size share
 
-Of patches, by what they add to ``patches``:
+Modules for towers over patches, by what they add to ``patches``:
 
 - ``gemma4``: as many patches as a number of tokens takes
 - ``moonvit``: images of Kimi, shrunk where they are too large and padded to tokens
 - ``paddleocr_vl``: patches row by row, which the projector merges after the tower
 - ``siglip2``: SigLIP2 NaFlex: as many patches as a limit allows
 
-Of views and tiles, which are views of parts of an image:
+Modules for towers over views, of which tiles show parts of an image:
 
 - ``deepseek_ocr``: the whole image and, of large images, tiles
 - ``deepseek_vl``: one padded view, or two of different sizes

@@ -1,4 +1,4 @@
-"""Images to the whole view and the tiles of DeepSeek-OCR.
+"""Preprocessing of images for DeepSeek-OCR: a view of the whole image, and tiles.
 
 Source: ``DeepseekOCRProcessor`` of deepseek-ai/DeepSeek-OCR at commit e4ac34e.
 

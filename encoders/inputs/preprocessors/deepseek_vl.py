@@ -1,4 +1,4 @@
-"""Images padded to one square view, or to two of different sizes (DeepSeek-VL).
+"""Preprocessing of images for DeepSeek-VL: one padded square view, or two of different sizes.
 
 Source: ``VLMImageProcessor`` and ``HybridVisionTower`` of deepseek-ai/DeepSeek-VL at commit
 681bffb.
@@ -63,7 +63,7 @@ class SquarePreprocessor(ViewPreprocessor):
         return self.mean
 
     def views(self, image: Tensor, max_tiles: int | None) -> Views:
-        """Return the padded square of the image as the only view; there are no tiles to bound."""
+        """Return the padded square of the image as the only view; ``max_tiles`` is not used."""
         return Views({"image": [self.square(image)]})
 
     def square(self, image: Tensor) -> Tensor:
@@ -96,7 +96,7 @@ class SquarePreprocessor(ViewPreprocessor):
         return {"mean": mean, "std": std, "min_size": self.smallest(where, section)}
 
     def smallest(self, where: str, section: Section) -> int:
-        """Return ``min_size`` in pixels from ``section``, which errors call ``where``."""
+        """Return ``min_size`` in pixels from ``section``; errors name it by ``where``."""
         return read_positive(where, "min_size", section.get("min_size"), 14, self.image_size)
 
 

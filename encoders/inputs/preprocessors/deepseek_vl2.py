@@ -1,4 +1,4 @@
-"""Images to the padded view and the tiles of DeepSeek-VL2.
+"""Preprocessing of images for DeepSeek-VL2: a padded view of the whole image, and tiles.
 
 Source: ``DeepseekVLV2Processor`` of deepseek-ai/DeepSeek-VL2 at commit ef9f91e.
 

@@ -1,4 +1,4 @@
-"""Images and frames to the patches of Gemma 4, resized to fit a number of tokens.
+"""Preprocessing of images and frames for Gemma 4: patches within a number of tokens.
 
 Source: ``Gemma4ImageProcessor``, ``Gemma4VideoProcessor`` and ``default_sample_indices_fn`` of
 transformers 5.23.0, without their padding.

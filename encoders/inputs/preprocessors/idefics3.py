@@ -1,4 +1,4 @@
-"""Images to the square tiles of Idefics3 and SmolVLM, and the whole image as the last of them.
+"""Preprocessing of images for Idefics3 and SmolVLM: square tiles, then the whole image.
 
 Source: ``Idefics3ImageProcessor`` and ``SmolVLMImageProcessor`` of transformers 5.23.0.
 

@@ -1,4 +1,4 @@
-"""Images and videos to the tiles of InternViT.
+"""Preprocessing for InternViT: images are cut into square tiles, a frame of a video is one tile.
 
 Source: ``GotOcr2ImageProcessor``, ``InternVLVideoProcessor`` and ``InternVLProcessor`` of
 transformers 5.23.0; tiling also ``dynamic_preprocess`` of OpenGVLab/InternVL at commit 1831ceb.

@@ -1,4 +1,4 @@
-"""Images to the patches of LFM2-VL: of the whole image and, of large images, of square tiles.
+"""Preprocessing of images for LFM2-VL: patches of the whole image and of tiles of large images.
 
 Source: ``Lfm2VlImageProcessor`` of transformers 5.23.0, without its padding.
 

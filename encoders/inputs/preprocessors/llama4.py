@@ -1,4 +1,4 @@
-"""Images to the square tiles of Llama 4, and the whole image as the last of them.
+"""Preprocessing of images for Llama 4: square tiles, then the whole image.
 
 Source: ``Llama4ImageProcessor`` of transformers 5.23.0.
 

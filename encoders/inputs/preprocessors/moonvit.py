@@ -1,4 +1,4 @@
-"""Images and clips to the patches of MoonViT: shrunk where they are too large, padded to tokens.
+"""Preprocessing of images and clips for MoonViT: shrunk to a limit, padded to whole tokens.
 
 Source: ``Kimi_K25ImageProcessor`` and ``Kimi_K25VideoProcessor`` of transformers 5.23.0, and
 ``KimiVLImageProcessor`` of moonshotai/Kimi-VL-A3B-Instruct with ``pad_input``.

@@ -1,4 +1,4 @@
-"""Images to the patches of PaddleOCR-VL, row by row: its projector merges them after the tower.
+"""Preprocessing of images for PaddleOCR-VL: patches row by row, merged after the tower.
 
 Source: ``PaddleOCRVLImageProcessor`` of transformers 5.23.0.
 """

@@ -1,4 +1,4 @@
-"""Images and videos to the patches of a tower that takes any size: Qwen, GLM, ERNIE and Pixtral.
+"""Preprocessing for towers over patches of images of any size: Qwen, GLM, ERNIE and Pixtral.
 
 Source: ``Qwen2VLImageProcessor``, ``Qwen2VLVideoProcessor``, ``Qwen3VLVideoProcessor``, and the
 image and video processors of GLM-4.1V, GLM-4.6V, GLM-5, MiniMax-M3 and ERNIE-4.5-VL, and
@@ -115,8 +115,7 @@ class PatchPreprocessor:
 
     @classmethod
     def pixtral(cls, *, patch_size: int, merge_size: int, longest_edge: int) -> PatchPreprocessor:
-        """Return a preprocessor with the defaults of transformers' Pixtral class, which takes only
-        images."""
+        """Return a preprocessor with the defaults of transformers' Pixtral class, for images."""
         rules = long_side(longest_edge)
         return cls(patch_size, 1, merge_size, rules, rules, images_alone=True)
 
@@ -311,7 +310,7 @@ class PatchPreprocessor:
     ) -> list[Tensor]:
         """Resize frames to ``height`` x ``width`` pixels.
 
-        If ``rules.canvas`` is set, they are resized to fit a black canvas of this size instead.
+        If ``rules.canvas`` is set, frames are resized to fit a black canvas of this size instead.
         ``count`` is the number of all frames of the item, of which ``frames`` may be some.
         """
         if not rules.canvas:

@@ -1,4 +1,4 @@
-"""Images to square views without keeping their shape: SigLIP and Gemma 3.
+"""Preprocessing of images for SigLIP and Gemma 3: one square view, whatever the image's shape.
 
 Source: ``SiglipImageProcessor`` and ``Gemma3ImageProcessor`` of transformers 5.23.0.
 

@@ -1,4 +1,4 @@
-"""Images to the patches of SigLIP2 NaFlex: as many as a limit allows, in about the image's shape.
+"""Preprocessing of images for SigLIP2 NaFlex: as many patches as a limit allows.
 
 Source: ``Siglip2ImageProcessor`` of transformers 5.23.0, without its padding.
 """

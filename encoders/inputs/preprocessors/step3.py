@@ -1,4 +1,4 @@
-"""Images to the whole view and the tiles of the Step towers.
+"""Preprocessing of images for the Step towers: a view of the whole image, and tiles.
 
 Source: ``ImagePatcher`` and ``Step3VisionProcessor`` of vLLM 0.33.0, a copy of StepFun's own
 processor (transformers' ``Step3p7ImageProcessor`` differs from it, see below).

@@ -1,4 +1,4 @@
-"""Images to square views of a fixed size: the steps that all such preprocessors share.
+"""Preprocessing of images to square views of a fixed size: the steps that families share.
 
 Shapes: S side of a view in pixels.
 """
