@@ -14,8 +14,7 @@ all take the same graphs and kernels. Every figure is the median of the runs in 
 - ``gather``: the exchange of features alone, with the copies around it.
 - ``status``: what ranks tell one another on the CPU per call; the GPU works meanwhile.
 
-Results are compared bit for bit with the same shares run
-on one GPU.
+Results are compared bit for bit with the same shares run on one GPU.
 """
 
 from __future__ import annotations

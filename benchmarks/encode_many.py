@@ -12,8 +12,8 @@ Each command prints JSON. Photographs are cut from scikit-learn's and matplotlib
   the loop.
 - ``gpu``: 4,096 photographs of seven sizes, a published tower with random weights in bfloat16.
   ``replays`` are back-to-back calls of a ``GraphedEncoder`` with the same items in the same
-  batches, pixels on the device. ``from memory`` is ``encode_many`` over decoded uint8 arrays, its
-  ratio is over ``replays``. ``from files`` reads JPEG files, its ratio is over the slower of
+  batches, pixels on the device. ``from memory`` is ``encode_many`` over decoded uint8 arrays; its
+  ratio is over ``replays``. ``from files`` reads JPEG files; its ratio is over the slower of
   ``replays`` and ``decoding`` (the same files decoded and resized in as many threads, no more).
 
 Runs take turns at every 200 files (half of the items on a GPU), after a turn that warms up. Figures

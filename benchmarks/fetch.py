@@ -8,9 +8,9 @@ The hub is ``tests/support/hub/server.py`` in a process of its own: 100 MB/s per
 per request (each redirect too). The checkpoint has random weights for a tower of more than 32 MB
 over three shards and is 50 times as large; the rest is holes, which are sent as zeros. Every load
 is a fresh process with an empty cache, timed from after the imports; the two ways take turns. The
-floor of the shards is what three connections at full speed would take. Second loads are against
-``safetensors.torch.load_file`` of the tower's file and a ``clone`` of each tensor, files in the
-page cache, one thread. Memory is a fresh process from after the imports to the peak, RssAnon +
+floor of the shards is what three connections at full speed would take. Second loads are compared
+with ``safetensors.torch.load_file`` of the tower's file and a ``clone`` of each tensor, files in
+the page cache, one thread. Memory is a fresh process from after the imports to the peak, RssAnon +
 RssFile.
 
 With ``--transformers``, what loading a tower transfers is compared with transformers' class of the

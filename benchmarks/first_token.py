@@ -9,7 +9,7 @@ and token ids on the GPU; the variants take turns, figures are medians in millis
 - ``transformers``: the model as it is, attention by sdpa.
 - ``accelerated``: its tower replaced by ``as_vision_tower(encoder.accelerated())``.
 - ``graphs``: its tower replaced by ``as_vision_tower(GraphedEncoder(encoder))``.
-- ``without a tower``: a tower that returns features computed before: what the rest takes.
+- ``without a tower``: a tower that returns features computed before, to time the rest.
 """
 
 from __future__ import annotations

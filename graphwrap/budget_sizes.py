@@ -69,7 +69,7 @@ def square_counts(low: int, high: int) -> list[int]:
 
 
 def fit_budgets(token_counts: Iterable[SupportsIndex], max_graphs: SupportsIndex = 48) -> list[int]:
-    """Return the budgets, at most ``max_graphs``, that pad these counts least, exactly.
+    """Return the budgets, at most ``max_graphs``, whose padding of these counts is the least.
 
     Args:
         token_counts: output tokens of each item seen, one item per replay; a list, an array, a

@@ -192,7 +192,7 @@ def _given(name: str, value: SupportsIndex | None) -> int | None:
 
 
 def _specs(encoder: GraphableEncoder, tokens: Sequence[int]) -> list[EncoderItemSpec]:
-    """Return the sizes of one squarish item per entry of ``tokens``, of at least so many tokens."""
+    """For each entry of ``tokens``, return the sizes of a squarish item of at least that many."""
     return read_specs(encoder, [encoder.grid_for(count) for count in tokens]) if tokens else []
 
 
@@ -256,8 +256,9 @@ def _shapes(
 ) -> list[Budget]:
     """Return the budgets to capture, at most ``most``.
 
-    Every token count gets a budget of few long segments. As many as may be added get a second one,
-    of many short segments: token counts of square images first, the largest of them first.
+    Every token count gets a budget of few long segments. While ``most`` allows, a token count gets
+    a second budget of many short segments: first the token counts of square images, the largest of
+    them first.
 
     Args:
         encoder: the encoder, which says how many rows and windows so many tokens take.
@@ -281,7 +282,7 @@ def _shapes(
 
 
 def _budget(spec: EncoderItemSpec, segments: int, longest: int) -> Budget:
-    """Return a budget with the tokens and rows of one squarish item, and twice its windows.
+    """Return a budget with the tokens and rows of one nearly square item, and twice its windows.
 
     Args:
         spec: the sizes of the item.

@@ -73,7 +73,7 @@ class CostTable:
     """The kernel choices of the accelerator, None where there was none."""
 
     def apply(self, made_on: Mapping[str, str], accelerator: Accelerator | None) -> None:
-        """Load the table's kernel choices into ``accelerator``; None, for none, loads nothing.
+        """Load the table's kernel choices into ``accelerator``, or nothing if that is None.
 
         Args:
             made_on: fingerprint of the encoder and device of this process.

@@ -167,7 +167,7 @@ def with_paths(encoder: nn.Module) -> MultiPathEncoder:
 
 
 def joins_paths(paths: Mapping[str, object], encoder: object) -> bool:
-    """Return whether an encoder joins the outputs of its paths, as it is not its own only path."""
+    """Return whether an encoder joins outputs of several paths, rather than being its only path."""
     return paths["image"] is not encoder
 
 
@@ -186,7 +186,7 @@ def choose_form(
 
     Raises:
         ValueError: settings that ask for kernels, a precision or a compilation that this encoder
-            has no choice of.
+            does not offer.
     """
     accelerator = _find_accelerator(encoder)
     # A wrapper that passes on the attributes of its module is not accelerated: the faster form

@@ -98,7 +98,7 @@ class WeightGuard:
         self._parameters = [t for t in self._tensors if isinstance(t, nn.Parameter)]
 
     def _places(self) -> tuple[list[int], list[int], list[tuple[int, ...]]]:
-        """Return addresses and numbers of entries of all weights, strides of the square ones."""
+        """Return addresses and entry counts of all weights, and the strides of square ones."""
         tensors = self._tensors
         return (
             list(map(Tensor.data_ptr, tensors)),

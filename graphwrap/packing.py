@@ -193,7 +193,7 @@ class Packer:
         return best
 
     def _cheapest(self, batch: Batch, first: EncoderItemSpec) -> list[Budget]:
-        """Return the budgets to try for a batch: those that hold its largest item, the ``first``.
+        """Return the budgets to try for a batch: those that hold its largest item, ``first``.
 
         They are sorted by the cost of the whole batch if every replay were full, and there are
         fewer of them the more items there are.
@@ -285,7 +285,7 @@ def refuse_overflow(schedule: Schedule) -> None:
 
 
 def _neighbours(items: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the runs of consecutive numbers in ``items``: the first of each, its last plus 1."""
+    """Return the first of each run of consecutive numbers in ``items``, and its last plus 1."""
     breaks = [place for place in range(1, len(items)) if items[place] - items[place - 1] > 1]
     ends = pairwise([0, *breaks, len(items)]) if items else ()
     return [(items[start], items[end - 1] + 1) for start, end in ends]

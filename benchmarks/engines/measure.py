@@ -183,7 +183,7 @@ class Apart:
 def measure_cell(
     engines: dict[str, Apart], cell: str, runs: int | None = None
 ) -> dict[str, dict[str, float]]:
-    """Return medians and quartile distances in milliseconds by mode, without engines that end."""
+    """Return medians and quartile distances in milliseconds by mode; engines that end have none."""
     order = random.Random(0)
     rows: dict[str, list[dict[str, float]]] = {mode: [] for mode in engines}
     for number in range(WARM + (runs or RUNS)):

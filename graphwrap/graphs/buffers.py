@@ -246,7 +246,7 @@ class Memory:
         torch.cuda.current_stream(self.device).wait_event(event)
 
     def mark_use(self) -> None:
-        """Record that the work queued so far on the current stream uses buffers and pool."""
+        """Record that the work queued so far on the current stream uses the graphs' memory."""
         if self.device.type != "cuda":
             return
         numbers = current_stream_numbers(self.device)

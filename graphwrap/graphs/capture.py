@@ -250,11 +250,11 @@ class Capturer:
         self._failed.clear()
 
     def _fit_memory(self, budget_set: BudgetSet, divisor: int) -> BudgetSet:
-        """Return ``budget_set`` without its largest ones, so that buffers and pool fit in memory.
+        """Return ``budget_set`` without the budgets too large for their buffers and pool to fit.
 
-        They may fill 1/``divisor`` of free memory; memory that torch holds without using it counts
-        as free. If no budget fits, those with the fewest rows are kept. A warning is given if any
-        budget is left out.
+        Buffers and pool may fill 1/``divisor`` of free memory; memory that torch holds without
+        using it counts as free. If no budget fits, those with the fewest rows are kept. A warning
+        is given if any budget is left out.
         """
         device = self.form.device
         free, total = torch.cuda.mem_get_info(device)

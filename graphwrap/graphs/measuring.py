@@ -1,7 +1,8 @@
 """Timing replays and eager runs once at capture, on a CUDA device.
 
-Attention takes as long in a replay as in an eager run of the same items, so it decides nothing: a
-replay is timed with padding alone, and eager runs have as much subtracted.
+Attention takes as long in a replay as in an eager run of the same items, so its time decides
+nothing: a replay is timed with padding alone, and the time of attention is subtracted from eager
+runs.
 """
 
 from __future__ import annotations

@@ -80,9 +80,7 @@ class Storage(ABC):
 
     @abstractmethod
     def create(self, name: str, content: bytes) -> bool:
-        """Create a file with all of ``content``; False, and no change, if there is one of this
-        name.
-        """
+        """Create a file that holds ``content``; return False, and change nothing, if it exists."""
 
     @abstractmethod
     def delete(self, names: Iterable[str]) -> None:
@@ -220,7 +218,7 @@ class LocalFolder(Storage):
                     self.folder.rmdir()
 
     def tidy(self) -> None:
-        """Remove temporary files of writers that do not run any more, which hold no lock."""
+        """Remove temporary files of writers that have ended, and so hold no lock any more."""
         leftovers: dict[str, list[str]] = {}
         for name in self.names("."):
             if name.endswith(".tmp"):

@@ -1,4 +1,4 @@
-"""Encoders inside other libraries: one module per library, which alone imports it.
+"""Encoders inside other libraries; each library is imported by one module alone.
 
 See ``docs/integrations.md``. A module is imported when it is first used, so that no library is
 needed before.

@@ -201,7 +201,8 @@ def _dynamic_shapes(encoder: VisionEncoder, varying: Metadata) -> tuple[object, 
 def _segment_lengths(metadata: Metadata) -> dict[int, list[int]]:
     """Return the rows of each attention segment and of each window, by the number of their offsets.
 
-    The number tells the two apart: they are as many only where every window is a whole segment.
+    The number of offsets tells segments from windows: the two numbers are equal only where every
+    window is a whole segment.
 
     Args:
         metadata: metadata with ``cu_seqlens`` and, for towers with windows, ``cu_window_seqlens``.
@@ -248,7 +249,8 @@ def _attend_runs(q: Tensor, k: Tensor, v: Tensor, lengths: list[int]) -> Tensor:
     """Return attention within each segment; neighbouring segments of equal length run as one batch.
 
     Args:
-        q, k, v: [T, H, K]: T rows of all segments, H heads of size K, as the result.
+        q, k, v: [T, H, K]: T rows of all segments, H heads of size K; the result has the same
+            shape.
         lengths: the rows of each segment.
     """
     parts, start = [], 0
@@ -263,7 +265,8 @@ def _attend_masked(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor) -> Tenso
     """Return attention within each segment, by a mask [T, T] over all pairs of rows.
 
     Args:
-        q, k, v: [T, H, K]: T rows of all segments, H heads of size K, as the result.
+        q, k, v: [T, H, K]: T rows of all segments, H heads of size K; the result has the same
+            shape.
         cu_seqlens: the offset of the first row of each segment, and T at the end.
     """
     rows = torch.arange(q.shape[0], device=q.device, dtype=cu_seqlens.dtype)

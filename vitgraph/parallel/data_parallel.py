@@ -353,7 +353,7 @@ class DataParallelEncoder:
         return self._new_result(shares, fields_of(output, self.outputs))
 
     def _new_result(self, shares: Shares, fields: list[tuple[str, Tensor]]) -> RankResult:
-        """Return this rank's result, of which ``fields`` are the rows; for encoders of one path."""
+        """Return this rank's result from the output ``fields`` of a single-path encoder."""
         counts = [shares.counts(name) for name, _ in fields]
         result = RankResult(shares, fields, counts, "", self._device)
         return result._replace(about=repr((shares.grids, result.types)))

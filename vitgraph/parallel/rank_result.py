@@ -36,7 +36,7 @@ class RankResult(NamedTuple):
 
 
 def fields_of(output: PartialOutput, names: Collection[OutputField]) -> list[tuple[str, Tensor]]:
-    """Return the fields in ``names`` with their tensors; DeepStack layers, one each, come last."""
+    """Return name and tensor of the fields in ``names``; those of DeepStack layers come last."""
     hidden, pooled, layers = output
     fields = [("last_hidden_state", hidden), ("pooler_output", pooled)]
     fields += [("deepstack_features", layer) for layer in layers or ()]

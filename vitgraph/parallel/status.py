@@ -87,7 +87,7 @@ class StatusExchange:
         return value
 
     def gather(self, value: Value) -> list[Value]:
-        """Return the value of every rank, in their order.
+        """Return the value of every rank, in the order of the ranks.
 
         Args:
             value: the value of this rank, plain data.

@@ -1,4 +1,4 @@
-"""The name of torch that is not public, and the reason why a public one does not serve."""
+"""The function of torch that is called although it is not public, and the reason for it."""
 
 from __future__ import annotations
 

@@ -44,12 +44,12 @@ needs_interpreter = pytest.mark.skipif(
 
 
 def grids_for(name: str) -> Grids:
-    """Return grids (t, h, w) of a small video and image, as Triton's interpreter is slow."""
+    """Return grids (t, h, w) of a small video and image; Triton's interpreter is slow."""
     return [[2, 2, 2], [1, 2, 2]] if BY_NAME[name].tiled else [[2, 2, 4], [1, 4, 6]]
 
 
 def small(name: str) -> VisionEncoder:
-    """Return a shared small encoder; one over tiles takes the tiles of ``grids_for``."""
+    """Return a shared small encoder; an encoder of tiles takes the tiles of ``grids_for``."""
     encoder = tiny(name)
     tiled = isinstance(encoder, TileEncoder)
     return encoder.at(2 * encoder.config.patch_size) if tiled else encoder
@@ -156,7 +156,7 @@ def clipped(x: Tensor, limits: Any) -> Tensor:
 
 
 def summed(stream: Any) -> Tensor:
-    """Return the complete residual stream in float64, and store its summed bias as kernels do."""
+    """Return the complete residual stream in float64, and store the sum of its biases."""
     hidden, branch, scale, *biases = (None if x is None else x.double() for x in stream[:5])
     if branch is not None:
         branch = clipped(branch, stream.branch_range)
@@ -188,9 +188,9 @@ def rotated(
 ) -> Tensor:
     """Return ``qkv`` [T, heads, K] with its first ``turned`` heads rotated, in float64.
 
-    Pairs are (i, i + apart) in groups of 2 * apart columns, all angles of a row by default; tiles
-    share the angles of one, and columns without an angle pass. The first ``queries`` heads are
-    multiplied by ``factor``.
+    Pairs are (i, i + apart) in groups of 2 * apart columns, all angles of a row by default; all
+    tiles share the angles of one tile, and columns without an angle pass. The first ``queries``
+    heads are multiplied by ``factor``.
     """
     out, pairs = qkv.double(), cos.shape[-1]
     apart = apart or pairs

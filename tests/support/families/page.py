@@ -271,7 +271,7 @@ def engines() -> Iterator[str]:
 
 
 def towers_here() -> Mapping[str, Family]:
-    """Return the families of vLLM's architectures with encoder graphs, as far as we have them."""
+    """Return the families of vLLM's architectures with encoder graphs that this library has."""
     names = json.loads(ENGINES.read_text())["architectures"]
     return {name: found for name in names if (found := family_of(name)) is not None}
 

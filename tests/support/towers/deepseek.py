@@ -109,7 +109,7 @@ def build(name: str, dtype: torch.dtype = torch.float32) -> Any:
 
 
 def make_views_small(encoder: Any) -> None:
-    """Give a tiny DeepSeek-OCR small views, in a mode with tiles."""
+    """Make the image and tile sizes of a tiny DeepSeek-OCR small, in a mode with tiles."""
     tower = encoder.paths["image"]
     encoder.paths = {path: tower.at(side) for path, side in SIDES.items()}
     assert isinstance(encoder.preprocessor, OcrPreprocessor)
@@ -124,7 +124,7 @@ def build_reference(
     dtype: torch.dtype = torch.float32,
     lift: AbstractContextManager[object] = NO_LIFT,
 ) -> Any:
-    """Build the reference of a tiny encoder, with its weights, inside the context ``lift``."""
+    """Build the reference of a tiny encoder, with its weights; it is made inside ``lift``."""
     make, keys = _REFERENCES[name]
     with no_init_weights(), lift:
         reference = make(tiny_config(name))

@@ -179,7 +179,7 @@ def state_of(files: Iterable[Path], root: Path) -> str:
 
 
 def checkpoint_state(checkpoint: str, subfolder: str | None) -> str:
-    """Return a text that changes with the files of a local checkpoint, in the place of a commit.
+    """Return a text that changes with the files of a local checkpoint, used in place of a commit.
 
     Args:
         checkpoint: path of a folder or of a file.
@@ -243,7 +243,7 @@ def beside(folder: str, name: str, any_path: bool) -> str:
         folder: the folder of the list or table, local or remote, which the name is relative to;
             empty for the current one.
         name: the name in the list or the cell.
-        any_path: whether the file may lie outside ``folder``; never if that is remote.
+        any_path: whether the file may lie outside ``folder``; a remote folder never allows this.
 
     Raises:
         ValueError: the file lies outside ``folder`` and must not.

@@ -153,8 +153,8 @@ class Source:
     def _walk(self, root: str) -> Iterator[File]:
         """Yield the image files below a local folder, sorted by key; hidden files are left out.
 
-        Each file is kept as one short text until all are sorted. The NUL between its fields sorts
-        before all characters of a key.
+        Until all files are sorted, each is kept as one short text to save memory. NUL separates the
+        key from the other fields, so that texts sort as their keys do.
 
         Raises:
             OSError: a folder cannot be read; otherwise its images would be missing without notice.
@@ -238,7 +238,7 @@ class Source:
     def _inside(self, files: Iterable[File]) -> Iterator[File]:
         """Yield files, but for each tar or parquet file the images inside it.
 
-        Of 16 remote tar files the headers are read at the same time.
+        The headers of up to 16 remote tar files are read at the same time.
         """
         with ThreadPoolExecutor(LISTING) as pool:
             for listed_so_far in _batches(files, LISTING):
@@ -313,7 +313,7 @@ def find_files(source: str, options: SourceOptions | None = None) -> list[File]:
 
 @cache
 def suffixes() -> frozenset[str]:
-    """Return the suffixes of images in folders and tar files; a list may name any file."""
+    """Return the file suffixes that mark images in folders and tar files; a list may name any."""
     return _SUFFIXES | _HEIF if find_spec("pillow_heif") else _SUFFIXES
 
 
@@ -327,7 +327,8 @@ def _read_standard_input() -> str:
 def _named(path: str, folder: str) -> File:
     """Return the file at a path that a list names.
 
-    Its key is the path relative to ``folder``, where the list lies, if it is inside.
+    The file's key is its path relative to ``folder``, where the list lies, or the path as it is if
+    the file lies outside.
     """
     if is_remote(path):
         return File(path.removeprefix(f"{folder}/"), path)
@@ -356,7 +357,7 @@ def _fixed_part(path: str) -> str:
 
 
 def _with_version(file: File) -> File:
-    """Return a file with its version, which is looked up if listing a remote one gave none."""
+    """Return a file with its version, which is looked up if a remote listing gave none."""
     if file.kind != "file" or file.version or not is_remote(file.path):
         return file
     try:

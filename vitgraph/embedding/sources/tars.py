@@ -20,7 +20,7 @@ NOWHERE = -1
 
 
 class Member(NamedTuple):
-    """One file inside a tar file: its name, its place, and its size in bytes."""
+    """One file inside a tar file: its name, its byte offset, and its size in bytes."""
 
     name: str
     place: int
@@ -84,7 +84,7 @@ def _members(file: IO[bytes]) -> Iterator[tarfile.TarInfo]:
 def _with_links(headers: Iterator[tarfile.TarInfo]) -> Iterator[Member]:
     """Yield the files and links that the headers of a tar file describe, each with its byte offset.
 
-    A hard link names a file before it. A symbolic link may name any file, relative to its own
+    A hard link names an earlier file. A symbolic link may name any file, relative to its own
     folder, so symbolic links are yielded after all files.
     """
     known: dict[str, Member] = {}

@@ -24,7 +24,7 @@ LOGGER = logging.getLogger("vllm.vitgraph")
 
 
 def register() -> None:
-    """Register model classes whose vision tower is replaced with vLLM, if ``VITGRAPH_VLLM`` is 1.
+    """Register the model classes whose tower is replaced in vLLM, if ``VITGRAPH_VLLM`` is 1.
 
     A warning is logged instead if the version of vLLM is not known.
 

@@ -30,7 +30,7 @@ class ModelSettings(Protocol):
 
 
 class LoraSettings(Protocol):
-    """The settings of adapters."""
+    """vLLM's settings of LoRA adapters."""
 
     @property
     def enable_tower_connector_lora(self) -> bool: ...

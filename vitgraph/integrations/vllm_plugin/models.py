@@ -18,7 +18,7 @@ from .replacing import ReplacesTower
 
 
 class ReadsInputs(ReplacesTower):
-    """Base of model classes that call their tower per image, or project its output outside of it.
+    """Base of model classes that call their tower per image, or project its output elsewhere.
 
     The encoder runs the whole batch in one call instead.
     """

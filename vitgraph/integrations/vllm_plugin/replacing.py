@@ -98,7 +98,7 @@ class ReplacesTower(nn.Module):
 
     @property
     def our_tower(self) -> Tower:
-        """The tower of this library; call it only if ``vision_tower_ours`` is true."""
+        """The tower of this library, which exists only if ``vision_tower_ours`` is true."""
         tower = self.get_submodule(self.record.tower)
         assert isinstance(tower, Tower)
         return tower
