@@ -47,7 +47,7 @@ from .hf_config import (
     require_value,
 )
 from .layers.attention import attention
-from .layers.clipped import ClippedLinear
+from .layers.clipped import make_linear
 from .layers.segments import RotarySegments
 
 if TYPE_CHECKING:
@@ -276,11 +276,11 @@ class Attention(nn.Module):
         self.num_heads, self.head_size = config.num_heads, config.head_size
         size, eps = config.head_size, config.rms_norm_eps
         inner = config.num_heads * size
-        self.qkv = linear(config, config.hidden_size, 3 * inner, parts=3)
+        self.qkv = make_linear(config.hidden_size, 3 * inner, 3, clipped=config.clipped)
         self.q_norm = nn.RMSNorm(size, eps=eps)
         self.k_norm = nn.RMSNorm(size, eps=eps)
         self.v_norm = nn.RMSNorm(size, eps=eps, elementwise_affine=False)
-        self.proj = linear(config, inner, config.hidden_size)
+        self.proj = make_linear(inner, config.hidden_size, clipped=config.clipped)
 
     def forward(self, x: Tensor, context: RotarySegments) -> Tensor:
         qkv_T3HK = self.qkv(x).view(x.shape[0], 3, self.num_heads, self.head_size)
@@ -298,10 +298,10 @@ class MLP(nn.Module):
 
     def __init__(self, config: Gemma4Config) -> None:
         super().__init__()
-        width, inner = config.hidden_size, config.intermediate_size
-        self.gate_proj = linear(config, width, inner)
-        self.up_proj = linear(config, width, inner)
-        self.down_proj = linear(config, inner, width)
+        width, inner, clipped = config.hidden_size, config.intermediate_size, config.clipped
+        self.gate_proj = make_linear(width, inner, clipped=clipped)
+        self.up_proj = make_linear(width, inner, clipped=clipped)
+        self.down_proj = make_linear(inner, width, clipped=clipped)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(F.gelu(self.gate_proj(x), approximate="tanh") * self.up_proj(x))
@@ -319,17 +319,6 @@ class Projector(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.embedding_projection(self.norm(tokens))
-
-
-def linear(config: Gemma4Config, columns: int, rows: int, parts: int = 1) -> nn.Linear:
-    """Make a linear layer of a block from ``columns`` inputs to ``rows`` outputs, without bias.
-
-    If ``config.clipped``, the layer clips inputs and outputs; each of ``parts`` groups of outputs
-    has bounds of its own.
-    """
-    if config.clipped:
-        return ClippedLinear(columns, rows, parts)
-    return nn.Linear(columns, rows, bias=False)
 
 
 def rotary_cos_sin(

@@ -74,3 +74,10 @@ class ClippedLinear(nn.Linear):
         weights = self.weight.chunk(len(self.bounds))
         parts = [bounds(x, weight) for bounds, weight in zip(self.bounds, weights, strict=True)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+
+def make_linear(columns: int, rows: int, parts: int = 1, *, clipped: bool) -> nn.Linear:
+    """Make a linear layer without bias, a :class:`ClippedLinear` of ``parts`` if ``clipped``."""
+    if clipped:
+        return ClippedLinear(columns, rows, parts)
+    return nn.Linear(columns, rows, bias=False)

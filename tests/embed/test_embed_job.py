@@ -131,34 +131,6 @@ def test_another_source_with_the_same_names_is_another_job(
     assert f"was begun with source {photos}, now it is {tmp_path / 'copy'}" in said
 
 
-def test_a_job_of_an_earlier_version_is_refused_in_words_and_stays_readable(
-    command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Its manifest named neither source nor files; its tables had digests of contents."""
-    out = tmp_path / "out"
-    assert main(command) == 0
-    about = manifest_of(out)
-    names = ("source", "column", "subset", "split", "any_path", "fetch_urls", "revision", "family")
-    settings = {name: about["settings"][name] for name in about["settings"] if name not in names}
-    del about["files"]
-    (out / "manifest.json").write_text(json.dumps({**about, "settings": settings}))
-    next(out.glob("files.*")).unlink()
-    for path in out.glob("*_stats.json"):
-        stats = json.loads(path.read_text())
-        new = ("worker", "written", "tag", "files")
-        old = {name: value for name, value in stats.items() if name not in new}
-        path.write_text(json.dumps({**old, "copies": 0}))
-    for path in out.glob("*.csv"):
-        path.write_text("\n".join(f"{line}," for line in path.read_text().splitlines()) + "\n")
-        path.write_text(path.read_text().replace("key,", "key,content", 1))
-    assert main(command) == 2
-    said = capsys.readouterr().err
-    assert "was begun by an earlier version" in said
-    assert "give another folder (what is written can be loaded and verified)" in said
-    assert len(load_embeddings(out)[0]) == 12
-    assert [main(["embed", check, str(out)]) for check in ("--verify", "--status")] == [0, 0]
-
-
 # --- files are listed once ------------------------------------------------------------------------
 
 

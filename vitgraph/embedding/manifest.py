@@ -24,8 +24,8 @@ _LIST = "files."
 """The beginning of the name of the list of files in the folder of a job; a random part follows."""
 
 
-class ListedFiles(TypedDict, total=False):
-    """What a manifest says of the list of files of its job; empty in those of earlier versions."""
+class ListedFiles(TypedDict):
+    """The list of files of a job, as its manifest describes it."""
 
     name: str
     """The name of the list in the folder of the job."""
@@ -84,12 +84,6 @@ class Manifest(NamedTuple):
         Raises:
             ValueError: a setting differs; the message names the first one.
         """
-        if not self.files:
-            raise ValueError(
-                f"--out {folder}: was begun by an earlier version, which did not write down the "
-                "source and the files of a job; give another folder (what is written can be "
-                "loaded and verified), or go on with that version"
-            )
         mine: dict[str, object] = {**settings, "items per shard": items_per_shard}
         theirs: dict[str, object] = {**self.settings, "items per shard": self.items_per_shard}
         if mine.get("revision") == theirs.get("commit"):
@@ -131,7 +125,6 @@ class Manifest(NamedTuple):
         """
         try:
             about = json.loads(storage.read(NAME))
-            about.setdefault("files", {})  # a manifest of an earlier version has no list of files
             return cls(*(about[name] for name in cls._fields))
         except (FileNotFoundError, NotADirectoryError):
             raise ValueError(
@@ -197,7 +190,8 @@ def write_list(storage: Storage, files: Iterable[File], items_per_shard: int) ->
             size += max(file.size, 0)
             offset += out.write(json.dumps(file).encode() + b"\n")
         out.write(json.dumps(starts).encode() + b"\n")
-    return Listed(count, keys.hexdigest(), {"name": name, "index": offset, "bytes": size})
+    about: ListedFiles = {"name": name, "index": offset, "bytes": size, "said": []}
+    return Listed(count, keys.hexdigest(), about)
 
 
 def digest_keys(keys: Iterable[str]) -> str:

@@ -76,7 +76,7 @@ class ShardStats(TypedDict):
     errors: list[ErrorRecord]
 
 
-class WrittenStats(ShardStats, total=False):
+class WrittenStats(ShardStats):
     """The statistics in the file ``_stats.json`` of a shard, with the files that belong to the
     shard.
     """

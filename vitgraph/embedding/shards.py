@@ -51,7 +51,7 @@ from .storage import STORED, TENSOR, Storage, open_storage
 if TYPE_CHECKING:
     from encoders.streams import Pool
 
-_STATS = frozenset(("items", "rows", "seconds", "errors"))
+_STATS = frozenset(("items", "rows", "seconds", "worker", "written", "errors", "tag", "files"))
 """The keys that a shard's statistics must have; a file without them is damaged."""
 
 
@@ -175,7 +175,7 @@ class Shard:
         """The part of the file names that stands for the writer of the shard; empty on a local
         disk.
         """
-        return self.read_stats().get("tag", "") if not self.storage.is_local else ""
+        return self.read_stats()["tag"] if not self.storage.is_local else ""
 
     def _lines(self, rows: Sequence[Row]) -> Iterator[Sequence[object]]:
         if self.pool != "none":

@@ -54,10 +54,9 @@ def _describe_workers(stats: Sequence[ShardStats]) -> Iterator[str]:
     newest: dict[str, float] = {}
     count: Counter[str] = Counter()
     for shard in stats:
-        if "worker" in shard:  # shards that an earlier version wrote do not name their worker
-            worker = shard["worker"]
-            newest[worker] = max(newest.get(worker, 0.0), shard["written"])
-            count[worker] += 1
+        worker = shard["worker"]
+        newest[worker] = max(newest.get(worker, 0.0), shard["written"])
+        count[worker] += 1
     for worker in sorted(newest, key=lambda name: [int(part) for part in name.split("/")]):
         age = max(time.time() - newest[worker], 0)
         yield f"worker {worker}: {counted(count[worker], 'shard')}, the last one {age:,.0f} s ago"
@@ -118,7 +117,7 @@ def _faults_of(shard: Shard, manifest: Manifest) -> Iterator[str]:
     except ValueError:
         yield f"{shard.stats_name} is damaged"
         return
-    for name, (size, crc) in stats.get("files", {}).items():
+    for name, (size, crc) in stats["files"].items():
         try:
             with shard.storage.reading(name) as path:
                 same = path.stat().st_size == size and file_crc32(path) == crc

@@ -136,8 +136,6 @@ class Vectors:
 
     def _keys_and_files(self, number: int, starts: list[int]) -> tuple[list[str], dict[str, File]]:
         keys = self.shards[number].read_keys(starts[number + 1] - starts[number])
-        if not self.manifest.files:
-            return keys, {}
         files = FileList(self.storage, self.manifest).shard(number)
         return keys, {file.key: file for file in files}
 
