@@ -6,8 +6,9 @@ several of them is no substitute.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, ParamSpec, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,8 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE
 
-Function = TypeVar("Function")
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
 PoolHandle: TypeAlias = "_POOL_HANDLE"
 StreamNumbers: TypeAlias = tuple[int, int, int]
 MODULES = "_modules"
@@ -53,14 +55,15 @@ def slots_of(module: nn.Module, kind: str) -> dict[str, object]:
     return slots
 
 
-def compiled(module: Function, times: int) -> Function:
+def compiled(module: Callable[Given, Result], times: int) -> Callable[Given, Result]:
     """Return ``module`` as a function that torch compiles at most ``times`` times.
 
     It compiles once for each shape of the inputs. The default is at most eight times, and the
     setting has no public name.
     """
     limits = torch._dynamo.config.patch(recompile_limit=times, accumulated_recompile_limit=times)
-    return cast(Function, limits(torch.compile(cast(nn.Module, module), dynamic=False)))
+    made: Callable[Given, Result] = limits(torch.compile(module, dynamic=False))
+    return made
 
 
 def abandon_capture(graph: torch.cuda.CUDAGraph, device: int, handle: PoolHandle) -> None:

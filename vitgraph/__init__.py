@@ -20,6 +20,7 @@ in ``__all__`` are public, and so is what ``features``, ``integrations``, ``plot
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -172,9 +173,12 @@ def __getattr__(name: str) -> object:
         return _import(f"{__name__}.{name}")
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(_import(_MODULES[name]), name)
-    globals()[name] = value
-    return value
+    return _found(name)
+
+
+@cache
+def _found(name: str) -> object:
+    return getattr(_import(_MODULES[name]), name)
 
 
 def _import(module: str) -> ModuleType:

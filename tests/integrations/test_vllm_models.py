@@ -251,7 +251,7 @@ def test_every_record_names_a_tower_that_reads_its_batches(models: Any, architec
     assert issubclass(made, models.ReadsInputs) == bool(record.reader)
     assert reads <= vars(models.InternVL).keys()
     assert made.__name__ == architecture
-    assert made is vars(models)[architecture]
+    assert made is getattr(models, architecture)
 
 
 def test_a_projector_that_the_checkpoint_lacks_is_named(models: Any, tmp_path: Path) -> None:

@@ -67,3 +67,7 @@ def test_no_function_changes_a_list_or_dict_of_its_module() -> None:
         tree = tree_of(path)
         found = sorted(module_names(tree) & set(changed_names(tree)))
         assert found == KEPT.get(str(path.relative_to(ROOT)), []), path
+
+
+def test_no_module_adds_names_to_itself_when_it_runs() -> None:
+    assert [path for path in sources() if "globals()[" in path.read_text()] == []

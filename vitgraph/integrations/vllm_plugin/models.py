@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
 from types import new_class
 
@@ -58,6 +59,7 @@ class InternVL(ReplacesTower):
         return self.our_tower(pixel_values)
 
 
+@cache  # one class per name, as of a class that a module defines
 def __getattr__(name: str) -> type:
     """Make the model class for an architecture when vLLM first asks for it (PEP 562).
 
@@ -73,6 +75,4 @@ def __getattr__(name: str) -> type:
         ours = InternVL
     text = f"The class of vLLM with a vision tower of the family {record.family}."
     facts = {"record": record, "__module__": __name__, "__doc__": text}
-    made = new_class(name, (ours, theirs), exec_body=lambda body: body.update(facts))
-    globals()[name] = made
-    return made
+    return new_class(name, (ours, theirs), exec_body=lambda body: body.update(facts))
