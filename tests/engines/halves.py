@@ -48,7 +48,7 @@ def encode(job: dict[str, Any]) -> dict[str, torch.Tensor]:
         os.environ |= {"VITGRAPH_VLLM": "1", "VITGRAPH_VLLM_OPTIONS": json.dumps(job["ours"])}
         register()
     names = {"architectures": [job["architecture"]]}
-    options = {"dtype": "float32", "enforce_eager": True}
+    options = {"dtype": "float32", "enforce_eager": True, "trust_remote_code": True}
     config = EngineArgs(model=job["model"], hf_overrides=names, **options).create_engine_config()
     with set_current_vllm_config(config):
         made, _ = ModelRegistry.resolve_model_cls([job["architecture"]], config.model_config)

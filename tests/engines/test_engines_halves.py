@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -22,15 +22,59 @@ pytest.importorskip("vllm")
 pytestmark = [pytest.mark.engines, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
+
+
+class Half(NamedTuple):
+    """A model class of vLLM, and what makes its language model."""
+
+    architecture: str
+    module: str
+    language: str = "init_vllm_registered_model"
+    """The name in ``module`` of what makes the language model."""
+    frames: int = 2
+    """The frames in a row of packed patches."""
+    config: dict[str, Any] = {}
+    """Fields that the config has besides those of the tower."""
+
+
+_FLAT = {
+    "auto_map": {"AutoConfig": "configuration.Config"},
+    "pixel_hidden_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 400,
+    "max_position_embeddings": 4096,
+}
+CONFIG_CODE = """
+from transformers import PretrainedConfig
+
+
+class Config(PretrainedConfig):
+    model_type = "ernie4_5_moe_vl"
+
+    def __init__(self, vision_config=None, **kwargs):
+        self.vision_config = PretrainedConfig(**(vision_config or {}))
+        super().__init__(**kwargs)
+"""
+"""The class of the config of ERNIE-4.5-VL, which the repo brings along as well."""
 HALVES = {
-    "glm5_next": (
-        "Glm5NextForConditionalGeneration",
-        ("vllm.models.glm5next.common.model", "init_vllm_registered_model"),
+    "glm5_next": Half("Glm5NextForConditionalGeneration", "vllm.models.glm5next.common.model"),
+    "qwen4_exp": Half(
+        "Qwen4ExpForConditionalGeneration",
+        "vllm.models.qwen4_exp.nvidia.model",
+        "Qwen4ExpForCausalLM",
+    ),
+    "ernie4_5_vl": Half(
+        "Ernie4_5_VLMoeForConditionalGeneration",
+        "vllm.model_executor.models.ernie45_vl",
+        "Ernie4_5_VLMoeForCausalLM",
+        frames=1,
+        config=_FLAT,
     ),
 }
-"""The small checkpoint of a model -> its class in vLLM, and the module and the name of what makes
-its language model; their sparse attention needs a GPU."""
-IMAGES, CLIPS = [(1, 4, 6), (1, 2, 4)], [(3, 4, 4)]
+"""The small checkpoint of a model -> its class in vLLM."""
+IMAGES, CLIPS = [(1, 4, 6), (1, 2, 4)], [(4, 4, 4)]
 BOUND = 1e-5
 """Bound for the relative L2 difference of the features of an image or clip."""
 
@@ -38,6 +82,9 @@ BOUND = 1e-5
 def write_half(folder: Path, kind: str) -> list[str]:
     """Write the checkpoint of a tower with a batch, and return the names of its tensors."""
     write_seeded_checkpoint(folder, kind, dtype=torch.float32, shards=1)
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | HALVES[kind].config))
+    (folder / "configuration.py").write_text(CONFIG_CODE)
     write_tokenizer(folder, IDS)
     with safe_open(folder / "model.safetensors", "pt") as file:
         return [name for name in file.keys() if not file.get_tensor(name).isnan().any()]  # noqa: SIM118
@@ -63,15 +110,15 @@ def features(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Tensor]
     folder = tmp_path_factory.mktemp("halves")
     jobs: dict[str, dict[str, Any]] = {}
     for side, options in (("stock", None), ("ours", {"backend": "static", "budgets": [32, 64]})):
-        for kind, (architecture, language) in HALVES.items():
+        for kind, half in HALVES.items():
             model = folder / f"{kind}-{side}"
             names = write_half(model, kind)
             patch = json.loads((model / "config.json").read_text())["vision_config"]["patch_size"]
-            write_batch(model / "batch.safetensors", 3 * 2 * patch**2)
+            write_batch(model / "batch.safetensors", 3 * half.frames * patch**2)
             jobs[f"{kind} {side}"] = {
                 "model": str(model),
-                "architecture": architecture,
-                "language": language,
+                "architecture": half.architecture,
+                "language": [half.module, half.language],
                 "tensors": names,
                 "batch": str(model / "batch.safetensors"),
                 "ours": options,

@@ -36,7 +36,7 @@ READ = ("gemma3", "mistral3")
 """Models whose batches the plug-in reads, of tiles and of images; CI runs these two."""
 BY_HAND = (
     *("glm4v", "glm_ocr", "exaone4_5", "llava", "idefics3", "paddleocr_vl", "gemma4"),
-    "kimi_k25",
+    *("kimi_k25", "lfm2_vl", "llama4"),
 )
 """Models that are run by hand, ``pytest -m "engines and slow"``: two engines start for each."""
 LOGPROB = 1e-4

@@ -37,7 +37,39 @@ _MLA = {
     "moe_intermediate_size": 64,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
 }
+_LLAMA4_VISION = {
+    **VISION,
+    "model_type": "llama4_vision_model",
+    "image_size": 56,
+    "intermediate_size": 4 * VISION["hidden_size"],
+    **dict.fromkeys(("projector_input_dim", "projector_output_dim", "vision_output_dim"), 64),
+}
+_LLAMA4_TOKENS = ("<|image_start|>", "<|image_end|>", "<|patch|>", "<|tile_x_separator|>")
+_LLAMA4_TOKENS += ("<|tile_y_separator|>", "<|image|>")
 PUBLISHED: dict[str, Model] = {
+    "llama4": Model(
+        "Llama4ForConditionalGeneration",
+        {
+            "model_type": "llama4",
+            "text_config": {
+                **TEXT,
+                "model_type": "llama4_text",
+                "intermediate_size_mlp": 256,
+                "num_local_experts": 2,
+                "interleave_moe_layer_step": 1,
+            },
+            "vision_config": _LLAMA4_VISION,
+            "boi_token_index": 310,
+            "eoi_token_index": 311,
+            "image_token_index": 312,
+        },
+        {token: 310 + number for number, token in enumerate(_LLAMA4_TOKENS)},
+        "<|image|>",
+        "Llama4Processor",
+        {"preprocessor_config": {"size": {"height": 56, "width": 56}, "max_patches": 4}},
+        family="llama4",
+        prefixes=("language_model.", "vision_model."),
+    ),
     "kimi_k25": Model(
         "KimiK25ForConditionalGeneration",
         {
@@ -54,10 +86,10 @@ PUBLISHED: dict[str, Model] = {
         family="moonvit",
         clip="<|media_begin|>video<|media_content|><|media_pad|><|media_end|>",
         prefixes=("language_model.", "vision_tower."),
-    )
+    ),
 }
 """The models; ``prefixes`` are those of the names of the language model and of the tower."""
-LAYOUTS = {"kimi_k25": "kimi-k25"}
+LAYOUTS = {"kimi_k25": "kimi-k25", "llama4": "llama4"}
 """The layout of each tower's names."""
 
 
@@ -70,11 +102,12 @@ def write_published(folder: Path, name: str) -> Path:
     config: dict[str, Any] = {"torch_dtype": "float32", "tie_word_embeddings": False}
     config |= {"architectures": [model.architecture], **model.config}
     for stem, content in {"config": config, **layout.processor_files}.items():
-        (folder / f"{stem}.json").write_text(json.dumps(content, indent=1))
+        text = json.dumps({**content, **model.files.get(stem, {})}, indent=1)
+        (folder / f"{stem}.json").write_text(text)
     write_tokenizer(folder, {**IDS, "image_token_id": 398, "video_token_id": 399}, model.tokens)
     torch.manual_seed(0)
-    text = dict(config["text_config"])
-    language = AutoModelForCausalLM.from_config(AutoConfig.for_model(**text)).float()
+    text = AutoConfig.for_model(**config["text_config"])
+    language = AutoModelForCausalLM.from_config(text).float()
     language_prefix, tower_prefix = model.prefixes
     tensors: dict[str, Tensor] = {}
     for local, tensor in language.state_dict().items():

@@ -25,6 +25,8 @@ class BatchInputs(Protocol):
 
     def __getitem__(self, name: str, /) -> object: ...
 
+    def get(self, name: str, /) -> object: ...
+
 
 Embeddings: TypeAlias = "Tensor | Sequence[Tensor]"
 """The features of a batch as vLLM takes them: a tensor per item, or one tensor of all."""
@@ -79,9 +81,22 @@ def read_tiles(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
         batch: the inputs of a batch, by their names in vLLM.
         encoder: the encoder that will run them.
     """
+    return _tiles_of(batch, "num_patches", encoder)
+
+
+def read_chunked_tiles(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
+    """Read B tiles [B, C, H, W] of Llama 4; ``patches_per_image`` has tiles per image.
+
+    The arguments are those of :func:`read_tiles`.
+    """
+    return _tiles_of(batch, "patches_per_image", encoder)
+
+
+def _tiles_of(batch: BatchInputs, counts: str, encoder: VisionEncoder) -> Packed:
+    """Return the tiles of a batch, which has the number of tiles per image under ``counts``."""
     tiles = read_tensor(batch, "pixel_values")
-    counts = read_tensor(batch, "num_patches").tolist()
-    return Packed(tiles, [encoder.grid_for(1)] * len(tiles), counts)
+    grids = [encoder.grid_for(1)] * len(tiles)
+    return Packed(tiles, grids, read_tensor(batch, counts).tolist())
 
 
 def read_images(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
@@ -111,12 +126,34 @@ def read_grids(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
 
 
 def read_patches(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
-    """Read the patches of all images of PaddleOCR-VL, [P, C, p, p] with sides of p pixels.
+    """Read the patches of all images of PaddleOCR-VL, ERNIE-4.5-VL or MiniMax-M3.
 
-    vLLM before 0.33 has a list of such tensors, or [images, P, C, p, p]. The arguments are those of
+    They are [P, columns] or, with sides of p pixels, [P, C, p, p]. vLLM before 0.33 has a list of
+    such tensors of PaddleOCR-VL, or [images, P, C, p, p]. The arguments are those of
     :func:`read_tiles`.
     """
     return _rows_of(batch, "pixel_values", "image_grid_thw")
+
+
+def read_clips(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
+    """Read the patches of clips of ERNIE-4.5-VL or MiniMax-M3, [P, columns].
+
+    The arguments are those of :func:`read_tiles`.
+    """
+    return _rows_of(batch, "pixel_values_videos", "video_grid_thw")
+
+
+def read_padded(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
+    """Read B tiles of LFM2-VL [B, S, C*p*p]: flat patches, padded to S per tile.
+
+    ``spatial_shapes`` has the rows and columns of patches per tile, ``num_patches`` the tiles per
+    image. The arguments are those of :func:`read_tiles`.
+    """
+    shapes = read_tensor(batch, "spatial_shapes").tolist()
+    tiles = zip(read_tensors(batch, "pixel_values"), shapes, strict=True)
+    rows = torch.cat([tile[: h * w] for tile, (h, w) in tiles])
+    grids = [(1, h, w) for h, w in shapes]
+    return Packed(rows, grids, read_tensor(batch, "num_patches").tolist())
 
 
 def read_chunks(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
@@ -165,13 +202,20 @@ def read_frames(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
 
 READERS: Mapping[str, Callable[[BatchInputs, VisionEncoder], Packed]] = {
     "tiles": read_tiles,
+    "chunked tiles": read_chunked_tiles,
     "images": read_images,
     "grids": read_grids,
     "patches": read_patches,
     "chunks": read_chunks,
+    "padded": read_padded,
     "positions": read_positions,
 }
 """The function that reads a batch of images, by the name that ``Record.reader`` has."""
+CLIP_READERS: Mapping[str, Callable[[BatchInputs, VisionEncoder], Packed]] = {
+    "patches": read_clips,
+    "positions": read_frames,
+}
+"""The function that reads a batch of clips, by the name that ``Record.reader`` has."""
 
 
 def tokens_per_item(packed: Packed, encoder: VisionEncoder) -> Sequence[int]:

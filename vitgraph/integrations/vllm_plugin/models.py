@@ -13,7 +13,7 @@ from types import new_class
 from torch import Tensor
 from vllm.model_executor.models.vision import run_dp_sharded_vision_model
 
-from .inputs import READERS, BatchInputs, Embeddings, Packed, read_frames
+from .inputs import CLIP_READERS, READERS, BatchInputs, Embeddings, Packed
 from .records import MODELS
 from .replacing import ReplacesTower
 
@@ -26,7 +26,7 @@ class ReadsInputs(ReplacesTower):
 
     def _process_image_input(self, image_input: BatchInputs) -> Embeddings:
         """Encode a batch of images to a tensor [tokens, width of the language model] each."""
-        if not self.vision_tower_ours or image_input["type"] == "image_embeds":
+        if not self.vision_tower_ours or image_input.get("type") == "image_embeds":
             return super()._process_image_input(image_input)  # type: ignore[misc]  # vLLM's
         return self._encode(READERS[self.record.reader](image_input, self.our_tower.encoder))
 
@@ -38,10 +38,10 @@ class ReadsInputs(ReplacesTower):
         return self._encode(READERS[self.record.reader](media_input, self.our_tower.encoder))
 
     def _process_video_input(self, video_input: BatchInputs) -> Embeddings:
-        """Encode a batch of clips of Gemma 4 to [tokens, width of the language model] each."""
+        """Encode a batch of clips to a tensor [tokens, width of the language model] each."""
         if not self.vision_tower_ours:
             return super()._process_video_input(video_input)  # type: ignore[misc]  # vLLM's
-        return self._encode(read_frames(video_input, self.our_tower.encoder))
+        return self._encode(CLIP_READERS[self.record.reader](video_input, self.our_tower.encoder))
 
     def _encode(self, packed: Packed) -> list[Tensor]:
         return self.our_tower.encode_items(packed)

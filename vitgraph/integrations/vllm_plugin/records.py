@@ -63,6 +63,7 @@ MODELS: Mapping[str, Record] = {
     "ColQwen3_5": Record("colqwen3_5", "qwen3_vl", name="ColQwen3_5Model"),
     "InternS2PreviewForConditionalGeneration": Record("interns2_preview", "qwen3_vl"),
     "InternS2MobiusForConditionalGeneration": Record("interns2_mobius", "qwen3_vl"),
+    "Qwen4ExpForConditionalGeneration": Record("vllm.models.qwen4_exp", "qwen3_vl"),
     "InternVLChatModel": Record("internvl", "intern_vit", "vision_model", "mlp1"),
     "Glm4vForConditionalGeneration": Record("glm4_1v", "glm4v"),
     "Glm4vMoeForConditionalGeneration": Record("glm4_1v", "glm4v"),
@@ -82,6 +83,20 @@ MODELS: Mapping[str, Record] = {
     ),
     "PaddleOCRVLForConditionalGeneration": Record(
         "paddleocr_vl", "paddleocr_vl", "visual", "mlp_AR", "patches"
+    ),
+    "Lfm2VlForConditionalGeneration": Record(
+        "lfm2_vl", "lfm2_vl", _VISION, _PROJECTOR, "padded", "Lfm2VLForConditionalGeneration"
+    ),
+    "Ernie4_5_VLMoeForConditionalGeneration": Record(
+        *("ernie45_vl", "ernie4_5_vl", "vision_model", "resampler_model", "patches"),
+        published_names=True,
+        block_norm_eps=1e-5,  # vLLM reads that of the language model
+    ),
+    "Llama4ForConditionalGeneration": Record(
+        "mllama4", "llama4", "vision_model", _PROJECTOR, "chunked tiles", published_names=True
+    ),
+    "MiniMaxM3SparseForConditionalGeneration": Record(
+        *("vllm.models.minimax_m3", "minimax_m3", _VISION, "", "patches"), published_names=True
     ),
     "Gemma4ForConditionalGeneration": Record(
         "gemma4_mm", "gemma4", _VISION, "embed_vision", "positions"

@@ -175,7 +175,7 @@ class PassesWeights(nn.Module):
 def set_block_norm_eps(encoder: nn.Module, eps: float) -> None:
     """Give ``eps`` to the layers ``norm1`` and ``norm2`` of every block of an encoder, in place."""
     for name, layer in encoder.named_modules():
-        if isinstance(layer, nn.RMSNorm) and name.endswith((".norm1", ".norm2")):
+        if isinstance(layer, nn.RMSNorm | nn.LayerNorm) and name.endswith((".norm1", ".norm2")):
             layer.eps = eps
 
 

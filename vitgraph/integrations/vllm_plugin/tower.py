@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from encoders import PatchEncoder, Qwen3VLEncoder, VisionEncoder
+from encoders import PatchEncoder, PathsEncoder, Qwen3VLEncoder, VisionEncoder
 from encoders.contract import GridLike, PartialOutput
 from graphwrap import GraphedEncoder
 from weights import STORED_DTYPES, Family, JsonObject, Layout, Slot, build_config
@@ -26,7 +26,7 @@ from .options import Options
 
 VLLM_LAYOUTS = (
     *("qwen", "internvl", "glm4v", "glm_ocr", "gemma3", "pixtral", "idefics3", "kimi-vl"),
-    *("paddleocr-vl", "gemma4", "kimi-k25"),
+    *("paddleocr-vl", "gemma4", "kimi-k25", "lfm2-vl", "ernie", "llama4", "minimax-m3"),
 )
 """The layouts of checkpoints that vLLM's own model classes read."""
 LISTED = 20
@@ -45,7 +45,9 @@ def build_encoder(family: Family, config: JsonObject, name: str) -> VisionEncode
         ValueError: sizes or values in the config that the encoders of the family do not support.
     """
     encoder = family.on_meta(build_config(family, config, None, name))
-    assert isinstance(encoder, VisionEncoder)  # no family of `records` has several input paths
+    if isinstance(encoder, PathsEncoder):  # of LFM2-VL, whose path "image" takes tiles too
+        encoder = encoder.paths["image"]
+    assert isinstance(encoder, VisionEncoder)
     return encoder.eval().requires_grad_(False)
 
 
