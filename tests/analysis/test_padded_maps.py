@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from encoders import DeepseekOCREncoder
-from vitgraph.commands.encode_items import Media, encode_items
+from vitgraph.commands.encoding.items import Media, encode_items
 from vitgraph.plots import crop_padding
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import load_encoder

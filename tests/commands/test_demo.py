@@ -23,7 +23,7 @@ from vitgraph.commands.demo_pictures import (
     run_demo,
     sample_photographs,
 )
-from vitgraph.commands.encode_items import Media
+from vitgraph.commands.encoding.items import Media
 from vitgraph.plots import plot_feature_maps
 from vitgraph.seeded import write_seeded_checkpoint
 

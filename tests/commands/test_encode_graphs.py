@@ -14,8 +14,8 @@ from encoders import PathsEncoder
 from encoders.contract import EncoderOutput
 from graphwrap.budgets import Batch
 from support.commands.command_line import Cli, refusal
-from vitgraph.commands.encode_graphs import graph_encoder, summary
-from vitgraph.commands.graph_options import MODALITIES, GraphOptions, read_graph_options
+from vitgraph.commands.encoding.graph_options import MODALITIES, GraphOptions, read_graph_options
+from vitgraph.commands.encoding.graphs import graph_encoder, summary
 from vitgraph.features import load_features
 from vitgraph.seeded import SEEDED as RECIPES
 from vitgraph.seeded import write_seeded_checkpoint

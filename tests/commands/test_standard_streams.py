@@ -198,7 +198,7 @@ def test_a_plot_shows_the_first_items_and_says_so(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("vitgraph.commands.encode.MOST_PLOTTED", 2)
+    monkeypatch.setattr("vitgraph.commands.encoding.encode.MOST_PLOTTED", 2)
     names, plot = photos(tmp_path, "a.png", "b.png", "c.png"), tmp_path / "maps.png"
     command = ["encode", str(checkpoint), *names, "--out", str(out), "--plot", str(plot)]
     assert main(command) == 0

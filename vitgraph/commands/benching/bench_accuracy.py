@@ -43,7 +43,7 @@ def print_accuracy(options: argparse.Namespace) -> None:
         ValueError: an option has an invalid value, a picture cannot be read, or a checkpoint cannot
             be loaded.
     """
-    from ..encode_checks import check_media
+    from ..encoding.checks import check_media
 
     check_media(options)
     encoder = load_checked(options)

@@ -16,10 +16,10 @@ from encoders.inputs import CanvasPreprocessor, Video, ViewPreprocessor, to_rgb
 from encoders.streams import ItemError, ResultSettings, StreamOptions, pool, stream_items
 from graphwrap import GraphedEncoder
 
-from ..devices import enough_memory
-from ..features import Item
-from ..plots import crop_padding
-from ..video import read_video
+from ...devices import enough_memory
+from ...features import Item
+from ...plots import crop_padding
+from ...video import read_video
 
 HEADER = ("item", "size", "grid_thw", "tokens", "pooler_output", "ms")
 """The titles of the columns of the table that ``vitgraph encode`` prints."""

@@ -8,18 +8,18 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, get_args
 
-from .. import __version__
-from ..embedding.records import Format, JobReport, JobSettings, OutDtype
-from .arguments import POOLS, add_encoder, add_sizes, add_source, read_source
+from ... import __version__
+from ...embedding.records import Format, JobReport, JobSettings, OutDtype
+from ..arguments import POOLS, add_encoder, add_sizes, add_source, read_source
 
 if TYPE_CHECKING:
     from encoders import Encoder
     from graphwrap import GraphedEncoder
 
-    from ..embedding.job import Job
-    from ..embedding.manifest import Manifest
-    from ..embedding.storage import Storage
-    from .embed_options import Command
+    from ...embedding.job import Job
+    from ...embedding.manifest import Manifest
+    from ...embedding.storage import Storage
+    from .options import Command
 
     Load: TypeAlias = Callable[[str], Encoder | GraphedEncoder]
 
@@ -154,8 +154,8 @@ def embed(options: argparse.Namespace) -> int:
     Raises:
         ValueError: an option has an invalid value, or the folder holds a job with other settings.
     """
-    from ..embedding.verify import read_status, verify
-    from .embed_options import Command, check_embed
+    from ...embedding.verify import read_status, verify
+    from .options import Command, check_embed
 
     for folder, check in ((options.status, read_status), (options.verify, verify)):
         if folder is not None:
@@ -176,8 +176,8 @@ def run_worker(command: Command) -> int:
         ValueError: an option has an invalid value, or the folder holds a job with other settings.
         OSError: the folder cannot be written to, or the disk is full.
     """
-    from ..embedding.parquet_files import require_parquet
-    from ..embedding.storage import open_storage
+    from ...embedding.parquet_files import require_parquet
+    from ...embedding.storage import open_storage
 
     options = command.options
     if options.format == "parquet":
@@ -187,7 +187,7 @@ def run_worker(command: Command) -> int:
         options.shard_items = whole if options.pool == "none" else 1000
     load = cache(partial(_load, command))
     if options.plan:
-        from .embed_plan import print_plan
+        from .plan import print_plan
 
         print_plan(command, lambda: load(_settings(command, None)["commit"]))
         return 0
@@ -219,9 +219,9 @@ def _open_job(command: Command, storage: Storage, load: Load) -> Job:
     Raises:
         ValueError: an option has an invalid value, or the folder holds a job with other settings.
     """
-    from ..embedding.job import Job
-    from ..embedding.manifest import Manifest
-    from ..embedding.storage import JOB
+    from ...embedding.job import Job
+    from ...embedding.manifest import Manifest
+    from ...embedding.storage import JOB
 
     manifest = Manifest.find(storage)
     if manifest is None:
@@ -252,8 +252,8 @@ def _begin_job(command: Command, storage: Storage, load: Load) -> Job | None:
     Returns:
         The job; None if another worker has written a manifest in the meantime, which is then valid.
     """
-    from ..embedding.job import Job
-    from ..embedding.manifest import Manifest, write_list
+    from ...embedding.job import Job
+    from ...embedding.manifest import Manifest, write_list
 
     settings, source = _settings(command, None), command.source
     listed = write_list(storage, source, command.options.shard_items)
@@ -285,7 +285,7 @@ def _settings(command: Command, manifest: Manifest | None) -> JobSettings:
     """
     from weights import DtypeName, inspect_checkpoint
 
-    from ..embedding.sources.files import FILES, checkpoint_state
+    from ...embedding.sources.files import FILES, checkpoint_state
 
     names: tuple[DtypeName, ...] = get_args(DtypeName)
     options = command.options
@@ -341,8 +341,8 @@ def _load(command: Command, commit: str) -> Encoder | GraphedEncoder:
     from graphwrap import GraphedEncoder
     from weights import load_encoder
 
-    from ..devices import enough_memory, read_device
-    from ..embedding.sources.files import FILES, checkpoint_state
+    from ...devices import enough_memory, read_device
+    from ...embedding.sources.files import FILES, checkpoint_state
 
     options, is_folder = command.options, commit.startswith(FILES)
     source = read_source(options)

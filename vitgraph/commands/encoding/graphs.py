@@ -11,7 +11,7 @@ from encoders import Encoder
 from encoders.contract import OUTPUT_FIELDS, Precision
 from graphwrap import GraphedEncoder, GraphStats
 
-from ..terminal import counted
+from ...terminal import counted
 from .graph_options import MAX_GRAPHS, GraphOptions
 
 TRIAL_BUDGET, TRIAL_GRAPHS = 2048, 8

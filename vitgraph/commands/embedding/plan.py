@@ -14,11 +14,11 @@ from encoders.streams import Pool
 from graphwrap import GraphedEncoder
 from weights import HubOptions, describe_encoder, inspect_checkpoint
 
-from ..devices import DTYPES
-from ..embedding.planning.estimate import THREADS_PER_GPU, Estimate, report
-from ..embedding.planning.sample import choose, committed_rate, measure_rate, take_sample
-from .arguments import read_hub, read_source
-from .embed_options import Command
+from ...devices import DTYPES
+from ...embedding.planning.estimate import THREADS_PER_GPU, Estimate, report
+from ...embedding.planning.sample import choose, committed_rate, measure_rate, take_sample
+from ..arguments import read_hub, read_source
+from .options import Command
 
 
 def print_plan(command: Command, load: Callable[[], Encoder | GraphedEncoder]) -> None:

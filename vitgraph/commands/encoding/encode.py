@@ -14,9 +14,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from ..embedding.records import OutDtype
-from ..terminal import format_table, printable
-from .arguments import (
+from ...embedding.records import OutDtype
+from ...terminal import format_table, printable
+from ..arguments import (
     LIMITS,
     POOLS,
     add_encoder,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from encoders.contract import EncoderOutput, Limits, PartialOutput
     from encoders.streams import StreamOptions
 
-    from ..features import Item
+    from ...features import Item
 
 MOST_PLOTTED = 16
 """The most items that ``vitgraph encode --plot`` draws, because their pictures are in memory
@@ -115,7 +115,7 @@ def check(options: argparse.Namespace) -> GraphOptions | None:
         ValueError: a mistake in the arguments, or a file that is not an image or a video.
         CheckpointError: there is no such checkpoint.
     """
-    from .encode_checks import check_media, check_options, check_targets
+    from .checks import check_media, check_options, check_targets
 
     check_options(options)
     graphs = read_graph_options(
@@ -141,9 +141,9 @@ def encode(options: argparse.Namespace) -> None:
     from encoders.streams import ResultSettings
     from weights import load_encoder
 
-    from ..devices import enough_memory, read_device
-    from .encode_graphs import graph_encoder, summary
-    from .encode_items import HEADER, encode_items, open_media, row
+    from ...devices import enough_memory, read_device
+    from .graphs import graph_encoder, summary
+    from .items import HEADER, encode_items, open_media, row
 
     # check_media has already warned about very large images, with the name of the file.
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)
@@ -202,8 +202,8 @@ def _stream_options(options: argparse.Namespace, graphs: GraphOptions | None) ->
 def _writing(
     options: argparse.Namespace, encoder: Encoder
 ) -> AbstractContextManager[Callable[[Item, EncoderOutput | PartialOutput | Tensor], None]]:
-    from ..devices import DTYPES
-    from ..features import FeatureFormat, writing_features
+    from ...devices import DTYPES
+    from ...features import FeatureFormat, writing_features
 
     # A branch can move after the checkpoint is loaded, so the file names the commit.
     commit = encoder.published.commit if encoder.published else None
@@ -217,7 +217,7 @@ def _plot(
     maps: Sequence[Tensor],
     titles: Sequence[str],
 ) -> None:
-    from ..plots import plot_feature_maps, write_figure
+    from ...plots import plot_feature_maps, write_figure
 
     figure = plot_feature_maps(stills, maps, titles=titles, title=_plot_text(options.repo))
     write_figure(figure, options.plot)

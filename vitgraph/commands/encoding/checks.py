@@ -13,8 +13,8 @@ from pathlib import Path
 from PIL import Image
 from safetensors import SafetensorError, safe_open
 
-from ..packages import learn_heif, require_av, require_matplotlib
-from .arguments import LIMITS, check_checkpoint, check_names, is_video
+from ...packages import learn_heif, require_av, require_matplotlib
+from ..arguments import LIMITS, check_checkpoint, check_names, is_video
 
 
 def check_options(options: argparse.Namespace) -> None:

@@ -9,18 +9,18 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..embedding.manifest import Manifest
-from ..embedding.sources.files import entries_below
-from ..embedding.sources.listing import Source, suffixes
-from ..embedding.sources.reading import ImageReader, SourceOptions
-from ..embedding.storage import STORE, local_folder, open_storage
-from ..embedding.workers import read_worker
-from .arguments import check_checkpoint, check_names, check_source, is_video
+from ...embedding.manifest import Manifest
+from ...embedding.sources.files import entries_below
+from ...embedding.sources.listing import Source, suffixes
+from ...embedding.sources.reading import ImageReader, SourceOptions
+from ...embedding.storage import STORE, local_folder, open_storage
+from ...embedding.workers import read_worker
+from ..arguments import check_checkpoint, check_names, check_source, is_video
 
 if TYPE_CHECKING:
     from encoders.contract import OutputField
 
-    from ..embedding.job import Calls
+    from ...embedding.job import Calls
 
 _POSITIVE = (
     "min_pixels",
@@ -167,7 +167,7 @@ class Command:
         from encoders.contract import Limits
         from encoders.streams import ResultSettings, StreamOptions
 
-        from ..embedding.job import Calls
+        from ...embedding.job import Calls
 
         options = self.options
         threads = self.worker.threads() if options.workers is None else options.workers
