@@ -86,5 +86,4 @@ def __getattr__(name: str) -> object:
     """Import a name of another module when it is first used (PEP 562)."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = getattr(import_module(_MODULES[name], __name__), name)
-    return globals()[name]
+    return getattr(import_module(_MODULES[name], __name__), name)
