@@ -16,7 +16,7 @@ OLDEST_PYTEST := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(OLDEST)/bin/python -m 
 OLDEST_INSTALL := $(OLDEST)/bin/python -m pip install --quiet --constraint constraints-oldest.txt --editable ".[demo,heif,http,parquet,s3,timm]" --group test
 # The lower bounds of the library alone, and tests that import none of what needs newer versions.
 LOWER_BOUNDS = $$(sed -n '/^dependencies/,/^]/s/^  "\([a-z-]*\)>=\([0-9.]*\)".*/\1==\2/p' pyproject.toml)
-LIBRARY_TESTS := tests/commands tests/embed tests/fetching tests/search tests/loading/test_load.py --ignore tests/embed/test_feature_store.py
+LIBRARY_TESTS := tests/commands tests/embed tests/fetching tests/search tests/loading/test_load.py --ignore tests/commands/test_demo.py --ignore tests/embed/test_feature_store.py
 
 .PHONY: help demo test lint types fast family notebooks engines oldest docs clean
 
