@@ -44,6 +44,8 @@ def blocks_of(path: Path) -> list[str]:
 
 @pytest.mark.parametrize("name", [*PAGES, "notebooks", "examples"])
 def test_readers_are_shown_public_names_of_one_root(name: str) -> None:
+    if name == "docs/integrations.md":
+        pytest.importorskip("sentence_transformers")
     path = ROOT / name
     nodes = [
         node

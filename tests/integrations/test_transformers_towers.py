@@ -13,7 +13,7 @@ from transformers import CONFIG_MAPPING, PreTrainedModel, SiglipConfig, SiglipMo
 from encoders import Lfm2VLEncoder
 from graphwrap import GraphedEncoder
 from oracles import BY_NAME, build_pair, slow
-from oracles.versions import skip_without
+from oracles.versions import OLDER_TOWERS, skip_without
 from support.language_models.projected import CASES, build
 from vitgraph.integrations.model_towers.records import CALLS, REFUSED
 from vitgraph.integrations.transformers import as_vision_tower
@@ -41,7 +41,7 @@ def graphs(encoder: Any) -> GraphedEncoder:
 
 
 OLDER = {
-    "minimax_m3_vl": ("transformers", "5.23", "in its tower, one image attends to another"),
+    "minimax_m3_vl": OLDER_TOWERS["minimax_m3"],
     "smolvlm": ("transformers", "5.21", "its features come in rows of the patch's size"),
 }
 """Models that an older transformers computes otherwise."""
