@@ -11,7 +11,12 @@ output row after the merge. A *budget* is the number of tokens that a captured g
 of an encoder is the way it runs: as it is, accelerated or compiled. A *twin* of an encoder is a
 copy that shares its weights.
 
-Shapes: P patches (rows of ``pixel_values``), D tower width.
+Shapes, with one meaning per letter in all files: P patches (rows of ``pixel_values``), T rows of
+attention (the patches of all segments, packed, and what a tower adds to them, such as class
+tokens), N tokens, B views or tiles, D width or columns, H heads, K head size or width, S segments,
+F frames, C channels, I images, M patches of the longest image, G cells of patches, L layers, W
+windows, R relative positions, Q groups of queries. In lower case: n rows of a view, or what a file
+counts; (t, h, w) a grid, p patch size, m merge size, s side of a square. An image is [C, H, W].
 """
 
 from __future__ import annotations

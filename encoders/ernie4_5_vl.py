@@ -10,8 +10,8 @@ vLLM 0.33.0 for the names in published configs.
 Repo ids: baidu/ERNIE-4.5-VL-28B-A3B-{PT,Base-PT,Thinking},
 baidu/ERNIE-4.5-VL-424B-A47B-{PT,Base-PT}.
 
-Shapes: P patches in merge-block order (T rows of attention), C = P/4 cells of 2x2 patches of one
-frame, N tokens, D width, H heads, K head size, S segments.
+Shapes: P patches in merge-block order (T = P rows of attention), G = P/4 cells of 2x2 patches of
+one frame, N tokens, D width, H heads, K head size, S segments.
 
 Deliberate differences:
 
@@ -166,7 +166,7 @@ class Ernie4_5VLEncoder(PatchEncoder):
         """Return rotary angles in merge-block order, and the two cells (2x2 patches) of each token.
 
         ``rotary_pos_emb_cos`` and ``rotary_pos_emb_sin`` are [P, head_size / 2]; ``pair_index``
-        int64 [N, 2], or [C, 2] with ``max_input_size``, since images have a token per cell. P is
+        int64 [N, 2], or [G, 2] with ``max_input_size``, since images have a token per cell. P is
         ``max_input_size``, with padding at the end, or the number of patches of ``grids``.
         """
         dtype = torch.promote_types(self.ln.weight.dtype, torch.float32)

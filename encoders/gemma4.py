@@ -10,7 +10,7 @@ transformers 5.23.0.
 Repo ids: google/gemma-4-E2B-it, google/gemma-4-E4B-it, google/gemma-4-26B-A4B-it,
 google/gemma-4-31B-it, and the same without ``-it``.
 
-Shapes: P patches row by row (T rows of attention), N = P/9 tokens row by row, D width, H heads,
+Shapes: P patches row by row (T = P rows of attention), N = P/9 tokens row by row, D width, H heads,
 K head size. A frame of a video is an image.
 
 Deliberate differences:

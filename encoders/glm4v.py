@@ -8,8 +8,8 @@ Source: ``Glm4vVisionModel`` and ``Glm4vMoeVisionModel`` of transformers 5.23.0.
 Repo ids: zai-org/GLM-4.1V-9B-{Base,Thinking}, zai-org/GLM-4.5V, zai-org/GLM-4.6V,
 zai-org/GLM-4.6V-Flash.
 
-Shapes: P patches in merge-block order (T rows of attention), N = P/4 tokens, D width, H heads, K
-head size, S segments.
+Shapes: P patches in merge-block order (T = P rows of attention), N = P/4 tokens, D width, H heads,
+K head size, S segments.
 
 Deliberate differences:
 

@@ -7,8 +7,8 @@ patches to one token. GLM-5.3-Flash bounds the inner values of every SwiGLU.
 Source: ``GlmOcrVisionModel`` and ``Glm5NextVisionModel`` of transformers 5.23.0.
 Repo ids: zai-org/GLM-OCR, zai-org/GLM-5.3-Flash.
 
-Shapes: P patches in merge-block order (T rows of attention), N = P/4 tokens, D width, H heads, K
-head size, S segments.
+Shapes: P patches in merge-block order (T = P rows of attention), N = P/4 tokens, D width, H heads,
+K head size, S segments.
 
 Deliberate differences:
 

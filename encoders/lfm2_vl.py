@@ -9,7 +9,7 @@ Source: ``Siglip2VisionModel`` and ``Lfm2VlMultiModalProjector`` of transformers
 Repo ids: LiquidAI/LFM2-VL-450M, LiquidAI/LFM2-VL-1.6B, LiquidAI/LFM2.5-VL-450M,
 LiquidAI/LFM2.5-VL-1.6B, LiquidAI/LFM2.5-VL-3B.
 
-Shapes: P patches row by row, D width, S side of the table of positions, N = P/4 tokens.
+Shapes: P patches row by row, D width, s side of the table of positions, N = P/4 tokens.
 
 Deliberate differences:
 
@@ -214,7 +214,7 @@ class Lfm2VLTower(RasterEncoder):
     ) -> Metadata:
         """Return the weights of the table of positions per patch, and the order of merging.
 
-        ``pos_embed_rows`` and ``pos_embed_columns`` [P, S] are the weights of all rows and of all
+        ``pos_embed_rows`` and ``pos_embed_columns`` [P, s] are the weights of all rows and of all
         columns of the table. ``merge_index`` int64 [P] has the patches of each token one after
         another. P is ``max_input_size``, with padding at the end, or the patches of ``grids``.
         """

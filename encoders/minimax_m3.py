@@ -8,7 +8,7 @@ each patch to the width of the language model, and another one turns 2x2 of them
 Source: ``MiniMaxM3VLVisionModel`` and ``MiniMaxM3VLMultiModalProjector`` of transformers 5.23.0.
 Repo ids: MiniMaxAI/MiniMax-M3.
 
-Shapes: P patches in merge-block order, N tokens, D width, H heads, K head size, R rotated pairs of
+Shapes: P patches in merge-block order, N tokens, D width, H heads, K head size, r rotated pairs of
 columns of a head, T packed rows of a block.
 
 Deliberate differences:
@@ -161,9 +161,9 @@ class MiniMaxM3Encoder(PatchEncoder):
     def _grid_metadata(
         self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
     ) -> Metadata:
-        """Return ``rotary_pos_emb_cos`` and ``rotary_pos_emb_sin`` [P, R], in merge-block order.
+        """Return ``rotary_pos_emb_cos`` and ``rotary_pos_emb_sin`` [P, r], in merge-block order.
 
-        P is ``max_input_size``, with padding at the end, or the number of patches of ``grids``; R
+        P is ``max_input_size``, with padding at the end, or the number of patches of ``grids``; r
         is the number of rotated pairs of columns.
         """
         dtype = torch.promote_types(self.patch_embed.proj.weight.dtype, torch.float32)
@@ -277,9 +277,9 @@ def frame_numbers(segments: Sequence[Grid], rows: int) -> Tensor:
 def rotary_cos_sin(
     places: Tensor, head_size: int, theta: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Return cos and sin [P, R] of the angles of ``places`` [P, 3]: frame pair, row, column.
+    """Return cos and sin [P, r] of the angles of ``places`` [P, 3]: frame pair, row, column.
 
-    R is 3 * (head_size // 6) pairs of columns; ``theta`` is the base.
+    r is 3 * (head_size // 6) pairs of columns; ``theta`` is the base.
     """
     columns = 2 * (head_size // 3 // 2)
     steps = torch.arange(0, columns, 2, dtype=dtype, device=places.device)
@@ -289,9 +289,9 @@ def rotary_cos_sin(
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate columns i and i + R of queries and keys ``x`` [T, 2, H, K] by a row's angle i.
+    """Rotate columns i and i + r of queries and keys ``x`` [T, 2, H, K] by a row's angle i.
 
-    ``cos`` and ``sin`` are [T, 1, 1, 2R]. Columns from 2R on are not rotated.
+    ``cos`` and ``sin`` are [T, 1, 1, 2r]. Columns from 2r on are not rotated.
     """
     turned, passed = x.tensor_split((cos.shape[-1],), dim=-1)
     first, second = turned.chunk(2, dim=-1)

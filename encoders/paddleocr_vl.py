@@ -7,7 +7,8 @@ turns 2x2 of them into one token.
 Source: ``PaddleOCRVisionModel`` and ``PaddleOCRProjector`` of transformers 5.23.0.
 Repo ids: PaddlePaddle/PaddleOCR-VL, PaddlePaddle/PaddleOCR-VL-1.5.
 
-Shapes: P patches row by row (T rows of attention), N = P/4 tokens, D width, H heads, K head size.
+Shapes: P patches row by row (T = P rows of attention), N = P/4 tokens, D width, H heads, K head
+size.
 
 Deliberate differences:
 

@@ -9,7 +9,7 @@ and ``LlavaMultiModalProjector`` of transformers 5.23.0.
 Repo ids: mistral-community/pixtral-12b, mistralai/Mistral-Small-3.{1,2}-24B-Instruct-{2503,2506},
 mistralai/Ministral-3-{3B,8B,14B}-Instruct-2512, lightonai/LightOnOCR-1B-1025.
 
-Shapes: P patches in merge-block order (T rows of attention), N tokens, D width, H heads, K head
+Shapes: P patches in merge-block order (T = P rows of attention), N tokens, D width, H heads, K head
 size, S segments.
 
 Deliberate differences:

@@ -9,8 +9,8 @@ Source: ``Qwen2_5_VisionTransformerPretrainedModel`` and ``Exaone4_5_VisionModel
 Repo ids: Qwen/Qwen2.5-VL-{3B,7B,32B,72B}-Instruct, Qwen/Qwen2.5-Omni-{3B,7B},
 LGAI-EXAONE/EXAONE-4.5-33B.
 
-Shapes: P patches in merge-block order (T rows of attention), N = P/4 tokens, D width, H heads, K
-head size, S segments, W windows.
+Shapes: P patches in merge-block order (T = P rows of attention), N = P/4 tokens, D width, H heads,
+K head size, S segments, W windows.
 
 Deliberate differences:
 

@@ -6,8 +6,8 @@ each frame pair, and a 2x2 merger into the language model's width.
 Source: ``Qwen2VisionTransformerPretrainedModel`` of transformers 5.23.0.
 Repo ids: Qwen/Qwen2-VL-{2B,7B,72B}-Instruct, Qwen/Qwen2-VL-{2B,7B,72B}.
 
-Shapes: P patches in merge-block order (T rows of attention), N = P/4 tokens, D width, H heads, K
-head size, S segments.
+Shapes: P patches in merge-block order (T = P rows of attention), N = P/4 tokens, D width, H heads,
+K head size, S segments.
 
 Deliberate differences:
 

@@ -10,8 +10,8 @@ Qwen/Qwen3-VL-235B-A22B-Instruct, Qwen/Qwen3-Omni-30B-A3B-Instruct, Qwen/Qwen3.5
 Qwen/Qwen3.8-*, Qwen/Qwen-Drive-1.0-4B, CohereLabs/North-Micro-Vision-Instruct, and timm's
 qwen3_vit_*_enc, whose patches have one frame and which have no DeepStack mergers.
 
-Shapes: P patches in merge-block order (T rows of attention), N = P/4 tokens, D width, H heads, K
-head size, S segments.
+Shapes: P patches in merge-block order (T = P rows of attention), N = P/4 tokens, D width, H heads,
+K head size, S segments.
 
 Deliberate differences:
 

@@ -8,7 +8,7 @@ Source: ``Siglip2VisionModel`` of transformers 5.23.0.
 Repo ids: google/siglip2-base-patch16-naflex, google/siglip2-so400m-patch16-naflex. SigLIP2 of one
 image size is in ``siglip.py``.
 
-Shapes: P patches row by row, D width, S side of the table of positions.
+Shapes: P patches row by row, D width, s side of the table of positions.
 
 Deliberate differences:
 
@@ -164,7 +164,7 @@ class Siglip2Encoder(RasterEncoder):
     ) -> Metadata:
         """Return the weights, per patch, of the rows and columns of the table of positions.
 
-        ``pos_embed_rows`` and ``pos_embed_columns`` [P, S] are the weights of all rows and of all
+        ``pos_embed_rows`` and ``pos_embed_columns`` [P, s] are the weights of all rows and of all
         columns of the table; the weight of an entry is the product of both.
         P is ``max_input_size``, with padding at the end, or the number of patches of ``grids``.
         """

@@ -5,7 +5,7 @@ and keys to :func:`encoders.layers.attention.observe_attention`, and the weights
 them, for a bounded number of queries at a time. The methods of the encoder that arrange features in
 space then arrange the weights.
 
-Shapes: R rows of hidden states (patches, class tokens) in the order in which a block processes
+Shapes: T rows of hidden states (patches, class tokens) in the order in which a block processes
 them, H heads, K head size.
 """
 
@@ -199,11 +199,11 @@ def _weights_of_block(block: nn.Module, call: AttentionCall, share: Tensor) -> T
 
 
 def _weights(call: AttentionCall, share: Tensor) -> Tensor:
-    """Return the softmax weights that each row gets, summed over queries, [R, H].
+    """Return the softmax weights that each row gets, summed over queries, [T, H].
 
     Args:
         call: the queries and keys of one call of attention.
-        share: the factor of each query in the sum, [R]; queries with 0 are skipped.
+        share: the factor of each query in the sum, [T]; queries with 0 are skipped.
     """
     q, k = call.q, call.k
     if call.cu_seqlens is None:  # q and k are [S, H, n, K], S segments of n rows each

@@ -7,7 +7,7 @@ A view of 2x3 tokens makes two rows of three tokens, each with the learned newli
 
 The tiles of an image are one large view. A learned separator stands between or behind the views.
 
-Shapes: R rows and C columns of a view in tokens, D width of a token.
+Shapes: h rows and w columns of a view in tokens, D width of a token.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def stitch(tokens: Tensor, grid: tuple[int, int], columns: int) -> Tensor:
         columns: number of tiles side by side.
 
     Returns:
-        [R, C, D], R rows and C columns of tokens.
+        [h, w, D], h rows and w columns of tokens.
     """
     h, w = grid
     return rearrange(tokens, "(r c h w) d -> (r h) (c w) d", c=columns, h=h, w=w)

@@ -5,8 +5,8 @@ commit e4ac34e and in ``deepseek_vl/models/sam.py`` of deepseek-ai/DeepSeek-VL a
 whose names it has; ``SamVisionEncoder`` and ``UnlimitedOcrSamVisionEncoder`` of transformers
 5.23.0.
 
-Shapes: B views of h x w patches, N patches of a view or window, D width, H heads, K head size,
-R = h + w of a view or window.
+Shapes: B views of h x w patches, n patches of a view or window, D width, H heads, K head size,
+R = h + w relative positions.
 
 Deliberate differences:
 

@@ -4,7 +4,7 @@ Source: arXiv 2510.14624; the rule and the number of kept tokens are those of
 ``vllm/multimodal/evs.py`` of vLLM at commit 094f117. A frame here is what the tower merges in time,
 a pair of frames in Qwen-VL.
 
-Shapes: N tokens of a clip, t frames of N/t tokens each, M tokens kept, D width.
+Shapes: N tokens of a clip, t frames of N/t tokens each, n tokens kept, D width.
 
 Deliberate difference: similarities are computed in float32 or wider, where vLLM takes the dtype of
 the tokens, so that a bfloat16 clip may keep other tokens of nearly equal change.
@@ -27,11 +27,11 @@ class PrunedTokens(NamedTuple):
     """The tokens of a video that pruning kept, in their order."""
 
     tokens: Tensor
-    """The kept tokens [M, D], which are rows of ``pooler_output``."""
+    """The kept tokens [n, D], which are rows of ``pooler_output``."""
     deepstack_features: tuple[Tensor, ...] | None
-    """The kept rows of each DeepStack feature, [M, D] each; None if the output has none."""
+    """The kept rows of each DeepStack feature, [n, D] each; None if the output has none."""
     positions: Tensor
-    """[M, 3] int64: frame, row and column of each kept token, in merged tokens."""
+    """[n, 3] int64: frame, row and column of each kept token, in merged tokens."""
     mask: Tensor
     """Bool [N]: whether each of the N tokens was kept."""
 

@@ -114,7 +114,7 @@ def plot_similarity(
     """Draw the result of ``similarity_of_blocks`` as a heat map.
 
     Args:
-        similarity: [A, B], one row per block of the first tower, one column per block of the
+        similarity: [L, L'], one row per block of the first tower, one column per block of the
             second.
         names: label of the rows, and label of the columns.
         low: the value at the dark end of the colours; None takes the smallest. 1 is the bright end.
@@ -132,7 +132,7 @@ def plot_similarity(
     from matplotlib.ticker import MaxNLocator
 
     if not isinstance(similarity, Tensor) or similarity.ndim != 2 or not similarity.numel():
-        raise ValueError("similarity: must be a matrix [A, B], as similarity_of_blocks returns it")
+        raise ValueError("similarity: must be a matrix [L, L'], as similarity_of_blocks returns it")
     rows, columns = similarity.shape
     figure = Figure((1.6 + 3.2 * columns / max(rows, columns), 3.9), layout="constrained")
     axes = figure.subplots()

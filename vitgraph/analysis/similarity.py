@@ -4,7 +4,7 @@ Sources: Kornblith et al. 2019 (arXiv 1905.00414) for centred kernel alignment; 
 (Journal of Machine Learning Research 13, equation 5) for the estimator; Nguyen et al. 2021 (arXiv
 2010.15327) for its mean over batches.
 
-Shapes: A and B blocks of two towers, N samples, D width of a tower.
+Shapes: L layers (blocks) of a tower and L' of another, n samples, D width of a tower.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from encoders.inputs import read_images
 from encoders.streams import Progress
 
 FEWEST = 4
-"""The fewest samples that can be compared, because the estimator divides by N - 3."""
+"""The fewest samples that can be compared, because the estimator divides by n - 3."""
 NUMBERS_AT_ONCE = 1 << 24
-"""The most values of the N x N kernel matrices held at a time: 128 MiB of float64."""
+"""The most values of the n x n kernel matrices held at a time: 128 MiB of float64."""
 
 
 @torch.no_grad()
@@ -53,7 +53,7 @@ def similarity_of_blocks(
         progress: whether a progress bar shows how many images are done.
 
     Returns:
-        CKA [A, B] in float64 on the CPU; NaN for a block whose samples are all equal.
+        CKA [L, L'] in float64 on the CPU; NaN for a block whose samples are all equal.
 
     Raises:
         ValueError: fewer than 4 samples, an unknown ``samples``, or patches of two encoders.
@@ -95,7 +95,7 @@ def _patches_of_blocks(encoder: Encoder, image: Tensor) -> list[Tensor]:
         image: uint8 [3, H, W].
 
     Returns:
-        One [N, D] per block, with one row per patch and without class tokens.
+        One [n, D] per block, with one row per patch and without class tokens.
     """
     inputs = encoder.preprocess([image])
     states = encoder.forward_intermediates(inputs, output_fmt="NCHW")["image"]
@@ -103,16 +103,16 @@ def _patches_of_blocks(encoder: Encoder, image: Tensor) -> list[Tensor]:
 
 
 def _hsic(features: Sequence[Tensor]) -> Tensor:
-    """Estimate the HSIC of every pair of F feature matrices, without bias, from linear kernels.
+    """Estimate the HSIC of every pair of L feature matrices, without bias, from linear kernels.
 
     Args:
-        features: F matrices [N, D] with the same N samples; their widths D may differ.
+        features: L matrices [n, D] with the same n samples; their widths D may differ.
 
     Returns:
-        [F, F] in float64.
+        [L, L] in float64.
 
     Raises:
-        ValueError: there are fewer than 4 samples, and the estimator divides by N - 3.
+        ValueError: there are fewer than 4 samples, and the estimator divides by n - 3.
     """
     count = len(features[0])
     if count < FEWEST:

@@ -1,6 +1,6 @@
 """Activations in one pass, multiplied by a second input for gated MLPs (Triton).
 
-Shapes: T rows, W columns.
+Shapes: T rows, D columns.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def activate(
     ranges: Ranges = (None, None, None),
     in_place: bool = False,
 ) -> Tensor:
-    """Apply an activation to ``x`` [T, W], and multiply by ``up`` [T, W] if it is given.
+    """Apply an activation to ``x`` [T, D], and multiply by ``up`` [T, D] if it is given.
 
     Args:
         x, up: any row stride.
@@ -123,7 +123,7 @@ def activate(
         in_place: whether the result may be written over ``x``.
 
     Returns:
-        [T, W], rounded once.
+        [T, D], rounded once.
     """
     rows, columns = x.shape
     out = x if in_place else torch.empty_like(x)

@@ -3,7 +3,7 @@
 The largest number of a row becomes 448, the largest of e4m3. Numbers down to 1/28,000 of it keep
 four significant bits, so that a few large entries do not cost the others their precision.
 
-Shapes: T rows, W columns, N rows of a weight, K columns of a weight.
+Shapes: T rows, D columns.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Rows8(NamedTuple):
     """Rows quantised to fp8 (e4m3); row t stands for ``values[t] * scales[t]``."""
 
     values: Tensor
-    """The quantised values [T, W] in e4m3."""
+    """The quantised values [T, D] in e4m3."""
     scales: Tensor
     """The factor of each row, float32 [T, 1]."""
 
@@ -84,7 +84,7 @@ def quantise(
     which wastes less work beyond the end of the row than one piece.
 
     Args:
-        x, up: [T, W], any row stride.
+        x, up: [T, D], any row stride.
         kind: a key of ``KINDS`` in ``activations``, or None for no activation.
         limit: upper bound that ``x`` is clamped to, and bound of ``up`` on both sides; or None.
     """

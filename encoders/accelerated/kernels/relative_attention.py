@@ -8,7 +8,7 @@ Query, key and value rows are read in place from the fused projection. No window
 program reads the rows of its window where they lie. Windows at the edge reach beyond the view;
 their missing rows count as zeros before the projection, so their keys and values are its biases.
 
-Shapes: B views of h x w rows, T = B*h*w, H heads, K head size, R = columns of the products.
+Shapes: B views of h x w rows, T = B*h*w, H heads, K head size, R relative positions.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ values are multiplied by 0, so NaN in them spreads: rows beyond the last offset 
 Measured on an H200 beside ``triton_attention``: 1.11 to 1.28 times as fast for heads of 72 columns,
 1.24 to 1.33 for heads of 80 (``benchmarks/NOTES.md``).
 
-Shapes: T packed rows, H heads, K head size, S segments, P tiles.
+Shapes: T packed rows, H heads, K head size, S segments, Q groups of queries.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def make_plan(offsets: Tensor, rows: int, queries: int) -> Tensor:
         queries: query rows per tile.
 
     Returns:
-        int32 [P, 4] with P = T // queries + S, as many as T rows can need. Tiles that are not used
+        int32 [Q, 4] with Q = T // queries + S, as many as T rows can need. Tiles that are not used
         have zeros. The fourth column is unused.
     """
     segments = len(offsets) - 1

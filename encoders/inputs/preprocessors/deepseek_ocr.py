@@ -2,7 +2,7 @@
 
 Source: ``DeepseekOCRProcessor`` of deepseek-ai/DeepSeek-OCR at commit e4ac34e.
 
-Shapes: S side of a view in pixels.
+Shapes: s side of a view in pixels.
 
 Deliberate differences:
 

@@ -3,7 +3,7 @@
 Source: ``VLMImageProcessor`` and ``HybridVisionTower`` of deepseek-ai/DeepSeek-VL at commit
 681bffb.
 
-Shapes: S side of a view in pixels.
+Shapes: s side of a view in pixels.
 
 Deliberate differences:
 
@@ -41,7 +41,7 @@ from .views import ViewPreprocessor, Views
 
 @dataclass(frozen=True)
 class SquarePreprocessor(ViewPreprocessor):
-    """DeepSeek-VL-1.3B: the longer side resized to S, padded to a square with the mean colour."""
+    """DeepSeek-VL-1.3B: the longer side resized to s, padded to a square with the mean colour."""
 
     image_size: int = 384
     min_size: int = 14
@@ -67,7 +67,7 @@ class SquarePreprocessor(ViewPreprocessor):
         return Views({"image": [self.square(image)]})
 
     def square(self, image: Tensor) -> Tensor:
-        """Return the image resized and padded to a square of S x S pixels, uint8 [3, S, S]."""
+        """Return the image resized and padded to a square of s x s pixels, uint8 [3, s, s]."""
         height, width = image.shape[1:]
         longer, side = max(height, width), self.image_size
         small = resize(

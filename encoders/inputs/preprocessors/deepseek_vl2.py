@@ -2,7 +2,7 @@
 
 Source: ``DeepseekVLV2Processor`` of deepseek-ai/DeepSeek-VL2 at commit ef9f91e.
 
-Shapes: S side of a view in pixels.
+Shapes: s side of a view in pixels.
 
 Deliberate differences:
 

@@ -2,7 +2,7 @@
 
 Source: ``Idefics3ImageProcessor`` and ``SmolVLMImageProcessor`` of transformers 5.23.0.
 
-Shapes: S side of a tile in pixels.
+Shapes: s side of a tile in pixels.
 
 Deliberate differences:
 

@@ -3,7 +3,7 @@
 Source: ``GotOcr2ImageProcessor``, ``InternVLVideoProcessor`` and ``InternVLProcessor`` of
 transformers 5.23.0; tiling also ``dynamic_preprocess`` of OpenGVLab/InternVL at commit 1831ceb.
 
-Shapes: S side of a tile.
+Shapes: s side of a tile in pixels.
 
 Deliberate differences:
 
@@ -133,7 +133,7 @@ class TilePreprocessor:
         fps: float | None = None,
         num_frames: int | None = None,
     ) -> VisionInputs:
-        """Return tiles [n, 3, S, S] of images, then videos; see ``VisionEncoder.preprocess``."""
+        """Return tiles [n, 3, s, s] of images, then videos; see ``VisionEncoder.preprocess``."""
         limits = Limits(min_pixels, max_pixels, max_tiles, max_soft_tokens, fps, num_frames)
         items = self._read(images, videos, limits)
         counts = [_count(tiling) * len(frames) for frames, tiling, _, _ in items]
@@ -164,7 +164,7 @@ class TilePreprocessor:
             pinned: whether pixels are to lie in page-locked memory.
 
         Returns:
-            One item per image or video, with pixels uint8 [tiles, S, S, 3].
+            One item per image or video, with pixels uint8 [tiles, s, s, 3].
 
         Raises:
             ValueError: a bad image or video, or a keyword that means nothing here.
@@ -184,7 +184,7 @@ class TilePreprocessor:
             items: the items that ``stage`` returned; their pixels may lie on another device now.
 
         Returns:
-            The tiles, float32 [n, 3, S, S], bitwise equal to what calling the preprocessor
+            The tiles, float32 [n, 3, s, s], bitwise equal to what calling the preprocessor
             returns, and the grid on the CPU.
         """
         parts = [

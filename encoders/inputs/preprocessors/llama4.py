@@ -2,11 +2,11 @@
 
 Source: ``Llama4ImageProcessor`` of transformers 5.23.0.
 
-The rule, for tiles of S x S pixels:
+The rule, for tiles of s x s pixels:
 
 1. A canvas is a grid of at most ``max_tiles`` tiles. An image gets the canvas on which it is
    enlarged least, else the one on which it is reduced least; of several, the smallest.
-2. The image is resized in its shape. It is enlarged to at most S pixels, never beyond, unless
+2. The image is resized in its shape. It is enlarged to at most s pixels, never beyond, unless
    ``largest`` is set; it then gets the canvas on which it is enlarged most, and fills it.
 3. It lies in the top left corner of the canvas, which is black, and the canvas is cut into tiles
    row by row. If there are several, the image stretched to one tile follows.

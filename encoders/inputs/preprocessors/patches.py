@@ -4,7 +4,7 @@ Source: ``Qwen2VLImageProcessor``, ``Qwen2VLVideoProcessor``, ``Qwen3VLVideoProc
 image and video processors of GLM-4.1V, GLM-4.6V, GLM-5, MiniMax-M3 and ERNIE-4.5-VL, and
 ``PixtralImageProcessor`` of transformers 5.23.0.
 
-Shapes: T frames per patch, p patch size, m merge size, P patches.
+Shapes: F frames per patch, p patch size, m merge size, P patches.
 
 Deliberate differences:
 
@@ -186,7 +186,7 @@ class PatchPreprocessor:
         fps: float | None = None,
         num_frames: int | None = None,
     ) -> VisionInputs:
-        """Return patches [P, 3*T*p*p] of images, then videos; see ``VisionEncoder.preprocess``."""
+        """Return patches [P, 3*F*p*p] of images, then videos; see ``VisionEncoder.preprocess``."""
         limits = Limits(min_pixels, max_pixels, max_tiles, max_soft_tokens, fps, num_frames)
         return self._fill(self._read(images, videos, limits))
 
@@ -225,7 +225,7 @@ class PatchPreprocessor:
             items: the items that ``stage`` returned; their pixels may lie on another device now.
 
         Returns:
-            The patches, float32 [P, 3*T*p*p], bitwise equal to what calling the preprocessor
+            The patches, float32 [P, 3*F*p*p], bitwise equal to what calling the preprocessor
             returns, and the grid on the CPU.
         """
         p, pair = self.patch_size, self.temporal_patch_size
@@ -238,9 +238,9 @@ class PatchPreprocessor:
         return VisionInputs(rows, grid_tensor([item.grid for item in items]))
 
     def _cut(self, frames: Tensor) -> Tensor:
-        """Cut frames [f, H, W, 3] into patches [P, 3, T*p*p] of T frames each.
+        """Cut frames [f, H, W, 3] into patches [P, 3, F*p*p] of F frames each.
 
-        The last frame is repeated where f is no multiple of T.
+        The last frame is repeated where f is no multiple of F.
         """
         count, pair = len(frames), self.temporal_patch_size
         if count % pair:
@@ -338,7 +338,7 @@ class PatchPreprocessor:
     def _write(self, frames: Sequence[Tensor], rules: PixelRules, out: Tensor) -> None:
         """Resize, normalise and cut the frames of one item, and write the patches into ``out``.
 
-        ``out`` is [t, rows, columns, m, m, 3, T, p, p], with rows and columns of m x m patches.
+        ``out`` is [t, rows, columns, m, m, 3, F, p, p], with rows and columns of m x m patches.
         """
         rows, columns, pair = out.shape[1], out.shape[2], out.shape[6]
         side = self.patch_size * self.merge_size

@@ -2,7 +2,7 @@
 
 Source: ``SiglipImageProcessor`` and ``Gemma3ImageProcessor`` of transformers 5.23.0.
 
-Shapes: S side of a view in pixels.
+Shapes: s side of a view in pixels.
 
 Deliberate differences:
 

@@ -157,7 +157,7 @@ class CropPreprocessor(ViewPreprocessor):
         return Views({"image": [whole], "tiles": tiles}, (crops.columns, crops.rows, True))
 
     def _cut(self, image: Tensor, crops: Crops) -> list[Tensor]:
-        """Return the tiles of an image, uint8 [3, S, S] each, row by row.
+        """Return the tiles of an image, uint8 [3, s, s] each, row by row.
 
         Args:
             image: uint8 [3, H, W].

@@ -1,6 +1,6 @@
 """Preprocessing of images to square views of a fixed size: the steps that families share.
 
-Shapes: S side of a view in pixels.
+Shapes: s side of a view in pixels.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Views(NamedTuple):
     """The square views of one image by input path, and the arrangement of its tiles."""
 
     paths: Mapping[str, list[Tensor]]
-    """The pixels [3, S, S] of each view, from 0 to 255, by the name of the path that encodes it."""
+    """The pixels [3, s, s] of each view, from 0 to 255, by the name of the path that encodes it."""
     tiles: tuple[int, int, bool] = (1, 1, False)
     """The arrangement of the tiles: (columns, rows, whether the whole image is a view, too)."""
 
@@ -258,7 +258,7 @@ class StagedViews(ViewPreprocessor):
             pinned: whether pixels are to lie in page-locked memory.
 
         Returns:
-            One item per image, with pixels uint8 [views, S, S, 3]; S is a multiple of a patch.
+            One item per image, with pixels uint8 [views, s, s, 3]; s is a multiple of a patch.
 
         Raises:
             ValueError: a bad image, a video, or a keyword without meaning for this family.
@@ -282,7 +282,7 @@ class StagedViews(ViewPreprocessor):
             items: the items that ``stage`` returned; their pixels may lie on another device now.
 
         Returns:
-            The views, float32 [n, 3, S, S], bitwise equal to what calling the preprocessor
+            The views, float32 [n, 3, s, s], bitwise equal to what calling the preprocessor
             returns, and the grid on the CPU.
         """
         views = [item.pixels.permute(0, 3, 1, 2).contiguous() for item in items]

@@ -5,7 +5,7 @@ the tower and the projector of a model leave as it is. :class:`Passing` stands f
 
 Source: ``get_image_features`` of ``models/*/modeling_*.py`` of transformers 5.23.0.
 
-Shapes: P patches, B tiles, C channels, I images, S patches of the longest image, N tokens, D width.
+Shapes: P patches, B tiles, C channels, I images, M patches of the longest image, N tokens, D width.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def run_images(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) -> Te
 def run_positions(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) -> Tensor:
     """Encode I images of Gemma 4 to the tokens [N, D] of all of them.
 
-    ``pixel_values`` are flat patches [I, S, C*p*p], padded to S per image; a patch of padding has
+    ``pixel_values`` are flat patches [I, M, C*p*p], padded to M per image; a patch of padding has
     the position -1. The arguments are those of :func:`run_tiles`.
     """
     packed = read_positions(batch, encoder)
@@ -138,9 +138,9 @@ def run_positions(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) ->
 
 
 def run_padded(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) -> Tensor:
-    """Encode I images of LFM2-VL to rows [I, S, D]: per image its tokens, and then zeros.
+    """Encode I images of LFM2-VL to rows [I, M, D]: per image its tokens, and then zeros.
 
-    ``pixel_values`` are flat patches [I, S, C*p*p], padded to S per image. The arguments are those
+    ``pixel_values`` are flat patches [I, M, C*p*p], padded to M per image. The arguments are those
     of :func:`run_tiles`.
     """
     assert isinstance(encoder, PatchEncoder)  # the path of LFM2-VL
