@@ -120,11 +120,11 @@ class Preprocessor(Protocol):
         ...
 
     def without_videos(self, error: ValueError) -> Preprocessor:
-        """Return a copy that raises ``error`` when it is called with videos."""
+        """Return a copy of the preprocessor that raises ``error`` when it is called with videos."""
         ...
 
     def say_defaults(self, config: Mapping[str, object]) -> tuple[str, str]:
-        """Return the defaults without processor files, as text, and a keyword that sets them."""
+        """Return the settings that processor files leave open, as text, and a keyword for them."""
         ...
 
 

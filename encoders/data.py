@@ -54,7 +54,7 @@ class EncoderOutput(NamedTuple):
         return _changed(self, Tensor.clone)
 
     def to(self, device: DeviceOrDtype = None, dtype: torch.dtype | None = None) -> EncoderOutput:
-        """Move and cast all tensors; the first argument may be a dtype, as for ``Tensor.to``."""
+        """Move and cast all tensors of an output to a device, to a dtype, or to both."""
         return _changed(self, lambda tensor: _move(tensor, device, dtype))
 
 
@@ -84,7 +84,7 @@ class PartialOutput(NamedTuple):
         return _changed(self, Tensor.clone)
 
     def to(self, device: DeviceOrDtype = None, dtype: torch.dtype | None = None) -> PartialOutput:
-        """Move and cast all tensors; the first argument may be a dtype, as for ``Tensor.to``."""
+        """Move and cast all tensors of an output to a device, to a dtype, or to both."""
         return _changed(self, lambda tensor: _move(tensor, device, dtype))
 
 
@@ -174,7 +174,7 @@ class VisionInputs(NamedTuple):
         return self.with_pixels(lambda pixels: _move(pixels, device, dtype))
 
     def with_pixels(self, change: Callable[[Tensor], Tensor]) -> VisionInputs:
-        """Return a copy with ``change`` applied to the pixels of every path, "image" first."""
+        """Return inputs with ``change`` applied to the pixels of every path, "image" first."""
         paths = {
             name: path._replace(pixel_values=change(path.pixel_values))
             for name, path in self.paths.items()

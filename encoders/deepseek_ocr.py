@@ -267,7 +267,7 @@ class DeepseekOCREncoder(PathsEncoder):
 
 
 class DeepseekOCRTower(TileEncoder):
-    """SAM, compressor, CLIP and projector over views of one size."""
+    """The tower of DeepSeek-OCR: SAM, compressor, CLIP and projector, for views of one size."""
 
     _rows_before = 1
     _largest_batch = 16

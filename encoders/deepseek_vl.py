@@ -251,7 +251,7 @@ class DeepseekVLHybridEncoder(PathsEncoder):
         return self.low.split(joined, inputs.grid_thw)
 
     def _maps_of_items(self, features: Tensor, inputs: VisionInputs) -> list[dict[str, Tensor]]:
-        """Return one map [1, h, w, D] per item, named "image"."""
+        """Return one feature map [1, h, w, D] per item, as a dict with the key "image"."""
         maps = self.low.feature_maps(features, inputs.grid_thw)
         return [{"image": item} for item in maps]
 
@@ -369,5 +369,5 @@ class Aligner(nn.Module):
 
 
 def _beside(left: Tensor | None, right: Tensor | None) -> Tensor | None:
-    """Return two features concatenated by column; None if one of them is None, not asked for."""
+    """Return two features concatenated by column, or None if one of them is None."""
     return None if left is None or right is None else torch.cat((left, right), dim=-1)

@@ -182,7 +182,7 @@ def budgets_by_path(
 def read_specs(encoder: GraphableEncoder, grids: Sequence[Grid]) -> list[EncoderItemSpec]:
     """Return the sizes of the items with these grids, in Python's integers.
 
-    The encoder, which is asked for them, may count in those of NumPy.
+    The encoder itself may count in integers of NumPy.
     """
     return [EncoderItemSpec(*map(operator.index, spec)) for spec in encoder.item_specs(grids)]
 

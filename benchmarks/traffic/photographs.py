@@ -17,7 +17,7 @@ Box: TypeAlias = tuple[int, int, int, int]
 
 
 def cut_photographs(sizes: Sequence[tuple[int, int]], seed: int = 0) -> Iterator[Image.Image]:
-    """Yield one photograph per size: a random part of a sample image, resized, by all cores."""
+    """Yield one photograph per size: a random part of a sample image, resized, on all cores."""
     chance = random.Random(seed)
     sources = [Image.open(path).convert("RGB") for path in sample_photographs().values()]
 

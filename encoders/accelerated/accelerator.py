@@ -37,7 +37,7 @@ class FusedBlocks:
         """Why device or dtype rule out fused kernels, so that blocks run as modules; or None."""
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle and copy only the settings; a copy makes its own choices and derived weights."""
+        """Pickle or copy an accelerator's settings alone; a copy chooses its kernels anew."""
         return type(self), (self.attention.asked, self.precision)
 
     @property
@@ -80,7 +80,7 @@ class FusedBlocks:
         """Use kernel choices that :meth:`choices` returned in another process; nothing is timed.
 
         Raises:
-            ValueError: ``choices`` is no such data, or names a kernel that is not installed here.
+            ValueError: ``choices`` has another form, or names a kernel that is not installed here.
         """
         self.attention.load(choices)
         if self.fp8 is not None:

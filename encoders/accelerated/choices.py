@@ -207,10 +207,10 @@ class KernelChoices:
         }
 
     def load(self, choices: Mapping[str, object]) -> None:
-        """Use the choices that :meth:`to_dict` returned in another process.
+        """Use the kernel choices that :meth:`to_dict` returned in another process.
 
         Raises:
-            ValueError: ``choices`` is no such data, or names a kernel that is not installed here.
+            ValueError: ``choices`` has another form, or names a kernel that is not installed here.
         """
         taken, relative = {}, {}
         try:

@@ -143,7 +143,7 @@ class Fp8Products:
         """Use the choices that :meth:`to_dict` returned in another process.
 
         Raises:
-            ValueError: ``choices`` is no such data.
+            ValueError: ``choices`` has another form.
         """
         taken = {}
         try:

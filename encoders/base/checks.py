@@ -95,7 +95,7 @@ def check_pixels(
 
 
 def _looks_like(pixel_values: Tensor) -> str:
-    """Return a hint for an error: which towers take pixels with this number of axes; or ""."""
+    """Return a hint about the towers that take pixels with so many axes, or an empty text."""
     kinds = {2: "rows of patches", 4: "whole images or tiles"}
     kind = kinds.get(pixel_values.ndim)
     return f"; these look like {kind} for another tower" if kind else ""

@@ -148,7 +148,7 @@ class VisionEncoder(Encoder):
         """Return the grid as a list of ``(t, h, w)``, checked by the rules of the family."""
 
     def _segment_grids(self, grids: list[Grid]) -> list[Grid]:
-        """Return a grid per group of segments: an item of segments of several frames is split."""
+        """Return one grid per group of attention segments; a tower may split an item's grid."""
         return grids
 
     @abstractmethod

@@ -88,7 +88,7 @@ class VideoFrames(Sequence[Tensor]):
         return {name: value for name, value in self.__dict__.items() if name != "_pass"}
 
     def __setstate__(self, state: dict[str, object]) -> None:
-        """Restore a copy, which decodes the file from its start."""
+        """Restore a pickled or copied video, which decodes its file from the start."""
         self.__dict__.update(state)
         self._pass = _Pass()
 

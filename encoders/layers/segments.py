@@ -135,7 +135,7 @@ class RotarySegments(NamedTuple):
 
     @classmethod
     def of(cls, metadata: Metadata, *, repeated: bool = True) -> RotarySegments:
-        """Make the tensors from ``metadata``: cos and sin [T, 1, 1, K], half of sin negated.
+        """Make rotary tensors from ``metadata``: cos and sin [T, 1, 1, K], half of sin negated.
 
         Unless ``repeated``, cos and sin are those of the K/2 angles of a row, [T, 1, 1, K/2].
         """

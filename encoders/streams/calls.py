@@ -271,7 +271,7 @@ def join_inputs(parts: Sequence[VisionInputs]) -> VisionInputs:
 
 
 class ItemPart(NamedTuple):
-    """Consecutive segments of an item that run in one call; all of them, unless a limit forbids."""
+    """Consecutive segments of an item that run in one call: all, or as many as a limit allows."""
 
     item: int
     """Number of the item, from 0."""

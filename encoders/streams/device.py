@@ -1,4 +1,4 @@
-"""The queue of a stream's batches on one device: their copies to it, and their runs on it."""
+"""The batches of a stream on one device: copied to the device, and run on it, in order."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class Cache(Generic[Value]):
         return found and found[0]
 
     def put(self, key: object, value: Value, size: int) -> None:
-        """Keep a value of this size; values that were not used for longest are dropped for it.
+        """Keep a value of this size; the values unused for longest are dropped to make room.
 
         A value that alone is larger than ``most`` is not kept.
         """

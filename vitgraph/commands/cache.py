@@ -1,4 +1,4 @@
-"""``vitgraph cache``: the towers that fetching has kept, listed, checked, removed."""
+"""``vitgraph cache``: towers in the cache on this disk are listed, checked or removed."""
 
 from __future__ import annotations
 

@@ -200,9 +200,7 @@ class Job:
         return total, f"about {readable(total)}, by a sample of {len(sizes)} images,"
 
     def _shard_files(self, number: int) -> list[File]:
-        """Return the files of the shard of a number; none if another process has written it
-        already.
-        """
+        """Return the files of shard ``number``; none if another process has written that shard."""
         with self._listing:
             if number not in self._files_of:
                 done = self.shards[number].is_done

@@ -64,7 +64,7 @@ class Manifest(NamedTuple):
         return -(-self.items // self.items_per_shard)
 
     def create(self, storage: Storage) -> bool:
-        """Write the manifest, unless the folder has one; returns whether this one was written."""
+        """Write the manifest unless the folder has one; return whether it was written."""
         settings = json.dumps(self.settings, sort_keys=True)
         about = {**self._asdict(), "digest": hashlib.sha256(settings.encode()).hexdigest()}
         created = storage.create(NAME, (json.dumps(about, indent=1) + "\n").encode())

@@ -1,6 +1,6 @@
-"""Towers, small files and the commits of branches that fetching keeps on this disk.
+"""The cache on this disk: fetched towers, their small files, and the commits of branches.
 
-- ``store``: the folders that hold them, by repo and commit
+- ``store``: the folders of the cache, by repo and commit
 - ``kept``: a kept tower, with its checksums
 - ``listing``: kept towers listed, checked and removed
 """

@@ -1,4 +1,4 @@
-"""Listing, checking and removing the towers that fetching has kept on this disk."""
+"""Listing, checking and removing the towers that are kept in the cache on this disk."""
 
 from __future__ import annotations
 

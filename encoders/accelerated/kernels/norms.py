@@ -170,13 +170,13 @@ class Sum(NamedTuple):
         return self.branch is None and self.offset is None and self.pending is None
 
     def plus_bias(self, bias: Tensor) -> Sum:
-        """Return this sum with a bias [D] for the next kernel to add; only one may be pending."""
+        """Return this stream with a bias [D] that the next kernel adds; only one may be pending."""
         assert self.pending is None
         shifted = torch.empty(bias.shape, dtype=torch.float32, device=bias.device)
         return self._replace(pending=bias, shifted=shifted)
 
     def as_read(self) -> Sum:
-        """Return this sum after a kernel has read it and added the pending bias to the offset."""
+        """Return this residual stream as it is once a kernel has added its pending bias."""
         if self.pending is None:
             return self
         return self._replace(offset=self.shifted, pending=None, shifted=None)

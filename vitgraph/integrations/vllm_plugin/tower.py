@@ -127,7 +127,7 @@ class Tower(nn.Module):
         return torch.cat((output.pooler_output, *output.deepstack_features), dim=1)
 
     def encode_items(self, packed: Packed) -> list[Tensor]:
-        """Encode a batch to a tensor [tokens, D] per item; no later call changes these."""
+        """Encode a batch to a tensor [tokens, D] per item; no later call changes these tensors."""
         tokens = self(packed.pixel_values, packed.grids)
         return list(tokens.split(tokens_per_item(packed, self.encoder)))
 
@@ -256,8 +256,9 @@ class Tower(nn.Module):
                 self.load_weights([(local, tensor)])
 
     def _local_name(self, name: str) -> str | None:
-        """Return a published name without the prefix of tower or projector; None for another
-        part's."""
+        """Return a published name without the prefix of tower or projector; None for other
+        parts.
+        """
         for layout in self._layouts:
             for prefix in filter(lambda one: one.whole, layout.prefixes):
                 local = layout.local_name(prefix, name)
