@@ -280,10 +280,11 @@ def check_sizes(where: str, section: Section, sizes: Mapping[str, int]) -> None:
     Args:
         where: name of the section in errors.
         section: a section of a processor file.
-        sizes: the size that the tower has for each key of the section.
+        sizes: the size that the tower has for each key of the section, which may have it twice, as
+            [14, 14].
     """
     for key, tower in sizes.items():
-        if section.get(key) not in (None, tower):
+        if section.get(key) not in (None, tower, [tower, tower]):
             raise ValueError(
                 f"{where}: {key}={section[key]!r} but the tower has {tower}: use the processor "
                 "files of the checkpoint's own repo"

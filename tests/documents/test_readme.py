@@ -230,7 +230,7 @@ def test_links_and_named_files_exist(page: str) -> None:
 def test_readme_names_every_encoder() -> None:
     import encoders
 
-    bases = (encoders.Encoder, encoders.PathsEncoder, encoders.VisionEncoder)
+    bases = (encoders.Encoder, encoders.PatchEncoder, encoders.PathsEncoder, encoders.VisionEncoder)
     text = (ROOT / "README.md").read_text()
     for name in encoders.__all__:
         exported = getattr(encoders, name)

@@ -120,7 +120,7 @@ class NavitPreprocessor(PatchPreprocessor):
         require_supported(where, section, must_be)
         if flat and section.get("pad_input") is not True:
             raise ValueError(f"{where}: pad_input must be true: cropping is not implemented")
-        check_sizes(where, _flattened(section), self._sizes)
+        check_sizes(where, section, self._sizes)
         area = self.patch_size**2
         name = next((n for n in (*names, *_LIMITS) if section.get(n) is not None), _LIMITS[1])
         most = read_positive(
@@ -209,11 +209,3 @@ def shrunk_size(height: int, width: int, patch: int, most: int, side: int) -> tu
     scale = min(1.0, math.sqrt(most / patches), side * patch / height, side * patch / width)
     tall, wide = (min(max(1, int(length * scale)), side * patch) for length in (height, width))
     return tall, wide
-
-
-def _flattened(section: Section) -> Section:
-    """Return a section with ``merge_kernel_size`` n in place of [n, n]; others unchanged."""
-    kernel = section.get("merge_kernel_size")
-    if isinstance(kernel, list) and len(kernel) == 2 and kernel[0] == kernel[1]:
-        return {**section, "merge_kernel_size": kernel[0]}
-    return section
