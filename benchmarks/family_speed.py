@@ -59,7 +59,7 @@ Call = Callable[[], Tensor]
 
 
 class Workload(NamedTuple):
-    """Images in an encoder's inputs, and the views of all paths as one packed input."""
+    """The images of a workload, as an encoder's inputs and as one packed input of all views."""
 
     inputs: VisionInputs
     pixels: Tensor

@@ -13,7 +13,7 @@ class EncoderConfig(Protocol):
 
     @property
     def out_hidden_size(self) -> int | None:
-        """Columns of ``pooler_output``; None for a tower without a projector of its own."""
+        """The number of columns of ``pooler_output``; None for a tower that has no projector."""
         ...
 
 

@@ -110,7 +110,7 @@ class Preprocessor(Protocol):
         files: Mapping[str, Mapping[str, object]],
         error: Callable[[str], ValueError] = ValueError,
     ) -> Preprocessor:
-        """Return a copy whose defaults are those of a model repo's processor files.
+        """Return a preprocessor whose defaults are those of a model repo's processor files.
 
         Args:
             files: contents of the files by name without ``.json``, as "preprocessor_config".

@@ -141,7 +141,7 @@ class PathInputs(NamedTuple):
     """The index (from 0) of the item that each entry of ``grid_thw`` belongs to, ascending."""
 
     def to(self, device: DeviceOrDtype = None, dtype: torch.dtype | None = None) -> PathInputs:
-        """Move and cast ``pixel_values``; ``grid_thw`` stays on the CPU, where it is read."""
+        """Move and cast ``pixel_values``; ``grid_thw`` stays on the CPU, where encoders read it."""
         return self._replace(pixel_values=_move(self.pixel_values, device, dtype))
 
 
@@ -170,7 +170,7 @@ class VisionInputs(NamedTuple):
         return {"image": PathInputs(self.pixel_values, self.grid_thw, items), **self.other_paths}
 
     def to(self, device: DeviceOrDtype = None, dtype: torch.dtype | None = None) -> VisionInputs:
-        """Move and cast the pixels; each ``grid_thw`` stays on the CPU, where it is read."""
+        """Move and cast the pixels of every path; each ``grid_thw`` stays on the CPU."""
         return self.with_pixels(lambda pixels: _move(pixels, device, dtype))
 
     def with_pixels(self, change: Callable[[Tensor], Tensor]) -> VisionInputs:

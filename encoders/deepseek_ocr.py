@@ -301,12 +301,12 @@ class DeepseekOCRTower(TileEncoder):
 
     @property
     def blocks(self) -> nn.ModuleList:
-        """The blocks of CLIP, which run after those of SAM."""
+        """The transformer blocks of CLIP, which run after those of SAM."""
         return self.vision_model.blocks
 
     @property
     def _inner_stacks(self) -> Mapping[str, InnerStack]:
-        """The blocks of SAM, which users select by the name "sam"."""
+        """The transformer blocks of SAM, which users select by the name "sam"."""
         return {"sam": InnerStack(self.sam_model.blocks, self._embed_views)}
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> object:

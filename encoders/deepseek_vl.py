@@ -62,7 +62,7 @@ class DeepseekVLConfig:
 
     @property
     def blocks(self) -> BlockSizes:
-        """The number of transformer blocks and the sizes of one, for the shared layers."""
+        """The depth, widths, number of heads, activation and epsilon of the transformer blocks."""
         return BlockSizes(
             self.depth, self.hidden_size, self.intermediate_size, self.num_heads, "gelu", 1e-6
         )
@@ -193,7 +193,7 @@ class DeepseekVLEncoder(TileEncoder):
 
     @property
     def blocks(self) -> nn.ModuleList:
-        """The blocks of SigLIP."""
+        """The transformer blocks of SigLIP."""
         return self.vision.blocks
 
     def _embed(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:
@@ -321,17 +321,17 @@ class HighResolution(TileEncoder):
 
     @property
     def blocks(self) -> nn.ModuleList:
-        """The blocks of SAM."""
+        """The transformer blocks of SAM."""
         return self.sam.blocks
 
     @property
     def num_features(self) -> int:
-        """Columns of ``last_hidden_state``."""
+        """The number of columns of ``last_hidden_state``."""
         return self.width
 
     @property
     def out_features(self) -> int:
-        """Columns of ``pooler_output``."""
+        """The number of columns of ``pooler_output``."""
         return self.out
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> None:

@@ -79,7 +79,7 @@ class DeepseekVL2Config:
 
     @property
     def blocks(self) -> BlockSizes:
-        """The number of transformer blocks and the sizes of one, for the shared layers."""
+        """The depth, widths, number of heads, activation and epsilon of the transformer blocks."""
         return BlockSizes(
             self.depth, self.hidden_size, self.intermediate_size, self.num_heads, "gelu_tanh", 1e-6
         )
@@ -250,7 +250,7 @@ class DeepseekVL2Tower(TileEncoder):
 
     @property
     def blocks(self) -> nn.ModuleList:
-        """The blocks of SigLIP."""
+        """The transformer blocks of SigLIP."""
         return self.vision.blocks
 
     def _token_grid(self, h: int, w: int) -> tuple[int, int]:

@@ -86,7 +86,7 @@ class Gemma4Config:
 
     @property
     def patch_dim(self) -> int:
-        """Columns of ``pixel_values``: height * width * channels of a patch."""
+        """The size of a row of ``pixel_values``: height * width * channels of a patch."""
         return 3 * self.patch_size**2
 
     @classmethod
@@ -162,7 +162,7 @@ class Gemma4Encoder(RasterEncoder):
 
     @property
     def out_features(self) -> int:
-        """Columns of ``pooler_output``."""
+        """The number of columns of ``pooler_output``."""
         return self.config.out_hidden_size or self.config.hidden_size
 
     def grid_for(self, tokens: int) -> Grid:

@@ -83,7 +83,7 @@ class GlmOCRConfig:
 
     @property
     def patch_dim(self) -> int:
-        """Columns of ``pixel_values``: channels * frames * height * width per patch."""
+        """The size of a row of ``pixel_values``: channels * frames * height * width of a patch."""
         return self.in_channels * self.temporal_patch_size * self.patch_size**2
 
     @classmethod

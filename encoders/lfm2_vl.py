@@ -85,12 +85,12 @@ class Lfm2VLConfig:
 
     @property
     def patch_dim(self) -> int:
-        """Columns of ``pixel_values``: height * width * channels of a patch."""
+        """The size of a row of ``pixel_values``: height * width * channels of a patch."""
         return self.patch_size**2 * self.in_channels
 
     @property
     def blocks(self) -> BlockSizes:
-        """The number of transformer blocks and the sizes of one, for the shared layers."""
+        """The depth, widths, number of heads, activation and epsilon of the transformer blocks."""
         sizes = self.depth, self.hidden_size, self.intermediate_size, self.num_heads
         return BlockSizes(*sizes, "gelu_tanh", self.layer_norm_eps)
 

@@ -88,7 +88,7 @@ class MoonViTConfig:
 
     @property
     def patch_dim(self) -> int:
-        """Columns of ``pixel_values``: channels * height * width per patch."""
+        """The size of a row of ``pixel_values``: channels * height * width of a patch."""
         return self.in_channels * self.patch_size**2
 
     @classmethod

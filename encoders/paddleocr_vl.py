@@ -81,12 +81,12 @@ class PaddleOCRVLConfig:
 
     @property
     def patch_dim(self) -> int:
-        """Columns of ``pixel_values``: channels * height * width per patch."""
+        """The size of a row of ``pixel_values``: channels * height * width of a patch."""
         return self.in_channels * self.patch_size**2
 
     @property
     def blocks(self) -> blocks.BlockSizes:
-        """The number of transformer blocks and the sizes of one, for the shared layers."""
+        """The depth, widths, number of heads, activation and epsilon of the transformer blocks."""
         sizes = self.depth, self.hidden_size, self.intermediate_size, self.num_heads
         return blocks.BlockSizes(*sizes, "gelu_tanh", self.layer_norm_eps)
 

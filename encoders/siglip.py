@@ -81,7 +81,7 @@ class SiglipConfig:
 
     @property
     def blocks(self) -> BlockSizes:
-        """The number of transformer blocks and the sizes of one, for the shared layers."""
+        """The depth, widths, number of heads, activation and epsilon of the transformer blocks."""
         sizes = self.depth, self.hidden_size, self.intermediate_size, self.num_heads
         return BlockSizes(*sizes, "gelu_tanh", self.layer_norm_eps)
 

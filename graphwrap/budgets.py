@@ -192,7 +192,7 @@ def _given(name: str, value: SupportsIndex | None) -> int | None:
 
 
 def _specs(encoder: GraphableEncoder, tokens: Sequence[int]) -> list[EncoderItemSpec]:
-    """For each entry of ``tokens``, return the sizes of a squarish item of at least that many."""
+    """For each of ``tokens``, return the sizes of a nearly square item of that many or more."""
     return read_specs(encoder, [encoder.grid_for(count) for count in tokens]) if tokens else []
 
 

@@ -354,12 +354,12 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
 
     @property
     def num_features(self) -> int:
-        """Columns of ``last_hidden_state``."""
+        """The number of columns of ``last_hidden_state``."""
         return self._inner.num_features
 
     @property
     def out_features(self) -> int:
-        """Columns of ``pooler_output``."""
+        """The number of columns of ``pooler_output``."""
         return self._inner.out_features
 
     @property

@@ -250,7 +250,7 @@ def _cost(groups: Sequence[Group]) -> float:
 
 
 def make_schedule(key: Key, specs: Sequence[EncoderItemSpec], groups: Sequence[Group]) -> Schedule:
-    """Return the schedule of a call.
+    """Return the schedule of a call: its groups as steps to run.
 
     Args:
         key: grid of each item.

@@ -301,7 +301,7 @@ def load_embeddings(folder: str | Path, field: str | None = None) -> tuple[list[
 
 
 def _read_item(fields: JsonObject) -> Item:
-    """Return the item that a header describes; a field that is missing or unknown is a KeyError."""
+    """Return the item that a header describes; a missing or unknown field raises a KeyError."""
     if unknown := sorted(fields.keys() - set(Item._fields)):
         raise KeyError(unknown[0])
     values = (fields[name] for name in Item._fields)

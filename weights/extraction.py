@@ -178,7 +178,7 @@ def _extract(tower: FoundTower, out: Path, overwrite: bool) -> None:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Lock ``folder`` against other extractions, if the system can lock a folder."""
+    """Lock a folder while the block runs, so that one process writes a tower into the folder."""
     if sys.platform == "win32":
         yield
         return

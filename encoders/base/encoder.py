@@ -209,12 +209,12 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
 
     @property
     def num_features(self) -> int:
-        """Columns of ``last_hidden_state``."""
+        """The number of columns of ``last_hidden_state``."""
         return self.config.hidden_size
 
     @property
     def out_features(self) -> int:
-        """Columns of ``pooler_output``: the width of the language model."""
+        """The number of columns of ``pooler_output``: the width of the language model."""
         width = self.config.out_hidden_size
         assert width is not None  # a tower without a projector overrides this property
         return width

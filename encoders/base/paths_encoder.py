@@ -79,7 +79,7 @@ class PathsEncoder(Encoder):
 
     @property
     def blocks(self) -> nn.ModuleList:
-        """The blocks of the path "image"."""
+        """The transformer blocks of the input path "image"."""
         return self.paths["image"].blocks
 
     def accelerated(self: Self, kernels: Kernels = "auto", precision: Precision = "bf16") -> Self:

@@ -24,7 +24,7 @@ _RECORD, _SEAL = "vitgraph", "vitgraph_crc32"
 
 
 class Checked(TypedDict):
-    """What the header of a kept tower says of it, besides its checksums."""
+    """The facts about a tower that the header of its file in the cache states."""
 
     repo: str
     commit: str | None

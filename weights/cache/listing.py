@@ -133,7 +133,7 @@ def _state(store: Store, *, verify: bool) -> tuple[str | None, int, str]:
 
 
 def _repos(root: Path) -> list[Path]:
-    """Return the folders of all repos of which the cache folder ``root`` keeps something."""
+    """Return the folders of all repos in the cache folder ``root``."""
     try:
         return _subfolders(root / TOWERS_FOLDER, r"models--.+--.+")
     except FileNotFoundError:

@@ -41,7 +41,7 @@ from .views import ViewPreprocessor, Views
 
 @dataclass(frozen=True)
 class SquarePreprocessor(ViewPreprocessor):
-    """DeepSeek-VL-1.3B: the longer side resized to s, padded to a square with the mean colour."""
+    """Resizes an image to a longer side of s pixels, and pads it to a square (DeepSeek-VL-1.3B)."""
 
     image_size: int = 384
     min_size: int = 14
@@ -102,7 +102,7 @@ class SquarePreprocessor(ViewPreprocessor):
 
 @dataclass(frozen=True)
 class HybridPreprocessor(SquarePreprocessor):
-    """DeepSeek-VL-7B: a view of 1024x1024 pixels and the same one at 384x384, as two input paths.
+    """Makes a view of 1024x1024 pixels and the same one at 384x384, for DeepSeek-VL-7B's two paths.
 
     ``mean`` and ``std`` are those of the large view, the path "high"; ``low_mean`` and ``low_std``
     those of the small one, the path "image". All are values of DeepSeek's code: its processor file

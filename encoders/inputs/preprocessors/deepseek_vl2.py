@@ -31,7 +31,7 @@ from .views import ViewPreprocessor, Views
 
 @dataclass(frozen=True)
 class CandidatePreprocessor(ViewPreprocessor):
-    """DeepSeek-VL2: the whole image, then tiles of the candidate size that wastes least of it.
+    """Makes a view of the whole image, then tiles of the best candidate size, for DeepSeek-VL2.
 
     A view has 384x384 pixels, and 384 is no multiple of a patch's 14. The last 6 rows and columns
     of pixels, which the convolution in DeepSeek's tower leaves out, are cut off here.

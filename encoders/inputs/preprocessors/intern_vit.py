@@ -84,7 +84,7 @@ class TilePreprocessor:
     def with_files(
         self, files: ProcessorFiles, error: Callable[[str], ValueError] = ValueError
     ) -> TilePreprocessor:
-        """Return a copy with the defaults of a repo's processor files.
+        """Return a copy of the preprocessor with the defaults of a repo's processor files.
 
         The files of -hf repos (GotOcr2ImageProcessor, InternVLVideoProcessor) describe all steps.
         From the file of a repo with code of its own (CLIPFeatureExtractor) only mean and std are

@@ -95,7 +95,7 @@ class PatchTilesPreprocessor(ViewPreprocessor):
     def with_files(
         self, files: ProcessorFiles, error: Callable[[str], ValueError] = ValueError
     ) -> PatchTilesPreprocessor:
-        """Return a copy with the defaults of a repo's processor files.
+        """Return a copy of the preprocessor with the defaults of a repo's processor files.
 
         The first LFM2-VL repos have the sizes of tiles at the top of ``processor_config.json`` and
         all other values in ``preprocessor_config.json``.

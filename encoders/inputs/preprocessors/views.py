@@ -96,7 +96,7 @@ class ViewPreprocessor(ABC):
     def with_files(
         self: Own, files: ProcessorFiles, error: Callable[[str], ValueError] = ValueError
     ) -> Own:
-        """Return a copy with the defaults of a repo's processor files.
+        """Return a copy of the preprocessor with the defaults of a repo's processor files.
 
         Args:
             files: parsed JSON per file name without ``.json``: ``"processor_config"``,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Times(TypedDict):
-    """Milliseconds of the runs of one call."""
+    """The milliseconds of the runs of one call."""
 
     min: float
     median: float

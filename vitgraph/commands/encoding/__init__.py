@@ -1,4 +1,4 @@
-"""``vitgraph encode``: images and videos to a features file.
+"""``vitgraph encode``: writes the features of images and videos to a file.
 
 - ``encode``: the command and its arguments
 - ``checks``: the arguments checked before anything is fetched
