@@ -81,7 +81,7 @@ def table(body: dict[str, Any]) -> list[str]:
 
 
 def run_rank(rank: int, ranks: int, folder: str, options: dict[str, Any]) -> None:
-    """Measure as one process of the group; rank 0 writes the result."""
+    """Measure the speed of a call as one process of the group; rank 0 writes the result."""
     on_cuda = options["device"] == "cuda"
     device = torch.device("cuda", rank) if on_cuda else torch.device("cpu")
     if on_cuda:

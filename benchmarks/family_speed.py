@@ -82,7 +82,7 @@ def glm_call(reference: Any, pixels: Tensor, grids: Grids) -> Call:
 
 
 def pixtral_call(reference: Any, pixels: Tensor, grids: Grids) -> Call:
-    """Return a call of Pixtral's tower and projector on images padded as by its processor."""
+    """Return a call of Pixtral's tower and projector on images that are padded to one size."""
     held: list[Any] = []
 
     def record(batch: Tensor, image_sizes: Tensor) -> SimpleNamespace:

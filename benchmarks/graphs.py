@@ -252,7 +252,7 @@ def memory(encoder: VisionEncoder) -> list[dict[str, float]]:
 
 
 def main() -> None:
-    """Print the table; write it as JSON if ``--json`` is given."""
+    """Print the table of times; write it as JSON if ``--json`` is given."""
     warnings.simplefilter("ignore")
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)

@@ -202,7 +202,7 @@ def nine_parts(count: int) -> list[int]:
 
 
 def report(soak: Soak, samples: list[dict[str, int]], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all figures of a run as plain data."""
+    """Return all figures of a soak run as plain data."""
     everything = [value for values in soak.milliseconds.values() for value in values]
     stats = soak.graphed.stats()
     grown = {name: round(growth(samples, name), 4) for name in samples[0]}

@@ -67,7 +67,7 @@ def listed(kind: str, names: list[str], near: Iterable[str] = (), word: str = ""
 
 
 def _cut(text: str, most: int) -> str:
-    """Return ``text`` without its middle if it is longer than ``most``; the end holds the fix."""
+    """Return ``text`` without its middle if it has more than ``most`` characters."""
     if len(text) <= most:
         return text
     tail = most // 4

@@ -1,4 +1,4 @@
-"""Our towers inside vLLM: ``python -m benchmarks.engines``.
+"""The speed of this library's towers inside vLLM: ``python -m benchmarks.engines``.
 
 - ``models``: folders of models that an engine starts from
 - ``measure``: engines in processes of their own, and the time to the first token

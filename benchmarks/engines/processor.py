@@ -54,7 +54,7 @@ class Processor:
         self.seconds = 0.0
 
     def answer(self, requests: Sequence[dict[str, Any]], tokens: int) -> list[Any]:
-        """Prepare requests with the processor, and return outputs without tokens."""
+        """Prepare requests with the processor, and return an output without tokens for each."""
         from vllm.multimodal.processing import TimingContext
         from vllm.multimodal.processing.inputs import ProcessorInputs
         from vllm.utils.torch_utils import set_default_torch_num_threads

@@ -53,7 +53,7 @@ def read_results(path: Path = RESULTS) -> dict[str, Any] | None:
 
 
 def page(body: Body) -> str:
-    """Return the whole page as Markdown."""
+    """Return the text of ``benchmarks/RESULTS.md``."""
     parts = [
         HEAD,
         "## Beside transformers and vLLM",
@@ -80,7 +80,7 @@ def page(body: Body) -> str:
 
 
 def sentence(body: Body) -> str:
-    """Return the sentences that say what the figures are."""
+    """Return the sentences of ``benchmarks/RESULTS.md`` that say what the figures are."""
     about, vllm = body["about"], json.loads(VLLM.read_text())["about"]
     flash = about["extras"].get("flash-attn-4")
     extra = f"flash-attn-4 {flash}" if flash else "without flash-attn-4"
@@ -101,7 +101,7 @@ def sentence(body: Body) -> str:
 
 
 def behind(body: Body) -> str:
-    """Return the sentences that say where vLLM is faster."""
+    """Return the sentences of ``benchmarks/RESULTS.md`` that say where vLLM is faster."""
     towers = [tower for tower in body["towers"] if tower["tower"] in vllm_best()]
     said = []
     for kernels, words in (("torch", "torch alone"), ("auto", "the `flash` extra")):
@@ -359,7 +359,7 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def main() -> None:
-    """Print the page, or write it and draw the charts."""
+    """Print ``benchmarks/RESULTS.md``, or write it and draw the charts."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.table", description=__doc__)
     parser.add_argument("--write", action="store_true", help="write the page and the charts")
     options = parser.parse_args()

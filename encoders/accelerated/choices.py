@@ -189,7 +189,7 @@ class KernelChoices:
         return times
 
     def kernel(self, name: str) -> AttentionKernel:
-        """Return the attention kernel of a name that ``pick`` returned."""
+        """Return the attention kernel whose name ``pick`` returned."""
         return REFERENCE if name == REFERENCE.name else KERNELS[name]
 
     def to_dict(self) -> dict[str, object]:

@@ -96,7 +96,7 @@ def page() -> str:
 
 
 def overview() -> Iterator[str]:
-    """Yield the lines of the table of families and integrations."""
+    """Yield the lines of ``docs/families.md`` with the table of families and integrations."""
     yield from table(
         (
             *("family", "class", "video", "graphs of images", "graphs of videos"),
@@ -118,7 +118,7 @@ def overview() -> Iterator[str]:
 
 
 def section(family: Family) -> Iterator[str]:
-    """Yield the lines of the page about one family."""
+    """Yield the lines of ``docs/families.md`` about one family."""
     if not family.verified:
         yield "No upstream implementation can be installed to compare this tower with."
         yield ""

@@ -55,7 +55,7 @@ class BudgetFacts(TypedDict):
 
 
 class GraphFacts(TypedDict):
-    """The seconds and bytes of a capture, and its budgets."""
+    """The seconds and bytes that capturing CUDA graphs took, and the captured budgets."""
 
     capture_seconds: float
     arena_bytes: int

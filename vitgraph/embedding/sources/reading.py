@@ -152,7 +152,7 @@ class ImageReader:
 
         Args:
             name: the name in the cell.
-            folders: folders that may hold it, in the order of preference.
+            folders: folders that may hold the file, in the order of preference.
 
         Raises:
             ValueError: the file lies in none of the folders, and ``any_path`` does not allow
