@@ -9,7 +9,7 @@ leaves out comes from the class that it names, not from another file.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias, TypedDict
 
 from .sizes import MOST_TILES
 
@@ -17,8 +17,6 @@ ProcessorFiles: TypeAlias = Mapping[str, Mapping[str, object]]
 Section: TypeAlias = Mapping[str, object]
 Resample: TypeAlias = Literal["bicubic", "bilinear", "lanczos"]
 """The filter with which an image is resized."""
-Settings: TypeAlias = dict[str, Any]  # type: ignore[explicit-any]  # each field has its own type
-"""Fields of a preprocessor by name, as ``dataclasses.replace`` takes them."""
 PerChannel: TypeAlias = tuple[float, float, float]
 """The means or the standard deviations of red, green and blue."""
 
@@ -41,9 +39,28 @@ _MUST_BE: Section = {
 }
 
 
+class TileImageRules(TypedDict, total=False):
+    """Fields of ``TilePreprocessor`` for images, as processor files set them."""
+
+    mean: PerChannel
+    std: PerChannel
+    dynamic: bool
+    min_tiles: int
+    max_tiles: int
+    use_thumbnail: bool
+
+
+class TileVideoRules(TypedDict, total=False):
+    """Fields of ``TilePreprocessor`` for videos, as processor files set them."""
+
+    video_mean: PerChannel
+    video_std: PerChannel
+    initial_shift: bool | float
+
+
 def tile_image_rules(
     files: ProcessorFiles, image_size: int, mean: PerChannel, std: PerChannel
-) -> Settings:
+) -> TileImageRules:
     """Return the fields of ``TilePreprocessor`` that the files of an InternVL repo set for images.
 
     Args:
@@ -83,7 +100,7 @@ def tile_image_rules(
 
 def tile_video_rules(
     files: ProcessorFiles, image_size: int, mean: PerChannel, std: PerChannel
-) -> Settings:
+) -> TileVideoRules:
     """Return the fields of ``TilePreprocessor`` that the files of an InternVL repo set for videos.
 
     Args:

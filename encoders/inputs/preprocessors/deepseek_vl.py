@@ -17,7 +17,7 @@ Deliberate differences:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -30,7 +30,6 @@ from ..processor_files import (
     HALF,
     PerChannel,
     Section,
-    Settings,
     check_side,
     read_mean_std,
     read_positive,
@@ -78,8 +77,8 @@ class SquarePreprocessor(ViewPreprocessor):
         free_rows, free_columns = side - small.shape[1], side - small.shape[2]
         return laid_over(small, side, side, free_rows // 2, free_columns // 2, self.colour)
 
-    def rules(self, where: str, section: Section) -> Settings:
-        """Return the mean, the std and the smallest side that a processor file sets.
+    def with_section(self, where: str, section: Section) -> SquarePreprocessor:
+        """Return a copy with the mean, the std and the smallest side that a processor file sets.
 
         Args:
             where: name of the section in errors.
@@ -93,7 +92,7 @@ class SquarePreprocessor(ViewPreprocessor):
         mean, std = read_mean_std(
             where, section, CLIP_MEAN, CLIP_STD
         )  # the defaults of transformers' DeepseekVLImageProcessor
-        return {"mean": mean, "std": std, "min_size": self.smallest(where, section)}
+        return replace(self, mean=mean, std=std, min_size=self.smallest(where, section))
 
     def smallest(self, where: str, section: Section) -> int:
         """Return ``min_size`` in pixels from ``section``; errors name it by ``where``."""
@@ -139,8 +138,8 @@ class HybridPreprocessor(SquarePreprocessor):
         )
         return Views({"image": [low[0]], "high": [high]})
 
-    def rules(self, where: str, section: Section) -> Settings:
-        """Return the values of fields that DeepSeek's processor file, or transformers', sets.
+    def with_section(self, where: str, section: Section) -> HybridPreprocessor:
+        """Return a copy with the values that DeepSeek's processor file, or transformers', sets.
 
         Args:
             where: name of the section in errors.
@@ -155,18 +154,19 @@ class HybridPreprocessor(SquarePreprocessor):
             check_side(where, section, self.image_size)
             require_supported(where, section, {"do_normalize": False})
             colour, _ = read_mean_std(where, section, CLIP_MEAN, CLIP_STD)
-            return {"background": colour, "min_size": self.smallest(where, section)}
+            return replace(self, background=colour, min_size=self.smallest(where, section))
         require_supported(where, section, {"resample": 2, "high_res_resample": 3, "do_pad": True})
         check_side(where, section, self.low_size)
         check_side(where, {"size": section["high_res_size"]}, self.image_size)
         high = {f"image_{name}": section.get(f"high_res_image_{name}") for name in ("mean", "std")}
         mean, std = read_mean_std(where, high, CLIP_MEAN, CLIP_STD)
         low_mean, low_std = read_mean_std(where, section, CLIP_MEAN, CLIP_STD)
-        return {
-            "mean": mean,
-            "std": std,
-            "low_mean": low_mean,
-            "low_std": low_std,
-            "background": mean,
-            "min_size": self.smallest(where, section),
-        }
+        return replace(
+            self,
+            mean=mean,
+            std=std,
+            low_mean=low_mean,
+            low_std=low_std,
+            background=mean,
+            min_size=self.smallest(where, section),
+        )

@@ -14,7 +14,7 @@ Deliberate differences:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from einops import rearrange
 from torch import Tensor
@@ -22,7 +22,6 @@ from torch import Tensor
 from ..images import padded
 from ..processor_files import (
     Section,
-    Settings,
     require_supported,
 )
 from ..sizes import best_candidate, read_candidates
@@ -69,12 +68,12 @@ class CandidatePreprocessor(ViewPreprocessor):
         views = [view[:, :patches, :patches] for view in (whole, *tiles)]
         return Views({"image": views}, (width // side, height // side, True))
 
-    def rules(self, where: str, section: Section) -> Settings:
-        """Return the mean, the std and the candidate sizes that a processor file sets.
+    def with_section(self, where: str, section: Section) -> CandidatePreprocessor:
+        """Return a copy with the mean, the std and the candidate sizes that a processor file sets.
 
         ``where`` names the section of the file in errors.
         """
         require_supported(where, section, {"patch_size": self.patch_size, "downsample_ratio": 2})
         sizes = section.get("candidate_resolutions")
         found = self.candidates if sizes is None else read_candidates(where, sizes, self.image_size)
-        return {**super().rules(where, section), "candidates": found}
+        return replace(super().with_section(where, section), candidates=found)

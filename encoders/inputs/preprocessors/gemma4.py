@@ -21,7 +21,6 @@ from ..processor_files import (
     HALF,
     ProcessorFiles,
     Section,
-    Settings,
     image_section,
     read_mean_std,
     require_supported,
@@ -59,14 +58,14 @@ class SoftTokenPreprocessor(PatchPreprocessor):
         images, videos = (_rules(patch_size * pool, tokens) for tokens in (280, 70))
         return cls(patch_size, 1, 1, images, videos, channels_last=True, pool=pool)
 
-    def _image_fields(self, files: ProcessorFiles) -> Settings:
-        return {"images": self._read_rules(image_section(files), self.images)}
+    def _with_images(self, files: ProcessorFiles) -> SoftTokenPreprocessor:
+        return replace(self, images=self._read_rules(image_section(files), self.images))
 
-    def _video_fields(self, files: ProcessorFiles) -> Settings:
+    def _with_videos(self, files: ProcessorFiles) -> SoftTokenPreprocessor:
         entry = video_section(files)
         if entry is not None and "image_processor_type" in entry[1]:  # it describes images
             entry = None
-        return {"videos": self._read_rules(entry, self.videos), "video_error": None}
+        return replace(self, videos=self._read_rules(entry, self.videos), video_error=None)
 
     def _read_rules(self, entry: tuple[str, Section] | None, rules: PixelRules) -> PixelRules:
         if entry is None:

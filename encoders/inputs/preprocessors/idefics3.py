@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from einops import rearrange
 from torch import Tensor
@@ -22,7 +22,6 @@ from torch import Tensor
 from ..images import resize
 from ..processor_files import (
     Section,
-    Settings,
     read_mean_std,
     read_positive,
     read_resample,
@@ -67,8 +66,8 @@ class SplitPreprocessor(StagedViews):
         views = [view[:, :side, :side] for view in (*tiles, whole)]
         return Views({"image": views}, (columns, rows, True))
 
-    def rules(self, where: str, section: Section) -> Settings:
-        """Return the values of fields that a processor file sets, such as mean, std and resampling.
+    def with_section(self, where: str, section: Section) -> SplitPreprocessor:
+        """Return a copy with the values that a processor file sets, such as mean and resampling.
 
         Args:
             where: name of the section in errors.
@@ -85,13 +84,14 @@ class SplitPreprocessor(StagedViews):
                 "use the processor files of the checkpoint's own repo"
             )
         mean, std = read_mean_std(where, section, self.mean, self.std)
-        return {
-            "mean": mean,
-            "std": std,
-            "resample": read_resample(where, section, "lanczos"),
-            "longest_edge": _longest(where, section, "size", 4 * 364),
-            "split": section.get("do_image_splitting") is not False,
-        }
+        return replace(
+            self,
+            mean=mean,
+            std=std,
+            resample=read_resample(where, section, "lanczos"),
+            longest_edge=_longest(where, section, "size", 4 * 364),
+            split=section.get("do_image_splitting") is not False,
+        )
 
 
 def _longest(where: str, section: Section, name: str, default: int) -> int:

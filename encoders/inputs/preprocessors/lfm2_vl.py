@@ -28,7 +28,6 @@ from ..processor_files import (
     ProcessorFiles,
     Resample,
     Section,
-    Settings,
     read_mean_std,
     read_positive,
     read_resample,
@@ -112,8 +111,8 @@ class PatchTilesPreprocessor(ViewPreprocessor):
             files = {"preprocessor_config": {**files["preprocessor_config"], **top}}
         return super().with_files(files, error)
 
-    def rules(self, where: str, section: Section) -> Settings:
-        """Return the values of fields that a processor file sets.
+    def with_section(self, where: str, section: Section) -> PatchTilesPreprocessor:
+        """Return a copy with the values that a processor file sets.
 
         Args:
             where: name of the section in errors.
@@ -140,17 +139,18 @@ class PatchTilesPreprocessor(ViewPreprocessor):
             read("min_image_tokens", 64, MOST_PIXELS // token) * token,
             read("max_image_tokens", 256, MOST_PIXELS // token) * token,
         ).bounded(None, None)
-        return {
-            "mean": mean,
-            "std": std,
-            "resample": read_resample(where, section, "bilinear"),
-            "min_pixels": bounds.min_pixels,
-            "max_pixels": bounds.max_pixels,
-            "tile_size": read("tile_size", 512, math.isqrt(MOST_PIXELS)),
-            "min_tiles": read("min_tiles", 2, MOST_TILES),
-            "max_tiles": read("max_tiles", 10, MOST_TILES) if split else 1,
-            "use_thumbnail": section.get("use_thumbnail") is not False,
-        }
+        return replace(
+            self,
+            mean=mean,
+            std=std,
+            resample=read_resample(where, section, "bilinear"),
+            min_pixels=bounds.min_pixels,
+            max_pixels=bounds.max_pixels,
+            tile_size=read("tile_size", 512, math.isqrt(MOST_PIXELS)),
+            min_tiles=read("min_tiles", 2, MOST_TILES),
+            max_tiles=read("max_tiles", 10, MOST_TILES) if split else 1,
+            use_thumbnail=section.get("use_thumbnail") is not False,
+        )
 
     def read(
         self, images: Sequence[object], videos: Sequence[object], limits: Limits

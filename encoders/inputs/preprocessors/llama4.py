@@ -18,7 +18,7 @@ each step, by at most one of 255 levels together.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from einops import rearrange
@@ -28,7 +28,6 @@ from ..images import laid_over, resize
 from ..processor_files import (
     Resample,
     Section,
-    Settings,
     check_side,
     read_mean_std,
     read_positive,
@@ -103,8 +102,8 @@ class CanvasPreprocessor(StagedViews):
             return max(min(math.floor(height * across), tall), 1), wide
         return tall, max(min(math.floor(width * down), wide), 1)
 
-    def rules(self, where: str, section: Section) -> Settings:
-        """Return the values of fields that a processor file sets, such as mean, std and tiles.
+    def with_section(self, where: str, section: Section) -> CanvasPreprocessor:
+        """Return a copy with the values that a processor file sets, such as mean, std and tiles.
 
         ``where`` names the section of the file in errors.
         """
@@ -117,13 +116,14 @@ class CanvasPreprocessor(StagedViews):
         largest = section.get("resize_to_max_canvas")
         if largest not in (None, True, False):
             raise ValueError(f"{where}: resize_to_max_canvas={largest!r} must be true or false")
-        return {
-            "mean": mean,
-            "std": std,
-            "resample": read_resample(where, section, "bilinear"),
-            "max_tiles": tiles,
-            "largest": bool(largest),
-        }
+        return replace(
+            self,
+            mean=mean,
+            std=std,
+            resample=read_resample(where, section, "bilinear"),
+            max_tiles=tiles,
+            largest=bool(largest),
+        )
 
 
 def best_canvas(height: int, width: int, most: int, tile: int, largest: bool) -> tuple[int, int]:

@@ -26,7 +26,6 @@ from ..processor_files import (
     HALF,
     ProcessorFiles,
     Section,
-    Settings,
     image_section,
     read_mean_std,
     read_positive,
@@ -83,18 +82,18 @@ class NavitPreprocessor(PatchPreprocessor):
             segment_frames=segment_frames,
         )
 
-    def _image_fields(self, files: ProcessorFiles) -> Settings:
+    def _with_images(self, files: ProcessorFiles) -> NavitPreprocessor:
         rules, side = self._rules(image_section(files), self.images, ())
-        return {"images": rules, "side_limit": side}
+        return replace(self, images=rules, side_limit=side)
 
-    def _video_fields(self, files: ProcessorFiles) -> Settings:
+    def _with_videos(self, files: ProcessorFiles) -> NavitPreprocessor:
         if self.images_alone:
-            return {}
+            return self
         entry, own = video_section(files), "in_patch_limit_each_frame"
         rules, side = self._rules(entry, self.videos, (own,))
         if side != self.side_limit:
             raise ValueError(f"a side has {self.side_limit} patches in images and {side} in videos")
-        return {"videos": rules}
+        return replace(self, videos=rules)
 
     def _rules(
         self, entry: tuple[str, Section] | None, own: PixelRules, names: tuple[str, ...]

@@ -54,7 +54,7 @@ from ..pixel_rules import (
     patch_image_rules,
     patch_video_rules,
 )
-from ..processor_files import ProcessorFiles, Resample, Settings
+from ..processor_files import ProcessorFiles, Resample
 from ..sampling import sample_frames
 from ..sizes import (
     canvas_size,
@@ -134,24 +134,26 @@ class PatchPreprocessor:
                 tower. A bad value for videos is raised by the first call that passes a video.
         """
         try:
-            images = replace(self, **self._image_fields(files))
+            images = self._with_images(files)
         except ValueError as bad:
             raise error(str(bad)) from bad
         try:
-            return replace(images, **images._video_fields(files))
+            return images._with_videos(files)
         except ValueError as bad:
             return replace(images, video_error=error(str(bad)))
 
-    def _image_fields(self, files: ProcessorFiles) -> Settings:
-        """Return the values of fields that processor files set for images."""
+    def _with_images(self: Own, files: ProcessorFiles) -> Own:
+        """Return a copy with the values that processor files set for images."""
         read_rules = long_side_rules if self.images.longest_edge else patch_image_rules
-        return {"images": read_rules(files, self.images, self._sizes)}
+        return replace(self, images=read_rules(files, self.images, self._sizes))
 
-    def _video_fields(self, files: ProcessorFiles) -> Settings:
-        """Return the values of fields that processor files set for videos."""
+    def _with_videos(self: Own, files: ProcessorFiles) -> Own:
+        """Return a copy with the values that processor files set for videos."""
         if self.images_alone:
-            return {}
-        return {"videos": patch_video_rules(files, self.videos, self._sizes), "video_error": None}
+            return self
+        return replace(
+            self, videos=patch_video_rules(files, self.videos, self._sizes), video_error=None
+        )
 
     @property
     def _sizes(self) -> dict[str, int]:

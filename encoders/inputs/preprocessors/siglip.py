@@ -12,7 +12,7 @@ Deliberate differences:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -20,7 +20,6 @@ from ..images import resize
 from ..processor_files import (
     Resample,
     Section,
-    Settings,
     check_side,
     read_mean_std,
     read_resample,
@@ -42,8 +41,8 @@ class StretchPreprocessor(StagedViews):
         view = resize(image, self.image_size, self.image_size, self.resample)
         return Views({"image": [view[:, :side, :side]]})
 
-    def rules(self, where: str, section: Section) -> Settings:
-        """Return the mean, the std and the resampling that a processor file sets.
+    def with_section(self, where: str, section: Section) -> StretchPreprocessor:
+        """Return a copy with the mean, the std and the resampling that a processor file sets.
 
         Args:
             where: name of the section in errors.
@@ -59,4 +58,4 @@ class StretchPreprocessor(StagedViews):
         more = {"resample": section.get("resample"), "do_pan_and_scan": False}
         require_supported(where, section, more)
         mean, std = read_mean_std(where, section, self.mean, self.std)
-        return {"mean": mean, "std": std, "resample": resample}
+        return replace(self, mean=mean, std=std, resample=resample)

@@ -16,7 +16,6 @@ from ..pixel_rules import PixelRules
 from ..processor_files import (
     HALF,
     ProcessorFiles,
-    Settings,
     image_section,
     read_mean_std,
     read_positive,
@@ -55,10 +54,10 @@ class NaflexPreprocessor(PatchPreprocessor):
             images_alone=True,
         )
 
-    def _image_fields(self, files: ProcessorFiles) -> Settings:
+    def _with_images(self, files: ProcessorFiles) -> NaflexPreprocessor:
         found = image_section(files)
         if found is None:
-            return {}
+            return self
         where, section = found
         sizes = {"resample": section.get("resample"), "patch_size": self.patch_size}
         require_supported(where, section, sizes)
@@ -67,7 +66,7 @@ class NaflexPreprocessor(PatchPreprocessor):
         most = read_positive(where, "max_num_patches", most, own, MOST_PIXELS // area)
         mean, std = read_mean_std(where, section, HALF, HALF)
         rules = replace(_rules(self.patch_size, most), mean=mean, std=std)
-        return {"images": rules, "resample": read_resample(where, section, "bilinear")}
+        return replace(self, images=rules, resample=read_resample(where, section, "bilinear"))
 
     def _grid(self, frames: Sequence[Tensor], rules: PixelRules) -> Grid:
         height, width = frames[0].shape[1:]

@@ -24,7 +24,7 @@ Deliberate differences:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch.nn.functional as F
@@ -36,7 +36,6 @@ from ..processor_files import (
     CLIP_STD,
     PerChannel,
     Section,
-    Settings,
     read_mean_std,
     require_supported,
 )
@@ -129,19 +128,19 @@ class CropPreprocessor(ViewPreprocessor):
         """Return False: ``max_tiles`` has no effect, as the image size decides the tiles."""
         return False
 
-    def rules(self, where: str, section: Section) -> Settings:
-        """Return the mean and std that a processor file of transformers sets.
+    def with_section(self, where: str, section: Section) -> CropPreprocessor:
+        """Return a copy with the mean and std that a processor file of transformers sets.
 
         Nothing is read from other files, since StepFun's code has fixed values. ``where`` names the
         section of the file in errors.
         """
         if not str(section.get("image_processor_type")).startswith("Step3p7ImageProcessor"):
-            return {}
+            return self
         size = {"height": self.image_size, "width": self.image_size}
         sizes = {"size": size, "patch_size": self.tile_size, "max_image_size": LARGEST}
         require_supported(where, section, {"resample": 2, **sizes})
         mean, std = read_mean_std(where, section, CLIP_MEAN, CLIP_STD)
-        return {"mean": mean, "std": std}
+        return replace(self, mean=mean, std=std)
 
     def views(self, image: Tensor, max_tiles: int | None) -> Views:
         """Return the whole view and the tiles row by row, all uint8; ``max_tiles`` is not used."""

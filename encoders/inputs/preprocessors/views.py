@@ -31,7 +31,6 @@ from ..processor_files import (
     ProcessorFiles,
     Resample,
     Section,
-    Settings,
     image_section,
     read_mean_std,
     require_supported,
@@ -108,12 +107,12 @@ class ViewPreprocessor(ABC):
         """
         try:
             found = image_section(files)
-            return self if found is None else replace(self, **self.rules(*found))
+            return self if found is None else self.with_section(*found)
         except ValueError as bad:
             raise error(str(bad)) from bad
 
-    def rules(self, where: str, section: Section) -> Settings:
-        """Return the values of fields of this preprocessor that a processor file sets.
+    def with_section(self: Own, where: str, section: Section) -> Own:
+        """Return a copy with the values that a processor file sets.
 
         Args:
             where: name of the section in errors.
@@ -124,7 +123,7 @@ class ViewPreprocessor(ABC):
         """
         require_supported(where, section, {"normalize": True})
         mean, std = read_mean_std(where, section, self.mean, self.std)
-        return {"mean": mean, "std": std}
+        return replace(self, mean=mean, std=std)
 
     def without_videos(self: Own, error: ValueError) -> Own:
         """Return the preprocessor itself, which refuses every video with an error of its own."""
