@@ -214,6 +214,7 @@ class Block(blocks.Block):
 class Attention(blocks.Attention):
     """Full attention inside each image; fused qkv rows are [Q; K; V], head-major."""
 
+    # The blocks of this tower pass a context with angles, which those of the base class do not.
     def forward(self, x: Tensor, context: RotarySegments) -> Tensor:  # type: ignore[override]
         qkv_T3HK = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))
         q_THK, k_THK = rotate(qkv_T3HK[:, :2], context.cos, context.sin).unbind(1)

@@ -374,7 +374,7 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
 
     @property
     def _inner(self) -> encoder_forms.DescribedEncoder:
-        """The wrapped encoder, whose members beyond the contract are passed on."""
+        """The wrapped encoder, whose members beyond the contract are passed on if it has them."""
         return cast(encoder_forms.DescribedEncoder, self.encoder)
 
     def stats(self) -> GraphStats:

@@ -166,6 +166,7 @@ class Fetcher:
             plain.settimeout(_left(deadline))
             with self._context.wrap_socket(plain, server_hostname=parts.host) as sock:
                 # With a socket, HTTPSConnection neither resolves the name again nor asks a proxy.
+                # It uses the methods of a socket that _BoundedSocket has, and no others.
                 connection.sock = cast(socket.socket, _BoundedSocket(sock, deadline))
                 connection.request("GET", parts.path, headers=_HEADERS)
                 return self._read_answer(connection.getresponse())
