@@ -31,6 +31,9 @@ READS_ITEMS = {
 }
 """Where an item is read, by code of the user's own: whatever that raises is the item's error."""
 
+MODULE_PER_FAMILY = {"encoders", "weights/families", "encoders/inputs/preprocessors"}
+"""Folders that have a module per family, so that their number of modules has no bound."""
+
 
 def sources(*folders: str) -> list[Path]:
     return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
@@ -48,6 +51,16 @@ def calls(path: Path, *names: str) -> list[int]:
 def test_no_file_reaches_400_lines() -> None:
     for path in sources(*PACKAGES, "tests", "benchmarks"):
         assert len(path.read_text().splitlines()) < 400, path
+
+
+def test_a_folder_shows_at_most_fourteen_modules() -> None:
+    """The top of ``vitgraph`` shows at most eleven, beside its folders."""
+    files = sources(*PACKAGES, "benchmarks", "tests/support")
+    for folder in {path.parent for path in files}:
+        name = folder.relative_to(ROOT).as_posix()
+        modules = sorted(path.stem for path in folder.glob("*.py") if path.stem[:2] != "__")
+        most = 11 if name == "vitgraph" else 14
+        assert name in MODULE_PER_FAMILY or len(modules) <= most, f"{name}: {modules}"
 
 
 def test_library_never_prints_exits_or_probes() -> None:
