@@ -124,7 +124,7 @@ class Preprocessor(Protocol):
         ...
 
     def say_defaults(self, config: Mapping[str, object]) -> tuple[str, str]:
-        """Return the settings that processor files leave open, as text, and a keyword for them."""
+        """Return settings that processor files leave open, as text, and a keyword to set them."""
         ...
 
 

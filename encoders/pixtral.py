@@ -267,7 +267,7 @@ class MLP(nn.Module):
 
 
 class Projector(nn.Module):
-    """Projects patches to the language model's width; with ``merger`` it first merges 2x2."""
+    """Merges 2x2 patches if the config has a merger; projects to the language model's width."""
 
     def __init__(self, config: PixtralConfig) -> None:
         super().__init__()

@@ -205,7 +205,7 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
         return self._captured
 
     def release(self) -> None:
-        """Give back graphs, pool, buffers, derived weights and times; the next call captures."""
+        """Free graphs, pool, buffers, derived weights and times; the next call captures again."""
         with self._lock, CAPTURE_LOCK:
             on_cuda = self.device.type == "cuda"
             if on_cuda:
@@ -391,7 +391,7 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
             self._counts.reset()
 
     def _poison(self) -> None:
-        """Fill every stale buffer and pool page with NaN, so that tests see if a result changes."""
+        """Fill static buffers and pool with NaN, so that tests see if a result reads old values."""
         if self._captured is not None:
             self._captured.memory.poison()
             for path in self._captured.paths.values():

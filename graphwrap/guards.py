@@ -219,7 +219,7 @@ def require_members(encoder: object, names: Sequence[str], fix: str) -> None:
 
 
 def as_module(encoder: object) -> nn.Module:
-    """Return an encoder that :func:`require_members` has checked, as the module that it is."""
+    """Return ``encoder``, which :func:`require_members` has checked, with the type of a module."""
     assert isinstance(encoder, nn.Module)
     return encoder
 

@@ -98,7 +98,7 @@ class KernelChoices:
         return REFERENCE.name
 
     def _warn(self, what: str, why: str) -> None:
-        """Warn once that the kernel that the user named cannot run ``what``, and ``why`` not."""
+        """Warn once that the kernel the user named cannot run ``what``; ``why`` is the reason."""
         if self.asked in KERNELS and not self._warned:
             self._warned = True
             warnings.warn(

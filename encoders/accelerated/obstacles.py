@@ -97,7 +97,7 @@ def clips(layer: nn.Module) -> TypeGuard[ClippedLinear]:
 
 
 def only_ranges(layer: nn.Module) -> tuple[Range | None, Range | None]:
-    """Return the input and output range of a clipping layer with one of each, else two None."""
+    """Return a layer's only input and output range; (None, None) if it has none or several."""
     if not clips(layer) or len(layer.bounds) > 1:
         return None, None
     return layer.inputs[0], layer.outputs[0]

@@ -1,4 +1,4 @@
-"""Attention over a photograph and the likeness of blocks as figures, without pyplot."""
+"""Attention over a photograph and the similarity of blocks as figures, without pyplot."""
 
 from __future__ import annotations
 

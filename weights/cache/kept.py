@@ -34,7 +34,7 @@ class Checked(TypedDict):
 
 
 class Record(Checked):
-    """The JSON object under ``vitgraph`` in the header of a kept tower."""
+    """The JSON object under ``vitgraph`` in the header of a tower's file in the cache."""
 
     version: int
     files: dict[str, str]

@@ -32,7 +32,9 @@ class Contents:
     """The name of the family, given only by the folder of an extracted tower."""
 
     def small_files(self) -> dict[str, bytes]:
-        """Return the config and processor files as published, which stand beside a kept tower."""
+        """Return the config and processor files as published, stored beside a tower in the
+        cache.
+        """
         return self.snapshot.contents(f"{name}.json" for name in ("config", *PROCESSOR_FILES))
 
     def headers(self, files: Collection[str]) -> dict[str, Header]:

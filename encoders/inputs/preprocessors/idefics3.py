@@ -50,7 +50,7 @@ class SplitPreprocessor(StagedViews):
         check_area(tiles**2 if self.split else 1, self.image_size)
 
     def views(self, image: Tensor, max_tiles: int | None) -> Views:
-        """Return the tiles of an image row by row, then the whole; ``max_tiles`` is not used."""
+        """Return the tiles of an image row by row, then the whole one; ``max_tiles`` is unused."""
         size, side = self.image_size, self.sides["image"]
         height, width = fitted(image.shape[1], image.shape[2], self.longest_edge)
         image = resize(image, height, width, self.resample)
