@@ -14,8 +14,8 @@ Deliberate differences:
 
 - ``last_hidden_state`` is the output of the last block, per patch; transformers gives this name to
   the tokens between the downsampling convolution and the merger.
-- The patch embedding is a Linear over the stored Conv3d weight: 11-18x faster in bfloat16, same
-  sums. A layer with LoRA or hooks is called as a module instead.
+- The patch embedding is a Linear over the stored Conv3d weight, which makes the same sums faster
+  (``patch_product`` has times). A layer with LoRA or hooks is called as a module instead.
 - RMS norms round once, after the weight; transformers rounds before it too.
 - The rotation multiplies in float32 and rounds to the tower's dtype once.
 """

@@ -35,7 +35,10 @@ from .strict_json import JsonDict, JsonObject
 
 DtypeName: TypeAlias = Literal["auto", "bfloat16", "float16", "float32", "float64"]
 """The name of the dtype of an encoder; "auto" is the stored one."""
-MOST_READERS = 4  # threads that read at once; reading and CRC-32 both release Python's lock
+MOST_READERS = 4
+"""Threads that read at once; reading and CRC-32 both release Python's lock. On 4 CPU cores beside
+other work, one thread read and checked 1.4 GiB/s of a file in the page cache, two 2.4, four 3.8 and
+eight 3.7, each at best in twelve runs."""
 
 
 def load_encoder(
@@ -225,7 +228,7 @@ def read_tensors(tower: FoundTower, dtype: torch.dtype, device: torch.device) ->
         rows = whole.chunk(slot.chunks)[slot.chunk] if slot.chunks > 1 else whole
         jobs.append((located[tensor.name], tensor, rows))
     jobs.sort(key=lambda job: (str(job[0].path), job[0].offset))
-    # More threads read no faster, and one keeps the copies to a GPU busy.
+    # For a GPU one thread reads, so that the host holds one stored tensor at a time.
     readers = min(MOST_READERS, os.cpu_count() or 1) if device.type == "cpu" else 1
     with ThreadPoolExecutor(readers) as pool:
         list(pool.map(lambda job: _fill(snapshot.label, *job), jobs))

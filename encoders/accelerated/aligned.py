@@ -8,7 +8,8 @@ from ..block_parts import BlockParts
 from .derived import DerivedWeights, Pair
 
 ALIGNED = 64
-"""Inner widths that are no multiple of 8 are padded to a multiple of this many columns."""
+"""Inner widths that are no multiple of 8 are padded to a multiple of this many columns:
+:func:`aligned_mlp` has times."""
 
 
 def aligned_mlp(derived: DerivedWeights, parts: BlockParts, gate: nn.Linear) -> tuple[Tensor, ...]:

@@ -31,7 +31,8 @@ HALF_DTYPES = (torch.float16, torch.bfloat16)
 SHORT = 64
 """Segments of at most so many rows are one tile each in the Triton attention kernel."""
 SEARCHED = 128
-"""With at most so many segments, a Triton program finds its own by comparing all offsets."""
+"""With at most so many segments, a Triton program finds its own by comparing all offsets at once:
+each of its 128 or 256 threads compares at most one."""
 
 
 class AttentionShape(NamedTuple):

@@ -26,7 +26,8 @@ MULTIPLE = 16
 """torch's fp8 product takes weights whose rows and columns are multiples of this number."""
 
 OUTLIER = 8.0
-"""A weight column whose L2 norm is over this many times the median column's is an outlier."""
+"""A weight column whose L2 norm is over this many times the median column's is an outlier: of 1,152
+columns, it alone makes 64 / (1,151 + 64) = 5 % of a product's squared norm."""
 
 Timer = Callable[[bool], float]
 Aligned = Callable[[nn.Linear], tuple[Tensor, ...]]

@@ -23,16 +23,18 @@ from .budget_graph import BudgetGraph
 
 SHARES = (8, 4, 2, 1)
 """Eager runs are timed with the rows of the largest budget divided by each of these numbers, and
-once with the smallest item."""
+once with the smallest item. With prices between these five sizes, 226 of 229 choices between replay
+and eager run were the faster one on an H200 (``benchmarks/NOTES.md``)."""
 ENOUGH_MS = 60.0
 """A call is timed at least twice, and again until the times sum to so many milliseconds or there
-are seven of them."""
+are seven of them: from two times alone, an eager run of 13 ms was priced at 23.5 ms on an H200
+(``benchmarks/NOTES.md``)."""
 SETTLING = 2
 """The number of first calls that are not timed when an eager run is compared with a replay: after
-a pause, a GPU is up to 7 % faster for 100 ms."""
+a pause, a replay took 67.1, 70.9, 72.4 and 72.8 ms on an H200 (``benchmarks/NOTES.md``)."""
 CLOSE = 0.98
 """Factor on the time of an eager run. Times are accurate to 2 %, so an eager run is preferred to a
-replay that is as fast within that."""
+replay that is as fast within that. Other factors were tried: ``benchmarks/NOTES.md``."""
 
 
 def measure(

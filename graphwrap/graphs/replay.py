@@ -27,7 +27,8 @@ Inputs: TypeAlias = tuple[Tensor, GridLike | None]
 OutTensors: TypeAlias = EncoderOutput | PartialOutput
 """Tensors of the caller to write results into, None for a field that is not returned."""
 SCHEDULE_ITEMS = 200_000
-"""The most items in all schedules that are kept, so that grids seen before are not packed again."""
+"""The most items in all schedules that are kept, so that grids seen before are not packed again. An
+item takes about 130 bytes (Python 3.11), so that all of them take 26 MB."""
 METADATA_BYTES = 128 * 2**20
 """The most bytes of metadata that are kept for grids seen before."""
 ENTRIES = 20_000

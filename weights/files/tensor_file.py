@@ -22,6 +22,9 @@ from ..errors import CheckpointError, shown
 from ..strict_json import LFS_POINTER, JsonDict, JsonObject, parse_json, refuse_pointer
 
 CHECKED_BYTES = 1 << 19
+"""Bytes that are read and checked at a time, so that their CRC-32 is taken while they are in the
+processor's cache. A second of CPU time checks 2.3 GiB of a tensor of 64 MiB in such pieces, and 1.6
+GiB in pieces of 4 MiB (file in the page cache, Xeon with 2 MiB of second-level cache per core)."""
 MAX_HEADER_BYTES = 100_000_000
 """The most bytes of a header in the safetensors format; published ones stay under 10 MB."""
 
@@ -228,8 +231,8 @@ def read_into(
 ) -> int | None:
     """Fill ``view`` with the bytes of an unbuffered ``file`` from ``offset`` on.
 
-    If ``checked``, return their CRC-32, taken while they are in the processor's cache (3.7 GiB/s);
-    else None. A CheckpointError, which names ``label``, says that the file ends too early.
+    If ``checked``, return their CRC-32, taken in pieces of ``CHECKED_BYTES``; else None. A
+    CheckpointError, which names ``label``, says that the file ends too early.
     """
     file.seek(offset)
     done, value, step = 0, 0, CHECKED_BYTES if checked else len(view)
