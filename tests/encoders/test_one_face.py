@@ -92,7 +92,7 @@ def test_intermediates_of_whole_inputs_are_a_dict_by_path(name: str) -> None:
 @pytest.mark.parametrize("name", EVERY)
 def test_no_items_give_an_empty_list(name: str) -> None:
     encoder = encoder_of(name)
-    assert encoder(encoder.preprocess()) == []
+    assert encoder(encoder.preprocess()) == encoder.encode() == []
 
 
 @pytest.mark.parametrize("name", TOWERS)

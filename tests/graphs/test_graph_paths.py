@@ -92,7 +92,7 @@ def test_an_encoder_of_one_path_takes_its_inputs_whole_too() -> None:
 
 
 @pytest.mark.parametrize("backend", ["static", "eager"])
-@pytest.mark.parametrize("name", [*NAMES, "deepseek_vl_hybrid", "deepseek_ocr"])
+@pytest.mark.parametrize("name", [*NAMES, "deepseek_vl_hybrid", "deepseek_vl2", "deepseek_ocr"])
 def test_images_of_a_family_of_paths_are_encoded_as_the_encoder_does(
     name: str, backend: str
 ) -> None:
