@@ -262,7 +262,7 @@ def show(what: dict[str, Any], first: dict[str, Any], second: dict[str, Any]) ->
 
 
 def both_ways(hub: Hub, folder: Path, repeats: int, what: dict[str, Any]) -> dict[str, Any]:
-    """Time first loads by ranges and by shards, and second loads."""
+    """Time first loads by byte ranges and by whole shards, and second loads from the cache."""
     import huggingface_hub
     import torch
 

@@ -174,7 +174,7 @@ PLAN = [
 
 
 def kept(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return the groups of a result file that this run does not measure again."""
+    """Return a result file's entries of the towers that this run does not measure again."""
     if options.towers == [tower for tower, _ in PLAN] or not options.json.exists():
         return []
     groups = json.loads(options.json.read_text())["groups"]

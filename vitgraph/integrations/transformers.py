@@ -245,8 +245,7 @@ def _call_of(encoder: Encoder) -> Call:
 
 
 def _refuse_saving(module: nn.Module, prefix: str, keep_vars: bool) -> None:
-    """Refuse to save a model; torch calls this hook, with these arguments, before it makes a state
-    dict.
+    """Refuse to save a model: torch calls this hook before it makes a state dict.
 
     The encoder's tensors have other names than transformers loads.
 

@@ -200,7 +200,7 @@ class Repo:
         return max(dated)[1] if dated else None
 
     def _unknown(self, why: str) -> CheckpointError:
-        """Return the error for a revision whose commit is neither in the cache nor to be asked for.
+        """Return the error for a revision whose commit the cache lacks while the Hub is offline.
 
         The message says ``why`` the Hub cannot be reached.
         """
