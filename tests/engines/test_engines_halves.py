@@ -22,6 +22,8 @@ pytest.importorskip("vllm")
 pytestmark = [pytest.mark.engines, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
+WIDTH = 96
+"""Width of the towers, a multiple of 6, with which the MLP of Step3-VL is a whole number wide."""
 
 
 class Half(NamedTuple):
@@ -33,13 +35,14 @@ class Half(NamedTuple):
     """The name in ``module`` of what makes the language model."""
     frames: int = 2
     """The frames in a row of packed patches."""
+    views: bool = False
+    """Whether images are whole views with tiles of another size, and not packed patches."""
     config: dict[str, Any] = {}
     """Fields that the config has besides those of the tower."""
 
 
-_FLAT = {
-    "auto_map": {"AutoConfig": "configuration.Config"},
-    "pixel_hidden_size": 128,
+_CODE = {"auto_map": {"AutoConfig": "configuration.Config"}}
+_TEXT = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
@@ -51,13 +54,15 @@ from transformers import PretrainedConfig
 
 
 class Config(PretrainedConfig):
-    model_type = "ernie4_5_moe_vl"
+    model_type = "MODEL_TYPE"
 
-    def __init__(self, vision_config=None, **kwargs):
+    def __init__(self, vision_config=None, text_config=None, **kwargs):
         self.vision_config = PretrainedConfig(**(vision_config or {}))
+        if text_config:
+            self.text_config = PretrainedConfig(**text_config)
         super().__init__(**kwargs)
 """
-"""The class of the config of ERNIE-4.5-VL, which the repo brings along as well."""
+"""The class of a config, which some repos bring along as well."""
 HALVES = {
     "glm5_next": Half("Glm5NextForConditionalGeneration", "vllm.models.glm5next.common.model"),
     "qwen4_exp": Half(
@@ -70,7 +75,16 @@ HALVES = {
         "vllm.model_executor.models.ernie45_vl",
         "Ernie4_5_VLMoeForCausalLM",
         frames=1,
-        config=_FLAT,
+        config={**_CODE, **_TEXT, "pixel_hidden_size": WIDTH},
+    ),
+    "step3_vl": Half(
+        "StepVLForConditionalGeneration",
+        "vllm.model_executor.models.step_vl",
+        views=True,
+        config={**_CODE, "text_config": {**_TEXT, "model_type": "qwen3", "hidden_size": 96}},
+    ),
+    "step3": Half(
+        "Step3VLForConditionalGeneration", "vllm.model_executor.models.step3_vl", views=True
     ),
 }
 """The small checkpoint of a model -> its class in vLLM."""
@@ -81,25 +95,32 @@ BOUND = 1e-5
 
 def write_half(folder: Path, kind: str) -> list[str]:
     """Write the checkpoint of a tower with a batch, and return the names of its tensors."""
-    write_seeded_checkpoint(folder, kind, dtype=torch.float32, shards=1)
+    write_seeded_checkpoint(folder, kind, width=WIDTH, dtype=torch.float32, shards=1)
     file = folder / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | HALVES[kind].config))
-    (folder / "configuration.py").write_text(CONFIG_CODE)
+    config = json.loads(file.read_text()) | HALVES[kind].config
+    file.write_text(json.dumps(config))
+    code = CONFIG_CODE.replace("MODEL_TYPE", config["model_type"])
+    (folder / "configuration.py").write_text(code)
     write_tokenizer(folder, IDS)
     with safe_open(folder / "model.safetensors", "pt") as file:
         return [name for name in file.keys() if not file.get_tensor(name).isnan().any()]  # noqa: SIM118
 
 
-def write_batch(file: Path, columns: int) -> None:
-    """Write a batch of two images and a clip, packed patches of noise."""
+def write_batch(file: Path, half: Half, patch: int) -> None:
+    """Write a batch of noise: two images and a clip, or images of no tile and of three tiles."""
     dice = torch.Generator().manual_seed(0)
     batch: dict[str, Tensor] = {}
+    if half.views:
+        for name, count, side in (("pixel_values", 2, 728), ("patch_pixel_values", 3, 504)):
+            batch[name] = torch.randn(count, 3, side, side, generator=dice)
+        save_file({**batch, "num_patches": torch.tensor([0, 3])}, file)
+        return
     for name, grid_name, grids in (
         ("pixel_values", "image_grid_thw", IMAGES),
         ("pixel_values_videos", "video_grid_thw", CLIPS),
     ):
         rows = sum(t * h * w for t, h, w in grids)
-        batch[name] = torch.randn(rows, columns, generator=dice)
+        batch[name] = torch.randn(rows, 3 * half.frames * patch**2, generator=dice)
         batch[grid_name] = torch.tensor(grids)
     save_file(batch, file)
 
@@ -109,12 +130,14 @@ def features(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Tensor]
     """The features of each image and clip, by "kind side", vLLM's towers first."""
     folder = tmp_path_factory.mktemp("halves")
     jobs: dict[str, dict[str, Any]] = {}
-    for side, options in (("stock", None), ("ours", {"backend": "static", "budgets": [32, 64]})):
+    for side, options in (("stock", None), ("ours", {"backend": "static", "max_budget": 512})):
         for kind, half in HALVES.items():
             model = folder / f"{kind}-{side}"
             names = write_half(model, kind)
-            patch = json.loads((model / "config.json").read_text())["vision_config"]["patch_size"]
-            write_batch(model / "batch.safetensors", 3 * half.frames * patch**2)
+            patch = json.loads((model / "config.json").read_text())["vision_config"].get(
+                "patch_size", 14
+            )
+            write_batch(model / "batch.safetensors", half, patch)
             jobs[f"{kind} {side}"] = {
                 "model": str(model),
                 "architecture": half.architecture,
@@ -137,7 +160,7 @@ def test_features_of_the_vision_half_are_those_of_vllms_tower(
     features: dict[str, list[Tensor]], kind: str
 ) -> None:
     stock, ours = features[f"{kind} stock"], features[f"{kind} ours"]
-    assert len(stock) == len(ours) == len(IMAGES) + len(CLIPS)
+    assert len(stock) == len(ours) == (2 if HALVES[kind].views else len(IMAGES) + len(CLIPS))
     for theirs, found in zip(stock, ours, strict=True):
         assert found.shape == theirs.shape
         assert float((found - theirs).norm() / theirs.norm()) < BOUND

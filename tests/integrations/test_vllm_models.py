@@ -190,7 +190,7 @@ def models(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     fakes[vision.__name__] = vision
     for name, record in MODELS.items():
         module = fakes.setdefault(record.path, ModuleType(record.path))
-        facts = {"paths": tuple(filter(None, (record.tower, record.projector)))}
+        facts = {"paths": (record.tower, *record.projectors)}
         vars(module)[record.name or name] = type(name, (TheirModel,), facts)
     for name, module in fakes.items():
         monkeypatch.setitem(sys.modules, name, module)
@@ -221,7 +221,7 @@ def named_as_in_vllm(folder: Path, record: Any) -> dict[str, Tensor]:
             found[name] = tensor
             continue
         short = name if record.tower.startswith("model.") else name.removeprefix("model.")
-        if short.startswith((f"{record.tower}.", f"{record.projector}.")):
+        if short.startswith(tuple(f"{path}." for path in (record.tower, *record.projectors))):
             found[short] = tensor
     return found
 
@@ -272,6 +272,30 @@ def test_clips_are_read_by_names_of_their_own(
     torch.testing.assert_close(clip, encoder(rows, [grid]).pooler_output, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow  # views have the published sizes
+@pytest.mark.parametrize(
+    ("architecture", "kind"),
+    [("StepVLForConditionalGeneration", "step3_vl"), ("Step3VLForConditionalGeneration", "step3")],
+)
+def test_tokens_of_tiles_come_before_those_of_the_whole_image(
+    models: Any, tmp_path: Path, architecture: str, kind: str
+) -> None:
+    write_seeded_checkpoint(tmp_path, kind, width=96, dtype=torch.float32, shards=1)
+    model = build(models, architecture, json.loads((tmp_path / "config.json").read_text()))
+    model.load_weights(named_as_in_vllm(tmp_path, model.record).items())
+    encoder = load_encoder(tmp_path)
+    whole, parts = draw(2, 3, 728, 728), draw(2, 3, 504, 504)
+    images = encoder.paths["image"](whole, [(1, 52, 52)] * 2).pooler_output.chunk(2)
+    tiles = encoder.paths["tiles"](parts, [(2, 36, 36)]).pooler_output
+    batch = {"type": "pixel_values", "pixel_values": whole, "patch_pixel_values": parts}
+    found = model._process_image_input({**batch, "num_patches": torch.tensor([2, 0])})
+    for tokens, wanted in zip(found, (torch.cat((tiles, images[0])), images[1]), strict=True):
+        torch.testing.assert_close(tokens, wanted, rtol=1e-4, atol=1e-5)
+    alone = {**batch, "patch_pixel_values": parts[:0], "num_patches": torch.tensor([0, 0])}
+    torch.testing.assert_close(model._process_image_input(alone)[0], images[0])
+    assert model._process_image_input({"type": "image_embeds"}) == "theirs"
+
+
 def test_frames_of_a_clip_of_gemma_4_are_one_item(models: Any, tmp_path: Path) -> None:
     write_seeded_checkpoint(tmp_path, "gemma4", width=64, dtype=torch.float32, shards=1)
     config = json.loads((tmp_path / "config.json").read_text())
@@ -302,7 +326,7 @@ def test_every_record_names_a_tower_that_reads_its_batches(models: Any, architec
     made = models.__getattr__(architecture)
     record = MODELS[architecture]
     reads = {"extract_feature"} if record.module == "internvl" else set()
-    assert issubclass(made, models.ReadsInputs) == bool(record.reader)
+    assert issubclass(made, (models.ReadsInputs, models.ReadsViews)) == bool(record.reader)
     assert reads <= vars(models.InternVL).keys()
     assert made.__name__ == architecture
     assert made is getattr(models, architecture)

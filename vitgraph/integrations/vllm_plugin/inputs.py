@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from encoders import PatchEncoder, VisionEncoder
+from encoders import PatchEncoder, PathInputs, PathsEncoder, VisionEncoder, VisionInputs
 from encoders.contract import Grid
 
 
@@ -198,6 +198,25 @@ def read_frames(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
     names = ("pixel_values", "pixel_position_ids")
     packed = read_positions({name: batch[f"{name}_videos"] for name in names}, encoder)
     return packed._replace(counts=torch.as_tensor(batch["video_frame_counts"]).tolist())
+
+
+def read_views(batch: BatchInputs, encoder: PathsEncoder) -> VisionInputs:
+    """Read I whole images [I, C, H, W] of Step3 or Step3-VL, and their B tiles [B, C, h, w].
+
+    ``num_patches`` has tiles per image. The arguments are those of :func:`read_tiles`.
+    """
+    patch = encoder.paths["image"].config.patch_size
+    views, tiles = (read_tensor(batch, name) for name in ("pixel_values", "patch_pixel_values"))
+    counts = read_tensor(batch, "num_patches").tolist()
+    (h, w), (rows, columns) = ([side // patch for side in x.shape[2:]] for x in (views, tiles))
+    tiled = tuple(number for number, count in enumerate(counts) if count)
+    grids = torch.tensor([[counts[number], rows, columns] for number in tiled]).view(-1, 3)
+    return VisionInputs(
+        views,
+        torch.tensor([[1, h, w]] * len(views)),
+        [(count, 1, True) if count else (1, 1, False) for count in counts],
+        {"tiles": PathInputs(tiles, grids, tiled)},
+    )
 
 
 READERS: Mapping[str, Callable[[BatchInputs, VisionEncoder], Packed]] = {

@@ -13,7 +13,9 @@ from types import new_class
 from torch import Tensor
 from vllm.model_executor.models.vision import run_dp_sharded_vision_model
 
-from .inputs import CLIP_READERS, READERS, BatchInputs, Embeddings, Packed
+from encoders import PathsEncoder
+
+from .inputs import CLIP_READERS, READERS, BatchInputs, Embeddings, Packed, read_views
 from .records import MODELS
 from .replacing import ReplacesTower
 
@@ -28,23 +30,36 @@ class ReadsInputs(ReplacesTower):
         """Encode a batch of images to a tensor [tokens, width of the language model] each."""
         if not self.vision_tower_ours or image_input.get("type") == "image_embeds":
             return super()._process_image_input(image_input)  # type: ignore[misc]  # vLLM's
-        return self._encode(READERS[self.record.reader](image_input, self.our_tower.encoder))
+        return self._encode(READERS[self.record.reader](image_input, self.our_tower.single))
 
     def _process_media_input(self, media_input: BatchInputs) -> Embeddings:
         """Encode a batch of images and clips of Kimi-K2.5 to [tokens, width of the language model]
         each."""
         if not self.vision_tower_ours:
             return super()._process_media_input(media_input)  # type: ignore[misc]  # vLLM's
-        return self._encode(READERS[self.record.reader](media_input, self.our_tower.encoder))
+        return self._encode(READERS[self.record.reader](media_input, self.our_tower.single))
 
     def _process_video_input(self, video_input: BatchInputs) -> Embeddings:
         """Encode a batch of clips to a tensor [tokens, width of the language model] each."""
         if not self.vision_tower_ours:
             return super()._process_video_input(video_input)  # type: ignore[misc]  # vLLM's
-        return self._encode(CLIP_READERS[self.record.reader](video_input, self.our_tower.encoder))
+        return self._encode(CLIP_READERS[self.record.reader](video_input, self.our_tower.single))
 
     def _encode(self, packed: Packed) -> list[Tensor]:
         return self.our_tower.encode_items(packed)
+
+
+class ReadsViews(ReplacesTower):
+    """Base of the model classes of Step3 and Step3-VL, which call their tower for whole images and
+    for tiles."""
+
+    def _process_image_input(self, image_input: BatchInputs) -> Embeddings:
+        """Encode a batch of images to a tensor [tokens, width of the language model] each."""
+        if not self.vision_tower_ours or image_input.get("type") == "image_embeds":
+            return super()._process_image_input(image_input)  # type: ignore[misc]  # vLLM's
+        encoder = self.our_tower.encoder
+        assert isinstance(encoder, PathsEncoder)
+        return self.our_tower.encode_views(read_views(image_input, encoder))
 
 
 class InternVL(ReplacesTower):
@@ -71,6 +86,8 @@ def __getattr__(name: str) -> type:
     record = MODELS[name]
     theirs: type = getattr(import_module(record.path), record.name or name)
     ours = ReadsInputs if record.reader else ReplacesTower
+    if record.reader == "views":
+        ours = ReadsViews
     if record.module == "internvl":
         ours = InternVL
     text = f"The class of vLLM with a vision tower of the family {record.family}."

@@ -19,10 +19,10 @@ class Record(NamedTuple):
     """The name of the tower's family in :data:`weights.FAMILIES`."""
     tower: str = "visual"
     """The attribute of the model class that holds the tower."""
-    projector: str = ""
-    """The attribute that holds the projector, where it lies outside the tower, else empty.
+    projectors: tuple[str, ...] = ()
+    """The attributes that hold what follows the tower, where it lies outside of it.
 
-    Both are replaced, because an encoder contains its projector.
+    All are replaced, because an encoder contains its projector.
     """
     reader: str = ""
     """The key of ``READERS`` for the function that reads a batch; empty if vLLM calls the tower
@@ -43,10 +43,11 @@ class Record(NamedTuple):
         return self.module if whole else f"vllm.model_executor.models.{self.module}"
 
 
-_VISION, _PROJECTOR = "vision_tower", "multi_modal_projector"
+_VISION, _PROJECTOR = "vision_tower", ("multi_modal_projector",)
 _COLQWEN3 = Record("colqwen3", "qwen3_vl", name="ColQwen3Model")
-_IDEFICS3 = ("idefics3", "model.vision_model", "model.connector", "tiles")
+_IDEFICS3 = ("idefics3", "model.vision_model", ("model.connector",), "tiles")
 _PIXTRAL = ("pixtral", _VISION, _PROJECTOR, "images")
+_STEP3_VL = ("step3_vl", "vision_model", ("vit_large_projector",), "views")
 
 MODELS: Mapping[str, Record] = {
     "Qwen2VLForConditionalGeneration": Record("qwen2_vl", "qwen2_vl"),
@@ -64,7 +65,7 @@ MODELS: Mapping[str, Record] = {
     "InternS2PreviewForConditionalGeneration": Record("interns2_preview", "qwen3_vl"),
     "InternS2MobiusForConditionalGeneration": Record("interns2_mobius", "qwen3_vl"),
     "Qwen4ExpForConditionalGeneration": Record("vllm.models.qwen4_exp", "qwen3_vl"),
-    "InternVLChatModel": Record("internvl", "intern_vit", "vision_model", "mlp1"),
+    "InternVLChatModel": Record("internvl", "intern_vit", "vision_model", ("mlp1",)),
     "Glm4vForConditionalGeneration": Record("glm4_1v", "glm4v"),
     "Glm4vMoeForConditionalGeneration": Record("glm4_1v", "glm4v"),
     "GlmOcrForConditionalGeneration": Record("glm_ocr", "glm_ocr"),
@@ -79,16 +80,16 @@ MODELS: Mapping[str, Record] = {
     "SmolVLMForConditionalGeneration": Record("smolvlm", *_IDEFICS3),
     "KimiVLForConditionalGeneration": Record("kimi_vl", "moonvit", _VISION, _PROJECTOR, "grids"),
     "KimiK25ForConditionalGeneration": Record(
-        "kimi_k25", "moonvit", _VISION, "mm_projector", "chunks", published_names=True
+        "kimi_k25", "moonvit", _VISION, ("mm_projector",), "chunks", published_names=True
     ),
     "PaddleOCRVLForConditionalGeneration": Record(
-        "paddleocr_vl", "paddleocr_vl", "visual", "mlp_AR", "patches"
+        "paddleocr_vl", "paddleocr_vl", "visual", ("mlp_AR",), "patches"
     ),
     "Lfm2VlForConditionalGeneration": Record(
         "lfm2_vl", "lfm2_vl", _VISION, _PROJECTOR, "padded", "Lfm2VLForConditionalGeneration"
     ),
     "Ernie4_5_VLMoeForConditionalGeneration": Record(
-        *("ernie45_vl", "ernie4_5_vl", "vision_model", "resampler_model", "patches"),
+        *("ernie45_vl", "ernie4_5_vl", "vision_model", ("resampler_model",), "patches"),
         published_names=True,
         block_norm_eps=1e-5,  # vLLM reads that of the language model
     ),
@@ -96,10 +97,18 @@ MODELS: Mapping[str, Record] = {
         "mllama4", "llama4", "vision_model", _PROJECTOR, "chunked tiles", published_names=True
     ),
     "MiniMaxM3SparseForConditionalGeneration": Record(
-        *("vllm.models.minimax_m3", "minimax_m3", _VISION, "", "patches"), published_names=True
+        *("vllm.models.minimax_m3", "minimax_m3", _VISION, (), "patches"), published_names=True
+    ),
+    "StepVLForConditionalGeneration": Record("step_vl", *_STEP3_VL, published_names=True),
+    "Step3p7ForConditionalGeneration": Record("step3p7", *_STEP3_VL, published_names=True),
+    "Step3VLForConditionalGeneration": Record(
+        *("step3_vl", "step3", "vision_model"),
+        ("vit_downsampler", "vit_downsampler2", "vit_large_projector"),
+        "views",
+        published_names=True,
     ),
     "Gemma4ForConditionalGeneration": Record(
-        "gemma4_mm", "gemma4", _VISION, "embed_vision", "positions"
+        "gemma4_mm", "gemma4", _VISION, ("embed_vision",), "positions"
     ),
 }
 """The model classes of vLLM whose tower is replaced, by the architecture in a config.json."""

@@ -58,7 +58,7 @@ class ReplacesTower(nn.Module):
 
     def _find_obstacle(self, vllm_config: EngineConfig) -> str:
         """Return why vLLM's tower or projector cannot be replaced; empty if both can be."""
-        names = filter(None, (self.record.tower, self.record.projector))
+        names = (self.record.tower, *self.record.projectors)
         found = (find_obstacle(self.get_submodule(name), vllm_config) for name in names)
         return next(filter(None, found), "")
 
@@ -79,16 +79,16 @@ class ReplacesTower(nn.Module):
         norm = next(norms, None)  # None before vLLM 0.32
         dtype, device = place.dtype, place.device
         self._put(self.record.tower, nn.Identity())
-        if self.record.projector:
-            self._put(self.record.projector, nn.Identity())
+        for name in self.record.projectors:
+            self._put(name, nn.Identity())
         del theirs, place  # frees the weights of vLLM's tower before ours are made
         encoder = meta.to(dtype).to_empty(device=device)
         kind = TileTower if family.name == "intern_vit" else Tower
         eager = bool(model.enforce_eager)
         tower = kind(encoder, family, options, enforce_eager=eager, input_norm=norm)
         self._put(self.record.tower, tower)
-        if self.record.projector:
-            self._put(self.record.projector, PassesWeights(tower, self.record.projector))
+        for name in self.record.projectors:
+            self._put(name, PassesWeights(tower, name))
         return ""
 
     def _put(self, path: str, module: nn.Module) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from encoders import PatchEncoder, PathsEncoder, Qwen3VLEncoder, VisionEncoder
+from encoders import PatchEncoder, PathsEncoder, Qwen3VLEncoder, VisionEncoder, VisionInputs
 from encoders.contract import GridLike, PartialOutput
 from graphwrap import GraphedEncoder
 from weights import STORED_DTYPES, Family, JsonObject, Layout, Slot, build_config
@@ -27,13 +27,14 @@ from .options import Options
 VLLM_LAYOUTS = (
     *("qwen", "internvl", "glm4v", "glm_ocr", "gemma3", "pixtral", "idefics3", "kimi-vl"),
     *("paddleocr-vl", "gemma4", "kimi-k25", "lfm2-vl", "ernie", "llama4", "minimax-m3"),
+    *("step3", "step3-vl"),
 )
 """The layouts of checkpoints that vLLM's own model classes read."""
 LISTED = 20
 """The most tensor names that an error message lists."""
 
 
-def build_encoder(family: Family, config: JsonObject, name: str) -> VisionEncoder:
+def build_encoder(family: Family, config: JsonObject, name: str) -> VisionEncoder | PathsEncoder:
     """Build the encoder for a model's config on the meta device.
 
     Args:
@@ -45,9 +46,9 @@ def build_encoder(family: Family, config: JsonObject, name: str) -> VisionEncode
         ValueError: sizes or values in the config that the encoders of the family do not support.
     """
     encoder = family.on_meta(build_config(family, config, None, name))
-    if isinstance(encoder, PathsEncoder):  # of LFM2-VL, whose path "image" takes tiles too
-        encoder = encoder.paths["image"]
-    assert isinstance(encoder, VisionEncoder)
+    assert isinstance(encoder, VisionEncoder | PathsEncoder)
+    if isinstance(encoder, PathsEncoder) and isinstance(encoder.paths["image"], PatchEncoder):
+        encoder = encoder.paths["image"]  # of LFM2-VL, a path for images and tiles of any size
     return encoder.eval().requires_grad_(False)
 
 
@@ -69,7 +70,7 @@ class Tower(nn.Module):
 
     def __init__(
         self,
-        encoder: VisionEncoder,
+        encoder: VisionEncoder | PathsEncoder,
         family: Family,
         options: Options,
         *,
@@ -126,10 +127,22 @@ class Tower(nn.Module):
             return output.pooler_output.clone()
         return torch.cat((output.pooler_output, *output.deepstack_features), dim=1)
 
+    @property
+    def single(self) -> VisionEncoder:
+        """The encoder, if it has one input path."""
+        assert isinstance(self.encoder, VisionEncoder)
+        return self.encoder
+
     def encode_items(self, packed: Packed) -> list[Tensor]:
         """Encode a batch to a tensor [tokens, D] per item; no later call changes these tensors."""
         tokens = self(packed.pixel_values, packed.grids)
-        return list(tokens.split(tokens_per_item(packed, self.encoder)))
+        return list(tokens.split(tokens_per_item(packed, self.single)))
+
+    def encode_views(self, inputs: VisionInputs) -> list[Tensor]:
+        """Encode whole images and tiles to a tensor [tokens, D] per image; no later call changes
+        these."""
+        outputs = (self._graphed or self.capture())(inputs)
+        return [rows.clone() for one in outputs if (rows := one.pooler_output) is not None]
 
     @property
     def captured(self) -> bool:
@@ -307,7 +320,7 @@ class TileTower(Tower):
             [B, tokens per tile, width of the language model], which no later call changes.
         """
         tiles = pixel_values.shape[0]
-        grid = [self.encoder.grid_for(1)] * tiles
+        grid = [self.single.grid_for(1)] * tiles
         tokens = self._encode(pixel_values, grid).pooler_output
         assert tokens is not None
         return tokens.unflatten(0, (tiles, -1)).clone()
