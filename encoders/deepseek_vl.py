@@ -61,7 +61,7 @@ class DeepseekVLConfig:
         return self.image_size
 
     @property
-    def blocks(self) -> BlockSizes:
+    def block_sizes(self) -> BlockSizes:
         """The depth, widths, number of heads, activation and epsilon of the transformer blocks."""
         return BlockSizes(
             self.depth, self.hidden_size, self.intermediate_size, self.num_heads, "gelu", 1e-6
@@ -165,7 +165,7 @@ class DeepseekVLEncoder(TileEncoder):
         self.config: DeepseekVLConfig = config
         self._preprocessor = preprocessor
         positions = (config.image_size // config.patch_size) ** 2
-        self.vision = Siglip(config.blocks, positions, config.patch_size, config.in_channels)
+        self.vision = Siglip(config.block_sizes, positions, config.patch_size, config.in_channels)
         self.aligner = projector or Aligner(config.hidden_size, config.out_hidden_size)
 
     def _default_preprocessor(self) -> Preprocessor:

@@ -78,7 +78,7 @@ class DeepseekVL2Config:
         return self.image_size // self.patch_size * self.patch_size
 
     @property
-    def blocks(self) -> BlockSizes:
+    def block_sizes(self) -> BlockSizes:
         """The depth, widths, number of heads, activation and epsilon of the transformer blocks."""
         return BlockSizes(
             self.depth, self.hidden_size, self.intermediate_size, self.num_heads, "gelu_tanh", 1e-6
@@ -225,7 +225,7 @@ class DeepseekVL2Tower(TileEncoder):
         super().__init__()
         self.config: DeepseekVL2Config = config
         positions = (config.tile_size // config.patch_size) ** 2
-        self.vision = Siglip(config.blocks, positions, config.patch_size, config.in_channels)
+        self.vision = Siglip(config.block_sizes, positions, config.patch_size, config.in_channels)
         self.projector = Projector(config)
 
     def forward(

@@ -54,7 +54,7 @@ def read_size(
     return value
 
 
-def read_blocks(
+def read_indices(
     section: Mapping[str, object], name: str, default: tuple[int, ...]
 ) -> tuple[int, ...]:
     """Return the list of integers under ``name``, such as indices of blocks, or ``default``."""

@@ -89,7 +89,7 @@ class Lfm2VLConfig:
         return self.patch_size**2 * self.in_channels
 
     @property
-    def blocks(self) -> BlockSizes:
+    def block_sizes(self) -> BlockSizes:
         """The depth, widths, number of heads, activation and epsilon of the transformer blocks."""
         sizes = self.depth, self.hidden_size, self.intermediate_size, self.num_heads
         return BlockSizes(*sizes, "gelu_tanh", self.layer_norm_eps)
@@ -156,7 +156,7 @@ class Lfm2VLTower(RasterEncoder):
         self.config: Lfm2VLConfig = config
         self.patch_embed = nn.Linear(config.patch_dim, config.hidden_size)
         self.pos_embed = nn.Parameter(torch.randn(config.num_patches, config.hidden_size))
-        self.blocks: nn.ModuleList = nn.ModuleList(map(Block, [config.blocks] * config.depth))
+        self.blocks: nn.ModuleList = nn.ModuleList(map(Block, [config.block_sizes] * config.depth))
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.projector = Projector(config)
 

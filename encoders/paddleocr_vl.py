@@ -85,7 +85,7 @@ class PaddleOCRVLConfig:
         return self.in_channels * self.patch_size**2
 
     @property
-    def blocks(self) -> blocks.BlockSizes:
+    def block_sizes(self) -> blocks.BlockSizes:
         """The depth, widths, number of heads, activation and epsilon of the transformer blocks."""
         sizes = self.depth, self.hidden_size, self.intermediate_size, self.num_heads
         return blocks.BlockSizes(*sizes, "gelu_tanh", self.layer_norm_eps)
@@ -124,7 +124,7 @@ class PaddleOCRVLEncoder(RasterEncoder):
         self._preprocessor = preprocessor
         self.patch_embed = FlatPatchEmbed(config.hidden_size, config.patch_size, config.in_channels)
         self.pos_embed = nn.Embedding(config.position_side**2, config.hidden_size)
-        self.blocks: nn.ModuleList = nn.ModuleList(map(Block, [config.blocks] * config.depth))
+        self.blocks: nn.ModuleList = nn.ModuleList(map(Block, [config.block_sizes] * config.depth))
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.projector = Projector(config)
 

@@ -37,7 +37,7 @@ from .base.patch_encoder import PatchEncoder, merge_order_positions, window_orde
 from .data import EncoderItemSpec, EncoderOutput, Grid, GridLike, Metadata
 from .hf_config import (
     find_section,
-    read_blocks,
+    read_indices,
     read_rope_theta,
     read_size,
     require_divisible,
@@ -119,7 +119,7 @@ class Qwen2_5VLConfig:
             intermediate_size=read_size(vision, "intermediate_size"),
             num_heads=heads,
             out_hidden_size=read_size(vision, "out_hidden_size"),
-            fullatt_block_indexes=read_blocks(vision, "fullatt_block_indexes", (7, 15, 23, 31)),
+            fullatt_block_indexes=read_indices(vision, "fullatt_block_indexes", (7, 15, 23, 31)),
             window_size=read_size(vision, "window_size", default=112),
             patch_size=read_size(vision, "patch_size", "spatial_patch_size", default=14),
             temporal_patch_size=read_size(vision, "temporal_patch_size", default=2),

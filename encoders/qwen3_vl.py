@@ -37,7 +37,7 @@ from .base.patch_encoder import PatchEncoder, merge_order_positions
 from .data import EncoderOutput, Grid, GridLike, Metadata
 from .hf_config import (
     find_section,
-    read_blocks,
+    read_indices,
     read_rope_theta,
     read_size,
     require_divisible,
@@ -117,7 +117,7 @@ class Qwen3VLConfig:
             num_heads=read_size(vision, "num_heads", "num_attention_heads", default=16),
             out_hidden_size=read_size(vision, "out_hidden_size", default=3584),
             num_position_embeddings=read_size(vision, "num_position_embeddings", default=2304),
-            deepstack_visual_indexes=read_blocks(vision, "deepstack_visual_indexes", deepstack),
+            deepstack_visual_indexes=read_indices(vision, "deepstack_visual_indexes", deepstack),
             patch_size=read_size(vision, "patch_size", default=16),
             temporal_patch_size=read_size(vision, "temporal_patch_size", default=2),
             spatial_merge_size=read_size(vision, "spatial_merge_size", default=2),

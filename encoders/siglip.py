@@ -80,7 +80,7 @@ class SiglipConfig:
         return self.hidden_size
 
     @property
-    def blocks(self) -> BlockSizes:
+    def block_sizes(self) -> BlockSizes:
         """The depth, widths, number of heads, activation and epsilon of the transformer blocks."""
         sizes = self.depth, self.hidden_size, self.intermediate_size, self.num_heads
         return BlockSizes(*sizes, "gelu_tanh", self.layer_norm_eps)
@@ -150,7 +150,7 @@ class SiglipEncoder(TileEncoder):
         super().__init__()
         self.config: SiglipConfig = config
         self._preprocessor = preprocessor
-        sizes, width = config.blocks, config.hidden_size
+        sizes, width = config.block_sizes, config.hidden_size
         self.patch_embed = PatchEmbed(width, config.patch_size, config.in_channels)
         self.pos_embed = nn.Parameter(torch.randn(config.side**2, width))
         self.blocks: nn.ModuleList = nn.ModuleList(Block(sizes) for _ in range(config.depth))

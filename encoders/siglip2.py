@@ -82,7 +82,7 @@ class Siglip2Config:
         return self.hidden_size
 
     @property
-    def blocks(self) -> BlockSizes:
+    def block_sizes(self) -> BlockSizes:
         """The depth, widths, number of heads, activation and epsilon of the transformer blocks."""
         sizes = self.depth, self.hidden_size, self.intermediate_size, self.num_heads
         return BlockSizes(*sizes, "gelu_tanh", self.layer_norm_eps)
@@ -118,7 +118,7 @@ class Siglip2Encoder(RasterEncoder):
         super().__init__()
         self.config: Siglip2Config = config
         self._preprocessor = preprocessor
-        sizes = config.blocks
+        sizes = config.block_sizes
         self.patch_embed = nn.Linear(config.patch_dim, config.hidden_size)
         self.pos_embed = nn.Parameter(torch.randn(config.num_patches, config.hidden_size))
         self.blocks: nn.ModuleList = nn.ModuleList(Block(sizes) for _ in range(config.depth))

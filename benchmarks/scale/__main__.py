@@ -54,7 +54,7 @@ def family(tower: str) -> str:
 # --- tables ---------------------------------------------------------------------------------------
 
 
-def blocks() -> dict[str, str]:
+def generated_parts() -> dict[str, str]:
     """Return every generated block of ``docs/scale.md`` by its name."""
     host, gpu, parallel, soak = map(read, (HOST, GPU, PARALLEL, SOAK))
     to_measure = {
@@ -180,11 +180,11 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def fill(page: str, found: Mapping[str, str]) -> str:
-    """Return the text of the page with its generated blocks replaced."""
-    for name, block in found.items():
+    """Return the text of the page with its generated parts replaced."""
+    for name, part in found.items():
         pattern = re.compile(f"({re.escape(begin(name))}\n).*?(\n{re.escape(END)})", re.S)
-        page, count = pattern.subn(lambda match, b=block: f"{match[1]}\n{b}\n{match[2]}", page)
-        assert count == 1, f"the page has no block {name!r}"
+        page, count = pattern.subn(lambda match, b=part: f"{match[1]}\n{b}\n{match[2]}", page)
+        assert count == 1, f"the page has no part {name!r}"
     return page
 
 
@@ -212,9 +212,9 @@ def main() -> None:
         if options.json:
             options.json.write_text(json.dumps(body, indent=1) + "\n")
     elif options.write:
-        PAGE.write_text(fill(PAGE.read_text(), blocks()))
+        PAGE.write_text(fill(PAGE.read_text(), generated_parts()))
     else:
-        print("\n\n".join(blocks().values()))
+        print("\n\n".join(generated_parts().values()))
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from ..hf_config import read_blocks, read_ratio, read_size, require_divisible, require_value
+from ..hf_config import read_indices, read_ratio, read_size, require_divisible, require_value
 from .attention import observe_attention
 from .blocks import MLP, resize_table
 from .products import PatchEmbed, convolve
@@ -91,7 +91,7 @@ class SamSizes:
             hidden_size=width,
             intermediate_size=read_size(section, "mlp_dim", "intermediate_size", default=mlp),
             num_heads=read_size(section, "heads", "num_attention_heads", default=12),
-            global_blocks=read_blocks(section, "global_attn_indexes", (2, 5, 8, 11)),
+            global_blocks=read_indices(section, "global_attn_indexes", (2, 5, 8, 11)),
             image_size=read_size(section, "image_size", default=1024),
             neck_channels=read_size(section, "neck_channels", "output_channels", default=256),
             window_size=read_size(section, "window_size", default=14, most=1024),
@@ -112,7 +112,7 @@ class SamSizes:
 
 def read_channels(section: Mapping[str, object], name: str) -> tuple[int, ...]:
     """Read the widths of the convolutions after the neck, [512, 1024] if the config has none."""
-    widths = read_blocks(section, name, (512, 1024))
+    widths = read_indices(section, name, (512, 1024))
     if len(widths) != 2 or min(widths) < 1:
         raise ValueError(f"config field {name}={list(widths)}: must be two positive integers")
     return widths

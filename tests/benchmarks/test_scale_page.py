@@ -43,7 +43,7 @@ def host_results() -> dict[str, Any]:
 def test_the_page_shows_the_committed_figures() -> None:
     """Measured anew? ``python -m benchmarks.scale --write`` writes the page."""
     page = scale.PAGE.read_text()
-    assert scale.fill(page, scale.blocks()) == page
+    assert scale.fill(page, scale.generated_parts()) == page
 
 
 def test_cores_are_computed_from_rates() -> None:
@@ -53,22 +53,22 @@ def test_cores_are_computed_from_rates() -> None:
     assert "takes 2.5 GB of its memory (250 bytes per file of a folder)" in said
 
 
-def test_blocks_that_are_not_measured_say_what_measures_them(
+def test_parts_that_are_not_measured_say_what_measures_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = tmp_path / "benchmarks" / "results"
     for name in ("HOST", "GPU", "PARALLEL", "SOAK"):
         monkeypatch.setattr(scale, name, root / getattr(scale, name).name)
     monkeypatch.setattr(scale, "ROOT", tmp_path)
-    blocks = scale.blocks()
-    assert "benchmarks.scale --gpu --json benchmarks/results/scale_h200.json" in blocks["rates"]
-    assert "benchmarks.soak --json" in blocks["soak"]
+    parts = scale.generated_parts()
+    assert "benchmarks.scale --gpu --json benchmarks/results/scale_h200.json" in parts["rates"]
+    assert "benchmarks.soak --json" in parts["soak"]
     root.mkdir(parents=True)
     (root / scale.GPU.name).write_text(json.dumps(gpu_results()))
-    rates = scale.blocks()["rates"]
+    rates = scale.generated_parts()["rates"]
     assert "torch 2.11.0, flash-attn-4 4.0.0" in rates
     assert "600 (300)" in rates
-    assert "--host" in scale.blocks()["cores"]
+    assert "--host" in scale.generated_parts()["cores"]
 
 
 @pytest.mark.slow

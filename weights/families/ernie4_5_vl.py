@@ -15,7 +15,7 @@ from encoders import Ernie4_5VLConfig, Ernie4_5VLEncoder, read_ratio, read_size
 from ..layouts import Layout, Prefix
 from ..published import family_facts
 from ..strict_json import JsonDict, JsonObject
-from .family import Family, TransformersClass, blocks, length, with_vision
+from .family import Family, TransformersClass, block_count, length, with_vision
 
 
 def _names(resampler: str) -> dict[str, str]:
@@ -83,7 +83,7 @@ ERNIE4_5_VL = Family(
     layouts=(_BAIDU, _HF),
     classes={"ernie": _CLASS, "ernie-hf": _CLASS},
     fields={  # the number of heads is in no shape
-        ("depth", "num_hidden_layers"): blocks("blocks."),
+        ("depth", "num_hidden_layers"): block_count("blocks."),
         ("hidden_size", "embed_dim"): length(_PATCH, 0),
         ("intermediate_size",): length("blocks.0.mlp.fc1.weight", 0),
         ("patch_size", "spatial_patch_size"): lambda shapes: isqrt(shapes[_PATCH][1] // 3),

@@ -166,7 +166,7 @@ def length(tensor: str, axis: int) -> Callable[[Shapes], int]:
     return lambda shapes: shapes[tensor][axis]
 
 
-def blocks(prefix: str) -> Callable[[Shapes], int]:
+def block_count(prefix: str) -> Callable[[Shapes], int]:
     """Return a function that counts blocks: one more than the highest number after ``prefix``.
 
     Numbers have at most three digits, because no tower has a thousand blocks. The loader reports

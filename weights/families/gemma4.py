@@ -9,7 +9,7 @@ from encoders import Gemma4Config, Gemma4Encoder
 from ..layouts import Layout, Prefix
 from ..published import family_facts
 from ..strict_json import JsonObject
-from .family import Family, Fields, Shapes, TransformersClass, blocks, length, with_vision
+from .family import Family, Fields, Shapes, TransformersClass, block_count, length, with_vision
 
 _LAYER, _BLOCK = "encoder.layers.N", "blocks.N"
 _ATTENTION, _MLP = f"{_LAYER}.self_attn", f"{_LAYER}.mlp"
@@ -60,7 +60,7 @@ def _heads(shapes: Shapes) -> int:
 
 
 _CONFIG_FIELDS: Fields = {
-    ("num_hidden_layers",): blocks("blocks."),
+    ("num_hidden_layers",): block_count("blocks."),
     ("hidden_size",): length("patch_embed.weight", 0),
     ("intermediate_size",): length("blocks.0.mlp.gate_proj.weight", 0),
     ("head_dim",): length(_HEAD, 0),

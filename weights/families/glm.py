@@ -10,7 +10,7 @@ from encoders import Glm4VConfig, Glm4VEncoder, GlmOCRConfig, GlmOCREncoder
 
 from ..layouts import Layout, Prefix
 from ..published import family_facts
-from .family import Family, Fields, TransformersClass, blocks, length, square, with_vision
+from .family import Family, Fields, TransformersClass, block_count, length, square, with_vision
 
 _PREFIXES = (Prefix("model.", "visual."), Prefix("", "visual."), Prefix("", ""))
 _GLM4V_LAYOUT = Layout(
@@ -30,7 +30,7 @@ _GLM_OCR_LAYOUT = Layout(
 
 _PATCH, _POSITIONS = "patch_embed.proj.weight", "embeddings.position_embedding.weight"
 _SHARED: Fields = {
-    ("depth", "num_hidden_layers"): blocks("blocks."),
+    ("depth", "num_hidden_layers"): block_count("blocks."),
     ("hidden_size",): length(_PATCH, 0),
     ("temporal_patch_size",): length(_PATCH, 2),
     ("patch_size",): length(_PATCH, 4),

@@ -9,7 +9,7 @@ from encoders import Idefics3Config, Idefics3Encoder
 
 from ..layouts import Layout, Prefix
 from ..published import family_facts
-from .family import Family, TransformersClass, blocks, length, square, with_vision
+from .family import Family, TransformersClass, block_count, length, square, with_vision
 from .siglip import QKV, siglip_names
 
 _PROJECTION = "connector.modality_projection.proj"
@@ -37,7 +37,7 @@ IDEFICS3 = Family(
     fields={  # the number of heads is in no shape
         ("hidden_size",): length(_PATCH, 0),
         ("intermediate_size",): length("blocks.0.mlp.fc1.weight", 0),
-        ("num_hidden_layers",): blocks("blocks."),
+        ("num_hidden_layers",): block_count("blocks."),
         ("patch_size",): length(_PATCH, 3),
         ("image_size",): square("pos_embed", 0, _PATCH, extra=0),
     },

@@ -9,7 +9,16 @@ from encoders import InternViT, InternViTConfig, read_size
 from ..layouts import Layout, Prefix
 from ..published import family_facts
 from ..strict_json import JsonDict, JsonObject
-from .family import Family, Fields, Shapes, TransformersClass, blocks, length, square, with_vision
+from .family import (
+    Family,
+    Fields,
+    Shapes,
+    TransformersClass,
+    block_count,
+    length,
+    square,
+    with_vision,
+)
 
 _HF_RENAMES = {
     "embeddings.cls_token": "embeddings.class_embedding",
@@ -81,7 +90,7 @@ _CONFIG_FIELDS: Fields = {
     ("patch_size",): length(_PATCH, -1),
     ("image_size",): square(_POSITIONS, 1, _PATCH, extra=1),
     ("intermediate_size",): length("layers.0.mlp.fc1.weight", 0),
-    ("num_hidden_layers",): blocks("layers."),
+    ("num_hidden_layers",): block_count("layers."),
     ("qkv_bias", "attention_bias"): lambda shapes: "layers.0.attn.qkv.bias" in shapes,
     ("qk_normalization", "use_qk_norm"): lambda shapes: "layers.0.attn.q_norm.weight" in shapes,
     ("norm_type",): lambda shapes: "layer_norm" if "layers.0.norm1.bias" in shapes else "rms_norm",

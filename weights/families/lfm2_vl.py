@@ -9,7 +9,7 @@ from encoders import Lfm2VLConfig, Lfm2VLEncoder
 
 from ..layouts import Layout, Prefix
 from ..published import family_facts
-from .family import Family, TransformersClass, blocks, length, with_vision
+from .family import Family, TransformersClass, block_count, length, with_vision
 from .siglip import QKV, siglip_names
 
 _PROJECTOR = "multi_modal_projector"
@@ -38,7 +38,7 @@ LFM2_VL = Family(
     fields={  # the number of heads is in no shape
         ("hidden_size",): length("patch_embed.weight", 0),
         ("intermediate_size",): length("blocks.0.mlp.fc1.weight", 0),
-        ("num_hidden_layers",): blocks("blocks."),
+        ("num_hidden_layers",): block_count("blocks."),
         ("num_patches",): length("pos_embed", 0),
     },
     outer_fields={

@@ -11,7 +11,7 @@ from encoders import Llama4Config, Llama4Encoder
 
 from ..layouts import Layout, Prefix
 from ..published import family_facts
-from .family import Family, Shapes, TransformersClass, blocks, length
+from .family import Family, Shapes, TransformersClass, block_count, length
 
 _LAYER, _BLOCK = "model.layers.N", "blocks.N"
 _LAYOUT = Layout(
@@ -56,7 +56,7 @@ LLAMA4 = Family(
     fields={  # the number of heads is in no shape
         ("hidden_size",): length(_PATCH, 0),
         ("intermediate_size",): length("blocks.0.mlp.fc1.weight", 0),
-        ("num_hidden_layers",): blocks("blocks."),
+        ("num_hidden_layers",): block_count("blocks."),
         ("patch_size",): _patch_size,
         ("image_size",): lambda shapes: isqrt(shapes["pos_embed"][0] - 1) * _patch_size(shapes),
         ("projector_input_dim",): length(_ADAPTER, 0),

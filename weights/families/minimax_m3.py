@@ -12,7 +12,7 @@ from encoders import MiniMaxM3Config, MiniMaxM3Encoder
 
 from ..layouts import Layout, Prefix
 from ..published import family_facts
-from .family import Family, blocks, length, with_vision
+from .family import Family, block_count, length, with_vision
 
 _LAYER, _BLOCK = "encoder.layers.N", "blocks.N"
 _LAYOUT = Layout(
@@ -49,7 +49,7 @@ MINIMAX_M3 = Family(
     fields={  # the number of heads is in no shape
         ("hidden_size",): length(_PATCH, 0),
         ("intermediate_size",): length("blocks.0.mlp.fc1.weight", 0),
-        ("num_hidden_layers",): blocks("blocks."),
+        ("num_hidden_layers",): block_count("blocks."),
         ("patch_size",): length(_PATCH, 4),
         (f"{_SIZES}.temporal_patch_size", "temporal_patch_size"): length(_PATCH, 2),
         (f"{_SIZES}.spatial_merge_size", "spatial_merge_size"): lambda shapes: isqrt(

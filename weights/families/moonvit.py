@@ -10,7 +10,7 @@ from encoders import MoonViTConfig, MoonViTEncoder
 
 from ..layouts import Layout, Prefix
 from ..published import family_facts
-from .family import Family, Fields, Shapes, TransformersClass, blocks, length
+from .family import Family, Fields, Shapes, TransformersClass, block_count, length
 
 _FACTS = family_facts("moonvit")
 _BLOCK = "encoder.blocks.N"
@@ -81,7 +81,7 @@ def _side(shapes: Shapes) -> int:
 
 _PATCH = "patch_embed.proj.weight"
 _CONFIG_FIELDS: Fields = {  # the number of heads is in no shape
-    ("vt_num_hidden_layers", "num_hidden_layers"): blocks("blocks."),
+    ("vt_num_hidden_layers", "num_hidden_layers"): block_count("blocks."),
     ("vt_hidden_size", "hidden_size"): length(_PATCH, 0),
     ("vt_intermediate_size", "intermediate_size"): length("blocks.0.mlp.fc1.weight", 0),
     ("patch_size",): length(_PATCH, 3),

@@ -13,7 +13,7 @@ from encoders import PixtralConfig, PixtralEncoder
 
 from ..layouts import Layout, Prefix
 from ..published import family_facts
-from .family import Family, Fields, Shapes, TransformersClass, blocks, length
+from .family import Family, Fields, Shapes, TransformersClass, block_count, length
 
 _BLOCK = "transformer.layers.N"
 _BLOCKS = {
@@ -67,7 +67,7 @@ def _merge_size(shapes: Shapes) -> int:
 
 _PATCH = "patch_embed.proj.weight"
 _CONFIG_FIELDS: Fields = {
-    ("num_hidden_layers",): blocks("blocks."),
+    ("num_hidden_layers",): block_count("blocks."),
     ("hidden_size",): length(_PATCH, 0),
     ("patch_size",): length(_PATCH, 3),
     ("intermediate_size",): length("blocks.0.mlp.gate_proj.weight", 0),

@@ -25,7 +25,7 @@ from encoders import (
 from ..layouts import Layout, Prefix
 from ..published import family_facts
 from ..strict_json import JsonDict, JsonObject
-from .family import Family, Fields, Shapes, TransformersClass, blocks, length, with_vision
+from .family import Family, Fields, Shapes, TransformersClass, block_count, length, with_vision
 
 _QWEN2 = Layout(
     name="qwen",
@@ -113,7 +113,7 @@ def _no_deepstack(shapes: Shapes) -> list[int]:
 
 _PATCH = "patch_embed.proj.weight"
 _SHARED: Fields = {
-    ("depth", "num_hidden_layers"): blocks("blocks."),
+    ("depth", "num_hidden_layers"): block_count("blocks."),
     ("temporal_patch_size",): length(_PATCH, 2),
     ("patch_size", "spatial_patch_size"): length(_PATCH, 4),
 }

@@ -18,7 +18,7 @@ from encoders import (
 
 from ..layouts import Layout, Prefix
 from ..published import family_facts
-from .family import Family, Fields, TransformersClass, blocks, length, square
+from .family import Family, Fields, TransformersClass, block_count, length, square
 
 _BLOCK = "encoder.layers.N"
 QKV = tuple(f"{_BLOCK}.self_attn.{part}_proj" for part in "qkv")
@@ -84,7 +84,7 @@ _PATCH = "patch_embed.proj.weight"
 _CONFIG_FIELDS: Fields = {  # the number of heads is in no shape
     ("hidden_size",): length(_PATCH, 0),
     ("intermediate_size",): length("blocks.0.mlp.fc1.weight", 0),
-    ("num_hidden_layers",): blocks("blocks."),
+    ("num_hidden_layers",): block_count("blocks."),
     ("patch_size",): length(_PATCH, 3),
     ("image_size",): square("pos_embed", 0, _PATCH, extra=0),
     ("vision_use_head",): lambda shapes: "head.probe" in shapes,
@@ -92,7 +92,7 @@ _CONFIG_FIELDS: Fields = {  # the number of heads is in no shape
 _NAFLEX_FIELDS: Fields = {
     ("hidden_size",): length("patch_embed.weight", 0),
     ("intermediate_size",): length("blocks.0.mlp.fc1.weight", 0),
-    ("num_hidden_layers",): blocks("blocks."),
+    ("num_hidden_layers",): block_count("blocks."),
     ("num_patches",): length("pos_embed", 0),
     ("vision_use_head",): lambda shapes: "head.probe" in shapes,
 }

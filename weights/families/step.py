@@ -9,7 +9,7 @@ from encoders import Step3Config, Step3Encoder, Step3VLConfig, Step3VLEncoder
 from ..layouts import Layout, Prefix
 from ..published import family_facts
 from ..strict_json import JsonObject
-from .family import Family, Fields, Shapes, TransformersClass, blocks, length, square
+from .family import Family, Fields, Shapes, TransformersClass, block_count, length, square
 
 _PREFIXES = (Prefix("", "vision_model."), Prefix("model.", "vision_model."), Prefix("", ""))
 _BLOCK = "transformer.resblocks.N"
@@ -68,14 +68,14 @@ _STEP3_VL_FIELDS: Fields = {
     ("patch_size",): length("conv1.weight", -1),
     ("image_size",): square("positional_embedding", 0, "conv1.weight", extra=0),
     ("mlp_ratio",): lambda shapes: shapes[_STEP3_VL_MLP][0] / shapes["conv1.weight"][0],
-    ("layers", "num_hidden_layers"): blocks("transformer.resblocks."),
+    ("layers", "num_hidden_layers"): block_count("transformer.resblocks."),
 }
 _POSITIONS, _PATCH = "embeddings.position_embedding", "embeddings.patch_embedding.weight"
 _STEP3_FIELDS: Fields = {
     ("hidden_size",): length("embeddings.class_embedding", 1),
     ("patch_size",): length(_PATCH, -1),
     ("image_size",): square(_POSITIONS, 0, _PATCH, extra=1),
-    ("num_hidden_layers",): blocks("transformer.layers."),
+    ("num_hidden_layers",): block_count("transformer.layers."),
 }
 
 
