@@ -1,0 +1,38 @@
+"""Graphs of every family, at published widths, have the bits of the padded run without graphs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from gpu_towers import on_gpu, replaying
+
+from graph_outputs import EVERY_FIELD, assert_same_bits, copy_of
+from graphwrap import GraphedEncoder
+from oracles import FAMILIES, Family, build_encoder
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_graphs_of_every_family_give_padded_eagers_bits(family: Family) -> None:
+    encoder = build_encoder(family, family.shallow).to("cuda", torch.bfloat16).accelerated()
+    least = encoder.budget_range[0]
+    small, large = encoder.grid_for(least), encoder.grid_for(3 * least)
+    calls = [[small], [small, large, small], [large, small]]
+    tokens = [sum(spec.output_tokens for spec in encoder.item_specs(grids)) for grids in calls]
+    budgets, items = [max(tokens)], max(map(len, calls))
+    graphed = replaying(encoder, budgets, max_batch_size=items)
+    static = GraphedEncoder(
+        graphed.encoder, budgets, max_batch_size=items, outputs=EVERY_FIELD, backend="static"
+    )
+    for seed, grids in enumerate(calls):
+        pixels = on_gpu(encoder, grids, seed)
+        expected = copy_of(static(pixels, grids))
+        assert_same_bits(graphed(pixels, grids), expected)
+        graphed._poison()
+        assert_same_bits(graphed(pixels, grids), expected)
+    assert graphed.stats().eager_items == static.stats().eager_items == 0
+    graphed.release()
