@@ -6,9 +6,9 @@ import pytest
 import torch
 from gpu_towers import on_gpu, replaying
 
-from graph_outputs import EVERY_FIELD, assert_same_bits, copy_of
 from graphwrap import GraphedEncoder
 from oracles import FAMILIES, Family, build_encoder
+from support.graphs.outputs import EVERY_FIELD, assert_same_bits, copy_of
 
 pytestmark = [
     pytest.mark.gpu,
