@@ -374,3 +374,8 @@ def block_outputs(
     twin = copy.copy(tower)
     twin._observer = observer
     return twin._block_outputs(pixel_values, grid_thw, numbers)
+
+
+def patch_rows(tower: VisionEncoder, hidden: Tensor) -> Tensor:
+    """Return the rows of ``hidden`` [tiles, n, D] that are patches, without class tokens."""
+    return hidden[:, tower._rows_before :]
