@@ -66,7 +66,7 @@ def test_similarity_is_drawn_with_its_numbers_from_0_to_1() -> None:
 
 
 def test_what_is_no_matrix_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"must be a matrix \[A, B\]"):
+    with pytest.raises(ValueError, match=r"must be a matrix \[L, L'\]"):
         vitgraph.plot_similarity(torch.rand(3))
 
 
@@ -75,6 +75,7 @@ def test_missing_matplotlib_says_how_to_install_it(monkeypatch: pytest.MonkeyPat
     for call in (
         lambda: vitgraph.plot_attention(image(40, 30), torch.rand(1, 4, 5)),
         lambda: vitgraph.plot_similarity(torch.rand(3, 3)),
+        lambda: vitgraph.plot_feature_maps([image(40, 30)], [torch.rand(1, 3, 4, 8)]),
     ):
         with pytest.raises(ValueError, match=r"pip install 'vitgraph\[plots\]'"):
             call()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -182,12 +181,6 @@ def test_nearest_patches_are_drawn_at_the_middle_of_their_patch() -> None:
 def test_point_outside_of_the_map_is_refused() -> None:
     with pytest.raises(ValueError, match=r"\(3, 0\) lies outside of the 3x4 map"):
         plot_nearest_patches(tuple(photographs()[:2]), (noise(3, 4, 8),) * 2, [(3, 0)])
-
-
-def test_missing_matplotlib_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ValueError, match=r"pip install 'vitgraph\[plots\]'"):
-        plot_feature_maps(photographs(), [noise(1, 3, 4, 8)] * 3)
 
 
 def some_features() -> Features:

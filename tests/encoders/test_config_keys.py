@@ -355,7 +355,7 @@ def test_two_names_of_one_size_may_not_disagree(name: str, changes: Config) -> N
     family.config_class.from_hf(edited(family.config, **same))
 
 
-@pytest.mark.parametrize("ratio", ["4", [4], True, -1, 1e9], ids=repr)
-def test_a_ratio_that_makes_no_mlp_is_refused_for_qwen2_vl(ratio: Any) -> None:
+@pytest.mark.parametrize("ratio", ["4", [4], True, -1, 0, 1e9, float("nan")], ids=repr)
+def test_a_ratio_that_makes_no_mlp_is_refused(ratio: Any) -> None:
     with pytest.raises(ValueError, match=r"mlp_ratio=.*must be a number above 0 and at most 64"):
         Qwen2VLConfig.from_hf({"mlp_ratio": ratio})

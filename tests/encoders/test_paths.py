@@ -12,7 +12,6 @@ from torch import Tensor
 
 from encoders import Encoder, PathsEncoder, Step3VLEncoder
 from encoders.contract import (
-    OUTPUT_FIELDS,
     EncoderOutput,
     MultiPathEncoder,
     PartialOutput,
@@ -20,7 +19,6 @@ from encoders.contract import (
     VisionInputs,
 )
 from encoders.streams.calls import ResultSettings
-from graphwrap import GraphedEncoder
 from oracles import distance
 from support.towers.step3_paths import COUNTS, IMAGES, NAMES, STEP3_VL, fresh, shared, tokens
 
@@ -119,20 +117,6 @@ def test_a_stream_gives_what_encode_gives(batch_tokens: int) -> None:
         assert distance(tokens(one), tokens(other)) <= 2e-6
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_graphs_of_both_paths_give_the_items_of_encode(name: str) -> None:
-    encoder = shared(name)
-    graphed = GraphedEncoder(
-        encoder, {"image": [4, 16], "tiles": [16, 48]}, outputs=OUTPUT_FIELDS, backend="static"
-    )
-    expected = encoder.encode(IMAGES)
-    inputs = encoder.preprocess(IMAGES)
-    for results in (graphed.encode(IMAGES), graphed(inputs)):
-        for one, other in zip(results, expected, strict=True):
-            assert distance(tokens(one), tokens(other)) <= 2e-6
-    assert {budget.path for budget in graphed.stats().budgets} == {"image", "tiles"}
-
-
 def test_an_encoding_owns_no_views_of_the_next_call() -> None:
     encoder = shared("step3_vl")
     item_encoder = replace(encoder.item_encoder(), owned=False)
@@ -151,11 +135,6 @@ def test_a_pool_is_over_the_tokens_of_every_path() -> None:
         assert distance(vector, tokens(output).mean(0)) <= 2e-6
     with pytest.raises(ValueError, match="pool='cls': this encoder has no class token"):
         encoder.encode(IMAGES, pool="cls")
-
-
-def test_nothing_is_encoded_to_nothing() -> None:
-    encoder = shared("step3_vl")
-    assert encoder.encode() == encoder(encoder.preprocess()) == []
 
 
 def test_fields_that_were_left_out_stay_out() -> None:
