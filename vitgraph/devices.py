@@ -83,11 +83,11 @@ def enough_memory(what: str, fix: str) -> Iterator[None]:
 
 
 @contextmanager
-def enough_disk(path: Path, fix: str = "") -> Iterator[None]:
+def enough_disk(file: Path, fix: str = "") -> Iterator[None]:
     """Raise an error that says what to do if the block finds the disk full.
 
     Args:
-        path: the file that is written.
+        file: the file that is written.
         fix: text that ends the error.
 
     Raises:
@@ -99,4 +99,4 @@ def enough_disk(path: Path, fix: str = "") -> Iterator[None]:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         said = f"the disk is full: free some space, or write to another one{fix}"
-        raise OSError(error.errno, said, str(path)) from error
+        raise OSError(error.errno, said, str(file)) from error

@@ -73,16 +73,16 @@ def require_av() -> None:
     _require("av", "reading video files needs PyAV", "video")
 
 
-def learn_heif(path: Path) -> None:
+def learn_heif(file: Path) -> None:
     """Let PIL read HEIF files, in which phones save photographs.
 
     Args:
-        path: the HEIF file that is to be read, for the message.
+        file: the HEIF file that is to be read, for the message.
 
     Raises:
         ValueError: pillow-heif is not installed; the message says how to install it.
     """
-    _require("pillow_heif", f"{path}: is a HEIF file (.heic), which needs pillow-heif", "heif")
+    _require("pillow_heif", f"{file}: is a HEIF file (.heic), which needs pillow-heif", "heif")
     import_module("pillow_heif").register_heif_opener()
 
 

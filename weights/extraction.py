@@ -215,14 +215,14 @@ def _write_folder(tower: FoundTower, located: Mapping[str, Located], folder: Pat
 
 
 def _write_tensors(
-    label: str, tensors: Sequence[TowerTensor], located: Mapping[str, Located], path: Path
+    label: str, tensors: Sequence[TowerTensor], located: Mapping[str, Located], file: Path
 ) -> None:
     entries = [(tensor.local, tensor.entry) for tensor in tensors]
-    with path.open("wb") as out:
+    with file.open("wb") as out:
         out.write(header_bytes(entries, {"format": "pt"}))
         for tensor in tensors:
             _copy_tensor(f"{label}: {tensor.file}", tensor, located[tensor.name], out)
-    flush(path)
+    flush(file)
 
 
 def _copy_tensor(label: str, tensor: TowerTensor, located: Located, out: BinaryIO) -> None:

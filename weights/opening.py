@@ -78,7 +78,7 @@ def open_checkpoint(
                 "which has no revisions and wins over a repo id: leave revision out, or rename "
                 "the path"
             )
-        return _open_path(Path(text).expanduser(), options.subfolder)
+        return _open_local(Path(text).expanduser(), options.subfolder)
     _refuse_other_spellings(text)
     path = text.startswith((".", "/", "~")) or "\\" in text or text.endswith((".safetensors", "/"))
     if path or text.count("/") != 1 or not isinstance(repo_id_or_path, str):
@@ -104,20 +104,22 @@ def _text(repo_id_or_path: str | os.PathLike[str]) -> str:
     return text
 
 
-def _open_path(path: Path, subfolder: str | None) -> Snapshot:
+def _open_local(place: Path, subfolder: str | None) -> Snapshot:
     """Open the checkpoint in a folder, or in its ``subfolder``, or in one safetensors file."""
-    if path.is_file():
-        if path.suffix != ".safetensors":
+    if place.is_file():
+        if place.suffix != ".safetensors":
             raise CheckpointError(
-                f"{path}: not a .safetensors file; pass the folder of a checkpoint, one "
+                f"{place}: not a .safetensors file; pass the folder of a checkpoint, one "
                 ".safetensors file or a repo id (pickle files are never opened)"
             )
         if subfolder is not None:
-            raise CheckpointError(f"{path}: subfolder={subfolder!r} needs a folder, this is a file")
-        return Snapshot(path.parent, path.name)
-    folder = path / check_name(subfolder, str(path)) if subfolder else path
+            raise CheckpointError(
+                f"{place}: subfolder={subfolder!r} needs a folder, this is a file"
+            )
+        return Snapshot(place.parent, place.name)
+    folder = place / check_name(subfolder, str(place)) if subfolder else place
     if not folder.is_dir():
-        raise CheckpointError(f"{path}: has no folder {subfolder!r}")
+        raise CheckpointError(f"{place}: has no folder {subfolder!r}")
     return Snapshot(folder)
 
 

@@ -53,11 +53,11 @@ def read_item(item: object) -> tuple[bool, object]:
     return isinstance(item, Video | Sequence) and not is_one_image(item), item
 
 
-def read_video(path: str | os.PathLike[str]) -> Video:
-    """Open a video file; ``encoder.encode(videos=[read_video(path)])`` encodes it.
+def read_video(file: str | os.PathLike[str]) -> Video:
+    """Open a video file; ``encoder.encode(videos=[read_video(file)])`` encodes it.
 
     Args:
-        path: a file in a format that FFmpeg reads; its first video stream is taken. Playlists and
+        file: a file in a format that FFmpeg reads; its first video stream is taken. Playlists and
             other files that list further files are refused.
 
     Returns:
@@ -67,7 +67,7 @@ def read_video(path: str | os.PathLike[str]) -> Video:
         ValueError: PyAV is missing, or the file does not exist, is no video, is damaged or has no
             frames.
     """
-    frames = VideoFrames(Path(path))
+    frames = VideoFrames(Path(file))
     return Video(frames, frames.fps)
 
 

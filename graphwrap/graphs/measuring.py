@@ -23,7 +23,7 @@ from .budget_graph import BudgetGraph
 
 SHARES = (8, 4, 2, 1)
 """Eager runs are timed with the rows of the largest budget divided by each of these numbers, and
-once with the smallest item. With prices between these five sizes, 226 of 229 choices between replay
+once with the smallest item. With costs between these five sizes, 226 of 229 choices between replay
 and eager run were the faster one on an H200 (``benchmarks/NOTES.md``)."""
 ENOUGH_MS = 60.0
 """A call is timed at least twice, and again until the times sum to so many milliseconds or there

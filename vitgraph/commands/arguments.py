@@ -221,9 +221,9 @@ _VIDEOS = frozenset(
 """The suffixes of files that are taken for videos; PIL reads none of these formats."""
 
 
-def is_video(path: Path) -> bool:
+def is_video(file: Path) -> bool:
     """Return whether a file is a video, judged by its suffix alone."""
-    return path.suffix.lower() in _VIDEOS
+    return file.suffix.lower() in _VIDEOS
 
 
 def check_names(dtype: str | None, device: str | None) -> None:

@@ -60,14 +60,14 @@ def sample_photographs() -> dict[str, Path]:
     return {name: _package_file(*place) for name, place in PHOTOGRAPHS.items()}
 
 
-def _package_file(package: str, path: str) -> Path:
+def _package_file(package: str, file: str) -> Path:
     spec = find_spec(package)  # importing scikit-learn to find its folder would take a second
     if spec is None or spec.origin is None:
         raise ValueError(
             f"the demo's photographs need {package}: pip install 'vitgraph[demo]', or in a clone "
             "pip install '.[demo]'"
         )
-    return Path(spec.origin).parent / path
+    return Path(spec.origin).parent / file
 
 
 def panned_clip(photograph: Tensor) -> Tensor:

@@ -50,19 +50,19 @@ def require_parquet() -> None:
         ) from None
 
 
-def write_vectors(path: Path, keys: Sequence[str], matrix: Array) -> None:
+def write_vectors(file: Path, keys: Sequence[str], matrix: Array) -> None:
     """Write the parquet file of a shard with one vector per item.
 
     Args:
-        path: the file to write.
+        file: the file to write.
         keys: the keys of the items.
         matrix: [items, D].
     """
-    _write(path, keys, {_VECTOR: _nested(matrix)}, matrix.nbytes)
+    _write(file, keys, {_VECTOR: _nested(matrix)}, matrix.nbytes)
 
 
 def write_tokens(
-    path: Path,
+    file: Path,
     keys: Sequence[str],
     grids: Sequence[Grid],
     arrays: Mapping[str, Array],
@@ -71,7 +71,7 @@ def write_tokens(
     """Write the parquet file of a shard with whole outputs.
 
     Args:
-        path: the file to write.
+        file: the file to write.
         keys: the keys of the items.
         grids: (t, h, w) of each item in patches.
         arrays: for each field, the rows of all items one after another, [rows, .., D].
@@ -90,7 +90,7 @@ def write_tokens(
     for name, array in arrays.items():
         ends = np.cumsum([0, *counts[name]], dtype=np.int32)
         columns[name] = arrow.ListArray.from_arrays(arrow.array(ends), _nested(array))
-    _write(path, keys, columns, sum(array.nbytes for array in arrays.values()))
+    _write(file, keys, columns, sum(array.nbytes for array in arrays.values()))
 
 
 def read_arrays(path: Path, field: str | None = None) -> dict[str, Array]:
@@ -112,7 +112,7 @@ def read_arrays(path: Path, field: str | None = None) -> dict[str, Array]:
     return {VECTORS if name == _VECTOR else name: _flat(table[name]) for name in wanted}
 
 
-def _write(path: Path, keys: Sequence[str], columns: Mapping[str, object], size: int) -> None:
+def _write(file: Path, keys: Sequence[str], columns: Mapping[str, object], size: int) -> None:
     import pyarrow as arrow
     from pyarrow import parquet
 
@@ -120,7 +120,7 @@ def _write(path: Path, keys: Sequence[str], columns: Mapping[str, object], size:
     table = arrow.table({"key": arrow.array(texts, arrow.string()), **columns})
     rows = max(_GROUP * len(keys) // max(size, 1), 1)
     # Dictionary encoding of floats made a file of tokens 15 % larger, and took twice as long.
-    parquet.write_table(table, path, row_group_size=rows, use_dictionary=["key"])
+    parquet.write_table(table, file, row_group_size=rows, use_dictionary=["key"])
 
 
 def _nested(array: Array) -> arrow.Array:

@@ -15,10 +15,10 @@ if sys.platform != "win32":
 
 
 @contextmanager
-def temporary_beside(path: Path) -> Iterator[Path]:
-    """Yield an empty temporary file in the folder of ``path``, and remove it afterwards."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{uuid4().hex[:8]}.tmp")
+def temporary_beside(file: Path) -> Iterator[Path]:
+    """Yield an empty temporary file in the folder of ``file``, and remove it afterwards."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_name(f".{file.name}.{os.getpid()}.{uuid4().hex[:8]}.tmp")
     try:
         temporary.touch()
         yield temporary
@@ -27,21 +27,21 @@ def temporary_beside(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def writing_whole(path: Path) -> Iterator[Path]:
-    """Yield a temporary file that takes the name ``path`` if the block ends without an error.
+def writing_whole(file: Path) -> Iterator[Path]:
+    """Yield a temporary file that takes the name ``file`` if the block ends without an error.
 
     Its bytes are on the disk before it gets the name, so that the file is whole even after a loss
     of power.
     """
-    with temporary_beside(path) as temporary:
+    with temporary_beside(file) as temporary:
         yield temporary
         flush(temporary)
-        temporary.replace(path)
+        temporary.replace(file)
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write ``content`` to the file ``path``, which readers find complete or not at all."""
-    with writing_whole(path) as temporary:
+def write_whole(file: Path, content: bytes) -> None:
+    """Write ``content`` to ``file``, which readers find complete or not at all."""
+    with writing_whole(file) as temporary:
         temporary.write_bytes(content)
 
 

@@ -45,15 +45,15 @@ def check_options(options: argparse.Namespace) -> None:
         )
 
 
-def _command(options: argparse.Namespace, repo: str, path: Path) -> str:
+def _command(options: argparse.Namespace, repo: str, file: Path) -> str:
     """Return the command line that encodes a file as an image or as a video, for error messages.
 
     Args:
         options: the options of the command, of which ``--out`` is taken.
         repo: the checkpoint in the command line.
-        path: the file; its suffix says whether it is a video.
+        file: the file; its suffix says whether it is a video.
     """
-    item = ["--video"] * is_video(path) + [str(path)]
+    item = ["--video"] * is_video(file) + [str(file)]
     return shlex.join(["vitgraph", "encode", repo, *item, "--out", str(options.out)])
 
 
@@ -133,38 +133,38 @@ def check_media(options: argparse.Namespace) -> None:
         _check_file(path, "", "name the clips in it")
 
 
-def _check_image(path: Path, options: argparse.Namespace) -> None:
-    folder = shlex.join(["vitgraph", "embed", options.repo, str(path), "--out", "DIR"])
+def _check_image(file: Path, options: argparse.Namespace) -> None:
+    folder = shlex.join(["vitgraph", "embed", options.repo, str(file), "--out", "DIR"])
     _check_file(
-        path,
+        file,
         "; in Python, encoder.encode(images=[vitgraph.load_image(URL)]) reads it",
         f"pass the paths of the images in it, or encode all of them: `{folder}`",
     )
-    if is_video(path):
-        raise ValueError(f"{path}: is a video: `{_command(options, options.repo, path)}`")
-    if _is_heif(path):
-        learn_heif(path)
+    if is_video(file):
+        raise ValueError(f"{file}: is a video: `{_command(options, options.repo, file)}`")
+    if _is_heif(file):
+        learn_heif(file)
     try:
-        size = _read_size(path)
+        size = _read_size(file)
     except Image.DecompressionBombError as error:
         raise ValueError(
-            f"{path}: is larger than PIL opens ({error}): make it smaller beforehand; if you trust "
+            f"{file}: is larger than PIL opens ({error}): make it smaller beforehand; if you trust "
             "it, set PIL.Image.MAX_IMAGE_PIXELS = None in Python, and call encoder.encode there"
         ) from error
     except (OSError, ValueError, SyntaxError) as error:
         raise ValueError(
-            f"{path}: cannot be read as an image ({error}); it is damaged, truncated or of a "
+            f"{file}: cannot be read as an image ({error}); it is damaged, truncated or of a "
             "format that PIL does not know: replace it or convert it"
         ) from error
     if prod(size) > (Image.MAX_IMAGE_PIXELS or prod(size)):
-        warnings.warn(f"{path}: is very large, {size[0]} x {size[1]} pixels", stacklevel=2)
+        warnings.warn(f"{file}: is very large, {size[0]} x {size[1]} pixels", stacklevel=2)
 
 
-def _read_size(path: Path) -> tuple[int, int]:
+def _read_size(file: Path) -> tuple[int, int]:
     with warnings.catch_warnings():
         # PIL's warning does not name the file; the caller warns with its name.
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-        with Image.open(path) as image:
+        with Image.open(file) as image:
             return image.size
 
 
@@ -175,11 +175,11 @@ def _is_heif(path: Path) -> bool:
     return head[4:8] == b"ftyp" and any(brand in head for brand in (b"heic", b"heix", b"mif1"))
 
 
-def _check_file(path: Path, of_url: str, of_folder: str) -> None:
+def _check_file(file: Path, of_url: str, of_folder: str) -> None:
     """Check that a path is a file.
 
     Args:
-        path: the path.
+        file: the file, as the user named it.
         of_url: text that ends the error for a URL.
         of_folder: text that ends the error for a folder; both say what to do instead.
 
@@ -187,12 +187,12 @@ def _check_file(path: Path, of_url: str, of_folder: str) -> None:
         ValueError: the path is a URL, a folder, or does not exist.
     """
     # A `Path` of "https://..." has one slash after the colon, because it joins repeated slashes.
-    if match := re.fullmatch(r"(\w{2,}):/+(.+)", str(path)):
+    if match := re.fullmatch(r"(\w{2,}):/+(.+)", str(file)):
         raise ValueError(
             f"{match[1]}://{match[2]}: is a URL, and files are encoded here: download it and give "
             f"the path{of_url}"
         )
-    if path.is_dir():
-        raise ValueError(f"{path}: is a folder; {of_folder}")
-    if not path.is_file():
-        raise ValueError(f"{path}: there is no such file; check the path")
+    if file.is_dir():
+        raise ValueError(f"{file}: is a folder; {of_folder}")
+    if not file.is_file():
+        raise ValueError(f"{file}: there is no such file; check the path")

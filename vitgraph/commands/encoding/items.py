@@ -69,8 +69,8 @@ class Media(NamedTuple):
         return middle
 
 
-def _size_of_file(path: Path) -> tuple[int, int]:
-    with Image.open(path) as image:
+def _size_of_file(file: Path) -> tuple[int, int]:
+    with Image.open(file) as image:
         width, height = image.size
         sideways = image.getexif().get(ExifTags.Base.Orientation) in _SIDEWAYS
     return (height, width) if sideways else (width, height)
