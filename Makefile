@@ -40,7 +40,7 @@ types: $(VENV)/.test ## mypy --strict over the four packages
 fast: $(VENV)/.test ## the tests of a plain `pytest`
 	$(PYTEST) $(PARALLEL) $(PYTEST_ARGS)
 
-family: $(VENV)/.test ## the tests of one family, for example make family NAME=qwen3_vl
+family: $(if $(NAME),$(VENV)/.test) ## the tests of one family, for example make family NAME=qwen3_vl
 	@test -n "$(NAME)" || { echo "which family? make family NAME=qwen3_vl"; exit 1; }
 	$(PYTEST) -m "not gpu and not engines" --family $(NAME) $(PARALLEL) $(PYTEST_ARGS)
 
@@ -50,7 +50,7 @@ notebooks: $(VENV)/.test ## execute every notebook on a small seeded checkpoint
 engines: $(ENGINES)/.installed ## vLLM and Dynamo with our towers, in an environment of their own
 	$(ENGINES)/bin/python -m pytest -m "engines and not slow" --noconftest tests/engines
 
-oldest: $(OLDEST)/.installed ## the fast tests with the lower bounds of pyproject.toml; Python 3.10 or 3.11
+oldest: $(OLDEST)/.installed ## tests with the lower bounds of pyproject.toml; Python 3.10 or 3.11
 	$(OLDEST)/bin/python -m pip uninstall --quiet --yes pillow_heif timm transformers
 	$(OLDEST)/bin/python -m pip install --quiet --no-deps $(LOWER_BOUNDS)
 	$(OLDEST_PYTEST) $(LIBRARY_TESTS)

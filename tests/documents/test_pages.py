@@ -99,7 +99,7 @@ def test_the_changelog_begins_with_the_version_of_the_package() -> None:
     versions = re.findall(r"^## \[(\S+)\] - ", text, re.M)
     assert versions == [vitgraph.__version__, "0.1.0"]
     kinds = re.findall(r"^### (\w+)", text, re.M)
-    assert kinds == ["Added", "Changed", "Fixed", "Security"]
+    assert kinds == ["Added", "Changed", "Removed", "Fixed", "Security"]
 
 
 def test_the_recipe_names_hooks_that_the_base_classes_have() -> None:

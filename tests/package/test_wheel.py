@@ -83,6 +83,9 @@ def test_sdist_carries_what_a_wheel_is_built_of(tmp_path: Path) -> None:
     with tarfile.open(path) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert names >= {"LICENSE", "NOTICE", "README.md", "SECURITY.md", "Makefile"}
+    assert names >= {f"{package}/py.typed" for package in PACKAGES}
+    folders = {name.split("/")[0] for name in names if "/" in name}
+    assert folders == {*PACKAGES, "tests", "benchmarks", "docs", "examples", "notebooks"}
     assert names >= {"constraints.txt", "constraints-oldest.txt", "mkdocs.yml"}
     (built,) = tmp_path.glob("*.whl")
     assert "vitgraph/embedding/planning/scale_h200.json" in ZipFile(built).namelist()

@@ -131,6 +131,11 @@ def test_make_family_runs_the_tests_that_name_the_family() -> None:
     )
 
 
+@needs_make
+def test_make_family_asks_for_a_family_before_it_builds_an_environment() -> None:
+    assert "-m venv" not in plan("family")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "others"),
