@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from importlib import import_module
@@ -332,13 +333,28 @@ def test_every_record_names_a_tower_that_reads_its_batches(models: Any, architec
     assert made is getattr(models, architecture)
 
 
-def test_a_projector_that_the_checkpoint_lacks_is_named(models: Any, tmp_path: Path) -> None:
-    write_seeded_checkpoint(tmp_path, "gemma3", width=64, dtype=torch.float32, shards=1)
-    config = json.loads((tmp_path / "config.json").read_text())
-    model = build(models, "Gemma3ForConditionalGeneration", config)
+@pytest.mark.parametrize(
+    ("architecture", "kind", "name"),
+    [
+        (
+            "Gemma3ForConditionalGeneration",
+            "gemma3",
+            "multi_modal_projector.mm_soft_emb_norm.weight",
+        ),
+        ("KimiK25ForConditionalGeneration", "kimi_k25", "mm_projector.proj.2.bias"),
+    ],
+)
+def test_a_projector_that_the_checkpoint_lacks_is_named(
+    models: Any, tmp_path: Path, architecture: str, kind: str, name: str
+) -> None:
+    write_seeded_checkpoint(tmp_path, kind, width=64, dtype=torch.float32, shards=1)
+    model = build(models, architecture, json.loads((tmp_path / "config.json").read_text()))
     weights = named_as_in_vllm(tmp_path, model.record)
-    del weights["multi_modal_projector.mm_soft_emb_norm.weight"]
-    with pytest.raises(ValueError, match=r"multi_modal_projector\.mm_soft_emb_norm\.weight"):
+    del weights[name]
+    with pytest.raises(ValueError, match=re.escape(name)):
         model.load_weights(weights.items())
+
+
+def test_a_class_without_a_record_is_no_attribute(models: Any) -> None:
     with pytest.raises(AttributeError, match="OtherModel"):
         models.__getattr__("OtherModel")

@@ -80,8 +80,10 @@ class Tower(nn.Module):
         super().__init__()
         self.encoder = encoder
         self.input_norm = input_norm
-        self._family, self._options = family, options
+        self._options = options
         self._layouts = [one for one in family.layouts if not (one.refused or one.rotary_halves)]
+        self._layout = next(one for one in family.layouts if one.name in VLLM_LAYOUTS)
+        """The layout by whose names an error lists tensors."""
         self._backend = options.backend_for(enforce_eager=enforce_eager)
         self._graphed: GraphedEncoder | None = None
         self._reserved: Tensor | None = None
@@ -236,6 +238,8 @@ class Tower(nn.Module):
                 problems.append(f"{name}: the tower has no such tensor")
                 continue
             layout, slot = found
+            if name.startswith(layout.projector):  # which tells layouts of one family apart
+                self._layout = layout
             rows = tensors[slot.name]
             if slot.chunks > 1:
                 rows = rows.chunk(slot.chunks)[slot.chunk]
@@ -300,10 +304,9 @@ class Tower(nn.Module):
         Raises:
             ValueError: tensors are missing; the message lists them by their published names.
         """
-        layout = next(one for one in self._family.layouts if one.name in VLLM_LAYOUTS)
         names = [name for name in self.encoder.state_dict() if self._filled.get(name, {0})]
         if names:
-            missing = [part for name in names for part in layout.to_published(name)]
+            missing = [part for name in names for part in self._layout.to_published(name)]
             raise ValueError(_listed("no tensors for", missing))
 
 
