@@ -2,11 +2,12 @@
 
 The data of a call, which families import from ``encoders.data``, are parts of the contract too.
 
-Words: an *encoder* makes features of images, and a *tower* is a network in it, blocks over rows of
-``pixel_values``. A *path* is one input of an encoder, which is encoded alone; most have one, named
-"image". An *item* is one image or one video as the user passed it; a *view* is a picture of an item
-that a tower sees, the whole or a *tile* of it. A *row* is one entry of ``pixel_values``, a *patch*
-or a tile; a *segment* is one attention sequence (an image, a frame pair, a tile); a *token* is one
+Words: an *encoder* makes features of images, and a *tower* is a network in it, *blocks* (its
+layers, in order) over rows of ``pixel_values``. A *path* is one input of an encoder, which is
+encoded alone; most have one, named "image" (what lies on a disk is a *file* or a *folder*). An
+*item* is one image or one video as the user passed it; a *view* is a picture of an item that a
+tower sees, the whole or a *tile* of it. A *row* is one entry of ``pixel_values``, a *patch* or a
+tile; a *segment* is one attention sequence (an image, a frame pair, a tile); a *token* is one
 output row after the merge. A *budget* is the number of tokens that a captured graph holds. A *form*
 of an encoder is the way it runs: as it is, accelerated or compiled. A *twin* of an encoder is a
 copy that shares its weights.

@@ -57,10 +57,10 @@ def listed(kind: str, names: list[str], near: Iterable[str] = (), word: str = ""
     """
     if not names:
         return ""
-    pool = [name for name in islice(near, MOST_NEAR) if len(name) <= LONGEST_COMPARED]
+    compared = [name for name in islice(near, MOST_NEAR) if len(name) <= LONGEST_COMPARED]
     texts = []
     for name in names[:MOST_LISTED]:
-        nearest = get_close_matches(name[:LONGEST_COMPARED], pool, n=1, cutoff=0.5)
+        nearest = get_close_matches(name[:LONGEST_COMPARED], compared, n=1, cutoff=0.5)
         texts.append(shown(name) + (f" ({word}: {shown(nearest[0])})" if nearest else ""))
     more = f", and {len(names) - MOST_LISTED} more" if len(names) > MOST_LISTED else ""
     return f"{kind} ({len(names)}): {', '.join(texts)}{more}"

@@ -215,7 +215,7 @@ def read_tensors(tower: FoundTower, dtype: torch.dtype, device: torch.device) ->
     tensors: dict[str, Tensor] = {}
     snapshot = tower.contents.snapshot
     located = snapshot.locate(tower.wanted)
-    jobs: list[tuple[Located, TowerTensor, Tensor]] = []
+    reads: list[tuple[Located, TowerTensor, Tensor]] = []
     # A published tensor is a whole tensor of the encoder, or some rows of one, such as the queries
     # in a joined weight of queries, keys and values.
     for tensor in tower.wanted.tensors:
@@ -226,13 +226,13 @@ def read_tensors(tower: FoundTower, dtype: torch.dtype, device: torch.device) ->
             tensors[slot.name] = torch.empty(shape, dtype=dtype, device=device)
         whole = tensors[slot.name]
         rows = whole.chunk(slot.chunks)[slot.chunk] if slot.chunks > 1 else whole
-        jobs.append((located[tensor.name], tensor, rows))
-    jobs.sort(key=lambda job: (str(job[0].path), job[0].offset))
+        reads.append((located[tensor.name], tensor, rows))
+    reads.sort(key=lambda read: (str(read[0].path), read[0].offset))
     # For a GPU one thread reads, so that the host holds one stored tensor at a time.
     readers = min(MOST_READERS, os.cpu_count() or 1) if device.type == "cpu" else 1
-    with ThreadPoolExecutor(readers) as pool:
-        list(pool.map(lambda job: _fill(snapshot.label, *job), jobs))
-    for _, tensor, target in jobs:
+    with ThreadPoolExecutor(readers) as threads:
+        list(threads.map(lambda read: _fill(snapshot.label, *read), reads))
+    for _, tensor, target in reads:
         if tensor.slot is not None and tensor.slot.rotary_halves:
             target.copy_(in_pairs(target, tower.num_heads))
     return tensors
