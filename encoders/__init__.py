@@ -23,8 +23,8 @@ from .base.encoder import Encoder
 from .base.patch_encoder import PatchEncoder
 from .base.paths_encoder import PathsEncoder
 from .base.vision_encoder import VisionEncoder
-from .configs import EncoderConfig, PatchConfig, TileConfig, VisionConfig
-from .contract import GraphableEncoder, Preprocessor
+from .configs import PatchConfig, TileConfig, VisionConfig
+from .contract import EncoderConfig, GraphableEncoder, Preprocessor
 from .data import (
     EncoderItemSpec,
     EncoderOutput,

@@ -4,17 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-
-class EncoderConfig(Protocol):
-    """The sizes that the config of every encoder has."""
-
-    @property
-    def hidden_size(self) -> int: ...
-
-    @property
-    def out_hidden_size(self) -> int | None:
-        """The number of columns of ``pooler_output``; None for a tower that has no projector."""
-        ...
+from .contract import EncoderConfig
 
 
 class VisionConfig(EncoderConfig, Protocol):

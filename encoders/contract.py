@@ -28,7 +28,6 @@ from typing import Literal, Protocol, TypeAlias, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from .configs import EncoderConfig
 from .data import (
     OUTPUT_FIELDS,
     DeviceOrDtype,
@@ -86,6 +85,18 @@ Precision: TypeAlias = Literal["bf16", "fp8"]
 
 CallBlock: TypeAlias = Callable[[nn.Module, Tensor], Tensor]
 """Calls one block of an encoder as a module, on the rows that it reads."""
+
+
+class EncoderConfig(Protocol):
+    """The sizes that the config of every encoder has."""
+
+    @property
+    def hidden_size(self) -> int: ...
+
+    @property
+    def out_hidden_size(self) -> int | None:
+        """The number of columns of ``pooler_output``; None for a tower that has no projector."""
+        ...
 
 
 class Preprocessor(Protocol):

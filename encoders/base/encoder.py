@@ -19,8 +19,7 @@ from ..streams.items import EncodesItems
 from .feature_maps import MapsFeatures
 
 if TYPE_CHECKING:
-    from ..configs import EncoderConfig
-    from ..contract import Kernels, Precision, Preprocessor
+    from ..contract import EncoderConfig, Kernels, Precision, Preprocessor
     from ..streams.calls import ItemEncoder
     from ..streams.keywords import AttentionAsked
     from .saving import Publication
