@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
 MOST_REDIRECTS = 5
+"""The most redirects of one URL, each of which is checked as the URL itself is."""
 MOST_SECONDS = 60.0
 """The most seconds for one URL, from looking up its host to the last byte, redirects included."""
 MOST_BYTES = 64 * 2**20

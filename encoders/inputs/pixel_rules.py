@@ -83,7 +83,7 @@ QWEN2_VIDEOS = PixelRules(128 * 28**2, 768 * 28**2)
 QWEN3_VIDEOS = PixelRules(
     128 * 32**2, 768 * 32**2, HALF, HALF, whole_clip=True, sampling="qwen3_vl"
 )
-_TOKEN = 2 * 28**2
+_TOKEN = 2 * 28**2  # pixels: GLM's limits count two frames of 28x28 per token
 _GLM4V = PixelRules(112**2, 15_000 * 28**2, whole_clip=True, sampling="glm4v")
 _GLM46V = replace(_GLM4V, sampling="glm46v")
 _GLM5 = PixelRules(16 * _TOKEN, 8_000 * _TOKEN, whole_clip=True, sampling="glm5_next", canvas=True)

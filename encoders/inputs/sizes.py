@@ -21,6 +21,7 @@ MOST_PIXELS = 1 << 28
 float32."""
 
 _MAX_ASPECT = 200
+"""The largest ratio of the sides, as in ``smart_resize`` of transformers 5.23.0's Qwen2-VL."""
 
 
 def smart_resize(

@@ -26,6 +26,8 @@ from ..torch_internals import (
 )
 
 ALIGN = 16
+"""Entries begin at multiples of this many bytes: the size of the largest dtype, of which
+``Tensor.view(dtype)`` needs a multiple."""
 PADDING = "__padding__"
 
 

@@ -62,7 +62,7 @@ def test_an_interrupt_is_obeyed_while_the_server_keeps_us_waiting(
     waited = time.monotonic() + 30
     while len(hub.faults[0][2]) > 99 and time.monotonic() < waited:
         time.sleep(0.01)
-    time.sleep(0.3)
+    time.sleep(0.3)  # for the answer to arrive; before it does, the interrupt is obeyed as well
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=30)
     assert process.returncode == -signal.SIGINT

@@ -20,6 +20,7 @@ from ..files.tensor_file import Header, TensorEntry, file_crc32, header_bytes, r
 from ..strict_json import JsonDict
 
 VERSION = 2
+"""The version of the record of a kept tower; a tower with another one is fetched again."""
 _RECORD, _SEAL = "vitgraph", "vitgraph_crc32"
 
 

@@ -37,7 +37,7 @@ from .messages import SPACE, is_full
 from .ranges import RangeRequest, clip, in_order, plan_requests
 from .repo import Repo
 
-WRITTEN = 1 << 20  # bytes that are written to the disk at once
+WRITTEN = 1 << 20  # bytes that are written to the disk at once: one ``CHUNK`` of an answer
 
 
 def fetch_tower(

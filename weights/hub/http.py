@@ -31,7 +31,7 @@ AGENT = f"vitgraph; hf_hub/{huggingface_hub.__version__}; python/{platform.pytho
 send a request of its own first: a load is to send exactly one request for a branch."""
 ATTEMPTS = 6  # tries without a megabyte of progress before a file is given up
 FIRST_WAIT = 0.5  # seconds before the second try; each further one waits twice as long
-CHUNK = 1 << 20
+CHUNK = 1 << 20  # bytes of an answer that are read at once, and that count as progress
 BUSY = (408, 429, 500, 502, 503, 504)
 """The HTTP statuses of a server that is likely to answer the same request a little later."""
 _EXPIRED = (400, 401, 403, 404, 410)  # statuses of a storage host for an expired address
