@@ -20,6 +20,7 @@ Resample: TypeAlias = Literal["bicubic", "bilinear", "lanczos"]
 PerChannel: TypeAlias = tuple[float, float, float]
 """The means or the standard deviations of red, green and blue."""
 
+# The values of ``transformers/utils/constants.py``, version 5.23.0, which processors default to.
 CLIP_MEAN: PerChannel = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD: PerChannel = (0.26862954, 0.26130258, 0.27577711)
 IMAGENET_MEAN: PerChannel = (0.485, 0.456, 0.406)
