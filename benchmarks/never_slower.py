@@ -1,6 +1,7 @@
 """The choice between replay and eager runs, beside always eager and always replay, for 1,000 sizes.
 
     python -m benchmarks.never_slower --json benchmarks/results/never_slower_h200.json
+    python -m benchmarks.never_slower --precision fp8 --json ...    (both forms with fp8 products)
 
 The cases are every distinct token count of the 1,000 sizes in ``benchmarks/traffic/sizes.py`` alone
 (every tile count of InternViT), and the list cut into 125 batches of eight (images over one
@@ -31,7 +32,7 @@ from benchmarks.measuring.timing import interleaved
 from benchmarks.towers import TOWERS, Tower
 from benchmarks.traffic.sizes import fixed_sizes
 from encoders.base.vision_encoder import VisionEncoder
-from encoders.contract import EncoderOutput
+from encoders.contract import EncoderOutput, Precision
 from encoders.inputs.sizes import best_tiling, smart_resize
 from graphwrap import GraphedEncoder
 from graphwrap.graphs.replay import Cache, Schedule
@@ -70,11 +71,13 @@ def batches(tower: Tower) -> list[Grids]:
     return [grids[at : at + 8] for at in range(0, len(grids), 8)]
 
 
-def run(tower: Tower, kind: str, runs: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def run(
+    tower: Tower, kind: str, runs: int, precision: Precision
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Measure every case of one tower; return the costs that decide, and a row per case."""
     encoder = tower.build()
-    graphed = GraphedEncoder(encoder).capture(progress=False)
-    forced, fast = forced_replay(graphed), encoder.accelerated()
+    graphed = GraphedEncoder(encoder, precision=precision).capture(progress=False)
+    forced, fast = forced_replay(graphed), encoder.accelerated(precision=precision)
     rows = []
     for grids in singles(tower, encoder) if kind == "single" else batches(tower):
         pixels = draw(encoder, grids)
@@ -175,10 +178,15 @@ PLAN = [
 
 def kept(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Return a result file's entries of the towers that this run does not measure again."""
-    if options.towers == [tower for tower, _ in PLAN] or not options.json.exists():
+    if not options.json.exists():
         return []
     groups = json.loads(options.json.read_text())["groups"]
-    return [group for group in groups if group["tower"] not in options.towers]
+    return [
+        group
+        for group in groups
+        if group["tower"] not in options.towers
+        or group.get("precision", "bf16") != options.precision
+    ]
 
 
 def main() -> None:
@@ -188,6 +196,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--runs", type=int, default=9)
     parser.add_argument("--towers", nargs="*", default=[tower for tower, _ in PLAN])
+    parser.add_argument("--precision", choices=("bf16", "fp8"), default="bf16")
     options = parser.parse_args()
     began, groups = time.perf_counter(), kept(options) if options.json else []
     with torch.no_grad():
@@ -195,12 +204,13 @@ def main() -> None:
             if name not in options.towers:
                 continue
             now = about(options.runs)
-            costs, rows = run(TOWERS[name], kind, options.runs)
+            costs, rows = run(TOWERS[name], kind, options.runs, options.precision)
             spent = sum(row.pop("seconds") for row in rows)
             groups.append(
                 {
                     "tower": name,
                     "kind": kind,
+                    "precision": options.precision,
                     "about": now,
                     "seconds": spent,
                     "summary": summary(rows),
@@ -208,7 +218,9 @@ def main() -> None:
                     "cases": rows,
                 }
             )
-            print(name, kind, f"{spent:.0f} s", groups[-1]["summary"], flush=True)
+            print(
+                name, kind, options.precision, f"{spent:.0f} s", groups[-1]["summary"], flush=True
+            )
             if options.json:
                 body = {"about": now, "groups": groups}
                 options.json.write_text(json.dumps(body, indent=1) + "\n")

@@ -13,7 +13,8 @@ process and in turn, for each workload:
 - ``reference_graph_ms``: ``GraphedEncoder(encoder, kernels="reference")``, captured for those
   of the default budgets that the workloads take.
 - ``graphed_ms``: ``GraphedEncoder(encoder, kernels=...)`` with the default budgets, for each value
-  of ``--kernels``. Choosing a budget, padding, and the copies in and out are included.
+  of ``--kernels``. Choosing a budget, padding, and the copies in and out are included. "fp8" is
+  "auto" with ``precision="fp8"``, for GPUs that have fp8.
 - ``bare_ms``: a graph of ``encoder.accelerated()`` captured by hand for exactly this shape.
 - ``accelerated_ms``: ``encoder.accelerated()`` called with a grid, without graphs.
 
@@ -96,8 +97,8 @@ def cases_of(tower: Tower, seed: int) -> list[Case]:
 
 
 def in_order(kernels: Sequence[str]) -> tuple[str, ...]:
-    """Return values of ``kernels`` in the order in which they are captured: "auto" last."""
-    return tuple(sorted(set(kernels), key=lambda name: (name == "auto", name)))
+    """Return values of ``--kernels`` in the order of capture: "auto" late, "fp8" last."""
+    return tuple(sorted(set(kernels), key=lambda name: (name == "fp8", name == "auto", name)))
 
 
 def setup_of(tower: Tower, options: argparse.Namespace) -> Setup:
@@ -197,7 +198,7 @@ def read_options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="results file; towers not measured are kept")
     parser.add_argument("--towers", nargs="*", default=[*TABLE, *BESIDE], choices=list(TOWERS))
     parser.add_argument("--runs", type=int, default=15)
-    parser.add_argument("--kernels", nargs="+", default=["auto", "torch"])
+    parser.add_argument("--kernels", nargs="+", default=["auto", "torch", "fp8"])
     parser.add_argument("--transformers", nargs="+", default=["sdpa"], choices=list(THEIRS))
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
     parser.add_argument("--keep-caches", action="store_true", help="use kernels compiled before")

@@ -47,6 +47,7 @@ class Setup:
     """The settings of a measurement: kernels, runs, stages of capture, backend and budgets."""
 
     kernels: tuple[str, ...] = ("torch", "auto")
+    """Values of ``kernels``, or "fp8": kernels "auto" with products in fp8."""
     runs: int = 15
     stages: tuple[str, ...] = ("cold", "warm", "saved")
     """Captures of "auto"; other kernels are captured once."""
@@ -54,11 +55,17 @@ class Setup:
     max_budget: int | None = None
     max_graphs: int = 48
 
+    @property
+    def shown(self) -> str:
+        """The one of :attr:`kernels` whose budgets the reference's graphs have: "auto" if given."""
+        return "auto" if "auto" in self.kernels else self.kernels[-1]
+
     def graph(self, encoder: VisionEncoder, kernels: str) -> GraphedEncoder:
         """Wrap an encoder in graphs of the default budgets, not yet captured."""
         return GraphedEncoder(
             encoder,
-            kernels=kernels,
+            kernels="auto" if kernels == "fp8" else kernels,
+            precision="fp8" if kernels == "fp8" else "bf16",
             backend=self.backend,
             max_budget=self.max_budget,
             max_graphs=self.max_graphs,
@@ -83,7 +90,7 @@ def measure_tower(
             for pixels and grids.
     """
     graphs, captures = capture_all(encoder, setup)
-    reference = reference_graphs(encoder, graphs[setup.kernels[-1]], cases, setup)
+    reference = reference_graphs(encoder, graphs[setup.shown], cases, setup)
     captures["reference"] = describe_graphs(reference)
     fast = encoder.accelerated()
     rows = []
@@ -262,7 +269,8 @@ def row_line(name: str, row: Mapping[str, Any], kernels: Sequence[str]) -> str:
     figures += [row["graphed_ms"][key] for key in kernels]
     figures += [row.get(key) for key in ("bare_ms", "accelerated_ms")]
     cells = [f"{figure['median']:>9.3f}" if figure else f"{'-':>9}" for figure in figures]
-    taken = " + ".join(f"{step['tokens']}: {step['kernel']}" for step in row["paths"][kernels[-1]])
+    shown = "auto" if "auto" in kernels else kernels[-1]
+    taken = " + ".join(f"{step['tokens']}: {step['kernel']}" for step in row["paths"][shown])
     return f"{name:<15} {row['workload']:<20} {row['tokens']:>6} {' '.join(cells)}  {taken}"
 
 
