@@ -82,7 +82,8 @@ def six_blocks(family: Family) -> Config:
     if family.name in SIX_OF_SEVERAL:
         return SIX_OF_SEVERAL[family.name]
     vision = vision_of(family.config)
-    name = next((name for name in ("depth", "layers") if name in vision), "num_hidden_layers")
+    known = ("depth", "layers", "vt_num_hidden_layers")
+    name = next((name for name in known if name in vision), "num_hidden_layers")
     changes: Config = {name: 6}
     if "deepstack_visual_indexes" in family.shallow:
         changes["deepstack_visual_indexes"] = [1, 3, 5]
