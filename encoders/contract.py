@@ -154,11 +154,11 @@ class GraphableEncoder(Protocol):
         ...
 
     def grid_for(self, tokens: int) -> Grid:
-        """Return the grid of one item with at least ``tokens`` tokens and the fewest rows."""
+        """Return the smallest grid (t, h, w) of one item that makes at least ``tokens`` tokens."""
         ...
 
     def item_specs(self, grid_thw: GridLike) -> list[EncoderItemSpec]:
-        """Return rows, tokens and segments of each item of ``grid_thw`` [items, 3]."""
+        """Return input rows, tokens and attention sequences per item of ``grid_thw`` [items, 3]."""
         ...
 
     def prepare_encoder_metadata(
@@ -213,7 +213,7 @@ class MultiPathEncoder(Protocol):
         ...
 
     def join(self, outputs: Mapping[str, Output], inputs: VisionInputs) -> list[Output]:
-        """Return one output per item of ``inputs``, joined from the outputs of all paths."""
+        """Return one output per item of ``inputs``, joined from the outputs of all ``paths``."""
         ...
 
 

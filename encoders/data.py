@@ -132,7 +132,7 @@ def _move(tensor: Tensor, device: DeviceOrDtype, dtype: torch.dtype | None) -> T
 
 
 class PathInputs(NamedTuple):
-    """The pixels of one input path of an encoder, with the item that each entry belongs to."""
+    """The pixels of one kind of input, e.g. "tiles", with the item that each entry belongs to."""
 
     pixel_values: Tensor
     grid_thw: Tensor
@@ -165,16 +165,16 @@ class VisionInputs(NamedTuple):
 
     @property
     def paths(self) -> dict[str, PathInputs]:
-        """The inputs of every path by its name, "image" first."""
+        """The inputs of each kind by its name: "image" first, then for example "tiles"."""
         items = tuple(range(len(self.grid_thw)))
         return {"image": PathInputs(self.pixel_values, self.grid_thw, items), **self.other_paths}
 
     def to(self, device: DeviceOrDtype = None, dtype: torch.dtype | None = None) -> VisionInputs:
-        """Move and cast the pixels of every path; each ``grid_thw`` stays on the CPU."""
+        """Move and cast all pixels, those of tiles too; each ``grid_thw`` stays on the CPU."""
         return self.with_pixels(lambda pixels: _move(pixels, device, dtype))
 
     def with_pixels(self, change: Callable[[Tensor], Tensor]) -> VisionInputs:
-        """Return inputs with ``change`` applied to the pixels of every path, "image" first."""
+        """Return new inputs with ``change`` applied to each pixel tensor, that of "image" first."""
         paths = {
             name: path._replace(pixel_values=change(path.pixel_values))
             for name, path in self.paths.items()

@@ -164,7 +164,7 @@ class DeepseekOCRConfig:
 
 
 class DeepseekOCREncoder(PathsEncoder):
-    """Encodes the whole image (path "image") and its tiles (path "tiles") with one tower."""
+    """Encodes the whole image (input "image") and its tiles (input "tiles") with one tower."""
 
     config: DeepseekOCRConfig
     paths: Mapping[str, DeepseekOCRTower]

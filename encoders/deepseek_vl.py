@@ -202,7 +202,7 @@ class DeepseekVLEncoder(TileEncoder):
 
 
 class DeepseekVLHybridEncoder(PathsEncoder):
-    """Encodes an image at 384x384 pixels (path "image") and at 1024x1024 pixels (path "high")."""
+    """Encodes an image at 384x384 pixels (input "image") and at 1024x1024 (input "high")."""
 
     def __init__(
         self, config: DeepseekVLHybridConfig, preprocessor: Preprocessor | None = None
@@ -266,7 +266,7 @@ class LowResolution(DeepseekVLEncoder):
 
 
 class HighResolution(TileEncoder):
-    """The path "high" of DeepSeek-VL 7B: SAM, its maps resized to SigLIP's grid, a projection."""
+    """The 1024x1024 tower of DeepSeek-VL 7B: SAM, maps resized to SigLIP's grid, a projection."""
 
     config: SamSizes
     _largest_batch = 16

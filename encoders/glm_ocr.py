@@ -267,7 +267,7 @@ class MLP(nn.Module):
 
 
 class Merger(nn.Module):
-    """The merger: projects, normalises and transforms each token; only its norm has a bias."""
+    """The merger: linear layer, norm, GELU and gated MLP per token; only the norm has a bias."""
 
     def __init__(self, config: GlmOCRConfig) -> None:
         super().__init__()

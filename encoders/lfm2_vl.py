@@ -146,7 +146,7 @@ class Lfm2VLEncoder(TilesThenImage):
 
 
 class Lfm2VLTower(RasterEncoder):
-    """Encodes packed patches, of whole images (path "image") or of tiles (path "tiles")."""
+    """Encodes packed patches, of whole images (input "image") or of tiles (input "tiles")."""
 
     _tile: int = 0
     """The side in patches of the tiles for which graphs are captured; 0: for images of any size."""
@@ -171,14 +171,15 @@ class Lfm2VLTower(RasterEncoder):
 
     @property
     def budget_range(self) -> tuple[int, int]:
-        """The smallest and largest budget: the tokens of 1 and 32 tiles if limited to tiles."""
+        """The fewest and most tokens of a CUDA graph: of 1 and 32 tiles if limited to tiles."""
         tokens = (self._tile // self.config.spatial_merge_size) ** 2
         return (tokens, 32 * tokens) if tokens else super().budget_range
 
     def grid_for(self, tokens: int) -> Grid:
-        """Return a grid (t, h, w), in patches, of at least ``tokens`` tokens with the fewest rows.
+        """Return the grid (t, h, w) with the fewest patches for at least ``tokens`` output tokens.
 
-        It is t tiles if :meth:`at` has limited the tower to tiles, else one image.
+        h and w are in patches. It is t tiles if :meth:`at` has limited the tower to tiles, else one
+        image.
         """
         if not self._tile:
             return super().grid_for(tokens)

@@ -212,7 +212,7 @@ class Qwen2_5VLEncoder(PatchEncoder):
         }
 
     def item_specs(self, grid_thw: GridLike) -> list[EncoderItemSpec]:
-        """Return rows, tokens, segments (frame pairs), longest segment and windows of each item."""
+        """Return each item's patches, tokens, frame pairs, patches per frame pair and windows."""
         unit, side = self.config.spatial_merge_size**2, math.isqrt(self.config.window_rows)
         return [
             EncoderItemSpec(n := t * h * w, n // unit, t, h * w, t * -(-h // side) * -(-w // side))

@@ -131,7 +131,7 @@ class Step3Encoder(TilesThenImage):
 
 
 class Step3Tower(TileEncoder):
-    """Encodes square views of one size: whole images (path "image") or tiles (path "tiles")."""
+    """Encodes square views of one size: whole images (input "image") or tiles (input "tiles")."""
 
     _rows_before = PREFIX_ROWS
 

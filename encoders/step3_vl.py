@@ -144,7 +144,7 @@ class Step3VLEncoder(TilesThenImage):
 
 
 class Step3VLTower(TileEncoder):
-    """Encodes square views of one size: whole images (path "image") or tiles (path "tiles")."""
+    """Encodes square views of one size: whole images (input "image") or tiles (input "tiles")."""
 
     def __init__(self, config: Step3VLConfig) -> None:
         super().__init__()

@@ -73,7 +73,7 @@ class Budget(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The budget's name in tables and warnings: ``tokens (segments x longest segment)``."""
+        """The name in tables and warnings: ``tokens (attention sequences x longest sequence)``."""
         return f"{self.tokens} ({self.segments}x{self.longest_segment})"
 
     def exceeded_by(self, batch: Batch) -> str | None:
@@ -91,13 +91,13 @@ class Budget(NamedTuple):
         return "windows" if windows > self[4] else None
 
     def fits(self, batch: Batch) -> bool:
-        """Return whether the graph of this budget has room for a batch."""
+        """Return whether a CUDA graph of this size has room for a batch."""
         return self.exceeded_by(batch) is None
 
 
 @dataclass(frozen=True)
 class BudgetSet:
-    """The budgets to capture, ascending, and the most items of one replay."""
+    """The sizes of the CUDA graphs to capture, ascending, and the most items of one replay."""
 
     budgets: tuple[Budget, ...]
     max_batch_size: int

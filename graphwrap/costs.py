@@ -34,7 +34,7 @@ REMEDY = "capture here and save_table again"
 
 @dataclass(frozen=True)
 class Costs:
-    """The cost of every budget and of eager runs: milliseconds or, if not measured, input rows."""
+    """The cost of each graph's replay and of eager runs: ms or, if not measured, input rows."""
 
     replay_ms: Mapping[Budget, float]
     """The milliseconds of a replay of each budget, timed with padding alone and with the copies of
@@ -46,7 +46,7 @@ class Costs:
 
     @classmethod
     def unmeasured(cls, budgets: Iterable[Budget]) -> Costs:
-        """Return costs by which items that fit a budget are replayed, with few padded rows."""
+        """Return costs by which items that fit a graph are replayed by one with little padding."""
         times = {budget: budget.rows + RUN_ROWS for budget in budgets}
         return cls(times, [(0, NEVER), (1, 2 * NEVER)], measured=False)
 
@@ -63,7 +63,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class CostTable:
-    """The measured costs and kernel choices of one input path of an encoder, read from a file."""
+    """The measured times and kernel choices of one kind of input ("image"), read from a file."""
 
     file: str
     made_on: Mapping[str, str]
@@ -114,7 +114,7 @@ class CostTable:
 
 
 class TableRecord(TypedDict):
-    """The JSON of the table of costs of one input path."""
+    """The JSON of the measured times of one kind of input of an encoder, such as "image"."""
 
     fingerprint: Mapping[str, str]
     eager_runs: list[dict[str, float]]
@@ -125,7 +125,7 @@ class TableRecord(TypedDict):
 
 
 def write_tables(file: str | os.PathLike[str], tables: Mapping[str, CostTable]) -> None:
-    """Write one JSON file with the ``tables`` of costs, by the name of the input path of each."""
+    """Write one JSON file with the ``tables`` of costs, by the kind of input ("image", "tiles")."""
     body: dict[str, TableRecord] = {}
     for path, table in tables.items():
         costs = table.costs

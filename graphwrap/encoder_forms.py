@@ -65,7 +65,7 @@ class EncoderForm:
 
     @property
     def has_graphs(self) -> bool:
-        """Whether budgets are captured as CUDA graphs, rather than run without."""
+        """Whether runs of fixed size are captured as CUDA graphs, rather than run without."""
         return self.backend == "cudagraph"
 
 
@@ -102,7 +102,7 @@ class Preprocess(Protocol):
 
 
 class Forward(Protocol):
-    """The call that graphs are captured from: pixels and metadata of one budget to features."""
+    """The call that a CUDA graph is captured from: padded pixels and metadata to features."""
 
     def __call__(self, pixel_values: Tensor, *, encoder_metadata: Metadata) -> EncoderOutput: ...
 
@@ -130,13 +130,13 @@ class DescribedEncoder(Protocol):
 
 
 class OnePath(NamedTuple):
-    """Presents an encoder with a single input path as a :class:`MultiPathEncoder` of that path."""
+    """Presents an encoder of one kind of input ("image") as a :class:`MultiPathEncoder`."""
 
     encoder: GraphableEncoder
 
     @property
     def paths(self) -> Mapping[str, GraphableEncoder]:
-        """The wrapped encoder under "image", the name of its only input path."""
+        """The wrapped encoder under "image", the name of its only kind of input."""
         return {"image": self.encoder}
 
     def join(self, outputs: Mapping[str, Output], inputs: VisionInputs) -> list[Output]:
@@ -167,7 +167,7 @@ def with_paths(encoder: nn.Module) -> MultiPathEncoder:
 
 
 def joins_paths(paths: Mapping[str, object], encoder: object) -> bool:
-    """Return whether an encoder joins outputs of several paths, rather than being its only path."""
+    """Return whether an encoder joins outputs of several encoders, rather than being one."""
     return paths["image"] is not encoder
 
 

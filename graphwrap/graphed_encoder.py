@@ -1,4 +1,4 @@
-"""An encoder that replays CUDA graphs, one per token budget, and answers as it would eagerly."""
+"""An encoder that replays CUDA graphs of several sizes, and answers as it would eagerly."""
 
 from __future__ import annotations
 

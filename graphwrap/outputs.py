@@ -11,7 +11,7 @@ from encoders.contract import OUTPUT_FIELDS, EncoderOutput, PartialOutput
 
 
 def is_per_row(name: str) -> bool:
-    """Return whether a field has one entry per input row, rather than one per output token."""
+    """Return whether a field has one entry per patch (or tile), rather than per output token."""
     return name == "last_hidden_state"
 
 

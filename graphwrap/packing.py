@@ -35,7 +35,7 @@ Key: TypeAlias = tuple[Grid, ...]
 
 
 class Group(NamedTuple):
-    """Items that run together: as one replay of a budget, or eagerly if the budget is None."""
+    """Items that run together: in one replay of a CUDA graph, or eagerly if ``budget`` is None."""
 
     items: tuple[int, ...]
     """The numbers of the items in the call, ascending."""
@@ -46,8 +46,9 @@ class Group(NamedTuple):
 
 
 class Span(NamedTuple):
-    """A run of rows: its first row in the call's tensor, its first row in the group's, its
-    length.
+    """Neighbouring rows to copy between the tensor of a call and that of a group of its items.
+
+    ``source`` is the first row in the call's tensor, ``target`` the first in the group's.
     """
 
     source: int
@@ -80,10 +81,12 @@ class Schedule(NamedTuple):
 
 
 class Packer:
-    """Packs the items of a call into groups, at nearly the least sum of their measured costs.
+    """Divides the items of a call into groups, at nearly the least sum of the groups' costs.
+
+    A group runs as one replay of a CUDA graph or, without a graph, eagerly.
 
     Args:
-        costs: cost of a replay of each budget, and of eager runs.
+        costs: cost of a replay of each graph, and of eager runs.
         max_batch_size: most items per replay.
         eager_tokens: most output tokens of several items that run eagerly together.
     """
@@ -156,10 +159,10 @@ class Packer:
         return Group(tuple(sorted(items)), budget, cost)
 
     def _eager_groups(self, order: list[int], specs: Sequence[EncoderItemSpec]) -> list[Group]:
-        """Return groups of neighbours in ``order``, indices into ``specs``, to run eagerly.
+        """Return groups of items to run eagerly, without a CUDA graph.
 
-        Each but the last has as many items as ``eager_tokens`` allows. The last is replayed where
-        that costs less.
+        Items are indices into ``specs``. Each group is a run of ``order`` with as many items as
+        ``eager_tokens`` output tokens allow. The last group is replayed where that costs less.
         """
         tokens = [0, *accumulate([specs[item].output_tokens for item in order])]
         rows = [0, *accumulate([specs[item].input_size for item in order])]
@@ -272,7 +275,7 @@ def make_schedule(key: Key, specs: Sequence[EncoderItemSpec], groups: Sequence[G
 
 
 def refuse_overflow(schedule: Schedule) -> None:
-    """Raise a ValueError that names the first item that no budget holds."""
+    """Raise a ValueError that names the first item too large for every graph, if there is one."""
     for step in schedule.steps:
         if step.budget is not None:
             continue

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class BudgetStats:
-    """Capacities of one captured budget, what its capture took, and counters of its replays."""
+    """Capacities of one CUDA graph, what its capture took, and counters of its replays."""
 
     tokens: int
     segments: int

@@ -295,7 +295,7 @@ class _BoundedSocket(io.RawIOBase):
         return True
 
     def readinto(self, buffer: WriteableBuffer) -> int:
-        """Read the bytes that have come into ``buffer``, waiting for some until the deadline."""
+        """Receive bytes into ``buffer`` by the deadline, and return how many came, 0 at the end."""
         self._sock.settimeout(_left(self._deadline))
         return self._sock.recv_into(buffer)
 

@@ -47,7 +47,7 @@ class Slot:
     rotary_halves: bool = False  # whether the layout lists the tensor in ``rotary_halves``
 
     def joined_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of the whole tensor of which a chunk has this ``shape``."""
+        """Return the shape of the whole tensor: ``chunks`` chunks of ``shape`` along axis 0."""
         return (shape[0] * self.chunks, *shape[1:]) if shape else shape
 
 

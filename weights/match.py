@@ -95,7 +95,10 @@ class FoundTower:
 
 
 def find_encoder(snapshot: Snapshot, family: str | None = None) -> tuple[FoundTower, Encoder]:
-    """Return the tower of a checkpoint, and an encoder on the meta device that fits its tensors.
+    """Find the vision tower in a checkpoint, and build the encoder that its tensors fit.
+
+    The first value says where the tower's tensors lie in the files. The second has parameters on
+    the meta device, which have shapes but no values yet.
 
     Args:
         snapshot: the files of the checkpoint.

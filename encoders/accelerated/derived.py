@@ -122,7 +122,7 @@ class DerivedWeights:
         return self._on_cuda and torch.cuda.is_current_stream_capturing()
 
     def _update(self) -> None:
-        """Copy all source weights again, and record their addresses and versions."""
+        """Make every derived copy of a weight anew, and record its source's address and version."""
         for owner, entry in list(self._entries.items()):
             if all(self._alike(*pair[:2]) for pair in entry.pairs):
                 self._fill(entry.pairs)

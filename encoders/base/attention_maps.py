@@ -109,7 +109,7 @@ def _read_path(encoder: Encoder, asked: str) -> tuple[str, VisionEncoder, InnerS
 
 
 def _call_without_context(block: nn.Module, hidden: Tensor) -> Tensor:
-    """Call a block of an inner stack, which reads nothing besides the hidden state."""
+    """Call a block that takes the hidden state and no metadata, such as one of SAM."""
     return block(hidden, None)
 
 

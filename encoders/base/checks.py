@@ -36,7 +36,7 @@ def require_output(output: object) -> None:
 
 
 def require_metadata(metadata: object) -> None:
-    """Raise a ValueError unless ``metadata`` is a dict of tensors with the offsets of segments."""
+    """Raise a ValueError unless ``metadata`` is a dict of tensors that has "cu_seqlens"."""
     fix = "pass what this encoder's prepare_encoder_metadata returned"
     if not isinstance(metadata, Mapping) or "cu_seqlens" not in metadata:
         raise ValueError(

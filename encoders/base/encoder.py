@@ -74,7 +74,7 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
     @property
     @abstractmethod
     def paths(self) -> Mapping[str, VisionEncoder]:
-        """The input paths by name, "image" first; each encodes one kind of input, e.g. tiles."""
+        """The encoder of each kind of input by name: "image" first, then for example "tiles"."""
 
     @abstractmethod
     def join(self, outputs: Mapping[str, Output], inputs: VisionInputs) -> list[Output]:
@@ -177,7 +177,7 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
         )
 
     def item_encoder(self) -> ItemEncoder[EncoderOutput]:
-        """Return what ``encode`` uses of an encoder: input paths, device, staging of pixels."""
+        """Return what ``encode`` uses of this encoder: ``paths``, device and staging of pixels."""
         from ..inputs.images import StagedPreprocessor
         from ..streams.calls import ItemEncoder
 
@@ -193,7 +193,7 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
         return attention_maps(self, self.preprocess(images, videos), asked)
 
     def _check_inputs(self, inputs: VisionInputs) -> None:
-        """Raise a ValueError unless ``inputs`` have the input paths of this encoder."""
+        """Raise a ValueError unless ``inputs`` have the kinds of input that this encoder takes."""
         inputs.check(self.paths)
 
     @property

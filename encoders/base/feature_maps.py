@@ -20,11 +20,11 @@ class MapsFeatures(nn.Module, ABC):
     @property
     @abstractmethod
     def paths(self) -> Mapping[str, VisionEncoder]:
-        """The input paths of the tower by name, "image" first; each encodes one kind of input."""
+        """The encoder of each kind of input by name: "image" first, then for example "tiles"."""
 
     @abstractmethod
     def _check_inputs(self, inputs: VisionInputs) -> None:
-        """Raise a ValueError unless ``inputs`` have the input paths of this encoder."""
+        """Raise a ValueError unless ``inputs`` have the kinds of input that this encoder takes."""
 
     def _maps_of_grids(
         self,
@@ -39,7 +39,7 @@ class MapsFeatures(nn.Module, ABC):
         raise self._tensors_alone("feature_maps")
 
     def _tensors_alone(self, method: str) -> ValueError:
-        """Return the error of ``method`` for tensors given without the name of their path."""
+        """Return the error of ``method`` for bare tensors, which may be of any kind of input."""
         dotted = "" if method == "forward" else f".{method}"
         given = "features, inputs" if method == "feature_maps" else "inputs"
         return ValueError(

@@ -36,7 +36,7 @@ class PatchEncoder(VisionEncoder):
 
     @property
     def budget_range(self) -> tuple[int, int]:
-        """The smallest and largest token budget of a graph: 64 (an image of 256x256) and 8192."""
+        """The fewest and most tokens of a CUDA graph: 64 (an image of 256x256) and 8192."""
         return 64, 8192
 
     @property
@@ -51,7 +51,7 @@ class PatchEncoder(VisionEncoder):
         return 1, short * merge, long * merge
 
     def item_specs(self, grid_thw: GridLike) -> list[EncoderItemSpec]:
-        """Return the rows, tokens, segments and longest segment of each item."""
+        """Return each item's patches, tokens, attention sequences and patches per sequence."""
         unit, most = self.config.spatial_merge_size**2, self._segment_frames or 1
         return [
             EncoderItemSpec(

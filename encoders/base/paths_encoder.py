@@ -79,7 +79,7 @@ class PathsEncoder(Encoder):
 
     @property
     def blocks(self) -> nn.ModuleList:
-        """The transformer blocks of the input path "image"."""
+        """The transformer blocks that encode whole images, ``paths["image"].blocks``."""
         return self.paths["image"].blocks
 
     def accelerated(self: Self, kernels: Kernels = "auto", precision: Precision = "bf16") -> Self:
@@ -196,7 +196,7 @@ class TilesThenImage(PathsEncoder):
         tilings_of(inputs, self._tiles_alone)
 
     def _maps_of_items(self, features: Tensor, inputs: VisionInputs) -> list[dict[str, Tensor]]:
-        """Return per item a map of its path "image" and, if it has tiles, of its path "tiles".
+        """Return the feature maps of each item by name: "image" and, if it has tiles, "tiles".
 
         Maps are [1, h, w, D] and [1, rows*h, columns*w, D] for views of h*w patches or tokens.
         """

@@ -91,7 +91,7 @@ class TileEncoder(VisionEncoder):
 
     @property
     def budget_range(self) -> tuple[int, int]:
-        """The smallest and largest budget: tokens of one tile and of ``_largest_batch`` tiles."""
+        """The fewest and most tokens of a CUDA graph: those of 1 and ``_largest_batch`` tiles."""
         return self._tile_tokens, self._largest_batch * self._tile_tokens
 
     @property
@@ -113,7 +113,7 @@ class TileEncoder(VisionEncoder):
         return prod(self._token_grid(h, w))
 
     def item_specs(self, grid_thw: GridLike) -> list[EncoderItemSpec]:
-        """Return rows (tiles), tokens, segments (tiles) and longest segment of each item."""
+        """Return each item's tiles, output tokens, attention sequences (tiles) and their length."""
         return [
             EncoderItemSpec(
                 t, t * self._tokens_of(h, w), t, self._rows_before + prod(self._row_grid(h, w))

@@ -67,7 +67,7 @@ class VisionEncoder(Encoder):
 
     @property
     def paths(self) -> Mapping[str, VisionEncoder]:
-        """The encoder itself under the name "image", because it has only one input path."""
+        """The encoder itself under the name "image", because it takes only one kind of input."""
         return {"image": self}
 
     @property
@@ -82,11 +82,11 @@ class VisionEncoder(Encoder):
 
     @abstractmethod
     def grid_for(self, tokens: int) -> Grid:
-        """Return the grid of one item of at least ``tokens`` tokens with the fewest rows."""
+        """Return the smallest grid (t, h, w) of one item that makes at least ``tokens`` tokens."""
 
     @abstractmethod
     def item_specs(self, grid_thw: GridLike) -> list[EncoderItemSpec]:
-        """Return the sizes of each item: rows, tokens, segments, longest segment and windows."""
+        """Return each item's input rows, tokens, attention sequences, their length and windows."""
 
     @abstractmethod
     def forward(
@@ -148,7 +148,7 @@ class VisionEncoder(Encoder):
         """Return the grid as a list of ``(t, h, w)``, checked by the rules of the family."""
 
     def _segment_grids(self, grids: list[Grid]) -> list[Grid]:
-        """Return one grid per group of attention segments; a tower may split an item's grid."""
+        """Return the grids, each cut in time if attention covers a few frames; by default uncut."""
         return grids
 
     @abstractmethod
@@ -178,7 +178,7 @@ class VisionEncoder(Encoder):
         return [{"image": item} for item in maps]
 
     def join(self, outputs: Mapping[str, Output], inputs: VisionInputs) -> list[Output]:
-        """Split the batched output of the only input path into one output per item."""
+        """Split the batched output "image", the only one of this encoder, into one per item."""
         return self.split(outputs["image"], inputs.grid_thw) if outputs else []
 
     def split(self, output: Output, grid_thw: GridLike) -> list[Output]:

@@ -119,7 +119,7 @@ def read_channels(section: Mapping[str, object], name: str) -> tuple[int, ...]:
 
 
 class Sam(nn.Module):
-    """Encodes square views to feature maps; the encoder of a family convolves them further."""
+    """The layers of SAM's image encoder (Segment Anything), from the pixels to the neck."""
 
     def __init__(self, sizes: SamSizes) -> None:
         super().__init__()

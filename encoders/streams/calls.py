@@ -34,7 +34,7 @@ from .pooling import Pool, PoolingHead, check_fields, check_pool, pool_items
 
 
 class ItemPath(Protocol):
-    """The members of an input path that encoding items needs besides the function that calls it."""
+    """The methods that ``encode`` needs of an encoder of one kind of input, e.g. "tiles"."""
 
     def grid_for(self, tokens: int) -> Grid: ...
 
@@ -61,7 +61,7 @@ class Preprocesses(Protocol):
 
 
 class JoinsOutputs(Preprocesses, Protocol[Output]):
-    """The members of an encoder that encoding items needs besides its paths."""
+    """The methods that ``encode`` needs of an encoder of one or several kinds of input."""
 
     def join(self, outputs: Mapping[str, Output], inputs: VisionInputs) -> list[Output]: ...
 
@@ -79,7 +79,7 @@ class ResultSettings(NamedTuple):
 
 @dataclass(frozen=True)
 class ItemEncoder(Generic[Output]):
-    """An encoder, its input paths and the functions that call them: what encoding items needs."""
+    """What ``encode`` needs of an encoder: its ``paths`` and, for each, the function to call."""
 
     encoder: JoinsOutputs[Output]
     """The encoder that preprocesses items and joins the outputs of its input paths."""
@@ -115,7 +115,7 @@ class ItemEncoder(Generic[Output]):
             check_fields(results.pool, self.fields, grid, path.item_specs([grid])[0], self.head)
 
     def tokens(self, inputs: VisionInputs) -> int:
-        """Return the number of output tokens of preprocessed items, over all paths."""
+        """Return the number of output tokens of preprocessed items, over all kinds of input."""
         return sum(
             spec.output_tokens
             for name, path in self.paths.items()
@@ -271,7 +271,7 @@ def join_inputs(parts: Sequence[VisionInputs]) -> VisionInputs:
 
 
 class ItemPart(NamedTuple):
-    """Consecutive segments of an item that run in one call: all, or as many as a limit allows."""
+    """Consecutive frames or tiles of an item that run in one call: all, or a limited number."""
 
     item: int
     """Number of the item, from 0."""

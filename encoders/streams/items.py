@@ -25,7 +25,7 @@ class EncodesItems(Generic[Output]):
     """Base class that provides ``encode`` and ``encode_many`` by the method ``item_encoder``."""
 
     def item_encoder(self) -> ItemEncoder[Output]:
-        """Return the encoder and the functions that call its paths, which ``encode`` uses."""
+        """Return what ``encode`` needs: the encoder, and a function to call per kind of input."""
         raise NotImplementedError
 
     @overload

@@ -112,7 +112,10 @@ class Prefetch(Generic[Given, Prepared]):
             raise self._failure.error
 
     def release(self, size: int) -> None:
-        """Note that the consumer dropped results of total size ``size``, which makes room."""
+        """Subtract ``size`` from the total size of results held, so that more are prepared.
+
+        The consumer calls this when it has freed results of that size, as ``prepare`` gave it.
+        """
         with self._changed:
             self._held -= size
             self._changed.notify_all()

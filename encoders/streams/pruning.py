@@ -97,9 +97,9 @@ def _check(output: object, rate: object) -> None:
 
 
 def _changes(tokens: Tensor) -> Tensor:
-    """Return the change of each token [t, n, D] since the frame before, [t * n].
+    """Return 1 - cosine between each token [t, n, D] and that of the frame before, [t * n].
 
-    The tokens of the first frame have an infinite change, so that all of them are kept.
+    The value is infinite for the tokens of the first frame, so that all of them are kept.
     """
     wide = tokens.to(torch.promote_types(tokens.dtype, torch.float32))
     change = 1 - F.cosine_similarity(wide[1:], wide[:-1], dim=-1)

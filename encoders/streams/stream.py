@@ -75,7 +75,7 @@ class ItemResult(NamedTuple):
 
 
 class StreamOptions(NamedTuple):
-    """The arguments of ``encode_many`` on how a stream runs, and two settings of its progress."""
+    """The options of ``encode_many``: tokens per batch, workers, errors and the progress shown."""
 
     batch_tokens: int | None = None
     workers: int | None = None

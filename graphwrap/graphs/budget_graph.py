@@ -1,4 +1,4 @@
-"""The CUDA graph of one budget, which reads and writes the first rows of the static buffers."""
+"""A CUDA graph of one size, which reads and writes the first rows of the static buffers."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def capture_encoder(
 
 @dataclass
 class Capturer:
-    """Captures the budgets of one input path as CUDA graphs."""
+    """Captures the CUDA graphs of one kind of input ("image", "tiles"), one per size."""
 
     form: EncoderForm
     budget_set: BudgetSet
@@ -173,8 +173,8 @@ class Capturer:
     def _prepare(self) -> tuple[Arena, dict[Budget, MetadataFormat]]:
         """Allocate the static buffers, and return them with the metadata format of each budget.
 
-        Budgets that do not fit in memory are left out, the largest first. The eager backend, which
-        captures no graphs, has no budgets.
+        A budget is the size of a graph. Budgets that do not fit in memory are left out, the largest
+        first. The eager backend, which captures no graphs, has no budgets.
         """
         formats = {}
         for budget in self.budget_set.budgets if self.form.backend != "eager" else ():
@@ -277,10 +277,10 @@ class Capturer:
         return replace(budget_set, budgets=kept)
 
     def _bytes_per_row(self, budget_set: BudgetSet) -> float:
-        """Return the bytes per input row of an eager run, at its peak, and of its static buffers.
+        """Return the bytes of GPU memory that a run takes per input row (a patch or a tile).
 
-        Both grow in proportion to the rows. The result is infinite if memory does not suffice for a
-        run of the smallest budget of ``budget_set``.
+        It is measured as the peak of an eager run and its static buffers. It is infinite if memory
+        does not suffice for a run of the smallest graph size in ``budget_set``.
         """
         for budget in (budget_set.budgets[len(budget_set.budgets) // 4], budget_set.budgets[0]):
             try:

@@ -70,7 +70,7 @@ class Cache(Generic[Value]):
 
 @dataclass
 class PathGraphs:
-    """The captured budgets of one input path of an encoder, and what packs its items into them."""
+    """The captured graphs of one kind of input ("tiles"), and what packs its items into them."""
 
     arena: Arena
     packer: Packer
@@ -81,7 +81,7 @@ class PathGraphs:
 
 @dataclass
 class Executor:
-    """Runs the calls of one input path of an encoder, by its graphs or eagerly."""
+    """Runs the calls with one kind of input ("image", "tiles"), by CUDA graphs or eagerly."""
 
     form: EncoderForm
     graphs: PathGraphs
@@ -315,13 +315,22 @@ class Captured:
 
 
 def gather(whole: Tensor, spans: Sequence[Span], group: Tensor) -> None:
-    """Copy each span of rows from ``whole``, of all items of a call, to its place in ``group``."""
+    """Copy the rows of some items of a call from the tensor of all items to that of one run.
+
+    Args:
+        whole: the rows of all items of the call.
+        spans: first row in ``whole``, first row in ``group`` and number of rows of each copy.
+        group: the rows of the items that run together.
+    """
     for source, target, length in spans:
         _rows(group, target, length).copy_(_rows(whole, source, length), non_blocking=True)
 
 
 def scatter(group: Tensor, whole: Tensor, spans: Sequence[Span]) -> None:
-    """Copy each span of rows from ``group`` to its place in ``whole``, of all items of a call."""
+    """Copy the rows of some items of a call from the tensor of one run to that of all items.
+
+    The arguments are those of :func:`gather`.
+    """
     for source, target, length in spans:
         _rows(whole, source, length).copy_(_rows(group, target, length), non_blocking=True)
 

@@ -37,15 +37,15 @@ def add_search(parser: argparse.ArgumentParser) -> None:
 
 
 def search(options: argparse.Namespace) -> None:
-    """Run ``vitgraph search``: encode a photograph, find the nearest vectors of a job, and print
-    them.
+    """Run ``vitgraph search``: print the images of an embedding job most like a photograph.
 
-    The photograph is encoded with the checkpoint, dtype and limits of the job.
+    The photograph is encoded with the checkpoint, dtype and limits of the job. With ``--html``, a
+    page of the pictures is written, too.
 
     Raises:
         ValueError: an option has an invalid value, the folder holds no finished job of vectors, the
             photograph cannot be read, or the checkpoint has changed since the job began.
-        OSError: the page cannot be written.
+        OSError: the page of ``--html`` cannot be written.
     """
     _check(options)
     from ..search.vectors import Vectors

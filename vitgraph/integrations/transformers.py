@@ -202,7 +202,7 @@ class VisionTower(nn.Module):
         return torch.cat([_tokens(output) for output in self.encoder(inputs)])
 
     def _path(self) -> VisionEncoder:
-        """Return the encoder itself or, if it has several input paths, its path "image"."""
+        """Return the encoder of whole images: the encoder itself, or its ``paths["image"]``."""
         return _unwrap(self.encoder).paths["image"]
 
 
@@ -351,7 +351,7 @@ def _model_output(
 
 
 def _tokens(output: EncoderOutput | PartialOutput) -> Tensor:
-    """Return ``pooler_output`` [N, out] of an output."""
+    """Return the tokens for the language model, ``pooler_output`` [N, out], which is not None."""
     tokens = output.pooler_output
     assert tokens is not None  # `_unwrap` has refused a GraphedEncoder that leaves it out
     return tokens

@@ -18,7 +18,7 @@ FieldTypes: TypeAlias = list[tuple[str, torch.dtype, tuple[int, ...]]]
 
 
 class RankResult(NamedTuple):
-    """The rows that one rank has computed in a call, by field."""
+    """The output tensors that one rank has computed in a call, by field, for all its items."""
 
     shares: Shares
     fields: list[tuple[str, Tensor]]

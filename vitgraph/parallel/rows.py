@@ -1,4 +1,4 @@
-"""Gather the rows that the ranks of a group have computed on each of the ranks."""
+"""The exchange of outputs between ranks, after which each rank has the rows of all items."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ class RowExchange:
         self._group, self._channel, self._status = group, channel, status
 
     def gather(self, result: RankResult) -> list[Tensor]:
-        """Return the rows of all items, one tensor per field, in the order of the items.
+        """Return the outputs of all ranks: per field, a tensor of the rows of all items in order.
 
         Args:
-            result: the result of this rank, with row counts of all items.
+            result: the rows that this rank computed, and the number of rows of every item.
 
         Raises:
             RuntimeError: a rank has ended meanwhile (gloo; NCCL ends the process at its timeout).

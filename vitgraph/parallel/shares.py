@@ -1,4 +1,4 @@
-"""The assignment of items to ranks, and the places of their rows in what all ranks gather."""
+"""The assignment of items to ranks, and the places of their outputs in the gathered tensor."""
 
 from __future__ import annotations
 
@@ -24,7 +24,12 @@ windows, are proportional to the rows alone.
 
 
 def cost_of(spec: EncoderItemSpec) -> float:
-    """Return the cost of encoding an item, in units of one row of a short segment."""
+    """Return an estimate of the relative time that encoding an item takes.
+
+    It is the number of patches, and of class tokens if there are any; each counts 1 where few of
+    them attend to one another, and 2 where ``ATTENTION_ROWS`` of them do. In a tower with window
+    attention, each counts 1.
+    """
     rows = spec.segments * spec.longest_segment
     return rows if spec.windows else rows * (1 + spec.longest_segment / ATTENTION_ROWS)
 

@@ -149,9 +149,10 @@ def parse_header(raw: bytes, label: str) -> Header:
 
 
 def header_bytes(tensors: Iterable[tuple[str, TensorEntry]], metadata: Mapping[str, str]) -> bytes:
-    """Return the length and the JSON header of a safetensors file with ``tensors`` in this order.
+    """Return the first bytes of a safetensors file: the header's length (8 bytes), and the header.
 
-    Offsets are computed anew; the ``metadata`` are stored under ``__metadata__``.
+    The header is JSON that lists ``tensors`` in this order with new offsets, and has ``metadata``
+    under ``__metadata__``.
     """
     table: JsonDict = {"__metadata__": metadata}
     position = 0

@@ -48,7 +48,7 @@ class SquarePreprocessor(ViewPreprocessor):
 
     @property
     def sides(self) -> dict[str, int]:
-        """Return the side in pixels of the view of the only path, "image"."""
+        """Return the side in pixels of the square that an image is padded to, under "image"."""
         return {"image": self.image_size}
 
     @property
@@ -123,11 +123,11 @@ class HybridPreprocessor(SquarePreprocessor):
 
     @property
     def sides(self) -> dict[str, int]:
-        """Return the side in pixels of the views of each path, the small view's first."""
+        """Return the side in pixels of the small view ("image") and of the large one ("high")."""
         return {"image": self.low_size, "high": self.image_size}
 
     def mean_std(self, path: str) -> tuple[PerChannel, PerChannel]:
-        """Return the mean and standard deviation of the pixels of the input path named ``path``."""
+        """Return the mean and standard deviation of the pixels of a view, "image" or "high"."""
         return (self.low_mean, self.low_std) if path == "image" else (self.mean, self.std)
 
     def views(self, image: Tensor, max_tiles: int | None) -> Views:

@@ -47,7 +47,7 @@ class CandidatePreprocessor(ViewPreprocessor):
 
     @property
     def sides(self) -> dict[str, int]:
-        """Return the side in pixels of a view, rounded down to whole patches, by path name."""
+        """Return the side in pixels of each kind of view by name, rounded down to whole patches."""
         return {"image": self.image_size // self.patch_size * self.patch_size}
 
     def views(self, image: Tensor, max_tiles: int | None) -> Views:

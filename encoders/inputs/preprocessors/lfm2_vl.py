@@ -72,7 +72,7 @@ class PatchTilesPreprocessor(ViewPreprocessor):
 
     @property
     def sides(self) -> dict[str, int]:
-        """Return the side of a tile in pixels by input path; whole images have any size."""
+        """Return the side in pixels of a tile, for "image" too, though images have any size."""
         return {"image": self.tile_size, "tiles": self.tile_size}
 
     @property
@@ -86,8 +86,8 @@ class PatchTilesPreprocessor(ViewPreprocessor):
         return self.patch_size * self.token_size
 
     def say_defaults(self, config: Mapping[str, object]) -> tuple[str, str]:
-        """Return the settings that hold without processor files, as a text, and the keyword of
-        ``preprocess`` that changes one of them."""
+        """Return two texts: the settings in force where a checkpoint has no processor files, and
+        the name of the keyword of ``preprocess`` that changes one of them."""
         sizes = f"max_pixels={self.max_pixels}, max_tiles={self.max_tiles}"
         return f"{sizes}, mean={self.mean}, std={self.std}", "max_pixels"
 

@@ -169,8 +169,8 @@ class PatchPreprocessor:
         return replace(self, video_error=error)
 
     def say_defaults(self, config: Mapping[str, object]) -> tuple[str, str]:
-        """Return the settings that hold without processor files, as a text, and the keyword of
-        ``preprocess`` that changes one of them."""
+        """Return two texts: the settings in force where a checkpoint has no processor files, and
+        the name of the keyword of ``preprocess`` that changes one of them."""
         rules = self.images
         least = f"min_pixels={rules.min_pixels}, " if rules.min_pixels > 1 else ""
         values = f"{least}max_pixels={rules.max_pixels}, mean={rules.mean}, std={rules.std}"

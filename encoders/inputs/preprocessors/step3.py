@@ -120,7 +120,7 @@ class CropPreprocessor(ViewPreprocessor):
 
     @property
     def sides(self) -> dict[str, int]:
-        """Return the side in pixels of the whole view, then that of a tile, by input path."""
+        """Return the side in pixels of the whole view ("image") and of a tile ("tiles")."""
         return {"image": self.image_size, "tiles": self.tile_size}
 
     @property

@@ -41,7 +41,7 @@ Own = TypeVar("Own", bound="ViewPreprocessor")
 
 
 class Views(NamedTuple):
-    """The square views of one image by input path, and the arrangement of its tiles."""
+    """The square views of one image ("image", "tiles", ...), and how its tiles are arranged."""
 
     paths: Mapping[str, list[Tensor]]
     """The pixels [3, s, s] of each view, from 0 to 255, by the name of the path that encodes it."""
@@ -51,7 +51,7 @@ class Views(NamedTuple):
 
 @dataclass(frozen=True)
 class ViewPreprocessor(ABC):
-    """Turns each image into square views for the paths of a tower; there are no videos."""
+    """Turns each image into square views (the whole image, tiles, ...); there are no videos."""
 
     patch_size: int
     mean: PerChannel = HALF
@@ -67,7 +67,7 @@ class ViewPreprocessor(ABC):
     @property
     @abstractmethod
     def sides(self) -> dict[str, int]:
-        """Return the side in pixels of the views of each path by its name, "image" first."""
+        """Return the side in pixels of each kind of view by its name, "image" first."""
 
     @abstractmethod
     def views(self, image: Tensor, max_tiles: int | None) -> Views:
@@ -89,7 +89,7 @@ class ViewPreprocessor(ABC):
         return True
 
     def mean_std(self, path: str) -> tuple[PerChannel, PerChannel]:
-        """Return the mean and standard deviation of the pixels of the input path named ``path``."""
+        """Return the mean and standard deviation of the pixels of a kind of view, e.g. "tiles"."""
         return self.mean, self.std
 
     def with_files(
@@ -148,7 +148,7 @@ class ViewPreprocessor(ABC):
         fps: float | None = None,
         num_frames: int | None = None,
     ) -> VisionInputs:
-        """Return the normalised views of images per input path; see ``Encoder.preprocess``."""
+        """Return the normalised views of images, per kind of view; see ``Encoder.preprocess``."""
         limits = (min_pixels, max_pixels, max_tiles, max_soft_tokens, fps, num_frames)
         items = self.read(images, videos, Limits(*limits))
         paths = {name: self._path(name, items) for name in self.sides}
@@ -220,7 +220,7 @@ class StagedViews(ViewPreprocessor):
 
     @property
     def sides(self) -> dict[str, int]:
-        """Return the side of a view in pixels, rounded down to whole patches, by path name."""
+        """Return the side in pixels of each kind of view by name, rounded down to whole patches."""
         return {"image": self.image_size // self.patch_size * self.patch_size}
 
     @property

@@ -45,7 +45,7 @@ class SizeTimes(TypedDict):
 
 
 class BudgetFacts(TypedDict):
-    """A captured budget: its capacities, its attention kernel and the milliseconds of a replay."""
+    """A captured graph: its capacities, its attention kernel and the milliseconds of a replay."""
 
     tokens: int
     segments: int

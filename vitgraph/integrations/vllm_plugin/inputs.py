@@ -72,10 +72,10 @@ def read_tensors(batch: BatchInputs, name: str) -> list[Tensor]:
 
 
 def read_tiles(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
-    """Read B tiles [B, C, H, W] of Gemma 3, Idefics3 or SmolVLM; ``num_patches`` has tiles per
-    image.
+    """Take the tiles [B, C, H, W] of Gemma 3, Idefics3 or SmolVLM out of a batch of vLLM.
 
-    vLLM adds no tiles to fill a batch, and the tiles of these models have no padded edges.
+    The number of tiles per image is taken from the entry ``num_patches``. vLLM adds no tiles
+    to fill a batch, and the tiles of these models have no padded edges.
 
     Args:
         batch: the inputs of a batch, by their names in vLLM.
@@ -85,9 +85,10 @@ def read_tiles(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
 
 
 def read_chunked_tiles(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
-    """Read B tiles [B, C, H, W] of Llama 4; ``patches_per_image`` has tiles per image.
+    """Take the tiles [B, C, H, W] of Llama 4's images out of a batch of vLLM.
 
-    The arguments are those of :func:`read_tiles`.
+    The number of tiles per image is taken from the entry ``patches_per_image``. The arguments are
+    those of :func:`read_tiles`.
     """
     return _tiles_of(batch, "patches_per_image", encoder)
 

@@ -131,7 +131,7 @@ class Tower(nn.Module):
 
     @property
     def single(self) -> VisionEncoder:
-        """The encoder, if it has one input path."""
+        """The encoder, which takes one kind of input."""
         assert isinstance(self.encoder, VisionEncoder)
         return self.encoder
 
