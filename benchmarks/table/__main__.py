@@ -21,6 +21,7 @@ from benchmarks.table.results import (
     VLLM,
     Body,
     cells,
+    fp8_errors,
     gain_of,
     graphed,
     median,
@@ -42,7 +43,7 @@ HEAD = """# Results
 
 `python -m benchmarks` measures, and `python -m benchmarks.table --write` writes this page.
 [docs/speed.md](../docs/speed.md) says what is fast and why, [NOTES.md](NOTES.md) what was tried."""
-STAGES = (("torch", "cold"), ("auto", "cold"), ("auto", "warm"), ("auto", "saved"))
+STAGES = (("torch", "cold"), ("auto", "cold"), ("auto", "warm"), ("auto", "saved"), ("fp8", "cold"))
 LARGE = ("8x448", "13 tiles")
 """The workload of a tower at which transformers' two kinds of attention are compared."""
 
@@ -96,7 +97,9 @@ def sentence(body: Body) -> str:
         f"{about['transformers']} (sdpa) ran in the same process, in turn, five times where a call "
         f"has more than 3,500 tokens. {vllm['engine']} {vllm['version']}, its newest release for "
         f"torch {vllm['torch']}, is another run on the same kind of GPU, the best of its sets of "
-        "graphs and its eager run. The floor is what the GPU's peak rates allow."
+        "graphs and its eager run. The floor is what the GPU's peak rates allow in bfloat16. "
+        "Errors are relative L2 distances to float32, random weights, the larger of photographs "
+        "and noise (`python -m benchmarks.fp8`)."
     )
 
 
@@ -129,8 +132,10 @@ def comparison(body: Body) -> str:
         "*over torch alone*",
         "*over `flash` extra*",
         "floor",
+        "`flash` extra in fp8",
+        "error of bf16, of fp8",
     )
-    rows = []
+    rows, wrong = [], fp8_errors()
     for tower, row in table_rows(body):
         theirs = best[tower["tower"]].get(row["workload"])
         forms = (median(row, "hf_ms"), graphed(row, "torch"), graphed(row), theirs)
@@ -142,6 +147,8 @@ def comparison(body: Body) -> str:
                 times(ratio(theirs, graphed(row, "torch"))),
                 times(ratio(theirs, graphed(row))),
                 number(floors.get(tower["tower"], {}).get(row["workload"])),
+                number(graphed(row, "fp8")),
+                ", ".join(f"{error:.3f}" for error in wrong.get(tower["tower"], ())) or "-",
             ]
         )
     return markdown(header, rows)
@@ -296,6 +303,7 @@ def captures(body: Body) -> str:
         "`flash` extra, first, s",
         "again, s",
         "from a saved table, s",
+        "`flash` extra in fp8, first, s",
         "pool",
         "arena",
         "derived weights",

@@ -10,6 +10,9 @@ from typing import Any, TypeAlias
 RESULTS = Path(__file__).parents[1] / "results"
 VLLM = RESULTS / "vllm_0.26_h200.json"
 FLOORS = RESULTS / "floors_h200.json"
+FP8 = (RESULTS / "fp8_errors_cpu.json", RESULTS / "fp8_h200.json")
+FORMS_OF_FP8 = ("fp8", "rounded, kept")
+"""Precisions that are fp8: on a GPU, and as products rounded on a CPU."""
 Body: TypeAlias = Mapping[str, Any]
 
 
@@ -41,6 +44,20 @@ def gain_of(row: Body) -> float | None:
 def read_floors(path: Path = FLOORS) -> Mapping[str, Mapping[str, float]]:
     """Return the milliseconds that a GPU's peak rates allow, by tower and workload."""
     return {tower["tower"]: tower["ms"] for tower in json.loads(path.read_text())["towers"]}
+
+
+def fp8_errors() -> dict[str, tuple[float, float]]:
+    """Return the largest error of each tower in bfloat16 and in fp8, with weights as drawn."""
+    found = {}
+    for tower in [tower for file in FP8 for tower in json.loads(file.read_text())["towers"]]:
+        drawn = [row for row in tower["errors"] if row["weights"] == "drawn"]
+        of = {
+            name: [row["relative_l2"] for row in drawn if row["precision"] in names]
+            for name, names in (("bf16", ("bf16",)), ("fp8", FORMS_OF_FP8))
+        }
+        if drawn:
+            found[tower["tower"]] = (max(of["bf16"]), max(of["fp8"]))
+    return found
 
 
 def vllm_best(path: Path = VLLM) -> dict[str, dict[str, float]]:
