@@ -11,6 +11,8 @@ from torch import Tensor
 
 from .data import Grid, GridLike, VisionInputs
 
+__all__ = ["read_grid"]
+
 LONGEST_ROW = 60
 """The most characters of a wrong ``grid_thw`` row that an error shows: it may be a whole image."""
 _RULE = "each item needs three positive integers (t, h, w) in patches"
