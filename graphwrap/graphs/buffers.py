@@ -214,8 +214,10 @@ class Memory:
             with contextlib.suppress(RuntimeError):
                 graph, scratch = torch.cuda.CUDAGraph(), torch.zeros(1, device="cuda")
                 graph.capture_begin(capture_error_mode="thread_local")
-                scratch.zero_()
-                graph.capture_end()
+                try:
+                    scratch.zero_()
+                finally:  # without free memory, even this kernel may fail
+                    graph.capture_end()
             raise
 
     def growth(self) -> int:
