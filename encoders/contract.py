@@ -199,13 +199,13 @@ class GraphableEncoder(Protocol):
         ...
 
     def split(self, output: Output, grid_thw: GridLike) -> list[Output]:
-        """Return one output per item, views of its rows; padding at the end is left out."""
+        """Return one output per item, as views of ``output`` without the padding at its end."""
         ...
 
 
 @runtime_checkable
 class MultiPathEncoder(Protocol):
-    """An encoder of named inputs (paths), whose outputs it joins per item; the first is "image"."""
+    """An encoder of several kinds of input, "image" and others, that joins outputs per item."""
 
     @property
     def paths(self) -> Mapping[str, GraphableEncoder]:

@@ -245,7 +245,7 @@ class DeepseekOCREncoder(PathsEncoder):
         return torch.cat([maps[name].flatten(0, 1) for name in ORDER if name in maps])
 
     def _pictures(self, inputs: VisionInputs) -> list[dict[str, Picture]]:
-        """Return per item and path the tokens of a view (h, w) and how its views are arranged."""
+        """Return per item and kind of view its tokens (h, w) and how the views are arranged."""
         items: list[dict[str, Picture]] = [{} for _ in inputs.grid_thw]
         tilings = tilings_of(inputs)
         for name, (_, grid_thw, numbers) in inputs.paths.items():
@@ -326,7 +326,7 @@ class DeepseekOCRTower(TileEncoder):
         return self.sam_model.compress(self._hidden_after(hidden, {}, len(blocks), blocks))
 
     def _embed_views(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:
-        """Return the rows [B, h, w, D of SAM] that SAM's first block reads."""
+        """Return the patches [B, h, w, D of SAM] that SAM's first block reads."""
         weight = self.sam_model.pos_embed
         return self.sam_model.embed(self._admit_tiles(pixel_values, weight, grid_thw))
 

@@ -175,7 +175,7 @@ class Gemma4Encoder(RasterEncoder):
         return (1, h, w) if w <= self.config.position_embedding_size else (tokens, side, side)
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> RotarySegments:
-        """Return the rotary angles, segment offsets and padding rows that every block reads."""
+        """Return what every block reads: rotary angles, offsets of sequences, padded rows."""
         return RotarySegments.of(metadata, repeated=False)
 
     def _grid_metadata(

@@ -206,7 +206,7 @@ class Lfm2VLTower(RasterEncoder):
         return EncoderOutput(hidden, tokens, ())
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> TileSegments:
-        """Return the segment offsets and padding rows that every block reads."""
+        """Return what every block reads: offsets of attention sequences, and padded rows."""
         offsets = metadata["cu_seqlens"]
         return TileSegments(offsets, metadata["max_seqlen"], padding_rows(offsets, len(hidden)))
 
@@ -247,7 +247,7 @@ class Lfm2VLTower(RasterEncoder):
 
 
 class Projector(nn.Module):
-    """Projects each group of neighbouring rows, which are the patches of a token, to that token."""
+    """Projects each group of neighbouring patches, those of one token, to that token."""
 
     def __init__(self, config: Lfm2VLConfig) -> None:
         super().__init__()

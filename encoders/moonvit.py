@@ -177,7 +177,7 @@ class MoonViTEncoder(RasterEncoder):
         return EncoderOutput(hidden, self.projector(self._over_time(hidden, metadata)), ())
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> RotarySegments:
-        """Return the rotary angles, segment offsets and padding rows that every block reads."""
+        """Return what every block reads: rotary angles, offsets of sequences, padded rows."""
         return RotarySegments.of(metadata, repeated=False)
 
     def _grid_metadata(
@@ -220,7 +220,7 @@ class MoonViTEncoder(RasterEncoder):
         return self._add_weighted_rows(timed, self.pos_embed, taps, weights).to(patches.dtype)
 
     def _over_time(self, hidden: Tensor, metadata: Metadata) -> Tensor:
-        """Normalise rows [P, D] and average them over the frames of each segment, [N*4, D]."""
+        """Normalise patches [P, D] and average them over the frames of each chunk, [N*4, D]."""
         normed, index, weight = self.norm(hidden), metadata["merge_index"], metadata["merge_weight"]
         total = normed[index[:, 0]] * weight[:, :1]
         for frame in range(1, index.shape[1]):
@@ -263,7 +263,7 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Full attention inside each segment; fused qkv rows are [Q; K; V], head-major."""
+    """Full attention inside each image or chunk of frames; fused qkv is [Q; K; V], head-major."""
 
     def __init__(self, config: MoonViTConfig) -> None:
         super().__init__()

@@ -183,7 +183,7 @@ class SiglipEncoder(TileEncoder):
         return EncoderOutput(hidden, self._tokens(self.norm(hidden), h, w), ())
 
     def _tokens(self, normed: Tensor, h: int, w: int) -> Tensor:
-        """Return the tokens [N, out] of the normed rows [B, n, D] of views of h*w patches."""
+        """Return the tokens [N, out] of the normed patches [B, n, D] of views of h*w patches."""
         return normed.flatten(0, 1)
 
     @property

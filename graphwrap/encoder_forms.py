@@ -172,7 +172,7 @@ def joins_paths(paths: Mapping[str, object], encoder: object) -> bool:
 
 
 def _passes_on_its_path(encoder: MultiPathEncoder) -> bool:
-    """Return whether a module wraps its path "image" and passes on that path's method ``join``."""
+    """Return whether a module wraps its ``paths["image"]`` and passes on the method ``join``."""
     path: object = encoder.paths.get("image")
     return path is not encoder and isinstance(path, MultiPathEncoder) and path.join == encoder.join
 

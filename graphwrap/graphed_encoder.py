@@ -324,7 +324,7 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
     def _encode(
         self, inputs: Mapping[str, Inputs], out: OutTensors | None = None
     ) -> dict[str, PartialOutput]:
-        """Return the output of each input path of ``inputs``; ``out`` requires a single path."""
+        """Return the output of each kind of input in ``inputs``; ``out`` requires a single one."""
         guards.check_alone(self._lock, self.device)
         with self._lock:
             captured = self._ready()

@@ -56,7 +56,7 @@ class AttentionShape(NamedTuple):
 
     @property
     def pads(self) -> bool:
-        """Whether rows of padding may follow the last segment."""
+        """Whether rows of padding may follow the last attention sequence."""
         return not self.equal or self.segments > 1
 
     @property

@@ -148,7 +148,7 @@ class FusedAttention:
         return RelativeShape(width // parts.num_heads, h, w, relative.window, self.dtype)
 
     def _segments(self, parts: BlockParts) -> tuple[Tensor, int]:
-        """Return segment offsets of a block, int32 [segments + 1], and the longest segment."""
+        """Return offsets of a block's attention sequences, int32 [S+1], and the longest length."""
         if parts.windowed:
             return self.metadata["cu_window_seqlens"], int(self.metadata["max_window_seqlen"])
         longest = self.metadata["max_seqlen"]

@@ -81,7 +81,7 @@ class PatchEncoder(VisionEncoder):
         yield from self._run_blocks(self._embed(pixel_values, metadata), metadata, numbers)
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> object:
-        """Return the rotary angles, segment offsets and padding rows that every block reads."""
+        """Return what every block reads: rotary angles, offsets of sequences, padded rows."""
         return RotarySegments.of(metadata)
 
     def _admit_patches(self, pixel_values: Tensor, weight: Tensor, metadata: Metadata) -> Tensor:

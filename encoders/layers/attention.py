@@ -112,7 +112,7 @@ def _attend(
 
 
 def _attend_runs(q: Tensor, k: Tensor, v: Tensor, offsets: list[int], segment_rows: int) -> Tensor:
-    """Attend on the CPU with one dense call per run of segments of equal length, for speed."""
+    """Attend on the CPU with one dense call per run of equally long sequences, for speed."""
     lengths = [end - start for start, end in pairwise(offsets) if end > start]
     _check_lengths(lengths, q.shape[0], segment_rows)
     parts, start = [], 0
@@ -152,7 +152,7 @@ def _flash_takes(q: Tensor) -> bool:
 
 
 def attend_flash(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, longest: int) -> Tensor:
-    """Attend [T, H, K] with flash attention 2, which writes no rows beyond the last offset."""
+    """Attend [T, H, K] with flash attention 2, which writes no output for padding."""
     # torch's public varlen_attn also fills an unused random state in every call, one more launch.
     out: Tensor = torch.ops.aten._flash_attention_forward(
         q, k, v, cu_seqlens, cu_seqlens, longest, longest, 0.0, False, False

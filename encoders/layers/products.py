@@ -57,7 +57,7 @@ class FlatPatchEmbed(nn.Module):
         self.patch = (channels, *self.proj.kernel_size)
 
     def forward(self, patches: Tensor) -> Tensor:
-        """Embed patches [.., C*p*p], or [.., C*T*p*p] of T frames, as rows [.., D]."""
+        """Embed patches [.., C*p*p], or [.., C*T*p*p] of T frames, as vectors [.., D]."""
         return patch_product(self.proj, patches, self.patch)
 
 

@@ -85,7 +85,7 @@ def padded_offsets(
 
 
 def padding_rows(cu_seqlens: Tensor, rows: int) -> Tensor:
-    """Return which of ``rows`` packed rows lie at or beyond the last offset, bool [rows, 1, 1]."""
+    """Return which of ``rows`` packed rows are padding after all sequences, bool [rows, 1, 1]."""
     return (torch.arange(rows, device=cu_seqlens.device) >= cu_seqlens[-1])[:, None, None]
 
 
@@ -117,7 +117,7 @@ class TileSegments(NamedTuple):
 
     @classmethod
     def of(cls, metadata: Metadata, hidden: Tensor) -> TileSegments:
-        """Make the segments of tiles [B, n, D] from ``metadata``, which has to fit the tiles."""
+        """Make the offsets of tiles ``hidden`` [B, n, D] from ``metadata``, which has to fit."""
         if hidden.shape[0]:
             check_equal_segments(metadata["max_seqlen"], hidden.shape[1])
         offsets, rows = metadata["cu_seqlens"], hidden.shape[0] * hidden.shape[1]

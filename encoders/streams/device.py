@@ -35,7 +35,7 @@ class DeviceQueue:
             self._runs.wait_stream(torch.cuda.current_stream(self.device))
 
     def hold(self, rows: Tensor) -> Tensor:
-        """Return ``rows``, copied to page-locked memory if ``send`` will copy them to a GPU."""
+        """Return pixels ``rows``, in page-locked memory if ``send`` will copy them to a GPU."""
         return rows.pin_memory() if self.pins else rows
 
     def send(self, parts: Sequence[Tensor]) -> list[Tensor]:

@@ -223,7 +223,7 @@ class Capturer:
         )
 
     def _drop(self, budget: Budget, error: Exception) -> None:
-        """Record that a budget failed with ``error``, and free tensors that its traceback holds."""
+        """Record that a graph failed with ``error``, and free tensors that its traceback holds."""
         traceback.clear_frames(error.__traceback__)
         self._failed[budget] = error.with_traceback(None) if is_memory_error(error) else error
         if self.form.device.type == "cuda":

@@ -123,7 +123,7 @@ def _check_exportable(encoder: object) -> None:
 
 
 def _takes_tiles(encoder: VisionEncoder) -> bool:
-    """Return whether a row of an encoder's ``pixel_values`` is a tile [3, H, W], not a patch."""
+    """Return whether an encoder's ``pixel_values`` are tiles [B, 3, H, W], not patches [P, ..]."""
     return len(encoder.row_shape) == 3
 
 

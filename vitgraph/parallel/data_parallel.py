@@ -311,7 +311,7 @@ class DataParallelEncoder:
         return inputs.pixel_values, inputs.grid_thw
 
     def _share(self, grid_thw: GridLike) -> Shares:
-        """Assign the items of a call to ranks, for an encoder with one input path."""
+        """Assign the items of a call to ranks, for an encoder of one kind of input."""
         grids = read_grid(grid_thw)
         specs = self._paths["image"].item_specs(grids)
         return self._assign(grids, specs, [cost_of(spec) for spec in specs])
@@ -353,7 +353,7 @@ class DataParallelEncoder:
         return self._new_result(shares, fields_of(output, self.outputs))
 
     def _new_result(self, shares: Shares, fields: list[tuple[str, Tensor]]) -> RankResult:
-        """Return this rank's result from the output ``fields`` of a single-path encoder."""
+        """Return this rank's result from the output ``fields`` of an encoder of one input."""
         counts = [shares.counts(name) for name, _ in fields]
         result = RankResult(shares, fields, counts, "", self._device)
         return result._replace(about=repr((shares.grids, result.types)))
@@ -389,7 +389,7 @@ class DataParallelEncoder:
         return self._rows.gather(result)
 
     def _split(self, gathered: list[Tensor], result: RankResult) -> list[PartialOutput]:
-        """Return the output of each item as views of ``gathered``, the rows of all items."""
+        """Return the output of each item as views of ``gathered``, the fields of all items."""
         pairs = zip(gathered, result.counts, strict=True)
         fields = [rows.split(counts) for rows, counts in pairs]
         return [

@@ -1,4 +1,4 @@
-"""The result of one rank in a call: output fields, and how many rows each item has in them."""
+"""The result of one rank in a call: output fields, and each item's length on their axis 0."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RankResult(NamedTuple):
 
     @property
     def types(self) -> FieldTypes:
-        """The name, dtype and shape of each field; the shape is that of one row."""
+        """The name, dtype and shape of each output field; the shape leaves out the first axis."""
         return [(name, rows.dtype, tuple(rows.shape[1:])) for name, rows in self.fields]
 
 

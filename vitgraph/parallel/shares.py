@@ -112,14 +112,14 @@ class Shares(NamedTuple):
         return torch.cat(parts) if parts else pixel_values[:0]
 
     def counts(self, field: str) -> list[int]:
-        """Return how many rows each item has in a field of the output, or in "vectors" (one)."""
+        """Return each item's length on axis 0 of an output field, or of "vectors" (one each)."""
         if field == "vectors":
             return [1] * len(self.specs)
         hidden = field == "last_hidden_state"
         return [spec.input_size if hidden else spec.output_tokens for spec in self.specs]
 
     def most(self, counts: Sequence[int]) -> int:
-        """Return the most rows that the items of one rank have; ``counts`` are rows per item."""
+        """Return the largest sum of ``counts``, one number per item, over the items of one rank."""
         return max(sum(counts[item] for item in share) for share in self.of_ranks)
 
     def places(self, counts: Sequence[int]) -> Tensor:

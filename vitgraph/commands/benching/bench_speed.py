@@ -55,7 +55,7 @@ class BudgetFacts(TypedDict):
 
 
 class GraphFacts(TypedDict):
-    """The seconds and bytes that capturing CUDA graphs took, and the captured budgets."""
+    """The seconds and bytes that capturing CUDA graphs took, and facts of each graph."""
 
     capture_seconds: float
     arena_bytes: int

@@ -101,7 +101,7 @@ def _tiles_of(batch: BatchInputs, counts: str, encoder: VisionEncoder) -> Packed
 
 
 def read_images(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
-    """Read images [C, H, W] of Pixtral and Mistral 3, whose sides are whole numbers of tokens.
+    """Take the images [C, H, W] of Pixtral or Mistral 3, of whole tokens, out of a vLLM batch.
 
     They are divided into patches in the order that ``encoder`` takes; see :func:`read_tiles`.
     """
@@ -118,7 +118,7 @@ def read_images(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
 
 
 def read_grids(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
-    """Read patches [P, C, p, p] of Kimi-VL; arguments as in :func:`read_tiles`.
+    """Take patches [P, C, p, p] of Kimi-VL out of a vLLM batch; see :func:`read_tiles`.
 
     ``image_grid_hws`` has rows and columns of patches per image.
     """
@@ -127,7 +127,7 @@ def read_grids(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
 
 
 def read_patches(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
-    """Read the patches of all images of PaddleOCR-VL, ERNIE-4.5-VL or MiniMax-M3.
+    """Take the images' patches of PaddleOCR-VL, ERNIE-4.5-VL or MiniMax-M3 out of a vLLM batch.
 
     They are [P, columns] or, with sides of p pixels, [P, C, p, p]. vLLM before 0.33 has a list of
     such tensors of PaddleOCR-VL, or [images, P, C, p, p]. The arguments are those of
@@ -137,7 +137,7 @@ def read_patches(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
 
 
 def read_clips(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
-    """Read the patches of clips of ERNIE-4.5-VL or MiniMax-M3, [P, columns].
+    """Take the clips' patches [P, columns] of ERNIE-4.5-VL or MiniMax-M3 out of a vLLM batch.
 
     The arguments are those of :func:`read_tiles`.
     """
@@ -145,7 +145,7 @@ def read_clips(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
 
 
 def read_padded(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
-    """Read B tiles of LFM2-VL [B, S, C*p*p]: flat patches, padded to S per tile.
+    """Take B tiles of LFM2-VL [B, S, C*p*p] out of a vLLM batch: flat patches, padded to S.
 
     ``spatial_shapes`` has the rows and columns of patches per tile, ``num_patches`` the tiles per
     image. The arguments are those of :func:`read_tiles`.
@@ -158,7 +158,7 @@ def read_padded(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
 
 
 def read_chunks(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
-    """Read patches [P, C, p, p] of Kimi-K2.5; ``grid_thws`` has (t, h, w) per image or clip.
+    """Take patches [P, C, p, p] of Kimi-K2.5 out of a vLLM batch; ``grid_thws`` is (t, h, w) each.
 
     A clip has as many frames as become one set of tokens. The arguments are those of
     :func:`read_tiles`.
