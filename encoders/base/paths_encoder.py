@@ -198,7 +198,7 @@ class TilesThenImage(PathsEncoder):
     def _maps_of_items(self, features: Tensor, inputs: VisionInputs) -> list[dict[str, Tensor]]:
         """Return the feature maps of each item by name: "image" and, if it has tiles, "tiles".
 
-        Maps are [1, h, w, D] and [1, rows*h, columns*w, D] for views of h*w patches or tokens.
+        A view of h*w patches or tokens makes [1, h, w, D]; tiles make [1, rows*h, columns*w, D].
         """
         views = self._views(inputs)
         patches = [prod(grid) for _, _, grid, _ in views]
