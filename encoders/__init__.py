@@ -1,13 +1,14 @@
 """Reference vision encoders in pure PyTorch: one file per family, one contract for all families.
 
 The source and the repo ids of a family are listed at the top of its file. Other packages import the
-names in ``__all__`` of this package and of ``contract``, ``grids``, ``inputs``, ``streams`` and
-``accelerated``; all other modules are private. Importing an encoder imports no image library:
-``Video``, ``ItemError`` and a few more are imported when they are first used. Besides the families
-there are:
+names in ``__all__`` of this package and of ``contract``, ``grids``, ``inputs``, ``streams``,
+``accelerated`` and ``internals``; all other modules are private. Importing an encoder imports no
+image library: ``Video``, ``ItemError`` and a few more are imported when they are first used.
+Besides the families there are:
 
 - ``data``: what encoders take and return; ``contract``: also what graphs ask of an encoder
 - ``grids``: grids read and checked; ``hf_config``, ``configs``: configs read, and their sizes
+- ``internals``: helpers that other packages use and users do not
 - ``block_parts``: the layers of a block by role, for accelerators
 - ``base``: the base classes; ``layers``: layers that several families share
 - ``inputs``: images and videos to pixels; ``streams``: ``encode`` and ``encode_many``
@@ -49,12 +50,10 @@ from .ernie4_5_vl import Ernie4_5VLConfig, Ernie4_5VLEncoder
 from .gemma4 import Gemma4Config, Gemma4Encoder
 from .glm4v import Glm4VConfig, Glm4VEncoder
 from .glm_ocr import GlmOCRConfig, GlmOCREncoder
-from .hf_config import read_ratio, read_size
 from .idefics3 import Idefics3Config, Idefics3Encoder
 from .intern_vit import InternViT, InternViTConfig
 from .layers.blocks import BlockSizes, Gelu
 from .layers.sam import SamSizes
-from .layers.torch_internals import share_modules
 from .lfm2_vl import Lfm2VLConfig, Lfm2VLEncoder
 from .llama4 import Llama4Config, Llama4Encoder
 from .minimax_m3 import MiniMaxM3Config, MiniMaxM3Encoder
@@ -70,8 +69,7 @@ from .step3 import Step3Config, Step3Encoder
 from .step3_vl import Step3VLConfig, Step3VLEncoder
 
 if TYPE_CHECKING:
-    from .base.attention_maps import attention_maps
-    from .base.saving import Publication, in_halves, in_pairs
+    from .base.saving import Publication
     from .inputs.intake import Video
     from .streams.pruning import PrunedTokens, prune_video_tokens
     from .streams.stream import ItemError
@@ -153,22 +151,13 @@ __all__ = [
     "VisionConfig",
     "VisionEncoder",
     "VisionInputs",
-    "attention_maps",
-    "in_halves",
-    "in_pairs",
     "prune_video_tokens",
-    "read_ratio",
-    "read_size",
-    "share_modules",
 ]
 
 _MODULES = {
     "ItemError": ".streams.stream",
     "PrunedTokens": ".streams.pruning",
     "Publication": ".base.saving",
-    "attention_maps": ".base.attention_maps",
-    "in_halves": ".base.saving",
-    "in_pairs": ".base.saving",
     "Video": ".inputs.intake",
     "prune_video_tokens": ".streams.pruning",
 }

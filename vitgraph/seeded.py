@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from encoders import in_halves
+from encoders.internals import in_halves
 from weights import (
     FAMILIES,
     Family,

@@ -18,9 +18,10 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from encoders import Encoder, Publication, in_pairs
+from encoders import Encoder, Publication
 from encoders.contract import Preprocessor
 from encoders.inputs import image_section
+from encoders.internals import in_pairs
 
 from .errors import CheckpointError, DamagedError
 from .files.index import PROCESSOR_FILES

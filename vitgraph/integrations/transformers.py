@@ -25,9 +25,9 @@ from encoders import (
     PatchEncoder,
     PathsEncoder,
     VisionEncoder,
-    share_modules,
 )
 from encoders.contract import Grid, PathInputs, VisionInputs
+from encoders.internals import share_modules
 from graphwrap import GraphedEncoder
 
 from .model_towers.calls import Passing

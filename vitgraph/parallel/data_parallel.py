@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from encoders import Encoder, attention_maps
+from encoders import Encoder
 from encoders.contract import (
     EncoderItemSpec,
     Grid,
@@ -24,6 +24,7 @@ from encoders.contract import (
     VisionInputs,
 )
 from encoders.grids import read_grid
+from encoders.internals import attention_maps
 from encoders.streams import (
     AttentionAsked,
     EncodesItems,

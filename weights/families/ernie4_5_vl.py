@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 from math import isqrt
 
-from encoders import Ernie4_5VLConfig, Ernie4_5VLEncoder, read_ratio, read_size
+from encoders import Ernie4_5VLConfig, Ernie4_5VLEncoder
+from encoders.internals import read_ratio, read_size
 
 from ..layouts import Layout, Prefix
 from ..published import family_facts

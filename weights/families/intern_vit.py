@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from encoders import InternViT, InternViTConfig, read_size
+from encoders import InternViT, InternViTConfig
+from encoders.internals import read_size
 
 from ..layouts import Layout, Prefix
 from ..published import family_facts

@@ -18,9 +18,8 @@ from encoders import (
     Qwen2VLEncoder,
     Qwen3VLConfig,
     Qwen3VLEncoder,
-    read_ratio,
-    read_size,
 )
+from encoders.internals import read_ratio, read_size
 
 from ..layouts import Layout, Prefix
 from ..published import family_facts
