@@ -81,14 +81,22 @@ def test_sdist_carries_what_a_wheel_is_built_of(tmp_path: Path) -> None:
     subprocess.run([*command, str(ROOT)], check=True, capture_output=True)  # wheel from the sdist
     (path,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(path) as archive:
-        names = {name.partition("/")[2] for name in archive.getnames()}
+        modes = {member.name.partition("/")[2]: member.mode for member in archive.getmembers()}
+    names = set(modes)
     assert names >= {"LICENSE", "NOTICE", "README.md", "SECURITY.md", "Makefile"}
     assert names >= {f"{package}/py.typed" for package in PACKAGES}
     folders = {name.split("/")[0] for name in names if "/" in name}
-    assert folders == {*PACKAGES, "tests", "benchmarks", "docs", "examples", "notebooks"}
+    assert folders == {*PACKAGES, "tests", "benchmarks", "docs", "examples", "notebooks", ".ci"}
     assert names >= {"constraints.txt", "constraints-oldest.txt", "mkdocs.yml"}
+    assert names >= {".pre-commit-config.yaml", "CONTRIBUTING.md", "CHANGELOG.md"}
+    assert modes[".ci/run"] & 0o100  # the shipped tests of make ask that CI can run it
     (built,) = tmp_path.glob("*.whl")
     assert "vitgraph/embedding/planning/scale_h200.json" in ZipFile(built).namelist()
+
+
+def test_the_summary_names_strict_loading_and_cuda_graphs(metadata: Message) -> None:
+    assert "strictly by its Hugging Face repo id" in metadata["Summary"]
+    assert "CUDA graphs" in metadata["Summary"]
 
 
 def test_transformers_is_not_a_dependency_of_any_extra(metadata: Message) -> None:
