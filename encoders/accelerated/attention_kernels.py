@@ -24,7 +24,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ..layers.attention import attend_flash, attention
+from ..layers.attention import attention
+from ..layers.torch_internals import attend_flash
 from .flash_attn_4 import flash4_forward
 
 HALF_DTYPES = (torch.float16, torch.bfloat16)

@@ -104,9 +104,13 @@ def _attend(
     elif q.device.type != "cuda" or q.dtype == torch.float64:
         out = _attend_masked(q, k, v, cu_seqlens)
     elif _flash_takes(q):
+        from .torch_internals import attend_flash
+
         out = attend_flash(q, k, v, cu_seqlens, max(int(max_seqlen), 1))
     else:
-        out = _attend_efficient(q, k, v, cu_seqlens, max(int(max_seqlen), 1))
+        from .torch_internals import attend_efficient
+
+        out = attend_efficient(q, k, v, cu_seqlens, max(int(max_seqlen), 1))
     padding = padding_rows(cu_seqlens, q.shape[0]) if padding is None else padding
     return out.masked_fill(padding, 0.0) if out.requires_grad else out.masked_fill_(padding, 0.0)
 
@@ -149,35 +153,6 @@ def _flash_takes(q: Tensor) -> bool:
     half = q.dtype in (torch.float16, torch.bfloat16)
     fits = q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
     return half and fits and torch.cuda.get_device_capability(q.device) >= (8, 0)
-
-
-def attend_flash(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, longest: int) -> Tensor:
-    """Attend [T, H, K] with flash attention 2, which writes no output for padding."""
-    # torch's public varlen_attn also fills an unused random state in every call, one more launch.
-    out: Tensor = torch.ops.aten._flash_attention_forward(
-        q, k, v, cu_seqlens, cu_seqlens, longest, longest, 0.0, False, False
-    )[0]
-    return out
-
-
-def _attend_efficient(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, longest: int) -> Tensor:
-    pad = -q.shape[-1] % 8  # the kernel wants 16-byte rows; zeros change neither scores nor values
-    scale = q.shape[-1] ** -0.5
-    wide = [F.pad(x, (0, pad)) if pad else x for x in (q, k, v)]
-    needs_lse = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
-    out: Tensor = torch.ops.aten._efficient_attention_forward(
-        *(x.unsqueeze(0) for x in wide),
-        None,
-        cu_seqlens,
-        cu_seqlens,
-        longest,
-        longest,
-        0.0,
-        0,
-        needs_lse,
-        scale=scale,
-    )[0]
-    return out.squeeze(0)[..., : q.shape[-1]]
 
 
 def _attend_masked(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor) -> Tensor:

@@ -7,18 +7,20 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from support.source_trees import tree_of
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("encoders", "graphwrap", "weights", "vitgraph")
 PRIVATE = re.compile(
-    r"torch\._[a-z]|torch\._C|_current_level|_global_forward|_get_backend|\._version\b"
+    r"torch\.(?:ops\.\w+\.)?_[a-z]|torch\._C|_current_level|_global_forward|_get_backend|\._version\b"
     r"|(?<!self)\._(?:modules|parameters|buffers|(?:for|back)ward_(?:pre_)?hooks)\b"
 )
 """Names of torch that it does not promise, and those by which a module keeps what is in it."""
 HOMES = {
     "graphwrap/torch_internals.py": "captures, streams, and the modules that graphs guard",
-    "encoders/layers/torch_internals.py": "hooks and dicts of modules, autograd, and products",
+    "encoders/layers/torch_internals.py": "dicts of modules, autograd, attention, and products",
     "vitgraph/parallel/torch_internals.py": "how long a process group waits",
 }
 """The files that use such names, and what for."""
@@ -36,6 +38,11 @@ def sources() -> list[Path]:
 def test_private_names_of_torch_stand_in_their_homes_alone() -> None:
     used = {path for path in sources() if PRIVATE.search(path.read_text())}
     assert {str(path.relative_to(ROOT)) for path in used} == set(HOMES)
+
+
+@pytest.mark.parametrize("name", ["torch.ops.aten._flash_attention_forward", "torch._scaled_mm"])
+def test_private_operators_of_torch_are_found(name: str) -> None:
+    assert PRIVATE.search(f"{name}(q)")
 
 
 def module_names(tree: ast.Module) -> set[str]:
