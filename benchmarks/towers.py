@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from encoders.base.vision_encoder import VisionEncoder
 from tests.oracles import BY_NAME, Grids
-from weights import PUBLISHED
+from weights.published import PUBLISHED
 
 SIZES_MIX8 = (
     (224, 224),

@@ -32,7 +32,8 @@ from torch import Tensor
 
 from encoders.contract import EncoderOutput, PartialOutput
 from encoders.streams import Pool
-from weights import JsonObject, TensorEntry, header_bytes, writing_whole
+from weights import JsonObject
+from weights.files import TensorEntry, header_bytes, writing_whole
 
 from . import __version__
 from .devices import enough_disk

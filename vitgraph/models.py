@@ -7,7 +7,8 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from weights import FamilyFacts, JsonDict, PublishedModel
+    from weights import JsonDict
+    from weights.published import FamilyFacts, PublishedModel
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def list_models(pattern: str = "*") -> list[str]:
     Returns:
         Sorted repo ids; an empty list if none matches.
     """
-    from weights import PUBLISHED
+    from weights.published import PUBLISHED
 
     pattern = pattern.lower()
     return [
@@ -82,7 +83,7 @@ def published_towers(pattern: str = "*") -> list[PublishedTower]:
     Returns:
         One entry per family and config, with every repo id that has it.
     """
-    from weights import PUBLISHED, family_facts
+    from weights.published import PUBLISHED, family_facts
 
     wanted = set(list_models(pattern))
     towers: dict[tuple[str, int, int], list[PublishedModel]] = {}

@@ -20,18 +20,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from encoders.internals import in_halves
-from weights import (
-    FAMILIES,
-    Family,
-    JsonDict,
-    JsonObject,
-    Layout,
-    Prefix,
-    PublishedModel,
-    build_config,
-    family_facts,
-    vision_section,
-)
+from weights import FAMILIES, Family, JsonDict, JsonObject, Layout, Prefix, build_config
+from weights.files import vision_section
+from weights.published import PublishedModel, family_facts
 
 __all__ = ["SEEDED", "write_seeded_checkpoint"]
 

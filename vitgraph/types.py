@@ -62,7 +62,8 @@ from graphwrap import (
     OutTensors,
     Preprocess,
 )
-from weights import CheckpointInfo, DtypeName, FamilyConfig, Fetch, JsonDict, Route
+from weights import CheckpointInfo, DtypeName, FamilyConfig, Fetch, JsonDict
+from weights.files import Route
 
 from .analysis.colours import Maps
 from .analysis.nearest import NearestPatch

@@ -1,8 +1,9 @@
 """Checkpoints: find one by repo id or path, take its vision tower, strictly and safely.
 
 Encoders, and with them torch, are imported at their first use: fetching a tower and managing the
-cache need neither. Other packages import the names in ``__all__``, and no module of this one. These
-are the modules, in the order in which a load uses them:
+cache need neither. Other packages import the names in ``__all__`` of this package and of ``files``
+and ``published``; all other modules are private. These are the modules, in the order in which a
+load uses them:
 
 - ``opening``: a checkpoint opened by repo id, folder or file
 - ``files``: the files of a checkpoint: read, checked and written
@@ -32,21 +33,9 @@ if TYPE_CHECKING:
     from .cache.listing import remove_cached as remove_cached
     from .extraction import extract_encoder as extract_encoder
     from .families import FAMILIES as FAMILIES
-    from .families import LAYOUTS as LAYOUTS
     from .families import build_config as build_config
     from .families.family import Family as Family
     from .families.family import FamilyConfig as FamilyConfig
-    from .files.index import read_contents as read_contents
-    from .files.snapshot import Route as Route
-    from .files.tensor_file import TensorEntry as TensorEntry
-    from .files.tensor_file import file_crc32 as file_crc32
-    from .files.tensor_file import header_bytes as header_bytes
-    from .files.tower_folder import vision_section as vision_section
-    from .files.writing import flush as flush
-    from .files.writing import lock as lock
-    from .files.writing import temporary_beside as temporary_beside
-    from .files.writing import write_whole as write_whole
-    from .files.writing import writing_whole as writing_whole
     from .hub.repo import Fetch as Fetch
     from .hub.repo import HubOptions as HubOptions
     from .inspection import CheckpointInfo as CheckpointInfo
@@ -61,40 +50,19 @@ if TYPE_CHECKING:
     from .match import STORED_DTYPES as STORED_DTYPES
     from .opening import open_checkpoint as open_checkpoint
     from .opening import resolve_commit as resolve_commit
-    from .published import NO_VIDEO as NO_VIDEO
-    from .published import PUBLISHED as PUBLISHED
-    from .published import FamilyFacts as FamilyFacts
-    from .published import PublishedModel as PublishedModel
-    from .published import check_family as check_family
-    from .published import family_facts as family_facts
-    from .published import similar_names as similar_names
     from .strict_json import JsonDict as JsonDict
     from .strict_json import JsonObject as JsonObject
 
 _NAMES = {
     "cache.listing": ("CachedTower", "list_cached", "remove_cached"),
     "extraction": ("extract_encoder",),
-    "families": ("FAMILIES", "LAYOUTS", "build_config"),
+    "families": ("FAMILIES", "build_config"),
     "families.family": ("Family", "FamilyConfig"),
-    "files.index": ("read_contents",),
-    "files.snapshot": ("Route",),
-    "files.tensor_file": ("TensorEntry", "file_crc32", "header_bytes"),
-    "files.tower_folder": ("vision_section",),
-    "files.writing": ("flush", "lock", "temporary_beside", "write_whole", "writing_whole"),
     "hub.repo": ("Fetch", "HubOptions"),
     "inspection": ("CheckpointInfo", "inspect_checkpoint"),
     "layouts": ("Layout", "Prefix", "Slot"),
     "load": ("DtypeName", "accelerator", "describe_encoder", "load_encoder"),
     "match": ("STORED_DTYPES",),
-    "published": (
-        "NO_VIDEO",
-        "PUBLISHED",
-        "FamilyFacts",
-        "PublishedModel",
-        "check_family",
-        "family_facts",
-        "similar_names",
-    ),
     "opening": ("open_checkpoint", "resolve_commit"),
     "strict_json": ("JsonDict", "JsonObject"),
 }

@@ -20,6 +20,16 @@ from typing import TYPE_CHECKING, TypedDict
 from .errors import LONGEST_COMPARED
 from .strict_json import JsonDict, JsonObject
 
+__all__ = [
+    "NO_VIDEO",
+    "PUBLISHED",
+    "FamilyFacts",
+    "PublishedModel",
+    "check_family",
+    "family_facts",
+    "similar_names",
+]
+
 FOLDER = Path(__file__).with_name("families")
 """The folder that holds a Python file with records of families, and a JSON file per family."""
 NO_VIDEO = "no"

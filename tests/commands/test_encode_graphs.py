@@ -20,8 +20,9 @@ from vitgraph.features import load_features
 from vitgraph.seeded import SEEDED as RECIPES
 from vitgraph.seeded import write_seeded_checkpoint
 from vitgraph.video import write_video
-from weights import FAMILIES, LAYOUTS, PUBLISHED, load_encoder
-from weights.published import NO_VIDEO
+from weights import FAMILIES, load_encoder
+from weights.families import LAYOUTS
+from weights.published import NO_VIDEO, PUBLISHED
 
 SEEDED = {
     family.name: next(

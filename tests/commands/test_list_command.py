@@ -15,8 +15,8 @@ from vitgraph import list_models
 from vitgraph.cli import build_parser, main
 from vitgraph.commands.arguments import COMMANDS, parse
 from vitgraph.commands.towers import FINE_TUNES
-from weights import FAMILIES, PUBLISHED
-from weights.published import NO_VIDEO
+from weights import FAMILIES
+from weights.published import NO_VIDEO, PUBLISHED
 
 Cli = Callable[..., str]
 

@@ -15,17 +15,11 @@ from torch import nn
 from oracles import BY_NAME
 from support.hub.checkpoints import LAYOUTS
 from vitgraph.seeded import SEEDED, seeded_tower, small_config, write_seeded_checkpoint
-from weights import (
-    FAMILIES,
-    PUBLISHED,
-    Family,
-    PublishedModel,
-    inspect_checkpoint,
-    load_encoder,
-)
+from weights import FAMILIES, Family, inspect_checkpoint, load_encoder
 from weights.errors import CheckpointError
 from weights.families import FamilyConfig, build_config, find_family
 from weights.layouts import Layout, Prefix
+from weights.published import PUBLISHED, PublishedModel
 
 
 def stored(folder: Path) -> dict[str, tuple[int, ...]]:

@@ -25,14 +25,8 @@ from support.hub.client import REPO
 from support.hub.server import HubServer
 from support.photographs import china
 from vitgraph.seeded import write_seeded_checkpoint
-from weights import (
-    FAMILIES,
-    PUBLISHED,
-    CheckpointError,
-    extract_encoder,
-    inspect_checkpoint,
-    load_encoder,
-)
+from weights import FAMILIES, CheckpointError, extract_encoder, inspect_checkpoint, load_encoder
+from weights.published import PUBLISHED
 
 KINDS = ["deepseek_vl", "deepseek_vl_hybrid"]
 LOW = {

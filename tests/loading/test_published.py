@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from support.families.json_files import formatted
-from weights import FAMILIES, PUBLISHED, Family, PublishedModel, published
+from weights import FAMILIES, Family, published
 from weights.families import build_config
+from weights.published import PUBLISHED, PublishedModel
 from weights.strict_json import parse_json
 
 FILES = sorted(published.FOLDER.glob("*.json"))

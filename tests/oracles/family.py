@@ -13,7 +13,7 @@ from encoders.base.tile_encoder import TileEncoder
 from encoders.base.vision_encoder import VisionEncoder
 from encoders.contract import EncoderOutput
 from weights import FAMILIES as RECORDS
-from weights import PUBLISHED
+from weights.published import PUBLISHED
 
 from .configs import Config
 from .keys import State

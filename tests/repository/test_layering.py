@@ -65,6 +65,8 @@ FACES = {
     "encoders.streams",
     "graphwrap",
     "weights",
+    "weights.files",
+    "weights.published",
 }
 # What the files at the top of ``encoders`` are, besides the families.
 COMMON = {

@@ -268,7 +268,9 @@ def check_repo(repo: str, hub: HubKeywords, family: str | None = None) -> None:
             checkpoint.
         ValueError: keywords that contradict each other, or an unknown family.
     """
-    from weights import PUBLISHED, HubOptions, check_family, open_checkpoint, read_contents
+    from weights import HubOptions, open_checkpoint
+    from weights.files import read_contents
+    from weights.published import PUBLISHED, check_family
 
     check_family(family)
     wanted = HubOptions(**hub)

@@ -13,7 +13,7 @@ from ..models import PublishedTower, published_towers
 from ..terminal import format_table
 
 if TYPE_CHECKING:
-    from weights import FamilyFacts
+    from weights.published import FamilyFacts
 
 TOWERS_HEADER = ("parameters", "projector", "layouts", "repo ids")
 WIDTH = 100
@@ -43,7 +43,7 @@ def list_towers(options: argparse.Namespace) -> None:
     Raises:
         ValueError: the pattern matches no repo id; with ``--json`` the list is empty instead.
     """
-    from weights import similar_names
+    from weights.published import similar_names
 
     towers = published_towers(options.pattern)
     if options.json:
@@ -91,7 +91,7 @@ def _towers_text(towers: Sequence[PublishedTower]) -> str:
 
 
 def _heading(family: FamilyFacts) -> str:
-    from weights import NO_VIDEO
+    from weights.published import NO_VIDEO
 
     graphs = f"graphs of images: {family.replays['image']}"
     if family.video == NO_VIDEO:

@@ -49,7 +49,7 @@ from encoders import (
 )
 from encoders.contract import EncoderOutput, PartialOutput
 from graphwrap import GraphedEncoder
-from weights import flush, temporary_beside
+from weights.files import flush, temporary_beside
 
 from ..devices import DTYPES
 from .storage import STORE, STORED, TENSOR, LocalFolder, local_folder

@@ -41,7 +41,7 @@ import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from weights import file_crc32
+from weights.files import file_crc32
 
 from .manifest import Manifest
 from .parquet_files import VECTORS, Array, read_arrays, write_tokens, write_vectors

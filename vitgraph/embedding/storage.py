@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from weights import flush, lock, temporary_beside, writing_whole
+from weights.files import flush, lock, temporary_beside, writing_whole
 
 from .sources.files import explaining, is_remote, local_path, open_filesystem, protocol_of
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from weights import file_crc32
+from weights.files import file_crc32
 
 from ..terminal import counted
 from .manifest import Manifest, digest_keys

@@ -16,7 +16,7 @@ from pathlib import Path
 from PIL import Image
 
 from encoders.inputs import to_rgb
-from weights import write_whole
+from weights.files import write_whole
 
 from ..devices import enough_disk
 from ..embedding.sources.reading import ImageReader

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from weights import PUBLISHED
-from weights.published import family_facts, family_names
+from weights.published import PUBLISHED, family_facts, family_names
 
 
 @cache
