@@ -23,7 +23,7 @@ counts; (t, h, w) a grid, p patch size, m merge size, s side of a square. An ima
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Literal, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +45,9 @@ from .data import (
     VisionInputs,
     output_like,
 )
+
+if TYPE_CHECKING:
+    from .inputs.intake import ImageLike, VideoLike
 
 __all__ = [
     "OUTPUT_FIELDS",
@@ -104,8 +107,8 @@ class Preprocessor(Protocol):
 
     def __call__(
         self,
-        images: Sequence[object] = (),
-        videos: Sequence[object] = (),
+        images: Sequence[ImageLike] = (),
+        videos: Sequence[VideoLike] = (),
         *,
         min_pixels: int | None = None,
         max_pixels: int | None = None,

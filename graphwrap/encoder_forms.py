@@ -33,6 +33,7 @@ from .torch_internals import compiled
 
 if TYPE_CHECKING:
     from encoders.contract import Accelerator, EncoderConfig, Kernels, Precision
+    from encoders.streams import Images, Videos
 
     FormKernels: TypeAlias = Kernels | Literal["reference"]
 
@@ -89,8 +90,8 @@ class Preprocess(Protocol):
 
     def __call__(
         self,
-        images: Sequence[object] = (),
-        videos: Sequence[object] = (),
+        images: Images = (),
+        videos: Videos = (),
         *,
         min_pixels: int | None = None,
         max_pixels: int | None = None,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from encoders.inputs import read_images, to_rgb
+from encoders.inputs import ImageLike, read_images, to_rgb
 
 from .analysis.colours import Maps, feature_rgb, require_map
 from .analysis.nearest import nearest_patches
@@ -41,7 +41,7 @@ _NOTE_ROTATED = ",\nrotated to agree with the colours of the first encoder."
 
 
 def plot_feature_maps(
-    images: Sequence[object],
+    images: Sequence[ImageLike],
     maps: Maps | Mapping[str, Maps],
     *,
     titles: Sequence[str] | None = None,
@@ -198,7 +198,7 @@ def _fill_columns(
 
 
 def plot_nearest_patches(
-    images: tuple[object, object],
+    images: tuple[ImageLike, ImageLike],
     maps: tuple[Tensor, Tensor],
     points: Sequence[tuple[int, int]],
     *,

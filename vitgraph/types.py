@@ -49,8 +49,8 @@ from encoders import (
     VisionConfig,
 )
 from encoders.contract import DeviceOrDtype, Kernels, Precision
-from encoders.inputs import AnyArray
-from encoders.streams import Heads, OnError, Pool, Queries, VectorPool
+from encoders.inputs import AnyArray, ImageLike, ItemLike, VideoLike
+from encoders.streams import Heads, Images, OnError, Pool, Queries, VectorPool, Videos
 from graphwrap import (
     Backend,
     BackendInUse,
@@ -98,7 +98,10 @@ __all__ = [
     "GridLike",
     "Heads",
     "Idefics3Config",
+    "ImageLike",
+    "Images",
     "InternViTConfig",
+    "ItemLike",
     "JsonDict",
     "Kernels",
     "Lfm2VLConfig",
@@ -134,5 +137,7 @@ __all__ = [
     "Step3VLConfig",
     "TileConfig",
     "VectorPool",
+    "VideoLike",
+    "Videos",
     "VisionConfig",
 ]

@@ -20,6 +20,7 @@ from .feature_maps import MapsFeatures
 
 if TYPE_CHECKING:
     from ..contract import EncoderConfig, Kernels, Precision, Preprocessor
+    from ..inputs.intake import ImageLike, VideoLike
     from ..streams.calls import ItemEncoder
     from ..streams.keywords import AttentionAsked
     from .saving import Publication
@@ -186,7 +187,7 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
         return ItemEncoder(self, paths, paths, self.device, stager=stager, head=head)
 
     def _attention_maps(
-        self, images: Sequence[object], videos: Sequence[object], asked: AttentionAsked
+        self, images: Sequence[ImageLike], videos: Sequence[VideoLike], asked: AttentionAsked
     ) -> list[list[Tensor]]:
         from .attention_maps import attention_maps
 
@@ -220,8 +221,8 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
 
     def preprocess(
         self,
-        images: Sequence[object] = (),
-        videos: Sequence[object] = (),
+        images: Sequence[ImageLike] = (),
+        videos: Sequence[VideoLike] = (),
         *,
         min_pixels: int | None = None,
         max_pixels: int | None = None,

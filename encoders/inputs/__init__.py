@@ -16,7 +16,7 @@ Other packages import the names in ``__all__`` from here, not from the modules.
 from .clips import read_video
 from .image_files import naming, open_image
 from .images import StagedItem, resize
-from .intake import AnyArray, Video, read_images, to_rgb
+from .intake import AnyArray, ImageLike, ItemLike, Video, VideoLike, read_images, to_rgb
 from .preprocessors.deepseek_ocr import OcrPreprocessor
 from .preprocessors.deepseek_vl import HybridPreprocessor, SquarePreprocessor
 from .preprocessors.deepseek_vl2 import CandidatePreprocessor
@@ -36,6 +36,8 @@ __all__ = [
     "CanvasPreprocessor",
     "CropPreprocessor",
     "HybridPreprocessor",
+    "ImageLike",
+    "ItemLike",
     "OcrPreprocessor",
     "PatchPreprocessor",
     "SquarePreprocessor",
@@ -43,6 +45,7 @@ __all__ = [
     "TilePreprocessor",
     "Video",
     "VideoFrames",
+    "VideoLike",
     "ViewPreprocessor",
     "image_section",
     "naming",

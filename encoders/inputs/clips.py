@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 from torch import Tensor
 
 from .image_files import naming
-from .intake import Video, is_one_image, is_picture, to_rgb
+from .intake import ImageLike, Video, VideoLike, is_one_image, is_picture, to_rgb
 from .video_files import VideoFrames
 
 IMAGES_ALONE = "this tower takes images alone: pass the frames of a video as images"
@@ -31,8 +31,8 @@ class ChooseFrames(Protocol):
         ...
 
 
-def read_item(item: object) -> tuple[bool, object]:
-    """Return whether an item of a stream is a clip, and the image or clip itself.
+def read_item(item: object) -> tuple[list[ImageLike], list[VideoLike]]:
+    """Return the images and the videos of an item of a stream: one image, or else one clip.
 
     A :class:`Video`, a list of frames and an array or tensor of four dimensions are clips. A dict
     is a row of a ``datasets`` column: {"bytes", "path"}, {"image": ...} or {"video": ...}.
@@ -43,14 +43,17 @@ def read_item(item: object) -> tuple[bool, object]:
     if isinstance(item, Mapping):
         for name in ("video", "image", "bytes", "path"):
             if item.get(name) is not None:
-                return (True, item[name]) if name == "video" else read_item(item[name])
+                return ([], [item[name]]) if name == "video" else read_item(item[name])
         raise ValueError(
             f"a dict with {', '.join(map(repr, item)) or 'no keys'}: it needs 'image', 'video', "
             "'bytes' or 'path'; else pass the image itself"
         )
     if isinstance(item, np.ndarray | Tensor):
-        return item.ndim == 4, item
-    return isinstance(item, Video | Sequence) and not is_one_image(item), item
+        is_clip = item.ndim == 4
+    else:
+        is_clip = isinstance(item, Video | Sequence) and not is_one_image(item)
+    # Which kind of image or clip it is, and whether it is one, is checked where it is converted.
+    return ([], [cast("VideoLike", item)]) if is_clip else ([cast("ImageLike", item)], [])
 
 
 def read_video(file: str | os.PathLike[str]) -> Video:
@@ -72,7 +75,9 @@ def read_video(file: str | os.PathLike[str]) -> Video:
 
 
 def read_videos(
-    videos: object, choose: ChooseFrames, error: ValueError | None = None
+    videos: VideoLike | Iterable[VideoLike],
+    choose: ChooseFrames,
+    error: ValueError | None = None,
 ) -> list[list[Tensor]]:
     """Convert the chosen frames of every video with :func:`to_rgb`.
 
@@ -90,15 +95,14 @@ def read_videos(
         ValueError: a bad frame, frames of different sizes, no frames, something that is no video,
             or ``error``.
     """
-    if _is_one_video(videos):
-        videos = [videos]
-    is_array = isinstance(videos, np.ndarray | Tensor)
-    if (is_one_image(videos) and not is_array) or not isinstance(videos, Iterable):
+    several: object = [videos] if _is_one_video(videos) else videos
+    is_array = isinstance(several, np.ndarray | Tensor)
+    if (is_one_image(several) and not is_array) or not isinstance(several, Iterable):
         raise ValueError(
             f"videos is one {type(videos).__name__}: pass a video, or a list of videos"
         )
     clips = []
-    for number, video in enumerate(videos):
+    for number, video in enumerate(several):
         if error is not None:
             raise error.with_traceback(None)
         with naming(f"video {number}"):

@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Protocol, cast, runtime_checkable
+from typing import IO, Protocol, TypeAlias, cast, runtime_checkable
 
 from PIL import Image, ImageOps, UnidentifiedImageError
 
@@ -26,6 +26,9 @@ class Readable(Protocol):
 
     def seek(self, offset: int, whence: int = 0, /) -> int: ...
 
+
+FileLike: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview | Readable
+"""An image file: its path, its bytes, or the open binary file."""
 
 DAMAGED = (
     OSError,
@@ -51,9 +54,7 @@ _LOCKS = tuple(threading.Lock() for _ in range(1021))
 the same one, and if both read it at once, PIL decodes wrong data."""
 
 
-def open_image(
-    source: str | os.PathLike[str] | bytes | bytearray | memoryview | Readable,
-) -> Image.Image:
+def open_image(source: FileLike) -> Image.Image:
     """Decode an image file, and turn it upright by its EXIF orientation.
 
     Args:

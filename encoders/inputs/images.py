@@ -19,6 +19,7 @@ from PIL import Image
 from torch import Tensor
 
 from ..data import Grid, Limits, VisionInputs
+from .intake import ImageLike, VideoLike
 from .processor_files import PerChannel, Resample
 from .sampling import read_rate
 from .sizes import MOST_PIXELS
@@ -49,8 +50,8 @@ class StagedPreprocessor(Protocol):
 
     def stage(
         self,
-        images: Sequence[object],
-        videos: Sequence[object],
+        images: Sequence[ImageLike],
+        videos: Sequence[VideoLike],
         limits: Limits,
         pinned: bool = False,
     ) -> list[StagedItem]:

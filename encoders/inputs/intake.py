@@ -32,23 +32,31 @@ from PIL import Image
 from PIL.ImageFile import ImageFile
 from torch import Tensor
 
-from .image_files import DAMAGED, Readable, lock_of, naming, open_image
+from .image_files import DAMAGED, FileLike, Readable, lock_of, naming, open_image
 
 AnyArray: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.generic[object]]]"
 """An array of numpy of any shape and any type of numbers."""
+FileFields: TypeAlias = Mapping[str, bytes | str | None]
+"""An image of the ``datasets`` package that is not decoded: its "bytes", or its "path"."""
+ImageLike: TypeAlias = "Image.Image | AnyArray | Tensor | FileLike | FileFields"
+"""One image in a form that :func:`to_rgb` takes."""
+VideoLike: TypeAlias = "Video | str | os.PathLike[str] | AnyArray | Tensor | Sequence[ImageLike]"
+"""One video: frames with their rate, the path of a video file, or frames alone."""
+ItemLike: TypeAlias = "ImageLike | VideoLike | Mapping[str, object]"
+"""One item of a stream: an image, a clip, or a row of a ``datasets`` column."""
 
 
 @dataclass(frozen=True)
 class Video:
     """The frames of a video, and their rate, which sampling with ``fps=`` needs (24 if None)."""
 
-    frames: Sequence[object] | AnyArray | Tensor
+    frames: Sequence[ImageLike] | AnyArray | Tensor
     """A sequence of images of one size, numpy [F, H, W, C] or a uint8 tensor [F, C, H, W]."""
     fps: float | None = None
     """The frames per second at which the frames of the source were recorded."""
 
 
-def to_rgb(image: object) -> Tensor:
+def to_rgb(image: ImageLike) -> Tensor:
     """Convert one image to a uint8 tensor [3, H, W] on the CPU, which may share its memory.
 
     Args:
@@ -87,18 +95,18 @@ def to_rgb(image: object) -> Tensor:
     )
 
 
-def _from_mapping(image: Mapping[object, object]) -> Tensor:
+def _from_mapping(image: FileFields) -> Tensor:
     """Convert an undecoded image of the ``datasets`` package: its "bytes", else its "path"."""
     for name in ("bytes", "path"):
-        if image.get(name) is not None:
-            return to_rgb(image[name])
+        if (file := image.get(name)) is not None:
+            return to_rgb(file)
     raise ValueError(
         f'is a dict of {sorted(map(str, image))}: an image of the datasets package has "bytes" or '
         '"path"'
     )
 
 
-def read_images(images: object) -> list[Tensor]:
+def read_images(images: ImageLike | Iterable[ImageLike]) -> list[Tensor]:
     """Convert every image with :func:`to_rgb`.
 
     Args:
@@ -111,14 +119,13 @@ def read_images(images: object) -> list[Tensor]:
     Raises:
         ValueError: what :func:`to_rgb` raises, with the number of the image.
     """
-    if is_one_image(images):
-        images = [images]
-    if not isinstance(images, Iterable):
+    several: object = [images] if is_one_image(images) else images
+    if not isinstance(several, Iterable):
         raise ValueError(
             f"images is one {type(images).__name__}: pass an image, or a list of images"
         )
     pixels = []
-    for number, image in enumerate(images):
+    for number, image in enumerate(several):
         with naming(f"image {number}"):
             pixels.append(to_rgb(image))
     return pixels

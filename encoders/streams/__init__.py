@@ -31,11 +31,12 @@ if TYPE_CHECKING:
     from .items import EncodesItems as EncodesItems
     from .keywords import AttentionAsked as AttentionAsked
     from .keywords import Heads as Heads
-    from .keywords import Items as Items
+    from .keywords import Images as Images
     from .keywords import Pooled as Pooled
     from .keywords import PooledStream as PooledStream
     from .keywords import Queries as Queries
     from .keywords import SizeKeywords as SizeKeywords
+    from .keywords import Videos as Videos
     from .keywords import Whole as Whole
     from .pooling import Pool as Pool
     from .pooling import VectorPool as VectorPool
@@ -65,11 +66,12 @@ _NAMES = {
     "keywords": (
         "AttentionAsked",
         "Heads",
-        "Items",
+        "Images",
         "Pooled",
         "PooledStream",
         "Queries",
         "SizeKeywords",
+        "Videos",
         "Whole",
     ),
     "pooling": ("Pool", "VectorPool", "check_pool", "pool", "pool_items"),

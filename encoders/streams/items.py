@@ -15,6 +15,7 @@ from ..data import Limits, Output
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from ..inputs.intake import ImageLike, ItemLike, VideoLike
     from . import keywords as kw
     from .calls import ItemEncoder
     from .pooling import Pool
@@ -30,16 +31,16 @@ class EncodesItems(Generic[Output]):
 
     @overload
     def encode(
-        self, images: kw.Items = (), videos: kw.Items = (), **how: Unpack[kw.Whole]
+        self, images: kw.Images = (), videos: kw.Videos = (), **how: Unpack[kw.Whole]
     ) -> list[Output]: ...
     @overload
     def encode(
-        self, images: kw.Items = (), videos: kw.Items = (), **how: Unpack[kw.Pooled]
+        self, images: kw.Images = (), videos: kw.Videos = (), **how: Unpack[kw.Pooled]
     ) -> list[Tensor]: ...
     def encode(
         self,
-        images: Sequence[object] = (),
-        videos: Sequence[object] = (),
+        images: Sequence[ImageLike] = (),
+        videos: Sequence[VideoLike] = (),
         *,
         pool: Pool = "none",
         normalize: bool = False,
@@ -97,11 +98,11 @@ class EncodesItems(Generic[Output]):
     ) -> Iterator[tuple[kw.Key, Tensor]]: ...
     @overload
     def encode_many(
-        self, items: Iterable[object], *, on_error: kw.Raise = ..., **how: Unpack[kw.WholeStream]
+        self, items: Iterable[ItemLike], *, on_error: kw.Raise = ..., **how: Unpack[kw.WholeStream]
     ) -> Iterator[Output]: ...
     @overload
     def encode_many(
-        self, items: Iterable[object], *, on_error: kw.Raise = ..., **how: Unpack[kw.PooledStream]
+        self, items: Iterable[ItemLike], *, on_error: kw.Raise = ..., **how: Unpack[kw.PooledStream]
     ) -> Iterator[Tensor]: ...
     @overload
     def encode_many(  # type: ignore[overload-overlap]  # a tuple of two is a pair
@@ -113,15 +114,15 @@ class EncodesItems(Generic[Output]):
     ) -> Iterator[tuple[kw.Key, Tensor] | ItemError]: ...
     @overload
     def encode_many(
-        self, items: Iterable[object], *, on_error: kw.Keep, **how: Unpack[kw.WholeStream]
+        self, items: Iterable[ItemLike], *, on_error: kw.Keep, **how: Unpack[kw.WholeStream]
     ) -> Iterator[Output | ItemError]: ...
     @overload
     def encode_many(
-        self, items: Iterable[object], *, on_error: kw.Keep, **how: Unpack[kw.PooledStream]
+        self, items: Iterable[ItemLike], *, on_error: kw.Keep, **how: Unpack[kw.PooledStream]
     ) -> Iterator[Tensor | ItemError]: ...
     def encode_many(
         self,
-        items: Iterable[object],
+        items: Iterable[ItemLike | tuple[object, ItemLike]],
         *,
         batch_tokens: int | None = None,
         workers: int | None = None,
@@ -178,8 +179,8 @@ class EncodesItems(Generic[Output]):
 
     def attention_maps(
         self,
-        images: Sequence[object] = (),
-        videos: Sequence[object] = (),
+        images: Sequence[ImageLike] = (),
+        videos: Sequence[VideoLike] = (),
         *,
         blocks: int | Sequence[int] | None = (-1,),
         queries: kw.Queries = None,
@@ -216,7 +217,7 @@ class EncodesItems(Generic[Output]):
         return self._attention_maps(images, videos, AttentionAsked(blocks, queries, heads, path))
 
     def _attention_maps(
-        self, images: Sequence[object], videos: Sequence[object], asked: kw.AttentionAsked
+        self, images: Sequence[ImageLike], videos: Sequence[VideoLike], asked: kw.AttentionAsked
     ) -> list[list[Tensor]]:
         raise ValueError(
             f"{type(self).__name__} gives no attention maps: call attention_maps of the encoder "

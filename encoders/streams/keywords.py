@@ -7,14 +7,19 @@ kind of result, take them from here.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Literal, NamedTuple, TypeAlias, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, TypedDict, TypeVar
 
 from .pooling import VectorPool
 
+if TYPE_CHECKING:
+    from ..inputs.intake import ImageLike, ItemLike, VideoLike
+
 Key = TypeVar("Key")
-Items: TypeAlias = Sequence[object]
-"""Images or videos, as ``preprocess`` takes them."""
-Pairs: TypeAlias = Iterable[tuple[Key, object]]
+Images: TypeAlias = "Sequence[ImageLike]"
+"""Images, as ``preprocess`` takes them."""
+Videos: TypeAlias = "Sequence[VideoLike]"
+"""Videos, as ``preprocess`` takes them."""
+Pairs: TypeAlias = Iterable[tuple[Key, "ItemLike"]]
 """Pairs of a key and an item."""
 Raise: TypeAlias = Literal["raise"]
 Keep: TypeAlias = Literal["keep"]

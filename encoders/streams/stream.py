@@ -21,7 +21,7 @@ from ..data import EncoderOutput, Grid, Limits, PartialOutput, VisionInputs
 from ..grids import read_grid
 from ..inputs.clips import read_item
 from ..inputs.images import StagedItem
-from ..inputs.intake import is_one_item
+from ..inputs.intake import ItemLike, is_one_item
 from .calls import EitherItemEncoder, ResultSettings, advising_limit, is_out_of_memory, join_inputs
 from .device import DeviceQueue
 from .prefetch import Prefetch
@@ -89,7 +89,7 @@ class StreamOptions(NamedTuple):
 
 def stream_items(
     item_encoder: EitherItemEncoder,
-    items: Iterable[object],
+    items: Iterable[ItemLike | tuple[object, ItemLike]],
     limits: Limits,
     settings: ResultSettings,
     options: StreamOptions,
@@ -210,8 +210,7 @@ class _Stream:
             (item.key, given), item.paired = given, True
         item_encoder = self.item_encoder
         try:
-            is_clip, medium = read_item(given)
-            images, videos = ((), [medium]) if is_clip else ([medium], ())
+            images, videos = read_item(given)
             inputs: VisionInputs | StagedItem
             if self.stager is not None:
                 (inputs,) = self.stager.stage(images, videos, self.limits, self.queue.pins)

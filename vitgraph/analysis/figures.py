@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from encoders.inputs import to_rgb
+from encoders.inputs import ImageLike, to_rgb
 
 from ..packages import require_matplotlib
 
@@ -21,7 +21,7 @@ PANEL_WIDTH = 2.2
 
 
 def plot_attention(
-    image: object,
+    image: ImageLike,
     maps: Tensor | Sequence[Tensor],
     *,
     titles: Sequence[str] | None = None,

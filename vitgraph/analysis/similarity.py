@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from encoders import Encoder
-from encoders.inputs import read_images
+from encoders.inputs import ImageLike, read_images
 from encoders.streams import Progress
 
 FEWEST = 4
@@ -29,7 +29,7 @@ NUMBERS_AT_ONCE = 1 << 24
 def similarity_of_blocks(
     a: Encoder,
     b: Encoder,
-    images: Sequence[object],
+    images: Sequence[ImageLike],
     *,
     samples: Literal["images", "patches"] = "images",
     progress: bool = True,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sized
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, TypedDict, cast, get_args
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from graphwrap import GraphedEncoder
 
 if TYPE_CHECKING:
     from encoders.contract import OutputField
+    from encoders.inputs import ItemLike
     from encoders.streams import PooledStream
     from weights import DtypeName
 
@@ -189,7 +190,7 @@ class EmbedBatch:
         vectors = np.full((len(images), width), np.nan, np.float32)
         errors = [""] * len(images)
         # encode_many would take a row of two values for a key and an item, so each row gets a key.
-        pairs = list(enumerate(images))
+        pairs = list(enumerate(cast("Collection[ItemLike]", images)))
         for result in encoder.encode_many(pairs, on_error="keep", **self._encoding):
             if isinstance(result, ItemError):
                 errors[result.index] = " ".join(str(result.error).split()) or repr(result.error)

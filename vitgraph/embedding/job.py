@@ -13,6 +13,7 @@ from torch import Tensor
 
 from encoders import Encoder
 from encoders.contract import EncoderOutput, Limits, PartialOutput
+from encoders.inputs import ItemLike
 from encoders.streams import (
     EitherItemEncoder,
     ItemError,
@@ -207,7 +208,7 @@ class Job:
                 self._files_of[number] = [] if done else self.files.shard(number)
             return self._files_of[number]
 
-    def _tasks(self) -> Iterator[tuple[str, object]]:
+    def _tasks(self) -> Iterator[tuple[str, ItemLike]]:
         """Yield key and image of each file that this process encodes, in a worker thread."""
         for number in self.todo:
             for file in self._shard_files(number):

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from encoders import Encoder, EncoderOutput, PartialOutput, VisionEncoder
+from encoders.inputs import ImageLike
 from encoders.streams import ResultSettings, VectorPool, pool_items
 from graphwrap import GraphedEncoder
 from weights import load_encoder
@@ -132,7 +133,7 @@ class ImageEncoder(InputModule):  # type: ignore[misc]  # the library is not the
         return ["image"]
 
     def preprocess(
-        self, inputs: Sequence[object], prompt: str | None = None, **unused: object
+        self, inputs: Sequence[ImageLike], prompt: str | None = None, **unused: object
     ) -> Pixels:
         """Return the pixels of images under "pixel_values", and their grids as a list under
         "grid_thw".

@@ -27,6 +27,7 @@ from encoders import (
     VisionEncoder,
 )
 from encoders.contract import Grid, PathInputs, VisionInputs
+from encoders.inputs import ImageLike, VideoLike
 from encoders.internals import share_modules
 from graphwrap import GraphedEncoder
 
@@ -261,8 +262,8 @@ def _refuse_saving(module: nn.Module, prefix: str, keep_vars: bool) -> None:
 
 def mm_encoder_outputs(
     encoder: VisionEncoder | GraphedEncoder,
-    images: Sequence[object] = (),
-    videos: Sequence[object] = (),
+    images: Sequence[ImageLike] = (),
+    videos: Sequence[VideoLike] = (),
     *,
     min_pixels: int | None = None,
     max_pixels: int | None = None,
@@ -298,8 +299,8 @@ def mm_encoder_outputs(
     inner = _unwrap(encoder)
     outputs = {
         kind: encoder.encode(
-            images=items if kind == "image" else (),
-            videos=items if kind == "video" else (),
+            images=images if kind == "image" else (),
+            videos=videos if kind == "video" else (),
             min_pixels=min_pixels,
             max_pixels=max_pixels,
             max_tiles=max_tiles,

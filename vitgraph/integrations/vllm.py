@@ -40,6 +40,7 @@ from encoders import (
     Qwen3VLEncoder,
     VisionEncoder,
 )
+from encoders.inputs import ImageLike, VideoLike
 from graphwrap import GraphedEncoder
 
 from ..embedding.feature_store import FeatureStore, language_rows
@@ -56,8 +57,8 @@ TOWERS = (Qwen2VLEncoder, Qwen2_5VLEncoder, Qwen3VLEncoder, InternViT)
 
 def multi_modal_data(
     encoder: VisionEncoder | GraphedEncoder,
-    images: Sequence[object] = (),
-    videos: Sequence[object] = (),
+    images: Sequence[ImageLike] = (),
+    videos: Sequence[VideoLike] = (),
     *,
     timestamps: Sequence[Sequence[float]] | None = None,
     min_pixels: int | None = None,
@@ -104,7 +105,8 @@ def multi_modal_data(
                 "vLLM takes no features of videos for InternVL: pass the frames as images"
             )
         inputs = inner.preprocess(
-            **{f"{kind}s": items},
+            images=images if kind == "image" else (),
+            videos=videos if kind == "video" else (),
             min_pixels=min_pixels,
             max_pixels=max_pixels,
             max_tiles=max_tiles,

@@ -43,7 +43,8 @@ from .status import StatusExchange
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from encoders.streams import Heads, Items, Pool, Pooled, Queries, Whole
+    from encoders.inputs import ImageLike, VideoLike
+    from encoders.streams import Heads, Images, Pool, Pooled, Queries, Videos, Whole
 
     Encode: TypeAlias = Callable[[VisionInputs], list[PartialOutput] | list[Tensor]]
 
@@ -158,17 +159,17 @@ class DataParallelEncoder:
 
     @overload
     def encode(
-        self, images: Items = (), videos: Items = (), **how: Unpack[Whole]
+        self, images: Images = (), videos: Videos = (), **how: Unpack[Whole]
     ) -> list[PartialOutput]: ...
     @overload
     def encode(
-        self, images: Items = (), videos: Items = (), **how: Unpack[Pooled]
+        self, images: Images = (), videos: Videos = (), **how: Unpack[Pooled]
     ) -> list[Tensor]: ...
 
     def encode(
         self,
-        images: Sequence[object] = (),
-        videos: Sequence[object] = (),
+        images: Sequence[ImageLike] = (),
+        videos: Sequence[VideoLike] = (),
         *,
         pool: Pool = "none",
         normalize: bool = False,
@@ -238,8 +239,8 @@ class DataParallelEncoder:
 
     def attention_maps(
         self,
-        images: Sequence[object] = (),
-        videos: Sequence[object] = (),
+        images: Sequence[ImageLike] = (),
+        videos: Sequence[VideoLike] = (),
         *,
         blocks: int | Sequence[int] | None = (-1,),
         queries: Queries = None,

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from ...data import Grid, Limits
+from ..intake import ImageLike, VideoLike
 from ..pixel_rules import PixelRules
 from ..processor_files import (
     HALF,
@@ -94,7 +95,7 @@ class SoftTokenPreprocessor(PatchPreprocessor):
         return self.patch_size * self.pool
 
     def _read(
-        self, images: Sequence[object], videos: Sequence[object], limits: Limits
+        self, images: Sequence[ImageLike], videos: Sequence[VideoLike], limits: Limits
     ) -> list[tuple[list[Tensor], PixelRules, Grid]]:
         own = self
         if limits.max_soft_tokens is not None:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from ...data import Limits, PathInputs
 from ..images import folded_mean_std, grid_tensor, resize
+from ..intake import ImageLike, VideoLike
 from ..pixel_rules import PixelRules
 from ..processor_files import (
     HALF,
@@ -153,7 +154,7 @@ class PatchTilesPreprocessor(ViewPreprocessor):
         )
 
     def read(
-        self, images: Sequence[object], videos: Sequence[object], limits: Limits
+        self, images: Sequence[ImageLike], videos: Sequence[VideoLike], limits: Limits
     ) -> list[Views]:
         """Return the views of each image: the whole image and its tiles.
 

@@ -44,7 +44,7 @@ from ..images import (
     resize,
     stack_frames,
 )
-from ..intake import read_images
+from ..intake import ImageLike, VideoLike, read_images
 from ..pixel_rules import (
     PATCH_RULES,
     PatchRule,
@@ -178,8 +178,8 @@ class PatchPreprocessor:
 
     def __call__(
         self,
-        images: Sequence[object] = (),
-        videos: Sequence[object] = (),
+        images: Sequence[ImageLike] = (),
+        videos: Sequence[VideoLike] = (),
         *,
         min_pixels: int | None = None,
         max_pixels: int | None = None,
@@ -194,8 +194,8 @@ class PatchPreprocessor:
 
     def stage(
         self,
-        images: Sequence[object],
-        videos: Sequence[object],
+        images: Sequence[ImageLike],
+        videos: Sequence[VideoLike],
         limits: Limits,
         pinned: bool = False,
     ) -> list[StagedItem]:
@@ -260,8 +260,8 @@ class PatchPreprocessor:
 
     def _read(
         self,
-        images: Sequence[object],
-        videos: Sequence[object],
+        images: Sequence[ImageLike],
+        videos: Sequence[VideoLike],
         limits: Limits,
     ) -> list[tuple[list[Tensor], PixelRules, Grid]]:
         """Return for each item its frames, uint8 [3, H, W], pixel rules and grid (t, h, w)."""

@@ -24,7 +24,7 @@ from ..images import (
     normalize,
     stack_frames,
 )
-from ..intake import read_images
+from ..intake import ImageLike, VideoLike, read_images
 from ..processor_files import (
     HALF,
     PerChannel,
@@ -138,8 +138,8 @@ class ViewPreprocessor(ABC):
 
     def __call__(
         self,
-        images: Sequence[object] = (),
-        videos: Sequence[object] = (),
+        images: Sequence[ImageLike] = (),
+        videos: Sequence[VideoLike] = (),
         *,
         min_pixels: int | None = None,
         max_pixels: int | None = None,
@@ -155,7 +155,7 @@ class ViewPreprocessor(ABC):
         return VisionInputs(*paths.pop("image")[:2], [item.tiles for item in items], paths)
 
     def read(
-        self, images: Sequence[object], videos: Sequence[object], limits: Limits
+        self, images: Sequence[ImageLike], videos: Sequence[VideoLike], limits: Limits
     ) -> list[Views]:
         """Decode images and make the views of each.
 
@@ -242,8 +242,8 @@ class StagedViews(ViewPreprocessor):
 
     def stage(
         self,
-        images: Sequence[object],
-        videos: Sequence[object],
+        images: Sequence[ImageLike],
+        videos: Sequence[VideoLike],
         limits: Limits,
         pinned: bool = False,
     ) -> list[StagedItem]:
