@@ -43,7 +43,6 @@ from .status import StatusExchange
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from encoders.inputs import ImageLike, VideoLike
     from encoders.streams import Heads, Images, Pool, Pooled, Queries, Videos, Whole
 
     Encode: TypeAlias = Callable[[VisionInputs], list[PartialOutput] | list[Tensor]]
@@ -168,8 +167,8 @@ class DataParallelEncoder:
 
     def encode(
         self,
-        images: Sequence[ImageLike] = (),
-        videos: Sequence[VideoLike] = (),
+        images: Images = (),
+        videos: Videos = (),
         *,
         pool: Pool = "none",
         normalize: bool = False,
@@ -239,8 +238,8 @@ class DataParallelEncoder:
 
     def attention_maps(
         self,
-        images: Sequence[ImageLike] = (),
-        videos: Sequence[VideoLike] = (),
+        images: Images = (),
+        videos: Videos = (),
         *,
         blocks: int | Sequence[int] | None = (-1,),
         queries: Queries = None,
