@@ -183,12 +183,12 @@ class MoonViTEncoder(RasterEncoder):
     def _grid_metadata(
         self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
     ) -> Metadata:
-        """Return rotary angles, positions in space and time, and the rows of each token.
+        """Return the metadata tensors of the packed patches of images and clips, by name.
 
         ``rotary_pos_emb_cos`` and ``rotary_pos_emb_sin`` are [P, head_size / 2].
-        ``pos_embed_index`` int64 and ``pos_embed_weight`` [P, 16] are the taps into the position
-        table, ``frame_index`` int64 [P] the row of ``frame_table`` [F+1, D]. ``merge_index`` int64
-        and ``merge_weight`` [N*4, F] are the rows that are averaged over time. P is
+        ``pos_embed_index`` int64 and ``pos_embed_weight`` [P, 16] interpolate the learned position
+        table, ``frame_index`` int64 [P] is the row of ``frame_table`` [F+1, D] for F frames.
+        ``merge_index`` int64 and ``merge_weight`` [N*4, F] average N tokens over time. P is
         ``max_input_size``, with padding at the end, or the number of patches of ``grids``.
         """
         dtype = torch.promote_types(self.patch_embed.proj.weight.dtype, torch.float32)

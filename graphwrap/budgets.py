@@ -254,11 +254,11 @@ def _segment_counts(frames: int | None, items: int) -> tuple[int, int]:
 def _shapes(
     encoder: GraphableEncoder, tokens: Sequence[int], segments: tuple[int, int], most: int
 ) -> list[Budget]:
-    """Return the budgets to capture, at most ``most``.
+    """Return the budgets (sizes of CUDA graphs) to capture, at most ``most``.
 
-    Every token count gets a budget of few long segments. While ``most`` allows, a token count gets
-    a second budget of many short segments: first the token counts of square images, the largest of
-    them first.
+    Every token count gets a budget of few long segments (attention sequences). While ``most``
+    allows, token counts get a second budget of many short segments: first those of square images,
+    the largest of them first.
 
     Args:
         encoder: the encoder, which says how many rows and windows so many tokens take.

@@ -62,12 +62,12 @@ class ClippedLinear(nn.Linear):
 
     @property
     def inputs(self) -> list[Range]:
-        """The input bounds (minimum, maximum) of each linear layer in the joint weight."""
+        """The bounds (minimum, maximum) to which each of the joined layers clamps its input."""
         return [part.input for part in self.bounds if isinstance(part, Bounds)]
 
     @property
     def outputs(self) -> list[Range]:
-        """The output bounds (minimum, maximum) of each linear layer in the joint weight."""
+        """The bounds (minimum, maximum) to which each of the joined layers clamps its output."""
         return [part.output for part in self.bounds if isinstance(part, Bounds)]
 
     def forward(self, x: Tensor) -> Tensor:

@@ -292,10 +292,10 @@ class DataParallelEncoder:
     def _read_form(
         self, inputs: Tensor | VisionInputs, grid_thw: GridLike | None
     ) -> tuple[Tensor, GridLike]:
-        """Return the pixels and grids of a call that has both, or the result of ``preprocess``.
+        """Return pixels and grids, given as two arguments or as one result of ``preprocess``.
 
         Raises:
-            ValueError: a call that has neither, or pixels for an encoder of several paths.
+            ValueError: neither form was given, or pixels for an encoder of several inputs.
         """
         if not isinstance(inputs, VisionInputs):
             if self._several or grid_thw is None or not isinstance(inputs, Tensor):

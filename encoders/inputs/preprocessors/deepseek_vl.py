@@ -95,7 +95,7 @@ class SquarePreprocessor(ViewPreprocessor):
         return replace(self, mean=mean, std=std, min_size=self.smallest(where, section))
 
     def smallest(self, where: str, section: Section) -> int:
-        """Return ``min_size`` in pixels from ``section``; errors name it by ``where``."""
+        """Return the least side of an image in pixels, ``min_size`` of a processor file."""
         return read_positive(where, "min_size", section.get("min_size"), 14, self.image_size)
 
 

@@ -129,9 +129,9 @@ def read_grids(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
 def read_patches(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
     """Take the images' patches of PaddleOCR-VL, ERNIE-4.5-VL or MiniMax-M3 out of a vLLM batch.
 
-    They are [P, columns] or, with sides of p pixels, [P, C, p, p]. vLLM before 0.33 has a list of
-    such tensors of PaddleOCR-VL, or [images, P, C, p, p]. The arguments are those of
-    :func:`read_tiles`.
+    P patches become rows [P, columns] with the grid of each image. vLLM has them as [P, columns]
+    or [P, C, p, p] for sides of p pixels, and before 0.33 as a list of such tensors or as one
+    [images, P, C, p, p] for PaddleOCR-VL. The arguments are those of :func:`read_tiles`.
     """
     return _rows_of(batch, "pixel_values", "image_grid_thw")
 
@@ -181,10 +181,11 @@ def _rows_of(batch: BatchInputs, pixels: str, grid_thw: str) -> Packed:
 
 
 def read_positions(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
-    """Read images or frames of Gemma 4: padded patches, each with its position (column, row).
+    """Take the patches and grids of Gemma 4's images or frames out of a vLLM batch.
 
-    A position of padding is -1. Reading the grids from the positions waits for the device, as
-    vLLM's own code does. The arguments are those of :func:`read_tiles`.
+    vLLM pads the patches of an image and gives each its (column, row), -1 for padding. Reading the
+    grids from these positions waits for the device, as vLLM's own code does. The arguments are
+    those of :func:`read_tiles`.
     """
     images = read_tensors(batch, "pixel_values")
     places = read_tensors(batch, "pixel_position_ids")
