@@ -5,10 +5,18 @@ Each is defined where its subject lies: reading configs, saving, attention maps,
 
 from __future__ import annotations
 
-from .base.attention_maps import attention_maps
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from .base.encoder import Encoder
 from .base.saving import in_halves, in_pairs
 from .hf_config import read_ratio, read_size
 from .layers.torch_internals import share_modules
+
+if TYPE_CHECKING:
+    from .data import VisionInputs
+    from .streams.keywords import AttentionAsked
 
 __all__ = [
     "attention_maps",
@@ -18,3 +26,22 @@ __all__ = [
     "read_size",
     "share_modules",
 ]
+
+
+def attention_maps(
+    encoder: Encoder, inputs: VisionInputs, asked: AttentionAsked
+) -> list[list[Tensor]]:
+    """Return what the method ``attention_maps`` of an encoder returns, from prepared inputs.
+
+    Args:
+        encoder: an encoder of one input path or of several.
+        inputs: the result of its ``preprocess``.
+        asked: the blocks, queries, heads and input path to show.
+
+    Returns:
+        One list per item with a map [t, h, w] or, of all heads, [H, t, h, w] per block.
+
+    Raises:
+        ValueError: an accelerated encoder, or blocks, queries, heads or a path that do not exist.
+    """
+    return encoder._maps_of_inputs(inputs, asked)

@@ -11,22 +11,22 @@ them, H heads, K head size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice, pairwise
-from typing import TYPE_CHECKING, Protocol, get_args, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, get_args, runtime_checkable
 
 import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from ..data import Metadata, VisionInputs
+from ..data import GridLike, Metadata, VisionInputs
 from ..grids import plain_values, stitch_tiles
 from ..layers.attention import AttentionCall, observed_calls
 from ..streams.keywords import AttentionAsked, Heads
 from .encoder import Encoder
 from .intermediates import block_indices
-from .tile_encoder import InnerStack, inner_stacks
-from .vision_encoder import VisionEncoder, block_outputs
+from .tile_encoder import InnerStack
+from .vision_encoder import VisionEncoder
 
 if TYPE_CHECKING:
     from ..contract import CallBlock
@@ -35,14 +35,29 @@ SCORES_AT_ONCE = 1 << 24
 """The number of scores, products of a query and a key, held at a time: 64 MiB of float32."""
 
 
+class ObservedPath(NamedTuple):
+    """An input path of an encoder, and the ways in which its blocks are observed."""
+
+    tower: VisionEncoder
+    inner: Mapping[str, InnerStack]
+    """The stacks of blocks that the tower runs before its own, by name."""
+    run: Callable[[AttentionObserver, Tensor, GridLike, Sequence[int]], Iterator[Tensor]]
+    """Takes an observer, pixels, their grid and block numbers, and yields what the observer does
+    for the tower's own blocks."""
+
+
 @torch.no_grad()
 def attention_maps(
-    encoder: Encoder, inputs: VisionInputs, asked: AttentionAsked
+    encoder: Encoder,
+    paths: Mapping[str, ObservedPath],
+    inputs: VisionInputs,
+    asked: AttentionAsked,
 ) -> list[list[Tensor]]:
     """Return one list per item with one attention map per block.
 
     Args:
         encoder: an encoder of one input path or of several.
+        paths: its input paths by name.
         inputs: the result of its ``preprocess``.
         asked: the blocks, queries, heads and input path to show, as the method ``attention_maps``
             of the encoder takes them.
@@ -56,7 +71,8 @@ def attention_maps(
     """
     if asked.heads not in get_args(Heads):
         raise ValueError(f'heads={asked.heads!r}: must be "mean" or "all"')
-    path, tower, inner = _read_path(encoder, asked.path)
+    path, inner = _read_path(paths, asked.path)
+    tower = paths[path].tower
     depth = tower.config.depth if inner is None else len(inner.blocks)
     indices = block_indices(asked.blocks, depth)
     if not inputs.paths[path].items or not indices:
@@ -64,7 +80,7 @@ def attention_maps(
     observer = AttentionObserver(tower.blocks if inner is None else inner.blocks)
     numbers, (pixels, grid_thw, _) = sorted(set(indices)), inputs.paths[path]
     if inner is None:
-        states = block_outputs(tower, pixels, grid_thw, numbers, observer)
+        states = paths[path].run(observer, pixels, grid_thw, numbers)
     else:
         patches, call = inner.embed(pixels, grid_thw), _call_without_context
         states = observer.run_blocks(patches, {}, numbers, inner.blocks, call, iter(()))
@@ -82,11 +98,11 @@ def attention_maps(
     ]
 
 
-def _read_path(encoder: Encoder, asked: str) -> tuple[str, VisionEncoder, InnerStack | None]:
-    """Return the name of an input path, its tower, and an inner stack of the tower or None.
+def _read_path(paths: Mapping[str, ObservedPath], asked: str) -> tuple[str, InnerStack | None]:
+    """Return the name of an input path, and an inner stack of its tower or None.
 
     Args:
-        encoder: an encoder of one input path or of several.
+        paths: the input paths of an encoder by name.
         asked: the name of a path, such as "image", or of a path and a stack of blocks that its
             tower runs before its own blocks, such as "image.sam".
 
@@ -94,18 +110,17 @@ def _read_path(encoder: Encoder, asked: str) -> tuple[str, VisionEncoder, InnerS
         ValueError: there is no such path, or the encoder is accelerated.
     """
     path, _, inner = asked.partition(".")
-    path = path if len(encoder.paths) > 1 or inner else "image"
-    stacks = {name: inner_stacks(tower) for name, tower in encoder.paths.items()}
+    path = path if len(paths) > 1 or inner else "image"
+    stacks = {name: observed.inner for name, observed in paths.items()}
     if path not in stacks or (inner and inner not in stacks[path]):
         inside = [f"{name}.{stack}" for name, found in stacks.items() for stack in found]
         raise _no_path(asked, [*stacks, *inside])
-    tower = encoder.paths[path]
-    if tower.accelerator is not None:
+    if paths[path].tower.accelerator is not None:
         raise ValueError(
             "an accelerated encoder gives no attention maps, since its kernels keep no weights: "
             "call attention_maps of the encoder that accelerated() was called on"
         )
-    return path, tower, stacks[path][inner] if inner else None
+    return path, stacks[path][inner] if inner else None
 
 
 def _call_without_context(block: nn.Module, hidden: Tensor) -> Tensor:

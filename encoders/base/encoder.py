@@ -189,9 +189,17 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
     def _attention_maps(
         self, images: Sequence[ImageLike], videos: Sequence[VideoLike], asked: AttentionAsked
     ) -> list[list[Tensor]]:
-        from .attention_maps import attention_maps
+        return self._maps_of_inputs(self.preprocess(images, videos), asked)
 
-        return attention_maps(self, self.preprocess(images, videos), asked)
+    def _maps_of_inputs(self, inputs: VisionInputs, asked: AttentionAsked) -> list[list[Tensor]]:
+        """Return one attention map per item and block, from the result of ``preprocess``."""
+        from .attention_maps import ObservedPath, attention_maps
+
+        paths = {
+            name: ObservedPath(tower, tower._inner_stacks, tower._observed_outputs)
+            for name, tower in self.paths.items()
+        }
+        return attention_maps(self, paths, inputs, asked)
 
     def _check_inputs(self, inputs: VisionInputs) -> None:
         """Raise a ValueError unless ``inputs`` have the kinds of input that this encoder takes."""

@@ -171,11 +171,14 @@ class MapsFeatures(nn.Module, ABC):
             tower = self.paths["image"]
             if tower is not self:
                 raise self._tensors_alone("forward_intermediates")
-            return states_of_blocks(tower, pixel_values, grid_thw, indices, output_fmt)
+            run = tower._block_outputs
+            return states_of_blocks(tower, run, pixel_values, grid_thw, indices, output_fmt)
         self._check_inputs(pixel_values)
         asked = indices if grid_thw is None else grid_thw  # inputs have the grid: indices follow
         return {
-            name: states_of_blocks(self.paths[name], *path[:2], asked, output_fmt)
+            name: states_of_blocks(
+                self.paths[name], self.paths[name]._block_outputs, *path[:2], asked, output_fmt
+            )
             for name, path in pixel_values.paths.items()
             if path.items
         }

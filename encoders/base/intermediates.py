@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal, TypeGuard
 
 import torch
@@ -10,11 +10,12 @@ from torch import Tensor
 
 from ..data import EncoderOutput, GridLike, PartialOutput
 from ..grids import plain_values
-from .vision_encoder import VisionEncoder, block_outputs
+from .vision_encoder import VisionEncoder
 
 
 def states_of_blocks(
     tower: VisionEncoder,
+    run: Callable[[Tensor, GridLike, Sequence[int]], Iterator[Tensor]],
     pixel_values: Tensor,
     grid_thw: GridLike,
     indices: object,
@@ -24,6 +25,7 @@ def states_of_blocks(
 
     Args:
         tower: an encoder of one input path.
+        run: its method that yields the hidden state after each block of a list of numbers.
         pixel_values: the rows of all items.
         grid_thw: [items, 3], (t, h, w) per item, h and w in patches.
         indices: n for the last n blocks, block numbers from 0, None for all.
@@ -34,7 +36,7 @@ def states_of_blocks(
     """
     asked = block_indices(indices, tower.config.depth)
     numbers = sorted(set(asked))
-    states = block_outputs(tower, pixel_values, grid_thw, numbers)
+    states = run(pixel_values, grid_thw, numbers)
     kept = dict(zip(numbers, states, strict=True))
     if output_fmt == "NLC":
         return [kept[number] for number in asked]

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ..data import EncoderOutput, Grid, GridLike, Metadata, Output, VisionInputs, output_like
 from .encoder import Encoder
-from .vision_encoder import VisionEncoder, patch_rows
+from .vision_encoder import VisionEncoder
 
 if TYPE_CHECKING:
     from ..contract import Kernels, Precision, Preprocessor
@@ -185,7 +185,7 @@ class TilesThenImage(PathsEncoder):
             ordered = [parts[name] for name in ("tiles", "image") if name in parts]
             hidden = [x.last_hidden_state for x in ordered if x.last_hidden_state is not None]
             pooled = [x.pooler_output for x in ordered if x.pooler_output is not None]
-            views = [patch_rows(self.paths["image"], x).flatten(0, -2) for x in hidden]
+            views = [self.paths["image"]._patch_rows(x).flatten(0, -2) for x in hidden]
             rows = torch.cat(views) if views else None
             tokens = torch.cat(pooled) if pooled else None
             joined.append(output_like(ordered[0], rows, tokens, ordered[0].deepstack_features))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -61,11 +61,6 @@ class TileEncoder(VisionEncoder):
     def side(self) -> int:
         """Height and width of a tile in pixels."""
         return self.config.tile_size if self._side is None else self._side
-
-    @property
-    def _inner_stacks(self) -> Mapping[str, InnerStack]:
-        """The blocks that the tower runs before ``blocks``, by name; most towers have none."""
-        return {}
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> object:
         """Return what every block reads: offsets of tiles and, in rotary towers, angles."""
@@ -223,8 +218,3 @@ def _check_tiles(pixel_values: Tensor, grids: Sequence[Grid], patch_size: int) -
                 f"grid {h}x{w} means tiles of {height}x{width} pixels, these are "
                 f"{tuple(pixel_values.shape)}: pass the grid_thw that belongs to them"
             )
-
-
-def inner_stacks(tower: VisionEncoder) -> Mapping[str, InnerStack]:
-    """Return the blocks that a tower runs before its own, by name; most towers have none."""
-    return tower._inner_stacks if isinstance(tower, TileEncoder) else {}

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from ..configs import VisionConfig
     from ..contract import Accelerator, Kernels, Precision
     from .attention_maps import AttentionObserver
+    from .tile_encoder import InnerStack
 
 Self = TypeVar("Self", bound="VisionEncoder")
 
@@ -172,6 +173,30 @@ class VisionEncoder(Encoder):
         ``numbers`` are block numbers from 0, ascending; the other arguments are those of
         ``forward``.
         """
+
+    def _observed_outputs(
+        self,
+        observer: AttentionObserver,
+        pixel_values: Tensor,
+        grid_thw: GridLike,
+        numbers: Sequence[int],
+    ) -> Iterator[Tensor]:
+        """Yield what ``observer`` makes of the blocks; the tower itself does not change.
+
+        The other arguments are those of ``_block_outputs``.
+        """
+        twin = copy.copy(self)
+        twin._observer = observer
+        return twin._block_outputs(pixel_values, grid_thw, numbers)
+
+    @property
+    def _inner_stacks(self) -> Mapping[str, InnerStack]:
+        """The blocks that the tower runs before ``blocks``, by name; most towers have none."""
+        return {}
+
+    def _patch_rows(self, hidden: Tensor) -> Tensor:
+        """Return the rows of ``hidden`` [tiles, n, D] that are patches, without class tokens."""
+        return hidden[:, self._rows_before :]
 
     def _maps_of_items(self, features: Tensor, inputs: VisionInputs) -> list[dict[str, Tensor]]:
         maps = self._maps_of_grids(features, inputs.grid_thw, inputs.tiles)
@@ -358,24 +383,3 @@ class VisionEncoder(Encoder):
         if self.accelerator is None:
             raise ValueError("this encoder is not accelerated: call accelerated() first")
         self.accelerator.load_choices(choices)
-
-
-def block_outputs(
-    tower: VisionEncoder,
-    pixel_values: Tensor,
-    grid_thw: GridLike,
-    numbers: Sequence[int],
-    observer: AttentionObserver | None = None,
-) -> Iterator[Tensor]:
-    """Yield the hidden state after each block in ``numbers``, or what ``observer`` makes of it.
-
-    The other arguments are those of ``_block_outputs``. The tower itself does not change.
-    """
-    twin = copy.copy(tower)
-    twin._observer = observer
-    return twin._block_outputs(pixel_values, grid_thw, numbers)
-
-
-def patch_rows(tower: VisionEncoder, hidden: Tensor) -> Tensor:
-    """Return the rows of ``hidden`` [tiles, n, D] that are patches, without class tokens."""
-    return hidden[:, tower._rows_before :]

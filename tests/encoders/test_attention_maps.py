@@ -21,7 +21,7 @@ from transformers.models.unlimited_ocr.modeling_unlimited_ocr import (
 
 from encoders import Encoder, VisionInputs
 from encoders.base import attention_maps as module
-from encoders.base.attention_maps import attention_maps
+from encoders.internals import attention_maps
 from encoders.streams.keywords import AttentionAsked
 from graphwrap import GraphedEncoder
 from oracles import BY_NAME, build_pair, draw_pixels, grids_for, window_walk
