@@ -1,6 +1,6 @@
 """Helpers of encoders that ``weights`` and ``vitgraph`` use as well, and that users do not need.
 
-Each is defined where its subject lies: reading configs, saving, attention maps, shared modules.
+All but ``attention_maps`` are defined where their subject lies: reading configs, saving, torch.
 """
 
 from __future__ import annotations
