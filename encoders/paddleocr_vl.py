@@ -185,12 +185,19 @@ class PaddleOCRVLEncoder(RasterEncoder):
         return self._add_weighted_rows(patches, self.pos_embed, taps, weights)
 
 
-class Block(blocks.Block):
+class Block(nn.Module):
     """SigLIP's block with rotary positions in its attention."""
 
     def __init__(self, sizes: blocks.BlockSizes) -> None:
-        super().__init__(sizes)
+        super().__init__()
+        self.norm1 = nn.LayerNorm(sizes.hidden_size, eps=sizes.layer_norm_eps)
         self.attn = Attention(sizes)
+        self.norm2 = nn.LayerNorm(sizes.hidden_size, eps=sizes.layer_norm_eps)
+        self.mlp = blocks.MLP(sizes.hidden_size, sizes.intermediate_size, sizes.activation)
+
+    def forward(self, hidden: Tensor, context: RotarySegments) -> Tensor:
+        hidden = hidden + self.attn(self.norm1(hidden), context)
+        return hidden + self.mlp(self.norm2(hidden))
 
     def parts(self) -> BlockParts | None:
         """Return the block's layers by role, or None if attention or MLP was replaced."""
@@ -211,11 +218,15 @@ class Block(blocks.Block):
         )
 
 
-class Attention(blocks.Attention):
+class Attention(nn.Module):
     """Full attention inside each image; fused qkv rows are [Q; K; V], head-major."""
 
-    # The blocks of this tower pass a context with angles, which those of the base class do not.
-    def forward(self, x: Tensor, context: RotarySegments) -> Tensor:  # type: ignore[override]
+    def __init__(self, sizes: blocks.BlockSizes) -> None:
+        super().__init__()
+        self.num_heads, width = sizes.num_heads, sizes.hidden_size
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor, context: RotarySegments) -> Tensor:
         qkv_T3HK = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))
         q_THK, k_THK = rotate(qkv_T3HK[:, :2], context.cos, context.sin).unbind(1)
         offsets, longest = context.cu_seqlens, context.max_seqlen

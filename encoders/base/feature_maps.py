@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING, Literal, cast, overload
 
 from torch import Tensor, nn
 
@@ -174,7 +174,8 @@ class MapsFeatures(nn.Module, ABC):
             run = tower._block_outputs
             return states_of_blocks(tower, run, pixel_values, grid_thw, indices, output_fmt)
         self._check_inputs(pixel_values)
-        asked = indices if grid_thw is None else grid_thw  # inputs have the grid: indices follow
+        # Inputs have the grid, so an argument that follows them is ``indices``.
+        asked = indices if grid_thw is None else cast("Sequence[int]", grid_thw)
         return {
             name: states_of_blocks(
                 self.paths[name], self.paths[name]._block_outputs, *path[:2], asked, output_fmt

@@ -18,7 +18,7 @@ def states_of_blocks(
     run: Callable[[Tensor, GridLike, Sequence[int]], Iterator[Tensor]],
     pixel_values: Tensor,
     grid_thw: GridLike,
-    indices: object,
+    indices: int | Sequence[int] | None,
     output_fmt: Literal["NLC", "NCHW"],
 ) -> list[Tensor] | list[list[Tensor]]:
     """Return the hidden states after blocks of an encoder of one input path.
@@ -76,7 +76,7 @@ def _require_features(features: object) -> None:
         )
 
 
-def block_indices(indices: object, depth: int) -> list[int]:
+def block_indices(indices: int | Sequence[int] | None, depth: int) -> list[int]:
     """Return the 0-based numbers of the blocks that ``forward_intermediates`` was asked for.
 
     Args:

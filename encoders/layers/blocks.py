@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar, get_args
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,8 @@ from .segments import TileSegments
 
 if TYPE_CHECKING:
     from ..block_parts import BlockParts
+
+Sizes = TypeVar("Sizes")
 
 Gelu: TypeAlias = Literal["gelu", "gelu_tanh", "quick_gelu"]
 """The activation: exact GELU, its tanh form, or ``x * sigmoid(1.702 x)``."""
@@ -45,8 +47,8 @@ class BlockSizes:
 
 
 def nested_sizes(  # type: ignore[explicit-any]  # each kind has keywords of its own
-    kind: Callable[..., object], value: object
-) -> object:
+    kind: Callable[..., Sizes], value: Sizes | Mapping[str, object]
+) -> Sizes:
     """Return ``value``, or ``kind(**value)`` if it is a mapping, such as ``asdict`` makes."""
     return kind(**value) if isinstance(value, Mapping) else value
 
