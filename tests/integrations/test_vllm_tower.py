@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from oracles import draw_pixels
 from vitgraph.integrations.vllm_plugin.options import VARIABLE, Options, read_options
-from vitgraph.integrations.vllm_plugin.tower import TileTower, Tower, build_encoder
+from vitgraph.integrations.vllm_plugin.tower import PackedTower, TileTower, Tower, build_encoder
 from vitgraph.integrations.vllm_plugin.versions import counts_pools, refusal
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import FAMILIES, load_encoder
@@ -43,7 +43,7 @@ def make(
     config, tensors = checkpoint(folder, kind)
     family = FAMILIES[kind.removesuffix("_300m")]
     encoder = build_encoder(family, config, kind).to_empty(device="cpu").float()
-    made = TileTower if kind == "intern_vit_300m" else Tower
+    made = TileTower if kind == "intern_vit_300m" else PackedTower
     return made(encoder, family, options or Options(), **more), tensors
 
 

@@ -28,7 +28,7 @@ from .engine_config import EngineConfig
 from .inputs import Embeddings
 from .options import read_options
 from .records import Record
-from .tower import TileTower, Tower, build_encoder
+from .tower import PackedTower, TileTower, Tower, build_encoder
 
 
 class ReplacesTower(nn.Module):
@@ -83,7 +83,7 @@ class ReplacesTower(nn.Module):
             self._put(name, nn.Identity())
         del theirs, place  # frees the weights of vLLM's tower before ours are made
         encoder = meta.to(dtype).to_empty(device=device)
-        kind = TileTower if family.name == "intern_vit" else Tower
+        kind = TileTower if family.name == "intern_vit" else PackedTower
         eager = bool(model.enforce_eager)
         tower = kind(encoder, family, options, enforce_eager=eager, input_norm=norm)
         self._put(self.record.tower, tower)

@@ -53,7 +53,7 @@ def build_encoder(family: Family, config: JsonObject, name: str) -> VisionEncode
 
 
 class Tower(nn.Module):
-    """An encoder that vLLM calls as a vision tower; DeepStack features are joined on the channels.
+    """An encoder with the attributes and loading of vLLM's vision towers; subclasses have the call.
 
     Args:
         encoder: the encoder that :func:`build_encoder` returns, with memory for its weights.
@@ -107,27 +107,6 @@ class Tower(nn.Module):
     def device(self) -> torch.device:
         """The device of the weights."""
         return next(self.encoder.parameters()).device
-
-    def forward(self, x: Tensor, grid_thw: GridLike, *, encoder_metadata: object = None) -> Tensor:
-        """Encode packed patches, or tiles with a grid each.
-
-        Args:
-            x: P patches, [P, patch_dim], or tiles; of type uint8 if vLLM normalises pixels on the
-                device.
-            grid_thw: [items, 3], (t, h, w) in patches, on the host.
-            encoder_metadata: not read; vLLM passes it for its own graphs.
-
-        Returns:
-            N tokens with L DeepStack layers beside them, [N, (1 + L) * D]: a new tensor that no
-            later call changes.
-        """
-        if self.input_norm is not None:
-            x = self.input_norm(x.to(self.device, non_blocking=True), self.dtype)
-        output = self._encode(x, grid_thw)
-        assert output.pooler_output is not None
-        if not output.deepstack_features:
-            return output.pooler_output.clone()
-        return torch.cat((output.pooler_output, *output.deepstack_features), dim=1)
 
     @property
     def single(self) -> VisionEncoder:
@@ -310,10 +289,35 @@ class Tower(nn.Module):
             raise ValueError(_listed("no tensors for", missing))
 
 
+class PackedTower(Tower):
+    """An encoder that vLLM calls with grids; DeepStack features are joined on the channels."""
+
+    def forward(self, x: Tensor, grid_thw: GridLike, *, encoder_metadata: object = None) -> Tensor:
+        """Encode packed patches, or tiles with a grid each.
+
+        Args:
+            x: P patches, [P, patch_dim], or tiles; of type uint8 if vLLM normalises pixels on the
+                device.
+            grid_thw: [items, 3], (t, h, w) in patches, on the host.
+            encoder_metadata: not read; vLLM passes it for its own graphs.
+
+        Returns:
+            N tokens with L DeepStack layers beside them, [N, (1 + L) * D]: a new tensor that no
+            later call changes.
+        """
+        if self.input_norm is not None:
+            x = self.input_norm(x.to(self.device, non_blocking=True), self.dtype)
+        output = self._encode(x, grid_thw)
+        assert output.pooler_output is not None
+        if not output.deepstack_features:
+            return output.pooler_output.clone()
+        return torch.cat((output.pooler_output, *output.deepstack_features), dim=1)
+
+
 class TileTower(Tower):
     """The encoder of InternVL, which vLLM calls with tiles of one size and without a grid."""
 
-    def forward(self, pixel_values: Tensor) -> Tensor:  # type: ignore[override]  # tiles
+    def forward(self, pixel_values: Tensor) -> Tensor:
         """Encode B tiles to projected tokens.
 
         Args:
