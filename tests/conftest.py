@@ -23,6 +23,7 @@ from support.commands.embed_jobs import run_job
 from support.families.one_family import family_of
 from support.hub.checkpoints import Written
 from support.hub.client import point_client_at
+from support.hub.loopback import keep_on_loopback
 from support.hub.server import HubServer
 from vitgraph.cli import main
 from vitgraph.seeded import write_seeded_checkpoint
@@ -163,6 +164,17 @@ def in_own_process(root: Path, ids: tuple[str, ...]) -> str:
     environment = {**os.environ, OWN_PROCESS: "1"}
     run = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
     return run.stdout + run.stderr
+
+
+@pytest.fixture(scope="session", autouse=True)
+def on_loopback_alone() -> Iterator[None]:
+    """Refuse the sockets of all tests, of GPUs, too, another machine; see ``keep_on_loopback``.
+
+    Engines' tests run without this file, in an environment of their own.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        keep_on_loopback(patch)
+        yield
 
 
 @pytest.fixture
