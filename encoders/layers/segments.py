@@ -143,5 +143,5 @@ class RotarySegments(NamedTuple):
         if repeated:
             cos, sin = torch.cat((cos, cos), 1), torch.cat((-sin, sin), 1)
         offsets = metadata["cu_seqlens"]
-        padding = padding_rows(offsets, len(cos))
+        padding = padding_rows(offsets, cos.shape[0])
         return cls(cos[:, None, None], sin[:, None, None], offsets, metadata["max_seqlen"], padding)

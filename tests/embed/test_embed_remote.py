@@ -121,7 +121,8 @@ def test_of_two_writers_of_a_shard_the_first_statistics_count(
 ) -> None:
     monkeypatch.setattr(Shard, "is_done", False)  # each has looked before the other wrote
     empty = {"embeddings": np.zeros((0, 2), np.float32)}
-    stats = {"items": 1, "rows": 1, "seconds": 1.0, "errors": []}
+    stats = {"shard": 0, "items": 1, "rows": 1, "seconds": 1.0, "errors": []}
+    stats |= {"worker": "0/1", "written": 0.0}
     for value in (1.0, 2.0):
         shard = Shard(open_storage("s3://bucket/vectors"), 0, "npy", "mean")
         row = Row("a", (1, 2, 2), {"embeddings": np.full(2, value, np.float32)})
