@@ -175,7 +175,7 @@ class Gemma4Encoder(RasterEncoder):
         return (1, h, w) if w <= self.config.position_embedding_size else (tokens, side, side)
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> RotarySegments:
-        """Return what every block reads: rotary angles, offsets of sequences, padded rows."""
+        """Return the tensors that blocks read: rotary angles, offsets of sequences, padding."""
         return RotarySegments.of(metadata, repeated=False)
 
     def _grid_metadata(

@@ -31,7 +31,7 @@ __all__ = [
 def attention_maps(
     encoder: Encoder, inputs: VisionInputs, asked: AttentionAsked
 ) -> list[list[Tensor]]:
-    """Return what the method ``attention_maps`` of an encoder returns, from prepared inputs.
+    """Return attention maps as an encoder's method of that name does, from prepared inputs.
 
     Args:
         encoder: an encoder of one input path or of several.

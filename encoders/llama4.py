@@ -151,7 +151,7 @@ class Llama4Encoder(TileEncoder):
         return EncoderOutput(hidden, self.projector(self.adapter(squares)), ())
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> RotarySegments:
-        """Return what every block reads: rotary angles, offsets of sequences, padded rows."""
+        """Return the tensors that blocks read: rotary angles, offsets of sequences, padding."""
         cos, sin = metadata["rotary_pos_emb_cos"], metadata["rotary_pos_emb_sin"]
         segments = TileSegments.of(metadata, hidden)
         if hidden.shape[0]:

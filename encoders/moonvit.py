@@ -177,7 +177,7 @@ class MoonViTEncoder(RasterEncoder):
         return EncoderOutput(hidden, self.projector(self._over_time(hidden, metadata)), ())
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> RotarySegments:
-        """Return what every block reads: rotary angles, offsets of sequences, padded rows."""
+        """Return the tensors that blocks read: rotary angles, offsets of sequences, padding."""
         return RotarySegments.of(metadata, repeated=False)
 
     def _grid_metadata(

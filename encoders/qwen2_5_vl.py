@@ -178,7 +178,7 @@ class Qwen2_5VLEncoder(PatchEncoder):
             yield self._reorder(hidden, metadata["reverse_index"])
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> Context:
-        """Return what blocks read: tensors for attention over frame pairs and inside windows."""
+        """Return the tensors that blocks read to attend over frame pairs and inside windows."""
         whole = RotarySegments.of(metadata)
         offsets, longest = metadata["cu_window_seqlens"], metadata["max_window_seqlen"]
         return Context(whole, whole._replace(cu_seqlens=offsets, max_seqlen=longest))

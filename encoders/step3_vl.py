@@ -185,7 +185,7 @@ class Step3VLTower(TileEncoder):
         return EncoderOutput(hidden, tokens, ())
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> RotarySegments:
-        """Return what every block reads: rotary angles, offsets of sequences, padded rows."""
+        """Return the tensors that blocks read: rotary angles, offsets of sequences, padding."""
         cos, sin = metadata["rotary_pos_emb_cos"], metadata["rotary_pos_emb_sin"]
         segments = TileSegments.of(metadata, hidden)
         if hidden.shape[0]:

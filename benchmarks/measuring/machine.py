@@ -25,11 +25,11 @@ QUERY = {
     "clocks.mem": "memory_clock_mhz",
     "power.limit": "power_limit_watts",
 }
-"""What ``nvidia-smi`` is asked for, and what it is called here."""
+"""Names of the fields of ``nvidia-smi``, and the names of them in result files."""
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return what a figure depends on, by name; None for what this machine does not tell."""
+    """Return the facts that a figure depends on, by name; None where this machine has none."""
     return {
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         **query_gpu(),

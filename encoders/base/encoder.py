@@ -178,7 +178,7 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
         )
 
     def item_encoder(self) -> ItemEncoder[EncoderOutput]:
-        """Return what ``encode`` uses of this encoder: ``paths``, device and staging of pixels."""
+        """Return this encoder as ``encode`` uses it: ``paths``, device and staging of pixels."""
         from ..inputs.images import StagedPreprocessor
         from ..streams.calls import ItemEncoder
 

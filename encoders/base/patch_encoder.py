@@ -81,7 +81,7 @@ class PatchEncoder(VisionEncoder):
         yield from self._run_blocks(self._embed(pixel_values, metadata), metadata, numbers)
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> object:
-        """Return what every block reads: rotary angles, offsets of sequences, padded rows."""
+        """Return the tensors that blocks read: rotary angles, offsets of sequences, padding."""
         return RotarySegments.of(metadata)
 
     def _admit_patches(self, pixel_values: Tensor, weight: Tensor, metadata: Metadata) -> Tensor:

@@ -63,7 +63,7 @@ class TileEncoder(VisionEncoder):
         return self.config.tile_size if self._side is None else self._side
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> object:
-        """Return what every block reads: offsets of tiles and, in rotary towers, angles."""
+        """Return the tensors that blocks read: offsets of tiles and, in rotary towers, angles."""
         return TileSegments.of(metadata, hidden)
 
     def _row_grid(self, h: int, w: int) -> tuple[int, int]:

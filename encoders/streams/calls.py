@@ -80,7 +80,7 @@ class ResultSettings(NamedTuple):
 
 @dataclass(frozen=True)
 class ItemEncoder(Generic[Output]):
-    """What ``encode`` needs of an encoder: its ``paths`` and, for each, the function to call."""
+    """An encoder as ``encode`` uses it: ``paths`` and, for each, the function to call."""
 
     encoder: JoinsOutputs[Output]
     """The encoder that preprocesses items and joins the outputs of its input paths."""
@@ -261,11 +261,11 @@ def join_inputs(parts: Sequence[VisionInputs]) -> VisionInputs:
     """
     if len(parts) == 1:
         return parts[0]
-    starts = [0, *accumulate(len(part.grid_thw) for part in parts)]
+    starts = list(accumulate((len(part.grid_thw) for part in parts[:-1]), initial=0))
     joined = {}
     for name in parts[0].paths:
         pixels, grids, numbers = zip(*(part.paths[name] for part in parts), strict=True)
-        items = [start + item for start, own in zip(starts, numbers, strict=False) for item in own]
+        items = [start + item for start, own in zip(starts, numbers, strict=True) for item in own]
         joined[name] = PathInputs(torch.cat(pixels), torch.cat(grids), tuple(items))
     tiles = [tiling for part in parts for tiling in part.tiles or ()]
     return VisionInputs(*joined.pop("image")[:2], tiles or None, joined)

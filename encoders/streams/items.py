@@ -26,7 +26,7 @@ class EncodesItems(Generic[Output]):
     """Base class that provides ``encode`` and ``encode_many`` by the method ``item_encoder``."""
 
     def item_encoder(self) -> ItemEncoder[Output]:
-        """Return what ``encode`` needs: the encoder, and a function to call per kind of input."""
+        """Return the encoder as ``encode`` uses it, with a function per kind of input."""
         raise NotImplementedError
 
     @overload
