@@ -5,7 +5,10 @@
 Three engines per model and model runner read one checkpoint of random weights: our tower as the
 reference without graphs, our tower as it runs by default, and vLLM's own. Greedy tokens of the
 second are compared with those of the first; the third shows by how much two towers in bfloat16
-differ anyway, and how many KV blocks there are without our pool.
+differ anyway, and how many KV blocks there are without our pool. The first engine answers the same
+requests again in the opposite order, which shows how many answers change with the batch alone. For
+every answer that differs, the reference's gap in log-probability between its two best tokens is
+read where the answers part: a gap below the rounding of bfloat16 is a tie.
 """
 
 from __future__ import annotations
@@ -13,7 +16,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Callable, Sequence
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +69,22 @@ def requests(count: int, seed: int) -> list[dict[str, Any]]:
     return made
 
 
-def answers(engine: Engine, made: Sequence[dict[str, Any]]) -> list[list[int]]:
-    """Send all requests at once, and return the greedy tokens of each."""
-    return [list(output.outputs[0].token_ids) for output in engine.answer(made, TOKENS)]
+def answers(engine: Engine, prompts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Send all requests at once, and return greedy tokens per request, and per token its gap.
+
+    A token's gap is its log-probability less that of the second best token.
+    """
+    outputs = [output.outputs[0] for output in engine.answer(prompts, TOKENS, logprobs=2)]
+    return {
+        "tokens": [list(output.token_ids) for output in outputs],
+        "gaps": [[gap(token) for token in output.logprobs] for output in outputs],
+    }
+
+
+def gap(logprobs: Mapping[int, Any]) -> float:
+    """Return the best log-probability less the second best, of those of one token."""
+    best, second, *_ = sorted((one.logprob for one in logprobs.values()), reverse=True)
+    return round(best - second, 6)
 
 
 def tower_stats(model: Any) -> dict[str, Any]:
@@ -112,11 +130,14 @@ def check(
         "part": part,
         "kv_blocks": cache.num_gpu_blocks,
         "block_size": cache.block_size,
-        "tokens": answers(engine, requests(COMPARED, 0)),
+        **answers(engine, requests(COMPARED, 0)),
     }
     record(row)
+    if part == "reference":
+        opposite = answers(engine, requests(COMPARED, 0)[::-1])
+        row["tokens_in_opposite_order"] = opposite["tokens"][::-1]
     if part == "ours":
-        row["mixed_requests_answered"] = len(answers(engine, requests(MIXED, 1)))
+        row["mixed_requests_answered"] = len(answers(engine, requests(MIXED, 1))["tokens"])
     row["tower"] = engine.llm.apply_model(tower_stats)[0]
     record(row)
 
@@ -133,7 +154,8 @@ def verdicts(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         }
         if set(parts) != set(PARTS):
             continue
-        ours, stock, wanted = parts["ours"], parts["stock"], parts["reference"]["tokens"]
+        ours, stock, reference = parts["ours"], parts["stock"], parts["reference"]
+        wanted, again = reference["tokens"], reference["tokens_in_opposite_order"]
         tower = ours.get("tower", {})
         sizes = ("arena_bytes", "pool_bytes", "cache_bytes", "derived_bytes")
         found.append(
@@ -141,6 +163,11 @@ def verdicts(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 **dict(zip(("model", "layers", "runner"), group, strict=True)),
                 "requests_equal_to_reference": _equal(ours["tokens"], wanted),
                 "stock_requests_equal_to_reference": _equal(stock["tokens"], wanted),
+                "reference_requests_equal_in_opposite_order": _equal(again, wanted),
+                "median_gap": statistics.median(chain(*reference["gaps"])),
+                "gaps_where_ours_differs": gaps_at(ours["tokens"], reference),
+                "gaps_where_stock_differs": gaps_at(stock["tokens"], reference),
+                "gaps_where_opposite_order_differs": gaps_at(again, reference),
                 "requests": len(wanted),
                 "kv_blocks": ours["kv_blocks"],
                 "stock_kv_blocks": stock["kv_blocks"],
@@ -149,6 +176,15 @@ def verdicts(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             }
         )
     return found
+
+
+def gaps_at(tokens: Sequence[Sequence[int]], reference: dict[str, Any]) -> list[float]:
+    """Return the reference's gap at the first token that differs, of each request that differs."""
+    rows = zip(tokens, reference["tokens"], reference["gaps"], strict=True)
+    parted = [
+        [gap for one, other, gap in zip(*row, strict=True) if one != other][:1] for row in rows
+    ]
+    return sorted(gap for row in parted for gap in row)
 
 
 def _equal(one: Sequence[Sequence[int]], other: Sequence[Sequence[int]]) -> int:

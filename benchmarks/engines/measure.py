@@ -64,12 +64,21 @@ class Engine:
 
         self.llm = LLM(**{**settings(folder, mode, compiled=compiled), **more})
 
-    def answer(self, requests: Sequence[dict[str, Any]], tokens: int) -> list[Any]:
-        """Send requests at once, each for ``tokens`` greedy tokens, and return their outputs."""
+    def answer(
+        self, requests: Sequence[dict[str, Any]], tokens: int, logprobs: int | None = None
+    ) -> list[Any]:
+        """Send requests at once, each for ``tokens`` greedy tokens, and return their outputs.
+
+        ``logprobs`` is the number of best tokens whose log-probabilities are returned, too.
+        """
         from vllm import SamplingParams
 
         greedy = SamplingParams(
-            temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False
+            temperature=0.0,
+            max_tokens=tokens,
+            ignore_eos=True,
+            detokenize=False,
+            logprobs=logprobs,
         )
         return list(self.llm.generate(list(requests), greedy, use_tqdm=False))
 

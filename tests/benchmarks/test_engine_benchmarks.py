@@ -35,7 +35,7 @@ class FakeEngine:
             apply_model=lambda function: [tower if mode == "ours" else {}],
         )
 
-    def answer(self, requests: Any, tokens: int) -> list[Any]:
+    def answer(self, requests: Any, tokens: int, logprobs: int | None = None) -> list[Any]:
         made = []
         for request in requests:
             self.asked += 1
@@ -43,9 +43,11 @@ class FakeEngine:
             assert request["prompt"].count(measure.IMAGE) == images
             odd = self.mode == "stock" and self.asked == 1
             ids = [images + odd] * tokens
+            values = {one: SimpleNamespace(logprob=-0.25 * one) for one in range(logprobs or 0)}
+            best = [values] * tokens
             made.append(
                 SimpleNamespace(
-                    outputs=[SimpleNamespace(token_ids=ids)],
+                    outputs=[SimpleNamespace(token_ids=ids, logprobs=best)],
                     metrics=SimpleNamespace(first_token_latency=0.002 * self.asked),
                 )
             )
@@ -216,6 +218,11 @@ def test_the_check_compares_tokens_with_the_reference(tmp_path: Path) -> None:
         "runner": "1",
         "requests_equal_to_reference": 24,
         "stock_requests_equal_to_reference": 23,
+        "reference_requests_equal_in_opposite_order": 24,
+        "median_gap": 0.25,
+        "gaps_where_ours_differs": [],
+        "gaps_where_stock_differs": [0.25],
+        "gaps_where_opposite_order_differs": [],
         "requests": 24,
         "kv_blocks": 900,
         "stock_kv_blocks": 1000,
