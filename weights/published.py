@@ -1,10 +1,10 @@
-"""The published checkpoints that are known to load, read from ``families/<family>.json``.
+"""The published checkpoints that are known to load, read from ``families/facts/<family>.json``.
 
-Each family has one such file, beside the Python file with its record. It holds facts for the lists
-of families in documents and messages, and configs and processor files as the Hub has them, reduced
-to the fields that describe the tower. Checkpoints that differ in one width share a config, with
-``"WIDTH"`` in its place. Tests and small checkpoints are made from these files, too; loading takes
-no size from them. A file is read when it is first needed. This module needs no torch.
+Each family has one such file, and a record in a Python file of ``families``. The file holds facts
+for the lists of families in documents and messages, and configs and processor files as the Hub has
+them, reduced to the fields that describe the tower. Checkpoints that differ in one width share a
+config, with ``"WIDTH"`` in its place. Tests and small checkpoints are made from these files, too;
+loading takes no size from them. A file is read when it is first needed. This module needs no torch.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ __all__ = [
     "similar_names",
 ]
 
-FOLDER = Path(__file__).with_name("families")
-"""The folder that holds a Python file with records of families, and a JSON file per family."""
+FOLDER = Path(__file__).parent / "families" / "facts"
+"""The folder that holds a JSON file per family."""
 NO_VIDEO = "no"
 """The value of ``FamilyFacts.video`` for a family that takes images alone."""
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import fields
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from support.families.json_files import formatted
-from weights import FAMILIES, Family, published
+from weights import FAMILIES, Family, families, published
 from weights.families import build_config
 from weights.published import PUBLISHED, PublishedModel
 from weights.strict_json import parse_json
@@ -39,6 +41,14 @@ def test_the_formatter_keeps_values_and_lines_short() -> None:
 
 def test_each_family_has_one_record_and_one_file() -> None:
     assert published.family_names() == tuple(sorted(FAMILIES)) == tuple(p.stem for p in FILES)
+
+
+def test_records_stand_in_the_modules_that_the_docstring_of_families_names() -> None:
+    groups = re.findall(r"^- ``(\w+)``: (.*)", str(families.__doc__), re.M)
+    module = {name: group for group, names in groups for name in re.findall(r"``(\w+)``", names)}
+    for family in FAMILIES.values():
+        place = import_module(f"weights.families.{module.get(family.name.upper(), family.name)}")
+        assert getattr(place, family.name.upper()) is family
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.name)
@@ -85,4 +95,4 @@ assert published.family_facts.cache_info().misses == 1
 assert len(published.PUBLISHED) > 100
 assert not {"torch", "numpy", "encoders", "huggingface_hub"} & {*sys.modules}
 """
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=published.FOLDER.parents[1])
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])

@@ -1,7 +1,16 @@
 """The families: one record per encoder, and reading what a checkpoint's config says.
 
-A new family is one record in a file of this folder and one entry in ``FAMILIES``. The file has the
-family's name, unless several families share layouts or rules: then they share a module.
+A family has a record, which is Python (``family`` defines its class), and ``facts/<family>.json``,
+which lists its published checkpoints. A module that is named for one family holds its record.
+Families of one maker that share layouts or rules share a module:
+
+- ``deepseek``: ``DEEPSEEK_OCR``, ``DEEPSEEK_VL``, ``DEEPSEEK_VL2`` and ``DEEPSEEK_VL_HYBRID``
+- ``glm``: ``GLM4V`` and ``GLM_OCR``
+- ``qwen``: ``QWEN2_VL``, ``QWEN2_5_VL`` and ``QWEN3_VL``
+- ``siglip``: ``SIGLIP``, ``SIGLIP2`` and ``GEMMA3``, whose tower is SigLIP's
+- ``step``: ``STEP3`` and ``STEP3_VL``
+
+A new family is a record, an entry in ``FAMILIES`` and a file of facts.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class TransformersClass:
 class Family:
     """One encoder and the published checkpoints that hold it.
 
-    Its title and further facts stand in the JSON file ``weights/families/<name>.json``.
+    Its title and further facts stand in the JSON file ``weights/families/facts/<name>.json``.
     """
 
     name: str

@@ -1,6 +1,6 @@
 """The one form in which the JSON files of the families are written.
 
-``python tests/support/families/json_files.py`` rewrites all of ``weights/families/*.json``.
+``python tests/support/families/json_files.py`` rewrites all of ``weights/families/facts/*.json``.
 """
 
 from __future__ import annotations
