@@ -83,7 +83,7 @@ def executor_of(graphed: GraphedEncoder) -> Executor:
 
 def forget_plans(executor: Executor) -> None:
     """Drop the schedules of an executor, so that the next call of every grid is packed again."""
-    executor.schedules = Cache(executor.schedules.most)
+    executor.schedules = Cache(executor.schedules.max_size)
 
 
 def replay_what_fits(executor: Executor) -> Packer:

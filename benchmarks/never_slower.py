@@ -108,7 +108,7 @@ def run(
 def forced_replay(graphed: GraphedEncoder) -> Callable[[Tensor, Grids], EncoderOutput]:
     """Return a call of the same graphs that replays everything that fits a budget."""
     executor = executor_of(graphed)
-    own = Cache[Schedule](executor.schedules.most), replay_what_fits(executor)
+    own = Cache[Schedule](executor.schedules.max_size), replay_what_fits(executor)
 
     def call(pixels: Tensor, grids: Grids) -> EncoderOutput:
         kept = executor.schedules, executor.graphs.packer

@@ -28,7 +28,7 @@ MOST = 2**31 - 1
 
 
 def default_budgets(
-    low: int, high: int, count: int, whole: Callable[[Sequence[int]], list[int]] = sorted
+    low: int, high: int, count: int, round_up: Callable[[Sequence[int]], list[int]] = sorted
 ) -> list[int]:
     """Return at most ``count`` budgets from ``low`` to ``high`` with little padding for any sizes.
 
@@ -42,11 +42,11 @@ def default_budgets(
         low: smallest budget, in output tokens.
         high: largest budget, in output tokens.
         count: how many budgets at most.
-        whole: rounds token counts up to those that items of the encoder can have, and returns them
-            ascending and each once.
+        round_up: rounds token counts up to those that items of the encoder can have, and returns
+            them ascending and each once.
     """
-    squares = set(whole(square_counts(low, high)))
-    sizes = whole(sorted({*_round_numbers(low, high), *squares}))
+    squares = set(round_up(square_counts(low, high)))
+    sizes = round_up(sorted({*_round_numbers(low, high), *squares}))
     if count == 1 or len(sizes) == 1:
         return sizes[-1:]
     spread = [_commonness(a, b, sizes[0], sizes[-1]) for a, b in pairwise(sizes)]
@@ -82,12 +82,12 @@ def fit_budgets(token_counts: Iterable[SupportsIndex], max_graphs: SupportsIndex
     Raises:
         ValueError: no counts, or a number that is not a positive integer.
     """
-    most = positive("max_graphs", max_graphs)
+    max_count = positive("max_graphs", max_graphs)
     tally = Counter(positives("token_counts", "token count", token_counts))
     if not tally:
         raise ValueError("token_counts is empty: pass the output tokens of the items you saw")
     sizes = sorted(tally)
-    return _least_padding(sizes, [tally[size] for size in sizes], most)
+    return _least_padding(sizes, [tally[size] for size in sizes], max_count)
 
 
 def positive(name: str, value: SupportsIndex) -> int:
@@ -113,12 +113,12 @@ def positives(names: str, name: str, values: Iterable[SupportsIndex]) -> list[in
     An error calls the whole argument ``names`` and one entry ``name``.
     """
     try:
-        text = isinstance(values, (str, bytes))
+        is_text = isinstance(values, (str, bytes))
         # A text is one bad entry, which `positive` refuses by its own error.
-        listed = [cast(SupportsIndex, values)] if text else list(values)
+        entries = [cast(SupportsIndex, values)] if is_text else list(values)
     except TypeError as error:
         raise ValueError(f"{names}={values!r}: must be a list: write [{values}]") from error
-    return [positive(name, value) for value in listed]
+    return [positive(name, value) for value in entries]
 
 
 def _round_numbers(low: int, high: int) -> list[int]:
@@ -131,16 +131,16 @@ def _round_numbers(low: int, high: int) -> list[int]:
     return [*numbers, high]
 
 
-def _commonness(below: int, size: int, low: int, high: int) -> float:
-    """Return how common items above ``below`` and up to ``size`` tokens are assumed to be.
+def _commonness(smaller_size: int, size: int, low: int, high: int) -> float:
+    """Return how common items above ``smaller_size`` and up to ``size`` tokens are assumed to be.
 
     The number is relative: those of all sizes from ``low`` to ``high`` do not sum to 1.
     """
     position = math.log(size / low) / math.log(high / low)
-    return math.log(size / below) * (2 - ((position - COMMONEST) / (1 - COMMONEST)) ** 2)
+    return math.log(size / smaller_size) * (2 - ((position - COMMONEST) / (1 - COMMONEST)) ** 2)
 
 
-def _least_padding(sizes: Sequence[int], weights: Sequence[float], most: int) -> list[int]:
+def _least_padding(sizes: Sequence[int], weights: Sequence[float], max_count: int) -> list[int]:
     """Return the budgets with the least weighted sum of (budget - size), by dynamic programming.
 
     With n budgets for the sizes up to some end, the last budget serves the sizes from some start
@@ -149,7 +149,7 @@ def _least_padding(sizes: Sequence[int], weights: Sequence[float], most: int) ->
     Args:
         sizes: ascending sizes of items, in tokens; an item takes the smallest budget it fits.
         weights: weight of each size, such as how many items have it.
-        most: how many budgets at most.
+        max_count: how many budgets at most.
 
     Returns:
         Ascending budgets, each of which is one of ``sizes``.
@@ -159,14 +159,15 @@ def _least_padding(sizes: Sequence[int], weights: Sequence[float], most: int) ->
     # Entry i is the least padding of the sizes before size i.
     best = np.array([0.0, *[math.inf] * len(sizes)])
     starts = []
-    for _ in range(min(most, len(sizes))):
-        before, row, chosen = best + tokens, np.zeros_like(best), np.zeros(len(best), int)
+    for _ in range(min(max_count, len(sizes))):
+        padding_and_tokens = best + tokens
+        next_best, best_starts = np.zeros_like(best), np.zeros(len(best), int)
         for end, size in enumerate(sizes, 1):
-            padding = before[:end] - size * weight[:end]
-            chosen[end] = start = padding.argmin()
-            row[end] = padding[start] + size * weight[end] - tokens[end]
-        best = row
-        starts.append(chosen)
+            padding = padding_and_tokens[:end] - size * weight[:end]
+            best_starts[end] = start = padding.argmin()
+            next_best[end] = padding[start] + size * weight[end] - tokens[end]
+        best = next_best
+        starts.append(best_starts)
     budgets, end = [], len(sizes)
     while end:
         budgets.append(sizes[end - 1])

@@ -124,25 +124,27 @@ def choose_budgets(
     items = _given("max_batch_size", max_batch_size)
     frames = _given("max_frames_per_batch", max_frames_per_batch)
     low, high = _given("min_budget", min_budget), _given("max_budget", max_budget)
-    most = positive("max_graphs", max_graphs)
+    max_count = positive("max_graphs", max_graphs)
     if budgets is not None:
         if low is not None or high is not None:
             raise ValueError("budgets given: min_budget and max_budget only bound inferred ones")
-        given = sorted(set(positives("budgets", "budget", budgets)))
-        if not given:
+        token_counts = sorted(set(positives("budgets", "budget", budgets)))
+        if not token_counts:
             raise ValueError("budgets is empty: give at least one number of output tokens, or None")
-        if len(given) > most:
-            raise ValueError(f"{len(given)} budgets, max_graphs={most}: drop some or raise it")
-        tokens = _whole(encoder, given)
-        if tokens != given:
+        if len(token_counts) > max_count:
+            raise ValueError(
+                f"{len(token_counts)} budgets, max_graphs={max_count}: drop some or raise it"
+            )
+        tokens = _whole(encoder, token_counts)
+        if tokens != token_counts:
             warnings.warn(
-                f"budgets {given} rounded up to what items can make: {tokens}", stacklevel=3
+                f"budgets {token_counts} rounded up to what items can make: {tokens}", stacklevel=3
             )
     else:
         low, high = _bounds(encoder, low, high, items)
-        few, many = _segment_counts(frames, items or min(64, low))
-        two_shapes = many > few and not _is_tiled(encoder, high)
-        count = most - most // SHORT_SHARE if two_shapes else most
+        long_count, short_count = _segment_counts(frames, items or min(64, low))
+        two_shapes = short_count > long_count and not _is_tiled(encoder, high)
+        count = max_count - max_count // SHORT_SHARE if two_shapes else max_count
         tokens = default_budgets(low, high, count, partial(_whole, encoder))
     if items is None:
         items = min(64, tokens[0])
@@ -152,7 +154,7 @@ def choose_budgets(
             f"max_batch_size={items} items do not fit the smallest budget of {tokens[0]} tokens "
             f"(an item makes at least one): use max_batch_size<={tokens[0]} or {smallest}>={items}"
         )
-    shapes = _shapes(encoder, tokens, _segment_counts(frames, items), most)
+    shapes = _shapes(encoder, tokens, _segment_counts(frames, items), max_count)
     return BudgetSet(tuple(sorted(shapes)), items, inferred=budgets is None)
 
 
@@ -230,11 +232,11 @@ def _bounds(
     start = low if low is not None else max(smallest, items or 1)
     if high is None or start <= high:
         return start, max(largest, start) if high is None else high
-    why = f"min_budget={low}" if low is not None else f"the encoder's range starts at {smallest}"
+    reason = f"min_budget={low}" if low is not None else f"the encoder's range starts at {smallest}"
     if low is None and smallest <= high:
-        why = f"max_batch_size={items}, and an item makes at least one token"
+        reason = f"max_batch_size={items}, and an item makes at least one token"
     raise ValueError(
-        f"max_budget={high} is too small: {why}; use max_budget>={start}, or lower that"
+        f"max_budget={high} is too small: {reason}; use max_budget>={start}, or lower that"
     )
 
 
@@ -247,16 +249,16 @@ def _segment_counts(frames: int | None, items: int) -> tuple[int, int]:
         frames: ``max_frames_per_batch`` of the user; None for 64, or ``items`` if that is more.
         items: the most items of a replay.
     """
-    most = frames or max(items, LONG_SEGMENTS**2)
-    return min(most, LONG_SEGMENTS), most
+    short_count = frames or max(items, LONG_SEGMENTS**2)
+    return min(short_count, LONG_SEGMENTS), short_count
 
 
 def _shapes(
-    encoder: GraphableEncoder, tokens: Sequence[int], segments: tuple[int, int], most: int
+    encoder: GraphableEncoder, tokens: Sequence[int], segments: tuple[int, int], max_count: int
 ) -> list[Budget]:
-    """Return the budgets (sizes of CUDA graphs) to capture, at most ``most``.
+    """Return the budgets (sizes of CUDA graphs) to capture, at most ``max_count``.
 
-    Every token count gets a budget of few long segments (attention sequences). While ``most``
+    Every token count gets a budget of few long segments (attention sequences). While ``max_count``
     allows, token counts get a second budget of many short segments: first those of square images,
     the largest of them first.
 
@@ -264,19 +266,20 @@ def _shapes(
         encoder: the encoder, which says how many rows and windows so many tokens take.
         tokens: ascending numbers of output tokens.
         segments: number of segments in the long shape, and in the short one.
-        most: how many budgets at most.
+        max_count: how many budgets at most.
     """
     specs = _specs(encoder, tokens)
     if _is_tiled(encoder, tokens[-1]):
         return [_budget(spec, spec.segments, spec.longest_segment) for spec in specs]
-    few, many = segments
-    shapes = [_budget(spec, few, spec.longest_segment) for spec in specs]
-    free = most - len(shapes)
-    if many > few and free > 0:
+    long_count, short_count = segments
+    shapes = [_budget(spec, long_count, spec.longest_segment) for spec in specs]
+    shapes_left = max_count - len(shapes)
+    if short_count > long_count and shapes_left > 0:
         squares = set(square_counts(tokens[0], tokens[-1]))
         by_use = sorted(specs, key=lambda s: (s.output_tokens not in squares, -s.output_tokens))
         shapes += [
-            _budget(spec, many, -(-spec.longest_segment // LONG_SEGMENTS)) for spec in by_use[:free]
+            _budget(spec, short_count, -(-spec.longest_segment // LONG_SEGMENTS))
+            for spec in by_use[:shapes_left]
         ]
     return shapes
 

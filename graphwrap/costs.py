@@ -55,10 +55,12 @@ class Costs:
 
         Beyond the largest timed run, it is extrapolated.
         """
-        last = len(self.eager_ms) - 1
-        after = min(max(bisect_left(self.eager_ms, (rows, 0.0)), 1), last)
-        (fewer, ms), (more, more_ms) = self.eager_ms[after - 1], self.eager_ms[after]
-        return ms + (rows - fewer) * (more_ms - ms) / (more - fewer) if after else ms
+        if len(self.eager_ms) == 1:
+            return self.eager_ms[0][1]
+        upper = min(max(bisect_left(self.eager_ms, (rows, 0.0)), 1), len(self.eager_ms) - 1)
+        (rows_below, ms_below), (rows_above, ms_above) = self.eager_ms[upper - 1 :][:2]
+        gradient = (ms_above - ms_below) / (rows_above - rows_below)
+        return ms_below + (rows - rows_below) * gradient
 
 
 @dataclass(frozen=True)
@@ -102,8 +104,9 @@ class CostTable:
         ValueError is raised if it lacks any other.
         """
         times = self.costs.replay_ms
-        most = max(budget.rows for budget in times)
-        budgets = tuple(b for b in budget_set.budgets if b.rows <= most or not budget_set.inferred)
+        most_rows = max(budget.rows for budget in times)
+        inferred = budget_set.inferred
+        budgets = tuple(b for b in budget_set.budgets if b.rows <= most_rows or not inferred)
         missing = [budget.name for budget in budgets or budget_set.budgets if budget not in times]
         if missing:
             raise ValueError(
@@ -125,14 +128,14 @@ class TableRecord(TypedDict):
 
 
 def write_tables(file: str | os.PathLike[str], tables: Mapping[str, CostTable]) -> None:
-    """Write one JSON file with the ``tables`` of costs, by the kind of input ("image", "tiles")."""
+    """Write one JSON file with the ``tables`` of costs, by path name ("image", "tiles")."""
     body: dict[str, TableRecord] = {}
     for path, table in tables.items():
         costs = table.costs
         body[path] = {
             "fingerprint": table.made_on,
             "eager_runs": [{"rows": rows, "ms": ms} for rows, ms in costs.eager_ms],
-            "budgets": [{**one._asdict(), "ms": ms} for one, ms in costs.replay_ms.items()],
+            "budgets": [{**budget._asdict(), "ms": ms} for budget, ms in costs.replay_ms.items()],
             "kernels": table.kernels,
         }
     Path(file).write_text(json.dumps(body, indent=1) + "\n")
@@ -167,8 +170,8 @@ def _parse(file: str, body: TableRecord) -> CostTable:
     if not times or not points or any(a >= b for (a, _), (b, _) in pairwise(points)):
         raise ValueError("it has no budgets, or no eager_runs by ascending rows")
     kernels = body["kernels"]
-    own = None if kernels is None else {**kernels}
-    return CostTable(file, {**body["fingerprint"]}, Costs(times, points), own)
+    kernel_choices = None if kernels is None else {**kernels}
+    return CostTable(file, {**body["fingerprint"]}, Costs(times, points), kernel_choices)
 
 
 def _count(row: Mapping[str, float], name: str) -> int:

@@ -159,12 +159,12 @@ def with_paths(encoder: nn.Module) -> MultiPathEncoder:
         TypeError: a path lacks a member of :class:`encoders.contract.GraphableEncoder`.
     """
     # The members are checked below, and not by isinstance, which asks no wrapper for them.
-    whole: MultiPathEncoder = OnePath(cast(GraphableEncoder, encoder))
+    path_encoder: MultiPathEncoder = OnePath(cast(GraphableEncoder, encoder))
     if isinstance(encoder, MultiPathEncoder) and not _passes_on_its_path(encoder):
-        whole = encoder
-    for path in whole.paths.values():
+        path_encoder = encoder
+    for path in path_encoder.paths.values():
         require_members(path, MEMBERS, "see encoders.contract.GraphableEncoder")
-    return whole
+    return path_encoder
 
 
 def joins_paths(paths: Mapping[str, object], encoder: object) -> bool:
@@ -192,13 +192,13 @@ def choose_form(
     accelerator = _find_accelerator(encoder)
     # A wrapper that passes on the attributes of its module is not accelerated: the faster form
     # is one of its module and would leave out the steps of the wrapper's own forward.
-    own = issubclass(type(encoder), AcceleratesItself)
+    accelerates_itself = issubclass(type(encoder), AcceleratesItself)
     if accelerator is not None:
-        why = "this encoder is accelerated already (pass the one accelerated() was called on)"
-    elif not (own and isinstance(encoder, Accelerable)):
-        why = f"{type(encoder).__name__} has no accelerated form"
+        reason = "this encoder is accelerated already (pass the one accelerated() was called on)"
+    elif not (accelerates_itself and isinstance(encoder, Accelerable)):
+        reason = f"{type(encoder).__name__} has no accelerated form"
     elif settings.compile or settings.kernels == "reference":
-        why = 'compile=True and kernels="reference" take the encoder as it is'
+        reason = 'compile=True and kernels="reference" take the encoder as it is'
     else:
         form = encoder.accelerated(settings.kernels, settings.precision)
         return form, _find_accelerator(form)
@@ -206,7 +206,7 @@ def choose_form(
         allowed = accelerator is None and (name == "compile" or value == "reference")
         if value != default and not allowed:
             raise ValueError(
-                f"{name}={value!r}: {why}, there is no choice: leave {name}={default!r}"
+                f"{name}={value!r}: {reason}, there is no choice: leave {name}={default!r}"
             )
     return encoder, accelerator
 

@@ -99,8 +99,8 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
         guards.require_choice("clone", clone, (True, False))
         guards.require_choice("compile", compile, (True, False))
         self.outputs = guards.read_outputs(outputs)
-        self._whole = encoder_forms.with_paths(encoder)
-        paths = self._whole.paths
+        self._path_encoder = encoder_forms.with_paths(encoder)
+        paths = self._path_encoder.paths
         self._paths_joined = encoder_forms.joins_paths(paths, encoder)
         self.encoder = encoder
         choose = partial(
@@ -111,10 +111,11 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
             max_budget=max_budget,
             max_graphs=max_graphs,
         )
-        given = budgets_by_path(budgets, paths)
-        self._budget_sets = {name: choose(path, given[name]) for name, path in paths.items()}
-        self.budgets = tuple(size for one in self._budget_sets.values() for size in one.budgets)
-        self.max_batch_size = min(one.max_batch_size for one in self._budget_sets.values())
+        path_budgets = budgets_by_path(budgets, paths)
+        self._budget_sets = {name: choose(path, path_budgets[name]) for name, path in paths.items()}
+        budget_sets = self._budget_sets.values()
+        self.budgets = tuple(budget for sizes in budget_sets for budget in sizes.budgets)
+        self.max_batch_size = min(sizes.max_batch_size for sizes in budget_sets)
         self.on_overflow, self.clone = on_overflow, clone
         self._bounded = max_budget is None
         self._backend = backend
@@ -138,15 +139,15 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
 
     def _locate(self) -> None:
         """Find the device and dtype of the weights, and make the forms of the encoder for them."""
-        where = guards.find_weights(self.encoder)
-        if not self._forms or (self.device, self.dtype) != where:
+        device, dtype = guards.find_weights(self.encoder)
+        if not self._forms or (self.device, self.dtype) != (device, dtype):
             self._forms = {}
-            self.device, self.dtype = where
+            self.device, self.dtype = device, dtype
             self.backend = guards.resolve_backend(self._backend, self.device)
-            for name, path in self._whole.paths.items():
-                chosen = encoder_forms.choose_form(path, self._settings)
+            for name, path in self._path_encoder.paths.items():
+                form, accelerator = encoder_forms.choose_form(path, self._settings)
                 self._forms[name] = encoder_forms.EncoderForm(
-                    *chosen, *where, self.outputs, self.backend, self._settings
+                    form, accelerator, device, dtype, self.outputs, self.backend, self._settings
                 )
 
     def capture(self, progress: bool = True) -> GraphedEncoder:
@@ -319,7 +320,7 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
             outputs: the output of each path by its name, without paths that have no entries.
             inputs: the result of ``preprocess``.
         """
-        return [PartialOutput(*item) for item in self._whole.join(outputs, inputs)]
+        return [PartialOutput(*item) for item in self._path_encoder.join(outputs, inputs)]
 
     def _encode(
         self, inputs: Mapping[str, Inputs], out: OutTensors | None = None
@@ -340,7 +341,7 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
         guards.require_members(self.encoder, ("preprocess",), fix)
         inner = self.encoder.item_encoder() if isinstance(self.encoder, EncodesItems) else None
         stager, head = (inner.stager, inner.head) if inner else (None, None)
-        paths = self._whole.paths
+        paths = self._path_encoder.paths
         calls = {name: partial(self._call_path, name) for name in paths}
         return ItemEncoder(self, paths, calls, self.device, self.outputs, stager, self.clone, head)
 
@@ -395,4 +396,4 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
         if self._captured is not None:
             self._captured.memory.poison()
             for path in self._captured.paths.values():
-                path.written = None
+                path.written_key = None

@@ -49,9 +49,12 @@ def all_modules(roots: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
 
 def plain_tensors(roots: Mapping[str, nn.Module]) -> list[TensorSlot]:
     """Return the tensors of modules in ``roots`` that are neither parameters nor buffers."""
-    owned = [vars(module) for module in all_modules(roots).values()]
+    attribute_dicts = [vars(module) for module in all_modules(roots).values()]
     return [
-        (own, k, value) for own in owned for k, value in own.items() if isinstance(value, Tensor)
+        (attributes, name, value)
+        for attributes in attribute_dicts
+        for name, value in attributes.items()
+        if isinstance(value, Tensor)
     ]
 
 
@@ -74,30 +77,32 @@ class WeightGuard:
     ) -> None:
         modules = all_modules(roots)
         self._names = [
-            (where, kind) for where in modules for kind in (SLOTS + HOOKS if hooks else SLOTS)
+            (name, kind) for name in modules for kind in (SLOTS + HOOKS if hooks else SLOTS)
         ]
-        self._slots = [slots_of(modules[where], kind) for where, kind in self._names]
-        self._kept = [dict(slots) for slots in self._slots]
+        self._slots = [slots_of(modules[name], kind) for name, kind in self._names]
+        self._captured_slots = [dict(slots) for slots in self._slots]
         everything = [(slots, *entry) for slots in self._slots for entry in slots.items()]
         tensors = [(slots, name, x) for slots, name, x in everything if isinstance(x, Tensor)]
-        plain = [place for place in attributes if place[0].get(place[1]) is place[2]]
+        plain = [slot for slot in attributes if slot[0].get(slot[1]) is slot[2]]
         # Comparing dicts takes two tensors of one element for equal if their values are, so that
         # tensors of one element are compared by identity.
-        self._alone = [place for place in tensors if place[2].numel() == 1] + plain
+        self._by_identity = [slot for slot in tensors if slot[2].numel() == 1] + plain
         self._tensors = [value for _, _, value in tensors + plain]
         # Another view of the same memory may have the same address. A slice differs in size. Only
         # a square weight still fits its module when it is transposed, so only the strides of square
         # ones are compared: reading strides takes longest.
         self._squares = [t for t in self._tensors if t.ndim == 2 and t.shape[0] == t.shape[1]]
-        self._addresses, self._counts, self._strides = self._places()
-        read = [slots.get(name) for slots, name, _ in attributes]
-        self._held = [t.detach() for t in (*self._tensors, *read) if isinstance(t, Tensor)]
+        self._addresses, self._counts, self._strides = self._locations()
+        first_values = [slots.get(name) for slots, name, _ in attributes]
+        # Detached tensors keep the storages in memory.
+        tensors_read = [x for x in (*self._tensors, *first_values) if isinstance(x, Tensor)]
+        self._storage_owners = [tensor.detach() for tensor in tensors_read]
         self.storages = frozenset(t.untyped_storage().data_ptr() for t in self._tensors)
         """Addresses of the storages of weights. A result that lies in one of them has to be copied
         before the caller gets it."""
         self._parameters = [t for t in self._tensors if isinstance(t, nn.Parameter)]
 
-    def _places(self) -> tuple[list[int], list[int], list[tuple[int, ...]]]:
+    def _locations(self) -> tuple[list[int], list[int], list[tuple[int, ...]]]:
         """Return addresses and entry counts of all weights, and the strides of square ones."""
         tensors = self._tensors
         return (
@@ -114,13 +119,13 @@ class WeightGuard:
         because the result has no truth value.
         """
         try:
-            same = self._slots == self._kept
+            same_slots = self._slots == self._captured_slots
         except RuntimeError:
             return False
         return (
-            same
-            and self._places() == (self._addresses, self._counts, self._strides)
-            and all(slots.get(name) is value for slots, name, value in self._alone)
+            same_slots
+            and self._locations() == (self._addresses, self._counts, self._strides)
+            and all(slots.get(name) is value for slots, name, value in self._by_identity)
         )
 
     def check(self) -> None:
@@ -135,19 +140,20 @@ class WeightGuard:
 
     def _changed(self) -> str:
         """Return which weight, module or hook has changed since capture, as a clause."""
-        was = zip(self._tensors, self._addresses, self._counts, strict=True)
-        moved = {id(x) for x, *place in was if [x.data_ptr(), x.numel()] != place}
-        turned = zip(self._squares, self._strides, strict=True)
-        moved |= {id(x) for x, stride in turned if x.stride() != stride}
-        for (where, kind), slots, kept in zip(self._names, self._slots, self._kept, strict=True):
-            for name in {**kept, **slots}:
-                new, old = slots.get(name), kept.get(name)
+        locations = zip(self._tensors, self._addresses, self._counts, strict=True)
+        moved_ids = {id(x) for x, *location in locations if [x.data_ptr(), x.numel()] != location}
+        squares = zip(self._squares, self._strides, strict=True)
+        moved_ids |= {id(x) for x, stride in squares if x.stride() != stride}
+        all_slots = zip(self._names, self._slots, self._captured_slots, strict=True)
+        for (module_name, kind), slots, captured_slots in all_slots:
+            for name in {**captured_slots, **slots}:
+                new, old = slots.get(name), captured_slots.get(name)
                 if kind in HOOKS and new is not old:
                     return f"forward hook {new or old!r} was registered or removed"
-                if new is not old or id(old) in moved:
-                    what = "module" if kind == MODULES else "weight"
-                    return f"{what} {f'{where}.{name}'.lstrip('.')!r} was rebound or moved"
-        names = [name for slots, name, value in self._alone if slots.get(name) is not value]
+                if new is not old or id(old) in moved_ids:
+                    noun = "module" if kind == MODULES else "weight"
+                    return f"{noun} {f'{module_name}.{name}'.lstrip('.')!r} was rebound or moved"
+        names = [name for slots, name, value in self._by_identity if slots.get(name) is not value]
         return f"tensor {[*names, 'attribute'][0]!r} was rebound or moved"
 
     def check_gradients(self, pixel_values: Tensor) -> None:
@@ -156,10 +162,10 @@ class WeightGuard:
             return
         of_pixels = pixel_values.requires_grad
         if of_pixels or any(parameter.requires_grad for parameter in self._parameters):
-            what = "pixel_values" if of_pixels else "encoder parameters"
+            subject = "pixel_values" if of_pixels else "encoder parameters"
             raise ValueError(
-                f"{what} require grad and grad mode is on, but a graph records no gradients: wrap "
-                "the call in torch.no_grad(), or encoder.requires_grad_(False), or call the "
+                f"{subject} require grad and grad mode is on, but a graph records no gradients: "
+                "wrap the call in torch.no_grad(), or encoder.requires_grad_(False), or call the "
                 "encoder itself"
             )
 
@@ -181,23 +187,23 @@ def settled(device: torch.device) -> AbstractContextManager[object]:
     runs do not either), tensors are made on the CPU unless told otherwise, and the encoder's GPU is
     the current one. Only modes that differ are changed, because a call takes tens of microseconds.
     """
-    undo: list[AbstractContextManager[object]] = []
+    modes: list[AbstractContextManager[object]] = []
     if torch.is_inference_mode_enabled():
-        undo.append(torch.inference_mode(False))
-    if undo or torch.is_grad_enabled():  # leaving inference mode turns gradients on
-        undo.append(torch.no_grad())
+        modes.append(torch.inference_mode(False))
+    if modes or torch.is_grad_enabled():  # leaving inference mode turns gradients on
+        modes.append(torch.no_grad())
     on_cuda = _is_cuda(device)
     for kind in ("cpu", "cuda") if on_cuda else ("cpu",):
         if torch.is_autocast_enabled(kind):
-            undo.append(torch.autocast(kind, enabled=False))
+            modes.append(torch.autocast(kind, enabled=False))
     if torch.get_default_device().type != "cpu":
-        undo.append(torch.device("cpu"))
+        modes.append(torch.device("cpu"))
     if on_cuda and torch.cuda.current_device() != device.index:
-        undo.append(torch.cuda.device(device))
-    if not undo:
+        modes.append(torch.cuda.device(device))
+    if not modes:
         return AS_IT_IS
     stack = ExitStack()
-    for mode in undo:
+    for mode in modes:
         stack.enter_context(mode)
     return stack
 
@@ -311,8 +317,8 @@ def require_choice(name: str, value: object, choices: Sequence[object]) -> None:
 
 def read_outputs(outputs: Sequence[OutputField]) -> tuple[OutputField, ...]:
     """Return the fields asked for, each once; raise a ValueError for none or an unknown one."""
-    listed = isinstance(outputs, Iterable) and not isinstance(outputs, str)
-    names = tuple(outputs) if listed else ()
+    is_sequence = isinstance(outputs, Iterable) and not isinstance(outputs, str)
+    names = tuple(outputs) if is_sequence else ()
     if not names or any(name not in OUTPUT_FIELDS for name in names):
         raise ValueError(
             f"outputs={names or outputs!r}: give a tuple of one or more of "
@@ -327,10 +333,10 @@ def check_pixels(pixel_values: Tensor, row_shape: tuple[int, ...], device: torch
     They may be on the CPU or on ``device``, that of the encoder.
     """
     if isinstance(pixel_values, Tensor):
-        here = pixel_values.device == device or pixel_values.is_cpu
+        device_fits = pixel_values.device == device or pixel_values.is_cpu
         shape = tuple(pixel_values.shape)  # slicing a torch.Size takes longer
-        fits = shape and shape[1:] == row_shape
-        if here and fits and pixel_values.is_floating_point():
+        shape_fits = shape and shape[1:] == row_shape
+        if device_fits and shape_fits and pixel_values.is_floating_point():
             return
     raise ValueError(
         f"pixel_values is {_kind_of(pixel_values)}: the graphs take normalised floating-point rows "

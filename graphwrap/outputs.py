@@ -50,38 +50,38 @@ def as_output(fields: Mapping[str, Tensor], names: Sequence[str]) -> PartialOutp
 
 
 def owned(
-    fields: Mapping[str, Tensor], lent: Iterable[Tensor], weights: frozenset[int]
+    fields: Mapping[str, Tensor], inputs: Iterable[Tensor], weights: frozenset[int]
 ) -> dict[str, Tensor]:
     """Return the fields, copied where they share memory with other tensors or with one another.
 
     Args:
         fields: outputs of the encoder by name.
-        lent: inputs of the run, whose memory an output may be a view of.
+        inputs: inputs of the run, whose memory an output may be a view of.
         weights: addresses of the storages of the encoder's weights.
     """
-    seen, kept = {tensor.untyped_storage().data_ptr() for tensor in lent}, {}
+    storages, own_fields = {tensor.untyped_storage().data_ptr() for tensor in inputs}, {}
     for name, field in fields.items():
         start = field.untyped_storage().data_ptr()
-        kept[name] = field.clone() if start in seen or start in weights else field
-        seen.add(start)
-    return kept
+        own_fields[name] = field.clone() if start in storages or start in weights else field
+        storages.add(start)
+    return own_fields
 
 
 def read_out(
     out: EncoderOutput | PartialOutput,
-    like: Mapping[str, Tensor],
+    templates: Mapping[str, Tensor],
     rows: int,
     tokens: int,
-    lent: Sequence[Tensor],
+    call_tensors: Sequence[Tensor],
 ) -> dict[str, Tensor]:
     """Return the caller's tensors by field name, checked before anything runs.
 
     Args:
         out: the caller's tensors.
-        like: a tensor per field with the right dtype, device and shape after the first axis.
+        templates: a tensor per field with the right dtype, device and shape after the first axis.
         rows: number of input rows, the length of ``last_hidden_state``.
         tokens: number of output tokens, the length of the other fields.
-        lent: pixels and buffers of the call, which must not be written over.
+        call_tensors: pixels and buffers of the call, which must not be written over.
 
     Raises:
         ValueError: a tensor is missing, superfluous, does not fit, or shares its storage with
@@ -92,40 +92,40 @@ def read_out(
             f"out is a {type(out).__name__}: pass PartialOutput(last_hidden_state, pooler_output, "
             "deepstack_features), None for what is not returned"
         )
-    given = output_fields(out)
-    for name in given:
-        if name not in like:
+    targets = output_fields(out)
+    for name in targets:
+        if name not in templates:
             raise ValueError(
-                f"out.{name} would not be written: outputs are {', '.join(like)}; pass a tensor "
-                "for each of these, DeepStack layers in a tuple, and None for others"
+                f"out.{name} would not be written: outputs are {', '.join(templates)}; pass a "
+                "tensor for each of these, DeepStack layers in a tuple, and None for others"
             )
-    taken = [("the pixels or buffers of this call", tensor) for tensor in lent]
-    for name, field in like.items():
-        shape = (rows if is_per_row(name) else tokens, *field.shape[1:])
-        if name not in given:
+    other_tensors = [("the pixels or buffers of this call", tensor) for tensor in call_tensors]
+    for name, template in templates.items():
+        shape = (rows if is_per_row(name) else tokens, *template.shape[1:])
+        if name not in targets:
             raise ValueError(f"out has no {name}: pass a tensor of shape {shape} for it")
-        target = given[name]
-        _check_target(name, target, shape, field)
-        for other, tensor in taken:
+        target = targets[name]
+        _check_target(name, target, shape, template)
+        for other_name, tensor in other_tensors:
             if share_storage(target, tensor):
                 raise ValueError(
-                    f"out.{name} shares memory with {other}: one could overwrite the other; pass "
-                    "tensors that each have a storage of their own"
+                    f"out.{name} shares memory with {other_name}: one could overwrite the other; "
+                    "pass tensors that each have a storage of their own"
                 )
-        taken.append((f"out.{name}", target))
-    return given
+        other_tensors.append((f"out.{name}", target))
+    return targets
 
 
-def _check_target(name: str, target: Tensor, shape: tuple[int, ...], like: Tensor) -> None:
+def _check_target(name: str, target: Tensor, shape: tuple[int, ...], template: Tensor) -> None:
     """Raise a ValueError unless the field ``name`` can be written into the tensor ``target``.
 
-    It must have this ``shape``, and dtype and device of ``like``; a tensor made in inference mode,
-    or with several entries in one place of memory, cannot be written.
+    It must have this ``shape``, and dtype and device of ``template``; a tensor made in inference
+    mode, or with several entries at one address, cannot be written.
     """
     if not isinstance(target, Tensor):
         raise ValueError(f"out.{name} is a {type(target).__name__}: pass a tensor to write into")
     kind = f"{target.dtype} {tuple(target.shape)} on {target.device}"
-    expected = f"{like.dtype} {shape} on {like.device}"
+    expected = f"{template.dtype} {shape} on {template.device}"
     if kind != expected:
         raise ValueError(f"out.{name} is {kind}: must be {expected}")
     if target.is_inference() or _overlaps_itself(target):

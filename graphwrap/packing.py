@@ -98,7 +98,7 @@ class Packer:
         self.budgets, self.replay_ms = sorted(ms), ms
         self.eager_tokens = max([eager_tokens, *[budget.tokens for budget in self.budgets]])
         self._by_cost = sorted(self.budgets, key=lambda budget: (ms[budget], budget))
-        self._most_tokens = list(accumulate([one.tokens for one in self._by_cost], max))
+        self._most_tokens = list(accumulate([budget.tokens for budget in self._by_cost], max))
         self._row_ms = min([ms[budget] / budget.rows for budget in self.budgets], default=0.0)
 
     def pack(self, specs: Sequence[EncoderItemSpec]) -> list[Group]:
@@ -113,21 +113,21 @@ class Packer:
         if best[0].budget and best[0].cost <= WORTH_A_SPLIT * self._row_ms * rows:
             return best
         largest = EncoderItemSpec(*map(max, zip(*specs, strict=True)))
-        why = [CHEAPER] * len(specs)
+        reasons = [CHEAPER] * len(specs)
         if self.why_eager(largest) != CHEAPER:
-            known = {spec: self.why_eager(spec) for spec in set(specs)}
-            why = [known[spec] for spec in specs]
+            reason_of = {spec: self.why_eager(spec) for spec in set(specs)}
+            reasons = [reason_of[spec] for spec in specs]
         order = sorted(range(len(specs)), key=lambda item: -specs[item].output_tokens)
-        fitting = [item for item in order if why[item] == CHEAPER]
-        over = self._eager_groups([item for item in order if why[item] != CHEAPER], specs)
-        best = min(best, self._eager_groups(order, specs) if fitting else over, key=_cost)
-        replays = self._replays(fitting, specs, _cost(best) - _cost(over))
+        fitting = [item for item in order if reasons[item] == CHEAPER]
+        overflow = self._eager_groups([item for item in order if reasons[item] != CHEAPER], specs)
+        best = min(best, self._eager_groups(order, specs) if fitting else overflow, key=_cost)
+        replays = self._replays(fitting, specs, _cost(best) - _cost(overflow))
 
         def explained(group: Group) -> Group:
-            reasons = tuple([why[item] for item in group.items])
-            return group if group.budget else group._replace(reasons=reasons)
+            of_items = tuple([reasons[item] for item in group.items])
+            return group if group.budget else group._replace(reasons=of_items)
 
-        return sorted(map(explained, replays + over if replays else best))
+        return sorted(map(explained, replays + overflow if replays else best))
 
     def why_eager(self, spec: EncoderItemSpec) -> str:
         """Return why an item of these sizes would run eagerly.
@@ -137,8 +137,9 @@ class Packer:
         batch = Batch.of([spec])
         if any(budget.fits(batch) for budget in reversed(self.budgets)):
             return CHEAPER
-        reasons = [one.exceeded_by(batch) for one in reversed(self.budgets)] or ["every budget"]
-        return f"over {next((why for why in reasons if why != 'tokens'), 'tokens')}"
+        exceeded = [budget.exceeded_by(batch) for budget in reversed(self.budgets)]
+        others = (name for name in exceeded or ["every budget"] if name != "tokens")
+        return f"over {next(others, 'tokens')}"
 
     def _group(self, items: Sequence[int], specs: Sequence[EncoderItemSpec]) -> Group:
         """Return ``items``, which are indices into ``specs``, as one group.
@@ -175,26 +176,26 @@ class Packer:
         return groups[:-1] + [self._group(group.items, specs) for group in groups[-1:]]
 
     def _replays(
-        self, order: list[int], specs: Sequence[EncoderItemSpec], most: float
+        self, order: list[int], specs: Sequence[EncoderItemSpec], max_cost: float
     ) -> list[Group]:
         """Return the cheapest of a few ways to pack items into several replays.
 
         Args:
             order: places in ``specs`` of items that some budget holds, the largest item first.
             specs: sizes of all items of the call.
-            most: cost of running these items as one group, or together with items that no budget
-                holds. The list is empty unless a packing costs a tenth less.
+            max_cost: cost of running these items as one group, or together with items that no
+                budget holds. The list is empty unless a packing costs a tenth less.
         """
         batch = Batch.of([specs[item] for item in order])
-        best, least = list[Group](), most / WORTH_A_SPLIT
-        if not order or self._row_ms * batch.rows >= least:
+        best, least_cost = list[Group](), max_cost / WORTH_A_SPLIT
+        if not order or self._row_ms * batch.rows >= least_cost:
             return best
         for capacity in self._cheapest(batch, specs[order[0]]):
-            placed, outside = self._first_fit(order, specs, capacity)
-            groups = [self._group(items, specs) for items in placed]
-            groups += self._replays(outside, specs, math.inf)
-            if _cost(groups) < least:
-                best, least = groups, _cost(groups)
+            packed, too_large = self._first_fit(order, specs, capacity)
+            groups = [self._group(items, specs) for items in packed]
+            groups += self._replays(too_large, specs, math.inf)
+            if _cost(groups) < least_cost:
+                best, least_cost = groups, _cost(groups)
         return best
 
     def _cheapest(self, batch: Batch, first: EncoderItemSpec) -> list[Budget]:
@@ -205,14 +206,14 @@ class Packer:
         """
         items, tokens, rows, segments, _, windows = batch
 
-        def cost(one: Budget) -> float:
-            t, r, s, _, w = one
+        def cost(budget: Budget) -> float:
+            t, r, s, _, w = budget
             full = max(tokens / t, rows / r, segments / s, windows / (w or 1))
-            return self.replay_ms[one] * max(full, items / self.max_batch_size, 1.0)
+            return self.replay_ms[budget] * max(full, items / self.max_batch_size, 1.0)
 
-        alone = Batch.of([first])
-        holding = [one for one in self.budgets if one.fits(alone)]
-        return sorted(holding, key=cost)[: max(PLACEMENTS // items, 1)]
+        largest = Batch.of([first])
+        fitting = [budget for budget in self.budgets if budget.fits(largest)]
+        return sorted(fitting, key=cost)[: max(PLACEMENTS // items, 1)]
 
     def _first_fit(
         self, order: list[int], specs: Sequence[EncoderItemSpec], capacity: Budget
@@ -233,21 +234,21 @@ class Packer:
         unused = self.max_batch_size, *capacity
         # The items of a group, and the room that is left in it.
         groups: list[tuple[list[int], list[int]]] = [([], [*unused])]
-        outside = list[int]()
+        too_large = list[int]()
         for item in order:
             rows, tokens, segments, longest, windows = specs[item]
-            for items, left in groups[-OPEN_GROUPS:]:
-                n, t, r, s, m, w = left
-                room = n and tokens <= t and rows <= r and segments <= s
-                if room and longest <= m and windows <= w:
+            for items, free in groups[-OPEN_GROUPS:]:
+                n, t, r, s, m, w = free
+                has_room = n and tokens <= t and rows <= r and segments <= s
+                if has_room and longest <= m and windows <= w:
                     if not items:
                         groups.append(([], [*unused]))  # the last group is always empty
                     items.append(item)
-                    left[:] = n - 1, t - tokens, r - rows, s - segments, m, w - windows
+                    free[:] = n - 1, t - tokens, r - rows, s - segments, m, w - windows
                     break
             else:
-                outside.append(item)
-        return [items for items, _ in groups[:-1]], outside
+                too_large.append(item)
+        return [items for items, _ in groups[:-1]], too_large
 
 
 def _cost(groups: Sequence[Group]) -> float:
@@ -291,7 +292,7 @@ def refuse_overflow(schedule: Schedule) -> None:
 
 def _neighbours(items: Sequence[int]) -> list[tuple[int, int]]:
     """Return the first of each run of consecutive numbers in ``items``, and its last plus 1."""
-    breaks = [place for place in range(1, len(items)) if items[place] - items[place - 1] > 1]
+    breaks = [index for index in range(1, len(items)) if items[index] - items[index - 1] > 1]
     ends = pairwise([0, *breaks, len(items)]) if items else ()
     return [(items[start], items[end - 1] + 1) for start, end in ends]
 

@@ -98,11 +98,13 @@ class GraphStats:
             mib = f"{stats.graph_bytes / 2**20:.1f}"
             kernel = stats.kernel + f", {stats.path} path" * several
             lines.append(row(stats.tokens, shape, *counts, *times, mib, kernel))
-        reasons = ", ".join(f"{why}: {count}" for why, count in sorted(self.eager_reasons.items()))
+        reasons = ", ".join(
+            f"{reason}: {count}" for reason, count in sorted(self.eager_reasons.items())
+        )
         items = f"{self.eager_items} item{'s' * (self.eager_items != 1)}"
         runs = f"{self.eager_calls} run{'s' * (self.eager_calls != 1)}"
-        held = [self.arena_bytes, self.pool_bytes, self.cache_bytes, self.derived_bytes]
-        arena, pool, metadata, derived = [f"{size / 2**20:.1f}" for size in held]
+        sizes = [self.arena_bytes, self.pool_bytes, self.cache_bytes, self.derived_bytes]
+        arena, pool, metadata, derived = [f"{size / 2**20:.1f}" for size in sizes]
         lines += [
             f"eager: {items} in {runs} ({reasons or '-'})",
             f"{self.backend}: arena {arena}, pool {pool}, metadata {metadata}, derived {derived} "

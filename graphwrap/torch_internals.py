@@ -62,8 +62,8 @@ def compiled(module: Callable[Given, Result], times: int) -> Callable[Given, Res
     setting has no public name.
     """
     limits = torch._dynamo.config.patch(recompile_limit=times, accumulated_recompile_limit=times)
-    made: Callable[Given, Result] = limits(torch.compile(module, dynamic=False))
-    return made
+    function: Callable[Given, Result] = limits(torch.compile(module, dynamic=False))
+    return function
 
 
 def abandon_capture(graph: torch.cuda.CUDAGraph, device: int, handle: PoolHandle) -> None:

@@ -40,8 +40,8 @@ class BudgetGraph:
         self._metadata = {**self.format.views(self.metadata_bytes), **self.format.constants}
         self._padding = self._metadata.pop(PADDING)[:, None]
         flat = self.pixels.view(self.budget.rows, -1)
-        wide = flat.shape[1] * flat.itemsize % torch.int64.itemsize == 0
-        self._words = flat.view(torch.int64) if wide else flat
+        divides_by_8 = flat.shape[1] * flat.itemsize % torch.int64.itemsize == 0
+        self._words = flat.view(torch.int64) if divides_by_8 else flat
         """The pixels, one input row per row, as int64 if the bytes of a row divide by eight, else
         as they are: clearing four bfloat16 values at a time is faster."""
 

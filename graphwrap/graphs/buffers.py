@@ -59,8 +59,10 @@ class MetadataFormat:
         The bool tensor that says which rows are padding is among them, under ``PADDING``.
         """
         return {
-            name: metadata_bytes[start : start + like.nbytes].view(like.dtype).view(like.shape)
-            for name, (start, like) in self._entries.items()
+            name: metadata_bytes[start : start + meta_tensor.nbytes]
+            .view(meta_tensor.dtype)
+            .view(meta_tensor.shape)
+            for name, (start, meta_tensor) in self._entries.items()
         }
 
     def to_bytes(self, metadata: Metadata, rows: int, *, pinned: bool = False) -> Tensor:
@@ -83,13 +85,15 @@ class MetadataFormat:
                     f"{old}: entries, their shapes and 0-dim numbers must depend on the capacities "
                     "alone, not on the grid"
                 )
-        made = torch.empty(self.nbytes, dtype=torch.uint8, device="cpu", pin_memory=pinned)
-        for name, view in self.views(made).items():
+        metadata_bytes = torch.empty(
+            self.nbytes, dtype=torch.uint8, device="cpu", pin_memory=pinned
+        )
+        for name, view in self.views(metadata_bytes).items():
             if name == PADDING:
                 view[:rows], view[rows:] = False, True
             else:
                 view.copy_(metadata[name])
-        return made
+        return metadata_bytes
 
 
 def _describe(name: str, value: object) -> str:
@@ -125,14 +129,14 @@ class Arena:
         self.metadata_bytes = torch.zeros(metadata_size, dtype=torch.uint8, device=device)
         self.outputs: dict[str, Tensor] = {}
 
-    def output(self, name: str, like: Tensor) -> Tensor:
-        """Return as many first rows of the output buffer ``name`` as the tensor ``like`` has.
+    def output(self, name: str, value: Tensor) -> Tensor:
+        """Return as many first rows of the output buffer ``name`` as the tensor ``value`` has.
 
-        The first call allocates the buffer as large as ``like``, so the largest graph comes first.
+        The first call allocates the buffer as large as ``value``, so the largest graph comes first.
         """
         if name not in self.outputs:
-            self.outputs[name] = torch.zeros_like(like, memory_format=torch.contiguous_format)
-        return self.outputs[name][: like.shape[0]]
+            self.outputs[name] = torch.zeros_like(value, memory_format=torch.contiguous_format)
+        return self.outputs[name][: value.shape[0]]
 
     @property
     def buffers(self) -> list[Tensor]:
@@ -162,7 +166,7 @@ class Memory:
         self.empty = True
         """Whether the memory pool holds no graph yet."""
         self.pool_bytes = 0
-        self._used: tuple[torch.cuda.Stream, torch.cuda.Event, StreamNumbers] | None = None
+        self._last_use: tuple[torch.cuda.Stream, torch.cuda.Event, StreamNumbers] | None = None
         """The stream of the last call, an event recorded there after the work of that call, and the
         numbers that identify the stream; None before the first call, and always off CUDA."""
         if has_graphs:
@@ -222,18 +226,20 @@ class Memory:
 
     def growth(self) -> int:
         """Return the bytes by which the memory pool has grown since this was last asked."""
-        before = self.pool_bytes
-        self.pool_bytes = sum(piece["total_size"] for piece in self._pool_memory())
-        return self.pool_bytes - before
+        bytes_before = self.pool_bytes
+        self.pool_bytes = sum(segment["total_size"] for segment in self._pool_memory())
+        return self.pool_bytes - bytes_before
 
     def _pool_memory(self) -> list[dict[str, int]]:
         """Return the blocks of device memory that torch's allocator holds for the pools of graphs.
 
         Each is an entry of ``torch.cuda.memory_snapshot``, with ``address`` and ``total_size``.
         """
-        ours = set(self.handles)
-        pieces = torch.cuda.memory_snapshot() if ours else []
-        return [piece for piece in pieces if tuple(piece["segment_pool_id"]) in ours]
+        pool_handles = set(self.handles)
+        segments = torch.cuda.memory_snapshot() if pool_handles else []
+        return [
+            segment for segment in segments if tuple(segment["segment_pool_id"]) in pool_handles
+        ]
 
     def wait_for_last_use(self, *, reads: bool) -> None:
         """Make the current stream wait for the last call, if that ran on another stream.
@@ -242,9 +248,9 @@ class Memory:
             reads: wait also for what that stream has queued since, because the caller may be
                 reading results that are views of the static buffers.
         """
-        if self._used is None or self._used[2] == current_stream_numbers(self.device):
+        if self._last_use is None or self._last_use[2] == current_stream_numbers(self.device):
             return
-        stream, event, _ = self._used
+        stream, event, _ = self._last_use
         if reads:
             event.record(stream)
         torch.cuda.current_stream(self.device).wait_event(event)
@@ -254,14 +260,14 @@ class Memory:
         if self.device.type != "cuda":
             return
         numbers = current_stream_numbers(self.device)
-        if self._used is None or self._used[2] != numbers:
-            event = self._used[1] if self._used is not None else torch.cuda.Event()
+        if self._last_use is None or self._last_use[2] != numbers:
+            event = self._last_use[1] if self._last_use is not None else torch.cuda.Event()
             stream = torch.cuda.current_stream(self.device)
             for buffer in [buffer for arena in self.arenas for buffer in arena.buffers]:
                 if buffer.is_cuda:
                     buffer.record_stream(stream)
-            self._used = stream, event, numbers
-        stream, event, _ = self._used
+            self._last_use = stream, event, numbers
+        stream, event, _ = self._last_use
         event.record(stream)
 
     def poison(self) -> None:
@@ -272,5 +278,5 @@ class Memory:
                 buffer.view(torch.uint8).fill_(0xFF)
         if self.handles:
             torch.cuda.synchronize(self.device)
-        for piece in self._pool_memory():
-            bytes_at(piece["address"], piece["total_size"], self.device).fill_(0xFF)
+        for segment in self._pool_memory():
+            bytes_at(segment["address"], segment["total_size"], self.device).fill_(0xFF)

@@ -63,31 +63,33 @@ def capture_encoder(
         ValueError: a table that was measured on something else.
         RuntimeError: every budget of a path failed, and not for want of memory.
     """
-    began, several = time.perf_counter(), len(forms) > 1
+    start_time, several = time.perf_counter(), len(forms) > 1
     form = next(iter(forms.values()))
     pads, roots = form.backend != "eager", {"": encoder}
     if several:
-        roots |= {f"path {name}": as_module(one.encoder) for name, one in forms.items()}
+        roots |= {f"path {name}": as_module(path_form.encoder) for name, path_form in forms.items()}
     attributes = plain_tensors(roots) if pads else []
-    for name, one in forms.items() if tables and pads else ():
-        if one.has_graphs or one.accelerator is not None:
-            tables[name].apply(fingerprint(encoder, one), one.accelerator)
+    for name, path_form in forms.items() if tables and pads else ():
+        if path_form.has_graphs or path_form.accelerator is not None:
+            tables[name].apply(fingerprint(encoder, path_form), path_form.accelerator)
     memory = Memory(form.device, form.has_graphs)
     divisor = MEMORY_DIVISOR * len(forms) * bounded
     capturers = {
-        name: Capturer(one, budget_sets[name], memory, tables.get(name), divisor, name * several)
-        for name, one in forms.items()
+        name: Capturer(
+            path_form, budget_sets[name], memory, tables.get(name), divisor, name * several
+        )
+        for name, path_form in forms.items()
     }
-    what = "compile and capture" if form.settings.compile else "capture"
-    with tqdm(total=0, desc=what, unit="budget", disable=not (progress and pads)) as bar:
-        made = {name: capturer.capture(bar) for name, capturer in capturers.items()}
+    bar_label = "compile and capture" if form.settings.compile else "capture"
+    with tqdm(total=0, desc=bar_label, unit="budget", disable=not (progress and pads)) as bar:
+        path_graphs = {name: capturer.capture(bar) for name, capturer in capturers.items()}
     guard, paths = WeightGuard(roots, attributes, hooks=form.has_graphs), {}
-    for name, graphs in made.items():
+    for name, graphs in path_graphs.items():
         paths[name] = Executor(forms[name], graphs, guard, counts, clone)
         counts.budgets += [graphs.stats[budget] for budget in sorted(graphs.stats)]
         counts.dropped += graphs.dropped
     memory.mark_use()
-    counts.capture_seconds = time.perf_counter() - began
+    counts.capture_seconds = time.perf_counter() - start_time
     return Captured(paths, memory, guard, lends=not clone)
 
 
@@ -106,7 +108,7 @@ class Capturer:
 
     def __post_init__(self) -> None:
         self._forward = captured_forward(self.form, len(self.budget_set.budgets))
-        self._failed: dict[Budget, Exception] = {}
+        self._errors: dict[Budget, Exception] = {}
         if self.form.has_graphs and self.table is not None:
             self.budget_set = self.table.restrict(self.budget_set)
         if self.form.has_graphs and self.memory_divisor and self.budget_set.inferred:
@@ -124,8 +126,8 @@ class Capturer:
         bar.total = bar.n + len(formats)
         for budget in sorted(formats, key=lambda budget: (-budget.rows, -budget.segments)):
             self._capture(graphs, budget, formats[budget])
-            held = self.memory.pool_bytes / 2**20
-            bar.set_postfix_str(f"{budget.tokens} tokens, {held:.0f} MiB")
+            pool_mib = self.memory.pool_bytes / 2**20
+            bar.set_postfix_str(f"{budget.tokens} tokens, {pool_mib:.0f} MiB")
             bar.update()
         self._report(graphs)
         costs = Costs.unmeasured(graphs.by_budget)
@@ -145,10 +147,10 @@ class Capturer:
         it, splitting a run costs next to nothing. If the largest budgets could not be captured,
         it is twice the largest one that was.
         """
-        most = max((budget.tokens for budget in costs.replay_ms), default=0)
-        if most in (0, self.budget_set.budgets[-1].tokens):
-            most = max(most, index(self.form.encoder.budget_range[1]))
-        return Packer(costs, self.budget_set.max_batch_size, 2 * most)
+        largest = max((budget.tokens for budget in costs.replay_ms), default=0)
+        if largest in (0, self.budget_set.budgets[-1].tokens):
+            largest = max(largest, index(self.form.encoder.budget_range[1]))
+        return Packer(costs, self.budget_set.max_batch_size, 2 * largest)
 
     def _cost(self, graphs: dict[Budget, BudgetGraph]) -> Costs:
         """Return the costs of the captured ``graphs``: from the user's table if one was loaded.
@@ -198,7 +200,7 @@ class Capturer:
         return Arena((rows, *form.encoder.row_shape), form.dtype, form.device, metadata_size)
 
     def _capture(self, graphs: PathGraphs, budget: Budget, format: MetadataFormat) -> None:
-        began, memory, accelerator = time.perf_counter(), self.memory, self.form.accelerator
+        start_time, memory, accelerator = time.perf_counter(), self.memory, self.form.accelerator
         graph = BudgetGraph(budget, format, self._forward, graphs.arena, self.form.outputs)
         try:
             empty = format.to_bytes(capacity_metadata(self.form.encoder, budget, []), rows=0)
@@ -217,7 +219,7 @@ class Capturer:
         graphs.stats[budget] = BudgetStats(
             *(budget.tokens, budget.segments, budget.longest_segment, budget.windows),
             path=self.label or "image",
-            capture_seconds=time.perf_counter() - began,
+            capture_seconds=time.perf_counter() - start_time,
             graph_bytes=memory.growth(),
             kernel=accelerator.taken if accelerator is not None else "reference",
         )
@@ -225,7 +227,7 @@ class Capturer:
     def _drop(self, budget: Budget, error: Exception) -> None:
         """Record that a graph failed with ``error``, and free tensors that its traceback holds."""
         traceback.clear_frames(error.__traceback__)
-        self._failed[budget] = error.with_traceback(None) if is_memory_error(error) else error
+        self._errors[budget] = error.with_traceback(None) if is_memory_error(error) else error
         if self.form.device.type == "cuda":
             torch.cuda.synchronize(self.form.device)
             torch.cuda.empty_cache()
@@ -236,10 +238,10 @@ class Capturer:
         If no budget was captured, and one failed for another reason than memory, its error is
         raised instead.
         """
-        bugs = [error for error in self._failed.values() if not is_memory_error(error)]
+        bugs = [error for error in self._errors.values() if not is_memory_error(error)]
         if bugs and not graphs.by_budget:
             raise bugs[-1]
-        for budget, error in self._failed.items():
+        for budget, error in self._errors.items():
             graphs.dropped.append(f"{self.label} {budget.name}".lstrip())
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             warnings.warn(
@@ -247,7 +249,7 @@ class Capturer:
                 "smaller ones still serve, larger items run eagerly",
                 stacklevel=6,
             )
-        self._failed.clear()
+        self._errors.clear()
 
     def _fit_memory(self, budget_set: BudgetSet, divisor: int) -> BudgetSet:
         """Return ``budget_set`` without the budgets too large for their buffers and pool to fit.
@@ -258,23 +260,28 @@ class Capturer:
         """
         device = self.form.device
         free, total = torch.cuda.mem_get_info(device)
-        held, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
+        allocated, reserved = (
+            torch.cuda.memory_allocated(device),
+            torch.cuda.memory_reserved(device),
+        )
         limit = int(total * torch.cuda.get_per_process_memory_fraction(device))
-        most = max(min(free + reserved - held, limit - held), 0) // divisor
+        available = max(min(free + reserved - allocated, limit - allocated), 0) // divisor
         row_bytes = self._bytes_per_row(budget_set)
-        kept = tuple(budget for budget in budget_set.budgets if budget.rows * row_bytes <= most)
-        if len(kept) == len(budget_set.budgets):
+        fitting = tuple(
+            budget for budget in budget_set.budgets if budget.rows * row_bytes <= available
+        )
+        if len(fitting) == len(budget_set.budgets):
             return budget_set
-        what = f"largest budget lowered from {budget_set.budgets[-1].tokens} to"
-        if not kept:
-            kept = tuple(b for b in budget_set.budgets if b.rows == budget_set.budgets[0].rows)
-            what = "no budget fits, only the smallest is captured:"
+        change = f"largest budget lowered from {budget_set.budgets[-1].tokens} to"
+        if not fitting:
+            fitting = tuple(b for b in budget_set.budgets if b.rows == budget_set.budgets[0].rows)
+            change = "no budget fits, only the smallest is captured:"
         warnings.warn(
-            f"{what} {kept[-1].tokens} tokens: arena and graph pool are to fit 1/{divisor} of "
-            f"free memory ({most / 2**20:.0f} MiB); give max_budget to choose yourself",
+            f"{change} {fitting[-1].tokens} tokens: arena and graph pool are to fit 1/{divisor} of "
+            f"free memory ({available / 2**20:.0f} MiB); give max_budget to choose yourself",
             stacklevel=6,
         )
-        return replace(budget_set, budgets=kept)
+        return replace(budget_set, budgets=fitting)
 
     def _bytes_per_row(self, budget_set: BudgetSet) -> float:
         """Return the bytes of GPU memory that a run takes per input row (a patch or a tile).
@@ -298,9 +305,9 @@ class Capturer:
         if self.form.accelerator is not None:
             graph.body()
         torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
+        bytes_before = torch.cuda.memory_allocated(device)
         graph.body()
-        return (torch.cuda.max_memory_allocated(device) - before + arena.nbytes) / budget.rows
+        return (torch.cuda.max_memory_allocated(device) - bytes_before + arena.nbytes) / budget.rows
 
 
 def _raise_bugs(error: RuntimeError) -> None:
@@ -312,5 +319,5 @@ def _raise_bugs(error: RuntimeError) -> None:
 
 def is_memory_error(error: Exception) -> bool:
     """Return whether an error says, by its type or its message, that memory ran out."""
-    known = isinstance(error, (torch.OutOfMemoryError, MemoryError))
-    return known or any(word in str(error) for word in MEMORY_WORDS)
+    has_memory_type = isinstance(error, (torch.OutOfMemoryError, MemoryError))
+    return has_memory_type or any(word in str(error) for word in MEMORY_WORDS)

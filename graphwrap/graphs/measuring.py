@@ -21,7 +21,7 @@ from ..costs import Costs
 from ..encoder_forms import EncoderForm, capacity_metadata
 from .budget_graph import BudgetGraph
 
-SHARES = (8, 4, 2, 1)
+ROW_DIVISORS = (8, 4, 2, 1)
 """Eager runs are timed with the rows of the largest budget divided by each of these numbers, and
 once with the smallest item. With costs between these five sizes, 226 of 229 choices between replay
 and eager run were the faster one on an H200 (``benchmarks/NOTES.md``)."""
@@ -50,12 +50,14 @@ def measure(
     pixels = torch.empty_like(graphs[large].pixels)
     pixels.normal_(generator=generator)  # because a GPU computes with zeros faster
     by_rows = {budget.rows: graph for budget, graph in graphs.items()}
-    times = {rows: _replay_ms(encoder, one, [], pixels) for rows, one in by_rows.items()}
-    few = [encoder.grid_for(min(encoder.budget_range[0], min(graphs).tokens))]
-    points = [(_rows(encoder, few), CLOSE * _eager_ms(encoder, few, pixels))]
-    for share in SHARES:
-        apart = {abs(one.rows - large.rows / share): one for one in sorted(graphs)[::-1]}
-        budget = apart[min(apart)]
+    times = {rows: _replay_ms(encoder, graph, [], pixels) for rows, graph in by_rows.items()}
+    small_grids = [encoder.grid_for(min(encoder.budget_range[0], min(graphs).tokens))]
+    points = [(_rows(encoder, small_grids), CLOSE * _eager_ms(encoder, small_grids, pixels))]
+    for divisor in ROW_DIVISORS:
+        distances = {
+            abs(other.rows - large.rows / divisor): other for other in sorted(graphs)[::-1]
+        }
+        budget = distances[min(distances)]
         grids = full_grids(encoder, budget)
         if (rows := _rows(encoder, grids)) > points[-1][0]:
             full = _replay_ms(encoder, graphs[budget], grids, pixels, SETTLING)
@@ -63,7 +65,7 @@ def measure(
             padding = _replay_ms(encoder, graphs[budget], [], pixels, SETTLING)
             ms = times[budget.rows] * (ms - full + padding) / padding
             points.append((rows, max(CLOSE * ms, points[-1][1])))  # more rows never cost less
-    return Costs({one: times[one.rows] for one in graphs}, points)
+    return Costs({budget: times[budget.rows] for budget in graphs}, points)
 
 
 def full_grids(encoder: GraphableEncoder, budget: Budget) -> list[Grid]:
@@ -71,16 +73,16 @@ def full_grids(encoder: GraphableEncoder, budget: Budget) -> list[Grid]:
 
     An encoder of tiles gets one item instead; the list is empty if no item fits.
     """
-    whole = encoder.grid_for(budget.tokens)
-    spec = read_specs(encoder, [whole])[0]
+    largest_grid = encoder.grid_for(budget.tokens)
+    spec = read_specs(encoder, [largest_grid])[0]
     if spec.segments > 1 or budget.tokens < LONG_SEGMENTS:
-        return [whole] if budget.fits(Batch.of([spec])) else []
+        return [largest_grid] if budget.fits(Batch.of([spec])) else []
     for tokens in range(budget.tokens // min(LONG_SEGMENTS, budget.segments), 0, -1):
-        part = encoder.grid_for(tokens)
-        spec = read_specs(encoder, [part])[0]
+        grid = encoder.grid_for(tokens)
+        spec = read_specs(encoder, [grid])[0]
         count = min(budget.segments, budget.tokens // spec.output_tokens)
         if count and budget.fits(Batch.of([spec] * count)):
-            return [part] * count
+            return [grid] * count
     return []
 
 
@@ -93,7 +95,7 @@ def _replay_ms(
     graph: BudgetGraph,
     grids: Sequence[Grid],
     pixels: Tensor,
-    skipped: int = 0,
+    skip_count: int = 0,
 ) -> float:
     """Return the milliseconds of one replay, with the copies of inputs and outputs.
 
@@ -102,7 +104,7 @@ def _replay_ms(
         graph: the graph to replay.
         grids: the items that the metadata describes; without any, all rows are padding.
         pixels: input rows, at least as many as the budget has.
-        skipped: number of first replays that are not timed.
+        skip_count: number of first replays that are not timed.
     """
     metadata = capacity_metadata(encoder, graph.budget, grids)
     graph.metadata_bytes.copy_(graph.format.to_bytes(metadata, _rows(encoder, grids)))
@@ -113,11 +115,11 @@ def _replay_ms(
         for output in graph.outputs.values():
             output.clone()
 
-    return _milliseconds(call, pixels.device, skipped)
+    return _milliseconds(call, pixels.device, skip_count)
 
 
 def _eager_ms(
-    encoder: GraphableEncoder, grids: Sequence[Grid], pixels: Tensor, skipped: int = 0
+    encoder: GraphableEncoder, grids: Sequence[Grid], pixels: Tensor, skip_count: int = 0
 ) -> float:
     """Return the milliseconds of an eager run of items with these grids, metadata included.
 
@@ -125,27 +127,29 @@ def _eager_ms(
         encoder: the encoder to run.
         grids: the grids of the items.
         pixels: input rows, at least as many as the items have.
-        skipped: number of first runs that are not timed.
+        skip_count: number of first runs that are not timed.
     """
     rows = pixels[: _rows(encoder, grids)]
     encoder(rows, list(grids))  # not measured: the first run times and chooses kernels
-    return _milliseconds(lambda: encoder(rows, list(grids)), pixels.device, skipped)
+    return _milliseconds(lambda: encoder(rows, list(grids)), pixels.device, skip_count)
 
 
-def _milliseconds(call: Callable[[], object], device: torch.device, skipped: int = 0) -> float:
+def _milliseconds(call: Callable[[], object], device: torch.device, skip_count: int = 0) -> float:
     """Return the least milliseconds of a few calls of ``call``: disturbances only make it longer.
 
-    The ``device`` is waited for before and after each call; the first ``skipped`` are not timed.
+    The ``device`` is waited for before and after each call; the first ``skip_count`` are not timed.
     """
     times: list[float] = []
-    most = skipped + 7
-    while len(times) < skipped + 2 or (len(times) < most and sum(times[skipped:]) < ENOUGH_MS):
+    max_calls = skip_count + 7
+    while len(times) < skip_count + 2 or (
+        len(times) < max_calls and sum(times[skip_count:]) < ENOUGH_MS
+    ):
         torch.cuda.synchronize(device)
-        began = time.perf_counter()
+        start_time = time.perf_counter()
         call()
         torch.cuda.synchronize(device)
-        times.append((time.perf_counter() - began) * 1e3)
-    return min(times[skipped:])
+        times.append((time.perf_counter() - start_time) * 1e3)
+    return min(times[skip_count:])
 
 
 def fingerprint(encoder: nn.Module, form: EncoderForm) -> dict[str, str]:

@@ -38,34 +38,34 @@ Value = TypeVar("Value")
 
 
 class Cache(Generic[Value]):
-    """A cache of the values used last: at most ``ENTRIES``, whose sizes sum to at most ``most``.
+    """A cache of the values used last: at most ``ENTRIES``, with a sum of sizes up to ``max_size``.
 
     The caller says the size of each value when it is put in, in a unit of its own.
     """
 
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self.held = 0
+    def __init__(self, max_size: int) -> None:
+        self.max_size = max_size
+        self.size = 0
         self._values: OrderedDict[object, tuple[Value, int]] = OrderedDict()
 
     def get(self, key: object) -> Value | None:
         """Return the value kept for a key, None if there is none; it becomes the one used last."""
-        found = self._values.get(key)
-        if found is not None:
+        entry = self._values.get(key)
+        if entry is not None:
             self._values.move_to_end(key)
-        return found and found[0]
+        return entry and entry[0]
 
     def put(self, key: object, value: Value, size: int) -> None:
         """Keep a value of this size; the values unused for longest are dropped to make room.
 
-        A value that alone is larger than ``most`` is not kept.
+        A value that alone is larger than ``max_size`` is not kept.
         """
-        if size > self.most:
+        if size > self.max_size:
             return
-        while self.held + size > self.most or len(self._values) >= ENTRIES:
-            self.held -= self._values.popitem(last=False)[1][1]
+        while self.size + size > self.max_size or len(self._values) >= ENTRIES:
+            self.size -= self._values.popitem(last=False)[1][1]
         self._values[key] = (value, size)
-        self.held += size
+        self.size += size
 
 
 @dataclass
@@ -96,14 +96,14 @@ class Executor:
     prepared: Cache[Metadata] = field(default_factory=lambda: Cache(METADATA_BYTES))
     """The metadata of steps seen before: by name for an eager run, as one run of bytes for a
     replay."""
-    written: object = None
+    written_key: object = None
     """The key of the step whose metadata is in the static buffers; None if that is unknown."""
 
     def __post_init__(self) -> None:
         self.pads = self.form.backend != "eager"
         """Whether inputs are padded to budgets; on the eager backend nothing is."""
         self.row_shape = tuple(self.graphs.arena.pixels.shape[1:])
-        self._like: dict[str, Tensor] = {}
+        self._field_templates: dict[str, Tensor] = {}
 
     def schedule(self, grid_thw: GridLike | None, rows: int | None = None) -> Schedule:
         """Return the schedule of a call with these grids; it is made once per grid and kept.
@@ -115,20 +115,20 @@ class Executor:
         key = tuple(read_grid(grid_thw))
         schedule = self.schedules.get(key)
         specs = [] if schedule else self.form.encoder.item_specs(list(key))
-        made = schedule.rows if schedule else sum([spec.input_size for spec in specs])
+        grid_rows = schedule.rows if schedule else sum([spec.input_size for spec in specs])
         # The number of rows is checked before packing, because a wrong one would fail in there.
-        if rows is not None and rows != made:
+        if rows is not None and rows != grid_rows:
             raise ValueError(
-                f"pixel_values has {rows} rows but the grid makes {made}: pass the grid_thw that "
-                "belongs to these pixels"
+                f"pixel_values has {rows} rows but the grid makes {grid_rows}: pass the grid_thw "
+                "that belongs to these pixels"
             )
         if schedule is not None:
             return schedule
         if specs and self.pads:
             groups = self.graphs.packer.pack(specs)
         else:
-            why = ("eager backend",) * len(specs)
-            groups = [Group(tuple(range(len(specs))), None, 0.0, why)]
+            reasons = ("eager backend",) * len(specs)
+            groups = [Group(tuple(range(len(specs))), None, 0.0, reasons)]
         schedule = make_schedule(key, specs, groups)
         self.schedules.put(key, schedule, max(len(key), 1))
         return schedule
@@ -143,16 +143,16 @@ class Executor:
             pixels: the rows of all items, [P, *row_shape].
             out: the caller's tensors to write the results into; None to make tensors.
         """
-        lent = [] if self.clone else list(self.graphs.arena.outputs.values())
-        results = self._read_out(schedule, pixels, lent, out) if out is not None else {}
+        buffer_views = [] if self.clone else list(self.graphs.arena.outputs.values())
+        results = self._read_out(schedule, pixels, buffer_views, out) if out is not None else {}
         # The results of a single step need no joining.
-        alone = len(schedule.steps) == 1 and out is None
-        if len(schedule.steps) > 1 and any(share_storage(pixels, view) for view in lent):
+        has_one_step = len(schedule.steps) == 1 and out is None
+        if len(schedule.steps) > 1 and any(share_storage(pixels, view) for view in buffer_views):
             pixels = pixels.clone()  # a step must not overwrite the input of the next one
         for step in schedule.steps:
             execute = self._replay if step.budget else self._run_eagerly
-            fields = execute(step, pixels, own=alone and self.clone)
-            if alone:
+            fields = execute(step, pixels, copy=has_one_step and self.clone)
+            if has_one_step:
                 return fields
             for name, value in fields.items():
                 rows = is_per_row(name)
@@ -163,36 +163,38 @@ class Executor:
         return results
 
     def _read_out(
-        self, schedule: Schedule, pixels: Tensor, lent: list[Tensor], out: OutTensors
+        self, schedule: Schedule, pixels: Tensor, buffer_views: list[Tensor], out: OutTensors
     ) -> dict[str, Tensor]:
         """Return the caller's tensors ``out`` by field name, checked before anything runs.
 
-        They must not share memory with ``lent``, the static buffers that results are views of, nor
-        with ``pixels`` if there are several steps.
+        They must not share memory with ``buffer_views``, the static buffers that results are views
+        of, nor with ``pixels`` if there are several steps.
         """
         for graph in self.graphs.by_budget.values():
-            self._like = graph.outputs
-        if not self._like:  # an empty run has fields of the same shapes and dtypes
-            self._like = output_fields(self.form.encoder(pixels[:0], []), self.form.outputs)
+            self._field_templates = graph.outputs
+        if not self._field_templates:  # an empty run has fields of the same shapes and dtypes
+            self._field_templates = output_fields(
+                self.form.encoder(pixels[:0], []), self.form.outputs
+            )
         if len(schedule.steps) > 1:  # a step must not overwrite the input of the next one
-            lent = [*lent, pixels]
-        return read_out(out, self._like, schedule.rows, schedule.tokens, lent)
+            buffer_views = [*buffer_views, pixels]
+        return read_out(out, self._field_templates, schedule.rows, schedule.tokens, buffer_views)
 
-    def _replay(self, step: Step, pixels: Tensor, *, own: bool) -> dict[str, Tensor]:
+    def _replay(self, step: Step, pixels: Tensor, *, copy: bool) -> dict[str, Tensor]:
         """Return the output fields of a replayed step by name.
 
-        They are views of the static buffers or, if ``own``, copies; ``pixels`` are those of the
+        They are views of the static buffers or, if ``copy``, copies; ``pixels`` are those of the
         whole call.
         """
         assert step.budget is not None
         graph, key = self.graphs.by_budget[step.budget], (step.budget, step.grids, step.rows)
-        if self.written != key:
-            ready = self._prepare(key, step)["metadata_bytes"]
-            self._keep_for_stream(ready)
+        if self.written_key != key:
+            metadata_bytes = self._prepare(key, step)["metadata_bytes"]
+            self._keep_for_stream(metadata_bytes)
             # An interrupt may come between the copy and the next line: the content is unknown.
-            self.written = None
-            graph.metadata_bytes.copy_(ready, non_blocking=True)
-            self.written = key
+            self.written_key = None
+            graph.metadata_bytes.copy_(metadata_bytes, non_blocking=True)
+            self.written_key = key
         gather(pixels, step.rows, graph.pixels)
         if graph.captured is None:  # without a graph, the encoder would fail on changed weights
             self.guard.check()
@@ -209,12 +211,12 @@ class Executor:
         views = {
             name: x[: rows if is_per_row(name) else tokens] for name, x in graph.outputs.items()
         }
-        return {name: view.clone() for name, view in views.items()} if own else views
+        return {name: view.clone() for name, view in views.items()} if copy else views
 
-    def _run_eagerly(self, step: Step, pixels: Tensor, *, own: bool) -> dict[str, Tensor]:
+    def _run_eagerly(self, step: Step, pixels: Tensor, *, copy: bool) -> dict[str, Tensor]:
         """Return the output fields of a step that runs eagerly, by name.
 
-        If ``own``, none shares memory with inputs, weights or another field; ``pixels`` are those
+        If ``copy``, none shares memory with inputs, weights or another field; ``pixels`` are those
         of the whole call.
         """
         form, rows = self.form, pixels
@@ -234,7 +236,7 @@ class Executor:
             self.counts.eager_calls += 1
             self.counts.eager_items += len(step.grids)
             self.counts.eager_reasons.update(step.reasons)
-        return owned(fields, [pixels, *metadata.values()], self.guard.storages) if own else fields
+        return owned(fields, [pixels, *metadata.values()], self.guard.storages) if copy else fields
 
     def _prepare(self, key: object, step: Step) -> Metadata:
         """Return the metadata of a step on the device, computed once and kept under ``key``."""
@@ -305,34 +307,36 @@ class Captured:
         """Write into ``stats`` the bytes in use now, and why an accelerator runs the reference."""
         stats.arena_bytes = sum(arena.nbytes for arena in self.memory.arenas)
         stats.pool_bytes = self.memory.pool_bytes
-        stats.cache_bytes = sum(path.prepared.held for path in self.paths.values())
+        stats.cache_bytes = sum(path.prepared.size for path in self.paths.values())
         # Every accelerator counts once.
-        made = dict.fromkeys(path.form.accelerator for path in self.paths.values())
-        accelerators = [one for one in made if one is not None]
-        stats.derived_bytes = sum(one.nbytes for one in accelerators)
-        reasons = dict.fromkeys(one.choices().get("reference_because") for one in accelerators)
+        by_path = dict.fromkeys(path.form.accelerator for path in self.paths.values())
+        accelerators = [accelerator for accelerator in by_path if accelerator is not None]
+        stats.derived_bytes = sum(accelerator.nbytes for accelerator in accelerators)
+        reasons = dict.fromkeys(
+            accelerator.choices().get("reference_because") for accelerator in accelerators
+        )
         stats.note = "; ".join(str(reason) for reason in reasons if reason)
 
 
-def gather(whole: Tensor, spans: Sequence[Span], group: Tensor) -> None:
+def gather(call_rows: Tensor, spans: Sequence[Span], run_rows: Tensor) -> None:
     """Copy the rows of some items of a call from the tensor of all items to that of one run.
 
     Args:
-        whole: the rows of all items of the call.
-        spans: first row in ``whole``, first row in ``group`` and number of rows of each copy.
-        group: the rows of the items that run together.
+        call_rows: the rows of all items of the call.
+        spans: first row in ``call_rows``, first row in ``run_rows``, and number of rows, per copy.
+        run_rows: the rows of the items that run together.
     """
     for source, target, length in spans:
-        _rows(group, target, length).copy_(_rows(whole, source, length), non_blocking=True)
+        _rows(run_rows, target, length).copy_(_rows(call_rows, source, length), non_blocking=True)
 
 
-def scatter(group: Tensor, whole: Tensor, spans: Sequence[Span]) -> None:
+def scatter(run_rows: Tensor, call_rows: Tensor, spans: Sequence[Span]) -> None:
     """Copy the rows of some items of a call from the tensor of one run to that of all items.
 
     The arguments are those of :func:`gather`.
     """
     for source, target, length in spans:
-        _rows(whole, source, length).copy_(_rows(group, target, length), non_blocking=True)
+        _rows(call_rows, source, length).copy_(_rows(run_rows, target, length), non_blocking=True)
 
 
 def _rows(tensor: Tensor, start: int, length: int) -> Tensor:

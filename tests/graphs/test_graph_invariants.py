@@ -132,7 +132,7 @@ def test_another_stream_waits_for_capture_and_for_failed_calls(
     captured = graphed._captured
     captured.memory.device = torch.device("cuda", 0)
     captured.memory.mark_use()  # as capture ends
-    event = captured.memory._used[1]
+    event = captured.memory._last_use[1]
     assert event.recorded == streams[:1]
     monkeypatch.setattr(captured.paths["image"], "execute", lambda *args: 1 / 0)
     for stream in streams[1:]:

@@ -143,7 +143,7 @@ def test_schedules_are_bounded_by_their_items_and_those_used_last_stay(
     for number in range(1, 9):
         call(graphed, [*large, [1, 1, 2 * number]])
         assert executor_of(graphed).schedule(often) is kept
-        assert executor_of(graphed).schedules.held == 5
+        assert executor_of(graphed).schedules.size == 5
 
 
 def test_counters_start_again_and_what_capture_measured_stays() -> None:
