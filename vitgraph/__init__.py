@@ -11,7 +11,7 @@ in ``__all__`` are public, and so is what ``features``, ``integrations``, ``plot
 - ``search``: the images of an embedding job that are nearest to a photograph
 - ``parallel``: one call shared out over several GPUs
 - ``integrations``: encoders inside other libraries, one module per library
-- ``analysis``, ``plots``: what a tower sees, compared and drawn
+- ``analysis``: similar blocks and nearest patches found; ``plots``: they and feature maps drawn
 - ``fetching``, ``video``: images of the web, and files of videos
 - ``cli``, ``commands``, ``terminal``: the command line
 - ``seeded``: small checkpoints with random weights
@@ -80,8 +80,6 @@ if TYPE_CHECKING:
     from . import seeded as seeded
     from . import types as types
     from . import video as video
-    from .analysis.figures import plot_attention as plot_attention
-    from .analysis.figures import plot_similarity as plot_similarity
     from .analysis.nearest import nearest_patches as nearest_patches
     from .analysis.similarity import similarity_of_blocks as similarity_of_blocks
     from .embedding.batch import EmbedBatch as EmbedBatch
@@ -91,8 +89,10 @@ if TYPE_CHECKING:
     from .fetching import load_image as load_image
     from .models import list_models as list_models
     from .parallel import DataParallelEncoder as DataParallelEncoder
+    from .plots import plot_attention as plot_attention
     from .plots import plot_feature_maps as plot_feature_maps
     from .plots import plot_nearest_patches as plot_nearest_patches
+    from .plots import plot_similarity as plot_similarity
 
 __version__ = "0.2.0"
 
@@ -144,7 +144,6 @@ _NAMES = {
         "load_encoder",
         "resolve_commit",
     ),
-    "vitgraph.analysis.figures": ("plot_attention", "plot_similarity"),
     "vitgraph.analysis.nearest": ("nearest_patches",),
     "vitgraph.analysis.similarity": ("similarity_of_blocks",),
     "vitgraph.embedding.batch": ("EmbedBatch",),
@@ -152,7 +151,12 @@ _NAMES = {
     "vitgraph.fetching": ("load_image",),
     "vitgraph.models": ("list_models",),
     "vitgraph.parallel": ("DataParallelEncoder",),
-    "vitgraph.plots": ("plot_feature_maps", "plot_nearest_patches"),
+    "vitgraph.plots": (
+        "plot_attention",
+        "plot_feature_maps",
+        "plot_nearest_patches",
+        "plot_similarity",
+    ),
 }
 """Per module, the public names of the package that it defines."""
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}

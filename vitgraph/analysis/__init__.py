@@ -1,6 +1,7 @@
-"""Compare towers: the similarity of blocks, matching patches, and figures of attention.
+"""Similar blocks and nearest patches found, and colours computed for feature maps.
+
+``vitgraph.plots`` draws the figures of them.
 
 - ``similarity``: the similarity of blocks; ``nearest``: the nearest patches
-- ``figures``: both, and attention over a photograph, as figures
 - ``colours``: three principal components of feature maps as red, green and blue
 """

@@ -1,36 +1,22 @@
-"""Feature maps as pictures (``pip install 'vitgraph[plots]'``).
-
-From photographs to a figure::
-
-    inputs = encoder.preprocess(images=photos)
-    maps = encoder.feature_maps(encoder(inputs), inputs)
-    plot_feature_maps(photos, maps).savefig("maps.png")
-
-Figures are made without pyplot: nothing global is touched, and no display is needed.
-"""
+"""Photographs and their feature maps beside one another, as a figure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
-from encoders.inputs import ImageLike, read_images, to_rgb
+from encoders.inputs import ImageLike, read_images
 
-from .analysis.colours import Maps, feature_rgb, require_map
-from .analysis.nearest import nearest_patches
-from .devices import enough_disk
-from .packages import require_matplotlib
-from .terminal import counted
+from ..analysis.colours import Maps, feature_rgb, require_map
+from ..packages import require_matplotlib
+from ..terminal import counted
+from .figures import draw_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-__all__ = ["crop_padding", "plot_feature_maps", "plot_nearest_patches", "write_figure"]
 
 MOST_COLUMNS = 5
 """The most columns of feature maps beside the photographs; more encoders go into blocks below."""
@@ -122,21 +108,6 @@ def _middle(length: int, part: float) -> slice[int, int, None]:
     return slice(start, start + count)
 
 
-def write_figure(figure: Figure, path: Path, dpi: int = 200) -> None:
-    """Write a figure as a picture.
-
-    Args:
-        figure: a figure, such as one of :func:`plot_feature_maps`.
-        path: the file to write; its suffix names the format.
-        dpi: pixels per inch.
-
-    Raises:
-        OSError: the file cannot be written, or the disk is full.
-    """
-    with enough_disk(path):
-        figure.savefig(path, dpi=dpi)
-
-
 def _read_columns(maps: Maps | Mapping[str, Maps]) -> Mapping[str, Sequence[Tensor]]:
     """Return the feature maps as one list per column, by the name of the column.
 
@@ -166,7 +137,7 @@ def _fill_photographs(
     column[0].set_title("photograph", fontsize=10)
     for axes, pixels, title in zip(column, photographs, titles, strict=True):
         height, width, _ = pixels.shape
-        _picture(axes, pixels, (height, width), f"{width} x {height} pixels")
+        draw_picture(axes, pixels, (height, width), f"{width} x {height} pixels")
         axes.set_ylabel(title, fontsize=10)
 
 
@@ -191,102 +162,7 @@ def _fill_columns(
             steps, height, width, _ = coloured.shape
             when = f", step {steps // 2 + 1} of {steps}" if steps > 1 else ""
             label = f"{width} x {height} patches{when}"
-            _picture(axes, coloured[steps // 2], pixels.shape[:2], label)
+            draw_picture(axes, coloured[steps // 2], pixels.shape[:2], label)
     for column in places[len(columns) :]:
         for axes in column:
             axes.set_axis_off()
-
-
-def plot_nearest_patches(
-    images: tuple[ImageLike, ImageLike],
-    maps: tuple[Tensor, Tensor],
-    points: Sequence[tuple[int, int]],
-    *,
-    title: str | None = None,
-) -> Figure:
-    """Draw two photographs, and lines from patches of the first to their nearest in the second.
-
-    Args:
-        images: the two photographs, as ``preprocess`` takes them.
-        maps: their feature maps [1, h, w, D] or [h, w, D], of one encoder.
-        points: (row, column) of patches in the first map, from 0.
-        title: title of the figure; None for none.
-
-    Returns:
-        The figure; ``figure.savefig(path)`` writes it.
-
-    Raises:
-        ValueError: matplotlib is missing, or a point lies outside of the first map.
-    """
-    require_matplotlib()
-    from matplotlib import colormaps
-    from matplotlib.figure import Figure
-    from matplotlib.patches import ConnectionPatch
-
-    source, target = (features[0] if features.ndim == 4 else features for features in maps)
-    height, width, _ = source.shape
-    for row, column in points:
-        if not (0 <= row < height and 0 <= column < width):
-            raise ValueError(f"point ({row}, {column}) lies outside of the {height}x{width} map")
-    shares = [((row + 0.5) / height, (column + 0.5) / width) for row, column in points]
-    matches = [found[0] for found in nearest_patches([source[None], target[None]], shares)]
-    figure = Figure(figsize=(10, 4.3), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    for axes, image in zip((left, right), images, strict=True):
-        pixels = to_rgb(image).permute(1, 2, 0)
-        _picture(axes, pixels, pixels.shape[:2], f"{pixels.shape[1]} x {pixels.shape[0]} pixels")
-    colours = colormaps["turbo"](torch.linspace(0.05, 0.95, len(points)).numpy())
-    for point, match, colour in zip(points, matches, colours, strict=True):
-        start = _centre(point, source.shape, left)
-        end = _centre((match.row, match.column), target.shape, right)
-        _dot(left, start, colour, "")
-        _dot(right, end, colour, f"{match.cosine:.2f}")
-        figure.add_artist(
-            ConnectionPatch(start, end, "data", "data", axesA=left, axesB=right, color=colour)
-        )
-    left.set_title("chosen patches", fontsize=9)
-    right.set_title("nearest patches (cosine similarity of features less their mean)", fontsize=9)
-    figure.suptitle(title or "", fontsize=11)
-    return figure
-
-
-def _picture(axes: Axes, pixels: Tensor, shape: Sequence[int], label: str) -> None:
-    """Draw pixels or coloured patches into a panel without ticks.
-
-    Args:
-        axes: the panel.
-        pixels: [h, w, 3], stretched to the size of the photograph.
-        shape: (height, width) of the photograph in pixels, the coordinates of the panel.
-        label: text below the picture.
-    """
-    extent = (0, shape[1], shape[0], 0)
-    axes.imshow(pixels.numpy(), extent=extent, interpolation="nearest", aspect="equal")
-    axes.set(xticks=[], yticks=[])
-    axes.set_xlabel(label, fontsize=8, color="dimgrey", labelpad=2)
-    axes.spines[:].set_visible(False)
-
-
-def _dot(axes: Axes, at: tuple[float, float], colour: object, label: str) -> None:
-    axes.plot(*at, "o", color=colour, markeredgecolor="white", markersize=8)
-    if label:
-        axes.annotate(
-            label,
-            at,
-            xytext=(6, 6),
-            textcoords="offset points",
-            color="white",
-            fontsize=8,
-            bbox={"facecolor": "black", "alpha": 0.5, "pad": 1},
-        )
-
-
-def _centre(point: Sequence[int], shape: Sequence[int], axes: Axes) -> tuple[float, float]:
-    """Return (x, y) of the centre of a patch, in pixels of the photograph.
-
-    Args:
-        point: (row, column) of the patch, from 0.
-        shape: shape [h, w, D] of the feature map.
-        axes: the panel in which the photograph is drawn.
-    """
-    (_, width), (height, _) = axes.get_xlim(), axes.get_ylim()
-    return (point[1] + 0.5) * width / shape[1], (point[0] + 0.5) * height / shape[0]

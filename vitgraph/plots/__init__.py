@@ -1,0 +1,30 @@
+"""Figures of feature maps, attention and similarity (``pip install 'vitgraph[plots]'``).
+
+From photographs to a figure::
+
+    inputs = encoder.preprocess(images=photos)
+    maps = encoder.feature_maps(encoder(inputs), inputs)
+    plot_feature_maps(photos, maps).savefig("maps.png")
+
+Figures are made without pyplot: nothing global is touched, and no display is needed. The numbers in
+a figure are computed by ``vitgraph.analysis``. Each module but the last draws one kind of figure:
+
+- ``feature_maps``: photographs and their feature maps; ``attention``: attention over a photograph
+- ``nearest``: patches and those nearest to them; ``similarity``: the similarity of blocks
+- ``figures``: a figure as a file, and a panel with a picture
+"""
+
+from .attention import plot_attention
+from .feature_maps import crop_padding, plot_feature_maps
+from .figures import write_figure
+from .nearest import plot_nearest_patches
+from .similarity import plot_similarity
+
+__all__ = [
+    "crop_padding",
+    "plot_attention",
+    "plot_feature_maps",
+    "plot_nearest_patches",
+    "plot_similarity",
+    "write_figure",
+]
