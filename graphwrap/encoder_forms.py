@@ -28,7 +28,7 @@ from encoders.contract import (
 )
 
 from .budgets import Budget
-from .guards import MEMBERS, BackendInUse, as_module, require_members
+from .guards import BackendInUse, as_module, require_graphable
 from .torch_internals import compiled
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ def with_paths(encoder: nn.Module) -> MultiPathEncoder:
     if isinstance(encoder, MultiPathEncoder) and not _passes_on_its_path(encoder):
         path_encoder = encoder
     for path in path_encoder.paths.values():
-        require_members(path, MEMBERS, "see encoders.contract.GraphableEncoder")
+        require_graphable(path)
     return path_encoder
 
 

@@ -337,8 +337,13 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
 
     def item_encoder(self) -> ItemEncoder[PartialOutput]:
         """Return the functions and settings by which ``encode`` and ``encode_many`` run items."""
-        fix = "encode() calls it: prepare the pixels yourself and call graphed(pixel_values, grid)"
-        guards.require_members(self.encoder, ("preprocess",), fix)
+        try:
+            _ = self.preprocess
+        except AttributeError as error:
+            raise TypeError(
+                f"{error}, which encode() calls: prepare the pixels yourself and call "
+                "graphed(pixel_values, grid)"
+            ) from error
         inner = self.encoder.item_encoder() if isinstance(self.encoder, EncodesItems) else None
         stager, head = (inner.stager, inner.head) if inner else (None, None)
         paths = self._path_encoder.paths

@@ -7,23 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import cache
 from itertools import chain
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, cast, get_args
 
 import torch
 from torch import Tensor, nn
 
-from encoders.contract import OUTPUT_FIELDS, OutputField
+from encoders.contract import OUTPUT_FIELDS, GraphableEncoder, OutputField
 
 from .torch_internals import HOOKS, MODULES, SLOTS, slots_of
 
-MEMBERS = (
-    "budget_range",
-    "row_shape",
-    "grid_for",
-    "item_specs",
-    "prepare_encoder_metadata",
-    "split",
-)
 BackendInUse: TypeAlias = Literal["cudagraph", "static", "eager"]
 """How batches run: "cudagraph" replays CUDA graphs, "static" runs the encoder on the same padded
 buffers without graphs, and "eager" runs it without padding."""
@@ -208,24 +200,31 @@ def settled(device: torch.device) -> AbstractContextManager[object]:
     return stack
 
 
-def require_members(encoder: object, names: Sequence[str], fix: str) -> None:
-    """Raise a TypeError unless ``encoder`` is a module that has all attributes in ``names``.
+def require_graphable(encoder: object) -> None:
+    """Raise a TypeError unless ``encoder`` is a module with the members of a graphable encoder.
 
-    A wrapper may pass on those of its module. The error ends with ``fix``, which says what to do.
+    A wrapper may pass on those of its module. They are read one by one, because ``isinstance`` with
+    a protocol does not ask a wrapper for the members of its module from Python 3.12 on.
     """
     if not isinstance(encoder, nn.Module):
         raise TypeError(
             f"encoder={encoder!r} is a {type(encoder).__name__}, not a module: load one first, as "
             "vitgraph.load_encoder(repo_id) does"
         )
-    # By name, since the message says which are missing, and since isinstance with a protocol does
-    # not ask a wrapper for the members of its module from Python 3.12 on.
-    if missing := [name for name in names if getattr(encoder, name, None) is None]:
-        raise TypeError(f"{type(encoder).__name__} has no {', '.join(missing)}: {fix}")
+    asked = cast(GraphableEncoder, encoder)
+    try:
+        _ = (asked.budget_range, asked.row_shape, asked.grid_for, asked.item_specs)
+        _ = (asked.prepare_encoder_metadata, asked.split)
+    except AttributeError as error:
+        raise TypeError(
+            f"{type(encoder).__name__} cannot be replayed as graphs: {error}; it needs "
+            "budget_range, row_shape, grid_for, item_specs, prepare_encoder_metadata and split, "
+            "see encoders.contract.GraphableEncoder"
+        ) from error
 
 
 def as_module(encoder: object) -> nn.Module:
-    """Return ``encoder``, which :func:`require_members` has checked, with the type of a module."""
+    """Return ``encoder``, checked by :func:`require_graphable`, with the type of a module."""
     assert isinstance(encoder, nn.Module)
     return encoder
 

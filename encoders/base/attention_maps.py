@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, get_args, runtime_checka
 import torch
 from einops import rearrange
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from ..data import GridLike, Metadata, VisionInputs
 from ..grids import plain_values, stitch_tiles
-from ..layers.attention import AttentionCall, observed_calls
+from ..layers.attention import AttentionCall, observe_attention
 from ..streams.keywords import AttentionAsked, Heads
 from .encoder import Encoder
 from .intermediates import block_indices
@@ -128,6 +129,26 @@ def _call_without_context(block: nn.Module, hidden: Tensor) -> Tensor:
     return block(hidden, None)
 
 
+class _CallsOfAttention(TorchFunctionMode):
+    """Keeps the queries and keys of the calls of attention that are made inside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[AttentionCall] = []
+
+    def __torch_function__(  # type: ignore[explicit-any]  # called for every function of torch
+        self,
+        func: Callable[..., object],
+        types: Iterable[type],
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        if func is observe_attention:
+            self.calls.append(AttentionCall._make(args))
+            return None
+        return func(*args, **(kwargs or {}))
+
+
 class AttentionObserver:
     """Runs the blocks of a tower and yields their attention weights in place of hidden states."""
 
@@ -172,14 +193,11 @@ class AttentionObserver:
         self.shape = hidden.shape[:-1]
         yield torch.arange(self.shape.numel(), device=hidden.device).view(*self.shape, 1)
         for number, block in enumerate(islice(blocks, max(numbers) + 1)):
-            calls: list[AttentionCall] = []
-            token = observed_calls.set(calls)
-            try:
+            with _CallsOfAttention() as observed:
                 hidden = call_block(block, hidden)
-            finally:
-                observed_calls.reset(token)
             if number not in numbers:
                 continue
+            calls = observed.calls
             if len(calls) != 1:
                 raise ValueError(
                     f"block {number} of type {type(block).__name__} made {len(calls)} calls of "

@@ -18,7 +18,6 @@ with a fake and a backward; in eager mode autograd sees the kernels themselves.
 
 from __future__ import annotations
 
-from contextvars import ContextVar
 from itertools import groupby, pairwise
 from typing import NamedTuple, Protocol, TypeAlias
 
@@ -26,6 +25,7 @@ import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
 
 from .segments import BELONGING_METADATA, padding_rows
 
@@ -76,14 +76,10 @@ class AttentionCall(NamedTuple):
     scale: float
 
 
-observed_calls: ContextVar[list[AttentionCall] | None] = ContextVar("observed", default=None)
-"""The list to which calls of attention append their queries and keys, or None to keep none."""
-
-
 def observe_attention(q: Tensor, k: Tensor, cu_seqlens: Tensor | None, scale: float) -> None:
-    """Append the queries and keys of a call to the list of ``observed_calls``, if it is set."""
-    if not torch.compiler.is_compiling() and (calls := observed_calls.get()) is not None:
-        calls.append(AttentionCall(q, k, cu_seqlens, scale))
+    """Do nothing, unless a :class:`torch.overrides.TorchFunctionMode` around it sees the call."""
+    if not torch.compiler.is_compiling() and has_torch_function((q, k)):
+        handle_torch_function(observe_attention, (q, k), q, k, cu_seqlens, scale)
 
 
 def _attend(
