@@ -7,6 +7,7 @@ modules, in the order of a call's way through them:
 - ``graphed_encoder``: :class:`GraphedEncoder`, the only class that users make
 - ``guards``: what is refused, such as gradients and weights that have changed
 - ``encoder_forms``: the form of the encoder that is captured, such as the accelerated one
+- ``described_encoder``: its members that graphs do not need, such as the config
 - ``budgets``, ``budget_sizes``: the capacities of graphs, and how many tokens each one holds
 - ``graphs``: the graphs themselves, captured, timed and replayed on static buffers
 - ``costs``: times of replays and eager runs, saved and compared
@@ -18,7 +19,8 @@ modules, in the order of a call's way through them:
 
 from .budget_sizes import fit_budgets
 from .budgets import Budget
-from .encoder_forms import FeatureMaps, Preprocess, joins_paths, with_paths
+from .described_encoder import FeatureMaps, Preprocess
+from .encoder_forms import joins_paths, with_paths
 from .graphed_encoder import GraphedEncoder
 from .graphs.replay import OutTensors
 from .guards import Backend, BackendInUse, OnOverflow, read_outputs, require_choice

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias, cast, overload
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +16,8 @@ from encoders.contract import (
     Accelerable,
     AcceleratesItself,
     EncoderOutput,
-    FeatureRows,
     GraphableEncoder,
     Grid,
-    GridLike,
     Metadata,
     MultiPathEncoder,
     Output,
@@ -32,8 +30,7 @@ from .guards import BackendInUse, as_module, require_graphable
 from .torch_internals import compiled
 
 if TYPE_CHECKING:
-    from encoders.contract import Accelerator, EncoderConfig, Kernels, Precision
-    from encoders.streams import Images, Videos
+    from encoders.contract import Accelerator, Kernels, Precision
 
     FormKernels: TypeAlias = Kernels | Literal["reference"]
 
@@ -70,64 +67,10 @@ class EncoderForm:
         return self.backend == "cudagraph"
 
 
-class FeatureMaps(Protocol):
-    """The signature of the method ``feature_maps`` of an encoder."""
-
-    @overload
-    def __call__(self, features: FeatureRows, inputs: VisionInputs) -> list[dict[str, Tensor]]: ...
-
-    @overload
-    def __call__(
-        self,
-        features: Tensor,
-        inputs: GridLike,
-        tiles: Sequence[tuple[int, int, bool]] | None = None,
-    ) -> list[Tensor]: ...
-
-
-class Preprocess(Protocol):
-    """The signature of the method ``preprocess`` of an encoder."""
-
-    def __call__(
-        self,
-        images: Images = (),
-        videos: Videos = (),
-        *,
-        min_pixels: int | None = None,
-        max_pixels: int | None = None,
-        max_tiles: int | None = None,
-        max_soft_tokens: int | None = None,
-        fps: float | None = None,
-        num_frames: int | None = None,
-    ) -> VisionInputs: ...
-
-
 class Forward(Protocol):
     """The call that a CUDA graph is captured from: padded pixels and metadata to features."""
 
     def __call__(self, pixel_values: Tensor, *, encoder_metadata: Metadata) -> EncoderOutput: ...
-
-
-class DescribedEncoder(Protocol):
-    """The members beyond ``GraphableEncoder`` that :class:`GraphedEncoder` passes on.
-
-    An encoder without one of them can be graphed all the same.
-    """
-
-    @property
-    def config(self) -> EncoderConfig: ...
-
-    @property
-    def num_features(self) -> int: ...
-
-    @property
-    def out_features(self) -> int: ...
-
-    @property
-    def preprocess(self) -> Preprocess: ...
-
-    @property
-    def feature_maps(self) -> FeatureMaps: ...
 
 
 class OnePath(NamedTuple):

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn, cast, overload
+from typing import TYPE_CHECKING, NoReturn, overload
 
 import torch
 from torch import Tensor, nn
@@ -19,19 +19,20 @@ from encoders.streams import EncodesItems, ItemEncoder
 from . import encoder_forms, guards
 from .budgets import budgets_by_path, choose_budgets
 from .costs import CostTable, read_tables, write_tables
+from .described_encoder import DescribesItself
 from .graphs.capture import capture_encoder
 from .graphs.measuring import fingerprint
 from .graphs.replay import Captured, Inputs, OutTensors
 from .stats import GraphStats
 
 if TYPE_CHECKING:
-    from encoders.contract import EncoderConfig, Precision
+    from encoders.contract import Precision
 
 CAPTURE_LOCK = threading.RLock()
 """Held while graphs are captured or freed: a thread that synchronises would break a capture."""
 
 
-class GraphedEncoder(EncodesItems[PartialOutput]):
+class GraphedEncoder(DescribesItself, EncodesItems[PartialOutput]):
     """Wraps any encoder that keeps the contract of :class:`GraphableEncoder`.
 
     Args:
@@ -352,36 +353,6 @@ class GraphedEncoder(EncodesItems[PartialOutput]):
 
     def _call_path(self, name: str, pixel_values: Tensor, grid_thw: GridLike) -> PartialOutput:
         return self._encode({name: (pixel_values, grid_thw)})[name]
-
-    @property
-    def config(self) -> EncoderConfig:
-        """The config of the encoder."""
-        return self._inner.config
-
-    @property
-    def num_features(self) -> int:
-        """The number of columns of ``last_hidden_state``."""
-        return self._inner.num_features
-
-    @property
-    def out_features(self) -> int:
-        """The number of columns of ``pooler_output``."""
-        return self._inner.out_features
-
-    @property
-    def preprocess(self) -> encoder_forms.Preprocess:
-        """The method ``preprocess`` of the wrapped encoder."""
-        return self._inner.preprocess
-
-    @property
-    def feature_maps(self) -> encoder_forms.FeatureMaps:
-        """The method ``feature_maps`` of the encoder; ``outputs`` must name the field it reads."""
-        return self._inner.feature_maps
-
-    @property
-    def _inner(self) -> encoder_forms.DescribedEncoder:
-        """The wrapped encoder, whose members beyond the contract are passed on if it has them."""
-        return cast(encoder_forms.DescribedEncoder, self.encoder)
 
     def stats(self) -> GraphStats:
         """Return a copy of the counters; it prints as a table, ``.to_dict()`` is plain data."""
