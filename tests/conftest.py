@@ -321,7 +321,7 @@ def fused_in_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("encoders.accelerated", "encoders.accelerated.accelerator"):
         monkeypatch.setattr(f"{module}.obstacle", lambda device, dtype: None)
     monkeypatch.setattr("encoders.accelerated.fp8_obstacle", lambda device, dtype: None)
-    monkeypatch.setattr("encoders.accelerated.choices.TRIALS", ((3, 40),))
+    monkeypatch.setattr("encoders.accelerated.attention.choices.TRIALS", ((3, 40),))
 
 
 @pytest.fixture

@@ -28,13 +28,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from encoders.accelerated.attention_kernels import (
+from encoders.accelerated.attention.candidates import (
     KERNELS,
     Attend,
     AttentionShape,
     is_installed,
 )
-from encoders.accelerated.flash_attn_4 import flash4_forward
+from encoders.accelerated.attention.flash_attn_4 import flash4_forward
 
 FLASH4_TILES = (
     (192, 144, False),
@@ -134,7 +134,7 @@ def candidates(family: str, cell: Cell, capability: tuple[int, int]) -> Iterator
 
 def tma(cell: Cell, apart: int, tile: tuple[int, int, int, int]) -> Candidate:
     """Return the library's kernel for the tensor memory accelerator, with a given tiling."""
-    from encoders.accelerated.kernels.tma_attention import Tile, attend  # needs Triton
+    from encoders.accelerated.triton_kernels.tma_attention import Tile, attend  # needs Triton
 
     def attend_with(
         q: Tensor, k: Tensor, v: Tensor, out: Tensor, offsets: Tensor, shape: AttentionShape

@@ -4,13 +4,11 @@ This package knows no model. The blocks of an encoder list their layers by role,
 :class:`encoders.block_parts.BlockParts`.
 
 - ``accelerator``: runs the blocks of an encoder, with the weights derived from its own
-- ``fused_blocks``, ``fused_attention``: the steps of a block and of its attention
-- ``attention_kernels``, ``choices``: the kernels for attention, and the one taken for each shape
-- ``flash_attn_4``: the private function of another package that one of these kernels is
+- ``fused_blocks``: the steps of a block; ``attention``: those of its attention, and its kernels
 - ``fp8``: products in e4m3, where a timing finds them faster
 - ``derived``, ``aligned``: copies of weights in a layout that runs fast, kept equal to the weights
 - ``obstacles``: the reasons why a tower or a block cannot be accelerated
-- ``kernels``: the kernels in Triton
+- ``triton_kernels``: the kernels that are written here, in Triton
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ import torch
 
 from ..contract import Kernels, Precision
 from .accelerator import FusedBlocks
-from .attention_kernels import KERNELS
+from .attention.candidates import KERNELS
 from .obstacles import fp8_obstacle, obstacle
 
 __all__ = ["CHOICES", "PRECISIONS", "accelerate", "fp8_obstacle"]

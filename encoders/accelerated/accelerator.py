@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from ..data import Grid, Metadata
-from .choices import KernelChoices
+from .attention.choices import KernelChoices
+from .attention.fused import BlocksRun
 from .derived import DerivedWeights
-from .fused_attention import BlocksRun
 from .fused_blocks import FusedForward
 from .obstacles import NO_PARTS, is_plain_table, names_its_parts, obstacle, obstacle_now
 
@@ -168,7 +168,7 @@ class FusedBlocks:
         because = obstacle(rows.device, rows.dtype) or obstacle_now()
         if because is not None or not len(rows) or not is_plain_table(table):
             return None
-        from .kernels.positions import add_table_rows  # needs Triton
+        from .triton_kernels.positions import add_table_rows  # needs Triton
 
         entries = (rows, table.weight, index, weight)
         return add_table_rows(*(entry.contiguous() for entry in entries))

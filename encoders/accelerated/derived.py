@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ..layers.torch_internals import versions_of
 
 if TYPE_CHECKING:
-    from .kernels.quantise import Rows8
+    from .triton_kernels.quantise import Rows8
 
 Pair = tuple[Tensor, ...]
 """A source tensor, the part of a derived tensor (of equal shape) into which it is copied, and the
@@ -153,7 +153,7 @@ class DerivedWeights:
 
     def _compare(self) -> None:
         """Launch the kernel that finds writes to the weights which torch does not count."""
-        from .kernels.compare import copy_differences  # needs Triton
+        from .triton_kernels.compare import copy_differences  # needs Triton
 
         assert self._table is not None
         size = next(iter(self._entries.values())).tensors[0].element_size()
@@ -177,20 +177,20 @@ class QuantisedWeights(DerivedWeights):
         """Return the ``weights`` [N, K] of the module ``owner`` in e4m3, with scales [N, 1]."""
 
         def make() -> tuple[tuple[Tensor, ...], list[Pair]]:
-            from .kernels.quantise import E4M3
+            from .triton_kernels.quantise import E4M3
 
             values = [torch.empty(x.shape, dtype=E4M3, device=x.device) for x in weights]
             scales = [x.new_empty(len(x), 1, dtype=torch.float32) for x in weights]
             pairs: list[Pair] = list(zip(weights, values, scales, strict=True))
             return (*values, *scales), pairs
 
-        from .kernels.quantise import Rows8
+        from .triton_kernels.quantise import Rows8
 
         tensors = self.get(owner, weights, make)
         return tuple(map(Rows8, tensors[: len(weights)], tensors[len(weights) :]))
 
     def _fill(self, pairs: Sequence[Pair]) -> None:
-        from .kernels.quantise import quantise_weights  # needs Triton
+        from .triton_kernels.quantise import quantise_weights  # needs Triton
 
         table, rows = _table_of(pairs)
         quantise_weights(table, rows, pairs[0][0].dtype, force=True)
@@ -199,7 +199,7 @@ class QuantisedWeights(DerivedWeights):
         return (source.shape, source.device) == (copy.shape, copy.device)
 
     def _compare(self) -> None:
-        from .kernels.quantise import quantise_weights  # needs Triton
+        from .triton_kernels.quantise import quantise_weights  # needs Triton
 
         assert self._table is not None
         assert self._sources

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from ..block_parts import BlockParts
 from ..layers.torch_internals import fp8_product, is_plain
-from .choices import rounded, saved_rows
+from .attention.choices import rounded, saved_rows
 from .derived import QuantisedWeights
-from .kernels.quantise import Rows8, quantise
+from .triton_kernels.quantise import Rows8, quantise
 
 MULTIPLE = 16
 """torch's fp8 product takes weights whose rows and columns are multiples of this number."""

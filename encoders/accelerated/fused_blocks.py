@@ -25,16 +25,16 @@ from ..data import Metadata
 from ..layers.clipped import ClippedLinear, Range
 from ..layers.torch_internals import gelu_tanh_product, is_plain
 from .aligned import aligned_mlp
-from .attention_kernels import HALF_DTYPES
-from .choices import KernelChoices, graph_milliseconds
+from .attention.candidates import HALF_DTYPES
+from .attention.choices import KernelChoices, graph_milliseconds
+from .attention.fused import BlocksRun, FusedAttention
 from .derived import DerivedWeights
-from .fused_attention import BlocksRun, FusedAttention
 from .obstacles import clips, fusible, is_norm, only_ranges
 
 if TYPE_CHECKING:
     from ..contract import CallBlock
     from .fp8 import Fp8Products
-    from .kernels.quantise import Rows8
+    from .triton_kernels.quantise import Rows8
 
 Rows: TypeAlias = "Tensor | Rows8"
 """Rows [T, columns] in the encoder's dtype, or quantised to fp8."""
@@ -65,7 +65,7 @@ class FusedForward:
         metadata: Metadata,
         fp8: Fp8Products | None = None,
     ) -> None:
-        from .kernels import activations, norms  # need Triton
+        from .triton_kernels import activations, norms  # need Triton
 
         self.activations, self.norms = activations, norms
         self.derived, self.fp8, self.call_block = derived, fp8, call_block

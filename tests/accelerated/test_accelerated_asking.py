@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from encoders.accelerated.attention_kernels import KERNELS, is_installed
+from encoders.accelerated.attention.candidates import KERNELS, is_installed
 from encoders.accelerated.obstacles import obstacle
 from oracles import tiny
 from support.accelerated.cases import OURS, run

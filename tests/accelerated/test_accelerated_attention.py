@@ -7,7 +7,7 @@ from itertools import accumulate, pairwise
 import pytest
 import torch
 
-from encoders.accelerated.attention_kernels import KERNELS, REFERENCE, AttentionShape
+from encoders.accelerated.attention.candidates import KERNELS, REFERENCE, AttentionShape
 from support.accelerated.cases import DEVICE, DTYPES, attended, drawn, needs_triton, relative
 
 pytestmark = needs_triton

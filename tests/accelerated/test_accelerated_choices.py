@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from encoders.accelerated import choices as choices_module
-from encoders.accelerated.attention_kernels import (
+from encoders.accelerated.attention import choices as choices_module
+from encoders.accelerated.attention.candidates import (
     REFERENCE,
     AttentionKernel,
     AttentionShape,
 )
-from encoders.accelerated.choices import KernelChoices
+from encoders.accelerated.attention.choices import KernelChoices
 from encoders.layers.attention import attention
 from oracles import draw_pixels, tiny
 from support.accelerated.cases import (
@@ -58,11 +58,11 @@ def kernel(name: str, attend: Any = right, **settings: Any) -> AttentionKernel:
 def put(monkeypatch: pytest.MonkeyPatch, *kernels: AttentionKernel) -> None:
     """Make these the table of kernels."""
     table = {each.name: each for each in kernels}
-    for module in ("attention_kernels", "choices"):
-        monkeypatch.setattr(f"encoders.accelerated.{module}.KERNELS", table)
+    for module in ("candidates", "choices"):
+        monkeypatch.setattr(f"encoders.accelerated.attention.{module}.KERNELS", table)
     monkeypatch.setattr("encoders.accelerated.KERNELS", table)
     monkeypatch.setattr("encoders.accelerated.CHOICES", ("auto", "torch", *table))
-    monkeypatch.setattr("encoders.accelerated.choices.TORCH_KERNELS", tuple(table)[:2])
+    monkeypatch.setattr("encoders.accelerated.attention.choices.TORCH_KERNELS", tuple(table)[:2])
 
 
 def timed(monkeypatch: pytest.MonkeyPatch, **milliseconds: float) -> list[AttentionShape]:

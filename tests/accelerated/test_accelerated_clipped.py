@@ -54,7 +54,7 @@ def limits(low: float, high: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", ["gelu_tanh", None])
 def test_an_activation_clips_what_it_reads_and_writes(kind: str | None, dtype: torch.dtype) -> None:
-    from encoders.accelerated.kernels.activations import activate
+    from encoders.accelerated.triton_kernels.activations import activate
 
     x, up = (3 * drawn(3, 140, dtype=dtype, seed=seed) for seed in range(2))
     x[0, 0] = up[1, 1] = float("nan")
@@ -70,7 +70,7 @@ def test_an_activation_clips_what_it_reads_and_writes(kind: str | None, dtype: t
 
 @pytest.mark.parametrize("inner", [None, "RMS norm"])
 def test_a_norm_clips_the_branch_that_it_adds(inner: str | None) -> None:
-    from encoders.accelerated.kernels.norms import Norm, Sum, add_normalise
+    from encoders.accelerated.triton_kernels.norms import Norm, Sum, add_normalise
 
     norm = Norm(1 + drawn(72, seed=4), None, 1e-6, True)
     kept = limits(-0.5, 1.0, torch.float32)

@@ -11,8 +11,8 @@ from zipfile import ZipFile
 
 import pytest
 
-from encoders.accelerated.attention_kernels import KERNELS
-from encoders.accelerated.flash_attn_4 import KEYWORDS
+from encoders.accelerated.attention.candidates import KERNELS
+from encoders.accelerated.attention.flash_attn_4 import KEYWORDS
 
 ROOT = Path(__file__).parents[2]
 
@@ -57,7 +57,7 @@ def _flash_attn_fwd(q, k, v, PARAMETERS):
 """Stands for flash-attn-4, which reads the two variables when it is imported."""
 SCRIPT = """
 import os
-from encoders.accelerated.flash_attn_4 import flash4_forward
+from encoders.accelerated.attention.flash_attn_4 import flash4_forward
 before = dict(os.environ)
 print(*flash4_forward()(None, None, None))
 assert dict(os.environ) == before
@@ -96,7 +96,9 @@ def test_a_flash_attn_4_whose_forward_lacks_a_keyword_is_refused(tmp_path: Path)
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
     (package / "interface.py").write_text("def _flash_attn_fwd(q, k, v, out=None):\n    pass\n")
-    script = "from encoders.accelerated.flash_attn_4 import flash4_forward\nflash4_forward()"
+    script = (
+        "from encoders.accelerated.attention.flash_attn_4 import flash4_forward\nflash4_forward()"
+    )
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
     result = subprocess.run(
         [sys.executable, "-c", script], env=environment, capture_output=True, text=True

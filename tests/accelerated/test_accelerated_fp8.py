@@ -72,7 +72,7 @@ def rounded(rows: Tensor) -> Tensor:
 @pytest.mark.parametrize("kind", [None, *ACTIVATIONS])
 @pytest.mark.parametrize("gated", [False, True])
 def test_rows_are_activated_and_quantised_in_one_pass(kind: str | None, gated: bool) -> None:
-    from encoders.accelerated.kernels.quantise import quantise
+    from encoders.accelerated.triton_kernels.quantise import quantise
 
     both = drawn(5, 2 * 48, dtype=torch.bfloat16)
     x, up = both.chunk(2, dim=-1)
@@ -84,7 +84,7 @@ def test_rows_are_activated_and_quantised_in_one_pass(kind: str | None, gated: b
 
 
 def test_a_row_of_nan_changes_no_other_row() -> None:
-    from encoders.accelerated.kernels.quantise import quantise
+    from encoders.accelerated.triton_kernels.quantise import quantise
 
     x = drawn(4, 32, dtype=torch.bfloat16)
     clean = quantise(x)
@@ -100,7 +100,7 @@ def test_a_row_of_nan_changes_no_other_row() -> None:
 @pytest.mark.parametrize("rms", [False, True])
 @pytest.mark.parametrize("keep", [False, True])
 def test_a_norm_quantises_its_rows_and_keeps_the_sum(rms: bool, keep: bool) -> None:
-    from encoders.accelerated.kernels.norms import Norm, Sum, normalise_quantised
+    from encoders.accelerated.triton_kernels.norms import Norm, Sum, normalise_quantised
 
     hidden, branch = (drawn(5, 48, dtype=torch.bfloat16, seed=seed) for seed in (0, 1))
     norm = Norm(drawn(48, seed=2).bfloat16(), None if rms else drawn(48, seed=3), 1e-6, rms)

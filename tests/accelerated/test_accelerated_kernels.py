@@ -48,7 +48,7 @@ def strided(rows: Tensor) -> Tensor:
 
 
 def stream_of(rows: int, width: int, dtype: torch.dtype, kind: str) -> Any:
-    from encoders.accelerated.kernels.norms import Sum
+    from encoders.accelerated.triton_kernels.norms import Sum
 
     hidden, branch = (drawn(rows, width, dtype=dtype, seed=n) for n in range(2))
     scale, offset = drawn(width, dtype=dtype, seed=2), drawn(width, seed=3)
@@ -63,7 +63,7 @@ def stream_of(rows: int, width: int, dtype: torch.dtype, kind: str) -> Any:
 
 
 def norm_of(width: int, dtype: torch.dtype, kind: str) -> Any:
-    from encoders.accelerated.kernels.norms import Norm
+    from encoders.accelerated.triton_kernels.norms import Norm
 
     bias = drawn(width, dtype=dtype, seed=5) if kind == "layer norm" else None
     weight = None if "without weight" in kind else 1 + drawn(width, dtype=dtype, seed=4)
@@ -90,7 +90,7 @@ KINDS = [
 def test_sums_and_norms_match_torch_at_every_width(
     kind: str, norm_kind: str, dtype: torch.dtype
 ) -> None:
-    from encoders.accelerated.kernels.norms import add, add_normalise, normalise
+    from encoders.accelerated.triton_kernels.norms import add, add_normalise, normalise
 
     for width, rows in zip(WIDTHS, (7, 3, 5, 1, 2, 3), strict=True):
         stream, norm = stream_of(rows, width, dtype, kind), norm_of(width, dtype, norm_kind)
@@ -108,7 +108,7 @@ def test_sums_and_norms_match_torch_at_every_width(
 
 @pytest.mark.parametrize("kind", ["bias", "offset, bias"])
 def test_a_bias_is_part_of_the_offset_once_read(kind: str) -> None:
-    from encoders.accelerated.kernels.norms import add
+    from encoders.accelerated.triton_kernels.norms import add
 
     stream = stream_of(3, 72, torch.float16, kind)
     truth = summed(stream)
@@ -122,7 +122,7 @@ def test_a_bias_is_part_of_the_offset_once_read(kind: str) -> None:
 
 def test_a_norm_may_write_over_strided_rows() -> None:
     """As the norm over queries does, inside the fused projection."""
-    from encoders.accelerated.kernels.norms import Sum, normalise
+    from encoders.accelerated.triton_kernels.norms import Sum, normalise
 
     fused, norm = drawn(5, 3, 192), norm_of(192, torch.float32, "RMS norm")
     before = fused.clone()
@@ -139,7 +139,7 @@ def test_a_norm_may_write_over_strided_rows() -> None:
 def test_norms_of_heads_match_torch_inside_the_fused_projection(
     heads: int, size: int, kind: str, dtype: torch.dtype
 ) -> None:
-    from encoders.accelerated.kernels.norms import normalise_heads
+    from encoders.accelerated.triton_kernels.norms import normalise_heads
 
     qkv, norm = drawn(5, 3 * heads, size, dtype=dtype), norm_of(size, dtype, kind)
     before = qkv.clone()
@@ -151,7 +151,7 @@ def test_norms_of_heads_match_torch_inside_the_fused_projection(
 
 
 def test_nan_in_one_row_stays_in_that_row() -> None:
-    from encoders.accelerated.kernels.norms import add_normalise
+    from encoders.accelerated.triton_kernels.norms import add_normalise
 
     stream = stream_of(5, 72, torch.float32, "branch, scale")
     norm = norm_of(72, torch.float32, "layer norm")
@@ -163,7 +163,7 @@ def test_nan_in_one_row_stays_in_that_row() -> None:
 
 
 def test_a_large_mean_does_not_spoil_the_variance() -> None:
-    from encoders.accelerated.kernels.norms import Sum, normalise
+    from encoders.accelerated.triton_kernels.norms import Sum, normalise
 
     rows, norm = drawn(3, 1152) + 1000, norm_of(1152, torch.float32, "layer norm")
     assert relative(normalise(Sum(rows), norm), normed(rows.double(), norm)) <= 1e-4
@@ -184,7 +184,7 @@ HEADS_BY_TIER = [*HEADS, *(pytest.param(*sizes, marks=pytest.mark.slow) for size
 def test_rotary_turns_queries_and_keys_and_clears_padding(
     heads: int, shared: int, size: int, wide: bool, dtype: torch.dtype
 ) -> None:
-    from encoders.accelerated.kernels.rotary import rotate_in_place
+    from encoders.accelerated.triton_kernels.rotary import rotate_in_place
 
     rows, real = 7, 5
     flat = drawn(rows, (heads + 2 * shared) * size, dtype=dtype)
@@ -202,7 +202,7 @@ def test_rotary_turns_queries_and_keys_and_clears_padding(
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("apart", [None, 1, 6])
 def test_tiles_share_the_angles_of_one(apart: int | None, dtype: torch.dtype) -> None:
-    from encoders.accelerated.kernels.rotary import rotate_in_place
+    from encoders.accelerated.triton_kernels.rotary import rotate_in_place
 
     qkv, angles = drawn(12, 15, 24, dtype=dtype), drawn(4, 12, seed=1)
     truth = rotated(qkv, angles.cos(), angles.sin(), 10, apart, 5, 3.0)
@@ -216,7 +216,7 @@ def test_tiles_share_the_angles_of_one(apart: int | None, dtype: torch.dtype) ->
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("size", "pairs"), [(80, 39), (32, 15), (16, 6), (80, 13)])
 def test_columns_without_an_angle_pass(size: int, pairs: int, dtype: torch.dtype) -> None:
-    from encoders.accelerated.kernels.rotary import rotate_in_place
+    from encoders.accelerated.triton_kernels.rotary import rotate_in_place
 
     qkv, angles = drawn(7, 9, size, dtype=dtype), drawn(7, pairs, seed=1)
     truth = rotated(qkv, angles.cos(), angles.sin(), 6)
@@ -236,7 +236,7 @@ def test_columns_without_an_angle_pass(size: int, pairs: int, dtype: torch.dtype
 def test_only_the_rows_after_the_last_offset_are_cleared(
     real: int, columns: int, wide: bool
 ) -> None:
-    from encoders.accelerated.kernels.rotary import clear_rows
+    from encoders.accelerated.triton_kernels.rotary import clear_rows
 
     everything = drawn(9, columns)
     x = strided(everything)[:7] if wide else everything[:7]
@@ -255,7 +255,7 @@ def test_only_the_rows_after_the_last_offset_are_cleared(
 @pytest.mark.parametrize("kind", ACTIVATIONS)
 @pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
 def test_activations_match_torch_at_every_width(kind: str, gated: bool, dtype: torch.dtype) -> None:
-    from encoders.accelerated.kernels.activations import activate
+    from encoders.accelerated.triton_kernels.activations import activate
 
     for (rows, width), in_place, wide in product(
         ((3, 64), (2, 140), (1, 3420), (1, 12800)), (False, True), (False, True)
@@ -273,7 +273,7 @@ def test_activations_match_torch_at_every_width(kind: str, gated: bool, dtype: t
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_limit_holds_before_the_activation_and_on_both_sides_of_up(dtype: torch.dtype) -> None:
-    from encoders.accelerated.kernels.activations import activate
+    from encoders.accelerated.triton_kernels.activations import activate
 
     x, up = (3 * drawn(3, 140, dtype=dtype, seed=seed) for seed in range(2))
     x[0, 0] = up[1, 1] = float("nan")
@@ -284,7 +284,7 @@ def test_a_limit_holds_before_the_activation_and_on_both_sides_of_up(dtype: torc
 
 @pytest.mark.parametrize("kind", ACTIVATIONS)
 def test_activations_of_large_numbers_are_finite(kind: str) -> None:
-    from encoders.accelerated.kernels.activations import activate
+    from encoders.accelerated.triton_kernels.activations import activate
 
     x = torch.tensor([[-60000.0, -100.0, -20.0, 0.0, 20.0, 100.0, 60000.0]], device=DEVICE)
     truth = ACTIVATIONS[kind](x.double())
@@ -293,7 +293,7 @@ def test_activations_of_large_numbers_are_finite(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ACTIVATIONS)
 def test_an_activation_of_no_rows_has_none(kind: str) -> None:
-    from encoders.accelerated.kernels.activations import activate
+    from encoders.accelerated.triton_kernels.activations import activate
 
     x = torch.empty(0, 64, device=DEVICE)
     assert activate(x, kind, x).shape == (0, 64)
@@ -308,7 +308,7 @@ def test_an_activation_of_no_rows_has_none(kind: str) -> None:
 def test_weighted_table_rows_are_added(
     rows: int, taps: int, width: int, dtype: torch.dtype
 ) -> None:
-    from encoders.accelerated.kernels.positions import add_table_rows
+    from encoders.accelerated.triton_kernels.positions import add_table_rows
 
     hidden, table = drawn(rows, width, dtype=dtype), drawn(9, width, dtype=dtype, seed=1)
     index = torch.arange(rows * taps, device=DEVICE).view(rows, taps) % 9

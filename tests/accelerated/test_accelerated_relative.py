@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from encoders.accelerated.attention_kernels import RelativeShape
-from encoders.accelerated.choices import RELATIVE, KernelChoices
+from encoders.accelerated.attention.candidates import RelativeShape
+from encoders.accelerated.attention.choices import RELATIVE, KernelChoices
 from encoders.layers.sam import SamAttention, in_windows
 from graphwrap import GraphedEncoder
 from oracles import distances, draw_pixels, fields_of, slow
@@ -72,7 +72,7 @@ def attention_of(size: int, views: Views, heads: int = 2) -> SamAttention:
 
 def fused(module: SamAttention, x: Tensor, views: Views) -> Tensor:
     """The kernel's result for rows [B, h, w, D], in their dtype."""
-    from encoders.accelerated.kernels.relative_attention import attend
+    from encoders.accelerated.triton_kernels.relative_attention import attend
 
     shape = views.shape(x.shape[-1] // module.num_heads, x.dtype)
     tables = tuple(table.to(x.dtype) for table in module.tables(*shape.segment))
@@ -180,7 +180,9 @@ def disturb_products(tower: Any, fast: Any, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def break_the_kernel(tower: Any, fast: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("encoders.accelerated.kernels.relative_attention.distance", lambda *_: 0.3)
+    monkeypatch.setattr(
+        "encoders.accelerated.triton_kernels.relative_attention.distance", lambda *_: 0.3
+    )
 
 
 @needs_interpreter

@@ -7,7 +7,7 @@ from itertools import accumulate, pairwise
 import pytest
 import torch
 
-from encoders.accelerated.attention_kernels import KERNELS, AttentionShape, flash4_tile
+from encoders.accelerated.attention.candidates import KERNELS, AttentionShape, flash4_tile
 from support.accelerated.cases import (
     DEVICE,
     attended,
@@ -46,7 +46,7 @@ def test_attention_through_descriptors_matches_torch(size: int, apart: int) -> N
 @needs_triton
 @needs_interpreter
 def test_a_plan_has_every_tile_once_and_long_segments_first() -> None:
-    from encoders.accelerated.kernels.tma_attention import make_plan
+    from encoders.accelerated.triton_kernels.tma_attention import make_plan
 
     ends = [0, *accumulate((64, 1, 0, 130, 200, 130))]
     offsets = torch.tensor([*ends, ends[-1]], dtype=torch.int32, device=DEVICE)

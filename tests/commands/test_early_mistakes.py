@@ -13,7 +13,8 @@ from typing import get_args
 import pytest
 from PIL import Image
 
-from encoders.accelerated import CHOICES, attention_kernels
+from encoders.accelerated import CHOICES
+from encoders.accelerated.attention.candidates import KERNELS
 from encoders.contract import EncoderOutput, Precision
 from encoders.streams.pooling import Pool
 from support.commands.command_line import Cli, refusal
@@ -210,7 +211,7 @@ def test_a_mistake_is_answered_in_one_line_before_torch_is_imported(
 
 def test_what_is_checked_without_torch_is_what_torch_is_given() -> None:
     assert set(DTYPE_NAMES) == set(DTYPES) == {*get_args(DtypeName)} - {"auto"}
-    assert KERNEL_NAMES == CHOICES == ("auto", "torch", *attention_kernels.KERNELS)
+    assert KERNEL_NAMES == CHOICES == ("auto", "torch", *KERNELS)
     assert get_args(Precision) == PRECISIONS
     assert get_args(Pool) == POOLS
     assert get_args(Fetch) == FETCHES

@@ -31,7 +31,7 @@ from encoders import (
     Qwen2VLEncoder,
     Qwen3VLEncoder,
 )
-from encoders.accelerated.attention_kernels import (
+from encoders.accelerated.attention.candidates import (
     KERNELS,
     AttentionKernel,
     AttentionShape,

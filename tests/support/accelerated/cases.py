@@ -212,7 +212,7 @@ def with_table_rows(rows: Tensor, table: Tensor, index: Tensor, weight: Tensor) 
 
 def rows8(rows: Tensor) -> Any:
     """Quantise rows [T, W] to e4m3, with a float32 scale per row."""
-    from encoders.accelerated.kernels.quantise import E4M3, Rows8
+    from encoders.accelerated.triton_kernels.quantise import E4M3, Rows8
 
     scales = rows.float().abs().amax(-1, keepdim=True).clamp_min(1e-12) / 448.0
     return Rows8((rows.float() / scales).to(E4M3), scales)
@@ -221,7 +221,7 @@ def rows8(rows: Tensor) -> Any:
 def run_steps_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace the Triton kernels by torch, which runs 100 times as fast as the interpreter."""
     from encoders.accelerated import fp8
-    from encoders.accelerated.kernels import activations, norms, positions, rotary
+    from encoders.accelerated.triton_kernels import activations, norms, positions, rotary
 
     def add(stream: Any) -> Tensor:
         return summed(stream).to(stream.hidden.dtype)
@@ -288,7 +288,7 @@ def copy_weights_in_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
 
     ``test_accelerated_weights.py``, which is about such writes, runs the kernel.
     """
-    from encoders.accelerated.kernels import compare
+    from encoders.accelerated.triton_kernels import compare
 
     def view(at: int, shape: list[int], strides: tuple[int, int], size: int) -> Any:
         steps = [size * step for step in strides]

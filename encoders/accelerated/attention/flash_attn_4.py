@@ -2,7 +2,7 @@
 
 The public ``flash_attn_varlen_func`` takes neither the buffer that the result is written to nor a
 tiling, without which one image of 784 rows takes 1.25 to 1.42 times as long
-(``attention_kernels.flash4_tile``). The extra ``flash`` admits 4.0 alone, and the keywords that
+(``candidates.flash4_tile``). The extra ``flash`` admits 4.0 alone, and the keywords that
 are passed are compared with the function's own before its first call.
 
 Source: ``flash_attn/cute/interface.py`` and ``flash_attn/cute/cache_utils.py`` of 4.0.0b36.

@@ -11,13 +11,13 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-from ..block_parts import BlockParts, PartNorm, RelativePositions
-from ..data import Metadata
-from ..layers.segments import check_equal_segments
-from ..layers.torch_internals import is_plain, is_untouched
-from .attention_kernels import AttentionKernel, AttentionShape, RelativeShape, kernel_errors
+from ...block_parts import BlockParts, PartNorm, RelativePositions
+from ...data import Metadata
+from ...layers.segments import check_equal_segments
+from ...layers.torch_internals import is_plain, is_untouched
+from ..obstacles import is_norm
+from .candidates import AttentionKernel, AttentionShape, RelativeShape, kernel_errors
 from .choices import KernelChoices
-from .obstacles import is_norm
 
 
 @dataclass
@@ -48,7 +48,7 @@ class FusedAttention:
     def __init__(
         self, choices: KernelChoices, hidden: Tensor, metadata: Metadata, ran: BlocksRun
     ) -> None:
-        from .kernels import norms, rotary  # need Triton
+        from ..triton_kernels import norms, rotary  # need Triton
 
         self.norms, self.rotary = norms, rotary
         self.choices, self.ran = choices, ran
@@ -136,7 +136,7 @@ class FusedAttention:
             relative: its tables of relative positions.
             rows: the result of its qkv product, [rows, 3 * heads * head size].
         """
-        from .kernels.relative_attention import attend  # needs Triton
+        from ..triton_kernels.relative_attention import attend  # needs Triton
 
         shape = self._relative_shape(parts, relative)
         out = rows.new_empty(len(rows), parts.num_heads, shape.size)

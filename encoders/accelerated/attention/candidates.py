@@ -4,7 +4,7 @@ Every kernel computes softmax attention inside packed segments, scaled by ``K **
 in the shapes that they accept and in those that they are fast on; ``choices.py`` times them.
 
 Sources: PyTorch 2.11 (flash-attention 2 and cuDNN inside it), flash-attn-4 4.0.0b36,
-``kernels/triton_attention.py`` and ``kernels/tma_attention.py``.
+``triton_attention.py`` and ``tma_attention.py`` of ``encoders/accelerated/triton_kernels``.
 
 Shapes: T packed rows, H heads, K head size, S segments.
 """
@@ -24,8 +24,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ..layers.attention import attention
-from ..layers.torch_internals import attend_flash
+from ...layers.attention import attention
+from ...layers.torch_internals import attend_flash
 from .flash_attn_4 import flash4_forward
 
 HALF_DTYPES = (torch.float16, torch.bfloat16)
@@ -128,7 +128,7 @@ def _triton(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, offsets: Tensor, shape: AttentionShape
 ) -> Tensor:
     # Imported here, because the table of kernels is read without Triton, too.
-    from .kernels.triton_attention import attend, tile_for
+    from ..triton_kernels.triton_attention import attend, tile_for
 
     tile = tile_for(shape.size, shape.longest)
     attend(q, k, v, out, offsets, shape.longest, tile, SEARCHED)
@@ -138,7 +138,7 @@ def _triton(
 def _tma(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, offsets: Tensor, shape: AttentionShape
 ) -> Tensor:
-    from .kernels.tma_attention import attend, tile_for  # needs Triton
+    from ..triton_kernels.tma_attention import attend, tile_for  # needs Triton
 
     attend(q, k, v, out, offsets, tile_for(shape.size))
     return out

@@ -15,9 +15,9 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from ..contract import Kernels
-from ..layers.attention import attention
-from .attention_kernels import (
+from ...contract import Kernels
+from ...layers.attention import attention
+from .candidates import (
     KERNELS,
     REFERENCE,
     SEARCHED,
@@ -134,7 +134,7 @@ class KernelChoices:
             shape: the shape of the attention.
         """
         if shape not in self._relative:
-            from .kernels.relative_attention import distance, takes  # needs Triton
+            from ..triton_kernels.relative_attention import distance, takes  # needs Triton
 
             agrees = self.asked in ("auto", "torch", "triton") and takes(shape, rows.dtype)
             if agrees and rows.is_cuda and torch.cuda.is_current_stream_capturing():
