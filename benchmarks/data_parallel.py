@@ -167,8 +167,8 @@ def measure(
     pixels = torch.randn(rows, *encoder.row_shape, generator=dice).to(device, dtype)
     parallel = DataParallelEncoder(graphed, outputs=FIELDS)
     shares = parallel._share(grids)
-    mine = shares.select(pixels)
-    part = parallel._result(shares, graphed(mine, shares.my_grids))
+    own_rows = shares.select(pixels)
+    part = parallel._result(shares, graphed(own_rows, shares.own_grids))
 
     def alone() -> None:
         if rank == 0:
@@ -177,12 +177,12 @@ def measure(
     calls: dict[str, Callable[[], object]] = {
         "one": alone,
         "all": lambda: parallel(pixels, grids),
-        "slowest share": lambda: graphed(mine, shares.my_grids),
+        "slowest share": lambda: graphed(own_rows, shares.own_grids),
         "gather": lambda: parallel._gather(part),
-        "status": lambda: parallel._status.attempt(lambda: part, lambda part: part.about),
+        "status": lambda: parallel._status.attempt(lambda: part, lambda part: part.description),
     }
     found = {name: time_call(call, device, runs) for name, call in calls.items()}
-    costs = [sum(specs[item].input_size for item in share) for share in shares.of_ranks]
+    costs = [sum(specs[item].input_size for item in share) for share in shares.by_rank]
     medians = {name: statistics.median(times) for name, times in found.items()}
     equal = same_bits(graphed, parallel(pixels, grids), shares, pixels)
     assert equal, f"rank {rank}: the results are not those of the same shares on one GPU"
@@ -221,9 +221,9 @@ def time_call(call: Callable[[], object], device: torch.device, runs: int) -> li
         began = time.perf_counter()
         call()
         wait(device)
-        mine = torch.tensor([(time.perf_counter() - began) * 1e3], device=device)
-        dist.all_reduce(mine, dist.ReduceOp.MAX)
-        times.append(mine.item())
+        milliseconds = torch.tensor([(time.perf_counter() - began) * 1e3], device=device)
+        dist.all_reduce(milliseconds, dist.ReduceOp.MAX)
+        times.append(milliseconds.item())
     return times[2:]
 
 
@@ -239,10 +239,10 @@ def same_bits(
     """Return whether results equal those of every rank's share, run on this GPU alone."""
     encoder: Any = graphed.encoder
     items = encoder.split(found, shares.grids)
-    for share in shares.of_ranks:
-        theirs = shares._replace(mine=share)
-        output = graphed(theirs.select(pixels), theirs.my_grids)
-        for item, wanted in zip(share, encoder.split(output, theirs.my_grids), strict=True):
+    for share in shares.by_rank:
+        rank_shares = shares._replace(own_items=share)
+        output = graphed(rank_shares.select(pixels), rank_shares.own_grids)
+        for item, wanted in zip(share, encoder.split(output, rank_shares.own_grids), strict=True):
             pairs = [(items[item].pooler_output, wanted.pooler_output)]
             pairs += zip(items[item].deepstack_features, wanted.deepstack_features, strict=True)
             if not all(torch.equal(one, other) for one, other in pairs):

@@ -307,8 +307,8 @@ class GraphedEncoder(DescribesItself, EncodesItems[PartialOutput]):
                 "inputs.pixel_values and inputs.grid_thw"
             )
         pixel_values.check(self._budget_sets)
-        used = {name: path[:2] for name, path in pixel_values.paths.items() if path.items}
-        outputs = self._encode(used)
+        path_inputs = {name: path[:2] for name, path in pixel_values.paths.items() if path.items}
+        outputs = self._encode(path_inputs)
         with guards.settled(self.device):
             return self.join(outputs, pixel_values)
 

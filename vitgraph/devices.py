@@ -59,11 +59,11 @@ def _can_compute(device: torch.device) -> bool:
 
 
 @contextmanager
-def enough_memory(what: str, fix: str) -> Iterator[None]:
+def enough_memory(subject: str, fix: str) -> Iterator[None]:
     """Raise an error of one line if the block runs out of memory, on the device or on the host.
 
     Args:
-        what: the subject of the error, such as the name of a checkpoint.
+        subject: the subject of the error, such as the name of a checkpoint.
         fix: the advice at the end of the error.
 
     Raises:
@@ -73,13 +73,13 @@ def enough_memory(what: str, fix: str) -> Iterator[None]:
         yield
     except (RuntimeError, MemoryError) as error:
         if isinstance(error, torch.OutOfMemoryError):
-            where = "the device"
+            memory = "the device"
         elif isinstance(error, MemoryError) or "can't allocate memory" in str(error):
             # When the host's memory is full, torch raises RuntimeError and not OutOfMemoryError.
-            where = "this machine"
+            memory = "this machine"
         else:
             raise
-        raise ValueError(f"{what}: {where} ran out of memory; {fix}") from error
+        raise ValueError(f"{subject}: {memory} ran out of memory; {fix}") from error
 
 
 @contextmanager
@@ -98,5 +98,5 @@ def enough_disk(file: Path, fix: str = "") -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        said = f"the disk is full: free some space, or write to another one{fix}"
-        raise OSError(error.errno, said, str(file)) from error
+        message = f"the disk is full: free some space, or write to another one{fix}"
+        raise OSError(error.errno, message, str(file)) from error

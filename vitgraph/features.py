@@ -156,12 +156,12 @@ def writing_features(
         def add(item: Item, result: EncoderOutput | PartialOutput | Tensor) -> None:
             spool.add(f"item{len(items)}.grid_thw", torch.tensor(item.grid_thw))
             for name, tensor in _named(result):
-                cast = _cast(tensor, file_format.dtype, item.name)
-                spool.add(f"item{len(items)}.{name}", cast)
+                stored_tensor = _cast(tensor, file_format.dtype, item.name)
+                spool.add(f"item{len(items)}.{name}", stored_tensor)
             items.append(item)
 
         yield add
-        about = {
+        header = {
             "version": __version__,
             "repo": repo,
             "revision": revision,
@@ -172,7 +172,7 @@ def writing_features(
         }
         # A reader sees the old file or the new one, never half of one.
         with writing_whole(path) as temporary, temporary.open("wb") as file:
-            spool.write(file, {"vitgraph": json.dumps(about)})
+            spool.write(file, {"vitgraph": json.dumps(header)})
 
 
 def _named(result: EncoderOutput | PartialOutput | Tensor) -> list[tuple[str, Tensor]]:
@@ -185,18 +185,18 @@ def _named(result: EncoderOutput | PartialOutput | Tensor) -> list[tuple[str, Te
         return [("vector", result)]
     hidden, pooled, deepstack = result
     fields = {"last_hidden_state": hidden, "pooler_output": pooled}
-    named = [(name, tensor) for name, tensor in fields.items() if tensor is not None]
-    return named + [(f"deepstack.{j}", tensor) for j, tensor in enumerate(deepstack or ())]
+    tensors = [(name, tensor) for name, tensor in fields.items() if tensor is not None]
+    return tensors + [(f"deepstack.{j}", tensor) for j, tensor in enumerate(deepstack or ())]
 
 
 def _cast(tensor: Tensor, dtype: torch.dtype | None, name: str) -> Tensor:
-    cast = tensor if dtype is None else tensor.to(dtype)
-    if cast.isinf().any() and not tensor.isinf().any():
+    converted = tensor if dtype is None else tensor.to(dtype)
+    if converted.isinf().any() and not tensor.isinf().any():
         raise ValueError(
             f"{name}: has features of up to {tensor.abs().max():.0f}, and float16 ends at 65504: "
             "write another dtype (--out-dtype float32)"
         )
-    return cast
+    return converted
 
 
 _DTYPES = {
@@ -224,21 +224,21 @@ class _Spool:
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self._folder, self._stack = folder, stack
         self._files: dict[int, IO[bytes]] = {}
-        self._added: dict[int, list[tuple[str, TensorEntry]]] = {}
+        self._entries: dict[int, list[tuple[str, TensorEntry]]] = {}
 
     def add(self, name: str, tensor: Tensor) -> None:
         size = tensor.itemsize
         if size not in self._files:
             self._files[size] = self._stack.enter_context(TemporaryFile(dir=self._folder))  # noqa: SIM115
-            self._added[size] = []
+            self._entries[size] = []
         data = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
         self._files[size].write(data.numpy().data)
         entry = TensorEntry(_DTYPES[tensor.dtype], tuple(tensor.shape), 0, len(data))
-        self._added[size].append((name, entry))
+        self._entries[size].append((name, entry))
 
     def write(self, file: IO[bytes], metadata: dict[str, str]) -> None:
         widest_first = sorted(self._files, reverse=True)
-        entries = [entry for size in widest_first for entry in self._added[size]]
+        entries = [entry for size in widest_first for entry in self._entries[size]]
         file.write(header_bytes(entries, metadata))
         for size in widest_first:
             self._files[size].seek(0)
@@ -263,10 +263,10 @@ def load_features(path: str | Path) -> Features:
     if "vitgraph" not in metadata:
         raise ValueError(f"{path}: not a features file; `vitgraph encode` writes them")
     try:
-        about = json.loads(metadata["vitgraph"])
-        items = [_read_item(fields) for fields in about["items"]]
-        pool, normalize = about.get("pool", "none"), about.get("normalize", False)
-        source = about["repo"], about["revision"], about["encoder"]
+        header = json.loads(metadata["vitgraph"])
+        items = [_read_item(fields) for fields in header["items"]]
+        pool, normalize = header.get("pool", "none"), header.get("normalize", False)
+        source = header["repo"], header["revision"], header["encoder"]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path}: the header is damaged ({error!r}); encode again") from error
     numbers = range(len(items))

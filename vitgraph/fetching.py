@@ -64,8 +64,8 @@ def addresses_of(host: str, port: int) -> list[str]:
     Raises:
         OSError, UnicodeError: it finds none.
     """
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return [str(address[0]) for *_, address in found]
+    infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(address[0]) for *_, address in infos]
 
 
 def is_public(address: str) -> bool:
@@ -106,7 +106,7 @@ class Fetcher:
     ) -> None:
         self.allowed_hosts = frozenset(host.lower() for host in allowed_hosts)
         self.seconds, self.most_bytes = seconds, most_bytes
-        self._resolve, self._given = resolve, context
+        self._resolve, self._given_context = resolve, context
 
     def read(self, url: str) -> bytes:
         """Return the bytes of the file that a URL names.
@@ -146,7 +146,7 @@ class Fetcher:
 
     @cached_property
     def _context(self) -> ssl.SSLContext:
-        return self._given or ssl.create_default_context()
+        return self._given_context or ssl.create_default_context()
 
     def _get(self, url: str, deadline: float) -> bytes | str:
         """Send one request, and return the bytes of the file, or the URL to which the host
@@ -306,10 +306,10 @@ def _left(deadline: float) -> float:
     Raises:
         TimeoutError: the deadline has passed.
     """
-    left = deadline - time.monotonic()
-    if left <= 0:
+    seconds = deadline - time.monotonic()
+    if seconds <= 0:
         raise TimeoutError
-    return left
+    return seconds
 
 
 def _within(deadline: float, resolve: Callable[[], Sequence[str]]) -> Sequence[str]:

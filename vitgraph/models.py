@@ -85,7 +85,7 @@ def published_towers(pattern: str = "*") -> list[PublishedTower]:
     """
     from weights.published import PUBLISHED, family_facts
 
-    wanted = set(list_models(pattern))
+    matching_ids = set(list_models(pattern))
     towers: dict[tuple[str, int, int], list[PublishedModel]] = {}
     for model in PUBLISHED:
         # Towers of one family with equal parameter counts have equal configs; a test checks this.
@@ -94,5 +94,5 @@ def published_towers(pattern: str = "*") -> list[PublishedTower]:
     return [
         PublishedTower(family_facts(family), tuple(models))
         for (family, _, _), models in towers.items()
-        if wanted.intersection(model.repo_id for model in models)
+        if matching_ids.intersection(model.repo_id for model in models)
     ]

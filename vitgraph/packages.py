@@ -26,15 +26,15 @@ def refuse_shadows() -> None:
             script.
     """
     for name in PACKAGES:
-        place = _place_of(_spec_of(name))
-        ours = os.path.join(_ROOT, name)
-        if place and os.path.realpath(place) != os.path.realpath(ours):
+        found_path = _place_of(_spec_of(name))
+        own_path = os.path.join(_ROOT, name)
+        if found_path and os.path.realpath(found_path) != os.path.realpath(own_path):
             raise ImportError(
-                f"{place} hides the package {name!r} of vitgraph, which is {ours}: rename yours, "
-                "or move it into a package, so that it is imported by another name; if it is not "
-                "imported at all, start Python in another folder",
+                f"{found_path} hides the package {name!r} of vitgraph, which is {own_path}: rename "
+                "yours, or move it into a package, so that another name imports it; if it is "
+                "not imported at all, start Python in another folder",
                 name=name,
-                path=place,
+                path=found_path,
             )
 
 

@@ -106,11 +106,11 @@ def write_seeded_checkpoint(
         raise ValueError(
             f"shards={shards}, decoy_shards={decoy_shards}: at least 1 file must hold the tower"
         )
-    where = _find_prefix(seeded, prefix)
+    tower_prefix = _find_prefix(seeded, prefix)
     # A tower whose names have no prefix is alone in its repo. In the repo of Cosmos3 the names of
     # the language model (``around[0]``) have none either.
-    alone = not where.whole and seeded.around[0] != ""
-    if decoy_shards and alone:
+    has_no_prefix = not tower_prefix.whole and seeded.around[0] != ""
+    if decoy_shards and has_no_prefix:
         raise ValueError(
             f"decoy_shards={decoy_shards}: a tower without a prefix is alone in its repo"
         )
@@ -118,9 +118,9 @@ def write_seeded_checkpoint(
     folder.mkdir(parents=True, exist_ok=True)
     config = small_config(seeded.model.config, depth, width)
     tower = seeded_tower(seeded.family, config, seed, dtype)
-    tensors = _publish(seeded.layout, where, tower, width // HEAD)
-    if not alone:
-        tensors = _surround(tensors, where, seeded.around, dtype)
+    tensors = _publish(seeded.layout, tower_prefix, tower, width // HEAD)
+    if not has_no_prefix:
+        tensors = _surround(tensors, tower_prefix, seeded.around, dtype)
     names = list(tensors)
     cuts = pairwise(len(names) * number // shards for number in range(shards + 1))
     files = [{name: tensors[name] for name in names[start:stop]} for start, stop in cuts]
@@ -132,12 +132,12 @@ def write_seeded_checkpoint(
 
 
 def _find_prefix(seeded: Seeded, prefix: str | None) -> Prefix:
-    wanted = seeded.model.prefix if prefix is None else prefix
-    for where in seeded.layout.prefixes:
-        if where.whole == wanted:
-            return where
-    known = ", ".join(repr(where.whole) for where in seeded.layout.prefixes)
-    raise ValueError(f"prefix={prefix!r}: layout {seeded.layout.name} has {known}")
+    name = seeded.model.prefix if prefix is None else prefix
+    for candidate in seeded.layout.prefixes:
+        if candidate.whole == name:
+            return candidate
+    names = ", ".join(repr(candidate.whole) for candidate in seeded.layout.prefixes)
+    raise ValueError(f"prefix={prefix!r}: layout {seeded.layout.name} has {names}")
 
 
 def small_config(published: JsonObject, depth: int, width: int) -> JsonDict:
@@ -178,12 +178,14 @@ def small_config(published: JsonObject, depth: int, width: int) -> JsonDict:
             sizes_of = _inside(part, "params") if "params" in part else part
             sizes_of["n_embed"] = TEXT_WIDTH
     widths = ("embed_dim", "width", "vt_hidden_size", "hidden_size")
-    own = next((name for name in widths if isinstance(section.get(name), int)), "hidden_size")
+    width_fields = (name for name in widths if isinstance(section.get(name), int))
+    width_field = next(width_fields, "hidden_size")
     # In the config of Kimi-K2.5, the names of the tower's sizes begin with "vt_".
-    prefix = "vt_" if own.startswith("vt_") else ""
+    prefix = "vt_" if width_field.startswith("vt_") else ""
     inner = section.get(f"{prefix}intermediate_size", 0)
-    ratio = inner / section.get(own, 1)
+    ratio = inner / section.get(width_field, 1)
     grouped = section.get("num_key_value_heads") != section.get("num_attention_heads")
+    is_tower_width = section.get("hidden_size") == section.get(width_field)
     small = {
         "depth": depth,
         "num_hidden_layers": depth,
@@ -198,9 +200,9 @@ def small_config(published: JsonObject, depth: int, width: int) -> JsonDict:
         "intermediate_size": round(ratio) * width,
         "out_hidden_size": TEXT_WIDTH,
         # Qwen2-VL's name for the language model's width; ERNIE's second name for the tower's.
-        "hidden_size": width if section.get("hidden_size") == section.get(own) else TEXT_WIDTH,
+        "hidden_size": width if is_tower_width else TEXT_WIDTH,
         "width": width,
-        own: width,
+        width_field: width,
         "vt_num_hidden_layers": depth,
         "vt_num_attention_heads": width // HEAD,
         "vt_intermediate_size": round(ratio) * width,
@@ -222,8 +224,8 @@ def small_config(published: JsonObject, depth: int, width: int) -> JsonDict:
 
 def _inside(config: JsonDict, name: str) -> JsonDict:
     """Return the object in a config under a name, an empty one if there is none."""
-    found = config.get(name)
-    return found if isinstance(found, dict) else {}
+    section = config.get(name)
+    return section if isinstance(section, dict) else {}
 
 
 def _shrink(section: JsonDict, small: JsonObject, depth: int) -> None:
@@ -270,9 +272,9 @@ def seeded_tower(
     }
 
 
-def _random(name: str, like: Tensor, norm: bool, seed: int) -> Tensor:
+def _random(name: str, tensor: Tensor, norm: bool, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(crc32(name.encode()) ^ seed)
-    noise = torch.randn(like.shape, generator=generator)
+    noise = torch.randn(tensor.shape, generator=generator)
     if norm and name.endswith("weight"):
         return 1 + 0.05 * noise
     if name.endswith((".ls1", ".ls2", ".ls_1", ".ls_2")):
@@ -281,61 +283,61 @@ def _random(name: str, like: Tensor, norm: bool, seed: int) -> Tensor:
         return (3 + noise.abs()) * (-1 if name.endswith("_min") else 1)
     if name == "std_scale":
         return 1 + 0.05 * noise
-    if like.ndim < 2 or "pos" in name or "class" in name:
+    if tensor.ndim < 2 or "pos" in name or "class" in name:
         return 0.02 * noise
-    return noise * like[0].numel() ** -0.5
+    return noise * tensor[0].numel() ** -0.5
 
 
 def _publish(
-    layout: Layout, where: Prefix, tower: Mapping[str, Tensor], heads: int
+    layout: Layout, prefix: Prefix, tower: Mapping[str, Tensor], heads: int
 ) -> dict[str, Tensor]:
     """Return the tensors of an encoder under the names and in the shapes of a published layout.
 
     Args:
         layout: the layout.
-        where: the prefix of the tower's names in the checkpoint.
+        prefix: the prefix of the tower's names in the checkpoint.
         tower: tensors by their names in the encoder. One that the layout stores as several is
             split.
         heads: number of attention heads, for layouts that store query and key rows in another
             order.
     """
     published: dict[str, Tensor] = {}
-    for ours, tensor in tower.items():
-        names = layout.to_published(ours)
-        tensor = tensor.view(layout.published_shape(ours, tuple(tensor.shape)))
+    for encoder_name, tensor in tower.items():
+        names = layout.to_published(encoder_name)
+        tensor = tensor.view(layout.published_shape(encoder_name, tuple(tensor.shape)))
         # A scalar cannot be split into chunks of rows.
         parts = tensor.chunk(len(names)) if len(names) > 1 else [tensor]
         for name, rows in zip(names, parts, strict=True):
             slot = layout.to_ours(name)
             if slot is not None and slot.rotary_halves:
                 rows = in_halves(rows, heads)
-            published[layout.full_name(where, name)] = rows.contiguous()
+            published[layout.full_name(prefix, name)] = rows.contiguous()
     return published
 
 
 def _surround(
-    tower: dict[str, Tensor], where: Prefix, around: Sequence[str], dtype: torch.dtype
+    tower: dict[str, Tensor], prefix: Prefix, around: Sequence[str], dtype: torch.dtype
 ) -> dict[str, Tensor]:
     """Add tensors of a language model, full of NaN, before the tower's, among them and after them.
 
     Args:
         tower: tensors of the tower, and of a projector outside it, which comes last.
-        where: the prefix of the tower's names.
+        prefix: the prefix of the tower's names.
         around: prefix of the language model's names, then names of more tensors to add at the end.
         dtype: dtype of the added tensors.
 
     Returns:
         All tensors in the order in which they are stored.
     """
-    body = [name for name in tower if name.startswith(where.whole)]
-    language, *others = around
+    body = [name for name in tower if name.startswith(prefix.whole)]
+    language, *extra_names = around
     half = len(body) // 2
     return {
         **_decoys([f"{language}embed_tokens.weight"], dtype),
         **{name: tower[name] for name in body[:half]},
         **_decoys(_language_layer(language, 0), dtype),
         **{name: tower[name] for name in body[half:]},
-        **_decoys([*_language_layer(language, 1), *others], dtype),
+        **_decoys([*_language_layer(language, 1), *extra_names], dtype),
         **{name: tensor for name, tensor in tower.items() if name not in body},
     }
 
@@ -354,11 +356,11 @@ def _write_files(folder: Path, files: list[dict[str, Tensor]]) -> None:
     if len(files) == 1:
         save_file(files[0], folder / "model.safetensors", {"format": "pt"})
         return
-    placed: dict[str, str] = {}
+    file_of_tensor: dict[str, str] = {}
     for number, tensors in enumerate(files, 1):
         name = f"model-{number:05d}-of-{len(files):05d}.safetensors"
         save_file(tensors, folder / name, {"format": "pt"})
-        placed.update(dict.fromkeys(tensors, name))
+        file_of_tensor.update(dict.fromkeys(tensors, name))
     total = sum(tensor.nbytes for tensors in files for tensor in tensors.values())
-    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(placed.items()))}
+    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(file_of_tensor.items()))}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))

@@ -53,10 +53,10 @@ def compare_with_shares(rank: int, name: str, graphs: bool, table: str) -> list[
             assert found.pooler_output.device == torch.device("cuda", rank)
             items = encoder.split(found, grids)
             shares = parallel._share(grids)
-            for share in shares.of_ranks:
+            for share in shares.by_rank:
                 theirs = shares._replace(mine=share)
-                output = wrapped(theirs.select(given), theirs.my_grids)
-                alone = encoder.split(output, theirs.my_grids)
+                output = wrapped(theirs.select(given), theirs.own_grids)
+                alone = encoder.split(output, theirs.own_grids)
                 for item, wanted in zip(share, alone, strict=True):
                     one, other = items[item].pooler_output, wanted.pooler_output
                     assert one is not None

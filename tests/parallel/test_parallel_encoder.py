@@ -20,7 +20,7 @@ from support.processes.ranks import CALLS, Ranks, pixels_of
 from support.towers.streams import tower
 from support.towers.toy_encoder import ToyEncoder
 from vitgraph import DataParallelEncoder
-from vitgraph.parallel.shares import Shares, cost_of, share_out
+from vitgraph.parallel.shares import Shares, assign_items, cost_of
 
 
 @pytest.fixture(scope="module")
@@ -54,12 +54,12 @@ def test_results_have_the_bits_of_the_same_shares_run_alone(ranks: Ranks, name: 
     encoder = tower(name)
     inputs = encoder.preprocess(photographs()[:4], [panning_clip(5)])
     specs = encoder.item_specs(inputs.grid_thw)
-    of_ranks = share_out([cost_of(spec) for spec in specs], 3)
+    of_ranks = assign_items([cost_of(spec) for spec in specs], 3)
     wanted = {}
     for share in of_ranks:
         shares = Shares(inputs.grid_thw.tolist(), specs, of_ranks, share)
-        output = encoder(shares.select(inputs.pixel_values), shares.my_grids)
-        wanted |= dict(zip(share, encoder.split(output, shares.my_grids), strict=True))
+        output = encoder(shares.select(inputs.pixel_values), shares.own_grids)
+        wanted |= dict(zip(share, encoder.split(output, shares.own_grids), strict=True))
     for found in ranks(cases.encode_media, name, 4, 1, "none"):
         assert len(found) == 5
         for item, output in enumerate(found):
@@ -231,16 +231,16 @@ def test_shares_hold_every_item_once_and_are_balanced() -> None:
     for _ in range(200):
         costs = [dice.uniform(1, 100) for _ in range(dice.randrange(40))]
         count = dice.randint(1, 9)
-        shares = share_out(costs, count)
+        shares = assign_items(costs, count)
         assert sorted(item for share in shares for item in share) == list(range(len(costs)))
         loads = [sum(costs[item] for item in share) for share in shares]
         # The last item of the fullest rank went to the rank with the least: Graham's bound.
         assert max(loads) - min(loads) <= max(costs, default=0) + 1e-9
-        assert shares == share_out(list(costs), count)
+        assert shares == assign_items(list(costs), count)
 
 
 def test_more_ranks_than_items_leave_shares_empty() -> None:
-    assert share_out([5.0, 1.0], 4) == [[0], [1], [], []]
+    assert assign_items([5.0, 1.0], 4) == [[0], [1], [], []]
 
 
 def test_a_long_segment_costs_more_than_its_rows() -> None:
@@ -252,7 +252,7 @@ def test_a_long_segment_costs_more_than_its_rows() -> None:
 def test_rows_of_all_ranks_are_found_in_their_order() -> None:
     grids = [(1, 1, 2), (1, 1, 6), (1, 1, 4)]
     shares = Shares(grids, ToyEncoder().item_specs(grids), [[1], [0, 2]], [1])
-    assert shares.places(shares.counts("last_hidden_state")).tolist() == [
+    assert shares.row_indices(shares.counts("last_hidden_state")).tolist() == [
         *(6, 7),
         *range(6),
         *(8, 9, 10, 11),

@@ -23,7 +23,7 @@ from support.processes import ranks as cases
 from support.processes.ranks import Ranks, form_of
 from support.towers.deepseek import build
 from support.towers.toy_paths import Item, TwoPaths, inputs_of
-from vitgraph.parallel.shares import cost_of, costs_of_items, share_out
+from vitgraph.parallel.shares import assign_items, cost_of, costs_of_items
 
 SIZES = {"depth": 2, "hidden_size": 64, "intermediate_size": 96, "num_heads": 4}
 VIEWS = {"out_hidden_size": 48, "image_size": 112, "tile_size": 84}
@@ -80,7 +80,7 @@ def of_same_shares(
     encoder: PathsEncoder, inputs: VisionInputs, count: int, call: Any
 ) -> list[EncoderOutput]:
     """What one process computes for the shares of ``count`` ranks."""
-    shares = share_out(costs_of_items(inputs, encoder.paths), count)
+    shares = assign_items(costs_of_items(inputs, encoder.paths), count)
     found: dict[int, EncoderOutput] = {}
     for share in shares:
         if share:

@@ -78,7 +78,9 @@ def nearest_patches(
             name: nearest_patches(column, points, source=source, top=top)
             for name, column in maps.items()
         }
-    image_maps = [one["image"] if isinstance(one, Mapping) else one for one in maps]
+    image_maps = [
+        item_maps["image"] if isinstance(item_maps, Mapping) else item_maps for item_maps in maps
+    ]
     for features in image_maps:
         require_map(features)
     if len(image_maps) < 2 or not 0 <= source < len(image_maps) or top < 1:
@@ -88,20 +90,22 @@ def nearest_patches(
         )
     frames = [features[len(features) // 2].float().cpu() for features in image_maps]
     mean = torch.cat([frame.flatten(0, 1) for frame in frames]).mean(0)
-    asked = normalize(_rows_at(frames[source], points) - mean)
-    found: list[list[NearestPatch]] = [[] for _ in asked]
+    queries = normalize(_rows_at(frames[source], points) - mean)
+    all_matches: list[list[NearestPatch]] = [[] for _ in queries]
     for number, frame in enumerate(frames):
         if number == source:
             continue
         width = frame.shape[1]
-        cosines = asked @ normalize(frame.flatten(0, 1) - mean).T
+        cosines = queries @ normalize(frame.flatten(0, 1) - mean).T
         best = cosines.topk(min(top, cosines.shape[1]))
-        for matches, *line in zip(found, best.indices.tolist(), best.values.tolist(), strict=True):
+        for matches, *line in zip(
+            all_matches, best.indices.tolist(), best.values.tolist(), strict=True
+        ):
             matches += [
-                NearestPatch(number, place // width, place % width, cosine)
-                for place, cosine in zip(*line, strict=True)
+                NearestPatch(number, index // width, index % width, cosine)
+                for index, cosine in zip(*line, strict=True)
             ]
-    return [sorted(matches, key=lambda match: -match.cosine)[:top] for matches in found]
+    return [sorted(matches, key=lambda match: -match.cosine)[:top] for matches in all_matches]
 
 
 def _rows_at(frame: Tensor, points: Sequence[tuple[float, float]]) -> Tensor:
@@ -120,5 +124,5 @@ def _rows_at(frame: Tensor, points: Sequence[tuple[float, float]]) -> Tensor:
             raise ValueError(
                 f"point ({y}, {x}): must be shares of the height and the width, from 0 to 1"
             )
-    places = [(min(int(y * height), height - 1), min(int(x * width), width - 1)) for y, x in points]
-    return torch.stack([frame[place] for place in places])
+    cells = [(min(int(y * height), height - 1), min(int(x * width), width - 1)) for y, x in points]
+    return torch.stack([frame[cell] for cell in cells])

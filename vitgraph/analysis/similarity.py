@@ -70,11 +70,11 @@ def similarity_of_blocks(
     if len(pixels) < fewest:
         raise ValueError(f"{len(pixels)} images: the estimator needs at least {fewest}")
     towers = [a] if a is b else [a, b]
-    kept: list[list[list[Tensor]]] = [[] for _ in towers]
+    tower_means: list[list[list[Tensor]]] = [[] for _ in towers]
     total = torch.zeros((), dtype=torch.float64)
     with Progress(len(pixels), progress) as bar:
         for image in pixels:
-            for means, tower in zip(kept, towers, strict=True):
+            for means, tower in zip(tower_means, towers, strict=True):
                 states = _patches_of_blocks(tower, image)
                 if samples == "patches":
                     total = total + _hsic(states) / len(pixels)
@@ -82,9 +82,10 @@ def similarity_of_blocks(
                     means.append([state.mean(0) for state in states])
             bar.update()
     if samples == "images":
-        total = _hsic([torch.stack(block) for m in kept for block in zip(*m, strict=True)])
+        blocks = [block for means in tower_means for block in zip(*means, strict=True)]
+        total = _hsic([torch.stack(block) for block in blocks])
     cka = total / torch.outer(total.diagonal(), total.diagonal()).clamp(min=0).sqrt()
-    return cka if a is b else cka[: len(kept[0][0]), len(kept[0][0]) :]
+    return cka if a is b else cka[: len(tower_means[0][0]), len(tower_means[0][0]) :]
 
 
 def _patches_of_blocks(encoder: Encoder, image: Tensor) -> list[Tensor]:

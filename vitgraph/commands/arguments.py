@@ -112,13 +112,13 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse
     # argparse would take "-a.jpg" for an option; "./-a.jpg" names the same file.
     tail = [f"./{name}" if name.startswith("-") else name for name in arguments[len(head) + 1 :]]
     dashes = ["--"] * (len(head) < len(arguments))
-    options, rest = parser.parse_known_args([*head, *dashes, *tail])
-    rest = [argument for argument in rest if argument != "--"]
-    strangers = [argument for argument in rest if argument.startswith("-")]
-    if strangers or (rest and "images" not in options):
-        options.parser.error(f"unrecognized arguments: {' '.join(strangers or rest)}")
-    if rest:
-        options.images += map(Path, rest)
+    options, positional = parser.parse_known_args([*head, *dashes, *tail])
+    positional = [argument for argument in positional if argument != "--"]
+    unknown_options = [argument for argument in positional if argument.startswith("-")]
+    if unknown_options or (positional and "images" not in options):
+        options.parser.error(f"unrecognized arguments: {' '.join(unknown_options or positional)}")
+    if positional:
+        options.images += map(Path, positional)
     return options
 
 
@@ -238,9 +238,10 @@ def check_names(dtype: str | None, device: str | None) -> None:
     """
     if dtype not in (None, "auto", *DTYPE_NAMES):
         raise ValueError(f"--dtype {dtype}: must be one of auto, {', '.join(DTYPE_NAMES)}")
-    named = re.fullmatch(r"(\w+)(:\d+)?", device or "cpu")
+    device_match = re.fullmatch(r"(\w+)(:\d+)?", device or "cpu")
     # An installed package may add a kind of device to torch (entry point "torch.backends").
-    if named is None or not (named[1] in _DEVICES or entry_points(group="torch.backends")):
+    kind = device_match and device_match[1]
+    if kind is None or not (kind in _DEVICES or entry_points(group="torch.backends")):
         raise ValueError(f"--device {device}: must be auto, cpu, cuda, cuda:0, mps, ...")
 
 
@@ -273,11 +274,11 @@ def check_repo(repo: str, hub: HubKeywords, family: str | None = None) -> None:
     from weights.published import PUBLISHED, check_family
 
     check_family(family)
-    wanted = HubOptions(**hub)
+    hub_options = HubOptions(**hub)
     published = any(model.repo_id == repo for model in PUBLISHED)
-    if published and not (wanted.revision or wanted.subfolder or Path(repo).exists()):
+    if published and not (hub_options.revision or hub_options.subfolder or Path(repo).exists()):
         return
-    snapshot = open_checkpoint(repo, wanted)
+    snapshot = open_checkpoint(repo, hub_options)
     if snapshot.commit is None:  # a folder; reading the index of a repo here would download it
         read_contents(snapshot)
 

@@ -69,17 +69,17 @@ def remove_towers(options: argparse.Namespace) -> None:
     """
     from weights import remove_cached
 
-    repo, at, commit = options.repo.partition("@")
-    if at and options.revision is not None:
+    repo, separator, commit_after_at = options.repo.partition("@")
+    if separator and options.revision is not None:
         raise ValueError(f"{options.repo} --revision {options.revision}: name the commit once")
-    named = commit if at else options.revision
-    if named is not None and not named.strip():
+    commit = commit_after_at if separator else options.revision
+    if commit is not None and not commit.strip():
         raise ValueError(
             f"{repo}: an empty commit; name one (vitgraph cache list shows them), or leave out "
             "@ and --revision to remove all commits of the repo"
         )
-    freed = remove_cached(repo, options.cache_dir, commit=named)
-    print(f"removed {repo}{'@' + named if named else ''}: {freed / 1e6:,.1f} MB freed")
+    freed = remove_cached(repo, options.cache_dir, commit=commit)
+    print(f"removed {repo}{'@' + commit if commit else ''}: {freed / 1e6:,.1f} MB freed")
 
 
 def _print(towers: list[CachedTower], options: argparse.Namespace) -> None:

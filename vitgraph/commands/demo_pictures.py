@@ -57,7 +57,9 @@ def sample_photographs() -> dict[str, Path]:
     Raises:
         ValueError: one of the packages is not installed.
     """
-    return {name: _package_file(*place) for name, place in PHOTOGRAPHS.items()}
+    return {
+        name: _package_file(*package_and_file) for name, package_and_file in PHOTOGRAPHS.items()
+    }
 
 
 def _package_file(package: str, file: str) -> Path:
@@ -125,7 +127,7 @@ def run_demo(out: Path, repos: Sequence[str] = ()) -> Path:
             title: list(encode_items(encoder, _fitting(encoder, media)))
             for title, encoder in loaded
         }
-    rows = [(title, *row(one)) for title, items in encoded.items() for one in items]
+    rows = [(title, *row(item)) for title, items in encoded.items() for item in items]
     print(format_table(("checkpoint" if repos else "family", *HEADER), rows))
     picture = out / "feature_maps.png"
     heading = "Features of the last layer"
@@ -135,8 +137,8 @@ def run_demo(out: Path, repos: Sequence[str] = ()) -> Path:
         draw(media[:2], four, heading, out / "readme.jpg", dpi=130)
         draw_nearest(out / "nearest_patches.jpg")
     draw(media, encoded, heading, picture)
-    took = f"{counted(len(encoded), 'tower')} in {time.perf_counter() - start:.0f} s"
-    print(f"\n{took}; wrote {picture}")
+    summary = f"{counted(len(encoded), 'tower')} in {time.perf_counter() - start:.0f} s"
+    print(f"\n{summary}; wrote {picture}")
     return picture
 
 
@@ -152,11 +154,11 @@ def draw_nearest(picture: Path) -> None:
     media = [Media("whole", pavilion), Media("part", pavilion[:, 40:360, 48:496])]
     with TemporaryDirectory() as folder:
         encoder = _load(str(write_seeded_checkpoint(Path(folder) / "tower", "qwen3_vl")))
-    whole, part = (one.feature_map for one in encode_items(encoder, media))
-    _, height, width, _ = whole.shape
+    photograph_map, crop_map = (item.feature_map for item in encode_items(encoder, media))
+    _, height, width, _ = photograph_map.shape
     figure = plot_nearest_patches(
         (media[0].still, media[1].still),
-        (whole, part),
+        (photograph_map, crop_map),
         [(int(row * height), int(column * width)) for row, column in CHOSEN],
         title="Nearest patches by the features of a small tower with seeded random weights",
     )
@@ -214,7 +216,7 @@ def draw(
     """
     figure = plot_feature_maps(
         [medium.still for medium in media],
-        {title: [one.feature_map for one in items] for title, items in encoded.items()},
+        {title: [item.feature_map for item in items] for title, items in encoded.items()},
         titles=[medium.name for medium in media],
         title=heading,
     )

@@ -71,8 +71,8 @@ def search(options: argparse.Namespace) -> None:
     rows = [(str(n), f"{hit.cosine:.4f}", hit.key) for n, hit in enumerate(hits, 1)]
     print(format_table(("rank", "cosine", "key"), rows))
     facts = _facts(options, vectors, limits)
-    said = "; ".join(f"{name} {value}" for name, value in facts.items() if name != "folder")
-    print(f"\n{printable(said)}")
+    summary = "; ".join(f"{name} {value}" for name, value in facts.items() if name != "folder")
+    print(f"\n{printable(summary)}")
     if options.html:
         _write_page(options, vectors, hits, facts)
 
@@ -157,8 +157,8 @@ def _facts(options: argparse.Namespace, vectors: Vectors, limits: SizeKeywords) 
     settings = vectors.settings
     pool = f"{settings['pool']}{', length 1' if settings['normalize'] else ''}"
     fp8 = "; the job ran products in fp8, the photograph none"
-    given = ((name, value) for name, value in limits.items() if value is not None)
-    sizes = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in given)
+    given_limits = ((name, value) for name, value in limits.items() if value is not None)
+    sizes = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in given_limits)
     return {
         "folder": options.vectors,
         "checkpoint": settings["checkpoint"],

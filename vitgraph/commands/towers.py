@@ -64,8 +64,8 @@ def list_towers(options: argparse.Namespace) -> None:
         for name in tower.layouts
         if name in tower.family.images_only
     }
-    for name, why in limits.items():
-        _print(f"Layout {name}: {why}.")
+    for name, restriction in limits.items():
+        _print(f"Layout {name}: {restriction}.")
     _print(
         "Parameters are in millions. Others load too if config and tensors fit: folders, files, "
         f"base models, and fine-tunes such as {FINE_TUNES}."
@@ -110,11 +110,11 @@ def _rows(tower: PublishedTower) -> list[tuple[str, ...]]:
     counts = (model.parameters, model.projector_parameters)
     limits = tower.family.images_only
     layouts = [f"{name} (no video)" if name in limits else name for name in tower.layouts]
-    first, *others = zip_longest(
+    first_line, *other_lines = zip_longest(
         _wrapped(layouts, _LAYOUTS), _wrapped(tower.repo_ids, _IDS), fillvalue=""
     )
     numbers = tuple(f"{count / 1e6:.1f}" for count in counts)
-    return [(*numbers, *first), *(("", "", *cells) for cells in others)]
+    return [(*numbers, *first_line), *(("", "", *cells) for cells in other_lines)]
 
 
 def _wrapped(names: Sequence[str], width: int) -> list[str]:

@@ -134,12 +134,12 @@ class EmbedBatch:
             return
         from weights import resolve_commit
 
-        given = self._source
+        source = self._source
         self._source["revision"] = resolve_commit(
             self.repo,
-            revision=given["revision"],
-            subfolder=given["subfolder"],
-            local_files_only=given["local_files_only"],
+            revision=source["revision"],
+            subfolder=source["subfolder"],
+            local_files_only=source["local_files_only"],
         )
         self._pinned = True
 

@@ -134,18 +134,18 @@ class FeatureStore:
                 )
             self.settings = stored
             return
-        mine = _describe(encoder)._replace(
+        settings = _describe(encoder)._replace(
             min_pixels=min_pixels,
             max_pixels=max_pixels,
             max_tiles=max_tiles,
             max_soft_tokens=max_soft_tokens,
         )
         if stored is None:
-            content = json.dumps(mine._asdict(), indent=1) + "\n"
+            content = json.dumps(settings._asdict(), indent=1) + "\n"
             LocalFolder(self.folder).create(STORE, content.encode())
             stored = _read_settings(self.folder)
         assert stored is not None
-        _compare(stored, mine, self.folder)
+        _compare(stored, settings, self.folder)
         self.settings = stored
 
     def put(self, key: str, output: EncoderOutput | PartialOutput) -> bool:
@@ -165,7 +165,7 @@ class FeatureStore:
         """
         return self.write(key, language_rows(output), self._path(key))
 
-    def write(self, key: str, rows: Tensor, near: Path) -> bool:
+    def write(self, key: str, rows: Tensor, temporary_path: Path) -> bool:
         """Write the features of one item, unless the store has this key; returns whether it was
         written.
 
@@ -173,8 +173,8 @@ class FeatureStore:
             key: key of the item, as :meth:`put` takes it.
             rows: [tokens, (1 + L) * D] in the dtype of the store, for L DeepStack layers of width
                 D.
-            near: path in whose folder the temporary file is written, under a name made from this
-                one.
+            temporary_path: path in whose folder the temporary file is written, under a name made
+                from this one.
 
         Raises:
             ValueError: a key that cannot name a folder, or features of another dtype or width.
@@ -190,7 +190,7 @@ class FeatureStore:
         if path.exists():
             return False
         path.parent.mkdir(exist_ok=True)
-        with temporary_beside(near) as temporary:
+        with temporary_beside(temporary_path) as temporary:
             save_file({TENSOR: rows.detach().cpu().contiguous()}, temporary)
             flush(temporary)
             try:
@@ -201,13 +201,15 @@ class FeatureStore:
                 temporary.replace(path)
         return True
 
-    def write_array(self, key: str, rows: Array, near: Path) -> bool:
+    def write_array(self, key: str, rows: Array, temporary_path: Path) -> bool:
         """Write the features [tokens, width] of one item from a numpy array, cast to the dtype of
         the store.
 
         The arguments and the result are those of :meth:`write`.
         """
-        return self.write(key, torch.from_numpy(rows).to(DTYPES[self.settings.dtype]), near)
+        return self.write(
+            key, torch.from_numpy(rows).to(DTYPES[self.settings.dtype]), temporary_path
+        )
 
     def read_arrays(self, keys: Sequence[str]) -> Array:
         """Return the float32 features of several items one below another, [all tokens, width]."""
@@ -268,8 +270,11 @@ def _describe(encoder: Encoder | GraphedEncoder) -> StoreSettings:
     inner = encoder.encoder if isinstance(encoder, GraphedEncoder) else encoder
     kind = type(inner)
     if kind not in TOWERS or not isinstance(inner, Encoder):
-        others = "its tokens were not compared with those of vLLM"
-        reason = next((why for tower, why in REFUSED.items() if tower is kind), others)
+        default_reason = "its tokens were not compared with those of vLLM"
+        reason = next(
+            (reason_of_tower for tower, reason_of_tower in REFUSED.items() if tower is kind),
+            default_reason,
+        )
         raise ValueError(
             f"a feature store takes no {kind.__name__}, since {reason}: pass the images themselves "
             f"to vLLM; stored are features of {', '.join(tower.__name__ for tower in TOWERS)}"
@@ -299,19 +304,19 @@ def _digest(encoder: Encoder) -> str:
 
 def _read_settings(folder: Path) -> StoreSettings | None:
     try:
-        about = {"max_soft_tokens": None, **json.loads((folder / STORE).read_bytes())}
-        return StoreSettings(*(about[name] for name in StoreSettings._fields))
+        fields = {"max_soft_tokens": None, **json.loads((folder / STORE).read_bytes())}
+        return StoreSettings(*(fields[name] for name in StoreSettings._fields))
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{folder / STORE}: is damaged ({error!r})") from error
 
 
-def _compare(found: StoreSettings, mine: StoreSettings, folder: Path) -> None:
-    for name, theirs in found._asdict().items():
-        ours = mine._asdict()[name]
-        if ours != theirs:
+def _compare(stored: StoreSettings, settings: StoreSettings, folder: Path) -> None:
+    for name, stored_value in stored._asdict().items():
+        value = settings._asdict()[name]
+        if value != stored_value:
             raise ValueError(
-                f"{folder}: holds features of {name} {theirs}, now it is {ours}; give the same "
-                "checkpoint, dtype and limits, or another folder"
+                f"{folder}: holds features of {name} {stored_value}, now it is {value}; give the "
+                "same checkpoint, dtype and limits, or another folder"
             )

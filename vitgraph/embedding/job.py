@@ -91,11 +91,14 @@ class Job:
         Raises:
             OSError: the folder cannot be written to, or the disk is full.
         """
-        last = self.manifest.items - (len(self.shards) - 1) * self.manifest.items_per_shard
-        each = self.manifest.items_per_shard
-        total = sum(last if number == len(self.shards) - 1 else each for number in self.todo)
+        last_items = self.manifest.items - (len(self.shards) - 1) * self.manifest.items_per_shard
+        items_per_shard = self.manifest.items_per_shard
+        total = sum(
+            last_items if number == len(self.shards) - 1 else items_per_shard
+            for number in self.todo
+        )
         limits, settings, options = self.calls
-        options = options._replace(total=total, per_line=each)
+        options = options._replace(total=total, per_line=items_per_shard)
         results = stream_items(encoder.item_encoder(), self._tasks(), limits, settings, options)
         with closing(results):
             for number in self.todo:
@@ -129,29 +132,30 @@ class Job:
             )
         if self.pool == "none":
             with torch.no_grad():
-                (one,) = encoder.encode([blank], **limits._asdict())
-            self.empty = {name: array[:0] for name, array in self._arrays(one).items()}
+                (output,) = encoder.encode([blank], **limits._asdict())
+            self.empty = {name: array[:0] for name, array in self._arrays(output).items()}
             if not self.empty:
                 raise ValueError(
                     f"--fields {','.join(self.manifest.settings['fields'])}: this encoder has no "
                     "DeepStack features; name another field"
                 )
-            total, what = self._estimate(item_encoder)
+            total, description = self._estimate(item_encoder)
         else:
             encoder.preprocess([blank], **limits._asdict())
             width = encoder.num_features if self.pool == "cls" else encoder.out_features
             self.empty = self._arrays(torch.zeros(0, width))
             total = self.manifest.items * width * self.dtype.itemsize
-            what = f"{self.manifest.items:,} vectors [{width}], about {readable(total)}"
+            description = f"{self.manifest.items:,} vectors [{width}], about {readable(total)}"
         self._require_space(total)
-        read = self.manifest.files["bytes"]
-        count = counted(self.manifest.items, "file") + f", {readable(read)}" * (read > 0)
-        done = len(self.shards) - len(self.missing)
-        lines = [f"{count}; {counted(len(self.shards), 'shard')}, {done} of them done"]
+        source_bytes = self.manifest.files["bytes"]
+        count = counted(self.manifest.items, "file")
+        count += f", {readable(source_bytes)}" * (source_bytes > 0)
+        done_count = len(self.shards) - len(self.missing)
+        lines = [f"{count}; {counted(len(self.shards), 'shard')}, {done_count} of them done"]
         if self.worker.size > 1:
             lines.append(f"{self.worker} writes {counted(len(self.todo), 'shard')}")
         dtype = self.manifest.settings["out_dtype"]
-        return [*lines, f"writes {what} of {dtype} to {self.storage.name}"]
+        return [*lines, f"writes {description} of {dtype} to {self.storage.name}"]
 
     def _require_space(self, total: float) -> None:
         """Check that there is room for the shards that all workers have still to write.
@@ -162,13 +166,13 @@ class Job:
         Raises:
             ValueError: fewer bytes are free.
         """
-        needed = total * len(self.missing) / len(self.shards)
-        free = self.storage.free()
-        if free is not None and needed > free:
+        needed_bytes = total * len(self.missing) / len(self.shards)
+        free_bytes = self.storage.free()
+        if free_bytes is not None and needed_bytes > free_bytes:
             raise ValueError(
-                f"--out {self.storage.name}: about {readable(needed)} are still to be written, "
-                f"and {readable(free)} are free; free some space, give another folder or "
-                "--out-dtype float16"
+                f"--out {self.storage.name}: about {readable(needed_bytes)} are still to be "
+                f"written, and {readable(free_bytes)} are free; free some space, give another "
+                "folder or --out-dtype float16"
             )
 
     def _estimate(self, item_encoder: EitherItemEncoder) -> tuple[float, str]:
@@ -193,7 +197,7 @@ class Job:
             rows = dict.fromkeys(self.empty, sum(spec.output_tokens for spec in specs))
             if "last_hidden_state" in rows:
                 rows["last_hidden_state"] = sum(spec.input_size for spec in specs)
-            numbers = sum(rows[name] * _row_numbers(one) for name, one in self.empty.items())
+            numbers = sum(rows[name] * _row_numbers(array) for name, array in self.empty.items())
             sizes.append(numbers * self.dtype.itemsize)
         if not sizes:
             return 0, "an unknown number of bytes (no image of a sample can be read)"
@@ -204,8 +208,8 @@ class Job:
         """Return the files of shard ``number``; none if another process has written that shard."""
         with self._listing:
             if number not in self._files_of:
-                done = self.shards[number].is_done
-                self._files_of[number] = [] if done else self.files.shard(number)
+                is_done = self.shards[number].is_done
+                self._files_of[number] = [] if is_done else self.files.shard(number)
             return self._files_of[number]
 
     def _tasks(self) -> Iterator[tuple[str, ItemLike]]:
@@ -215,36 +219,36 @@ class Job:
                 yield file.key, self.reader.item(file)
 
     def _write_shard(self, number: int, results: Iterator[ItemResult]) -> None:
-        began, files = time.perf_counter(), self._shard_files(number)
+        start_time, files = time.perf_counter(), self._shard_files(number)
         if not files:
             return
         rows: dict[int, Row] = {}
         errors: dict[int, str] = {}
-        for place, file in enumerate(files):
+        for index, file in enumerate(files):
             result = next(results)
             if isinstance(result.value, ItemError):
-                errors[place] = " ".join(str(result.value.error).split())
+                errors[index] = " ".join(str(result.value.error).split())
             else:
                 assert result.grid is not None
                 arrays = self._arrays(result.value)
-                rows[place] = Row(file.key, result.grid, arrays, self.reader.keys.get(file, ""))
+                rows[index] = Row(file.key, result.grid, arrays, self.reader.keys.get(file, ""))
             self.reader.keys.pop(file, None)
-        for place, error in self.reader.changed(files).items():
-            rows.pop(place, None)
-            errors[place] = error
+        for index, error in self.reader.changed(files).items():
+            rows.pop(index, None)
+            errors[index] = error
         stats: ShardStats = {
             "shard": number,
             "items": len(files),
             "rows": len(rows),
-            "seconds": round(time.perf_counter() - began, 3),
+            "seconds": round(time.perf_counter() - start_time, 3),
             "worker": f"{self.worker.rank}/{self.worker.size}",
             "written": round(time.time(), 3),
             "errors": [
-                {"key": files[place].key, "error": errors[place], "place": place}
-                for place in sorted(errors)
+                {"key": files[index].key, "error": errors[index], "place": index}
+                for index in sorted(errors)
             ],
         }
-        self.shards[number].write([rows[place] for place in sorted(rows)], self.empty, stats)
+        self.shards[number].write([rows[index] for index in sorted(rows)], self.empty, stats)
         del self._files_of[number]
 
     def _arrays(self, value: EncoderOutput | PartialOutput | Tensor) -> dict[str, Array]:
@@ -260,15 +264,15 @@ class Job:
         tensors = {VECTORS: value} if isinstance(value, Tensor) else self._fields(value)
         arrays = {}
         for name, tensor in tensors.items():
-            written = tensor.to("cpu", self.dtype)
-            if self.dtype == torch.float16 and written.isinf().sum() > tensor.isinf().sum().cpu():
+            converted = tensor.to("cpu", self.dtype)
+            if self.dtype == torch.float16 and converted.isinf().sum() > tensor.isinf().sum().cpu():
                 raise ValueError(
                     f"--out-dtype float16 cannot hold {name} up to {float(tensor.abs().max()):.0f} "
                     "(65504 at most); write float32"
                 )
             # Numpy has no bfloat16, whose values float32 holds exactly.
-            is_bf16 = written.dtype == torch.bfloat16
-            arrays[name] = (written.float() if is_bf16 else written).numpy()
+            is_bf16 = converted.dtype == torch.bfloat16
+            arrays[name] = (converted.float() if is_bf16 else converted).numpy()
         return arrays
 
     def _fields(self, output: EncoderOutput | PartialOutput) -> dict[str, Tensor]:
@@ -292,8 +296,8 @@ class Job:
         if missing := missing_of(self.shards):
             return self._finish_own(missing)
         stats = read_all_stats(self.shards)
-        errors = [(each["key"], each["error"]) for one in stats for each in one["errors"]]
-        rows, name = sum(one["rows"] for one in stats), self.storage.name
+        errors = [(error["key"], error["error"]) for record in stats for error in record["errors"]]
+        rows, name = sum(shard_stats["rows"] for shard_stats in stats), self.storage.name
         files, shards = counted(self.manifest.items, "file"), counted(len(self.shards), "shard")
         line = f"{name}: {rows:,} of {files} in {shards}"
         if not errors:
@@ -301,8 +305,8 @@ class Job:
             return JobReport([line], 0)
         with self.storage.alone(JOB), self.storage.writing("errors.csv") as temporary:
             temporary.write_bytes(csv_bytes([("key", "error"), *errors]))
-        failed = f"{counted(len(errors), 'file')} could not be encoded: {name}/errors.csv"
-        return JobReport([line, failed], 3)
+        failures = f"{counted(len(errors), 'file')} could not be encoded: {name}/errors.csv"
+        return JobReport([line, failures], 3)
 
     def _finish_own(self, missing: Sequence[int]) -> JobReport:
         """Count what this worker has written, while others still work; the last one writes
@@ -314,12 +318,12 @@ class Job:
         Returns:
             The counts, with the exit code 0, or 3 if files of this worker could not be encoded.
         """
-        own = set(self.worker.own(range(len(self.shards)))).difference(missing)
-        stats = read_all_stats([self.shards[number] for number in sorted(own)])
-        errors = sum(len(one["errors"]) for one in stats)
-        written, wrong = counted(len(own), "shard"), counted(errors, "error")
+        own_shards = set(self.worker.own(range(len(self.shards)))).difference(missing)
+        stats = read_all_stats([self.shards[number] for number in sorted(own_shards)])
+        errors = sum(len(shard_stats["errors"]) for shard_stats in stats)
+        shard_text, error_text = counted(len(own_shards), "shard"), counted(errors, "error")
         line = (
-            f"{self.storage.name}: {self.worker} has written its {written}, with {wrong}; "
+            f"{self.storage.name}: {self.worker} has written its {shard_text}, with {error_text}; "
             f"{len(missing)} of all {len(self.shards)} are left to other workers"
         )
         return JobReport([line], 3 if errors else 0)

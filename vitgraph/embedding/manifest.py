@@ -66,8 +66,8 @@ class Manifest(NamedTuple):
     def create(self, storage: Storage) -> bool:
         """Write the manifest unless the folder has one; return whether it was written."""
         settings = json.dumps(self.settings, sort_keys=True)
-        about = {**self._asdict(), "digest": hashlib.sha256(settings.encode()).hexdigest()}
-        created = storage.create(NAME, (json.dumps(about, indent=1) + "\n").encode())
+        content = {**self._asdict(), "digest": hashlib.sha256(settings.encode()).hexdigest()}
+        created = storage.create(NAME, (json.dumps(content, indent=1) + "\n").encode())
         if created:  # removes lists of workers that were killed before they wrote a manifest
             lists = storage.names(_LIST)
             storage.delete(name for name in lists if name != self.files["name"])
@@ -84,15 +84,15 @@ class Manifest(NamedTuple):
         Raises:
             ValueError: a setting differs; the message names the first one.
         """
-        mine: dict[str, object] = {**settings, "items per shard": items_per_shard}
-        theirs: dict[str, object] = {**self.settings, "items per shard": self.items_per_shard}
-        if mine.get("revision") == theirs.get("commit"):
-            mine["revision"] = theirs.get("revision")
-        for name in sorted(mine.keys() | theirs.keys()):
-            if mine.get(name) != theirs.get(name):
+        new_settings: dict[str, object] = {**settings, "items per shard": items_per_shard}
+        job_settings: dict[str, object] = {**self.settings, "items per shard": self.items_per_shard}
+        if new_settings.get("revision") == job_settings.get("commit"):
+            new_settings["revision"] = job_settings.get("revision")
+        for name in sorted(new_settings.keys() | job_settings.keys()):
+            if new_settings.get(name) != job_settings.get(name):
                 raise ValueError(
-                    f"--out {folder}: was begun with {name} {theirs.get(name)}, now it is "
-                    f"{mine.get(name)}; give the same arguments to go on, or another folder"
+                    f"--out {folder}: was begun with {name} {job_settings.get(name)}, now it is "
+                    f"{new_settings.get(name)}; give the same arguments to go on, or another folder"
                 )
 
     @classmethod
@@ -108,8 +108,8 @@ class Manifest(NamedTuple):
             names = storage.names()
         except NotADirectoryError:
             raise ValueError(f"--out {storage.name}: is a file; give a folder") from None
-        known = (name.endswith(".tmp") or name.startswith(_LIST) for name in names)
-        if STORE not in names and not all(known):
+        own_names = (name.endswith(".tmp") or name.startswith(_LIST) for name in names)
+        if STORE not in names and not all(own_names):
             raise ValueError(
                 f"--out {storage.name}: holds files, and no manifest of an embedding job; give "
                 "another folder"
@@ -124,8 +124,8 @@ class Manifest(NamedTuple):
             ValueError: there is no manifest, or it is damaged.
         """
         try:
-            about = json.loads(storage.read(NAME))
-            return cls(*(about[name] for name in cls._fields))
+            fields = json.loads(storage.read(NAME))
+            return cls(*(fields[name] for name in cls._fields))
         except (FileNotFoundError, NotADirectoryError):
             raise ValueError(
                 f"{storage.name}: has no manifest.json; `vitgraph embed` writes one into its folder"
@@ -164,8 +164,8 @@ class FileList:
 
     def file(self, number: int) -> File:
         """Return one file of the job, by its number from 0."""
-        shard, place = divmod(number, self._items_per_shard)
-        return self.shard(shard)[place]
+        shard, index = divmod(number, self._items_per_shard)
+        return self.shard(shard)[index]
 
 
 def write_list(storage: Storage, files: Iterable[File], items_per_shard: int) -> Listed:
@@ -190,8 +190,8 @@ def write_list(storage: Storage, files: Iterable[File], items_per_shard: int) ->
             size += max(file.size, 0)
             offset += out.write(json.dumps(file).encode() + b"\n")
         out.write(json.dumps(starts).encode() + b"\n")
-    about: ListedFiles = {"name": name, "index": offset, "bytes": size, "said": []}
-    return Listed(count, keys.hexdigest(), about)
+    list_record: ListedFiles = {"name": name, "index": offset, "bytes": size, "said": []}
+    return Listed(count, keys.hexdigest(), list_record)
 
 
 def digest_keys(keys: Iterable[str]) -> str:

@@ -84,8 +84,8 @@ def write_tokens(
     sizes = [*zip(*grids, strict=True)] or [(), (), ()]
     sizes += [tuple(tokens), tuple(counts.get("last_hidden_state", none))]
     columns = {
-        name: arrow.array(each, arrow.int32())
-        for name, each in zip(_BESIDE[1:], sizes, strict=True)
+        name: arrow.array(values, arrow.int32())
+        for name, values in zip(_BESIDE[1:], sizes, strict=True)
     }
     for name, array in arrays.items():
         ends = np.cumsum([0, *counts[name]], dtype=np.int32)
@@ -106,10 +106,10 @@ def read_arrays(path: Path, field: str | None = None) -> dict[str, Array]:
     from pyarrow import parquet
 
     with parquet.ParquetFile(path) as file:
-        found = [name for name in file.schema_arrow.names if name not in _BESIDE]
-        wanted = [name for name in found if field in (None, name)]
-        table = file.read(columns=wanted)
-    return {VECTORS if name == _VECTOR else name: _flat(table[name]) for name in wanted}
+        columns = [name for name in file.schema_arrow.names if name not in _BESIDE]
+        selected = [name for name in columns if field in (None, name)]
+        table = file.read(columns=selected)
+    return {VECTORS if name == _VECTOR else name: _flat(table[name]) for name in selected}
 
 
 def _write(file: Path, keys: Sequence[str], columns: Mapping[str, object], size: int) -> None:

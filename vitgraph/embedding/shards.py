@@ -105,11 +105,11 @@ class Shard:
             if self.is_done:  # another process wrote the shard while this one waited for the lock
                 return
             files = self._write_files(rows, empty)
-            about: WrittenStats = {**stats, "tag": self.storage.tag, "files": files}
-            text = json.dumps(about, indent=1) + "\n"
+            content: WrittenStats = {**stats, "tag": self.storage.tag, "files": files}
+            text = json.dumps(content, indent=1) + "\n"
             if self.storage.create(self.stats_name, text.encode()) and self.format != "vllm":
-                found = self.storage.names(f"{self.number:05d}.")
-                self.storage.delete(name for name in found if name not in files)
+                present = self.storage.names(f"{self.number:05d}.")
+                self.storage.delete(name for name in present if name not in files)
             elif self.storage.tag:
                 self.storage.delete(files)
 
@@ -162,8 +162,8 @@ class Shard:
         store = FeatureStore(self.storage.name)
         for row in rows:
             # LocalFolder.tidy removes leftovers whose names begin with the number of a shard.
-            near = store.folder / f"{self.number:05d}.{row.uuid}"
-            store.write_array(row.uuid, row.arrays[TENSOR], near)
+            temporary_path = store.folder / f"{self.number:05d}.{row.uuid}"
+            store.write_array(row.uuid, row.arrays[TENSOR], temporary_path)
             path = store.folder / row.uuid / STORED
             yield f"{row.uuid}/{STORED}", (path.stat().st_size, file_crc32(path))
 

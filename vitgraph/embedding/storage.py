@@ -226,8 +226,8 @@ class LocalFolder(Storage):
                 leftovers.setdefault(shard[1] if shard else JOB, []).append(name)
         for group, names in leftovers.items():
             path = self.folder / f".{group}.lock.tmp"
-            with suppress(BlockingIOError), _locked(path, wait=False) as held:
-                if held:
+            with suppress(BlockingIOError), _locked(path, wait=False) as is_locked:
+                if is_locked:
                     self.delete([*names, path.name])
 
     def free(self) -> int:
@@ -251,9 +251,9 @@ def _locked(path: Path, wait: bool = True) -> Iterator[bool]:
     """
     while True:
         with open(path, "wb") as file:
-            held = lock(file, wait=wait)
-            if not held or _is_open_at(file, path):
-                yield held
+            is_locked = lock(file, wait=wait)
+            if not is_locked or _is_open_at(file, path):
+                yield is_locked
                 return
         time.sleep(0.01)  # the last holder removed the file that was locked here: lock a new one
 

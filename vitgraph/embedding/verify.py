@@ -36,9 +36,10 @@ def read_status(folder: str) -> JobReport:
     shards = shards_of(storage, manifest)
     missing = set(missing_of(shards))
     stats = read_all_stats([shard for shard in shards if shard.number not in missing])
-    seconds = sum(one["seconds"] for one in stats)
-    files, rows = sum(one["items"] for one in stats), sum(one["rows"] for one in stats)
-    errors = sum(len(one["errors"]) for one in stats)
+    seconds = sum(shard_stats["seconds"] for shard_stats in stats)
+    files = sum(shard_stats["items"] for shard_stats in stats)
+    rows = sum(shard_stats["rows"] for shard_stats in stats)
+    errors = sum(len(shard_stats["errors"]) for shard_stats in stats)
     lines = [
         f"{folder}: {len(stats):,} of {manifest.shards:,} shards are written, {files:,} of "
         f"{manifest.items:,} files",
@@ -92,7 +93,7 @@ def find_faults(folder: str) -> Iterator[str]:
         ValueError: the folder holds no job.
     """
     storage = open_storage(folder)
-    manifest, whole = Manifest.read(storage), True
+    manifest, all_intact = Manifest.read(storage), True
     shards = shards_of(storage, manifest)
     missing = set(missing_of(shards))
     for shard in shards:
@@ -105,29 +106,31 @@ def find_faults(folder: str) -> Iterator[str]:
                 faults = [f"{fault}; {again}" for fault in _faults_of(shard, manifest)]
             except _DAMAGED as error:
                 faults = [f"is damaged ({error}); {again}"]
-        whole = whole and not faults
+        all_intact = all_intact and not faults
         yield from (f"{name}: {fault}" for fault in faults)
-    if whole and digest_keys(key for shard in shards for key in _keys_of(shard)) != manifest.keys:
+    if not all_intact:
+        return
+    if digest_keys(key for shard in shards for key in _keys_of(shard)) != manifest.keys:
         yield f"{folder}: the keys of its shards are not those of the job"
 
 
 def _faults_of(shard: Shard, manifest: Manifest) -> Iterator[str]:
     try:
-        stats, whole = shard.read_stats(), True
+        stats, all_intact = shard.read_stats(), True
     except ValueError:
         yield f"{shard.stats_name} is damaged"
         return
     for name, (size, crc) in stats["files"].items():
         try:
             with shard.storage.reading(name) as path:
-                same = path.stat().st_size == size and file_crc32(path) == crc
+                is_intact = path.stat().st_size == size and file_crc32(path) == crc
         except FileNotFoundError:
             yield f"{name} is missing"
             return
-        if not same:
+        if not is_intact:
             yield f"{name} is not what was written" + ("; delete it" if "/" in name else "")
-            whole = False
-    if not whole:
+            all_intact = False
+    if not all_intact:
         return
     first = shard.number * manifest.items_per_shard
     expected = min(manifest.items_per_shard, manifest.items - first)

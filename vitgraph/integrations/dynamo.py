@@ -130,16 +130,16 @@ class Encoder(VisionEncoderBackend[str, Item, Artifact]):  # type: ignore[misc] 
             ValueError: a tower whose features Dynamo cannot hand to the language model, or a
                 checkpoint that cannot be loaded.
         """
-        wanted = self.options
-        tower = self.load_tower(wanted.checkpoint or model_id)
+        options = self.options
+        tower = self.load_tower(options.checkpoint or model_id)
         _check_adapter(tower, self.image_token_id)
         graphed = GraphedEncoder(
-            tower, max_budget=wanted.max_tokens, backend=wanted.backend, clone=False
+            tower, max_budget=options.max_tokens, backend=options.backend, clone=False
         )
-        graphed.load_table(wanted.table)
+        graphed.load_table(options.table)
         self._graphed = graphed.capture(progress=False)
         self.buckets = sorted({budget.tokens for budget in graphed.budgets})
-        _LOG.info("%s, graphs of %s tokens (%s)", wanted, self.buckets, graphed.backend)
+        _LOG.info("%s, graphs of %s tokens (%s)", options, self.buckets, graphed.backend)
 
     def load_tower(self, checkpoint: str) -> Tower:
         """Load the tower of a repo or a folder; a subclass may build it in another way."""
@@ -228,22 +228,24 @@ class Encoder(VisionEncoderBackend[str, Item, Artifact]):  # type: ignore[misc] 
                 client.
         """
         head, _, text = url.partition(",")
-        inside = head.startswith("data:")
+        is_data = head.startswith("data:")
         try:
-            if not inside:
+            if not is_data:
                 return self._fetcher.read(url)
             if not head.endswith(";base64") or len(text) > MOST_BYTES * 4 // 3 + 4:
                 raise ValueError(f"a data: URL of {len(url):,} characters")
             return base64.b64decode(text, validate=True)
         except ValueError as error:
-            wanted = "a data: URL in base64" if inside else "an https URL of a host that is allowed"
-            rule = f"cannot be read: send {wanted}, and at most {MOST_BYTES:,} bytes"
+            allowed_url = (
+                "a data: URL in base64" if is_data else "an https URL of a host that is allowed"
+            )
+            rule = f"cannot be read: send {allowed_url}, and at most {MOST_BYTES:,} bytes"
             raise _refusal(rule, error) from None
 
     def _prepare(self, image: Image.Image) -> tuple[Item, int]:
         """Preprocess a decoded image, and return it with the number of its output tokens."""
-        item_encoder, wanted = self._built().item_encoder(), self.options
-        limits = Limits(wanted.min_pixels, wanted.max_pixels, wanted.max_tiles)
+        item_encoder, options = self._built().item_encoder(), self.options
+        limits = Limits(options.min_pixels, options.max_pixels, options.max_tiles)
         if item_encoder.stager is None:
             inputs = item_encoder.encoder.preprocess([image], **limits._asdict())
             return inputs, item_encoder.tokens(inputs)
@@ -259,11 +261,13 @@ class Encoder(VisionEncoderBackend[str, Item, Artifact]):  # type: ignore[misc] 
         """
         graphed = self._built()
         device, stager = graphed.device, graphed.item_encoder().stager
-        staged = [item for item in items if isinstance(item, StagedItem)]
+        staged_items = [item for item in items if isinstance(item, StagedItem)]
         if stager is None:
-            whole = (item for item in items if isinstance(item, VisionInputs))
-            return join_inputs([item.to(device) for item in whole])
-        return stager.finish([item._replace(pixels=item.pixels.to(device)) for item in staged])
+            prepared_items = (item for item in items if isinstance(item, VisionInputs))
+            return join_inputs([item.to(device) for item in prepared_items])
+        return stager.finish(
+            [item._replace(pixels=item.pixels.to(device)) for item in staged_items]
+        )
 
 
 def read_options(environment: Mapping[str, str]) -> Options:
@@ -277,17 +281,17 @@ def read_options(environment: Mapping[str, str]) -> Options:
         ValueError: an unknown variable with this beginning, or a value that is no positive whole
             number where one is needed.
     """
-    known = {f"{PREFIX}{field.upper()}": field for field in Options._fields}
+    field_of = {f"{PREFIX}{field.upper()}": field for field in Options._fields}
     options: dict[str, object] = Options()._asdict()
     for name, text in environment.items():
         if not name.startswith(PREFIX):
             continue
-        if name not in known:
-            raise ValueError(f"{name}: is not known; known are {', '.join(known)}")
-        is_number = known[name] in _NUMBERS
+        if name not in field_of:
+            raise ValueError(f"{name}: is not known; known are {', '.join(field_of)}")
+        is_number = field_of[name] in _NUMBERS
         if is_number and not (text.isascii() and text.isdigit() and int(text)):
             raise ValueError(f"{name}={text}: must be a positive whole number")
-        options[known[name]] = int(text) if is_number else text
+        options[field_of[name]] = int(text) if is_number else text
     return Options._make(options.values())
 
 

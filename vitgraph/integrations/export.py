@@ -100,8 +100,8 @@ def export_onnx(
         ) from error
     program = export_program(encoder, grid_thw)
     assert program.example_inputs is not None
-    _, *more = program.example_inputs[0]
-    names = ["pixel_values", *(more[0] if more else ())]
+    _, *metadata = program.example_inputs[0]
+    names = ["pixel_values", *(metadata[0] if metadata else ())]
     # The context of a dict's tree spec is the list of its keys.
     outputs = program.call_spec.out_spec.context
     torch.onnx.export(program, (), path, input_names=names, output_names=outputs, verbose=False)
@@ -186,8 +186,8 @@ def _dynamic_shapes(encoder: VisionEncoder, varying: Metadata) -> tuple[object, 
     """
     if _takes_tiles(encoder):
         return ({0: Dim("tiles")},)
-    (one,) = encoder.item_specs([encoder.grid_for(1)])
-    unit = one.input_size // one.output_tokens
+    (spec,) = encoder.item_specs([encoder.grid_for(1)])
+    unit = spec.input_size // spec.output_tokens
     tokens = Dim("tokens")
     sizes = {
         "cu_seqlens": Dim("segments") + 1,

@@ -179,8 +179,8 @@ class ImageEncoder(InputModule):  # type: ignore[misc]  # the library is not the
 
     def _usage(self, card: SentenceTransformerModelCardData) -> str:
         published, name = self.encoder.published, card.model_id or MODEL_ID
-        others = published.usage.format(name=name) if published else ""
-        return USAGE.format(name=name, others=others)
+        other_usage = published.usage.format(name=name) if published else ""
+        return USAGE.format(name=name, others=other_usage)
 
     def get_embedding_dimension(self) -> int:
         """Return the width of a vector: that of the tower for "cls", else of ``pooler_output``."""

@@ -136,12 +136,12 @@ class VisionTower(nn.Module):
             )
         place, holder = self._call.models[kind], model.base_model
         if place.projector:
-            mine = _unwrap(self.encoder).out_features
+            token_width = _unwrap(self.encoder).out_features
             width = model.config.get_text_config().hidden_size
-            if mine != width:
+            if token_width != width:
                 raise ValueError(
-                    f"{name} makes tokens of width {mine}, and this model's are {width} wide: load "
-                    "the encoder of the model's own checkpoint"
+                    f"{name} makes tokens of width {token_width}, and this model's are {width} "
+                    "wide: load the encoder of the model's own checkpoint"
                 )
             setattr(holder, place.projector, self.projector)
         setattr(holder, place.tower, self)
@@ -182,14 +182,14 @@ class VisionTower(nn.Module):
                 )
             output = self.encoder(pixel_values, grid_thw)
             deepstack = list(output.deepstack_features or ())
-            given = _model_output(output.last_hidden_state, output.pooler_output, deepstack)
+            model_output = _model_output(output.last_hidden_state, output.pooler_output, deepstack)
         else:
-            named = {"pixel_values": pixel_values, "grid_thw": grid_thw, **batch}
-            tokens = self._call.run(self._encode, self._path(), named)
+            model_inputs = {"pixel_values": pixel_values, "grid_thw": grid_thw, **batch}
+            tokens = self._call.run(self._encode, self._path(), model_inputs)
             head = _unwrap(self.encoder).pooling_head
             pooled = tokens if head is None else head(list(tokens))
-            given = BaseModelOutputWithPooling(tokens, pooled, hidden_states=(tokens,))
-        return given if return_dict else given.to_tuple()
+            model_output = BaseModelOutputWithPooling(tokens, pooled, hidden_states=(tokens,))
+        return model_output if return_dict else model_output.to_tuple()
 
     def _encode(self, pixels: Tensor, grids: list[Grid]) -> Tensor:
         """Encode packed pixels with their grids to tokens [N, out].

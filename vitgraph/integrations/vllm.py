@@ -136,10 +136,10 @@ def _on_cpu(output: EncoderOutput | PartialOutput) -> Tensor:
 def _read_timestamps(
     timestamps: Sequence[Sequence[float]] | None, frames: list[int]
 ) -> list[list[float]]:
-    given = [list(map(float, times)) for times in timestamps or ()]
-    if [len(times) for times in given] != frames:
+    seconds = [list(map(float, times)) for times in timestamps or ()]
+    if [len(times) for times in seconds] != frames:
         raise ValueError(
-            f"timestamps are for {[len(times) for times in given]} frame pairs per video, these "
+            f"timestamps are for {[len(times) for times in seconds]} frame pairs per video, these "
             f"videos have {frames}: pass one list per video with the seconds of each frame pair"
         )
-    return given
+    return seconds

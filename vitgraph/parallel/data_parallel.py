@@ -37,7 +37,7 @@ from graphwrap import GraphedEncoder, joins_paths, read_outputs, require_choice,
 
 from .rank_result import RankResult, complete, fields_of, kinds_of, output_of
 from .rows import RowExchange, find_channel
-from .shares import Shares, cost_of, costs_of_items, share_out
+from .shares import Shares, assign_items, cost_of, costs_of_items
 from .status import StatusExchange
 
 if TYPE_CHECKING:
@@ -147,10 +147,10 @@ class DataParallelEncoder:
             if self._several and isinstance(inputs, VisionInputs):
                 return self._result_of_items(inputs, self.encoder)
             shares = self._share(grids)
-            return self._result(shares, self._encode(shares.select(rows), shares.my_grids))
+            return self._result(shares, self._encode(shares.select(rows), shares.own_grids))
 
         with self._lock, torch.no_grad():
-            result = self._together(work)
+            result = self._run_on_all_ranks(work)
             gathered = self._gather(result)
             if isinstance(inputs, VisionInputs):
                 return self._split(gathered, result)
@@ -215,22 +215,22 @@ class DataParallelEncoder:
             inputs = item_encoder.encoder.preprocess(images, videos, **limits._asdict())
             if self._several:
                 return self._result_of_items(
-                    inputs, lambda mine: item_encoder.encode(mine, settings)
+                    inputs, lambda own_inputs: item_encoder.encode(own_inputs, settings)
                 )
             shares = self._share(inputs.grid_thw)
             rows = shares.select(inputs.pixel_values)
-            if not shares.mine:
-                return self._nothing(shares, self._encode(rows, []), pool)
-            chosen = inputs.grid_thw[torch.tensor(shares.mine)]
-            tiles = inputs.tiles and [inputs.tiles[item] for item in shares.mine]
-            mine = inputs._replace(pixel_values=rows, grid_thw=chosen, tiles=tiles)
-            outputs, vectors = kinds_of(item_encoder.encode(mine, settings))
+            if not shares.own_items:
+                return self._empty_result(shares, self._encode(rows, []), pool)
+            own_grids = inputs.grid_thw[torch.tensor(shares.own_items)]
+            tiles = inputs.tiles and [inputs.tiles[item] for item in shares.own_items]
+            own_inputs = inputs._replace(pixel_values=rows, grid_thw=own_grids, tiles=tiles)
+            outputs, vectors = kinds_of(item_encoder.encode(own_inputs, settings))
             if outputs:
                 return self._result(shares, join_outputs(outputs))
             return self._new_result(shares, [("vectors", torch.stack(vectors))])
 
         with self._lock, torch.no_grad():
-            result = self._together(work, repr((pool, normalize)))
+            result = self._run_on_all_ranks(work, repr((pool, normalize)))
             gathered = self._gather(result)
             if pool != "none":
                 return [vector.clone() for rows in gathered for vector in rows]
@@ -260,7 +260,7 @@ class DataParallelEncoder:
                 call raises it.
             RuntimeError: as a call raises it.
         """
-        asked, encoder = AttentionAsked(blocks, queries, heads, path), self.encoder
+        settings, encoder = AttentionAsked(blocks, queries, heads, path), self.encoder
 
         def work() -> tuple[Shares, list[list[Tensor]]]:
             if not isinstance(encoder, Encoder):
@@ -271,23 +271,23 @@ class DataParallelEncoder:
             inputs = encoder.preprocess(images, videos)
             costs = costs_of_items(inputs, self._paths)
             shares = self._assign(inputs.grid_thw.tolist(), [], costs)
-            mine = select_items(inputs, self._paths, shares.mine)
-            return shares, attention_maps(encoder, mine, asked)
+            own_inputs = select_items(inputs, self._paths, shares.own_items)
+            return shares, attention_maps(encoder, own_inputs, settings)
 
-        def about(found: tuple[Shares, list[list[Tensor]]]) -> str:
-            return repr((found[0].grids, asked)) if self.scatter else ""
+        def describe(value: tuple[Shares, list[list[Tensor]]]) -> str:
+            return repr((value[0].grids, settings)) if self.scatter else ""
 
         with self._lock:
-            shares, maps = self._status.attempt(work, about)
+            shares, maps = self._status.attempt(work, describe)
             if not self.scatter:
                 return maps
             # Maps are small, 16 KiB per block of 4,096 patches: they travel as objects.
-            heard = self._status.gather([[one.cpu() for one in item] for item in maps])
-        found: list[list[Tensor]] = [[] for _ in shares.grids]
-        for share, of_rank in zip(shares.of_ranks, heard, strict=True):
+            maps_of_ranks = self._status.gather([[m.cpu() for m in item] for item in maps])
+        all_maps: list[list[Tensor]] = [[] for _ in shares.grids]
+        for share, of_rank in zip(shares.by_rank, maps_of_ranks, strict=True):
             for number, item in zip(share, of_rank, strict=True):
-                found[number] = [one.to(self._device) for one in item]
-        return found
+                all_maps[number] = [weights.to(self._device) for weights in item]
+        return all_maps
 
     def _read_form(
         self, inputs: Tensor | VisionInputs, grid_thw: GridLike | None
@@ -321,10 +321,10 @@ class DataParallelEncoder:
         self, grids: list[Grid], specs: list[EncoderItemSpec], costs: Sequence[float]
     ) -> Shares:
         if not self.scatter:
-            every = list(range(len(grids)))
-            return Shares(grids, specs, [every] * self.size, every)
-        of_ranks = share_out(costs, self.size)
-        return Shares(grids, specs, of_ranks, of_ranks[self.rank])
+            items = list(range(len(grids)))
+            return Shares(grids, specs, [items] * self.size, items)
+        by_rank = assign_items(costs, self.size)
+        return Shares(grids, specs, by_rank, by_rank[self.rank])
 
     def _encode(self, pixel_values: Tensor, grids: list[Grid]) -> PartialOutput:
         return self.encoder(pixel_values, grids)
@@ -335,20 +335,20 @@ class DataParallelEncoder:
         ``encode`` returns an output per item or, with a pool, a vector.
         """
         inputs.check(self._paths)
-        everything = {name: path.grid_thw.tolist() for name, path in inputs.paths.items()}
-        shares = self._assign(everything["image"], [], costs_of_items(inputs, self._paths))
-        mine = select_items(inputs, self._paths, shares.mine)
-        outputs, vectors = kinds_of(encode(mine) if shares.mine else [])
+        grids = {name: path.grid_thw.tolist() for name, path in inputs.paths.items()}
+        shares = self._assign(grids["image"], [], costs_of_items(inputs, self._paths))
+        own_inputs = select_items(inputs, self._paths, shares.own_items)
+        outputs, vectors = kinds_of(encode(own_inputs) if shares.own_items else [])
         fields: list[tuple[str, Tensor]] = []
         counts: list[list[int]] = []
         if vectors:
             fields, counts = [("vectors", torch.stack(vectors))], [[1] * len(vectors)]
         elif outputs:
             fields = fields_of(join_outputs(outputs), self.outputs)
-            each = [fields_of(output, self.outputs) for output in outputs]
-            counts = [[len(rows) for _, rows in field] for field in zip(*each, strict=True)]
-        about = repr((everything, inputs.tiles, self.outputs))
-        return RankResult(shares, fields, counts, about, self._device)
+            item_fields = [fields_of(output, self.outputs) for output in outputs]
+            counts = [[len(rows) for _, rows in field] for field in zip(*item_fields, strict=True)]
+        description = repr((grids, inputs.tiles, self.outputs))
+        return RankResult(shares, fields, counts, description, self._device)
 
     def _result(self, shares: Shares, output: PartialOutput) -> RankResult:
         return self._new_result(shares, fields_of(output, self.outputs))
@@ -357,9 +357,9 @@ class DataParallelEncoder:
         """Return this rank's result from the output ``fields`` of an encoder of one input."""
         counts = [shares.counts(name) for name, _ in fields]
         result = RankResult(shares, fields, counts, "", self._device)
-        return result._replace(about=repr((shares.grids, result.types)))
+        return result._replace(description=repr((shares.grids, result.types)))
 
-    def _nothing(self, shares: Shares, empty: PartialOutput, pool: Pool) -> RankResult:
+    def _empty_result(self, shares: Shares, empty: PartialOutput, pool: Pool) -> RankResult:
         """Return the result of a rank without items from its encoder's output for none, ``empty``.
 
         Its fields have no rows, and widths and dtypes as on the other ranks.
@@ -372,10 +372,10 @@ class DataParallelEncoder:
         vectors = rows.new_zeros((0, rows.shape[-1]), dtype=dtype)
         return self._new_result(shares, [("vectors", vectors)])
 
-    def _together(self, work: Callable[[], RankResult], agreed: str = "") -> RankResult:
+    def _run_on_all_ranks(self, work: Callable[[], RankResult], agreed: str = "") -> RankResult:
         """Return this rank's result if no rank failed; ``agreed`` must be equal on all ranks."""
         result = self._status.attempt(
-            work, lambda result: agreed + result.about if self.scatter else ""
+            work, lambda result: agreed + result.description if self.scatter else ""
         )
         return complete(result, self._status) if self._several and self.scatter else result
 

@@ -25,8 +25,8 @@ class RankResult(NamedTuple):
     counts: list[list[int]]
     """The number of rows of each item in each field, [fields][items]. With several input paths they
     are those of this rank's items alone, until :func:`complete` has asked the other ranks."""
-    about: str
-    """A description of the call, which must be equal on all ranks before rows are exchanged."""
+    description: str
+    """The call described by a text, which must be equal on all ranks before rows are exchanged."""
     device: torch.device
 
     @property
@@ -48,10 +48,10 @@ def output_of(rows: Sequence[Tensor], names: Collection[OutputField]) -> Partial
 
     All other fields are None.
     """
-    left = list(rows)
-    hidden = left.pop(0) if "last_hidden_state" in names else None
-    pooled = left.pop(0) if "pooler_output" in names else None
-    deepstack = tuple(left) if "deepstack_features" in names else None
+    tensors = list(rows)
+    hidden = tensors.pop(0) if "last_hidden_state" in names else None
+    pooled = tensors.pop(0) if "pooler_output" in names else None
+    deepstack = tuple(tensors) if "deepstack_features" in names else None
     return PartialOutput(hidden, pooled, deepstack)
 
 
@@ -82,19 +82,24 @@ def complete(result: RankResult, status: StatusExchange) -> RankResult:
         RuntimeError: nothing is heard from another rank any more.
     """
     shares = result.shares
-    heard = status.gather((result.types, result.counts))
-    answers = [(*one, share) for one, share in zip(heard, shares.of_ranks, strict=True) if share]
-    of_ranks = [types for types, _, _ in answers]
-    if any(types != of_ranks[0] for types in of_ranks):
+    rank_fields = status.gather((result.types, result.counts))
+    answers = [
+        (types, counts, share)
+        for (types, counts), share in zip(rank_fields, shares.by_rank, strict=True)
+        if share
+    ]
+    types_of_ranks = [types for types, _, _ in answers]
+    if any(types != types_of_ranks[0] for types in types_of_ranks):
         raise ValueError(
-            f"the ranks encode to different fields, {of_ranks}: give all of them the same encoder"
+            f"the ranks encode to different fields, {types_of_ranks}: give all of them the "
+            "same encoder"
         )
-    types: FieldTypes = of_ranks[0] if of_ranks else []
+    types: FieldTypes = types_of_ranks[0] if types_of_ranks else []
     counts = [[0] * len(shares.grids) for _ in types]
-    for _, theirs, share in answers:
-        for whole, own in zip(counts, theirs, strict=True):
-            for item, count in zip(share, own, strict=True):
-                whole[item] = count
+    for _, field_counts, share in answers:
+        for all_counts, rank_counts in zip(counts, field_counts, strict=True):
+            for item, count in zip(share, rank_counts, strict=True):
+                all_counts[item] = count
     nothing = [
         (name, torch.empty((0, *shape), dtype=dtype, device=result.device))
         for name, dtype, shape in types

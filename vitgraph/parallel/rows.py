@@ -57,30 +57,30 @@ class RowExchange:
             RuntimeError: a rank has ended meanwhile (gloo; NCCL ends the process at its timeout).
         """
         indices: dict[tuple[int, ...], Tensor] = {}
-        whole = []
+        gathered = []
         for (_, rows), counts in zip(result.fields, result.counts, strict=True):
             if (key := tuple(counts)) not in indices:
-                indices[key] = result.shares.places(counts).to(rows.device, non_blocking=True)
-            whole.append(self._gather_rows(rows, result.shares.most(counts), indices[key]))
-        return whole
+                indices[key] = result.shares.row_indices(counts).to(rows.device, non_blocking=True)
+            gathered.append(self._gather_rows(rows, result.shares.max_rows(counts), indices[key]))
+        return gathered
 
-    def _gather_rows(self, rows: Tensor, most: int, places: Tensor) -> Tensor:
+    def _gather_rows(self, rows: Tensor, max_rows: int, indices: Tensor) -> Tensor:
         """Return the rows of all items in one field, on the device of ``rows``.
 
         Args:
             rows: rows of this rank's items.
-            most: most rows that a rank has; every rank sends so many, padded if it has fewer.
-            places: indices, int64, of the items' rows in what the ranks send, joined by rank.
+            max_rows: most rows that a rank has; every rank sends so many, padded if it has fewer.
+            indices: indices, int64, of the items' rows in what the ranks send, joined by rank.
         """
-        if not most:
+        if not max_rows:
             return rows
-        mine = rows.new_empty((most, *rows.shape[1:]), device=self._channel)
-        mine[: len(rows)] = rows
-        gathered = mine.new_empty((self._status.size * most, *rows.shape[1:]))
+        padded = rows.new_empty((max_rows, *rows.shape[1:]), device=self._channel)
+        padded[: len(rows)] = rows
+        gathered = padded.new_empty((self._status.size * max_rows, *rows.shape[1:]))
         # Rows travel as bytes, so that the backend need not know the dtype.
-        sent, received = (one.flatten().view(torch.uint8) for one in (mine, gathered))
+        sent, received = (tensor.flatten().view(torch.uint8) for tensor in (padded, gathered))
         try:
             dist.all_gather_into_tensor(received, sent, group=self._group)
         except RuntimeError as error:
             raise self._status.silence() from error
-        return gathered.to(rows.device).index_select(0, places)
+        return gathered.to(rows.device).index_select(0, indices)

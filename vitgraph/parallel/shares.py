@@ -54,7 +54,7 @@ def costs_of_items(inputs: VisionInputs, paths: Mapping[str, ItemPath]) -> list[
     return costs
 
 
-def share_out(costs: Sequence[float], ranks: int) -> list[list[int]]:
+def assign_items(costs: Sequence[float], ranks: int) -> list[list[int]]:
     """Assign items to ranks: the costliest first, each to the rank with the least so far.
 
     Args:
@@ -81,15 +81,15 @@ class Shares(NamedTuple):
     """The grid (t, h, w) of each item in the input path "image"."""
     specs: list[EncoderItemSpec]
     """The sizes of each item; empty for an encoder with several input paths."""
-    of_ranks: list[list[int]]
+    by_rank: list[list[int]]
     """The numbers of the items of each rank, ascending."""
-    mine: list[int]
+    own_items: list[int]
     """The numbers of this rank's items."""
 
     @property
-    def my_grids(self) -> list[Grid]:
+    def own_grids(self) -> list[Grid]:
         """The grids of this rank's items."""
-        return [self.grids[item] for item in self.mine]
+        return [self.grids[item] for item in self.own_items]
 
     def select(self, pixel_values: Tensor) -> Tensor:
         """Return the rows of this rank's items out of those of all items, ``pixel_values``.
@@ -103,11 +103,11 @@ class Shares(NamedTuple):
                 f"pixel_values has {len(pixel_values)} rows, grid_thw describes {total}: pass the "
                 "rows of the items that grid_thw lists, and no others"
             )
-        if len(self.mine) == len(self.grids):
+        if len(self.own_items) == len(self.grids):
             return pixel_values
         parts = [
             pixel_values[ends[item] - self.specs[item].input_size : ends[item]]
-            for item in self.mine
+            for item in self.own_items
         ]
         return torch.cat(parts) if parts else pixel_values[:0]
 
@@ -118,11 +118,11 @@ class Shares(NamedTuple):
         hidden = field == "last_hidden_state"
         return [spec.input_size if hidden else spec.output_tokens for spec in self.specs]
 
-    def most(self, counts: Sequence[int]) -> int:
+    def max_rows(self, counts: Sequence[int]) -> int:
         """Return the largest sum of ``counts``, one number per item, over the items of one rank."""
-        return max(sum(counts[item] for item in share) for share in self.of_ranks)
+        return max(sum(counts[item] for item in share) for share in self.by_rank)
 
-    def places(self, counts: Sequence[int]) -> Tensor:
+    def row_indices(self, counts: Sequence[int]) -> Tensor:
         """Return where each row of the result lies in what all ranks have sent, joined by rank.
 
         Args:
@@ -130,12 +130,12 @@ class Shares(NamedTuple):
 
         Returns:
             int64 on the CPU, one index per row, in the order of the items. The rows of rank r's
-            items begin at r times :meth:`most`.
+            items begin at r times :meth:`max_rows`.
         """
-        most, starts = self.most(counts), [0] * len(counts)
-        for rank, share in enumerate(self.of_ranks):
-            before = accumulate((counts[item] for item in share), initial=rank * most)
-            for item, start in zip(share, before, strict=False):
+        max_rows, starts = self.max_rows(counts), [0] * len(counts)
+        for rank, share in enumerate(self.by_rank):
+            starts_of_share = accumulate((counts[item] for item in share), initial=rank * max_rows)
+            for item, start in zip(share, starts_of_share, strict=False):
                 starts[item] = start
         sizes = torch.tensor(counts, dtype=torch.int64)
         shifts = torch.tensor(starts, dtype=torch.int64) - (sizes.cumsum(0) - sizes)

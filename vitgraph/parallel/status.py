@@ -33,28 +33,28 @@ class StatusExchange:
     """
 
     def __init__(self, group: dist.ProcessGroup | None, backends: dict[str, str]) -> None:
-        whole = group or dist.group.WORLD
-        assert whole is not None  # the caller has started a process group
+        process_group = group or dist.group.WORLD
+        assert process_group is not None  # the caller has started a process group
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         kind = "cpu" if "cpu" in backends else next(iter(backends))
-        self.timeout = timeout_of(whole, kind)
+        self.timeout = timeout_of(process_group, kind)
         self._group = group
         if backends.get("cpu") != "gloo":
-            made = dist.new_group(
-                dist.get_process_group_ranks(whole),
+            gloo_group = dist.new_group(
+                dist.get_process_group_ranks(process_group),
                 timeout=self.timeout,
                 backend="gloo",
                 use_local_synchronization=True,
             )
-            assert isinstance(made, dist.ProcessGroup)  # this process is one of the ranks
-            self._group = made
+            assert isinstance(gloo_group, dist.ProcessGroup)  # this process is one of the ranks
+            self._group = gloo_group
 
-    def attempt(self, work: Callable[[], Value], about: Callable[[Value], str]) -> Value:
+    def attempt(self, work: Callable[[], Value], describe: Callable[[Value], str]) -> Value:
         """Run this rank's part of a call, and return its value if all ranks are fine.
 
         Args:
             work: this rank's part.
-            about: takes the value; returns a text that has to be equal on all ranks.
+            describe: takes the value; returns a text that has to be equal on all ranks.
 
         Raises:
             BaseException: what this rank's work raised.
@@ -64,8 +64,8 @@ class StatusExchange:
         failure: BaseException | None = None
         try:
             value = work()
-            said = about(value).encode()
-            status = bytes([_FINE]) + hashlib.blake2b(said, digest_size=_DIGEST).digest()
+            description = describe(value).encode()
+            status = bytes([_FINE]) + hashlib.blake2b(description, digest_size=_DIGEST).digest()
         except BaseException as error:  # noqa: BLE001  # raised again below, when all have heard
             failure = error
             kind = _BAD_INPUT if isinstance(error, ValueError) else _FAILED
@@ -95,12 +95,12 @@ class StatusExchange:
         Raises:
             RuntimeError: nothing is heard from another rank any more.
         """
-        heard = [value] * self.size  # every entry is replaced by what that rank says
+        values = [value] * self.size  # every entry is replaced by what that rank says
         try:
-            dist.all_gather_object(heard, value, group=self._group)
+            dist.all_gather_object(values, value, group=self._group)
         except RuntimeError as error:
             raise self.silence() from error
-        return heard
+        return values
 
     def silence(self) -> RuntimeError:
         """Return the error that says that nothing is heard from another rank any more."""
@@ -111,10 +111,10 @@ class StatusExchange:
         )
 
     def _exchange(self, status: bytes) -> list[bytes]:
-        mine = torch.frombuffer(bytearray(status.ljust(_STATUS, b"\0")), dtype=torch.uint8)
-        heard: list[Tensor] = [torch.empty_like(mine) for _ in range(self.size)]
-        dist.all_gather(heard, mine, group=self._group)
-        return [bytes(one.tolist()) for one in heard]
+        own_status = torch.frombuffer(bytearray(status.ljust(_STATUS, b"\0")), dtype=torch.uint8)
+        statuses: list[Tensor] = [torch.empty_like(own_status) for _ in range(self.size)]
+        dist.all_gather(statuses, own_status, group=self._group)
+        return [bytes(rank_status.tolist()) for rank_status in statuses]
 
     def _compare(self, statuses: list[bytes]) -> None:
         for rank, status in enumerate(statuses):
@@ -123,8 +123,8 @@ class StatusExchange:
                 kind = ValueError if status[0] == _BAD_INPUT else RuntimeError
                 raise kind(f"rank {rank} of {self.size}: {text}")
         digests = [status[1 : 1 + _DIGEST] for status in statuses]
-        if other := [rank for rank, digest in enumerate(digests) if digest != digests[0]]:
+        if differing := [rank for rank, digest in enumerate(digests) if digest != digests[0]]:
             raise ValueError(
-                f"ranks 0 and {other[0]} made different calls: every rank must pass the same items "
-                "to the same encoder in the same order, or scatter=False its own"
+                f"ranks 0 and {differing[0]} made different calls: every rank must pass the same "
+                "items to the same encoder in the same order, or scatter=False its own"
             )

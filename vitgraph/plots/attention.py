@@ -56,25 +56,25 @@ def plot_attention(
     height, width, _ = pixels.shape
     columns = min(1 + len(panels), PANELS)
     rows = -(-(1 + len(panels)) // columns)
-    each = PANEL_WIDTH * height / width + 0.45
-    figure = Figure((PANEL_WIDTH * columns, rows * each + 0.4), layout="constrained")
+    panel_height = PANEL_WIDTH * height / width + 0.45
+    figure = Figure((PANEL_WIDTH * columns, rows * panel_height + 0.4), layout="constrained")
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
     grey = pixels.float().mean(-1) / 255
     extent = (0, width, height, 0)
     axes[0].imshow(pixels.numpy(), extent=extent)
     axes[0].set_title("photograph", fontsize=9)
-    for place, weights, name in zip(axes[1:], panels, names, strict=False):
-        place.imshow(grey.numpy(), cmap="gray", vmin=0, vmax=1, extent=extent)
-        place.imshow(
+    for panel, weights, name in zip(axes[1:], panels, names, strict=False):
+        panel.imshow(grey.numpy(), cmap="gray", vmin=0, vmax=1, extent=extent)
+        panel.imshow(
             weights.numpy(), cmap="inferno", vmin=0, alpha=0.65, extent=extent, aspect="equal"
         )
-        place.set_title(name, fontsize=9)
-        place.set_xlabel(f"largest weight {float(weights.max()):.2g}", fontsize=8, color="dimgrey")
-    for place in axes:
-        place.set(xticks=[], yticks=[])
-        place.spines[:].set_visible(False)
-    for place in axes[1 + len(panels) :]:
-        place.set_axis_off()
+        panel.set_title(name, fontsize=9)
+        panel.set_xlabel(f"largest weight {float(weights.max()):.2g}", fontsize=8, color="dimgrey")
+    for panel in axes:
+        panel.set(xticks=[], yticks=[])
+        panel.spines[:].set_visible(False)
+    for panel in axes[1 + len(panels) :]:
+        panel.set_axis_off()
     figure.suptitle(title or "", fontsize=11)
     return figure
 

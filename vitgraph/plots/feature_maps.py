@@ -63,8 +63,8 @@ def plot_feature_maps(
         raise ValueError("nothing to draw: pass at least one image and its map")
     for name, column in columns.items():
         if len(column) != len(photographs):
-            given = f"{counted(len(column), 'map')} for {counted(len(photographs), 'image')}"
-            raise ValueError(f"{name}: {given}; pass one each")
+            counts = f"{counted(len(column), 'map')} for {counted(len(photographs), 'image')}"
+            raise ValueError(f"{name}: {counts}; pass one each")
     ratios = [pixels.shape[0] / pixels.shape[1] for pixels in photographs]
     blocks = -(-len(columns) // MOST_COLUMNS)
     width = -(-len(columns) // blocks)
@@ -125,7 +125,10 @@ def _read_columns(maps: Maps | Mapping[str, Maps]) -> Mapping[str, Sequence[Tens
                 f"{name}: is one {type(column).__name__}, not a list of maps; pass the images "
                 "first, then their maps, in a list also for one"
             )
-        columns[name] = [one["image"] if isinstance(one, Mapping) else one for one in column]
+        columns[name] = [
+            item_maps["image"] if isinstance(item_maps, Mapping) else item_maps
+            for item_maps in column
+        ]
         for features in columns[name]:
             require_map(features)
     return columns
@@ -160,8 +163,8 @@ def _fill_columns(
         column[0].set_title(name, fontsize=10)
         for axes, coloured, pixels in zip(column, colours, photographs, strict=True):
             steps, height, width, _ = coloured.shape
-            when = f", step {steps // 2 + 1} of {steps}" if steps > 1 else ""
-            label = f"{width} x {height} patches{when}"
+            step_text = f", step {steps // 2 + 1} of {steps}" if steps > 1 else ""
+            label = f"{width} x {height} patches{step_text}"
             draw_picture(axes, coloured[steps // 2], pixels.shape[:2], label)
     for column in places[len(columns) :]:
         for axes in column:

@@ -126,13 +126,13 @@ def _figure(picture: str, key: str, note: str) -> str:
         key: name of the image.
         note: text above the name.
     """
-    shown = (
+    body = (
         f'<img src="{picture}" alt="{_text(key)}">'
         if picture.startswith("data:image/jpeg;base64,")
         else f'<div class="none">no picture: {_text(picture)}</div>'
     )
     return (
-        f"<figure>{shown}<figcaption><b>{_text(note)}</b><br><bdi>{_text(key)}</bdi></figcaption>"
+        f"<figure>{body}<figcaption><b>{_text(note)}</b><br><bdi>{_text(key)}</bdi></figcaption>"
         "</figure>"
     )
 

@@ -92,8 +92,8 @@ class Vectors:
                 start += len(rows)
         return self._hits(cosines, [0, *accumulate(counts)], top)
 
-    def _bar(self, what: str) -> Iterable[Shard]:
-        return tqdm(self.shards, desc=what, unit="shard", disable=not self.progress)
+    def _bar(self, label: str) -> Iterable[Shard]:
+        return tqdm(self.shards, desc=label, unit="shard", disable=not self.progress)
 
     def _rows(self, shard: Shard, width: int) -> Iterator[Floats]:
         """Yield the vectors of a shard as float32 [rows, D], at most :data:`ROWS_AT_ONCE` at a
@@ -125,12 +125,14 @@ class Vectors:
         """
         best = np.argpartition(-cosines, min(top, len(cosines)) - 1)[:top]
         best = best[np.lexsort((best, -cosines[best]))]
-        homes = np.searchsorted(starts, best, side="right") - 1
-        tables = {home: self._keys_and_files(home, starts) for home in set(homes.tolist())}
+        shard_numbers = np.searchsorted(starts, best, side="right") - 1
+        tables = {
+            shard: self._keys_and_files(shard, starts) for shard in set(shard_numbers.tolist())
+        }
         hits = []
-        for row, home in zip(best.tolist(), homes.tolist(), strict=True):
-            keys, files = tables[home]
-            key = keys[row - starts[home]]
+        for row, shard in zip(best.tolist(), shard_numbers.tolist(), strict=True):
+            keys, files = tables[shard]
+            key = keys[row - starts[shard]]
             hits.append(Hit(key, float(cosines[row]), files.get(key)))
         return hits
 

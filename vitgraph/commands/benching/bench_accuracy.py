@@ -90,9 +90,9 @@ def compare(
     """
     truth = _outputs(deepcopy(encoder).float(), images)
     return [
-        {"form": name, "field": field, **errors(ours[field], truth[field])}
+        {"form": name, "field": field, **errors(outputs[field], truth[field])}
         for name, form in forms_of(encoder, kernels)
-        for ours in [_outputs(form, images)]
+        for outputs in [_outputs(form, images)]
         for field in COMPARED_FIELDS
     ]
 
@@ -108,8 +108,8 @@ def _outputs(encoder: Encoder, images: Sequence[Path]) -> dict[str, Tensor]:
     with torch.no_grad():
         outputs = encoder.encode(images=[str(path) for path in images])
     fields = {
-        "last_hidden_state": [one.last_hidden_state for one in outputs],
-        "pooler_output": [one.pooler_output for one in outputs],
+        "last_hidden_state": [output.last_hidden_state for output in outputs],
+        "pooler_output": [output.pooler_output for output in outputs],
     }
     return {
         field: torch.cat([rows.flatten(0, -2).cpu() for rows in fields[field]])
@@ -117,11 +117,11 @@ def _outputs(encoder: Encoder, images: Sequence[Path]) -> dict[str, Tensor]:
     }
 
 
-def errors(ours: Tensor, truth: Tensor) -> dict[str, float]:
+def errors(tokens: Tensor, truth: Tensor) -> dict[str, float]:
     """Return how far tokens lie from the same tokens of the encoder in float32.
 
     Args:
-        ours: [T, D].
+        tokens: [T, D].
         truth: [T, D], computed in float32.
 
     Returns:
@@ -130,7 +130,7 @@ def errors(ours: Tensor, truth: Tensor) -> dict[str, float]:
     """
     import torch.nn.functional as F
 
-    a, b = ours.double(), truth.double()
+    a, b = tokens.double(), truth.double()
     cosine = F.cosine_similarity(a, b, dim=-1)
     return {
         "relative_l2": float((a - b).norm() / b.norm()),

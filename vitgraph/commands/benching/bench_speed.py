@@ -171,7 +171,7 @@ def measure(
     gpu = weight.device.type == "cuda"
     runs = runs or (RUNS if gpu else RUNS_WITHOUT_GPU)
     with torch.no_grad():
-        measured = [measure_kernels(encoder, name, gpu, runs) for name in dict.fromkeys(kernels)]
+        figures = [measure_kernels(encoder, name, gpu, runs) for name in dict.fromkeys(kernels)]
     return {
         "about": {
             "checkpoint": repo,
@@ -181,7 +181,7 @@ def measure(
             "torch": torch.__version__,
             "runs": runs,
         },
-        "kernels": measured,
+        "kernels": figures,
     }
 
 
@@ -262,15 +262,15 @@ def measure_size(
     if graphed is not None:
         calls["graph_ms"] = lambda: graphed(pixels, grids)
     tokens = sum(spec.output_tokens for spec in specs)
-    measured = _times(calls, pixels.device, runs)
+    milliseconds = _times(calls, pixels.device, runs)
     row: SizeTimes = {
         "images": images,
         "tokens": tokens,
-        "reference_ms": measured["reference_ms"],
-        "accelerated_ms": measured["accelerated_ms"],
+        "reference_ms": milliseconds["reference_ms"],
+        "accelerated_ms": milliseconds["accelerated_ms"],
     }
     if graphed is not None:
-        row["graph_ms"] = measured["graph_ms"]
+        row["graph_ms"] = milliseconds["graph_ms"]
     return row
 
 
@@ -295,11 +295,11 @@ def _times(
     for turn in range(runs + 1):
         for name, call in calls.items():
             _synchronize(device)
-            began = time.perf_counter()
+            start_time = time.perf_counter()
             call()
             _synchronize(device)
             if turn:
-                times[name].append((time.perf_counter() - began) * 1e3)
+                times[name].append((time.perf_counter() - start_time) * 1e3)
     return {
         name: {"min": min(values), "median": statistics.median(values), "max": max(values)}
         for name, values in times.items()
@@ -354,8 +354,8 @@ def _graphs(graphs: GraphFacts) -> str:
     """Return the text about captured graphs: a line with seconds and MiB, and a table of the
     budgets.
     """
-    held = (graphs["arena_bytes"], graphs["pool_bytes"], graphs["derived_bytes"])
-    arena, pool, derived = (count / 2**20 for count in held)
+    byte_counts = (graphs["arena_bytes"], graphs["pool_bytes"], graphs["derived_bytes"])
+    arena, pool, derived = (count / 2**20 for count in byte_counts)
     header = ("budget", "segments", "replay ms", "attention kernel")
     rows = [
         (

@@ -183,8 +183,8 @@ def run_worker(command: Command) -> int:
     if options.format == "parquet":
         require_parquet()
     if options.shard_items is None:
-        whole = 16 if options.format == "vllm" else 64
-        options.shard_items = whole if options.pool == "none" else 1000
+        items_per_shard = 16 if options.format == "vllm" else 64
+        options.shard_items = items_per_shard if options.pool == "none" else 1000
     load = cache(partial(_load, command))
     if options.plan:
         from .plan import print_plan
@@ -256,22 +256,24 @@ def _begin_job(command: Command, storage: Storage, load: Load) -> Job | None:
     from ...embedding.manifest import Manifest, write_list
 
     settings, source = _settings(command, None), command.source
-    listed = write_list(storage, source, command.options.shard_items)
+    file_list = write_list(storage, source, command.options.shard_items)
     created = False
     try:
         notes = [*source.notes, *source.describe_left_out()]
         for line in notes:
             print(line)
-        listed.files["said"] = notes
-        each = command.options.shard_items
-        manifest = Manifest(settings, listed.items, each, listed.keys, listed.files)
+        file_list.files["said"] = notes
+        items_per_shard = command.options.shard_items
+        manifest = Manifest(
+            settings, file_list.items, items_per_shard, file_list.keys, file_list.files
+        )
         job = Job(storage, manifest, command.worker, command.reader, command.calls())
         if job.todo:
             print(*job.prepare(load(job.commit)), sep="\n", flush=True)
         created = manifest.create(storage)
     finally:
         if not created:
-            storage.delete([listed.files["name"]])
+            storage.delete([file_list.files["name"]])
     return job if created else None
 
 
@@ -290,23 +292,24 @@ def _settings(command: Command, manifest: Manifest | None) -> JobSettings:
     names: tuple[DtypeName, ...] = get_args(DtypeName)
     options = command.options
     source = read_source(options)
-    known = None if manifest is None else manifest.settings
-    same = known is not None and known.get("checkpoint") == options.repo
-    if known is not None and same and not known["commit"].startswith(FILES):
-        source["revision"] = known["commit"]
+    job_settings = None if manifest is None else manifest.settings
+    if job_settings is not None and job_settings.get("checkpoint") == options.repo:
+        is_folder = job_settings["commit"].startswith(FILES)
+        source["revision"] = source["revision"] if is_folder else job_settings["commit"]
     info = inspect_checkpoint(options.repo, **source)
     folder, commit = Path(options.repo).expanduser(), info.commit
-    asked = info.dtype if options.dtype in (None, "auto") else options.dtype
-    dtype = next(name for name in names if name == asked)  # options of another name are refused
-    read, limits = command.reader.options, command.limits
+    dtype_name = info.dtype if options.dtype in (None, "auto") else options.dtype
+    # Options of another name were refused.
+    dtype = next(name for name in names if name == dtype_name)
+    source_options, limits = command.reader.options, command.limits
     return {
         "version": __version__,
         "source": command.source.identity(),
-        "column": read.column,
-        "subset": read.subset,
-        "split": read.split,
-        "any_path": read.any_path,
-        "fetch_urls": read.fetch_urls,
+        "column": source_options.column,
+        "subset": source_options.subset,
+        "split": source_options.split,
+        "any_path": source_options.any_path,
+        "fetch_urls": source_options.fetch_urls,
         "checkpoint": str(folder.resolve()) if commit is None else options.repo,
         "subfolder": options.subfolder,
         "revision": options.revision,

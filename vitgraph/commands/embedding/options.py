@@ -46,10 +46,10 @@ def check_embed(options: argparse.Namespace) -> None:
     """
     _check_plan(options)
     _set_format(options)
-    wanted = {"REPO_OR_FOLDER": options.repo, "FOLDER": options.files}
+    required = {"REPO_OR_FOLDER": options.repo, "FOLDER": options.files}
     if not options.plan:
-        wanted["--out"] = options.out
-    if missing := [name for name, value in wanted.items() if value is None]:
+        required["--out"] = options.out
+    if missing := [name for name, value in required.items() if value is None]:
         options.parser.error(f"the following arguments are required: {', '.join(missing)}")
     check_names(options.dtype, options.device)
     for name in _POSITIVE:
@@ -62,16 +62,16 @@ def check_embed(options: argparse.Namespace) -> None:
     read_worker(options.shard, os.environ)
     if not options.plan and "://" not in options.out:
         storage = open_storage(options.out)
-        found = Manifest.find(storage)
-        if found is None and options.format != "vllm" and storage.exists(STORE):
+        manifest = Manifest.find(storage)
+        if manifest is None and options.format != "vllm" and storage.exists(STORE):
             raise ValueError(
                 f"--out {options.out}: is a feature store; give --format vllm or another folder"
             )
     if not options.plan and options.format == "vllm":
         local_folder(options.out)
     ending = ["--plan"] if options.plan else ["--out", options.out]
-    right = ["vitgraph", "embed", "REPO_OR_FOLDER", options.repo, *ending]
-    check_checkpoint(options.repo, shlex.join(right))
+    corrected = ["vitgraph", "embed", "REPO_OR_FOLDER", options.repo, *ending]
+    check_checkpoint(options.repo, shlex.join(corrected))
     check_source(options)
     _check_files(options)
 
@@ -157,9 +157,9 @@ class Command:
         self.options, self.fields = options, _read_fields(options)
         self.worker = read_worker(options.shard, os.environ)
         names = [name for name in SourceOptions._fields if vars(options).get(name) is not None]
-        read = SourceOptions(**{name: vars(options)[name] for name in names})
-        self.source = Source(options.files, read)
-        self.reader = ImageReader(read, keyed=options.format == "vllm")
+        source_options = SourceOptions(**{name: vars(options)[name] for name in names})
+        self.source = Source(options.files, source_options)
+        self.reader = ImageReader(source_options, keyed=options.format == "vllm")
 
     def calls(self) -> Calls:
         """Return the limits, the pooling and the batches with which the encoder is called for the
@@ -191,7 +191,7 @@ def _read_fields(options: argparse.Namespace) -> tuple[OutputField, ...]:
     Raises:
         ValueError: ``--fields`` names an unknown field, or is given together with a pool.
     """
-    known: tuple[OutputField, ...] = (
+    known_fields: tuple[OutputField, ...] = (
         "pooler_output",
         "last_hidden_state",
         "deepstack_features",
@@ -205,6 +205,6 @@ def _read_fields(options: argparse.Namespace) -> tuple[OutputField, ...]:
         return ("last_hidden_state" if options.pool == "cls" else "pooler_output",)
     fields = tuple(dict.fromkeys((options.fields or "pooler_output").split(",")))
     for name in fields:
-        if name not in known:
-            raise ValueError(f"--fields: {name!r} is none of {', '.join(known)}")
-    return tuple(one for name in fields for one in known if one == name)
+        if name not in known_fields:
+            raise ValueError(f"--fields: {name!r} is none of {', '.join(known_fields)}")
+    return tuple(field for name in fields for field in known_fields if field == name)

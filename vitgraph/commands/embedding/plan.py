@@ -39,14 +39,14 @@ def print_plan(command: Command, load: Callable[[], Encoder | GraphedEncoder]) -
         stream = stream._replace(workers=THREADS_PER_GPU)
     encoder = describe_encoder(options.repo, HubOptions(**read_hub(options)), options.family)
     encoder.item_encoder().check(settings)
-    count, what = count_written(encoder, options.pool, command.fields, limits)
+    count, description = count_written(encoder, options.pool, command.fields, limits)
     out_dtype: str = options.out_dtype or _dtype_of_weights(options)
     size = DTYPES[out_dtype].itemsize
-    total, chosen = choose(command.source)
+    total, sampled_files = choose(command.source)
     for line in (*command.source.notes, *command.source.describe_left_out()):
         print(line)
     sample, images = take_sample(
-        chosen, command.reader.read, encoder, limits, lambda image: count(image) * size
+        sampled_files, command.reader.read, encoder, limits, lambda image: count(image) * size
     )
     if options.device is None:
         rate = committed_rate(encoder, sample.tokens)
@@ -54,7 +54,7 @@ def print_plan(command: Command, load: Callable[[], Encoder | GraphedEncoder]) -
         rate = measure_rate(load().item_encoder(), images, limits, settings, stream)
     assert stream.workers is not None
     estimate = Estimate(total, sample, rate, stream.workers)
-    print(report(estimate, options.files, options.gpus, f"{what}, {out_dtype}"))
+    print(report(estimate, options.files, options.gpus, f"{description}, {out_dtype}"))
 
 
 def _dtype_of_weights(options: argparse.Namespace) -> str:
@@ -84,8 +84,8 @@ def count_written(
     def count(image: Tensor) -> int:
         with torch.no_grad():
             (output,) = encoder.encode([image], **limits._asdict())
-        found = [output._asdict()[name] for name in fields]
-        tensors = [x for field in found for x in (field if isinstance(field, tuple) else [field])]
+        values = [output._asdict()[name] for name in fields]
+        tensors = [x for field in values for x in (field if isinstance(field, tuple) else [field])]
         return sum(tensor.numel() for tensor in tensors)
 
     return count, ", ".join(fields)

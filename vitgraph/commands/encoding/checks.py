@@ -93,12 +93,12 @@ def _is_features_file(path: Path) -> bool:
         return False
 
 
-def _check_plot(plot: Path, others: Sequence[Path]) -> None:
+def _check_plot(plot: Path, other_files: Sequence[Path]) -> None:
     """Check that matplotlib can write a picture, and that it replaces none of the other files.
 
     Args:
         plot: the picture; its suffix names the format.
-        others: the files that are read or written besides.
+        other_files: the files that are read or written besides.
 
     Raises:
         ValueError: matplotlib is missing, it does not know the suffix, or ``plot`` is one of the
@@ -107,10 +107,10 @@ def _check_plot(plot: Path, others: Sequence[Path]) -> None:
     require_matplotlib()
     from matplotlib.backend_bases import FigureCanvasBase
 
-    known = FigureCanvasBase.get_supported_filetypes()
-    if plot.suffix[1:].lower() not in known:
-        raise ValueError(f"{plot}: the suffix must name a picture format: {', '.join(known)}")
-    for path in others:
+    formats = FigureCanvasBase.get_supported_filetypes()
+    if plot.suffix[1:].lower() not in formats:
+        raise ValueError(f"{plot}: the suffix must name a picture format: {', '.join(formats)}")
+    for path in other_files:
         if path.resolve() == plot.resolve():
             raise ValueError(f"--plot {plot}: would replace {path}; give another name")
 

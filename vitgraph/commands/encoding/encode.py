@@ -152,9 +152,9 @@ def encode(options: argparse.Namespace) -> None:
     device = read_device(options.device)
     with enough_memory(options.repo, "give --dtype bfloat16 or another --device"):
         # With None, which means the CPU, load_encoder logs that the machine has an idle GPU.
-        chosen = device if options.device else None
+        load_device = device if options.device else None
         source = read_source(options)
-        encoder = load_encoder(options.repo, **source, dtype=options.dtype, device=chosen)
+        encoder = load_encoder(options.repo, **source, dtype=options.dtype, device=load_device)
     encoder.item_encoder().check(settings)
     graphed = graph_encoder(encoder, graphs, options.precision) if graphs else None
     if graphed is None and options.precision == "fp8":
@@ -163,24 +163,24 @@ def encode(options: argparse.Namespace) -> None:
     stream = _stream_options(options, graphs)
     encoded = encode_items(encoder, media, limits, settings, stream, graphed)
     rows: list[tuple[str, ...]] = []
-    drawn: list[tuple[Tensor, Tensor, str]] = []
+    plotted: list[tuple[Tensor, Tensor, str]] = []
     with _writing(options, encoder) as write:
         for result in encoded:
             write(result.item, result.output if result.vector is None else result.vector)
             rows.append(row(result))
-            if options.plot and len(drawn) < MOST_PLOTTED:
+            if options.plot and len(plotted) < MOST_PLOTTED:
                 name = _plot_text(Path(result.item.name).name)
-                drawn.append((result.media.still, result.feature_map, name))
+                plotted.append((result.media.still, result.feature_map, name))
     if options.plot:
-        _plot(options, *zip(*drawn, strict=True))
-    written = "pooler_output" if settings.pool == "none" else "vector"
-    print(format_table([written if name == "pooler_output" else name for name in HEADER], rows))
+        _plot(options, *zip(*plotted, strict=True))
+    column = "pooler_output" if settings.pool == "none" else "vector"
+    print(format_table([column if name == "pooler_output" else name for name in HEADER], rows))
     if graphed is not None:
         print(summary(graphed.stats()))
     for path in filter(None, (options.out, options.plot)):
         print(f"wrote {printable(str(path))}")
-    if options.plot and len(rows) > len(drawn):
-        print(f"the plot shows the first {len(drawn)} of {len(rows)} items")
+    if options.plot and len(rows) > len(plotted):
+        print(f"the plot shows the first {len(plotted)} of {len(rows)} items")
 
 
 def _stream_options(options: argparse.Namespace, graphs: GraphOptions | None) -> StreamOptions:
@@ -194,9 +194,9 @@ def _stream_options(options: argparse.Namespace, graphs: GraphOptions | None) ->
     from encoders.streams import StreamOptions
 
     batch_tokens = None if graphs is not None and graphs.items > 1 else 1
-    shown = not options.no_progress and sys.stderr is not None and sys.stderr.isatty()
+    shows_progress = not options.no_progress and sys.stderr is not None and sys.stderr.isatty()
     total = len(options.images) + len(options.video)
-    return StreamOptions(batch_tokens, progress=shown, total=total)
+    return StreamOptions(batch_tokens, progress=shows_progress, total=total)
 
 
 def _writing(

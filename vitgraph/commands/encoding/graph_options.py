@@ -74,9 +74,9 @@ def read_graph_options(
         ValueError: a value that is not valid, options without ``--graph``, or files of a kind that
             the modality excludes.
     """
-    given = {"budgets": budgets, "max-batch-size": max_batch_size, "modality": modality}
+    values = {"budgets": budgets, "max-batch-size": max_batch_size, "modality": modality}
     if not graph:
-        for name, value in given.items():
+        for name, value in values.items():
             if value is not None:
                 raise ValueError(f"--{name} {value}: says what to capture; it needs --graph")
         return None

@@ -87,7 +87,9 @@ def summary(stats: GraphStats) -> str:
     """
     hits = sum(budget.hits for budget in stats.budgets)
     items = sum(budget.items for budget in stats.budgets)
-    reasons = ", ".join(f"{why}: {count}" for why, count in sorted(stats.eager_reasons.items()))
+    reasons = ", ".join(
+        f"{reason}: {count}" for reason, count in sorted(stats.eager_reasons.items())
+    )
     eager = f"{stats.eager_items} eagerly" + f" ({reasons})" * bool(reasons)
     tokens = [budget.tokens for budget in stats.budgets]
     sizes = f" of {min(tokens)} to {max(tokens)} tokens" if tokens else ""

@@ -130,22 +130,24 @@ def encode_items(
     Raises:
         ValueError: an item that cannot be encoded; the message begins with the item's name.
     """
-    whole = ResultSettings(max_tokens_per_call=settings.max_tokens_per_call)
+    unpooled = ResultSettings(max_tokens_per_call=settings.max_tokens_per_call)
     item_encoder = (encoder if graphed is None else graphed).item_encoder()
-    pairs = ((one, one.item) for one in media)
-    kept = options._replace(on_error="keep")  # an error that is yielded names its item of the batch
-    began = time.perf_counter()
-    for result in stream_items(item_encoder, pairs, limits, whole, kept):
+    pairs = ((medium, medium.item) for medium in media)
+    # An error that is yielded names its item of the batch.
+    keep_errors = options._replace(on_error="keep")
+    start_time = time.perf_counter()
+    for result in stream_items(item_encoder, pairs, limits, unpooled, keep_errors):
         medium = result.key
         assert isinstance(medium, Media)  # of the pairs above
         if isinstance(result.value, ItemError):
             _raise_for(medium.name, result.value.error)
-        milliseconds = (time.perf_counter() - began) * 1e3
+        milliseconds = (time.perf_counter() - start_time) * 1e3
         assert result.layout is not None
-        assert isinstance(result.value, EncoderOutput | PartialOutput)  # `whole` asks for no vector
+        # `unpooled` asks for no vector.
+        assert isinstance(result.value, EncoderOutput | PartialOutput)
         output = _to_cpu(result.value)
         yield _describe(encoder, medium, result.layout, output, milliseconds, settings)
-        began = time.perf_counter()
+        start_time = time.perf_counter()
 
 
 def _raise_for(name: str, error: Exception) -> None:
@@ -162,8 +164,8 @@ def _raise_for(name: str, error: Exception) -> None:
     with enough_memory(name, fix):
         if not isinstance(error, ValueError):
             raise error
-        said = str(error).removeprefix(f"{name}: ")
-        raise ValueError(f"{name}: {said}") from error
+        message = str(error).removeprefix(f"{name}: ")
+        raise ValueError(f"{name}: {message}") from error
 
 
 def _describe(
@@ -219,8 +221,8 @@ def row(encoded: Encoded) -> tuple[str, ...]:
     """
     item, pooled = encoded.item, encoded.output.pooler_output
     assert pooled is not None
-    written = pooled if encoded.vector is None else encoded.vector
+    tokens_or_vector = pooled if encoded.vector is None else encoded.vector
     size = "x".join(map(str, item.size)) + (f" x {item.frames}" if item.kind == "video" else "")
     grid = " x ".join(map(str, item.grid_thw))
-    shape, took = str(tuple(written.shape)), f"{encoded.milliseconds:.0f}"
-    return item.name, size, grid, str(len(pooled)), shape, took
+    shape, milliseconds = str(tuple(tokens_or_vector.shape)), f"{encoded.milliseconds:.0f}"
+    return item.name, size, grid, str(len(pooled)), shape, milliseconds

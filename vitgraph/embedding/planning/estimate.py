@@ -89,14 +89,14 @@ class Estimate(NamedTuple):
         return self.images / (gpus * self.per_second) / 3600
 
 
-def report(estimate: Estimate, source: str, gpus: int | None, written: str) -> str:
+def report(estimate: Estimate, source: str, gpus: int | None, output_description: str) -> str:
     """Return an estimate as text: the figures of the sample, and a table by number of GPUs.
 
     Args:
         estimate: the estimate of the job.
         source: name of the source of the images.
         gpus: number of GPUs in the only row of the table; None shows several rows.
-        written: description of what is written for each image.
+        output_description: description of what is written for each image.
     """
     images, sample, rate = estimate.images, estimate.sample, estimate.rate
     tokens = f"{statistics.mean(sample.tokens):,.0f} tokens ({min(sample.tokens):,} to "
@@ -131,7 +131,7 @@ def report(estimate: Estimate, source: str, gpus: int | None, written: str) -> s
         "",
         f"binds: {estimate.binds}",
         f"bytes: {readable(images * sample.read_bytes)} to read, about {readable(total)} to write "
-        f"({written})",
+        f"({output_description})",
     ]
     return "\n".join([*head, table, *tail])
 

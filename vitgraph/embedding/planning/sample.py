@@ -51,12 +51,12 @@ class _Measured(NamedTuple):
     tokens: int
 
 
-def choose(files: Iterable[File], most: int = SAMPLED) -> tuple[int, list[File]]:
+def choose(files: Iterable[File], max_count: int = SAMPLED) -> tuple[int, list[File]]:
     """Count files, and choose some of them at random, each with the same chance.
 
     Args:
         files: the files of a source, which are read one by one: millions need not fit into memory.
-        most: largest number of files to choose.
+        max_count: largest number of files to choose.
 
     Returns:
         The number of all files, and the chosen ones.
@@ -64,16 +64,16 @@ def choose(files: Iterable[File], most: int = SAMPLED) -> tuple[int, list[File]]
     chance, chosen, count = Random(0), list[File](), 0
     for file in files:
         count += 1
-        if len(chosen) < most:
+        if len(chosen) < max_count:
             chosen.append(file)
-        elif (place := chance.randrange(count)) < most:
-            chosen[place] = file
+        elif (index := chance.randrange(count)) < max_count:
+            chosen[index] = file
     return count, chosen
 
 
 def take_sample(
     files: Sequence[File],
-    read: Callable[[File], bytes],
+    read_file: Callable[[File], bytes],
     encoder: Encoder,
     limits: Limits,
     written_bytes: Callable[[Tensor], int],
@@ -82,7 +82,7 @@ def take_sample(
 
     Args:
         files: the images.
-        read: returns the bytes of an image file.
+        read_file: returns the bytes of an image file.
         encoder: the encoder whose preprocessing is measured; it may be on the meta device.
         limits: keywords of ``preprocess`` that bound the size of an image.
         written_bytes: returns the bytes that the job writes for a decoded image uint8 [3, H, W].
@@ -93,26 +93,28 @@ def take_sample(
     Raises:
         ValueError: none of the images can be read.
     """
-    measured: list[_Measured] = []
+    all_figures: list[_Measured] = []
     errors: list[str] = []
     with _one_thread():
         # The first call imports modules; without it, their time would be added to the first image.
         encoder.preprocess([torch.zeros(3, 64, 64, dtype=torch.uint8)], **limits._asdict())
         for file in files:
-            began = time.perf_counter()
+            start_time = time.perf_counter()
             try:
-                data = read(file)
-                seconds = time.perf_counter() - began
-                measured.append(_measure(data, seconds, encoder, limits, written_bytes))
+                data = read_file(file)
+                seconds = time.perf_counter() - start_time
+                all_figures.append(_measure(data, seconds, encoder, limits, written_bytes))
             except Exception as error:  # noqa: BLE001  # as in a stream: it is this item's
                 errors.append(f"{file.key}: {error}")
-    if not measured:
+    if not all_figures:
         raise ValueError(f"none of {len(files)} sampled images can be read; {errors[0]}")
-    columns = np.array([one[1:5] for one in measured])
-    size, reading, decoding, written = columns.mean(axis=0).tolist()
-    tokens = [one.tokens for one in measured]
-    sample = Sample(size, reading, decoding, written, tokens, len(errors))
-    return sample, [one.image for one in measured]
+    columns = np.array([image_figures[1:5] for image_figures in all_figures])
+    read_bytes, read_seconds, decode_seconds, mean_written_bytes = columns.mean(axis=0).tolist()
+    tokens = [image_figures.tokens for image_figures in all_figures]
+    sample = Sample(
+        read_bytes, read_seconds, decode_seconds, mean_written_bytes, tokens, len(errors)
+    )
+    return sample, [image_figures.image for image_figures in all_figures]
 
 
 def _measure(
@@ -123,17 +125,17 @@ def _measure(
     written_bytes: Callable[[Tensor], int],
 ) -> _Measured:
     item_encoder = encoder.item_encoder()
-    began = time.thread_time()
+    start_time = time.thread_time()
     # Where a stager exists, threads only decode and resize, and the GPU normalises and patches.
     if item_encoder.stager is not None:
         item_encoder.stager.stage([data], [], limits)
     else:
         encoder.preprocess([data], **limits._asdict())
-    decode_seconds = time.thread_time() - began
+    decode_seconds = time.thread_time() - start_time
     image = to_rgb(data)
     tokens = item_encoder.tokens(encoder.preprocess([image], **limits._asdict()))
-    written = written_bytes(image)
-    return _Measured(image, len(data), read_seconds, decode_seconds, written, tokens)
+    output_bytes = written_bytes(image)
+    return _Measured(image, len(data), read_seconds, decode_seconds, output_bytes, tokens)
 
 
 @contextmanager
@@ -170,11 +172,11 @@ def measure_rate(
 
     def seconds_of(count: int) -> float:
         items = islice(cycle(images), count)
-        began = time.perf_counter()
+        start_time = time.perf_counter()
         with closing(stream_items(item_encoder, items, limits, settings, options)) as results:
             for _ in results:
                 pass
-        return time.perf_counter() - began
+        return time.perf_counter() - start_time
 
     seconds_of(1)  # the first call does work of initialisation, which is not counted
     count = len(images)
@@ -198,13 +200,15 @@ def committed_rate(encoder: Encoder, tokens: Sequence[int]) -> Rate | None:
         The rate; None for a tower that was not measured.
     """
     committed = json.loads(RATES.read_text())
-    own = {"class": type(encoder).__name__, "features": encoder.num_features}
+    tower_identity = {"class": type(encoder).__name__, "features": encoder.num_features}
     for name, identity in committed["encoders"].items():
-        if identity == own:
-            known = seconds_by_tokens(committed["towers"][name].values())
-            seconds = sum(seconds_of(count, known) for count in tokens) / len(tokens)
-            about = committed["about"]
-            return Rate(1 / seconds, f"as {name} on one {about['gpu']} ({about['date']})")
+        if identity == tower_identity:
+            measured_seconds = seconds_by_tokens(committed["towers"][name].values())
+            seconds = sum(seconds_of(count, measured_seconds) for count in tokens) / len(tokens)
+            measurement = committed["about"]
+            return Rate(
+                1 / seconds, f"as {name} on one {measurement['gpu']} ({measurement['date']})"
+            )
     return None
 
 
@@ -221,14 +225,14 @@ def seconds_by_tokens(sizes: Iterable[Mapping[str, float]]) -> dict[int, float]:
     return {tokens: sum(seconds[tokens]) / len(seconds[tokens]) for tokens in sorted(seconds)}
 
 
-def seconds_of(tokens: int, known: Mapping[int, float]) -> float:
+def seconds_of(tokens: int, measured_seconds: Mapping[int, float]) -> float:
     """Return the seconds of an image, interpolated between measured numbers of tokens.
 
     Args:
-        tokens: output tokens of the image; beyond the largest in ``known``, seconds grow in
-            proportion.
-        known: seconds per image by number of tokens, in ascending order.
+        tokens: output tokens of the image; beyond the largest in ``measured_seconds``, seconds grow
+            in proportion.
+        measured_seconds: seconds per image by number of tokens, in ascending order.
     """
-    most = max(known)
-    between = float(np.interp(tokens, list(known), list(known.values())))
-    return between * max(tokens / most, 1)
+    largest = max(measured_seconds)
+    interpolated = float(np.interp(tokens, list(measured_seconds), list(measured_seconds.values())))
+    return interpolated * max(tokens / largest, 1)

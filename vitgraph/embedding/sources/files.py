@@ -73,9 +73,9 @@ def _read_remote(url: str, version: str, start: int, size: int) -> bytes:
     with explaining(url):
         if size >= 0:
             return fs.cat_file(path, start=start, end=start + size) if size else b""
-        found: bytes = fs.cat_file(path)
+        content: bytes = fs.cat_file(path)
     require_version(url, version)
-    return found
+    return content
 
 
 @contextmanager
@@ -116,10 +116,10 @@ def open_file(path: str, version: str = "", block: int = REMOTE_BLOCK) -> Iterat
         with open_regular(path, version) as file:
             yield file
         return
-    fs, inside = open_filesystem(path)
+    fs, path_in_store = open_filesystem(path)
     with explaining(path):
-        opened = fs.open(inside, "rb", block_size=block, cache_type="readahead")
-    with opened as file:
+        handle = fs.open(path_in_store, "rb", block_size=block, cache_type="readahead")
+    with handle as file:
         yield file
     require_version(path, version)
 
@@ -148,15 +148,15 @@ def version_of(path: str) -> str:
         state = os.stat(path)
         _require_regular(path, state)
         return _state(state)
-    fs, inside = open_filesystem(path)
+    fs, path_in_store = open_filesystem(path)
     with explaining(path):
-        return version_in(fs.info(inside))
+        return version_in(fs.info(path_in_store))
 
 
 def version_in(info: Mapping[str, object]) -> str:
     """Return the text of :func:`version_of` for a remote file, from its ``info`` in fsspec."""
-    known = (str(info[name]) for name in (*_STATES, *_TIMES) if info.get(name))
-    return f"{info.get('size')} {next(known, '')}"
+    states = (str(info[name]) for name in (*_STATES, *_TIMES) if info.get(name))
+    return f"{info.get('size')} {next(states, '')}"
 
 
 def _state(state: os.stat_result) -> str:
@@ -188,8 +188,8 @@ def checkpoint_state(checkpoint: str, subfolder: str | None) -> str:
     """
     folder = Path(checkpoint).expanduser() / (subfolder or "")
     files = [folder] if folder.is_file() else sorted(folder.iterdir())
-    kept = [path for path in files if path.suffix in (".json", ".safetensors")]
-    return state_of(kept, folder.parent if folder.is_file() else folder)
+    checkpoint_files = [path for path in files if path.suffix in (".json", ".safetensors")]
+    return state_of(checkpoint_files, folder.parent if folder.is_file() else folder)
 
 
 def _require_regular(path: str, state: os.stat_result) -> None:
@@ -213,13 +213,13 @@ def entries_below(root: str) -> Iterator[tuple[os.DirEntry[str], str]]:
     gets the path without a link.
     """
     waiting, linked = [(root, "")], list[tuple[str, str]]()
-    seen: set[tuple[int, int]] = set()
+    listed_folders: set[tuple[int, int]] = set()
     while waiting or linked:
         folder, start = waiting.pop() if waiting else linked.pop(0)
         state = os.stat(folder)
-        if (state.st_dev, state.st_ino) in seen:
+        if (state.st_dev, state.st_ino) in listed_folders:
             continue
-        seen.add((state.st_dev, state.st_ino))
+        listed_folders.add((state.st_dev, state.st_ino))
         # Entries are read one by one, because a list of millions, 1 kB each, might not fit.
         with os.scandir(folder) as entries:
             for entry in entries:
@@ -249,10 +249,10 @@ def beside(folder: str, name: str, any_path: bool) -> str:
         ValueError: the file lies outside ``folder`` and must not.
     """
     if is_remote(folder):
-        inside = posixpath.normpath(name)
-        if is_remote(name) or inside.startswith(("/", "..")):
+        relative = posixpath.normpath(name)
+        if is_remote(name) or relative.startswith(("/", "..")):
             raise ValueError(f"{name}: a file on a remote store names only what lies beside it")
-        return f"{folder}/{inside}"
+        return f"{folder}/{relative}"
     if any_path and is_remote(name):
         return name
     path = os.path.join(folder, name)

@@ -118,8 +118,8 @@ class Source:
             return []
         common = self.left_out.most_common(_MOST_SUFFIXES)
         parts = [f"{count:,} {suffix}" for suffix, count in common]
-        if rest := self.left_out.total() - sum(count for _, count in common):
-            parts.append(f"{rest:,} others")
+        if other_count := self.left_out.total() - sum(count for _, count in common):
+            parts.append(f"{other_count:,} others")
         hint = "; pip install 'vitgraph[heif]' reads .heic" if _HEIF & self.left_out.keys() else ""
         return [f"left out, because they are no images by their names: {', '.join(parts)}{hint}"]
 
@@ -146,7 +146,7 @@ class Source:
         depth = next((n for n, part in enumerate(fixed) if glob.has_magic(part)), len(fixed))
         root = os.path.join(*fixed[:depth])
         names = glob.glob(str(path), recursive=True)
-        keys = {Path(each).relative_to(root).as_posix(): each for each in names}
+        keys = {Path(name_found).relative_to(root).as_posix(): name_found for name_found in names}
         files = (_local_file(keys[key], key) for key in sorted(keys) if os.path.isfile(keys[key]))
         return self._inside(files)
 
@@ -188,12 +188,12 @@ class Source:
         fs, path = open_filesystem(url)
         with explaining(url):
             if glob.has_magic(path):
-                described, root = fs.glob(path, detail=True), _fixed_part(path)
-                return self._inside(_remote_files(fs, described, root))
-            described = fs.find(path, detail=True)
-        if set(described) == {path}:
-            return self._inside(_remote_files(fs, described, posixpath.dirname(path)))
-        return self._images_of(_remote_files(fs, described, path.rstrip("/")))
+                infos, root = fs.glob(path, detail=True), _fixed_part(path)
+                return self._inside(_remote_files(fs, infos, root))
+            infos = fs.find(path, detail=True)
+        if set(infos) == {path}:
+            return self._inside(_remote_files(fs, infos, posixpath.dirname(path)))
+        return self._images_of(_remote_files(fs, infos, path.rstrip("/")))
 
     def _images_of(self, files: Iterable[File]) -> Iterator[File]:
         """Yield the files with the suffix of an image outside hidden folders, and count other
@@ -244,39 +244,39 @@ class Source:
             for listed_so_far in _batches(files, LISTING):
                 batch = list(pool.map(_with_version, listed_so_far))
                 tars = [file for file in batch if _ends(file.path, ".tar") and is_remote(file.path)]
-                began = time.perf_counter()
-                listed = dict(zip((t.path for t in tars), pool.map(_list_tar, tars), strict=True))
+                start_time = time.perf_counter()
+                listings = dict(zip((t.path for t in tars), pool.map(_list_tar, tars), strict=True))
                 if tars:
-                    self._note(tars, listed, time.perf_counter() - began)
+                    self._note(tars, listings, time.perf_counter() - start_time)
                 for file in batch:
-                    yield from self._expand(file, listed)
+                    yield from self._expand(file, listings)
 
-    def _note(self, tars: list[File], listed: dict[str, Listed], seconds: float) -> None:
-        read = sum(one.transferred for one in listed.values())
-        count = sum(len(one.members) for one in listed.values())
-        whole = sum(max(file.size, int(file.version.split()[0])) for file in tars)
+    def _note(self, tars: list[File], listings: dict[str, Listed], seconds: float) -> None:
+        transferred = sum(listing.transferred for listing in listings.values())
+        count = sum(len(listing.members) for listing in listings.values())
+        tar_bytes = sum(max(file.size, int(file.version.split()[0])) for file in tars)
         self.notes.append(
             f"listed {counted(len(tars), 'remote tar file')} in {seconds:.1f} s: "
-            f"{counted(count, 'member')}, "
-            f"{read:,} of {whole:,} bytes transferred ({read / max(whole, 1):.2%})"
+            f"{counted(count, 'member')}, {transferred:,} of {tar_bytes:,} bytes "
+            f"transferred ({transferred / max(tar_bytes, 1):.2%})"
         )
 
-    def _expand(self, file: File, listed: dict[str, Listed]) -> Iterator[File]:
+    def _expand(self, file: File, listings: dict[str, Listed]) -> Iterator[File]:
         if file.kind == "file" and _ends(file.path, *_COMPRESSED):
             raise ValueError(
                 f"{file.path}: is compressed, so that no image in it can be reached without "
                 "reading all before it; decompress it to a .tar file"
             )
         if file.kind == "file" and _ends(file.path, ".tar"):
-            yield from self._members(file, listed.get(file.path) or _list_tar(file))
+            yield from self._members(file, listings.get(file.path) or _list_tar(file))
         elif file.kind == "file" and _ends(file.path, ".parquet"):
             table = ParquetTable(file.path, file.version, self.options.column)
             yield from self._rows(table, file.path, file.version, file.key)
         else:
             yield file
 
-    def _members(self, tar: File, listed: Listed) -> Iterator[File]:
-        for member in listed.members:
+    def _members(self, tar: File, listing: Listed) -> Iterator[File]:
+        for member in listing.members:
             if not posixpath.basename(member.name).startswith(".") and self._takes(member.name):
                 kind: FileKind = "sparse" if member.sparse else "member"
                 key = f"{tar.key}/{member.name}"
@@ -332,22 +332,22 @@ def _named(path: str, folder: str) -> File:
     """
     if is_remote(path):
         return File(path.removeprefix(f"{folder}/"), path)
-    inside = Path(path).is_relative_to(folder)
-    key = (Path(path).relative_to(folder) if inside else Path(path)).as_posix()
+    is_inside = Path(path).is_relative_to(folder)
+    key = (Path(path).relative_to(folder) if is_inside else Path(path)).as_posix()
     return _local_file(os.path.abspath(path), key)
 
 
 def _remote_files(
-    fs: AbstractFileSystem, described: Mapping[str, JsonObject], root: str
+    fs: AbstractFileSystem, infos: Mapping[str, JsonObject], root: str
 ) -> Iterator[File]:
-    """Yield the files that ``fs.find`` returned as ``described``; keys are relative to ``root``."""
-    for path in sorted(described):
-        about = described[path]
-        if about.get("type", "file") == "file":
+    """Yield the files that ``fs.find`` returned as ``infos``; keys are relative to ``root``."""
+    for path in sorted(infos):
+        info = infos[path]
+        if info.get("type", "file") == "file":
             key, url = path[len(root) :].lstrip("/"), fs.unstrip_protocol(path)
-            size = about.get("size")  # some stores do not know it
-            known = size if isinstance(size, int) and size > 0 else -1
-            yield File(key, url, known, version_in(about))
+            size = info.get("size")  # some stores do not know it
+            known_size = size if isinstance(size, int) and size > 0 else -1
+            yield File(key, url, known_size, version_in(info))
 
 
 def _fixed_part(path: str) -> str:

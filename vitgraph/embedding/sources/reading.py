@@ -126,8 +126,8 @@ class ImageReader:
                     require_version(*tar)
                 except OSError as error:
                     errors[tar] = str(error)
-        places = enumerate((file.path, file.version) for file in files)
-        return {place: errors[tar] for place, tar in places if tar in errors}
+        versions = enumerate((file.path, file.version) for file in files)
+        return {index: errors[tar] for index, tar in versions if tar in errors}
 
     def _open_table(self, path: str, version: str) -> ParquetTable | DataSet:
         column, subset, split, *_ = self.options

@@ -48,11 +48,9 @@ class ParquetTable:
         self.folders = (posixpath.dirname(path) if is_remote(path) else os.path.dirname(path),)
         """The folder in which the paths in table cells must lie, and to which they are relative."""
         try:
-            with open_file(path, version) as file, parquet.ParquetFile(file) as opened:
-                groups = [
-                    opened.metadata.row_group(n).num_rows for n in range(opened.num_row_groups)
-                ]
-                schema = opened.schema_arrow
+            with open_file(path, version) as file, parquet.ParquetFile(file) as table:
+                groups = [table.metadata.row_group(n).num_rows for n in range(table.num_row_groups)]
+                schema = table.schema_arrow
         except (ArrowException, OSError) as error:
             raise ValueError(f"{path}: cannot be read as a parquet file ({error})") from error
         require_column(path, column, schema.names)
@@ -80,8 +78,8 @@ class ParquetTable:
         from pyarrow import ArrowException, parquet
 
         try:
-            with open_file(self.path, self.version) as file, parquet.ParquetFile(file) as opened:
-                return opened.read_row_group(group, columns=[self.column])[self.column]
+            with open_file(self.path, self.version) as file, parquet.ParquetFile(file) as table:
+                return table.read_row_group(group, columns=[self.column])[self.column]
         except ArrowException as error:
             raise OSError(f"{self.path}: cannot be read ({error})") from error
 

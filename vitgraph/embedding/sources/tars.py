@@ -71,14 +71,14 @@ def _members(file: IO[bytes]) -> Iterator[tarfile.TarInfo]:
     Raises:
         tarfile.TarError: ``file`` is no tar file, or its headers break off before the end.
     """
-    with tarfile.open(fileobj=file, mode="r:") as opened:
-        for member in opened:
-            opened.members = []  # type: ignore[attr-defined]  # else it keeps all headers
+    with tarfile.open(fileobj=file, mode="r:") as tar:
+        for member in tar:
+            tar.members = []  # type: ignore[attr-defined]  # else it keeps all headers
             yield member
         # A tar file ends in blocks of zeros. tarfile also stops at a damaged header, without error.
-        file.seek(opened.offset)
+        file.seek(tar.offset)
         if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
-            raise tarfile.ReadError(f"its list of files breaks off at byte {opened.offset:,}")
+            raise tarfile.ReadError(f"its list of files breaks off at byte {tar.offset:,}")
 
 
 def _with_links(headers: Iterator[tarfile.TarInfo]) -> Iterator[Member]:
@@ -87,7 +87,7 @@ def _with_links(headers: Iterator[tarfile.TarInfo]) -> Iterator[Member]:
     A hard link names an earlier file. A symbolic link may name any file, relative to its own
     folder, so symbolic links are yielded after all files.
     """
-    known: dict[str, Member] = {}
+    members: dict[str, Member] = {}
     links: dict[str, str] = {}
     linked: list[str] = []
     for header in headers:
@@ -99,26 +99,26 @@ def _with_links(headers: Iterator[tarfile.TarInfo]) -> Iterator[Member]:
             continue
         if header.isreg() or header.issparse():
             sparse = header.issparse()
-            place = header.offset if sparse else header.offset_data
-            member = Member(header.name, place, header.size, sparse)
+            offset = header.offset if sparse else header.offset_data
+            member = Member(header.name, offset, header.size, sparse)
         elif header.islnk():
             target = posixpath.normpath(header.linkname)
-            member = known.get(target, Member("", NOWHERE, 0))._replace(name=header.name)
+            member = members.get(target, Member("", NOWHERE, 0))._replace(name=header.name)
         else:
             continue
-        known[name] = member
+        members[name] = member
         yield member
     for name in linked:
-        yield _follow(posixpath.normpath(name), links, known)._replace(name=name)
+        yield _follow(posixpath.normpath(name), links, members)._replace(name=name)
 
 
-def _follow(name: str, links: dict[str, str], known: dict[str, Member]) -> Member:
+def _follow(name: str, links: dict[str, str], members: dict[str, Member]) -> Member:
     """Return the member that a symbolic link leads to, possibly through other links.
 
     Args:
         name: normalised path of the link.
         links: the target of each symbolic link, by the path of the link.
-        known: the members that are files, by their path.
+        members: the members that are files, by their path.
 
     Returns:
         The member; one with the offset :data:`NOWHERE` if the link leads to no file.
@@ -126,30 +126,30 @@ def _follow(name: str, links: dict[str, str], known: dict[str, Member]) -> Membe
     target = name
     for _ in range(len(links)):
         target = links.get(target, target)
-        if target in known:
-            return known[target]
+        if target in members:
+            return members[target]
     return Member("", NOWHERE, 0)
 
 
-def read_sparse(path: str, version: str, place: int) -> bytes:
+def read_sparse(path: str, version: str, offset: int) -> bytes:
     """Return the bytes of a sparse file in a tar file, with the zeros that the tar file leaves out.
 
     Args:
         path: path or address of the tar file.
         version: result of ``version_of`` when the job listed the file; empty checks nothing.
-        place: byte offset of the header of the sparse file.
+        offset: byte offset of the header of the sparse file.
 
     Raises:
         OSError: the file cannot be read, or has changed.
     """
     with open_file(path, version) as file:
-        file.seek(place)
+        file.seek(offset)
         try:
-            with tarfile.open(fileobj=file, mode="r:") as opened:
-                member = opened.next()
-                content = opened.extractfile(member) if member is not None else None
+            with tarfile.open(fileobj=file, mode="r:") as tar:
+                member = tar.next()
+                content = tar.extractfile(member) if member is not None else None
                 if content is None:
-                    raise OSError(f"{path}: has no file at byte {place:,} any more")
+                    raise OSError(f"{path}: has no file at byte {offset:,} any more")
                 return content.read()
         except tarfile.TarError as error:
-            raise OSError(f"{path}: cannot be read at byte {place:,} ({error})") from error
+            raise OSError(f"{path}: cannot be read at byte {offset:,} ({error})") from error

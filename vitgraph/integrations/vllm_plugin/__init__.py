@@ -31,10 +31,10 @@ def register() -> None:
     Raises:
         ValueError: ``VITGRAPH_VLLM`` is neither 0 nor 1.
     """
-    wanted = os.environ.get("VITGRAPH_VLLM", "") or "0"
-    if wanted not in ("0", "1"):
-        raise ValueError(f"VITGRAPH_VLLM={wanted}: set it to 1, or leave it out for vLLM's towers")
-    if wanted == "0":
+    setting = os.environ.get("VITGRAPH_VLLM", "") or "0"
+    if setting not in ("0", "1"):
+        raise ValueError(f"VITGRAPH_VLLM={setting}: set it to 1, or leave it out for vLLM's towers")
+    if setting == "0":
         return
     import vllm
 

@@ -174,8 +174,8 @@ def _rows_of(batch: BatchInputs, pixels: str, grid_thw: str) -> Packed:
         pixels: the name of the patches in it.
         grid_thw: the name of the grids, (t, h, w) in patches per item.
     """
-    given = batch[pixels]
-    cells = given if isinstance(given, Tensor) else torch.cat(read_tensors(batch, pixels))
+    patches = batch[pixels]
+    cells = patches if isinstance(patches, Tensor) else torch.cat(read_tensors(batch, pixels))
     grids = [(t, h, w) for t, h, w in read_tensor(batch, grid_thw).tolist()]
     return Packed(cells.reshape(sum(map(prod, grids)), -1), grids, [1] * len(grids))
 
@@ -188,8 +188,8 @@ def read_positions(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
     those of :func:`read_tiles`.
     """
     images = read_tensors(batch, "pixel_values")
-    places = read_tensors(batch, "pixel_position_ids")
-    ends = torch.stack([place.amax(0) for place in places]).tolist()
+    positions = read_tensors(batch, "pixel_position_ids")
+    ends = torch.stack([image_positions.amax(0) for image_positions in positions]).tolist()
     grids = [(1, rows + 1, columns + 1) for columns, rows in ends]
     rows = [image[: h * w] for image, (_, h, w) in zip(images, grids, strict=True)]
     return Packed(2 * (torch.cat(rows) - 0.5), grids, [1] * len(grids))

@@ -84,12 +84,12 @@ def __getattr__(name: str) -> type:
     if name not in MODELS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     record = MODELS[name]
-    theirs: type = getattr(import_module(record.path), record.name or name)
-    ours = ReadsInputs if record.reader else ReplacesTower
+    vllm_class: type = getattr(import_module(record.path), record.name or name)
+    mixin = ReadsInputs if record.reader else ReplacesTower
     if record.reader == "views":
-        ours = ReadsViews
+        mixin = ReadsViews
     if record.module == "internvl":
-        ours = InternVL
+        mixin = InternVL
     text = f"The class of vLLM with a vision tower of the family {record.family}."
     facts = {"record": record, "__module__": __name__, "__doc__": text}
-    return new_class(name, (ours, theirs), exec_body=lambda body: body.update(facts))
+    return new_class(name, (mixin, vllm_class), exec_body=lambda body: body.update(facts))

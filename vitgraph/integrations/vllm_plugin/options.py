@@ -49,20 +49,20 @@ def read_options(additional_config: object, environment: Mapping[str, str]) -> O
         ValueError: options in both places, text that is no JSON object, an unknown key, or a value
             of a wrong type.
     """
-    given: object = None
+    options: object = None
     if isinstance(additional_config, Mapping):
-        given = additional_config.get("vitgraph")
-    where, text = "additional_config['vitgraph']", environment.get(VARIABLE)
+        options = additional_config.get("vitgraph")
+    source, text = "additional_config['vitgraph']", environment.get(VARIABLE)
     if text:
-        if given is not None:
-            raise ValueError(f"{VARIABLE} and {where} are both given: keep one of them")
-        where, given = VARIABLE, _parse(text)
-    if given is None:
+        if options is not None:
+            raise ValueError(f"{VARIABLE} and {source} are both given: keep one of them")
+        source, options = VARIABLE, _parse(text)
+    if options is None:
         return Options()
-    if not isinstance(given, Mapping):
-        raise ValueError(f"{where}={given!r}: must be a JSON object of options")
-    _check(where, given)
-    return Options(**given)
+    if not isinstance(options, Mapping):
+        raise ValueError(f"{source}={options!r}: must be a JSON object of options")
+    _check(source, options)
+    return Options(**options)
 
 
 def _parse(text: str) -> object:
@@ -72,13 +72,13 @@ def _parse(text: str) -> object:
         raise ValueError(f"{VARIABLE}={text}: is no JSON ({error})") from error
 
 
-def _check(where: str, given: Mapping[str, object]) -> None:
+def _check(source: str, options: Mapping[str, object]) -> None:
     types = {field.name: field.type for field in fields(Options)}
-    for key, value in given.items():
+    for key, value in options.items():
         if key not in types:
-            raise ValueError(f"{where}: unknown key {key!r}; known are {', '.join(types)}")
+            raise ValueError(f"{source}: unknown key {key!r}; known are {', '.join(types)}")
         if not _is_of(str(types[key]), value):
-            raise ValueError(f"{where}: {key}={value!r} must be of type {types[key]}")
+            raise ValueError(f"{source}: {key}={value!r} must be of type {types[key]}")
 
 
 def _is_of(kind: str, value: object) -> bool:

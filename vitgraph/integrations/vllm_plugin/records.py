@@ -39,8 +39,8 @@ class Record(NamedTuple):
     @property
     def path(self) -> str:
         """The full name of the module that has the class."""
-        whole = self.module.startswith("vllm.")
-        return self.module if whole else f"vllm.model_executor.models.{self.module}"
+        is_full_name = self.module.startswith("vllm.")
+        return self.module if is_full_name else f"vllm.model_executor.models.{self.module}"
 
 
 _VISION, _PROJECTOR = "vision_tower", ("multi_modal_projector",)

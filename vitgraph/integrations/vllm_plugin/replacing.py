@@ -59,30 +59,32 @@ class ReplacesTower(nn.Module):
     def _find_obstacle(self, vllm_config: EngineConfig) -> str:
         """Return why vLLM's tower or projector cannot be replaced; empty if both can be."""
         names = (self.record.tower, *self.record.projectors)
-        found = (find_obstacle(self.get_submodule(name), vllm_config) for name in names)
-        return next(filter(None, found), "")
+        obstacles = (find_obstacle(self.get_submodule(name), vllm_config) for name in names)
+        return next(filter(None, obstacles), "")
 
     def _replace(self, vllm_config: EngineConfig) -> str:
         """Build the encoder in place of vLLM's tower; return the reason if that fails, else an
         empty text."""
         model, family = vllm_config.model_config, FAMILIES[self.record.family]
         options = read_options(vllm_config.additional_config, os.environ)
-        theirs = self.get_submodule(self.record.tower)
-        place = next(theirs.parameters())
+        vllm_tower = self.get_submodule(self.record.tower)
+        weight = next(vllm_tower.parameters())
         try:
-            meta = build_encoder(family, model.hf_config.to_dict(), model.model)
+            meta_encoder = build_encoder(family, model.hf_config.to_dict(), model.model)
         except ValueError as error:
             return str(error)
         if self.record.block_norm_eps is not None:
-            set_block_norm_eps(meta, self.record.block_norm_eps)
-        norms = (one for name, one in theirs.named_modules() if name.endswith("input_norm"))
+            set_block_norm_eps(meta_encoder, self.record.block_norm_eps)
+        norms = (
+            module for name, module in vllm_tower.named_modules() if name.endswith("input_norm")
+        )
         norm = next(norms, None)  # None before vLLM 0.32
-        dtype, device = place.dtype, place.device
+        dtype, device = weight.dtype, weight.device
         self._put(self.record.tower, nn.Identity())
         for name in self.record.projectors:
             self._put(name, nn.Identity())
-        del theirs, place  # frees the weights of vLLM's tower before ours are made
-        encoder = meta.to(dtype).to_empty(device=device)
+        del vllm_tower, weight  # frees the weights of vLLM's tower before ours are made
+        encoder = meta_encoder.to(dtype).to_empty(device=device)
         kind = TileTower if family.name == "intern_vit" else PackedTower
         eager = bool(model.enforce_eager)
         tower = kind(encoder, family, options, enforce_eager=eager, input_norm=norm)
@@ -179,24 +181,24 @@ def set_block_norm_eps(encoder: nn.Module, eps: float) -> None:
             layer.eps = eps
 
 
-def find_obstacle(theirs: nn.Module, vllm_config: EngineConfig) -> str:
+def find_obstacle(vllm_module: nn.Module, vllm_config: EngineConfig) -> str:
     """Return why a module that vLLM has built cannot be replaced; empty if it can be.
 
     Args:
-        theirs: vLLM's tower or projector.
+        vllm_module: vLLM's tower or projector.
         vllm_config: the config of the engine.
     """
-    if isinstance(theirs, StageMissingLayer):
+    if isinstance(vllm_module, StageMissingLayer):
         return "limit_mm_per_prompt or the pipeline leaves the tower out"
     lora = vllm_config.lora_config
     if lora is not None and lora.enable_tower_connector_lora:
         return "enable_tower_connector_lora adapts vLLM's own layers"
-    for name, layer in theirs.named_modules():
+    for name, layer in vllm_module.named_modules():
         if isinstance(layer, LinearBase):
             method = layer.quant_method
             if not isinstance(method, UnquantizedLinearMethod):
                 return f"it is quantised ({name} has {type(method).__name__})"
-    devices = {weight.device.type for weight in theirs.parameters()}
+    devices = {weight.device.type for weight in vllm_module.parameters()}
     current = torch.get_default_device().type
     if devices != {current}:
         return f"it is offloaded (weights on {', '.join(sorted(devices))}, not on {current})"

@@ -81,8 +81,10 @@ class Tower(nn.Module):
         self.encoder = encoder
         self.input_norm = input_norm
         self._options = options
-        self._layouts = [one for one in family.layouts if not (one.refused or one.rotary_halves)]
-        self._layout = next(one for one in family.layouts if one.name in VLLM_LAYOUTS)
+        self._layouts = [
+            layout for layout in family.layouts if not (layout.refused or layout.rotary_halves)
+        ]
+        self._layout = next(layout for layout in family.layouts if layout.name in VLLM_LAYOUTS)
         """The layout by whose names an error lists tensors."""
         self._backend = options.backend_for(enforce_eager=enforce_eager)
         self._graphed: GraphedEncoder | None = None
@@ -123,7 +125,7 @@ class Tower(nn.Module):
         """Encode whole images and tiles to a tensor [tokens, D] per image; no later call changes
         these."""
         outputs = (self._graphed or self.capture())(inputs)
-        return [rows.clone() for one in outputs if (rows := one.pooler_output) is not None]
+        return [rows.clone() for output in outputs if (rows := output.pooler_output) is not None]
 
     @property
     def captured(self) -> bool:
@@ -172,8 +174,8 @@ class Tower(nn.Module):
         The memory profile of older versions of vLLM counts allocated bytes alone, and a pool is
         only reserved.
         """
-        held = self.capture().stats().pool_bytes
-        self._reserved = torch.empty(held, dtype=torch.uint8, device=self.device)
+        pool_bytes = self.capture().stats().pool_bytes
+        self._reserved = torch.empty(pool_bytes, dtype=torch.uint8, device=self.device)
 
     def free_reserve(self) -> None:
         """Free the memory that :meth:`reserve` allocated."""
@@ -184,13 +186,13 @@ class Tower(nn.Module):
         kernels."""
         graphed = self.capture()
         stats = graphed.stats()
-        what = f"{type(self.encoder).__name__}, backend {graphed.backend}"
+        head = f"{type(self.encoder).__name__}, backend {graphed.backend}"
         if not stats.budgets:
-            return f"{what}, kernels {self._options.kernels}{stats.note and f' ({stats.note})'}"
+            return f"{head}, kernels {self._options.kernels}{stats.note and f' ({stats.note})'}"
         kernels = ", ".join(sorted({budget.kernel for budget in stats.budgets}))
-        most = max(budget.tokens for budget in stats.budgets)
+        largest = max(budget.tokens for budget in stats.budgets)
         return (
-            f"{what}, {len(stats.budgets)} budgets up to {most} tokens, kernels "
+            f"{head}, {len(stats.budgets)} budgets up to {largest} tokens, kernels "
             f"{kernels}, pool {stats.pool_bytes / 2**20:.0f} MiB, {stats.capture_seconds:.1f} s"
         )
 
@@ -212,11 +214,11 @@ class Tower(nn.Module):
         for name, tensor in weights:
             if any(layout.is_ignored(name) for layout in self._layouts):
                 continue
-            found = self._slot_of(name, tensors)
-            if found is None:
+            layout_and_slot = self._slot_of(name, tensors)
+            if layout_and_slot is None:
                 problems.append(f"{name}: the tower has no such tensor")
                 continue
-            layout, slot = found
+            layout, slot = layout_and_slot
             if name.startswith(layout.projector):  # which tells layouts of one family apart
                 self._layout = layout
             rows = tensors[slot.name]
@@ -256,7 +258,7 @@ class Tower(nn.Module):
         parts.
         """
         for layout in self._layouts:
-            for prefix in filter(lambda one: one.whole, layout.prefixes):
+            for prefix in filter(lambda prefix: prefix.whole, layout.prefixes):
                 local = layout.local_name(prefix, name)
                 if local is not None:
                     return local
@@ -333,10 +335,10 @@ class TileTower(Tower):
         return tokens.unflatten(0, (tiles, -1)).clone()
 
 
-def _listed(what: str, names: Sequence[str]) -> str:
-    more = f"\n  and {len(names) - LISTED} more" if len(names) > LISTED else ""
+def _listed(problem: str, names: Sequence[str]) -> str:
+    rest_line = f"\n  and {len(names) - LISTED} more" if len(names) > LISTED else ""
     return (
-        f"vitgraph: the checkpoint has {what} ({len(names)}):\n  "
+        f"vitgraph: the checkpoint has {problem} ({len(names)}):\n  "
         + "\n  ".join(names[:LISTED])
-        + f"{more}\nUse the config.json and weights of one repo, or unset VITGRAPH_VLLM."
+        + f"{rest_line}\nUse the config.json and weights of one repo, or unset VITGRAPH_VLLM."
     )

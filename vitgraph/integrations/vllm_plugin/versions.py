@@ -16,8 +16,8 @@ COUNTS_POOLS = (0, 27)
 
 def read_version(version: str) -> tuple[int, int]:
     """Return (major, minor) of a version such as "0.33.0"; (0, 0) for a text that is no version."""
-    found = re.match(r"(\d+)\.(\d+)", version)
-    return (int(found[1]), int(found[2])) if found else (0, 0)
+    match = re.match(r"(\d+)\.(\d+)", version)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
 def refusal(version: str) -> str:
