@@ -75,8 +75,8 @@ def plot_feature_maps(
     grids = [part.subplots(rows, 1 + width, squeeze=False, gridspec_kw=relative) for part in parts]
     for grid in grids:
         _fill_photographs(list(grid[:, 0]), photographs, titles or [""] * rows)
-    places = [column for grid in grids for column in grid[:, 1:].T]
-    _fill_columns(places, columns, photographs)
+    axes_of_columns = [column for grid in grids for column in grid[:, 1:].T]
+    _fill_columns(axes_of_columns, columns, photographs)
     figure.suptitle(title or "", fontsize=11)
     note = _NOTE + (_NOTE_ROTATED if len(columns) > 1 else ".")
     figure.supxlabel(note, fontsize=8, color="dimgrey", wrap=True)
@@ -145,19 +145,20 @@ def _fill_photographs(
 
 
 def _fill_columns(
-    places: Sequence[Sequence[Axes]],
+    axes_of_columns: Sequence[Sequence[Axes]],
     columns: Mapping[str, Sequence[Tensor]],
     photographs: Sequence[Tensor],
 ) -> None:
     """Draw the coloured feature maps of one encoder per column.
 
     Args:
-        places: the axes of each column, one per photograph; columns without an encoder stay empty.
+        axes_of_columns: the axes of each column, one per photograph; those without an encoder stay
+            empty.
         columns: the feature maps of each encoder, one per photograph, by the encoder's name.
         photographs: [H, W, 3], whose sizes the maps are stretched to.
     """
     first: list[Tensor] | None = None
-    for column, (name, maps) in zip(places, columns.items(), strict=False):
+    for column, (name, maps) in zip(axes_of_columns, columns.items(), strict=False):
         colours = feature_rgb(maps, like=first)
         first = first or colours
         column[0].set_title(name, fontsize=10)
@@ -166,6 +167,6 @@ def _fill_columns(
             step_text = f", step {steps // 2 + 1} of {steps}" if steps > 1 else ""
             label = f"{width} x {height} patches{step_text}"
             draw_picture(axes, coloured[steps // 2], pixels.shape[:2], label)
-    for column in places[len(columns) :]:
+    for column in axes_of_columns[len(columns) :]:
         for axes in column:
             axes.set_axis_off()

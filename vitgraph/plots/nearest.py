@@ -50,8 +50,11 @@ def plot_nearest_patches(
     for row, column in points:
         if not (0 <= row < height and 0 <= column < width):
             raise ValueError(f"point ({row}, {column}) lies outside of the {height}x{width} map")
-    shares = [((row + 0.5) / height, (column + 0.5) / width) for row, column in points]
-    matches = [found[0] for found in nearest_patches([source[None], target[None]], shares)]
+    points_of_image = [((row + 0.5) / height, (column + 0.5) / width) for row, column in points]
+    matches = [
+        matches_of_point[0]
+        for matches_of_point in nearest_patches([source[None], target[None]], points_of_image)
+    ]
     figure = Figure(figsize=(10, 4.3), layout="constrained")
     left, right = figure.subplots(1, 2)
     for axes, image in zip((left, right), images, strict=True):
@@ -74,12 +77,12 @@ def plot_nearest_patches(
     return figure
 
 
-def _dot(axes: Axes, at: tuple[float, float], colour: object, label: str) -> None:
-    axes.plot(*at, "o", color=colour, markeredgecolor="white", markersize=8)
+def _dot(axes: Axes, position: tuple[float, float], colour: object, label: str) -> None:
+    axes.plot(*position, "o", color=colour, markeredgecolor="white", markersize=8)
     if label:
         axes.annotate(
             label,
-            at,
+            position,
             xytext=(6, 6),
             textcoords="offset points",
             color="white",
