@@ -2,10 +2,11 @@
 
     python -m benchmarks.engines --check --json benchmarks/results/engines_check_h200.json
 
-Three engines per model and model runner read one checkpoint of random weights: our tower as the
-reference without graphs, our tower as it runs by default, and vLLM's own. Greedy tokens of the
-second are compared with those of the first; the third shows by how much two towers in bfloat16
-differ anyway, and how many KV blocks there are without our pool. The first engine answers the same
+Four engines per model and model runner read one checkpoint of random weights: our tower as the
+reference without graphs, our tower with its kernels without graphs, our tower as it runs by
+default, and vLLM's own. Greedy tokens of the third are compared with those of the first two; the
+fourth shows by how much two towers in bfloat16 differ anyway, and how many KV blocks there are
+without our pool. The first engine answers the same
 requests again in the opposite order, which shows how many answers change with the batch alone. For
 every answer that differs, the reference's gap in log-probability between its two best tokens is
 read where the answers part: a gap below the rounding of bfloat16 is a tie.
@@ -29,8 +30,14 @@ from PIL import Image
 from benchmarks.engines.measure import IMAGE, Engine, describe, recorder
 from benchmarks.engines.models import write_model
 
-PARTS = ("reference", "ours", "stock")
-OPTIONS = {"reference": {"kernels": "reference", "backend": "eager"}, "ours": {}, "stock": {}}
+OPTIONS: dict[str, dict[str, str]] = {
+    "reference": {"kernels": "reference", "backend": "eager"},
+    "eager": {"backend": "eager"},
+    "ours": {},
+    "stock": {},
+}
+"""Engine -> options of our tower."""
+PARTS = tuple(OPTIONS)
 COMPARED, TOKENS = 24, 8
 """Requests whose tokens are compared, and tokens per request."""
 MIXED = 200
@@ -162,6 +169,9 @@ def verdicts(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             {
                 **dict(zip(("model", "layers", "runner"), group, strict=True)),
                 "requests_equal_to_reference": _equal(ours["tokens"], wanted),
+                "requests_equal_to_ours_without_graphs": _equal(
+                    ours["tokens"], parts["eager"]["tokens"]
+                ),
                 "stock_requests_equal_to_reference": _equal(stock["tokens"], wanted),
                 "reference_requests_equal_in_opposite_order": _equal(again, wanted),
                 "median_gap": statistics.median(chain(*reference["gaps"])),

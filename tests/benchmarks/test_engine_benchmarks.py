@@ -106,6 +106,7 @@ def test_every_cell_is_written_when_it_is_measured(tmp_path: Path) -> None:
     assert row["encoder_ms"] == 1.0
     assert row["first_token_ms"] == 6.0  # the median of 4, 6 and 8; the first one warms up
     assert row["preprocess_iqr_ms"] == 0.0
+    assert row["first_token_to_stock"] == 1.0
 
 
 def test_engines_get_the_same_requests_in_turn() -> None:
@@ -159,7 +160,7 @@ def test_the_processor_alone_is_measured_in_two_processes_of_each_kind(
     parts = [row["part"] for row in rows]
     assert parts == ["allocator: keeps memory"] * 4 + ["allocator: default"] * 4
     assert all(row["preprocess_ms"] == 0.5 for row in rows)
-    assert all(row["preprocess_ratio"] == 1.0 for row in rows)
+    assert all(row["preprocess_to_stock"] == 1.0 for row in rows)
 
 
 @pytest.mark.parametrize(("kind", "wanted"), [("stock again", "0"), ("ours", "1")])
@@ -217,6 +218,7 @@ def test_the_check_compares_tokens_with_the_reference(tmp_path: Path) -> None:
         "layers": 2,
         "runner": "1",
         "requests_equal_to_reference": 24,
+        "requests_equal_to_ours_without_graphs": 24,
         "stock_requests_equal_to_reference": 23,
         "reference_requests_equal_in_opposite_order": 24,
         "median_gap": 0.25,
@@ -262,7 +264,7 @@ def test_parts_of_a_measurement_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -
         },
     )
     assert {module for module, _ in given[1:]} == {check.__name__}
-    assert [one["part"] for _, one in given[1:]] == ["reference", "ours", "stock"]
+    assert [one["part"] for _, one in given[1:]] == ["reference", "eager", "ours", "stock"]
 
 
 def test_the_page_shows_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
