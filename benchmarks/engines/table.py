@@ -39,8 +39,8 @@ def speed(body: dict[str, Any]) -> list[str]:
     runs = {str(row.get("runs", about["runs"])) for row in body["rows"]}
     lines = [
         f"vLLM {about['vllm']}, {about['gpu']}, torch {about['torch']}, bfloat16, random weights "
-        f"and images, one request at a time, medians of {' or '.join(sorted(runs))} requests in milliseconds "
-        f"({about['date']}):",
+        f"and images, one request at a time, medians of {' or '.join(sorted(runs))} requests "
+        f"in milliseconds ({about['date']}):",
         "",
         "| model, layers of its language model | images | preprocessing | "
         + " | ".join(f"{what} of {mode}" for what in ("tower", "first token") for mode in MODES)
