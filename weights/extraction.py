@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from .errors import CheckpointError, DamagedError, shown
+from .files.checkpoint import Located, TowerTensor
 from .files.index import PROCESSOR_FILES, SINGLE
-from .files.snapshot import Located, TowerTensor
 from .files.tensor_file import file_crc32, header_bytes
 from .files.tower_folder import PROJECTOR
 from .files.writing import flush, lock
@@ -82,12 +82,12 @@ def extract_encoder(
     _check_target(out, overwrite)
     damages: list[DamagedError] = []
     while True:
-        snapshot = open_checkpoint(repo_id_or_path, options, damages)
-        _refuse_own_folder(snapshot.folder.resolve(), out)
+        checkpoint = open_checkpoint(repo_id_or_path, options, damages)
+        _refuse_own_folder(checkpoint.folder.resolve(), out)
         # Imports torch, which takes seconds, only if there is a checkpoint.
         from .match import find_encoder
 
-        tower, _ = find_encoder(snapshot, family)
+        tower, _ = find_encoder(checkpoint, family)
         try:
             _extract(tower, out, overwrite)
             return written
@@ -148,7 +148,7 @@ def _extract(tower: FoundTower, out: Path, overwrite: bool) -> None:
     With ``overwrite``, an extracted tower in ``out`` is moved away first, and put back on an error.
     """
     wanted = tower.wanted
-    located = tower.contents.snapshot.locate(wanted)
+    located = tower.contents.checkpoint.locate(wanted)
     work = out.with_name(f".{out.name}.extract")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -211,7 +211,7 @@ def _write_folder(tower: FoundTower, located: Mapping[str, Located], folder: Pat
         files[PROJECTOR if tensor.local in beside else SINGLE].append(tensor)
     for name, tensors in files.items():
         if tensors:
-            _write_tensors(tower.contents.snapshot.label, tensors, located, folder / name)
+            _write_tensors(tower.contents.checkpoint.label, tensors, located, folder / name)
 
 
 def _write_tensors(

@@ -8,7 +8,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .files.snapshot import Route
+from .files.checkpoint import Route
 from .hub.repo import Fetch, HubOptions
 from .opening import open_checkpoint
 from .published import check_family
@@ -91,29 +91,29 @@ def inspect_checkpoint(
     where = (revision, subfolder, cache_dir, token, local_files_only)
     options = HubOptions(*where, force_download, fetch, max_workers, progress)
     check_family(family)
-    snapshot = open_checkpoint(repo_id_or_path, options)
+    checkpoint = open_checkpoint(repo_id_or_path, options)
     # Imports torch, which takes seconds, only if there is a checkpoint.
     from .match import find_encoder
 
-    tower, encoder = find_encoder(snapshot, family)
-    wanted, traffic = tower.wanted, snapshot.traffic(tower.wanted)
+    tower, encoder = find_encoder(checkpoint, family)
+    wanted, traffic = tower.wanted, checkpoint.traffic(tower.wanted)
     return CheckpointInfo(
-        name=snapshot.label,
-        commit=snapshot.commit,
+        name=checkpoint.label,
+        commit=checkpoint.commit,
         family=tower.family.name,
         encoder=type(encoder).__name__,
         config=tower.config,
         layout=tower.layout.name,
-        prefix=wanted.checkpoint.prefix,
+        prefix=wanted.published.prefix,
         tensors=len(wanted.tensors),
         parameters=sum(prod(tensor.entry.shape) for tensor in wanted.tensors),
         bytes=sum(tower.bytes_by_dtype.values()),
         dtype=str(tower.dtype).removeprefix("torch."),
         bytes_by_dtype=tower.bytes_by_dtype,
-        shards=tuple(wanted.checkpoint.shards),
-        checkpoint_tensors=wanted.checkpoint.tensors,
+        shards=tuple(wanted.published.shards),
+        checkpoint_tensors=wanted.published.tensors,
         bytes_as_ranges=traffic.ranges,
-        bytes_as_shards=sum(wanted.checkpoint.shards.values()),
+        bytes_as_shards=sum(wanted.published.shards.values()),
         cached=traffic.cached,
         fetch=traffic.route,
         unfinished=traffic.unfinished,

@@ -24,8 +24,8 @@ from encoders.inputs import image_section
 from encoders.internals import in_pairs
 
 from .errors import CheckpointError, DamagedError
+from .files.checkpoint import Located, TowerTensor
 from .files.index import PROCESSOR_FILES
-from .files.snapshot import Located, TowerTensor
 from .files.tensor_file import read_into
 from .files.tower_folder import PROJECTOR, usage
 from .hub.repo import Fetch, HubOptions
@@ -106,8 +106,8 @@ def load_encoder(
     damages: list[DamagedError] = []
     with torch.inference_mode(mode=False):  # parameters outlive the caller's inference mode
         while True:
-            snapshot = open_checkpoint(repo_id_or_path, options, damages)
-            tower, encoder = find_encoder(snapshot, family)
+            checkpoint = open_checkpoint(repo_id_or_path, options, damages)
+            tower, encoder = find_encoder(checkpoint, family)
             try:
                 _fill_encoder(encoder, read_tensors(tower, chosen or tower.dtype, target))
                 break
@@ -214,8 +214,8 @@ def read_tensors(tower: FoundTower, dtype: torch.dtype, device: torch.device) ->
     towards the memory of the process. A DamagedError says that a fetched copy is damaged.
     """
     tensors: dict[str, Tensor] = {}
-    snapshot = tower.contents.snapshot
-    located = snapshot.locate(tower.wanted)
+    checkpoint = tower.contents.checkpoint
+    located = checkpoint.locate(tower.wanted)
     reads: list[tuple[Located, TowerTensor, Tensor]] = []
     # A published tensor is a whole tensor of the encoder, or some rows of one, such as the queries
     # in a joined weight of queries, keys and values.
@@ -232,7 +232,7 @@ def read_tensors(tower: FoundTower, dtype: torch.dtype, device: torch.device) ->
     # For a GPU one thread reads, so that the host holds one stored tensor at a time.
     readers = min(MOST_READERS, os.cpu_count() or 1) if device.type == "cpu" else 1
     with ThreadPoolExecutor(readers) as threads:
-        list(threads.map(lambda read: _fill(snapshot.label, *read), reads))
+        list(threads.map(lambda read: _fill(checkpoint.label, *read), reads))
     for _, tensor, target in reads:
         if tensor.slot is not None and tensor.slot.rotary_halves:
             target.copy_(in_pairs(target, tower.num_heads))
@@ -281,8 +281,8 @@ def _publication(
         },
         beside=(PROJECTOR, sorted(tower.beside)),
         usage=usage(tower.contents.config, tower.family, layout),
-        repo_id=None if tower.contents.snapshot.commit is None else repo_id,
-        commit=tower.contents.snapshot.commit,
+        repo_id=None if tower.contents.checkpoint.commit is None else repo_id,
+        commit=tower.contents.checkpoint.commit,
     )
 
 
@@ -295,16 +295,16 @@ def _set_up_preprocessing(encoder: Encoder, tower: FoundTower) -> dict[str, Json
     Returns:
         The processor files that the checkpoint has: name without ``.json`` -> content.
     """
-    snapshot = tower.contents.snapshot
-    found = {name: snapshot.read_json(f"{name}.json") for name in PROCESSOR_FILES}
+    checkpoint = tower.contents.checkpoint
+    found = {name: checkpoint.read_json(f"{name}.json") for name in PROCESSOR_FILES}
     files = {name: content for name, content in found.items() if content is not None}
 
     def bad_value(message: str) -> CheckpointError:
-        return CheckpointError(f"{snapshot.label}: processor files: {message}")
+        return CheckpointError(f"{checkpoint.label}: processor files: {message}")
 
     preprocessor = encoder.preprocessor.with_files(files, bad_value)
     if tower.layout.images_only:
-        refused = CheckpointError(f"{snapshot.label}: {tower.layout.images_only}")
+        refused = CheckpointError(f"{checkpoint.label}: {tower.layout.images_only}")
         preprocessor = preprocessor.without_videos(refused)
     encoder.preprocessor = preprocessor
     # Repos of timm and StepFun publish no processor files, because their code has the values; this
@@ -319,16 +319,16 @@ def _defaults_used(tower: FoundTower, preprocessor: Preprocessor) -> str:
 
     These are the defaults of the tower's family, which ``preprocessor`` has.
     """
-    snapshot = tower.contents.snapshot
+    checkpoint = tower.contents.checkpoint
     values, keyword = preprocessor.say_defaults(tower.contents.config)
     fix = "copy preprocessor_config.json from the original repo"
     if keyword:
         fix += f", or pass {keyword}=..."
-    if snapshot.offline:
+    if checkpoint.offline:
         fix = f"load once with a connection, {fix}"
     return (
-        f"{snapshot.label}: no preprocessor_config.json or processor_config.json "
-        f"{'in the cache ' if snapshot.offline else ''}says how images are prepared, so "
+        f"{checkpoint.label}: no preprocessor_config.json or processor_config.json "
+        f"{'in the cache ' if checkpoint.offline else ''}says how images are prepared, so "
         f"{tower.family.title}'s defaults are used ({values}), which may not be what the model was "
         f"trained with: {fix}"
     )

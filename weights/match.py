@@ -1,8 +1,8 @@
 """Match a checkpoint's tensors with an encoder's, strictly, before a byte of them is read.
 
-:func:`find_encoder` asks the snapshot (the checkpoint's files) for config and headers, the families
-for their record and the encoder's config, and the layout for names and shapes, and builds the
-encoder on the meta device. None of those modules knows of another; each function is one step.
+:func:`find_encoder` asks the checkpoint for config and headers, the families for their record and
+the encoder's config, and the layout for names and shapes, and builds the encoder on the meta
+device. None of those modules knows of another; each function is one step.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from encoders import Encoder
 from .errors import CheckpointError, DamagedError, listed, shown
 from .families import build_config, find_family
 from .families.family import Family, FamilyConfig
+from .files.checkpoint import Checkpoint, TowerTensor, Wanted, WholeCheckpoint
 from .files.index import Contents, adapter_error, adapter_names, read_contents
-from .files.snapshot import Snapshot, TowerTensor, Wanted, WholeCheckpoint
 from .files.tower_folder import describe, transformers_class
 from .layouts import Layout, Prefix, find_layout
 from .strict_json import JsonDict
@@ -94,23 +94,23 @@ class FoundTower:
         return next(map(STORED_DTYPES.__getitem__, self.bytes_by_dtype), torch.get_default_dtype())
 
 
-def find_encoder(snapshot: Snapshot, family: str | None = None) -> tuple[FoundTower, Encoder]:
+def find_encoder(checkpoint: Checkpoint, family: str | None = None) -> tuple[FoundTower, Encoder]:
     """Find the vision tower in a checkpoint, and build the encoder that its tensors fit.
 
     The first value says where the tower's tensors lie in the files. The second has parameters on
     the meta device, which have shapes but no values yet.
 
     Args:
-        snapshot: the files of the checkpoint.
+        checkpoint: the opened checkpoint.
         family: name of the family to take if the checkpoint's model type is not known, or None.
 
     Raises:
         CheckpointError: there is no known tower, or its tensors do not fit its config.
     """
-    contents = read_contents(snapshot)
+    contents = read_contents(checkpoint)
     fits = partial(_fits, contents)
     record = find_family(
-        contents.config, contents.files, snapshot.label, family, fits, saved=contents.family
+        contents.config, contents.files, checkpoint.label, family, fits, saved=contents.family
     )
     tower = find_tower(contents, record)
     return tower, build_encoder(tower)
@@ -133,7 +133,7 @@ def find_tower(contents: Contents, family: Family) -> FoundTower:
     A CheckpointError is raised if there is none, or if it is quantised or has other dtypes than
     ``STORED_DTYPES``.
     """
-    label = contents.snapshot.label
+    label = contents.checkpoint.label
     layout, prefix = find_layout(family.name, family.layouts, contents.files, label)
     local = layout.tower_names(prefix, contents.files, label)
     if adapter_names(local.values()):
@@ -147,16 +147,16 @@ def find_tower(contents: Contents, family: Family) -> FoundTower:
         name: layout.published_shape(name, shape, inverse=True) for name, shape in joined.items()
     }
     config = build_config(family, contents.config, shapes, label)
-    checkpoint = contents.snapshot.checkpoint or WholeCheckpoint(
+    published = contents.checkpoint.published or WholeCheckpoint(
         prefix.whole, len(contents.files), shards
     )
-    wanted = Wanted(tensors, checkpoint, contents.small_files)
+    wanted = Wanted(tensors, published, contents.small_files)
     return FoundTower(contents, family, layout, prefix, config, wanted)
 
 
 def build_encoder(tower: FoundTower) -> Encoder:
     """Return the tower's encoder on the meta device; raise a CheckpointError on a misfit."""
-    label = tower.contents.snapshot.label
+    label = tower.contents.checkpoint.label
     for name, value in asdict(tower.config).items():
         if isinstance(value, (list, tuple)) and len(value) > MOST_IN_LIST:
             raise CheckpointError(
@@ -177,7 +177,7 @@ def _check_fit(tower: FoundTower, expected: Mapping[str, tuple[int, ...]]) -> No
     The encoder's tensors are ``expected``: name -> shape. Tensors of the checkpoint may be missing,
     unexpected or of a wrong shape.
     """
-    layout, prefix, snapshot = tower.layout, tower.prefix, tower.contents.snapshot
+    layout, prefix, checkpoint = tower.layout, tower.prefix, tower.contents.checkpoint
     present = {tensor.name: tensor for tensor in tower.wanted.tensors}
     published: dict[str, tuple[int, ...]] = {}
     for ours, ours_shape in expected.items():
@@ -199,11 +199,11 @@ def _check_fit(tower: FoundTower, expected: Mapping[str, tuple[int, ...]]) -> No
     ]
     if found := [problem for problem in problems if problem]:
         raise CheckpointError(
-            f"{snapshot.label}: the tensors do not fit the {tower.family.title} tower of its "
+            f"{checkpoint.label}: the tensors do not fit the {tower.family.title} tower of its "
             f"config.json (layout {layout.name}, prefix {prefix.whole!r}):\n  "
             + "\n  ".join(found)
             + "\nUse the config.json and weights of one and the same repo, downloaded whole"
-            + (snapshot.advice or ".")
+            + (checkpoint.advice or ".")
         )
 
 
@@ -225,13 +225,13 @@ def _tower_tensors(
     headers = contents.headers({contents.files[name] for name in local})
     for file, header in headers.items():
         named = {name for name in local if contents.files[name] == file}
-        inside = set(layout.tower_names(prefix, header.tensors, contents.snapshot.label))
+        inside = set(layout.tower_names(prefix, header.tensors, contents.checkpoint.label))
         if strays := sorted(named ^ inside):
             found = "is there, unannounced" if strays[0] in inside else "is announced, not there"
             raise CheckpointError(
-                f"{contents.snapshot.label}: the index and {file} disagree about {len(strays)} "
+                f"{contents.checkpoint.label}: the index and {file} disagree about {len(strays)} "
                 f"tensors, the first {shown(strays[0])} ({found}): download both again from one "
-                f"revision{contents.snapshot.advice}"
+                f"revision{contents.checkpoint.advice}"
             )
         for name in named:
             slot = layout.to_ours(local[name])

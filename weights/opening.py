@@ -9,9 +9,9 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from .errors import CheckpointError, DamagedError, shown
-from .files.snapshot import Snapshot, check_name
+from .files.checkpoint import Checkpoint, check_name
+from .hub.hub_checkpoint import open_repo
 from .hub.repo import HubOptions
-from .hub.repo_snapshot import open_repo
 from .published import similar_names
 
 _ADDRESS = re.compile(r"(https?://[^/]+/|hf://|(?:www\.)?(?:huggingface|hf)\.co/)([^?#]*).*")
@@ -61,7 +61,7 @@ def open_checkpoint(
     repo_id_or_path: str | os.PathLike[str],
     options: HubOptions,
     damages: Sequence[DamagedError] = (),
-) -> Snapshot:
+) -> Checkpoint:
     """Open a repo id, a folder or one ``.safetensors`` file; an existing path wins over a repo id.
 
     Args:
@@ -104,7 +104,7 @@ def _text(repo_id_or_path: str | os.PathLike[str]) -> str:
     return text
 
 
-def _open_local(place: Path, subfolder: str | None) -> Snapshot:
+def _open_local(place: Path, subfolder: str | None) -> Checkpoint:
     """Open the checkpoint in a folder, or in its ``subfolder``, or in one safetensors file."""
     if place.is_file():
         if place.suffix != ".safetensors":
@@ -116,11 +116,11 @@ def _open_local(place: Path, subfolder: str | None) -> Snapshot:
             raise CheckpointError(
                 f"{place}: subfolder={subfolder!r} needs a folder, this is a file"
             )
-        return Snapshot(place.parent, place.name)
+        return Checkpoint(place.parent, place.name)
     folder = place / check_name(subfolder, str(place)) if subfolder else place
     if not folder.is_dir():
         raise CheckpointError(f"{place}: has no folder {subfolder!r}")
-    return Snapshot(folder)
+    return Checkpoint(folder)
 
 
 def _refuse_other_spellings(text: str) -> None:

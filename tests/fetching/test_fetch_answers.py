@@ -39,7 +39,7 @@ def test_a_file_that_changes_while_it_is_fetched_is_refused(
     folder = write_seeded_checkpoint(tmp_path / "repo", "qwen3_vl", width=64, shards=1)
     hub.push(REPO, folder)
     hub.redirects = redirected
-    monkeypatch.setattr("weights.hub.repo_snapshot.FIRST_READ", 64)
+    monkeypatch.setattr("weights.hub.hub_checkpoint.FIRST_READ", 64)
     monkeypatch.setattr("weights.hub.ranges.MOST_BYTES", 300_000)
     place = "/blob/" if redirected else r"\.safetensors$"
     hub.fail(place, *[Fault()] * answers, *[Fault(etag="another")] * 99)
@@ -171,7 +171,7 @@ def test_one_load_warns_once_however_many_files_it_reads(
         said.append(message)
 
     monkeypatch.setattr(RemoteFile, "header", refuse)
-    monkeypatch.setattr("weights.hub.repo_snapshot.warnings.warn", warn)
+    monkeypatch.setattr("weights.hub.hub_checkpoint.warnings.warn", warn)
     load_encoder(REPO, cache_dir=cache, progress=False, fetch="ranges")
     assert together.parties > 1
     assert len(said) == 1

@@ -34,13 +34,13 @@ from weights.cache.kept import KeptTower
 from weights.cache.store import cache_root
 from weights.files.index import read_contents
 from weights.hub.repo import HubOptions
-from weights.hub.repo_snapshot import open_repo
-from weights.files.snapshot import TowerTensor, WholeCheckpoint, Wanted
+from weights.hub.hub_checkpoint import open_repo
+from weights.files.checkpoint import TowerTensor, WholeCheckpoint, Wanted
 
 def fetch(way="ranges"):
     options = HubOptions(fetch=way, max_workers=3, progress=False)
-    snapshot = open_repo("owner/tower", options)
-    contents = read_contents(snapshot)
+    checkpoint = open_repo("owner/tower", options)
+    contents = read_contents(checkpoint)
     names = [name for name in contents.files if name.startswith("model.visual.")]
     headers = contents.headers({contents.files[name] for name in names})
     prefix = "model.visual."
@@ -51,8 +51,8 @@ def fetch(way="ranges"):
     ]
     sizes = {file: header.file_bytes for file, header in headers.items()}
     published = WholeCheckpoint(prefix, len(contents.files), sizes)
-    files = lambda: snapshot.contents(["config.json", "preprocessor_config.json"])
-    return snapshot.locate(Wanted(tensors, published, files))
+    files = lambda: checkpoint.contents(["config.json", "preprocessor_config.json"])
+    return checkpoint.locate(Wanted(tensors, published, files))
 
 def whole():
     return [KeptTower(path) for path in cache_root().glob("towers/models--*/*/tower")]

@@ -12,7 +12,7 @@ from support.hub.client import REPO, sparse_around
 from support.hub.server import TOKEN, HubServer
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, extract_encoder, inspect_checkpoint, load_encoder
-from weights.files.snapshot import TowerTensor
+from weights.files.checkpoint import TowerTensor
 from weights.files.tensor_file import Header, TensorEntry
 from weights.hub.ranges import MOST_BYTES, in_order, plan_requests
 

@@ -13,8 +13,8 @@ from support.hub.client import REPO
 from support.hub.server import HubServer
 from weights import CheckpointError, extract_encoder, load_encoder
 from weights.cache.listing import remove_cached
-from weights.files.snapshot import Located, Wanted
-from weights.hub.repo_snapshot import HubSnapshot
+from weights.files.checkpoint import Located, Wanted
+from weights.hub.hub_checkpoint import HubCheckpoint
 
 SHARD = "model-00001-of-00003.safetensors"
 
@@ -68,10 +68,10 @@ def test_what_is_removed_while_it_is_loaded_is_fetched_again(
     hub: HubServer, folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, fetch: str
 ) -> None:
     hub.push(REPO, folder)
-    locate, calls = HubSnapshot.locate, []
+    locate, calls = HubCheckpoint.locate, []
 
-    def located(snapshot: HubSnapshot, wanted: Wanted) -> dict[str, Located]:
-        found = locate(snapshot, wanted)
+    def located(checkpoint: HubCheckpoint, wanted: Wanted) -> dict[str, Located]:
+        found = locate(checkpoint, wanted)
         if not calls and fetch == "ranges":
             remove_cached(REPO, cache)
         elif not calls:
@@ -79,7 +79,7 @@ def test_what_is_removed_while_it_is_loaded_is_fetched_again(
         calls.append(len(found))
         return found
 
-    monkeypatch.setattr(HubSnapshot, "locate", located)
+    monkeypatch.setattr(HubCheckpoint, "locate", located)
     encoder = load_encoder(REPO, cache_dir=cache, progress=False, fetch=fetch)
     assert same_weights(encoder, load_encoder(folder))
     assert len(calls) == 2

@@ -127,8 +127,8 @@ def test_a_cached_single_file_repo_costs_one_request_per_branch(
 def test_json_of_unbelievable_size_is_refused_before_it_is_sent(
     hub: HubServer, folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr("weights.files.snapshot.MAX_JSON_BYTES", 1_000_000)
-    monkeypatch.setattr("weights.files.snapshot.MAX_CONFIG_BYTES", 1_000_000)
+    monkeypatch.setattr("weights.files.checkpoint.MAX_JSON_BYTES", 1_000_000)
+    monkeypatch.setattr("weights.files.checkpoint.MAX_CONFIG_BYTES", 1_000_000)
     (folder / name).write_bytes(b"[" * 50_000_000)
     hub.push(REPO, folder)
     with pytest.raises(CheckpointError, match=f"{name}: 50000000 bytes, at most 1000000 are read"):

@@ -169,7 +169,7 @@ def test_a_gigabyte_config_is_refused_unread(folder: Path) -> None:
 def test_an_index_without_end_is_not_fetched_to_its_end(
     hub: HubServer, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("weights.files.snapshot.MAX_JSON_BYTES", 3_000_000)
+    monkeypatch.setattr("weights.files.checkpoint.MAX_JSON_BYTES", 3_000_000)
     with (folder / INDEX).open("r+b") as file:
         file.truncate(1 << 30)
     hub.push(REPO, folder)

@@ -278,9 +278,9 @@ def check_repo(repo: str, hub: HubKeywords, family: str | None = None) -> None:
     published = any(model.repo_id == repo for model in PUBLISHED)
     if published and not (hub_options.revision or hub_options.subfolder or Path(repo).exists()):
         return
-    snapshot = open_checkpoint(repo, hub_options)
-    if snapshot.commit is None:  # a folder; reading the index of a repo here would download it
-        read_contents(snapshot)
+    checkpoint = open_checkpoint(repo, hub_options)
+    if checkpoint.commit is None:  # a folder; reading the index of a repo here would download it
+        read_contents(checkpoint)
 
 
 def check_checkpoint(repo: str, right: str) -> None:

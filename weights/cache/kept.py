@@ -14,8 +14,8 @@ from typing import TypedDict
 from zlib import crc32
 
 from ..errors import CheckpointError, DamagedError
+from ..files.checkpoint import Checkpoint, Located, TowerTensor, Wanted, WholeCheckpoint
 from ..files.index import SINGLE
-from ..files.snapshot import Located, Snapshot, TowerTensor, Wanted, WholeCheckpoint
 from ..files.tensor_file import Header, TensorEntry, file_crc32, header_bytes, read_header
 from ..strict_json import JsonDict
 
@@ -31,7 +31,7 @@ class Checked(TypedDict):
     commit: str | None
     subfolder: str | None
     published: JsonDict
-    """The fields of :class:`weights.files.snapshot.WholeCheckpoint`."""
+    """The fields of :class:`weights.files.checkpoint.WholeCheckpoint`."""
 
 
 class Record(Checked):
@@ -83,7 +83,7 @@ def _seal(entries: Iterable[tuple[str, TensorEntry]], text: str) -> str:
     return f"{crc32(json.dumps([table, text]).encode()):08x}"
 
 
-class KeptTower(Snapshot):
+class KeptTower(Checkpoint):
     """A tower on this disk that was fetched by byte ranges.
 
     Opening it checks its header and small files; :meth:`verify` checks the tensors.
@@ -112,7 +112,7 @@ class KeptTower(Snapshot):
             if header.metadata[_SEAL] != _seal(entries, text) or self.record["version"] != VERSION:
                 raise DamagedError(f"{path}: its header is not what was written")
             self.sums = {name: int(value, 16) for name, value in self.record["crc32"].items()}
-            self.checkpoint = WholeCheckpoint(**self.record["published"])
+            self.published = WholeCheckpoint(**self.record["published"])
             self._files = {name: (folder / name).read_bytes() for name in self.record["files"]}
         except (CheckpointError, OSError, LookupError, TypeError, ValueError) as error:
             raise DamagedError(

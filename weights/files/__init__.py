@@ -1,6 +1,6 @@
 """The files of a checkpoint: read, checked against one another, and written whole.
 
-- ``snapshot``: the files of one checkpoint on this disk, as loading asks for them
+- ``checkpoint``: one checkpoint on this disk: its files, as loading asks for them
 - ``index``: its config, and its index, which says which tensor lies in which file
 - ``tensor_file``: one safetensors file, its header checked and its tensors read
 - ``tower_folder``: the form of a folder that holds a tower alone
@@ -16,8 +16,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .checkpoint import Route as Route
     from .index import read_contents as read_contents
-    from .snapshot import Route as Route
     from .tensor_file import TensorEntry as TensorEntry
     from .tensor_file import file_crc32 as file_crc32
     from .tensor_file import header_bytes as header_bytes
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "index": ("read_contents",),
-    "snapshot": ("Route",),
+    "checkpoint": ("Route",),
     "tensor_file": ("TensorEntry", "file_crc32", "header_bytes"),
     "tower_folder": ("vision_section",),
     "writing": ("flush", "lock", "temporary_beside", "write_whole", "writing_whole"),

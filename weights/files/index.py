@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..errors import AbsentError, CheckpointError, shown
 from ..strict_json import JsonObject
-from .snapshot import Snapshot, check_name
+from .checkpoint import Checkpoint, check_name
 from .tensor_file import Header
 from .tower_folder import PROJECTOR, read_description
 
@@ -24,7 +24,7 @@ _ADAPTER_PARTS = ("lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B")
 class Contents:
     """The first part of a checkpoint to be read: its config, and the file of each tensor."""
 
-    snapshot: Snapshot
+    checkpoint: Checkpoint
     config: JsonObject
     """The published config, without the notes that an extracted tower adds to it."""
     files: Mapping[str, str]
@@ -35,7 +35,7 @@ class Contents:
         """Return the config and processor files as published, stored beside a tower in the
         cache.
         """
-        return self.snapshot.contents(f"{name}.json" for name in ("config", *PROCESSOR_FILES))
+        return self.checkpoint.contents(f"{name}.json" for name in ("config", *PROCESSOR_FILES))
 
     def headers(self, files: Collection[str]) -> dict[str, Header]:
         """Return the headers of the safetensors ``files``, by name, in as few requests as possible.
@@ -48,30 +48,30 @@ class Contents:
             if file in guesses:
                 guesses[file] += len(name) + 88
         try:
-            return self.snapshot.headers(guesses)
+            return self.checkpoint.headers(guesses)
         except AbsentError as error:
             missing = f"{error}, which its index names: the checkpoint is not whole"
             raise CheckpointError(missing) from error
 
 
-def read_contents(snapshot: Snapshot) -> Contents:
+def read_contents(checkpoint: Checkpoint) -> Contents:
     """Read the config and the index, or the file's header where a checkpoint is one file."""
-    config = snapshot.read_json("config.json")
+    config = checkpoint.read_json("config.json")
     if config is None:
-        raise _without_config(snapshot)
-    described = read_description(config, snapshot.label)
-    files = _tensor_files(snapshot)
-    if described.projector and (snapshot.weights is None or snapshot.has(PROJECTOR)):
-        files = {**files, **_projector_files(snapshot)}
+        raise _without_config(checkpoint)
+    described = read_description(config, checkpoint.label)
+    files = _tensor_files(checkpoint)
+    if described.projector and (checkpoint.weights is None or checkpoint.has(PROJECTOR)):
+        files = {**files, **_projector_files(checkpoint)}
     adapter = adapter_names(files)
     if adapter and len(adapter) == len(files):
-        raise adapter_error(snapshot.label)
-    return Contents(snapshot, described.config, files, described.family)
+        raise adapter_error(checkpoint.label)
+    return Contents(checkpoint, described.config, files, described.family)
 
 
-def _projector_files(snapshot: Snapshot) -> dict[str, str]:
+def _projector_files(checkpoint: Checkpoint) -> dict[str, str]:
     try:
-        header = snapshot.headers({PROJECTOR: 0})[PROJECTOR]
+        header = checkpoint.headers({PROJECTOR: 0})[PROJECTOR]
     except AbsentError as error:
         raise CheckpointError(
             f"{error}, which its config.json names: copy it from the folder that the tower was "
@@ -99,20 +99,20 @@ def adapter_error(label: str, base: object = None) -> CheckpointError:
     )
 
 
-def _tensor_files(snapshot: Snapshot) -> dict[str, str]:
+def _tensor_files(checkpoint: Checkpoint) -> dict[str, str]:
     """Return the name of the file that holds each tensor, by the name of the tensor.
 
     The names come from the index or, if the weights are a single file, from its header.
     """
     name = INDEX
-    index = None if snapshot.weights else snapshot.read_json(INDEX)
+    index = None if checkpoint.weights else checkpoint.read_json(INDEX)
     if index is None:
-        single = snapshot.weights or (SINGLE if snapshot.has(SINGLE) else None)
-        name = single or _only_safetensors(snapshot)
+        single = checkpoint.weights or (SINGLE if checkpoint.has(SINGLE) else None)
+        name = single or _only_safetensors(checkpoint)
         if not name.endswith(".index.json"):
-            return dict.fromkeys(snapshot.headers({name: 0})[name].tensors, name)
-        index = snapshot.read_json(name) or {}
-    label = f"{snapshot.label}: {name}"
+            return dict.fromkeys(checkpoint.headers({name: 0})[name].tensors, name)
+        index = checkpoint.read_json(name) or {}
+    label = f"{checkpoint.label}: {name}"
     files = index.get("weight_map")
     if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
         raise CheckpointError(f"{label}: needs a weight_map of tensor names to file names")
@@ -121,11 +121,11 @@ def _tensor_files(snapshot: Snapshot) -> dict[str, str]:
             raise CheckpointError(
                 f"{label}: names {shown(file)!r}, which is not a .safetensors file"
             )
-    _refuse_second_weights(snapshot, name, set(files.values()))
+    _refuse_second_weights(checkpoint, name, set(files.values()))
     return files
 
 
-def _refuse_second_weights(snapshot: Snapshot, index: str, shards: set[str]) -> None:
+def _refuse_second_weights(checkpoint: Checkpoint, index: str, shards: set[str]) -> None:
     """Raise a :class:`CheckpointError` if a single file of all weights lies beside ``index``.
 
     An example is ``model.safetensors`` beside ``model.safetensors.index.json``; the file is allowed
@@ -133,44 +133,44 @@ def _refuse_second_weights(snapshot: Snapshot, index: str, shards: set[str]) -> 
     nobody can tell which are meant: transformers reads the single file.
     """
     single = index.removesuffix(".index.json")
-    if single not in shards and snapshot.has(single):
+    if single not in shards and checkpoint.has(single):
         listed = ", ".join(sorted(shards)[:3]) + (" and more" if len(shards) > 3 else "")
         raise CheckpointError(
-            f"{snapshot.label}: holds weights twice: {single}, and {index} with the shards "
+            f"{checkpoint.label}: holds weights twice: {single}, and {index} with the shards "
             f"{listed}; which of them is meant is not guessed at: remove those that are not, or "
             "load a file by its path"
         )
 
 
-def _only_safetensors(snapshot: Snapshot) -> str:
+def _only_safetensors(checkpoint: Checkpoint) -> str:
     """Return the name of the only index, else of the only safetensors file, of a checkpoint.
 
     This is for checkpoints without ``model.safetensors`` and its index. Several such files raise a
     CheckpointError, because nothing says which of them holds the tower.
     """
-    names = _safetensors(snapshot)
+    names = _safetensors(checkpoint)
     for ending in (".safetensors.index.json", ".safetensors"):
         matching = [name for name in names if name.endswith(ending) and "/" not in name]
         if len(matching) == 1:
             return matching[0]
         if matching:
             raise CheckpointError(
-                f"{snapshot.label}: {len(matching)} files end in {ending} "
+                f"{checkpoint.label}: {len(matching)} files end in {ending} "
                 f"({', '.join(matching[:6])}), and no {INDEX} says which holds what: pass the one "
                 "file that holds the tower"
             )
-    raise _without_safetensors(snapshot.label, names)
+    raise _without_safetensors(checkpoint.label, names)
 
 
-def _safetensors(snapshot: Snapshot) -> list[str]:
+def _safetensors(checkpoint: Checkpoint) -> list[str]:
     """Return the names of a checkpoint's safetensors files and indexes.
 
     A CheckpointError is raised if there are none; it says so if there are pickle files instead.
     """
-    names = snapshot.names()
+    names = checkpoint.names()
     if found := [n for n in names if n.endswith((".safetensors", ".safetensors.index.json"))]:
         return found
-    raise _without_safetensors(snapshot.label, names)
+    raise _without_safetensors(checkpoint.label, names)
 
 
 def _without_safetensors(label: str, names: list[str]) -> CheckpointError:
@@ -186,12 +186,12 @@ def _without_safetensors(label: str, names: list[str]) -> CheckpointError:
     )
 
 
-def _without_config(snapshot: Snapshot) -> CheckpointError:
-    adapter = snapshot.read_json("adapter_config.json")
+def _without_config(checkpoint: Checkpoint) -> CheckpointError:
+    adapter = checkpoint.read_json("adapter_config.json")
     if adapter is not None:
-        return adapter_error(snapshot.label, adapter.get("base_model_name_or_path"))
-    _safetensors(snapshot)
+        return adapter_error(checkpoint.label, adapter.get("base_model_name_or_path"))
+    _safetensors(checkpoint)
     return CheckpointError(
-        f"{snapshot.label}: no config.json beside the weights: the tower's sizes are in it; put "
+        f"{checkpoint.label}: no config.json beside the weights: the tower's sizes are in it; put "
         "the one of the original repo there"
     )

@@ -27,8 +27,8 @@ from huggingface_hub.utils import tqdm
 
 from ..cache.kept import Checked, KeptTower, sealed_header
 from ..errors import CheckpointError, DamagedError
+from ..files.checkpoint import Located, Wanted
 from ..files.index import SINGLE
-from ..files.snapshot import Located, Wanted
 from ..files.tensor_file import Header, file_crc32
 from ..files.writing import flush, write_whole
 from ..threads import Stopped, in_parallel
@@ -102,7 +102,7 @@ class _Fetch:
             "repo": repo.repo_id,
             "commit": repo.revision,
             "subfolder": repo.options.subfolder,
-            "published": asdict(wanted.checkpoint),
+            "published": asdict(wanted.published),
         }
         self.head = sealed_header(self.tensors, self.record, self.files)
         self.requests = plan_requests(self.tensors, headers, len(self.head))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import TypeAlias
 
-from ..files.snapshot import TowerTensor
+from ..files.checkpoint import TowerTensor
 from ..files.tensor_file import Header
 
 MOST_BYTES = 64 << 20

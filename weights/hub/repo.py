@@ -28,7 +28,7 @@ from huggingface_hub.utils import validate_repo_id
 
 from ..cache.store import Store, cache_root, repo_folder
 from ..errors import AbsentError, CheckpointError, shown
-from ..files.snapshot import LONGEST_PART, check_name, json_limit
+from ..files.checkpoint import LONGEST_PART, check_name, json_limit
 from ..files.writing import write_whole
 from ..published import similar_names
 from .http import RemoteFile, Unreachable

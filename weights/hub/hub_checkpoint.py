@@ -19,7 +19,7 @@ import huggingface_hub
 
 from ..cache.kept import KeptTower
 from ..errors import AbsentError, CheckpointError, DamagedError
-from ..files.snapshot import Located, Route, Snapshot, Traffic, Wanted, json_limit
+from ..files.checkpoint import Checkpoint, Located, Route, Traffic, Wanted, json_limit
 from ..files.tensor_file import Header
 from ..strict_json import parse_json
 from ..threads import in_parallel
@@ -40,7 +40,7 @@ _DAMAGE = (
 )
 
 
-def open_repo(repo_id: str, options: HubOptions, damage: DamagedError | None = None) -> Snapshot:
+def open_repo(repo_id: str, options: HubOptions, damage: DamagedError | None = None) -> Checkpoint:
     """Open a repo of the Hub: its tower in the cache if there is one, else its files on the Hub.
 
     Args:
@@ -57,10 +57,10 @@ def open_repo(repo_id: str, options: HubOptions, damage: DamagedError | None = N
             return KeptTower(tower, repo.label, repo.revision, repo.offline)
         except DamagedError as error:
             damage = error
-    return HubSnapshot(repo, brought, damage)
+    return HubCheckpoint(repo, brought, damage)
 
 
-class HubSnapshot(Snapshot):
+class HubCheckpoint(Checkpoint):
     """A repo of the Hub at one commit, of which the cache has no tower to use.
 
     The ``folder`` is that of the commit in the cache of the Hub's client, where whole files lie.
@@ -187,7 +187,7 @@ class HubSnapshot(Snapshot):
         wanted.files()
         self._keep_answers()
         if self._route(wanted) == "ranges":
-            headers = self.headers(dict.fromkeys(wanted.checkpoint.shards, 0))
+            headers = self.headers(dict.fromkeys(wanted.published.shards, 0))
             check = self.damage is not None
             try:
                 fetch = partial(fetch_tower, self.repo, wanted, headers, check=check)
@@ -197,7 +197,7 @@ class HubSnapshot(Snapshot):
         if self._refused is not None and self.repo.options.fetch == "ranges":
             text = f"{self._refused}: whole shards are fetched instead"
             warnings.warn(text, stacklevel=2)
-        missing = [file for file in wanted.checkpoint.shards if self._path(file) is None]
+        missing = [file for file in wanted.published.shards if self._path(file) is None]
         if missing and self.offline:
             raise self._not_here(missing[0])
         self._download(missing)
@@ -209,7 +209,7 @@ class HubSnapshot(Snapshot):
 
     def traffic(self, wanted: Wanted) -> Traffic:
         self._keep_answers()
-        here = [self._path(file) is not None for file in wanted.checkpoint.shards]
+        here = [self._path(file) is not None for file in wanted.published.shards]
         cached = "shards" if all(here) else "some shards" if any(here) else "nothing"
         unfinished = self.store.partial.is_dir()
         return Traffic(cached, self._route(wanted), self._range_bytes(wanted), unfinished)
@@ -219,7 +219,7 @@ class HubSnapshot(Snapshot):
 
         Nothing is fetched if all shards are on this disk.
         """
-        sizes = wanted.checkpoint.shards
+        sizes = wanted.published.shards
         missing = sum(sizes[file] for file in sizes if self._path(file) is None)
         if not missing:
             return "nothing"
@@ -230,7 +230,7 @@ class HubSnapshot(Snapshot):
         return "ranges" if self._range_bytes(wanted) <= SAVING * missing else "shards"
 
     def _range_bytes(self, wanted: Wanted) -> int:
-        headers = self.headers(dict.fromkeys(wanted.checkpoint.shards, 0))
+        headers = self.headers(dict.fromkeys(wanted.published.shards, 0))
         requests = plan_requests(in_order(wanted.tensors), headers, 0)
         return sum(request.end - request.begin for request in requests)
 

@@ -43,7 +43,7 @@ class Wanted:
     """The tensors and small files of a tower that have to be on this disk to load it."""
 
     tensors: Sequence[TowerTensor]
-    checkpoint: WholeCheckpoint
+    published: WholeCheckpoint
     files: Callable[[], Mapping[str, bytes]]
     """The function that returns the config and processor files as published: name -> bytes."""
 
@@ -75,13 +75,13 @@ class Traffic:
     unfinished: bool = False
 
 
-class Snapshot:
+class Checkpoint:
     """The files of one checkpoint: those in a folder of this disk or, in subclasses, of the Hub."""
 
     commit: str | None = None  # commit of every file; None for a folder
     offline = False  # whether files that are not on this disk count as absent
     cached = "local"  # the value of Traffic.cached
-    checkpoint: WholeCheckpoint | None = None  # only a kept tower records these facts
+    published: WholeCheckpoint | None = None  # only a kept tower records these facts
     advice = ""  # how to repair the files, said at the end of errors about their tensors
 
     def __init__(self, folder: Path, weights: str | None = None, label: str = "") -> None:
