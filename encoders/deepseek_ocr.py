@@ -36,7 +36,7 @@ from .base.paths_encoder import PathsEncoder, tilings_of
 from .base.tile_encoder import InnerStack, TileEncoder
 from .data import EncoderOutput, GridLike, Metadata, Output, VisionInputs, output_like
 from .hf_config import find_section, read_field, read_size, require_divisible, require_value
-from .layers.assembly import SEPARATOR, Picture, assemble, split_items, stitch, take_apart
+from .layers.assembly import SEPARATOR, Picture, assemble, stitch
 from .layers.blocks import BlockSizes, nested_sizes
 from .layers.clip import Clip
 from .layers.products import convolve
@@ -260,6 +260,8 @@ class DeepseekOCREncoder(PathsEncoder):
 
     def _maps_of_items(self, features: Tensor, inputs: VisionInputs) -> list[dict[str, Tensor]]:
         """Return the maps "image" and, of an item with tiles, "tiles", each [1, h, w, D]."""
+        from .base.raster import split_items, take_apart
+
         pictures = self._pictures(inputs)
         grids = [{name: part.grid for name, part in item.items()} for item in pictures]
         pairs = zip(split_items(features, grids), grids, strict=True)

@@ -44,7 +44,7 @@ from .data import (
     output_like,
 )
 from .hf_config import find_section, read_field, read_ratio, read_size, require_value
-from .layers.assembly import SEPARATOR, Picture, assemble, split_items, stitch, take_apart
+from .layers.assembly import SEPARATOR, Picture, assemble, stitch
 from .layers.blocks import BlockSizes
 from .layers.deepseek_siglip import Siglip
 
@@ -201,6 +201,8 @@ class DeepseekVL2Encoder(PathsEncoder):
 
     def _maps_of_items(self, features: Tensor, inputs: VisionInputs) -> list[dict[str, Tensor]]:
         """Return per item the maps "image" and "tiles", each [1, rows, columns, D]."""
+        from .base.raster import split_items, take_apart
+
         pictures = self._pictures(inputs)
         if features.ndim == 3:
             maps = self.paths["image"].feature_maps(features, inputs.grid_thw)

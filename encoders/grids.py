@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeGuard, runtime_checkable
 
 import torch
-from einops import rearrange
 from torch import Tensor
 
 from .data import Grid, GridLike, VisionInputs
@@ -96,30 +95,6 @@ def _read_item(row: object, merge: int, merge_name: str) -> Grid:
 
 def _is_whole(value: object) -> TypeGuard[int | float]:
     return isinstance(value, int) or (isinstance(value, float) and value.is_integer())
-
-
-def stitch_tiles(maps: Tensor, tiling: tuple[int, int, bool]) -> Tensor:
-    """Join the tiles of an image to one map.
-
-    Args:
-        maps: [t, h, w, D], one map per tile, the thumbnail last.
-        tiling: (columns, rows, thumbnail) of the image; (1, 1, False) for a video.
-
-    Returns:
-        [1, rows*h, columns*w, D] without the thumbnail; for a video ``maps`` itself.
-
-    Raises:
-        ValueError: another number of tiles than the tiling makes.
-    """
-    columns, rows, thumbnail = tiling
-    if (columns, rows, thumbnail) == (1, 1, False):
-        return maps
-    if maps.shape[0] != columns * rows + thumbnail:
-        raise ValueError(
-            f"{columns}x{rows} tiles{' and a thumbnail' if thumbnail else ''} are "
-            f"{columns * rows + thumbnail}, the features have {maps.shape[0]}"
-        )
-    return rearrange(maps[: columns * rows], "(r c) h w d -> 1 (r h) (c w) d", r=rows)
 
 
 def split_rows(tensor: Tensor | None, sizes: Sequence[int]) -> list[Tensor | None]:

@@ -39,8 +39,8 @@ from .hf_config import (
     require_divisible,
     require_value,
 )
-from .layers import blocks
 from .layers.attention import attention
+from .layers.blocks import MLP, BlockSizes
 from .layers.products import FlatPatchEmbed
 from .layers.segments import RotarySegments
 
@@ -85,10 +85,10 @@ class PaddleOCRVLConfig:
         return self.in_channels * self.patch_size**2
 
     @property
-    def block_sizes(self) -> blocks.BlockSizes:
+    def block_sizes(self) -> BlockSizes:
         """The depth, widths, number of heads, activation and epsilon of the transformer blocks."""
         sizes = self.depth, self.hidden_size, self.intermediate_size, self.num_heads
-        return blocks.BlockSizes(*sizes, "gelu_tanh", self.layer_norm_eps)
+        return BlockSizes(*sizes, "gelu_tanh", self.layer_norm_eps)
 
     @classmethod
     def from_hf(cls, config: Mapping[str, object]) -> PaddleOCRVLConfig:
@@ -188,12 +188,12 @@ class PaddleOCRVLEncoder(RasterEncoder):
 class Block(nn.Module):
     """SigLIP's block with rotary positions in its attention."""
 
-    def __init__(self, sizes: blocks.BlockSizes) -> None:
+    def __init__(self, sizes: BlockSizes) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(sizes.hidden_size, eps=sizes.layer_norm_eps)
         self.attn = Attention(sizes)
         self.norm2 = nn.LayerNorm(sizes.hidden_size, eps=sizes.layer_norm_eps)
-        self.mlp = blocks.MLP(sizes.hidden_size, sizes.intermediate_size, sizes.activation)
+        self.mlp = MLP(sizes.hidden_size, sizes.intermediate_size, sizes.activation)
 
     def forward(self, hidden: Tensor, context: RotarySegments) -> Tensor:
         hidden = hidden + self.attn(self.norm1(hidden), context)
@@ -203,7 +203,7 @@ class Block(nn.Module):
         """Return the block's layers by role, or None if attention or MLP was replaced."""
         from .block_parts import BlockParts
 
-        if (type(self), type(self.attn), type(self.mlp)) != (Block, Attention, blocks.MLP):
+        if (type(self), type(self.attn), type(self.mlp)) != (Block, Attention, MLP):
             return None
         return BlockParts(
             containers=(self, self.attn, self.mlp),
@@ -221,7 +221,7 @@ class Block(nn.Module):
 class Attention(nn.Module):
     """Full attention inside each image; fused qkv rows are [Q; K; V], head-major."""
 
-    def __init__(self, sizes: blocks.BlockSizes) -> None:
+    def __init__(self, sizes: BlockSizes) -> None:
         super().__init__()
         self.num_heads, width = sizes.num_heads, sizes.hidden_size
         self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)

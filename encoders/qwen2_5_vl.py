@@ -33,7 +33,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .base.checks import check_input_size
-from .base.patch_encoder import PatchEncoder, merge_order_positions, window_order
+from .base.patch_encoder import PatchEncoder, merge_order_positions
 from .data import EncoderItemSpec, EncoderOutput, Grid, GridLike, Metadata
 from .hf_config import (
     find_section,
@@ -46,6 +46,7 @@ from .hf_config import (
 from .layers.attention import attention
 from .layers.products import FlatPatchEmbed
 from .layers.segments import RotarySegments, padded_offsets
+from .layers.windows import window_order
 
 if TYPE_CHECKING:
     from .block_parts import BlockParts

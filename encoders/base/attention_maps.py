@@ -21,11 +21,12 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ..data import GridLike, Metadata, VisionInputs
-from ..grids import plain_values, stitch_tiles
+from ..grids import plain_values
 from ..layers.attention import AttentionCall, observe_attention
 from ..streams.keywords import AttentionAsked, Heads
 from .encoder import Encoder
 from .intermediates import block_indices
+from .raster import stitch_items
 from .tile_encoder import InnerStack
 from .vision_encoder import VisionEncoder
 
@@ -358,9 +359,7 @@ def _maps_of_path(
     tilings = inputs.tiles or [(1, 1, False)] * len(inputs.grid_thw)
     tiles = [(*tilings[item][:2], False) for item in items] if path == "tiles" else None
     if inner:  # the rows of an inner stack are [views, h, w, C]
-        views = rows.split(grid_thw[:, 0].tolist())
-        whole = [(1, 1, False)] * len(views)
-        maps = [stitch_tiles(*pair) for pair in zip(views, tiles or whole, strict=True)]
+        maps = stitch_items(rows.split(grid_thw[:, 0].tolist()), tiles)
     else:
         maps = encoder.paths[path].feature_maps(rows, grid_thw, tiles)
     return dict(zip(items, maps, strict=True))

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from ..streams.calls import ItemEncoder
     from ..streams.keywords import AttentionAsked
     from .saving import Publication
-    from .vision_encoder import VisionEncoder
 
 Self = TypeVar("Self", bound="Encoder")
 
@@ -71,11 +70,6 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
             "this is one path of an encoder: call preprocess or encode of the encoder that has it "
             "in paths, whose inputs.paths[name] this path takes"
         )
-
-    @property
-    @abstractmethod
-    def paths(self) -> Mapping[str, VisionEncoder]:
-        """The encoder of each kind of input by name: "image" first, then for example "tiles"."""
 
     @abstractmethod
     def join(self, outputs: Mapping[str, Output], inputs: VisionInputs) -> list[Output]:
@@ -201,10 +195,6 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
         }
         return attention_maps(self, paths, inputs, asked)
 
-    def _check_inputs(self, inputs: VisionInputs) -> None:
-        """Raise a ValueError unless ``inputs`` have the kinds of input that this encoder takes."""
-        inputs.check(self.paths)
-
     @property
     def device(self) -> torch.device:
         """The device of the weights."""
@@ -315,13 +305,15 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
                 of other input paths, or they name a kernel that cannot run here.
         """
 
-    @abstractmethod
     def gradient_checkpointing_enable(self) -> None:
         """Recompute the activations of blocks in the backward pass instead of keeping them."""
+        for path in self.paths.values():
+            path.gradient_checkpointing = True
 
-    @abstractmethod
     def gradient_checkpointing_disable(self) -> None:
         """Keep the activations of blocks for the backward pass again, the default."""
+        for path in self.paths.values():
+            path.gradient_checkpointing = False
 
     def save_pretrained(self, save_directory: str | os.PathLike[str]) -> Path:
         """Write the encoder as a checkpoint that ``load_encoder`` reads back to the bit.

@@ -22,9 +22,9 @@ class MapsFeatures(nn.Module, ABC):
     def paths(self) -> Mapping[str, VisionEncoder]:
         """The encoder of each kind of input by name: "image" first, then for example "tiles"."""
 
-    @abstractmethod
     def _check_inputs(self, inputs: VisionInputs) -> None:
         """Raise a ValueError unless ``inputs`` have the kinds of input that this encoder takes."""
+        inputs.check(self.paths)
 
     def _maps_of_grids(
         self,

@@ -11,11 +11,10 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from einops import rearrange
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..data import EncoderItemSpec, Grid, GridLike, Metadata
-from ..grids import read_grid, stitch_tiles
+from ..grids import read_grid
 from ..layers.segments import RotarySegments
 from .checks import check_rows
 from .vision_encoder import VisionEncoder
@@ -101,12 +100,38 @@ class PatchEncoder(VisionEncoder):
         ``metadata`` has the positions of patches and, for attention windows, the order of rows.
         """
 
+    def _add_weighted_rows(
+        self, rows: Tensor, table: nn.Embedding, index: Tensor, weight: Tensor
+    ) -> Tensor:
+        """Return rows plus a weighted sum of rows of a table: interpolated position embeddings.
+
+        Args:
+            rows: [P, D].
+            table: [entries, D].
+            index: int64 [P, taps], numbers of entries.
+            weight: [P, taps], float32 or wider.
+
+        Returns:
+            [P, D] in the dtype of ``rows``. The sum is made in the dtype of ``weight`` and rounded
+            to that of ``rows`` before it is added.
+        """
+        if self.accelerator is not None and not self._records_gradients(rows):
+            added = self.accelerator.add_weighted_rows(rows, table, index, weight)
+            if added is not None:
+                return added
+        total = table(index[:, 0]) * weight[:, :1]
+        for tap in range(1, index.shape[1]):
+            total = torch.addcmul(total, table(index[:, tap]), weight[:, tap, None])
+        return rows + total.to(rows.dtype)
+
     def _maps_of_grids(
         self,
         features: Tensor,
         grid_thw: GridLike,
         tiles: Sequence[tuple[int, int, bool]] | None = None,
     ) -> list[Tensor]:
+        from .raster import raster_maps
+
         merge, grids = self.config.spatial_merge_size, self._read(grid_thw)
         return raster_maps(features, grids, merge, self._token_frames)
 
@@ -123,60 +148,12 @@ class RasterEncoder(PatchEncoder):
         grid_thw: GridLike,
         tiles: Sequence[tuple[int, int, bool]] | None = None,
     ) -> list[Tensor]:
+        from .raster import raster_maps, stitch_items
+
         grids = self._read(grid_thw)
         whole = len(features) == sum(t * h * w for t, h, w in grids)
         merge = 1 if whole else self.config.spatial_merge_size
-        maps = raster_maps(features, grids, merge, self._token_frames)
-        if tiles is None:
-            return maps
-        return [stitch_tiles(*pair) for pair in zip(maps, tiles, strict=True)]
-
-
-def raster_maps(
-    features: Tensor, grids: Sequence[Grid], merge: int, frames: int = 1
-) -> list[Tensor]:
-    """Arrange rows, which come in merge-block order, as maps in raster order.
-
-    Rows of a tower that merges 2x2 patches lie block by block, so that 4 neighbours in memory make
-    one token. For a grid of 4x4 patches::
-
-        0  1 |  4  5
-        2  3 |  6  7        rows 0..3 are the top left block, 4..7 the top right one
-        ------------
-        8  9 | 12 13
-       10 11 | 14 15
-
-    Merged tokens (one row per block) are in raster order already, on a grid of h/2 x w/2.
-
-    Args:
-        features: [P, D], one row per patch, or [N, D], one row per token.
-        grids: ``(t, h, w)`` per item, in patches.
-        merge: side of a block in patches.
-        frames: frames of the grid that make one frame of tokens.
-
-    Returns:
-        [t, h, w, D] per item in raster order, of patches or of tokens as ``features`` are.
-
-    Raises:
-        ValueError: no tensor, or one with neither a row per patch nor a row per token.
-    """
-    patches = [t * h * w for t, h, w in grids]
-    times = [-(-t // frames) for t, _, _ in grids]
-    tokens = [t * h * w // merge**2 for t, (_, h, w) in zip(times, grids, strict=True)]
-    if features.shape[0] == sum(patches):
-        return [
-            rearrange(part, "(t h w a b) d -> t (h a) (w b) d", t=t, h=h // merge, a=merge, b=merge)
-            for part, (t, h, _) in zip(features.split(patches), grids, strict=True)
-        ]
-    if features.shape[0] == sum(tokens):
-        return [
-            part.unflatten(0, (t, h // merge, w // merge))
-            for part, t, (_, h, w) in zip(features.split(tokens), times, grids, strict=True)
-        ]
-    raise ValueError(
-        f"features have {features.shape[0]} rows: the grid makes {sum(patches)} patches "
-        f"or {sum(tokens)} tokens"
-    )
+        return stitch_items(raster_maps(features, grids, merge, self._token_frames), tiles)
 
 
 def squarest(tokens: int) -> tuple[int, int]:
@@ -199,7 +176,7 @@ def merge_order_positions(grids: Sequence[Grid], merge: int, rows: int) -> Tenso
     positions = torch.zeros(rows, 2, dtype=torch.int64, device="cpu")
     start = 0
     for t, h, w in grids:
-        cells = torch.cartesian_prod(_count(h), _count(w))
+        cells = torch.cartesian_prod(torch.arange(h, device="cpu"), torch.arange(w, device="cpu"))
         cells = cells.view(h // merge, merge, w // merge, merge, 2).transpose(1, 2).reshape(-1, 2)
         positions[start : start + t * h * w] = cells.repeat(t, 1)
         start += t * h * w
@@ -226,44 +203,3 @@ def merge_order(grids: Sequence[Grid], merge: int, rows: int) -> Tensor:
         order[start : start + t * h * w] = frames.flatten()
         start += t * h * w
     return order
-
-
-def window_order(
-    grids: Sequence[Grid], merge: int, side: int, tokens: int
-) -> tuple[Tensor, list[int]]:
-    """Return the order of merged tokens window by window, and the size of each window.
-
-    Windows of ``side`` x ``side`` tokens lie in raster order over each frame, and tokens in raster
-    order inside a window; windows at the right and bottom edge are smaller. A frame of 3x6 tokens
-    with side 4::
-
-        0  1  2  3 |  4  5
-        6  7  8  9 | 10 11      order 0-3, 6-9, 12-15 | 4, 5, 10, 11, 16, 17
-       12 13 14 15 | 16 17      windows of 12 and 6 tokens
-
-    Args:
-        grids: ``(t, h, w)`` per item, in patches.
-        merge: side of a merge block in patches.
-        side: side of a window in tokens.
-        tokens: length of the order, at least the number of tokens.
-
-    Returns:
-        Token numbers, int64 [tokens], those beyond the last window in their own order; and the
-        number of patches per window.
-    """
-    order, windows, start = [], [], 0
-    for t, h, w in grids:
-        rows, columns = h // merge, w // merge
-        frame = _count(rows * columns).view(rows, columns)
-        tiles = [tile for band in frame.split(side) for tile in band.split(side, dim=1)]
-        frame_order = torch.cat([tile.flatten() for tile in tiles])
-        starts = start + _count(t)[:, None] * rows * columns
-        order.append((starts + frame_order).flatten())
-        windows += [tile.numel() * merge**2 for tile in tiles] * t
-        start += t * rows * columns
-    return torch.cat([*order, _count(tokens)[start:]]), windows
-
-
-def _count(end: int) -> Tensor:
-    """Return the numbers 0 to ``end`` - 1 on the CPU, whatever torch's default device is."""
-    return torch.arange(end, device="cpu")

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from math import prod
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from ..data import EncoderOutput, Grid, GridLike, Metadata, Output, VisionInputs, output_like
+from ..data import EncoderOutput, GridLike, Metadata, Output, VisionInputs, output_like
 from .encoder import Encoder
 from .vision_encoder import VisionEncoder
 
@@ -103,14 +102,6 @@ class PathsEncoder(Encoder):
                 raise ValueError(f"{own!r} are no choices: give what kernel_choices() returned")
             path.load_kernel_choices(own)
 
-    def gradient_checkpointing_enable(self) -> None:
-        for path in self.paths.values():
-            path.gradient_checkpointing_enable()
-
-    def gradient_checkpointing_disable(self) -> None:
-        for path in self.paths.values():
-            path.gradient_checkpointing_disable()
-
 
 def tilings_of(inputs: VisionInputs, tiles_alone: bool = False) -> list[tuple[int, int]]:
     """Return the arrangement of the tiles of each item, (columns, rows).
@@ -168,16 +159,9 @@ class TilesThenImage(PathsEncoder):
     def join(self, outputs: Mapping[str, Output], inputs: VisionInputs) -> list[Output]:
         """Return one output per item: the rows of its tiles, then those of the whole image.
 
-        Args:
-            outputs: the batched outputs by the names of ``paths``; without tiles, "image" alone.
-            inputs: the result of ``preprocess``.
-
         Returns:
             Per item ``last_hidden_state`` [P, D], the rows of patches alone, and ``pooler_output``
             [N, out].
-
-        Raises:
-            ValueError: entries that cannot be assigned to items.
         """
         tilings_of(inputs, self._tiles_alone)
         joined = []
@@ -200,31 +184,7 @@ class TilesThenImage(PathsEncoder):
 
         A view of h*w patches or tokens makes [1, h, w, D]; tiles make [1, rows*h, columns*w, D].
         """
-        views = self._views(inputs)
-        patches = [prod(grid) for _, _, grid, _ in views]
-        tokens = [self.paths[name].item_specs([g])[0].output_tokens for _, name, g, _ in views]
-        if len(features) not in (sum(patches), sum(tokens)):
-            raise ValueError(
-                f"features have {len(features)} rows: these inputs make {sum(patches)} patches or "
-                f"{sum(tokens)} tokens"
-            )
-        by_patch = len(features) == sum(patches)
-        maps: list[dict[str, Tensor]] = [{} for _ in inputs.grid_thw]
-        parts = features.split(patches if by_patch else tokens)
-        for rows, (item, name, grid, tiling) in zip(parts, views, strict=True):
-            views_alone = by_patch and len(self.paths[name].row_shape) > 1
-            part = rows.unflatten(0, (grid[0], -1)) if views_alone else rows
-            (maps[item][name],) = self.paths[name].feature_maps(part, [grid], [tiling])
-        return maps
+        from .raster import maps_of_views
 
-    def _views(self, inputs: VisionInputs) -> list[tuple[int, str, Grid, tuple[int, int, bool]]]:
-        """Return (item number, path name, (t, h, w), (columns, rows, False)) per item and path.
-
-        The list is in the order in which ``join`` puts the rows of the views.
-        """
-        tilings, views = tilings_of(inputs, self._tiles_alone), []
-        for name, (_, grid_thw, items) in inputs.paths.items():
-            for item, (t, h, w) in zip(items, grid_thw.tolist(), strict=True):
-                columns, rows = (1, 1) if name == "image" and t == 1 else tilings[item]
-                views.append((item, name, (t, h, w), (columns, rows, False)))
-        return sorted(views, key=lambda view: (view[0], view[1] == "image"))
+        tilings = tilings_of(inputs, self._tiles_alone)
+        return maps_of_views(features, self.paths, inputs, tilings)

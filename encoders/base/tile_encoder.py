@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from torch import Tensor, nn
 
 from ..data import EncoderItemSpec, Grid, GridLike, Metadata
-from ..grids import read_grid, stitch_tiles
+from ..grids import read_grid
 from ..layers.segments import TileSegments
 from .checks import check_input_size, check_rows, require_tensor
 from .vision_encoder import VisionEncoder
@@ -165,6 +165,8 @@ class TileEncoder(VisionEncoder):
         With ``tiles`` (of :class:`VisionInputs`) each image gets one map [1, rows*h, columns*w, D]
         without its thumbnail. Without ``tiles`` each item gets [tiles, h, w, D].
         """
+        from .raster import stitch_items
+
         grids = self._read(grid_thw)
         sizes = [t if features.ndim == 3 else t * self._tokens_of(h, w) for t, h, w in grids]
         if features.shape[0] != sum(sizes):
@@ -175,11 +177,7 @@ class TileEncoder(VisionEncoder):
             self._row_maps(part, h, w) if part.ndim == 3 else self._token_maps(part, h, w)
             for part, (_, h, w) in parts
         ]
-        if tiles is None:
-            return maps
-        if len(tiles) != len(maps):
-            raise ValueError(f"tiles has {len(tiles)} items, grid_thw {len(maps)}: must be equal")
-        return [stitch_tiles(*pair) for pair in zip(maps, tiles, strict=True)]
+        return stitch_items(maps, tiles)
 
     def _row_maps(self, rows: Tensor, h: int, w: int) -> Tensor:
         """Arrange rows [B, n, D] of tiles of h*w patches as maps [B, rows, columns, D]."""

@@ -271,12 +271,6 @@ class VisionEncoder(Encoder):
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> object:
         """Return the tensors, made once per forward, that all blocks read with the hidden state."""
 
-    def gradient_checkpointing_enable(self) -> None:
-        self.gradient_checkpointing = True
-
-    def gradient_checkpointing_disable(self) -> None:
-        self.gradient_checkpointing = False
-
     def _run_blocks(
         self,
         hidden: Tensor,
@@ -326,30 +320,6 @@ class VisionEncoder(Encoder):
             hidden = self._run_block(block, hidden, context)
             if number in numbers:
                 yield hidden
-
-    def _add_weighted_rows(
-        self, rows: Tensor, table: nn.Embedding, index: Tensor, weight: Tensor
-    ) -> Tensor:
-        """Return rows plus a weighted sum of rows of a table: interpolated position embeddings.
-
-        Args:
-            rows: [P, D].
-            table: [entries, D].
-            index: int64 [P, taps], numbers of entries.
-            weight: [P, taps], float32 or wider.
-
-        Returns:
-            [P, D] in the dtype of ``rows``. The sum is made in the dtype of ``weight`` and rounded
-            to that of ``rows`` before it is added.
-        """
-        if self.accelerator is not None and not self._records_gradients(rows):
-            added = self.accelerator.add_weighted_rows(rows, table, index, weight)
-            if added is not None:
-                return added
-        total = table(index[:, 0]) * weight[:, :1]
-        for tap in range(1, index.shape[1]):
-            total = torch.addcmul(total, table(index[:, tap]), weight[:, tap, None])
-        return rows + total.to(rows.dtype)
 
     def _records_gradients(self, hidden: Tensor) -> bool:
         """Return whether autograd records operations on ``hidden`` or on the weights."""

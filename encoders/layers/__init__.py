@@ -3,6 +3,7 @@
 - ``attention``: attention over packed segments, on every device
 - ``segments``: the offsets of segments, and what all blocks of a forward read
 - ``table_taps``: the entries of a table of positions that a place in a grid is interpolated from
+- ``windows``: the order of tokens, window by window
 - ``frame_pairs``: the cells of two frames that make one token
 - ``products``: convolutions computed from their weights, where that is the same
 - ``clipped``: linear layers that clip what they read and return

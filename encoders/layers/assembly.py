@@ -13,7 +13,6 @@ Shapes: h rows and w columns of a view in tokens, D width of a token.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import prod
 from typing import NamedTuple
 
 import torch
@@ -77,61 +76,3 @@ def assemble(
             ends = newline.expand(len(views[name]), 1, -1)
             parts.append(torch.cat((views[name], ends), dim=1).flatten(0, 1))
     return torch.cat(parts)
-
-
-def sequence_length(grids: Mapping[str, tuple[int, int]]) -> int:
-    """Return the length of the sequence of an image whose views have these rows and columns.
-
-    Each row has a newline, and the sequence has one separator.
-    """
-    return 1 + sum(rows * (columns + 1) for rows, columns in grids.values())
-
-
-def take_apart(
-    rows: Tensor, order: Sequence[str], grids: Mapping[str, tuple[int, int]]
-) -> dict[str, Tensor]:
-    """Return the views of an image, by name, from a sequence with or without the learned tokens.
-
-    Args:
-        rows: [tokens, D] of :func:`assemble`, or the rows of the views alone in the same order.
-        order: as :func:`assemble` takes it.
-        grids: rows and columns, in tokens, of each view that the image has.
-
-    Returns:
-        [1, rows, columns, D] by name.
-    """
-    learned = len(rows) == sequence_length(grids)
-    views, start = {}, 0
-    for name in order:
-        if name in grids:
-            height, width = grids[name]
-            count = height * (width + learned)
-            lines = rows[start : start + count].unflatten(0, (height, width + learned))
-            views[name] = lines[None, :, :width]
-            start += count
-        elif name == SEPARATOR:
-            start += learned
-    return views
-
-
-def split_items(features: Tensor, grids: Sequence[Mapping[str, tuple[int, int]]]) -> list[Tensor]:
-    """Split features of all items into those of each item.
-
-    Args:
-        features: [rows, D], with the learned tokens of every item or without them.
-        grids: per item, rows and columns in tokens of each of its views.
-
-    Returns:
-        [rows, D] per item.
-
-    Raises:
-        ValueError: ``features`` have neither number of rows.
-    """
-    whole = [sequence_length(item) for item in grids]
-    alone = [sum(map(prod, item.values())) for item in grids]
-    if len(features) not in (sum(whole), sum(alone)):
-        raise ValueError(
-            f"features have {len(features)} rows: these inputs make {sum(whole)} tokens of "
-            f"pooler_output or {sum(alone)} rows without newlines and separators"
-        )
-    return list(features.split(whole if len(features) == sum(whole) else alone))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from encoders.layers.assembly import take_apart
+from encoders.base.raster import take_apart
 from support.towers.deepseek import FAMILIES, TILES, build, draw_inputs
 
 

@@ -168,7 +168,9 @@ def imports_at_the_top(path: Path) -> set[str]:
     for node in tree_of(path).body:
         if isinstance(node, ast.ImportFrom):
             base = ".".join(parts[: len(parts) - node.level]) if node.level else ""
-            names.add(".".join(filter(None, (base, node.module))))
+            module = ".".join(filter(None, (base, node.module)))
+            # A name that is imported from a package may be a module.
+            names |= {module, *(f"{module}.{alias.name}" for alias in node.names)}
     return names
 
 

@@ -76,7 +76,7 @@ class PatchPreprocessor:
     """Resizes images to whole tokens within bounds on the area, and cuts them into patches.
 
     Rows of ``pixel_values`` lie in merge-block order (drawn at ``raster_maps`` in
-    ``encoders.base.patch_encoder``). The axes of one row are channel, frame, row, column; with
+    ``encoders.base.raster``). The axes of one row are channel, frame, row, column; with
     ``channels_last`` they are frame, row, column, channel.
     """
 

@@ -1,0 +1,221 @@
+"""Rows of features as maps in raster order: of packed patches, of tiles, and of several views.
+
+Shapes: P patches, N tokens, D width of a row, h rows and w columns of a map.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import TYPE_CHECKING
+
+from einops import rearrange
+from torch import Tensor
+
+from ..data import Grid, VisionInputs
+from ..layers.assembly import SEPARATOR
+
+if TYPE_CHECKING:
+    from .vision_encoder import VisionEncoder
+
+
+def raster_maps(
+    features: Tensor, grids: Sequence[Grid], merge: int, frames: int = 1
+) -> list[Tensor]:
+    """Arrange rows, which come in merge-block order, as maps in raster order.
+
+    Rows of a tower that merges 2x2 patches lie block by block, so that 4 neighbours in memory make
+    one token. For a grid of 4x4 patches::
+
+        0  1 |  4  5
+        2  3 |  6  7        rows 0..3 are the top left block, 4..7 the top right one
+        ------------
+        8  9 | 12 13
+       10 11 | 14 15
+
+    Merged tokens (one row per block) are in raster order already, on a grid of h/2 x w/2.
+
+    Args:
+        features: [P, D], one row per patch, or [N, D], one row per token.
+        grids: ``(t, h, w)`` per item, in patches.
+        merge: side of a block in patches.
+        frames: frames of the grid that make one frame of tokens.
+
+    Returns:
+        [t, h, w, D] per item in raster order, of patches or of tokens as ``features`` are.
+
+    Raises:
+        ValueError: no tensor, or one with neither a row per patch nor a row per token.
+    """
+    patches = [t * h * w for t, h, w in grids]
+    times = [-(-t // frames) for t, _, _ in grids]
+    tokens = [t * h * w // merge**2 for t, (_, h, w) in zip(times, grids, strict=True)]
+    if features.shape[0] == sum(patches):
+        return [
+            rearrange(part, "(t h w a b) d -> t (h a) (w b) d", t=t, h=h // merge, a=merge, b=merge)
+            for part, (t, h, _) in zip(features.split(patches), grids, strict=True)
+        ]
+    if features.shape[0] == sum(tokens):
+        return [
+            part.unflatten(0, (t, h // merge, w // merge))
+            for part, t, (_, h, w) in zip(features.split(tokens), times, grids, strict=True)
+        ]
+    raise ValueError(
+        f"features have {features.shape[0]} rows: the grid makes {sum(patches)} patches "
+        f"or {sum(tokens)} tokens"
+    )
+
+
+def stitch_tiles(maps: Tensor, tiling: tuple[int, int, bool]) -> Tensor:
+    """Join the tiles of an image to one map.
+
+    Args:
+        maps: [t, h, w, D], one map per tile, the thumbnail last.
+        tiling: (columns, rows, thumbnail) of the image; (1, 1, False) for a video.
+
+    Returns:
+        [1, rows*h, columns*w, D] without the thumbnail; for a video ``maps`` itself.
+
+    Raises:
+        ValueError: another number of tiles than the tiling makes.
+    """
+    columns, rows, thumbnail = tiling
+    if (columns, rows, thumbnail) == (1, 1, False):
+        return maps
+    if maps.shape[0] != columns * rows + thumbnail:
+        raise ValueError(
+            f"{columns}x{rows} tiles{' and a thumbnail' if thumbnail else ''} are "
+            f"{columns * rows + thumbnail}, the features have {maps.shape[0]}"
+        )
+    return rearrange(maps[: columns * rows], "(r c) h w d -> 1 (r h) (c w) d", r=rows)
+
+
+def stitch_items(
+    maps: Sequence[Tensor], tiles: Sequence[tuple[int, int, bool]] | None
+) -> list[Tensor]:
+    """Join the tiles of each item to one map, as :func:`stitch_tiles` does.
+
+    Args:
+        maps: [t, h, w, D] per item.
+        tiles: (columns, rows, thumbnail) per item; None leaves the maps as they are.
+
+    Raises:
+        ValueError: another number of items or of tiles than ``tiles`` says.
+    """
+    if tiles is None:
+        return list(maps)
+    if len(tiles) != len(maps):
+        raise ValueError(f"tiles has {len(tiles)} items, grid_thw {len(maps)}: must be equal")
+    return [stitch_tiles(*pair) for pair in zip(maps, tiles, strict=True)]
+
+
+def maps_of_views(
+    features: Tensor,
+    paths: Mapping[str, VisionEncoder],
+    inputs: VisionInputs,
+    tilings: Sequence[tuple[int, int]],
+) -> list[dict[str, Tensor]]:
+    """Return the maps of each item by the name of the path, from rows of its tiles, then its image.
+
+    Args:
+        features: rows of patches or of tokens of all items, [P, D] or [N, D].
+        paths: the encoders of the paths "image" and "tiles".
+        inputs: the result of ``preprocess``.
+        tilings: the arrangement of the tiles of each item, (columns, rows).
+
+    Returns:
+        [t, h, w, D] by name. A view of h*w patches or tokens makes [1, h, w, D], and tiles make
+        [1, rows*h, columns*w, D].
+
+    Raises:
+        ValueError: ``features`` have neither a row per patch nor a row per token.
+    """
+    views = _views(inputs, tilings)
+    patches = [prod(grid) for _, _, grid, _ in views]
+    tokens = [paths[name].item_specs([grid])[0].output_tokens for _, name, grid, _ in views]
+    if len(features) not in (sum(patches), sum(tokens)):
+        raise ValueError(
+            f"features have {len(features)} rows: these inputs make {sum(patches)} patches or "
+            f"{sum(tokens)} tokens"
+        )
+    by_patch = len(features) == sum(patches)
+    maps: list[dict[str, Tensor]] = [{} for _ in inputs.grid_thw]
+    parts = features.split(patches if by_patch else tokens)
+    for rows, (item, name, grid, tiling) in zip(parts, views, strict=True):
+        views_alone = by_patch and len(paths[name].row_shape) > 1
+        part = rows.unflatten(0, (grid[0], -1)) if views_alone else rows
+        (maps[item][name],) = paths[name].feature_maps(part, [grid], [tiling])
+    return maps
+
+
+def _views(
+    inputs: VisionInputs, tilings: Sequence[tuple[int, int]]
+) -> list[tuple[int, str, Grid, tuple[int, int, bool]]]:
+    """Return (item number, path name, (t, h, w), (columns, rows, False)) per item and path.
+
+    The list is in the order in which ``join`` puts the rows of the views.
+    """
+    views = []
+    for name, (_, grid_thw, items) in inputs.paths.items():
+        for item, (t, h, w) in zip(items, grid_thw.tolist(), strict=True):
+            columns, rows = (1, 1) if name == "image" and t == 1 else tilings[item]
+            views.append((item, name, (t, h, w), (columns, rows, False)))
+    return sorted(views, key=lambda view: (view[0], view[1] == "image"))
+
+
+def sequence_length(grids: Mapping[str, tuple[int, int]]) -> int:
+    """Return the length of the sequence of an image whose views have these rows and columns.
+
+    Each row has a newline, and the sequence has one separator.
+    """
+    return 1 + sum(rows * (columns + 1) for rows, columns in grids.values())
+
+
+def take_apart(
+    rows: Tensor, order: Sequence[str], grids: Mapping[str, tuple[int, int]]
+) -> dict[str, Tensor]:
+    """Return the views of an image, by name, from a sequence with or without the learned tokens.
+
+    Args:
+        rows: [tokens, D] of :func:`assemble`, or the rows of the views alone in the same order.
+        order: as :func:`assemble` takes it.
+        grids: rows and columns, in tokens, of each view that the image has.
+
+    Returns:
+        [1, rows, columns, D] by name.
+    """
+    learned = len(rows) == sequence_length(grids)
+    views, start = {}, 0
+    for name in order:
+        if name in grids:
+            height, width = grids[name]
+            count = height * (width + learned)
+            lines = rows[start : start + count].unflatten(0, (height, width + learned))
+            views[name] = lines[None, :, :width]
+            start += count
+        elif name == SEPARATOR:
+            start += learned
+    return views
+
+
+def split_items(features: Tensor, grids: Sequence[Mapping[str, tuple[int, int]]]) -> list[Tensor]:
+    """Split features of all items into those of each item.
+
+    Args:
+        features: [rows, D], with the learned tokens of every item or without them.
+        grids: per item, rows and columns in tokens of each of its views.
+
+    Returns:
+        [rows, D] per item.
+
+    Raises:
+        ValueError: ``features`` have neither number of rows.
+    """
+    whole = [sequence_length(item) for item in grids]
+    alone = [sum(map(prod, item.values())) for item in grids]
+    if len(features) not in (sum(whole), sum(alone)):
+        raise ValueError(
+            f"features have {len(features)} rows: these inputs make {sum(whole)} tokens of "
+            f"pooler_output or {sum(alone)} rows without newlines and separators"
+        )
+    return list(features.split(whole if len(features) == sum(whole) else alone))
