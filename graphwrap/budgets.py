@@ -9,7 +9,6 @@ token count may therefore be captured in two shapes: few long segments, and many
 from __future__ import annotations
 
 import operator
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +17,7 @@ from typing import NamedTuple, SupportsIndex, TypeAlias
 from encoders.contract import EncoderItemSpec, GraphableEncoder, Grid
 
 from .budget_sizes import default_budgets, positive, positives, square_counts
+from .caller_warnings import warn_caller
 
 LONG_SEGMENTS = 8
 """The number of attention segments in the long shape of a budget. In the short shape segments are
@@ -137,9 +137,7 @@ def choose_budgets(
             )
         tokens = _whole(encoder, token_counts)
         if tokens != token_counts:
-            warnings.warn(
-                f"budgets {token_counts} rounded up to what items can make: {tokens}", stacklevel=3
-            )
+            warn_caller(f"budgets {token_counts} rounded up to what items can make: {tokens}")
     else:
         low, high = _bounds(encoder, low, high, items)
         long_count, short_count = _segment_counts(frames, items or min(64, low))

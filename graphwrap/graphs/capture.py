@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import time
 import traceback
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from operator import index
@@ -20,6 +19,7 @@ from torch import nn
 from tqdm.auto import tqdm
 
 from ..budgets import Budget, BudgetSet
+from ..caller_warnings import warn_caller
 from ..costs import Costs, CostTable
 from ..encoder_forms import EncoderForm, capacity_metadata, captured_forward
 from ..guards import WeightGuard, as_module, plain_tensors
@@ -165,10 +165,9 @@ class Capturer:
             return measure(self.form.encoder, graphs, self.form.device)
         except RuntimeError as error:
             _raise_bugs(error)
-        warnings.warn(
+        warn_caller(
             "eager runs could not be timed, there is no memory for one beside the graphs: all that "
-            "fits a budget is replayed; give fewer tokens (max_budget, budgets) to have them timed",
-            stacklevel=7,
+            "fits a budget is replayed; give fewer tokens (max_budget, budgets) to have them timed"
         )
         return Costs.unmeasured(graphs)
 
@@ -244,10 +243,9 @@ class Capturer:
         for budget, error in self._errors.items():
             graphs.dropped.append(f"{self.label} {budget.name}".lstrip())
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            warnings.warn(
+            warn_caller(
                 f"budget {graphs.dropped[-1]} could not be captured and is dropped ({reason}); "
-                "smaller ones still serve, larger items run eagerly",
-                stacklevel=6,
+                "smaller ones still serve, larger items run eagerly"
             )
         self._errors.clear()
 
@@ -276,10 +274,9 @@ class Capturer:
         if not fitting:
             fitting = tuple(b for b in budget_set.budgets if b.rows == budget_set.budgets[0].rows)
             change = "no budget fits, only the smallest is captured:"
-        warnings.warn(
+        warn_caller(
             f"{change} {fitting[-1].tokens} tokens: arena and graph pool are to fit 1/{divisor} of "
-            f"free memory ({available / 2**20:.0f} MiB); give max_budget to choose yourself",
-            stacklevel=6,
+            f"free memory ({available / 2**20:.0f} MiB); give max_budget to choose yourself"
         )
         return replace(budget_set, budgets=fitting)
 

@@ -70,6 +70,20 @@ def test_a_budget_that_cannot_be_captured_is_dropped_with_one_warning(error: str
     assert stats.dropped == ["16 (4x32)"]
 
 
+@pytest.mark.parametrize("start", ["capture", "call", "comprehension"])
+def test_a_dropped_budget_is_warned_of_at_the_line_of_the_caller(start: str) -> None:
+    graphed = failing(ERRORS["out of memory"], lambda rows: rows == 32)
+    pixels = torch.randn(4, *graphed.encoder.row_shape)
+    starts: dict[str, Callable[[], object]] = {
+        "capture": lambda: graphed.capture(progress=False),
+        "call": lambda: graphed(pixels, [[1, 2, 2]]),
+        "comprehension": lambda: [one.capture(progress=False) for one in [graphed]],
+    }
+    with pytest.warns(UserWarning, match="is dropped") as caught:
+        starts[start]()
+    assert [entry.filename for entry in caught] == [__file__]
+
+
 @pytest.mark.parametrize("lost", [8, 16, 32])
 def test_the_budgets_that_are_left_serve(lost: int) -> None:
     """``lost`` rows is each of the three budgets; items beyond the rest are eager, and counted."""
