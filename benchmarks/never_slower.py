@@ -101,8 +101,8 @@ def run(
             }
         )
     costs = executor_of(graphed).graphs.packer.costs
-    replay_ms = {budget.name: ms for budget, ms in costs.replay_ms.items()}
-    return {"eager_ms": list(costs.eager_ms), "replay_ms": replay_ms}, rows
+    replay_ms = {budget.name: ms for budget, ms in costs.replays.items()}
+    return {"eager_ms": list(costs.eager_runs), "replay_ms": replay_ms}, rows
 
 
 def forced_replay(graphed: GraphedEncoder) -> Callable[[Tensor, Grids], EncoderOutput]:

@@ -1,4 +1,4 @@
-"""The times that packing compares: milliseconds of every budget and of eager runs, and their file.
+"""The costs that packing compares, of every budget's replay and of eager runs, and their file.
 
 A captured budget has one time, and the time of an eager run is interpolated between a few sizes.
 ``graphs/measuring.py`` takes the times at capture. They are frozen then, so that the same
@@ -34,33 +34,37 @@ REMEDY = "capture here and save_table again"
 
 @dataclass(frozen=True)
 class Costs:
-    """The cost of each graph's replay and of eager runs: ms or, if not measured, input rows."""
+    """The cost of each graph's replay and of eager runs.
 
-    replay_ms: Mapping[Budget, float]
-    """The milliseconds of a replay of each budget, timed with padding alone and with the copies of
-    inputs and outputs; if not measured, a cost in input rows."""
-    eager_ms: Sequence[tuple[float, float]]
-    """The input rows and the milliseconds of some eager runs, by ascending rows; the cost of other
-    numbers of rows is interpolated."""
+    Costs are milliseconds if they were measured, else input rows.
+    """
+
+    replays: Mapping[Budget, float]
+    """The cost of one replay of each budget; a measured one is timed with padding alone, and with
+    the copies of inputs and outputs."""
+    eager_runs: Sequence[tuple[float, float]]
+    """The input rows and the cost of some eager runs, by ascending rows; the cost of other numbers
+    of rows is interpolated."""
     measured: bool = True
+    """Whether the costs are measured milliseconds, and not input rows."""
 
     @classmethod
     def unmeasured(cls, budgets: Iterable[Budget]) -> Costs:
         """Return costs by which items that fit a graph are replayed by one with little padding."""
-        times = {budget: budget.rows + RUN_ROWS for budget in budgets}
-        return cls(times, [(0, NEVER), (1, 2 * NEVER)], measured=False)
+        replays = {budget: budget.rows + RUN_ROWS for budget in budgets}
+        return cls(replays, [(0, NEVER), (1, 2 * NEVER)], measured=False)
 
     def eager(self, rows: int) -> float:
         """Return the cost of an eager run of so many input rows, interpolated between timed runs.
 
         Beyond the largest timed run, it is extrapolated.
         """
-        if len(self.eager_ms) == 1:
-            return self.eager_ms[0][1]
-        upper = min(max(bisect_left(self.eager_ms, (rows, 0.0)), 1), len(self.eager_ms) - 1)
-        (rows_below, ms_below), (rows_above, ms_above) = self.eager_ms[upper - 1 :][:2]
-        gradient = (ms_above - ms_below) / (rows_above - rows_below)
-        return ms_below + (rows - rows_below) * gradient
+        if len(self.eager_runs) == 1:
+            return self.eager_runs[0][1]
+        upper = min(max(bisect_left(self.eager_runs, (rows, 0.0)), 1), len(self.eager_runs) - 1)
+        (rows_below, cost_below), (rows_above, cost_above) = self.eager_runs[upper - 1 :][:2]
+        gradient = (cost_above - cost_below) / (rows_above - rows_below)
+        return cost_below + (rows - rows_below) * gradient
 
 
 @dataclass(frozen=True)
@@ -103,7 +107,7 @@ class CostTable:
         The table may lack larger ones, because memory had run out when it was measured. A
         ValueError is raised if it lacks any other.
         """
-        times = self.costs.replay_ms
+        times = self.costs.replays
         most_rows = max(budget.rows for budget in times)
         inferred = budget_set.inferred
         budgets = tuple(b for b in budget_set.budgets if b.rows <= most_rows or not inferred)
@@ -134,8 +138,8 @@ def write_tables(file: str | os.PathLike[str], tables: Mapping[str, CostTable]) 
         costs = table.costs
         body[path] = {
             "fingerprint": table.made_on,
-            "eager_runs": [{"rows": rows, "ms": ms} for rows, ms in costs.eager_ms],
-            "budgets": [{**budget._asdict(), "ms": ms} for budget, ms in costs.replay_ms.items()],
+            "eager_runs": [{"rows": rows, "ms": ms} for rows, ms in costs.eager_runs],
+            "budgets": [{**budget._asdict(), "ms": ms} for budget, ms in costs.replays.items()],
             "kernels": table.kernels,
         }
     Path(file).write_text(json.dumps(body, indent=1) + "\n")

@@ -94,12 +94,16 @@ class Packer:
     def __init__(self, costs: Costs, max_batch_size: int, eager_tokens: int) -> None:
         self.costs, self.max_batch_size = costs, max_batch_size
         # A full replay does the same work as an eager run, so a longer time is an error of timing.
-        ms = {budget: min(x, costs.eager(budget.rows)) for budget, x in costs.replay_ms.items()}
-        self.budgets, self.replay_ms = sorted(ms), ms
+        self.replay_costs = {
+            budget: min(cost, costs.eager(budget.rows)) for budget, cost in costs.replays.items()
+        }
+        self.budgets = sorted(self.replay_costs)
         self.eager_tokens = max([eager_tokens, *[budget.tokens for budget in self.budgets]])
-        self._by_cost = sorted(self.budgets, key=lambda budget: (ms[budget], budget))
+        self._by_cost = sorted(self.budgets, key=lambda budget: (self.replay_costs[budget], budget))
         self._most_tokens = list(accumulate([budget.tokens for budget in self._by_cost], max))
-        self._row_ms = min([ms[budget] / budget.rows for budget in self.budgets], default=0.0)
+        self._row_cost = min(
+            [cost / budget.rows for budget, cost in self.replay_costs.items()], default=0.0
+        )
 
     def pack(self, specs: Sequence[EncoderItemSpec]) -> list[Group]:
         """Return groups that hold each item once, in the order of their first items.
@@ -110,7 +114,7 @@ class Packer:
             return []
         best = [self._group(range(len(specs)), specs)]
         rows = sum([spec.input_size for spec in specs])
-        if best[0].budget and best[0].cost <= WORTH_A_SPLIT * self._row_ms * rows:
+        if best[0].budget and best[0].cost <= WORTH_A_SPLIT * self._row_cost * rows:
             return best
         largest = EncoderItemSpec(*map(max, zip(*specs, strict=True)))
         reasons = [CHEAPER] * len(specs)
@@ -154,8 +158,8 @@ class Packer:
         if batch.items <= self.max_batch_size:
             for candidate in self._by_cost[bisect_left(self._most_tokens, batch.tokens) :]:
                 if candidate.exceeded_by(batch) is None:
-                    if self.replay_ms[candidate] <= cost:
-                        budget, cost = candidate, self.replay_ms[candidate]
+                    if self.replay_costs[candidate] <= cost:
+                        budget, cost = candidate, self.replay_costs[candidate]
                     break
         return Group(tuple(sorted(items)), budget, cost)
 
@@ -188,7 +192,7 @@ class Packer:
         """
         batch = Batch.of([specs[item] for item in order])
         best, least_cost = list[Group](), max_cost / WORTH_A_SPLIT
-        if not order or self._row_ms * batch.rows >= least_cost:
+        if not order or self._row_cost * batch.rows >= least_cost:
             return best
         for capacity in self._cheapest(batch, specs[order[0]]):
             packed, too_large = self._first_fit(order, specs, capacity)
@@ -209,7 +213,7 @@ class Packer:
         def cost(budget: Budget) -> float:
             t, r, s, _, w = budget
             full = max(tokens / t, rows / r, segments / s, windows / (w or 1))
-            return self.replay_ms[budget] * max(full, items / self.max_batch_size, 1.0)
+            return self.replay_costs[budget] * max(full, items / self.max_batch_size, 1.0)
 
         largest = Batch.of([first])
         fitting = [budget for budget in self.budgets if budget.fits(largest)]

@@ -136,7 +136,7 @@ class Capturer:
             costs = self._cost(graphs.by_budget)
             torch.cuda.empty_cache()  # returns the memory of warm-ups and timings
         for budget, stats in graphs.stats.items():
-            stats.replay_ms = costs.replay_ms[budget] if costs.measured else None
+            stats.replay_ms = costs.replays[budget] if costs.measured else None
         graphs.packer = self._packer(costs)
         return graphs
 
@@ -147,7 +147,7 @@ class Capturer:
         it, splitting a run costs next to nothing. If the largest budgets could not be captured,
         it is twice the largest one that was.
         """
-        largest = max((budget.tokens for budget in costs.replay_ms), default=0)
+        largest = max((budget.tokens for budget in costs.replays), default=0)
         if largest in (0, self.budget_set.budgets[-1].tokens):
             largest = max(largest, index(self.form.encoder.budget_range[1]))
         return Packer(costs, self.budget_set.max_batch_size, 2 * largest)
@@ -159,8 +159,8 @@ class Capturer:
         given, and the costs make every item replay that fits a budget.
         """
         if self.table is not None:
-            times = {budget: self.table.costs.replay_ms[budget] for budget in graphs}
-            return replace(self.table.costs, replay_ms=times)
+            times = {budget: self.table.costs.replays[budget] for budget in graphs}
+            return replace(self.table.costs, replays=times)
         try:
             return measure(self.form.encoder, graphs, self.form.device)
         except RuntimeError as error:

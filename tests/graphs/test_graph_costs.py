@@ -41,7 +41,7 @@ def test_an_eager_run_costs_the_time_of_host_and_device(
     monkeypatch.setattr(measuring, "_eager_ms", eager)
     measured_ = measure(encoder, runners, torch.device("cpu"))
     for budget in runners:
-        assert measured_.replay_ms[budget] == pytest.approx(2.0 + 0.1 * budget.rows)
+        assert measured_.replays[budget] == pytest.approx(2.0 + 0.1 * budget.rows)
     few, most = min(runners).rows, max(runners).rows
     for rows in (few, most // 4, most // 2, most):
         assert measured_.eager(rows) == pytest.approx(CLOSE * max(host_ms, 2.0 + 0.1 * rows))
@@ -88,8 +88,8 @@ def test_measuring_times_every_budget_and_leaves_no_trace(monkeypatch: pytest.Mo
     graphed = toy([4, 16, 64])
     runners, dice = executor_of(graphed).graphs.by_budget, torch.get_rng_state()
     timed = measure(graphed.encoder, runners, torch.device("cpu"))
-    assert set(timed.replay_ms) == set(runners)
-    assert min(*timed.replay_ms.values(), timed.eager(8)) > 0
+    assert set(timed.replays) == set(runners)
+    assert min(*timed.replays.values(), timed.eager(8)) > 0
     assert torch.equal(torch.get_rng_state(), dice)
     grids = [[1, 1, 6]]
     pixels = pixels_for(graphed.encoder, grids)
@@ -107,5 +107,5 @@ def test_unmeasured_costs_never_choose_eager() -> None:
     """Not even where the widest budget holds one small item."""
     budgets = default_budgets_of("qwen2_5_vl")
     unmeasured = Costs.unmeasured(budgets)
-    assert unmeasured.eager(4) > 10 * max(unmeasured.replay_ms.values())
-    assert unmeasured.replay_ms[budgets[0]] < unmeasured.replay_ms[budgets[-1]]
+    assert unmeasured.eager(4) > 10 * max(unmeasured.replays.values())
+    assert unmeasured.replays[budgets[0]] < unmeasured.replays[budgets[-1]]

@@ -163,7 +163,7 @@ def test_a_table_holds_every_path_and_serves_no_encoder_of_others(tmp_path: Path
     graphed.save_table(path)
     other = graphed_of()
     other.load_table(path)
-    assert {name: len(table.costs.replay_ms) for name, table in other._tables.items()} == {
+    assert {name: len(table.costs.replays) for name, table in other._tables.items()} == {
         "image": 6,
         "tiles": 4,
     }

@@ -197,8 +197,8 @@ def test_a_loaded_table_has_the_costs_of_what_was_captured(tmp_path: Path) -> No
     table = read(saved(tmp_path / "table.json", toy().budgets))
     runners = dict(list(executor_of(toy()).graphs.by_budget.items())[1:])
     costs = capturer_with(table, [4, 8, 16, 32])._cost(runners)
-    assert costs.replay_ms == {budget: table.costs.replay_ms[budget] for budget in runners}
-    assert (costs.eager_ms, costs.measured) == (table.costs.eager_ms, True)
+    assert costs.replays == {budget: table.costs.replays[budget] for budget in runners}
+    assert (costs.eager_runs, costs.measured) == (table.costs.eager_runs, True)
 
 
 # --- the life of a table --------------------------------------------------------------------------

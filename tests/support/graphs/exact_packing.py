@@ -20,7 +20,7 @@ def cost_of(packer: Packer, specs: Sequence[EncoderItemSpec], groups: Sequence[G
     total = 0.0
     for items, budget, _, _ in groups:
         rows = sum(specs[item].input_size for item in items)
-        total += packer.costs.eager(rows) if budget is None else packer.replay_ms[budget]
+        total += packer.costs.eager(rows) if budget is None else packer.replay_costs[budget]
     return total
 
 
@@ -47,7 +47,7 @@ def run_costs(packer: Packer, specs: Sequence[EncoderItemSpec]) -> Any:
     sums[:, 3] = (members * items[:, 3]).max(axis=1)  # the longest segment
     costs = np.array([packer.costs.eager(int(rows)) for rows in sums[:, 1]])
     costs[(sums[:, 0] > packer.eager_tokens) & (counts > 1)] = np.inf
-    for budget, ms in packer.replay_ms.items():
+    for budget, ms in packer.replay_costs.items():
         fits = (sums <= budget).all(axis=1) & (counts <= packer.max_batch_size)
         costs[fits] = np.minimum(costs[fits], ms)
     costs[0] = 0.0
