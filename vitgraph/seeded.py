@@ -8,11 +8,13 @@ published repo; only the sizes are small. The loader makes no exception for such
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 from zlib import crc32
 
 import torch
@@ -32,6 +34,10 @@ exist."""
 HEAD = 32
 """The width of an attention head in small checkpoints."""
 
+if TYPE_CHECKING:
+    SEEDED: Mapping[str, Seeded]
+    """Every kind of small checkpoint, by the name that ``write_seeded_checkpoint`` takes."""
+
 
 @dataclass(frozen=True)
 class Seeded:
@@ -44,7 +50,9 @@ class Seeded:
     """The prefix of the language model's tensors, then names of more tensors outside the tower."""
 
 
-def _seeded() -> dict[str, Seeded]:
+@cache
+def _kinds() -> Mapping[str, Seeded]:
+    """Return every kind of small checkpoint by name, read from the families' facts once."""
     kinds = {}
     for family in FAMILIES.values():
         models = {model.repo_id: model for model in family.published}
@@ -56,10 +64,11 @@ def _seeded() -> dict[str, Seeded]:
     return kinds
 
 
-SEEDED: Mapping[str, Seeded] = _seeded()
-"""Every kind of small checkpoint, by the name that ``write_seeded_checkpoint`` takes."""
-_NAMED_SIZES = {k: v for name in FAMILIES for k, v in family_facts(name).named_sizes.items()}
-"""The published sizes of towers that a config names instead of giving their sizes, by that name."""
+def __getattr__(name: str) -> object:
+    """Read the facts of all families when :data:`SEEDED` is first asked for."""
+    if name == "SEEDED":
+        return _kinds()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def write_seeded_checkpoint(
@@ -97,9 +106,10 @@ def write_seeded_checkpoint(
         ValueError: an unknown family, a prefix that its layout does not know, a width that is no
             multiple of 32, or no shards.
     """
-    if family not in SEEDED:
-        raise ValueError(f"family {family!r}: must be one of {', '.join(SEEDED)}")
-    seeded = SEEDED[family]
+    kinds = _kinds()
+    if family not in kinds:
+        raise ValueError(f"family {family!r}: must be one of {', '.join(kinds)}")
+    seeded = kinds[family]
     if width % HEAD:
         raise ValueError(f"width={width}: must be a multiple of {HEAD}, the size of a head")
     if shards < 1 or decoy_shards < 0:
@@ -116,7 +126,7 @@ def write_seeded_checkpoint(
         )
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    config = small_config(seeded.model.config, depth, width)
+    config = small_config(seeded.family, seeded.model.config, depth, width)
     tower = seeded_tower(seeded.family, config, seed, dtype)
     tensors = _publish(seeded.layout, tower_prefix, tower, width // HEAD)
     if not has_no_prefix:
@@ -140,15 +150,16 @@ def _find_prefix(seeded: Seeded, prefix: str | None) -> Prefix:
     raise ValueError(f"prefix={prefix!r}: layout {seeded.layout.name} has {names}")
 
 
-def small_config(published: JsonObject, depth: int, width: int) -> JsonDict:
+def small_config(family: Family, published: JsonObject, depth: int, width: int) -> JsonDict:
     """Return a published config with small sizes.
 
     The tower gets ``depth`` blocks of ``width``, heads of 32 channels, and an MLP of the published
     ratio to the width, rounded; the language model gets a width of 96. Lists of block indexes, such
-    as those of DeepStack, are spread evenly over the blocks and name at most half of them. All
-    other fields keep their values.
+    as those of DeepStack, are spread evenly over the blocks and name at most half of them. The
+    family's facts say which further fields are sizes. All other fields keep their values.
 
     Args:
+        family: family of the tower.
         published: a whole ``config.json``.
         depth: number of blocks of the tower.
         width: width of the tower, a multiple of 32.
@@ -162,6 +173,7 @@ def small_config(published: JsonObject, depth: int, width: int) -> JsonDict:
         if "out_features" in _inside(config, "model_args"):
             sizes["out_features"] = TEXT_WIDTH
         return {**config, "model_args": sizes}
+    facts = family_facts(family.name)
     section = vision_section(config)[0]
     assert isinstance(section, dict)  # a part of the copy
     for part in (_inside(config, "llm_config"), _inside(config, "text_config")):
@@ -170,55 +182,16 @@ def small_config(published: JsonObject, depth: int, width: int) -> JsonDict:
     # PaddleOCR-VL has the sizes of its language model at the top level of the config.
     if section is not config and "hidden_size" in config:
         config["hidden_size"] = TEXT_WIDTH
-    if "projector_hidden_size" in config:  # the width inside the projector of LFM2-VL, MiniMax-M3
-        config["projector_hidden_size"] = 2 * width
-    for name in ("aligner_config", "projector_config"):
-        part = _inside(config, name)
-        if part:
-            sizes_of = _inside(part, "params") if "params" in part else part
-            sizes_of["n_embed"] = TEXT_WIDTH
-    widths = ("embed_dim", "width", "vt_hidden_size", "hidden_size")
-    width_fields = (name for name in widths if isinstance(section.get(name), int))
-    width_field = next(width_fields, "hidden_size")
-    # In the config of Kimi-K2.5, the names of the tower's sizes begin with "vt_".
-    prefix = "vt_" if width_field.startswith("vt_") else ""
-    inner = section.get(f"{prefix}intermediate_size", 0)
-    ratio = inner / section.get(width_field, 1)
-    grouped = section.get("num_key_value_heads") != section.get("num_attention_heads")
-    is_tower_width = section.get("hidden_size") == section.get(width_field)
-    small = {
-        "depth": depth,
-        "num_hidden_layers": depth,
-        "layers": depth,
-        "num_heads": width // HEAD,
-        "num_attention_heads": width // HEAD,
-        "heads": width // HEAD,
-        "head_dim": HEAD,
-        "output_hidden_size": 2 * width,  # channels between the two convolutions of Step3
-        # EXAONE has grouped-query attention, with four query heads per key and value head.
-        "num_key_value_heads": max(width // (4 * HEAD), 1) if grouped else width // HEAD,
-        "intermediate_size": round(ratio) * width,
-        "out_hidden_size": TEXT_WIDTH,
-        # Qwen2-VL's name for the language model's width; ERNIE's second name for the tower's.
-        "hidden_size": width if is_tower_width else TEXT_WIDTH,
-        "width": width,
-        width_field: width,
-        "vt_num_hidden_layers": depth,
-        "vt_num_attention_heads": width // HEAD,
-        "vt_intermediate_size": round(ratio) * width,
-        "mm_hidden_size": width,
-        "text_hidden_size": TEXT_WIDTH,
-        "mlp_dim": round(ratio) * width,
-        "projection_intermediate_size": 2 * width,  # the width inside GLM-5's merger
-        "neck_channels": width // 4,
-        "output_channels": width // 4,  # transformers' name for the channels of SAM's neck
-        "downsample_channels": [width // 2, width],
-        "projector_input_dim": 2 * width,  # the width between Llama 4's pixel shuffle and projector
-        "projector_output_dim": 2 * width,
-        "vision_output_dim": 2 * width,
-    }
-    for part in (section, _inside(config, "high_res_vision_config")):
-        _shrink(part, small, depth)
+    for part in _sections(section):
+        part.update(facts.named_sizes.get(str(part.get("model_name", "")), {}))
+    small = _tower_sizes(section, depth, width)
+    for outer in (section, _inside(config, "high_res_vision_config")):
+        for part in _sections(outer):
+            _shrink(part, small, depth)
+    own = {name: _times(scale, width) for name, scale in facts.small_widths.items()}
+    own |= dict.fromkeys(facts.text_widths, TEXT_WIDTH)
+    for part in _sections(config):
+        part.update({name: size for name, size in own.items() if name in part})
     return config
 
 
@@ -228,20 +201,69 @@ def _inside(config: JsonDict, name: str) -> JsonDict:
     return section if isinstance(section, dict) else {}
 
 
+def _sections(config: JsonDict) -> Iterator[JsonDict]:
+    """Yield a config or section of it, then every section inside it."""
+    yield config
+    for value in config.values():
+        if isinstance(value, dict):
+            yield from _sections(value)
+
+
+def _tower_sizes(section: JsonObject, depth: int, width: int) -> JsonDict:
+    """Return the small sizes of a tower by the names that fields have in configs of many families.
+
+    Args:
+        section: the published tower's part of a config.
+        depth: number of blocks of the small tower.
+        width: width of the small tower.
+    """
+    sizes = {_field(name): value for name, value in section.items() if isinstance(value, int)}
+    names = ("embed_dim", "width", "hidden_size")
+    width_name = next((name for name in names if name in sizes), "hidden_size")
+    ratio = sizes.get("intermediate_size", 0) / sizes.get(width_name, 1)
+    grouped = sizes.get("num_key_value_heads") != sizes.get("num_attention_heads")
+    is_tower_width = sizes.get("hidden_size") == sizes.get(width_name)
+    heads = width // HEAD
+    return {
+        **dict.fromkeys(("depth", "num_hidden_layers", "layers"), depth),
+        **dict.fromkeys(("num_heads", "num_attention_heads", "heads"), heads),
+        "head_dim": HEAD,
+        # EXAONE has grouped-query attention, with four query heads per key and value head.
+        "num_key_value_heads": max(heads // 4, 1) if grouped else heads,
+        "intermediate_size": round(ratio) * width,
+        "out_hidden_size": TEXT_WIDTH,
+        # Qwen2-VL's name for the language model's width; ERNIE's second name for the tower's.
+        "hidden_size": width if is_tower_width else TEXT_WIDTH,
+        "width": width,
+        width_name: width,
+    }
+
+
+def _field(name: str) -> str:
+    """Return the usual name of a field; in Kimi-K2.5's config, names of sizes begin with "vt_"."""
+    return name.removeprefix("vt_")
+
+
+def _times(scale: float | Sequence[float], width: int) -> int | list[int]:
+    """Return a width times a scale, or times each scale of a list."""
+    if isinstance(scale, Sequence):
+        return [int(width * part) for part in scale]
+    return int(width * scale)
+
+
 def _shrink(section: JsonDict, small: JsonObject, depth: int) -> None:
-    """Replace sizes in a section of a config, and in the sections inside it, in place.
+    """Replace sizes in a section of a config, in place, but not in the sections inside it.
 
     Args:
         section: the section, whose fields are changed.
         small: small sizes by the name of the field.
         depth: number of blocks over which lists of block indexes are spread.
     """
-    section.update(_NAMED_SIZES.get(str(section.get("model_name", "")), {}))
     for name, value in section.items():
         if isinstance(value, dict):
-            _shrink(value, small, depth)
-        elif name in small:
-            section[name] = small[name]
+            continue
+        if _field(name) in small:
+            section[name] = small[_field(name)]
         elif name.endswith("_indexes") and isinstance(value, list):
             count = min(len(value), max(depth // 2, 1))
             section[name] = [depth * (number + 1) // count - 1 for number in range(count)]

@@ -98,6 +98,12 @@ class FamilyFacts:
     """Per set of processor files, the content of each file by its name without ``.json``."""
     named_sizes: Mapping[str, JsonObject]
     """Per tower name that a config may give in place of sizes, the sizes of that tower."""
+    small_widths: Mapping[str, float | Sequence[float]]
+    """Per field of the config that few families have, its value in a small checkpoint as a multiple
+    of the tower's width, or a list of multiples."""
+    text_widths: Sequence[str]
+    """The fields of the config, besides those of many families, that hold the width of the language
+    model."""
     small: Mapping[str, SmallCheckpoint]
     """The small checkpoints, by the name that ``write_seeded_checkpoint`` takes."""
     published: tuple[PublishedModel, ...]
@@ -143,6 +149,8 @@ class _File(TypedDict):
     images_only: NotRequired[Mapping[str, str]]
     processors: NotRequired[Mapping[str, Mapping[str, JsonObject]]]
     named_sizes: NotRequired[Mapping[str, JsonObject]]
+    small_widths: NotRequired[Mapping[str, float | list[float]]]
+    text_widths: NotRequired[list[str]]
     small: Mapping[str, _Small]
     checkpoints: list[_Group]
 
@@ -167,6 +175,8 @@ def family_facts(name: str) -> FamilyFacts:
         images_only=data.get("images_only", {}),
         processors=data.get("processors", {}),
         named_sizes=data.get("named_sizes", {}),
+        small_widths=data.get("small_widths", {}),
+        text_widths=data.get("text_widths", []),
         small={key: SmallCheckpoint(**value) for key, value in data["small"].items()},
         published=tuple(_models(name, data["checkpoints"])),
     )

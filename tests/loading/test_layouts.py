@@ -61,7 +61,7 @@ def test_every_layout_at_every_place_gives_the_same_tower(
 ) -> None:
     recipe = SEEDED[family]
     folder = write_seeded_checkpoint(tmp_path, family, width=64, prefix=prefix)
-    config = small_config(recipe.model.config, 2, 64)
+    config = small_config(recipe.family, recipe.model.config, 2, 64)
     expected = seeded_tower(recipe.family, config, 0, torch.bfloat16)
     encoder = load_encoder(folder)
     state = encoder.state_dict()
@@ -98,7 +98,7 @@ def test_layouts_of_one_family_give_the_same_outputs(tmp_path: Path, one: str, o
 @pytest.mark.parametrize("name", SEEDED)
 def test_every_name_translates_to_published_and_back(name: str) -> None:
     recipe = SEEDED[name]
-    layout, config = recipe.layout, small_config(recipe.model.config, 4, 32)
+    layout, config = recipe.layout, small_config(recipe.family, recipe.model.config, 4, 32)
     tower = seeded_tower(recipe.family, config, 0, torch.float32)
     seen = set()
     for ours in tower:
