@@ -33,8 +33,8 @@ from encoders.base.paths_encoder import PathsEncoder
 from encoders.contract import VisionInputs
 from graphwrap import GraphedEncoder
 from tests.oracles import BY_NAME, Grids
-from tests.oracles.pixtral import pixtral_states
-from tests.oracles.siglip import siglip2_inputs
+from tests.oracles.references.pixtral import pixtral_states
+from tests.oracles.references.siglip import siglip2_inputs
 
 TOWERS = (
     *("glm4v", "glm_ocr", "glm5_next", "pixtral", "siglip", "siglip2", "gemma3", "gemma4"),

@@ -25,8 +25,8 @@ from oracles import (
     grids_for,
     tiny,
 )
-from oracles.moonvit import MoonViTReference
-from oracles.step import Step3VLReference
+from oracles.references.moonvit import MoonViTReference
+from oracles.references.step import Step3VLReference
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
 

@@ -27,7 +27,7 @@ from oracles import (
     grids_for,
     tiny,
 )
-from oracles.pixtral import in_merge_order
+from oracles.references.pixtral import in_merge_order
 
 FRAME_BY_FRAME = [name for name in MERGING_TOWERS if name not in JOINING_TOWERS]
 """Towers whose frames, or pairs of them, make tokens of their own."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from encoders import VisionEncoder
 from graphwrap import GraphedEncoder
 from oracles import LiftFloat32, distance, draw_pixels
-from oracles.deepseek import ocr_keys, ocr_output
+from oracles.references.deepseek import ocr_keys, ocr_output
 from support.towers.deepseek import build, build_reference, draw_inputs
 
 PATHS = [("deepseek_vl_hybrid", "high"), ("deepseek_ocr", "tiles")]

@@ -12,7 +12,7 @@ from encoders import PartialOutput, VisionInputs
 from encoders.streams.calls import split_inputs
 from graphwrap import GraphedEncoder
 from oracles import NO_LIFT, LiftFloat32, distance
-from oracles.deepseek_vl2 import VL2Twin
+from oracles.references.deepseek_vl2 import VL2Twin
 from support.towers.deepseek import (
     FAMILIES,
     OCR_TILES,

@@ -16,7 +16,7 @@ from encoders.inputs.images import resize
 from encoders.inputs.intake import to_rgb
 from encoders.inputs.preprocessors.idefics3 import SplitPreprocessor
 from oracles import BY_NAME, build_encoder, build_pair, distance, draw_pixels
-from oracles.idefics3 import idefics3_output
+from oracles.references.idefics3 import idefics3_output
 from oracles.versions import needs
 from support.photographs import china, flower, photographs
 

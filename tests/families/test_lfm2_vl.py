@@ -18,7 +18,7 @@ from encoders.inputs.preprocessors.lfm2_vl import PatchTilesPreprocessor
 from encoders.inputs.sizes import best_tiling
 from graphwrap import GraphedEncoder
 from oracles import BY_NAME, build_pair, distance, distances
-from oracles.lfm2_vl import lfm2_output
+from oracles.references.lfm2_vl import lfm2_output
 from support.hub.checkpoints import edit_config
 from support.photographs import china, hopper, photographs
 from vitgraph.seeded import write_seeded_checkpoint

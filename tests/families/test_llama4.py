@@ -13,7 +13,7 @@ from encoders import Llama4Config
 from encoders.contract import VisionInputs
 from encoders.inputs.preprocessors.llama4 import CanvasPreprocessor, best_canvas
 from oracles import BY_NAME, build_pair, distance, draw_pixels
-from oracles.llama4 import llama4_output
+from oracles.references.llama4 import llama4_output
 from support.photographs import china, photographs
 
 GOLDEN = {

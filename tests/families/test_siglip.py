@@ -25,7 +25,7 @@ from oracles import (
     draw_pixels,
     tiny,
 )
-from oracles.siglip import SIZES, gemma3_output, siglip2_inputs
+from oracles.references.siglip import SIZES, gemma3_output, siglip2_inputs
 from support.photographs import china, flower, hopper
 
 SMALL = {**SIZES, "num_hidden_layers": 2}

@@ -19,7 +19,7 @@ from encoders import Video
 from encoders.contract import VisionInputs
 from encoders.inputs.preprocessors.moonvit import NavitPreprocessor
 from encoders.inputs.sampling import sample_frames
-from oracles.moonvit import cut
+from oracles.references.moonvit import cut
 from oracles.versions import needs
 from support.photographs import china, panning_clip, photographs
 from weights.published import family_facts

@@ -27,7 +27,8 @@ from transformers.models.qwen4_exp import modeling_qwen4_exp as qwen4
 
 from oracles import LiftFloat32, distance, distances, draw_pixels
 from oracles.keys import intern_keys, renamed
-from oracles.references import intern_output, qwen2_5_output, qwen_output, qwen_reference
+from oracles.references.intern_vit import intern_output
+from oracles.references.qwen import qwen2_5_output, qwen_output, qwen_reference
 from support.hub.checkpoints import edit_config, edit_tensors, read_json, same_weights
 from vitgraph.seeded import SEEDED, write_seeded_checkpoint
 from weights import CheckpointError, inspect_checkpoint, load_encoder

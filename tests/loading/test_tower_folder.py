@@ -25,8 +25,8 @@ from encoders import (
 from encoders.base.patch_encoder import PatchEncoder
 from encoders.base.vision_encoder import VisionEncoder
 from oracles import slow
-from oracles.pixtral import in_merge_order, pixtral_states
-from oracles.siglip import siglip2_inputs
+from oracles.references.pixtral import in_merge_order, pixtral_states
+from oracles.references.siglip import siglip2_inputs
 from oracles.versions import STEP_ROTATION, skip_without
 from support.hub.checkpoints import (
     INDEX,

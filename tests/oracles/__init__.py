@@ -2,7 +2,8 @@
 
 A :class:`Family` is one row of the tests' table of towers: the published config, our encoder, the
 reference from transformers, and the key map between them. The key maps are written here a second
-time, apart from ``weights``, so that a mistake there shows.
+time, apart from ``weights``, so that a mistake there shows. ``references`` has a module per family
+or maker, which builds and runs its reference; the modules beside it are about all families.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from .drawn import (
     tiny,
 )
 from .families import FAMILIES
-from .family import Family
+from .family import Family, Grids
 from .keys import timm_keys
 from .lift import NO_LIFT, LiftFloat32
-from .references import Grids, window_walk
+from .references.qwen import window_walk
 from .towers import (
     BLOCK_ORDER_TOWERS,
     BY_NAME,

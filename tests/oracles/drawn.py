@@ -19,9 +19,8 @@ from encoders.base.vision_encoder import VisionEncoder
 from encoders.contract import EncoderOutput
 
 from .configs import Config, edited
-from .family import Family
+from .family import Family, Grids
 from .lift import NO_LIFT
-from .references import Grids
 from .towers import BY_NAME
 
 

@@ -31,32 +31,25 @@ from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3
 
 from encoders.lfm2_vl import Lfm2VLTower
 
-from .ernie4_5_vl import ERNIE_NARROW, ErnieReference, ernie_keys, ernie_output
 from .family import make_row
-from .gemma4 import gemma4_keys, gemma4_output, gemma4_reference
-from .idefics3 import idefics3_keys, idefics3_output, idefics3_reference
 from .keys import intern_keys, omni2_5_keys, omni3_keys, same_keys
-from .lfm2_vl import lfm2_keys, lfm2_output, lfm2_reference
-from .llama4 import LLAMA4_NARROW, llama4_keys, llama4_output, llama4_reference
-from .minimax_m3 import (
+from .references.ernie4_5_vl import ERNIE_NARROW, ErnieReference, ernie_keys, ernie_output
+from .references.gemma4 import gemma4_keys, gemma4_output, gemma4_reference
+from .references.idefics3 import idefics3_keys, idefics3_output, idefics3_reference
+from .references.intern_vit import intern_output, intern_reference
+from .references.lfm2_vl import lfm2_keys, lfm2_output, lfm2_reference
+from .references.llama4 import LLAMA4_NARROW, llama4_keys, llama4_output, llama4_reference
+from .references.minimax_m3 import (
     MINIMAX_M3_NARROW,
     MiniMaxM3Reference,
     minimax_m3_keys,
     minimax_m3_output,
 )
-from .moonvit import KIMI_K25, KIMI_VL, MoonViTReference, moonvit_keys, moonvit_output
-from .paddleocr_vl import paddle_keys, paddle_output, paddle_reference
-from .pixtral import PixtralReference, pixtral_keys, pixtral_output
-from .references import (
-    glm_output,
-    intern_output,
-    intern_reference,
-    qwen2_5_output,
-    qwen_output,
-    qwen_reference,
-)
-from .several_views import SEVERAL_VIEWS
-from .siglip import (
+from .references.moonvit import KIMI_K25, KIMI_VL, MoonViTReference, moonvit_keys, moonvit_output
+from .references.paddleocr_vl import paddle_keys, paddle_output, paddle_reference
+from .references.pixtral import PixtralReference, pixtral_keys, pixtral_output
+from .references.qwen import glm_output, qwen2_5_output, qwen_output, qwen_reference
+from .references.siglip import (
     HEADLESS,
     SIZES,
     gemma3_keys,
@@ -68,6 +61,7 @@ from .siglip import (
     siglip_output,
     siglip_reference,
 )
+from .several_views import SEVERAL_VIEWS
 from .sizes import (
     GEMMA4_NARROW,
     GLM4V_NARROW,

@@ -18,6 +18,9 @@ from weights.published import PUBLISHED
 from .configs import Config
 from .keys import State
 
+Grids = list[list[int]]
+"""The grids [t, h, w] of the items of one call."""
+
 
 @dataclass(frozen=True)
 class Family:

@@ -18,13 +18,12 @@ from encoders.base.vision_encoder import VisionEncoder
 from encoders.contract import EncoderOutput
 
 from .configs import Config, vision_of
-from .deepseek import hybrid, ocr, siglip
-from .deepseek_vl2 import VL2Twin
 from .drawn import build_pair, draw_pixels, fields_of, in_tokens_of
-from .family import Family
+from .family import Family, Grids
 from .lift import LiftFloat32
-from .references import Grids
-from .step import Step3Twin
+from .references.deepseek import hybrid, ocr, siglip
+from .references.deepseek_vl2 import VL2Twin
+from .references.step import Step3Twin
 
 LARGE_QWEN: list[Grids] = [
     [[1, 64, 64]],

@@ -8,7 +8,9 @@ from encoders.deepseek_vl2 import DeepseekVL2Tower
 from encoders.step3 import Step3Tower
 from encoders.step3_vl import Step3VLTower
 
-from .deepseek import (
+from .family import make_row
+from .keys import same_keys
+from .references.deepseek import (
     NARROW,
     SAM_NARROW,
     SAM_TINY,
@@ -25,19 +27,17 @@ from .deepseek import (
     vl_output,
     vl_reference,
 )
-from .deepseek_vl2 import VL2Twin, vl2_output
-from .family import make_row
-from .keys import same_keys
-from .sizes import (
-    STEP3_NARROW,
-    STEP3_VL_NARROW,
-)
-from .step import (
+from .references.deepseek_vl2 import VL2Twin, vl2_output
+from .references.step import (
     Step3Twin,
     Step3VLReference,
     step3_output,
     step3_vl_keys,
     step3_vl_output,
+)
+from .sizes import (
+    STEP3_NARROW,
+    STEP3_VL_NARROW,
 )
 
 SEVERAL_VIEWS = [

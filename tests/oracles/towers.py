@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from .families import FAMILIES
-from .references import Grids
+from .family import Grids
 
 
 def slow(name: str) -> Any:

@@ -17,7 +17,7 @@ from encoders.contract import PathInputs
 from encoders.inputs.preprocessors.deepseek_ocr import OcrPreprocessor
 from oracles import NO_LIFT, draw_weights
 from oracles.configs import Config
-from oracles.deepseek import (
+from oracles.references.deepseek import (
     hybrid_keys,
     hybrid_reference,
     ocr_keys,
@@ -25,7 +25,7 @@ from oracles.deepseek import (
     vl_keys,
     vl_reference,
 )
-from oracles.deepseek_vl2 import VL2Twin
+from oracles.references.deepseek_vl2 import VL2Twin
 from weights import FAMILIES as RECORDS
 
 _SAM = {

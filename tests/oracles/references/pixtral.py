@@ -13,9 +13,9 @@ from transformers.models.pixtral.modeling_pixtral import PixtralVisionModel
 
 from encoders.contract import EncoderOutput
 
-from .configs import Config
-from .keys import State, renamed, split_qkv
-from .references import Grids
+from ..configs import Config
+from ..family import Grids
+from ..keys import State, renamed, split_qkv
 
 
 class PixtralReference(nn.Module):

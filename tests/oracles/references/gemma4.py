@@ -12,8 +12,8 @@ from transformers.models.gemma4.modeling_gemma4 import Gemma4MultimodalEmbedder,
 
 from encoders.contract import EncoderOutput
 
-from .configs import Config, vision_of
-from .keys import State, renamed
+from ..configs import Config, vision_of
+from ..keys import State, renamed
 
 
 def gemma4_reference(config: Config) -> nn.Module:

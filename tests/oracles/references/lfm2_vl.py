@@ -10,8 +10,8 @@ from transformers.models.lfm2_vl import configuration_lfm2_vl, modeling_lfm2_vl
 
 from encoders.contract import EncoderOutput
 
-from .configs import Config, vision_of
-from .keys import State
+from ..configs import Config, vision_of
+from ..keys import State
 from .siglip import siglip2_output, siglip2_reference, siglip_keys
 
 _FIELDS = ("downsample_factor", "projector_hidden_size", "projector_bias", "projector_hidden_act")

@@ -13,8 +13,8 @@ from transformers.models.llama4 import configuration_llama4, modeling_llama4
 
 from encoders.contract import EncoderOutput
 
-from .configs import Config, vision_of
-from .keys import State, renamed, split_qkv
+from ..configs import Config, vision_of
+from ..keys import State, renamed, split_qkv
 
 LLAMA4_NARROW = {
     "hidden_size": 64,

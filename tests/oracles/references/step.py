@@ -18,9 +18,9 @@ from transformers.models.step3p7.modeling_step3p7 import Step3p7VisionModel
 
 from encoders.contract import EncoderOutput
 
-from .configs import Config, vision_of
-from .keys import State, renamed, split_qkv
-from .versions import STEP_ROTATION, skip_without
+from ..configs import Config, vision_of
+from ..keys import State, renamed, split_qkv
+from ..versions import STEP_ROTATION, skip_without
 
 
 class Step3VLReference(nn.Module):

@@ -13,8 +13,8 @@ from transformers.models.siglip2 import configuration_siglip2, modeling_siglip2
 
 from encoders.contract import EncoderOutput
 
-from .configs import Config, vision_of
-from .keys import State, renamed, split_qkv
+from ..configs import Config, vision_of
+from ..keys import State, renamed, split_qkv
 
 _NAMES = [
     (r"^pos_embed$", "embeddings.position_embedding.weight"),

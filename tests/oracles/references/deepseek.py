@@ -17,8 +17,8 @@ from transformers import (
 from encoders.contract import EncoderOutput
 from weights import FAMILIES
 
-from .configs import Config
-from .keys import State, renamed, split_qkv
+from ..configs import Config
+from ..keys import State, renamed, split_qkv
 
 NARROW = {"width": 64, "heads": 4, "intermediate_size": 112}
 SAM_NARROW = {

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from encoders.contract import EncoderOutput
 
-from .configs import Config
-from .keys import State
+from ..configs import Config
+from ..keys import State
 
 
 class VL2Twin(nn.Module):

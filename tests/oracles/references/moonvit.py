@@ -15,8 +15,8 @@ from transformers.models.kimi_k25.modeling_kimi_k25 import (
 
 from encoders.contract import EncoderOutput
 
-from .configs import Config, vision_of
-from .keys import State, renamed, split_qkv
+from ..configs import Config, vision_of
+from ..keys import State, renamed, split_qkv
 from .step import halves
 
 SIZES = {"hidden_size": 64, "intermediate_size": 112, "num_attention_heads": 4}

@@ -9,8 +9,8 @@ from transformers.models.paddleocr_vl import configuration_paddleocr_vl, modelin
 
 from encoders.contract import EncoderOutput
 
-from .configs import Config, vision_of
-from .keys import State
+from ..configs import Config, vision_of
+from ..keys import State
 from .siglip import siglip_keys
 
 

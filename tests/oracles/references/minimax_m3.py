@@ -11,8 +11,8 @@ from transformers.models.minimax_m3_vl import modeling_minimax_m3_vl as modeling
 
 from encoders.contract import EncoderOutput
 
-from .configs import Config, vision_of
-from .keys import State, renamed, split_qkv
+from ..configs import Config, vision_of
+from ..keys import State, renamed, split_qkv
 from .moonvit import cut
 
 MINIMAX_M3_NARROW = {

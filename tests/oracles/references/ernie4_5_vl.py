@@ -11,8 +11,8 @@ from transformers.models.ernie4_5_vl_moe import modeling_ernie4_5_vl_moe as mode
 
 from encoders.contract import EncoderOutput
 
-from .configs import Config, vision_of
-from .keys import State
+from ..configs import Config, vision_of
+from ..keys import State
 
 ERNIE_NARROW = {"embed_dim": 64, "hidden_size": 64, "mlp_ratio": 2, "num_heads": 4, "llm_width": 48}
 

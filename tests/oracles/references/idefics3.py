@@ -10,8 +10,8 @@ from transformers.models.idefics3 import configuration_idefics3, modeling_idefic
 
 from encoders.contract import EncoderOutput
 
-from .configs import Config, vision_of
-from .keys import State
+from ..configs import Config, vision_of
+from ..keys import State
 from .siglip import siglip_keys
 
 
