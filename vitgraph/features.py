@@ -33,7 +33,7 @@ from torch import Tensor
 from encoders.contract import EncoderOutput, PartialOutput
 from encoders.streams import Pool
 from weights import JsonObject
-from weights.files import TensorEntry, header_bytes, writing_whole
+from weights.files import TensorEntry, header_bytes, writing_atomic
 
 from . import __version__
 from .devices import enough_disk
@@ -171,7 +171,7 @@ def writing_features(
             "items": [item._asdict() for item in items],
         }
         # A reader sees the old file or the new one, never half of one.
-        with writing_whole(path) as temporary, temporary.open("wb") as file:
+        with writing_atomic(path) as temporary, temporary.open("wb") as file:
             spool.write(file, {"vitgraph": json.dumps(header)})
 
 

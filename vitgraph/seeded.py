@@ -119,7 +119,7 @@ def write_seeded_checkpoint(
     tower_prefix = _find_prefix(seeded, prefix)
     # A tower whose names have no prefix is alone in its repo. In the repo of Cosmos3 the names of
     # the language model (``around[0]``) have none either.
-    has_no_prefix = not tower_prefix.whole and seeded.around[0] != ""
+    has_no_prefix = not tower_prefix.full and seeded.around[0] != ""
     if decoy_shards and has_no_prefix:
         raise ValueError(
             f"decoy_shards={decoy_shards}: a tower without a prefix is alone in its repo"
@@ -144,9 +144,9 @@ def write_seeded_checkpoint(
 def _find_prefix(seeded: Seeded, prefix: str | None) -> Prefix:
     name = seeded.model.prefix if prefix is None else prefix
     for candidate in seeded.layout.prefixes:
-        if candidate.whole == name:
+        if candidate.full == name:
             return candidate
-    names = ", ".join(repr(candidate.whole) for candidate in seeded.layout.prefixes)
+    names = ", ".join(repr(candidate.full) for candidate in seeded.layout.prefixes)
     raise ValueError(f"prefix={prefix!r}: layout {seeded.layout.name} has {names}")
 
 
@@ -325,12 +325,12 @@ def _publish(
     """
     published: dict[str, Tensor] = {}
     for encoder_name, tensor in tower.items():
-        names = layout.to_published(encoder_name)
+        names = layout.published_names(encoder_name)
         tensor = tensor.view(layout.published_shape(encoder_name, tuple(tensor.shape)))
         # A scalar cannot be split into chunks of rows.
         parts = tensor.chunk(len(names)) if len(names) > 1 else [tensor]
         for name, rows in zip(names, parts, strict=True):
-            slot = layout.to_ours(name)
+            slot = layout.to_slot(name)
             if slot is not None and slot.rotary_halves:
                 rows = in_halves(rows, heads)
             published[layout.full_name(prefix, name)] = rows.contiguous()
@@ -351,7 +351,7 @@ def _surround(
     Returns:
         All tensors in the order in which they are stored.
     """
-    body = [name for name in tower if name.startswith(prefix.whole)]
+    body = [name for name in tower if name.startswith(prefix.full)]
     language, *extra_names = around
     half = len(body) // 2
     return {

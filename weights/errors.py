@@ -40,36 +40,36 @@ class AbsentError(CheckpointError):
     """Raised when a checkpoint has no file of the name that was asked for."""
 
 
-def shown(name: str) -> str:
+def legible(name: str) -> str:
     """Return a name from a checkpoint for a message: shortened, escaped if it is not printable."""
     short = _cut(name, LONGEST_NAME)
     return short if short.isprintable() else ascii(short)
 
 
-def listed(kind: str, names: list[str], near: Iterable[str] = (), word: str = "") -> str:
+def listed(kind: str, names: list[str], candidates: Iterable[str] = (), word: str = "") -> str:
     """Return a line of a message that lists names with one kind of problem, at most eight of them.
 
     Args:
         kind: the problem, such as "missing".
         names: the names; without any the line is empty.
-        near: names of which the one spelt most like each listed name is shown beside it.
-        word: what the names in ``near`` are, such as "nearest present".
+        candidates: names of which the one spelt most like each listed name is shown beside it.
+        word: what the names in ``candidates`` are, such as "nearest present".
     """
     if not names:
         return ""
-    compared = [name for name in islice(near, MOST_NEAR) if len(name) <= LONGEST_COMPARED]
+    comparable = [name for name in islice(candidates, MOST_NEAR) if len(name) <= LONGEST_COMPARED]
     texts = []
     for name in names[:MOST_LISTED]:
-        nearest = get_close_matches(name[:LONGEST_COMPARED], compared, n=1, cutoff=0.5)
-        texts.append(shown(name) + (f" ({word}: {shown(nearest[0])})" if nearest else ""))
-    more = f", and {len(names) - MOST_LISTED} more" if len(names) > MOST_LISTED else ""
-    return f"{kind} ({len(names)}): {', '.join(texts)}{more}"
+        nearest = get_close_matches(name[:LONGEST_COMPARED], comparable, n=1, cutoff=0.5)
+        texts.append(legible(name) + (f" ({word}: {legible(nearest[0])})" if nearest else ""))
+    rest = f", and {len(names) - MOST_LISTED} more" if len(names) > MOST_LISTED else ""
+    return f"{kind} ({len(names)}): {', '.join(texts)}{rest}"
 
 
-def _cut(text: str, most: int) -> str:
-    """Return ``text`` without its middle if it has more than ``most`` characters."""
-    if len(text) <= most:
+def _cut(text: str, max_length: int) -> str:
+    """Return ``text`` without its middle if it has more than ``max_length`` characters."""
+    if len(text) <= max_length:
         return text
-    tail = most // 4
-    left = f" ... ({len(text) - most} more characters) ... "
-    return text[: most - tail] + left + text[-tail:]
+    tail = max_length // 4
+    gap = f" ... ({len(text) - max_length} more characters) ... "
+    return text[: max_length - tail] + gap + text[-tail:]

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from .errors import CheckpointError, DamagedError, shown
-from .files.checkpoint import Located, TowerTensor
+from .errors import CheckpointError, DamagedError, legible
+from .files.checkpoint import TensorLocation, TowerTensor
 from .files.index import PROCESSOR_FILES, SINGLE
 from .files.tensor_file import file_crc32, header_bytes
 from .files.tower_folder import PROJECTOR
@@ -71,14 +71,14 @@ def extract_encoder(
             or touches the checkpoint itself, or the disk is full.
         ValueError: an unknown ``family`` or ``fetch``; nothing was fetched yet.
     """
-    where = (revision, subfolder, cache_dir, token, local_files_only)
-    options = HubOptions(*where, force_download, fetch, max_workers, progress)
+    source = (revision, subfolder, cache_dir, token, local_files_only)
+    options = HubOptions(*source, force_download, fetch, max_workers, progress)
     check_family(family)
     try:
-        written = Path(out_dir).expanduser()
+        target = Path(out_dir).expanduser()
     except RuntimeError as error:  # "~name" of a user who does not exist
-        raise CheckpointError(f"{shown(str(out_dir))}: {error}; pass another folder") from error
-    out = Path(os.path.abspath(written))
+        raise CheckpointError(f"{legible(str(out_dir))}: {error}; pass another folder") from error
+    out = Path(os.path.abspath(target))
     _check_target(out, overwrite)
     damages: list[DamagedError] = []
     while True:
@@ -90,7 +90,7 @@ def extract_encoder(
         tower, _ = find_encoder(checkpoint, family)
         try:
             _extract(tower, out, overwrite)
-            return written
+            return target
         except DamagedError as error:
             if len(damages) == MOST_REPAIRS:
                 raise
@@ -125,13 +125,13 @@ def _check_target(out: Path, overwrite: bool) -> None:
         parent = next(folder for folder in out.parents if folder.exists())
     except OSError as error:  # one reason is a name that is too long
         reason = f"cannot be read ({error.strerror}); pass another folder"
-        raise CheckpointError(f"{shown(str(out))}: {reason}") from error
-    plain = [path for path in present if path.is_file() and not path.is_symlink()]
-    strangers = [p.name for p in present if p not in plain or p.name not in WRITTEN]
-    if strangers:
+        raise CheckpointError(f"{legible(str(out))}: {reason}") from error
+    plain_files = [path for path in present if path.is_file() and not path.is_symlink()]
+    other_names = [p.name for p in present if p not in plain_files or p.name not in WRITTEN]
+    if other_names:
         raise CheckpointError(
-            f"{out}: is not an extracted tower but holds {', '.join(strangers[:3])}"
-            f"{' and more' if len(strangers) > 3 else ''}, and is never replaced; pass another "
+            f"{out}: is not an extracted tower but holds {', '.join(other_names[:3])}"
+            f"{' and more' if len(other_names) > 3 else ''}, and is never replaced; pass another "
             "folder"
         )
     if present and not overwrite:
@@ -147,24 +147,24 @@ def _extract(tower: FoundTower, out: Path, overwrite: bool) -> None:
 
     With ``overwrite``, an extracted tower in ``out`` is moved away first, and put back on an error.
     """
-    wanted = tower.wanted
-    located = tower.contents.checkpoint.locate(wanted)
+    tower_files = tower.tower_files
+    locations = tower.contents.checkpoint.locate(tower_files)
     work = out.with_name(f".{out.name}.extract")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with _alone(out.parent):
             _restore(work, out)  # an extraction that was killed may have moved the old tower away
             _check_target(out, overwrite)
-            needed = sum(tensor.entry.nbytes for tensor in wanted.tensors)
-            free = shutil.disk_usage(out.parent).free
-            if free < needed:
+            needed_bytes = sum(tensor.entry.nbytes for tensor in tower_files.tensors)
+            free_bytes = shutil.disk_usage(out.parent).free
+            if free_bytes < needed_bytes:
                 raise CheckpointError(
-                    f"{out.parent}: the disk is full: the tower needs {needed / 1e6:,.1f} MB and "
-                    f"{free / 1e6:,.1f} MB are free; nothing was left behind"
+                    f"{out.parent}: the disk is full: the tower needs {needed_bytes / 1e6:,.1f} MB "
+                    f"and {free_bytes / 1e6:,.1f} MB are free; nothing was left behind"
                 )
             try:
                 work.mkdir()
-                _write_folder(tower, located, work / "new")
+                _write_folder(tower, locations, work / "new")
                 if out.exists():
                     out.rename(work / "old")
                 (work / "new").rename(out)
@@ -200,35 +200,35 @@ def _restore(work: Path, out: Path) -> None:
     shutil.rmtree(work, ignore_errors=True)
 
 
-def _write_folder(tower: FoundTower, located: Mapping[str, Located], folder: Path) -> None:
+def _write_folder(tower: FoundTower, locations: Mapping[str, TensorLocation], folder: Path) -> None:
     folder.mkdir()
-    for name, content in tower.wanted.files().items():
+    for name, content in tower.tower_files.files().items():
         (folder / name).write_bytes(content)
     (folder / "config.json").write_text(json.dumps(tower.described, indent=2) + "\n", "utf-8")
     files: dict[str, list[TowerTensor]] = {SINGLE: [], PROJECTOR: []}
-    beside = tower.beside
-    for tensor in tower.wanted.tensors:
-        files[PROJECTOR if tensor.local in beside else SINGLE].append(tensor)
+    projector_names = tower.projector_names
+    for tensor in tower.tower_files.tensors:
+        files[PROJECTOR if tensor.local in projector_names else SINGLE].append(tensor)
     for name, tensors in files.items():
         if tensors:
-            _write_tensors(tower.contents.checkpoint.label, tensors, located, folder / name)
+            _write_tensors(tower.contents.checkpoint.label, tensors, locations, folder / name)
 
 
 def _write_tensors(
-    label: str, tensors: Sequence[TowerTensor], located: Mapping[str, Located], file: Path
+    label: str, tensors: Sequence[TowerTensor], locations: Mapping[str, TensorLocation], file: Path
 ) -> None:
     entries = [(tensor.local, tensor.entry) for tensor in tensors]
     with file.open("wb") as out:
         out.write(header_bytes(entries, {"format": "pt"}))
         for tensor in tensors:
-            _copy_tensor(f"{label}: {tensor.file}", tensor, located[tensor.name], out)
+            _copy_tensor(f"{label}: {tensor.file}", tensor, locations[tensor.name], out)
     flush(file)
 
 
-def _copy_tensor(label: str, tensor: TowerTensor, located: Located, out: BinaryIO) -> None:
+def _copy_tensor(label: str, tensor: TowerTensor, location: TensorLocation, out: BinaryIO) -> None:
     try:
-        value = file_crc32(located.path, located.offset, tensor.entry.nbytes, out)
+        value = file_crc32(location.path, location.offset, tensor.entry.nbytes, out)
     except FileNotFoundError as error:  # if the file was removed since, it may be fetched again
         raise DamagedError(f"{label}: removed while it was being copied") from error
-    if located.crc32 is not None and value != located.crc32:
+    if location.crc32 is not None and value != location.crc32:
         raise DamagedError(f"{label}: {tensor.name} is not what was fetched: damaged on this disk")

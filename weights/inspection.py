@@ -88,15 +88,15 @@ def inspect_checkpoint(
         CheckpointError: ``load_encoder`` would raise it, too.
         ValueError: an unknown ``family`` or ``fetch``.
     """
-    where = (revision, subfolder, cache_dir, token, local_files_only)
-    options = HubOptions(*where, force_download, fetch, max_workers, progress)
+    source = (revision, subfolder, cache_dir, token, local_files_only)
+    options = HubOptions(*source, force_download, fetch, max_workers, progress)
     check_family(family)
     checkpoint = open_checkpoint(repo_id_or_path, options)
     # Imports torch, which takes seconds, only if there is a checkpoint.
     from .match import find_encoder
 
     tower, encoder = find_encoder(checkpoint, family)
-    wanted, traffic = tower.wanted, checkpoint.traffic(tower.wanted)
+    tower_files, traffic = tower.tower_files, checkpoint.traffic(tower.tower_files)
     return CheckpointInfo(
         name=checkpoint.label,
         commit=checkpoint.commit,
@@ -104,16 +104,16 @@ def inspect_checkpoint(
         encoder=type(encoder).__name__,
         config=tower.config,
         layout=tower.layout.name,
-        prefix=wanted.published.prefix,
-        tensors=len(wanted.tensors),
-        parameters=sum(prod(tensor.entry.shape) for tensor in wanted.tensors),
+        prefix=tower_files.published.prefix,
+        tensors=len(tower_files.tensors),
+        parameters=sum(prod(tensor.entry.shape) for tensor in tower_files.tensors),
         bytes=sum(tower.bytes_by_dtype.values()),
         dtype=str(tower.dtype).removeprefix("torch."),
         bytes_by_dtype=tower.bytes_by_dtype,
-        shards=tuple(wanted.published.shards),
-        checkpoint_tensors=wanted.published.tensors,
+        shards=tuple(tower_files.published.shards),
+        checkpoint_tensors=tower_files.published.tensors,
         bytes_as_ranges=traffic.ranges,
-        bytes_as_shards=sum(wanted.published.shards.values()),
+        bytes_as_shards=sum(tower_files.published.shards.values()),
         cached=traffic.cached,
         fetch=traffic.route,
         unfinished=traffic.unfinished,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from math import isqrt
 
-from .errors import CheckpointError, shown
+from .errors import CheckpointError, legible
 from .strict_json import JsonObject
 
 MOST_IN_TOWER = 20_000
@@ -29,7 +29,7 @@ class Prefix:
     tower: str
 
     @property
-    def whole(self) -> str:
+    def full(self) -> str:
         """The prefix that stands before every name of the tower's tensors."""
         return self.root + self.tower
 
@@ -81,21 +81,21 @@ class Layout:
     """The published names of tensors that no forward pass needs."""
     processor_files: Mapping[str, JsonObject] = field(default_factory=dict)
     """Processor files that repos publish with this layout, by file name without ``.json``."""
-    refused: str = ""
+    refusal: str = ""
     """Why a checkpoint in this layout is not loaded, and what to load; empty if it is loaded."""
     images_only: str = ""
     """Why a tower in this layout takes no videos, as a sentence; empty if it takes them."""
 
     def local_name(self, prefix: Prefix, name: str) -> str | None:
         """Return a tensor's name without the prefix of tower or projector; None if it has none."""
-        rest = name.removeprefix(prefix.root)
-        if name.startswith(prefix.root) and rest.startswith(self.projector):
-            return rest
-        return name.removeprefix(prefix.whole) if name.startswith(prefix.whole) else None
+        local = name.removeprefix(prefix.root)
+        if name.startswith(prefix.root) and local.startswith(self.projector):
+            return local
+        return name.removeprefix(prefix.full) if name.startswith(prefix.full) else None
 
     def full_name(self, prefix: Prefix, local: str) -> str:
         """Return the full name of the tensor that :meth:`local_name` calls ``local``."""
-        return (prefix.root if local.startswith(self.projector) else prefix.whole) + local
+        return (prefix.root if local.startswith(self.projector) else prefix.full) + local
 
     def is_ignored(self, local: str) -> bool:
         """Return whether no forward pass needs the tensor ``local``, named without the prefix."""
@@ -120,41 +120,41 @@ class Layout:
                 local_names[name] = local
             if len(local_names) > MOST_IN_TOWER:
                 raise CheckpointError(
-                    f"{label}: over {MOST_IN_TOWER} tensors under {prefix.whole!r}, which is no "
+                    f"{label}: over {MOST_IN_TOWER} tensors under {prefix.full!r}, which is no "
                     "tower that was ever published"
                 )
         return local_names
 
-    def to_ours(self, local: str) -> Slot | None:
+    def to_slot(self, local: str) -> Slot | None:
         """Return the encoder's tensor, or the part of one, that a published tensor fills.
 
         ``local`` is its name without the prefix. None means that the layout has no such name.
         """
-        for ours, parts in self.joins.items():
+        for encoder_name, parts in self.joins.items():
             for part, published in enumerate(parts):
                 if match := _pattern(published).fullmatch(local):
                     halves = published in self.rotary_halves
-                    return Slot(_fill(ours, match), part, len(parts), halves)
+                    return Slot(_fill(encoder_name, match), part, len(parts), halves)
         slot = Slot(_translate(self.renames.items(), local))
-        return slot if self.to_published(slot.name) == [local] else None
+        return slot if self.published_names(slot.name) == [local] else None
 
-    def to_published(self, ours: str) -> list[str]:
-        """Return the published tensors whose rows, in this order, make the encoder's ``ours``.
+    def published_names(self, encoder_name: str) -> list[str]:
+        """Return the names of the published tensors whose rows, in this order, make one tensor.
 
-        The names are those without the prefix.
+        The tensor is named as in the encoder, the published ones without the prefix.
         """
         for module, parts in self.joins.items():
-            if match := _pattern(module).fullmatch(ours):
+            if match := _pattern(module).fullmatch(encoder_name):
                 return [_fill(published, match) for published in parts]
-        return [_translate([(b, a) for a, b in self.renames.items()], ours)]
+        return [_translate([(b, a) for a, b in self.renames.items()], encoder_name)]
 
     def published_shape(
-        self, ours: str, shape: tuple[int, ...], *, inverse: bool = False
+        self, encoder_name: str, shape: tuple[int, ...], *, inverse: bool = False
     ) -> tuple[int, ...]:
         """Return the shape in which the checkpoint holds a tensor of the encoder.
 
         Args:
-            ours: name of the tensor in the encoder's ``state_dict``.
+            encoder_name: name of the tensor in the encoder's ``state_dict``.
             shape: its shape in the encoder or, if ``inverse``, in the checkpoint.
             inverse: return the shape in the encoder instead.
 
@@ -163,20 +163,20 @@ class Layout:
             (1, 4, 8). A tensor without an entry, or whose shape does not match its entry, keeps
             its shape.
         """
-        axes = [side.split() for side in self.reshapes.get(ours, " -> ").split("->")]
-        before, after = reversed(axes) if inverse else axes
-        if len(before) != len(shape):
+        axes = [side.split() for side in self.reshapes.get(encoder_name, " -> ").split("->")]
+        source_axes, target_axes = reversed(axes) if inverse else axes
+        if len(source_axes) != len(shape):
             return shape
         lengths = {
             axis.removesuffix("²"): isqrt(length) if axis.endswith("²") else length
-            for axis, length in zip(before, shape, strict=True)
+            for axis, length in zip(source_axes, shape, strict=True)
         }
-        names = [axis.removesuffix("²") for axis in after]
-        if _sized(before, lengths) != shape or any(
+        names = [axis.removesuffix("²") for axis in target_axes]
+        if _sized(source_axes, lengths) != shape or any(
             length != 1 for axis, length in lengths.items() if axis not in names
         ):
             return shape
-        return _sized(after, lengths)
+        return _sized(target_axes, lengths)
 
 
 def _sized(axes: Sequence[str], lengths: Mapping[str, int]) -> tuple[int, ...]:
@@ -205,32 +205,40 @@ def find_layout(
     """
     names = list(names)
     for layout in layouts:
-        starts = {p: tuple(p.whole + mark for mark in layout.marks) for p in layout.prefixes}
+        starts = {p: tuple(p.full + mark for mark in layout.marks) for p in layout.prefixes}
         prefixes = [p for p in layout.prefixes if any(name.startswith(starts[p]) for name in names)]
         if layout.projected:
-            beside = {p: tuple(p.root + start for start in layout.projector) for p in prefixes}
-            prefixes = [p for p in prefixes if any(name.startswith(beside[p]) for name in names)]
+            projector_starts = {
+                p: tuple(p.root + start for start in layout.projector) for p in prefixes
+            }
+            prefixes = [
+                p for p in prefixes if any(name.startswith(projector_starts[p]) for name in names)
+            ]
         if len(prefixes) > 1:
             raise CheckpointError(
                 f"{label}: holds several towers, under "
-                f"{' and '.join(repr(p.whole) for p in prefixes)}: keep one of them"
+                f"{' and '.join(repr(p.full) for p in prefixes)}: keep one of them"
             )
-        if prefixes and layout.refused:
-            raise CheckpointError(f"{label}: {layout.refused}")
+        if prefixes and layout.refusal:
+            raise CheckpointError(f"{label}: {layout.refusal}")
         if prefixes:
             return layout, prefixes[0]
-    tried = dict.fromkeys(p.whole or "(none)" for layout in layouts for p in layout.prefixes)
-    first = ", ".join(shown(word) for word in sorted({name.split(".")[0] for name in names})[:12])
+    tried_prefixes = dict.fromkeys(
+        p.full or "(none)" for layout in layouts for p in layout.prefixes
+    )
+    first_words = ", ".join(
+        legible(word) for word in sorted({name.split(".")[0] for name in names})[:12]
+    )
     raise CheckpointError(
         f"{label}: no {family} vision tower among its {len(names)} tensors: looked under the "
-        f"prefixes {', '.join(tried)}; the names begin with {first or 'nothing'}"
+        f"prefixes {', '.join(tried_prefixes)}; the names begin with {first_words or 'nothing'}"
     )
 
 
 def _translate(rules: Iterable[tuple[str, str]], name: str) -> str:
-    for before, after in rules:
-        if match := _pattern(before).fullmatch(name):
-            return _fill(after, match)
+    for pattern, replacement in rules:
+        if match := _pattern(pattern).fullmatch(name):
+            return _fill(replacement, match)
     return name
 
 

@@ -24,7 +24,7 @@ from encoders.inputs import image_section
 from encoders.internals import in_pairs
 
 from .errors import CheckpointError, DamagedError
-from .files.checkpoint import Located, TowerTensor
+from .files.checkpoint import TensorLocation, TowerTensor
 from .files.index import PROCESSOR_FILES
 from .files.tensor_file import read_into
 from .files.tower_folder import PROJECTOR, usage
@@ -98,10 +98,10 @@ def load_encoder(
             unknown ``family`` or ``fetch``; nothing was fetched yet.
         TypeError: ``repo_id_or_path`` is neither text nor a path.
     """
-    chosen = _check_dtype(dtype)
+    cast_dtype = _check_dtype(dtype)
     check_family(family)
-    where = (revision, subfolder, cache_dir, token, local_files_only)
-    options = HubOptions(*where, force_download, fetch, max_workers, progress)
+    source = (revision, subfolder, cache_dir, token, local_files_only)
+    options = HubOptions(*source, force_download, fetch, max_workers, progress)
     target = _check_device(device)
     damages: list[DamagedError] = []
     with torch.inference_mode(mode=False):  # parameters outlive the caller's inference mode
@@ -109,7 +109,7 @@ def load_encoder(
             checkpoint = open_checkpoint(repo_id_or_path, options, damages)
             tower, encoder = find_encoder(checkpoint, family)
             try:
-                _fill_encoder(encoder, read_tensors(tower, chosen or tower.dtype, target))
+                _fill_encoder(encoder, read_tensors(tower, cast_dtype or tower.dtype, target))
                 break
             except DamagedError as error:
                 if len(damages) == MOST_REPAIRS:
@@ -143,8 +143,10 @@ def _fill_encoder(encoder: Encoder, tensors: Mapping[str, Tensor]) -> None:
     state = {name: tensor.view(shapes[name]) for name, tensor in tensors.items()}
     encoder.load_state_dict(state, assign=True)
     everything = [*encoder.named_parameters(), *encoder.named_buffers()]
-    left = [name for name, value in everything if value.is_meta]
-    assert not left, f"{type(encoder).__name__} makes tensors that no checkpoint holds: {left}"
+    unfilled = [name for name, value in everything if value.is_meta]
+    assert not unfilled, (
+        f"{type(encoder).__name__} makes tensors that no checkpoint holds: {unfilled}"
+    )
 
 
 def _check_dtype(dtype: torch.dtype | DtypeName | None) -> torch.dtype | None:
@@ -154,10 +156,10 @@ def _check_dtype(dtype: torch.dtype | DtypeName | None) -> torch.dtype | None:
     """
     if dtype is None or dtype == "auto":
         return None
-    for known in STORED_DTYPES.values():
-        if dtype in (known, str(known).removeprefix("torch.")):
-            return known
-    known_names = ", ".join(str(known) for known in STORED_DTYPES.values())
+    for stored_dtype in STORED_DTYPES.values():
+        if dtype in (stored_dtype, str(stored_dtype).removeprefix("torch.")):
+            return stored_dtype
+    known_names = ", ".join(str(stored_dtype) for stored_dtype in STORED_DTYPES.values())
     raise ValueError(
         f"dtype={dtype}: an encoder runs in one of {known_names}: pass one, its name without "
         "'torch.', or 'auto' for the stored one"
@@ -215,19 +217,19 @@ def read_tensors(tower: FoundTower, dtype: torch.dtype, device: torch.device) ->
     """
     tensors: dict[str, Tensor] = {}
     checkpoint = tower.contents.checkpoint
-    located = checkpoint.locate(tower.wanted)
-    reads: list[tuple[Located, TowerTensor, Tensor]] = []
+    locations = checkpoint.locate(tower.tower_files)
+    reads: list[tuple[TensorLocation, TowerTensor, Tensor]] = []
     # A published tensor is a whole tensor of the encoder, or some rows of one, such as the queries
     # in a joined weight of queries, keys and values.
-    for tensor in tower.wanted.tensors:
+    for tensor in tower.tower_files.tensors:
         slot = tensor.slot
         assert slot is not None, f"{tensor.name} fits no tensor of the encoder"
         if slot.name not in tensors:
             shape = slot.joined_shape(tensor.entry.shape)
             tensors[slot.name] = torch.empty(shape, dtype=dtype, device=device)
-        whole = tensors[slot.name]
-        rows = whole.chunk(slot.chunks)[slot.chunk] if slot.chunks > 1 else whole
-        reads.append((located[tensor.name], tensor, rows))
+        target = tensors[slot.name]
+        rows = target.chunk(slot.chunks)[slot.chunk] if slot.chunks > 1 else target
+        reads.append((locations[tensor.name], tensor, rows))
     reads.sort(key=lambda read: (str(read[0].path), read[0].offset))
     # For a GPU one thread reads, so that the host holds one stored tensor at a time.
     readers = min(MOST_READERS, os.cpu_count() or 1) if device.type == "cpu" else 1
@@ -239,22 +241,22 @@ def read_tensors(tower: FoundTower, dtype: torch.dtype, device: torch.device) ->
     return tensors
 
 
-def _fill(label: str, located: Located, tensor: TowerTensor, rows: Tensor) -> None:
-    stored = STORED_DTYPES[tensor.entry.dtype]
-    direct = rows.dtype == stored and rows.device.type == "cpu"
-    buffer = rows if direct else torch.empty(rows.shape, dtype=stored, device="cpu")
-    name, checked = f"{label}: {located.path.name}", located.crc32 is not None
+def _fill(label: str, location: TensorLocation, tensor: TowerTensor, rows: Tensor) -> None:
+    stored_dtype = STORED_DTYPES[tensor.entry.dtype]
+    is_direct = rows.dtype == stored_dtype and rows.device.type == "cpu"
+    buffer = rows if is_direct else torch.empty(rows.shape, dtype=stored_dtype, device="cpu")
+    name, checked = f"{label}: {location.path.name}", location.crc32 is not None
     flat = buffer.view(-1).view(torch.uint8).numpy().data  # as bytes: numpy has no bfloat16
     try:
-        with located.path.open("rb", buffering=0) as raw:
-            value = read_into(raw, located.offset, flat, name, checked=checked)
+        with location.path.open("rb", buffering=0) as raw:
+            value = read_into(raw, location.offset, flat, name, checked=checked)
     except FileNotFoundError as error:  # if the file was removed since, it may be fetched again
-        raise DamagedError(f"{label}: {located.path}: removed while loading") from error
+        raise DamagedError(f"{label}: {location.path}: removed while loading") from error
     except OSError as error:
-        raise CheckpointError(f"{label}: {located.path}: {error.strerror}") from error
-    if value != located.crc32:
+        raise CheckpointError(f"{label}: {location.path}: {error.strerror}") from error
+    if value != location.crc32:
         raise DamagedError(f"{name}: {tensor.name} is not what was fetched: damaged")
-    if not direct:
+    if not is_direct:
         rows.copy_(buffer.to(rows.device))  # cast on the device, so that the host holds one copy
 
 
@@ -272,14 +274,14 @@ def _publication(
     layout, state = tower.layout, encoder.state_dict()
     return Publication(
         files={"config": tower.described, **files},
-        names={name: layout.to_published(name) for name in state},
+        names={name: layout.published_names(name) for name in state},
         shapes={n: layout.published_shape(n, tuple(state[n].shape)) for n in layout.reshapes},
         rotary_halves={
             tensor.local: tower.num_heads
-            for tensor in tower.wanted.tensors
+            for tensor in tower.tower_files.tensors
             if tensor.slot is not None and tensor.slot.rotary_halves
         },
-        beside=(PROJECTOR, sorted(tower.beside)),
+        beside=(PROJECTOR, sorted(tower.projector_names)),
         usage=usage(tower.contents.config, tower.family, layout),
         repo_id=None if tower.contents.checkpoint.commit is None else repo_id,
         commit=tower.contents.checkpoint.commit,
@@ -296,16 +298,16 @@ def _set_up_preprocessing(encoder: Encoder, tower: FoundTower) -> dict[str, Json
         The processor files that the checkpoint has: name without ``.json`` -> content.
     """
     checkpoint = tower.contents.checkpoint
-    found = {name: checkpoint.read_json(f"{name}.json") for name in PROCESSOR_FILES}
-    files = {name: content for name, content in found.items() if content is not None}
+    contents = {name: checkpoint.read_json(f"{name}.json") for name in PROCESSOR_FILES}
+    files = {name: content for name, content in contents.items() if content is not None}
 
     def bad_value(message: str) -> CheckpointError:
         return CheckpointError(f"{checkpoint.label}: processor files: {message}")
 
     preprocessor = encoder.preprocessor.with_files(files, bad_value)
     if tower.layout.images_only:
-        refused = CheckpointError(f"{checkpoint.label}: {tower.layout.images_only}")
-        preprocessor = preprocessor.without_videos(refused)
+        video_error = CheckpointError(f"{checkpoint.label}: {tower.layout.images_only}")
+        preprocessor = preprocessor.without_videos(video_error)
     encoder.preprocessor = preprocessor
     # Repos of timm and StepFun publish no processor files, because their code has the values; this
     # library has the same values as defaults, so that nothing is missing there.

@@ -17,10 +17,10 @@ import torch
 
 from encoders import Encoder
 
-from .errors import CheckpointError, DamagedError, listed, shown
+from .errors import CheckpointError, DamagedError, legible, listed
 from .families import build_config, find_family
 from .families.family import Family, FamilyConfig
-from .files.checkpoint import Checkpoint, TowerTensor, Wanted, WholeCheckpoint
+from .files.checkpoint import Checkpoint, TowerFiles, TowerTensor, WholeCheckpoint
 from .files.index import Contents, adapter_error, adapter_names, read_contents
 from .files.tower_folder import describe, transformers_class
 from .layouts import Layout, Prefix, find_layout
@@ -53,13 +53,15 @@ class FoundTower:
     layout: Layout
     prefix: Prefix
     config: FamilyConfig
-    wanted: Wanted
+    tower_files: TowerFiles
 
     @property
     def described(self) -> JsonDict:
         """The ``config.json`` of a folder that holds the tower alone, in its stored dtype."""
-        dtype, beside = str(self.dtype).removeprefix("torch."), bool(self.beside)
-        return describe(self.contents.config, self.family, self.layout, dtype, projector=beside)
+        dtype, has_projector = str(self.dtype).removeprefix("torch."), bool(self.projector_names)
+        return describe(
+            self.contents.config, self.family, self.layout, dtype, projector=has_projector
+        )
 
     @property
     def num_heads(self) -> int:
@@ -70,21 +72,21 @@ class FoundTower:
         return heads
 
     @property
-    def beside(self) -> set[str]:
+    def projector_names(self) -> set[str]:
         """Names, after the prefix, of the projector's tensors that get a file of their own.
 
         There are none unless a class of transformers reads the tower, which has no projector.
         """
         if transformers_class(self.contents.config, self.family, self.layout) is None:
             return set()
-        local = (tensor.local for tensor in self.wanted.tensors)
+        local = (tensor.local for tensor in self.tower_files.tensors)
         return {name for name in local if name.startswith(self.layout.projector)}
 
     @property
     def bytes_by_dtype(self) -> dict[str, int]:
         """The bytes of tensors per stored dtype, such as "BF16"; the one with most comes first."""
         counter: Counter[str] = Counter()
-        for tensor in self.wanted.tensors:
+        for tensor in self.tower_files.tensors:
             counter[tensor.entry.dtype] += tensor.entry.nbytes
         return dict(counter.most_common())
 
@@ -142,16 +144,17 @@ def find_tower(contents: Contents, family: Family) -> FoundTower:
     tensors, shards = _tower_tensors(contents, layout, prefix, local)
     _refuse_dtypes(tensors, label)
     slots = [(tensor.slot, tensor.entry.shape) for tensor in tensors]
-    joined = {slot.name: slot.joined_shape(shape) for slot, shape in slots if slot}
+    joined_shapes = {slot.name: slot.joined_shape(shape) for slot, shape in slots if slot}
     shapes = {
-        name: layout.published_shape(name, shape, inverse=True) for name, shape in joined.items()
+        name: layout.published_shape(name, shape, inverse=True)
+        for name, shape in joined_shapes.items()
     }
     config = build_config(family, contents.config, shapes, label)
     published = contents.checkpoint.published or WholeCheckpoint(
-        prefix.whole, len(contents.files), shards
+        prefix.full, len(contents.files), shards
     )
-    wanted = Wanted(tensors, published, contents.small_files)
-    return FoundTower(contents, family, layout, prefix, config, wanted)
+    tower_files = TowerFiles(tensors, published, contents.small_files)
+    return FoundTower(contents, family, layout, prefix, config, tower_files)
 
 
 def build_encoder(tower: FoundTower) -> Encoder:
@@ -178,10 +181,13 @@ def _check_fit(tower: FoundTower, expected: Mapping[str, tuple[int, ...]]) -> No
     unexpected or of a wrong shape.
     """
     layout, prefix, checkpoint = tower.layout, tower.prefix, tower.contents.checkpoint
-    present = {tensor.name: tensor for tensor in tower.wanted.tensors}
+    present = {tensor.name: tensor for tensor in tower.tower_files.tensors}
     published: dict[str, tuple[int, ...]] = {}
-    for ours, ours_shape in expected.items():
-        parts, shape = layout.to_published(ours), layout.published_shape(ours, ours_shape)
+    for encoder_name, encoder_shape in expected.items():
+        parts, shape = (
+            layout.published_names(encoder_name),
+            layout.published_shape(encoder_name, encoder_shape),
+        )
         for local in parts:
             rows = (shape[0] // len(parts), *shape[1:]) if shape else shape
             published[layout.full_name(prefix, local)] = rows
@@ -197,11 +203,11 @@ def _check_fit(tower: FoundTower, expected: Mapping[str, tuple[int, ...]]) -> No
         listed("unexpected", extra, missing or list(published), "nearest expected"),
         listed("wrong shape", wrong),
     ]
-    if found := [problem for problem in problems if problem]:
+    if mismatches := [problem for problem in problems if problem]:
         raise CheckpointError(
             f"{checkpoint.label}: the tensors do not fit the {tower.family.title} tower of its "
-            f"config.json (layout {layout.name}, prefix {prefix.whole!r}):\n  "
-            + "\n  ".join(found)
+            f"config.json (layout {layout.name}, prefix {prefix.full!r}):\n  "
+            + "\n  ".join(mismatches)
             + "\nUse the config.json and weights of one and the same repo, downloaded whole"
             + (checkpoint.advice or ".")
         )
@@ -224,28 +230,35 @@ def _tower_tensors(
     tensors: dict[str, TowerTensor] = {}
     headers = contents.headers({contents.files[name] for name in local})
     for file, header in headers.items():
-        named = {name for name in local if contents.files[name] == file}
-        inside = set(layout.tower_names(prefix, header.tensors, contents.checkpoint.label))
-        if strays := sorted(named ^ inside):
-            found = "is there, unannounced" if strays[0] in inside else "is announced, not there"
+        index_names = {name for name in local if contents.files[name] == file}
+        header_names = set(layout.tower_names(prefix, header.tensors, contents.checkpoint.label))
+        if strays := sorted(index_names ^ header_names):
+            description = (
+                "is there, unannounced" if strays[0] in header_names else "is announced, not there"
+            )
             raise CheckpointError(
                 f"{contents.checkpoint.label}: the index and {file} disagree about {len(strays)} "
-                f"tensors, the first {shown(strays[0])} ({found}): download both again from one "
-                f"revision{contents.checkpoint.advice}"
+                f"tensors, the first {legible(strays[0])} ({description}): download both again "
+                f"from one revision{contents.checkpoint.advice}"
             )
-        for name in named:
-            slot = layout.to_ours(local[name])
+        for name in index_names:
+            slot = layout.to_slot(local[name])
             tensors[name] = TowerTensor(name, local[name], file, header.tensors[name], slot)
     sizes = {file: header.file_bytes for file, header in headers.items()}
     return [tensors[name] for name in local], sizes
 
 
 def _refuse_quantised(local: Mapping[str, str], label: str) -> None:
-    found = [name for name, rest in local.items() if _QUANTISED.fullmatch(rest.rpartition(".")[2])]
-    if found:
+    quantised = [
+        name
+        for name, local_name in local.items()
+        if _QUANTISED.fullmatch(local_name.rpartition(".")[2])
+    ]
+    if quantised:
         raise CheckpointError(
-            f"{label}: the tower is quantised ({len(found)} tensors like {shown(found[0])}): load "
-            "the original repo, or a quantised one that leaves the vision tower in bf16"
+            f"{label}: the tower is quantised ({len(quantised)} tensors like "
+            f"{legible(quantised[0])}): load the original repo, or a quantised one that leaves "
+            "the vision tower in bf16"
         )
 
 

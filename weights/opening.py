@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import unquote
 
-from .errors import CheckpointError, DamagedError, shown
+from .errors import CheckpointError, DamagedError, legible
 from .files.checkpoint import Checkpoint, check_name
 from .hub.hub_checkpoint import open_repo
 from .hub.repo import HubOptions
@@ -74,7 +74,7 @@ def open_checkpoint(
     if _is_here(text):
         if options.revision is not None:
             raise CheckpointError(
-                f"{shown(text)}: revision={options.revision!r}, but this is a path on this disk, "
+                f"{legible(text)}: revision={options.revision!r}, but this is a path on this disk, "
                 "which has no revisions and wins over a repo id: leave revision out, or rename "
                 "the path"
             )
@@ -83,7 +83,7 @@ def open_checkpoint(
     path = text.startswith((".", "/", "~")) or "\\" in text or text.endswith((".safetensors", "/"))
     if path or text.count("/") != 1 or not isinstance(repo_id_or_path, str):
         raise CheckpointError(
-            f"{shown(text)}: no such file or folder (and not a repo id, which reads owner/name)"
+            f"{legible(text)}: no such file or folder (and not a repo id, which reads owner/name)"
             f"{similar_names(text)}"
         )
     return open_repo(text, options, damages[-1] if damages else None)
@@ -93,8 +93,8 @@ def _text(repo_id_or_path: str | os.PathLike[str]) -> str:
     text = os.fspath(repo_id_or_path) if isinstance(repo_id_or_path, os.PathLike | str) else None
     if not isinstance(text, str):
         raise TypeError(
-            f"repo_id_or_path={shown(repr(repo_id_or_path))}: must be text or a path: owner/name, "
-            "a folder or a .safetensors file"
+            f"repo_id_or_path={legible(repr(repo_id_or_path))}: must be text or a path: "
+            "owner/name, a folder or a .safetensors file"
         )
     if not text:
         raise CheckpointError(
@@ -104,22 +104,20 @@ def _text(repo_id_or_path: str | os.PathLike[str]) -> str:
     return text
 
 
-def _open_local(place: Path, subfolder: str | None) -> Checkpoint:
+def _open_local(path: Path, subfolder: str | None) -> Checkpoint:
     """Open the checkpoint in a folder, or in its ``subfolder``, or in one safetensors file."""
-    if place.is_file():
-        if place.suffix != ".safetensors":
+    if path.is_file():
+        if path.suffix != ".safetensors":
             raise CheckpointError(
-                f"{place}: not a .safetensors file; pass the folder of a checkpoint, one "
+                f"{path}: not a .safetensors file; pass the folder of a checkpoint, one "
                 ".safetensors file or a repo id (pickle files are never opened)"
             )
         if subfolder is not None:
-            raise CheckpointError(
-                f"{place}: subfolder={subfolder!r} needs a folder, this is a file"
-            )
-        return Checkpoint(place.parent, place.name)
-    folder = place / check_name(subfolder, str(place)) if subfolder else place
+            raise CheckpointError(f"{path}: subfolder={subfolder!r} needs a folder, this is a file")
+        return Checkpoint(path.parent, path.name)
+    folder = path / check_name(subfolder, str(path)) if subfolder else path
     if not folder.is_dir():
-        raise CheckpointError(f"{place}: has no folder {subfolder!r}")
+        raise CheckpointError(f"{path}: has no folder {subfolder!r}")
     return Checkpoint(folder)
 
 
@@ -137,16 +135,16 @@ def _refuse_other_spellings(text: str) -> None:
     page = _PAGE.fullmatch(address[2]) if address else None
     if address is None or page is None or page["repo"].startswith(("datasets/", "spaces/")):
         return
-    wanted = [repr(page["repo"])]
+    arguments = [repr(page["repo"])]
     if page["revision"]:
-        wanted.append(f"revision={unquote(page['revision'])!r}")
-    inside = page["inside"] or ""
-    folder = inside if page["view"] == "tree" else inside.rpartition("/")[0]
+        arguments.append(f"revision={unquote(page['revision'])!r}")
+    path_in_repo = page["inside"] or ""
+    folder = path_in_repo if page["view"] == "tree" else path_in_repo.rpartition("/")[0]
     if folder.strip("/"):
-        wanted.append(f"subfolder={unquote(folder.strip('/'))!r}")
+        arguments.append(f"subfolder={unquote(folder.strip('/'))!r}")
     raise CheckpointError(
-        f"{shown(text)}: the address of a repo, not its id: drop {shown(address[1])} and pass "
-        + ", ".join(wanted)
+        f"{legible(text)}: the address of a repo, not its id: drop {legible(address[1])} and pass "
+        + ", ".join(arguments)
     )
 
 
@@ -156,4 +154,6 @@ def _is_here(text: str) -> bool:
     except (OSError, ValueError, RuntimeError) as error:
         # The path may be too long, hold a NUL, or name a "~user" who does not exist.
         reason = error.strerror if isinstance(error, OSError) else error
-        raise CheckpointError(f"{shown(text)}: neither a path nor a repo id ({reason})") from error
+        raise CheckpointError(
+            f"{legible(text)}: neither a path nor a repo id ({reason})"
+        ) from error

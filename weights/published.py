@@ -220,9 +220,13 @@ def similar_names(repo_id: str) -> str:
     spelt = {name: x for x in ids for name in (x.lower(), x.partition("/")[2].lower())}
     text = repo_id[:LONGEST_COMPARED].lower()
     longer = sorted((name for name in spelt if text and name.startswith(text)), key=len)
-    near = [*longer, *get_close_matches(text, spelt, n=6)]
-    found = list(dict.fromkeys(spelt[name] for name in near))[:3]
-    return f"; published names like it: {', '.join(found)}" if found and repo_id not in ids else ""
+    candidates = [*longer, *get_close_matches(text, spelt, n=6)]
+    suggestions = list(dict.fromkeys(spelt[name] for name in candidates))[:3]
+    return (
+        f"; published names like it: {', '.join(suggestions)}"
+        if suggestions and repo_id not in ids
+        else ""
+    )
 
 
 def check_family(name: str | None) -> None:

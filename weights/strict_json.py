@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TypeAlias
 
-from .errors import CheckpointError, shown
+from .errors import CheckpointError, legible
 
 JsonObject: TypeAlias = Mapping[str, object]
 """The type of a parsed JSON object that is only read; who reads a value checks its type."""
@@ -84,5 +84,5 @@ def _unique(pairs: list[tuple[str, object]]) -> JsonDict:
     table = dict(pairs)
     if len(table) != len(pairs):
         twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
-        raise CheckpointError(f"the name {shown(twice)!r} occurs twice")
+        raise CheckpointError(f"the name {legible(twice)!r} occurs twice")
     return table

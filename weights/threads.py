@@ -30,7 +30,7 @@ def in_parallel(task: Callable[[_T, Event], _R], items: Sequence[_T], max_worker
     threads are daemons: neither this call nor the end of the process waits for a connection that
     hangs. A task that changes anything must look at ``stop`` right before it does.
     """
-    stop, lock, pending = Event(), Lock(), iter(range(len(items)))
+    stop, lock, numbers = Event(), Lock(), iter(range(len(items)))
     results: dict[int, _R] = {}
     ended: SimpleQueue[BaseException | None] = SimpleQueue()
 
@@ -38,7 +38,7 @@ def in_parallel(task: Callable[[_T, Event], _R], items: Sequence[_T], max_worker
         try:
             while not stop.is_set():
                 with lock:
-                    number = next(pending, None)
+                    number = next(numbers, None)
                 if number is None:
                     break
                 results[number] = task(items[number], stop)
@@ -64,7 +64,7 @@ def in_parallel(task: Callable[[_T, Event], _R], items: Sequence[_T], max_worker
 
 
 @contextmanager
-def said_if_slow(text: str) -> Iterator[Callable[[], None]]:
+def log_if_slow(text: str) -> Iterator[Callable[[], None]]:
     """Log ``text`` (by default to stderr) if the block waits for over two seconds.
 
     Yields:

@@ -123,7 +123,7 @@ def _tower(layout: Any, prefix: Prefix, tower: dict[str, Tensor]) -> dict[str, T
     """The tensors of an encoder under published names."""
     published = {}
     for ours, tensor in tower.items():
-        names = layout.to_published(ours)
+        names = layout.published_names(ours)
         rows = tensor.view(layout.published_shape(ours, tuple(tensor.shape))).chunk(len(names))
         for name, part in zip(names, rows, strict=True):
             published[layout.full_name(prefix, name)] = part.contiguous()

@@ -146,7 +146,7 @@ def test_a_whole_file_whose_signed_address_expired_is_asked_for_again(
     weights = sorted(folder.glob("*.safetensors"))[0]
     hub.fail("/blob/", Fault(cut_after=100), Fault(403))
     remote = RemoteFile(f"{hub.endpoint}/{REPO}/resolve/{commit}/{weights.name}", None, "x")
-    assert remote.whole(weights.stat().st_size) == weights.read_bytes()
+    assert remote.read_all(weights.stat().st_size) == weights.read_bytes()
 
 
 def test_a_server_that_stays_busy_is_given_up(

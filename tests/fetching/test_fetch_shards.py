@@ -13,7 +13,7 @@ from support.hub.client import REPO
 from support.hub.server import HubServer
 from weights import CheckpointError, extract_encoder, load_encoder
 from weights.cache.listing import remove_cached
-from weights.files.checkpoint import Located, Wanted
+from weights.files.checkpoint import TensorLocation, TowerFiles
 from weights.hub.hub_checkpoint import HubCheckpoint
 
 SHARD = "model-00001-of-00003.safetensors"
@@ -70,8 +70,8 @@ def test_what_is_removed_while_it_is_loaded_is_fetched_again(
     hub.push(REPO, folder)
     locate, calls = HubCheckpoint.locate, []
 
-    def located(checkpoint: HubCheckpoint, wanted: Wanted) -> dict[str, Located]:
-        found = locate(checkpoint, wanted)
+    def located(checkpoint: HubCheckpoint, tower_files: TowerFiles) -> dict[str, TensorLocation]:
+        found = locate(checkpoint, tower_files)
         if not calls and fetch == "ranges":
             remove_cached(REPO, cache)
         elif not calls:
@@ -95,7 +95,7 @@ def test_whole_shards_load_beside_a_read_only_cache(
         raise PermissionError(13, "Permission denied", "the cache")
 
     for place in ("cache.store", "hub.repo"):
-        monkeypatch.setattr(f"weights.{place}.write_whole", refuse)
+        monkeypatch.setattr(f"weights.{place}.write_atomic", refuse)
     for revision in (None, commit):
         again = load_encoder(REPO, revision=revision, cache_dir=cache)
         assert same_weights(again, load_encoder(folder))

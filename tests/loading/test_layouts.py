@@ -38,8 +38,8 @@ def find_layout(family: str, name: str) -> Layout:
 PLACED = [
     pytest.param(
         name,
-        prefix.whole,
-        id=f"{name}-{prefix.whole or 'bare'}",
+        prefix.full,
+        id=f"{name}-{prefix.full or 'bare'}",
         marks=() if name in LAYOUTS else pytest.mark.slow,
     )
     for name, recipe in SEEDED.items()
@@ -102,8 +102,8 @@ def test_every_name_translates_to_published_and_back(name: str) -> None:
     tower = seeded_tower(recipe.family, config, 0, torch.float32)
     seen = set()
     for ours in tower:
-        published = layout.to_published(ours)
-        slots = [layout.to_ours(name) for name in published]
+        published = layout.published_names(ours)
+        slots = [layout.to_slot(name) for name in published]
         assert [(slot.name, slot.chunk, slot.chunks) for slot in slots if slot] == [
             (ours, part, len(published)) for part in range(len(published))
         ]
@@ -113,9 +113,9 @@ def test_every_name_translates_to_published_and_back(name: str) -> None:
 
 def test_our_own_names_are_not_taken_for_published_ones() -> None:
     layout = find_layout("intern_vit", "internvl-hf")
-    assert layout.to_ours("layers.0.norm1.weight") is None
-    assert layout.to_ours("encoder.layer.0.attention.qkv.weight") is not None  # odd, but unexpected
-    assert layout.to_ours("encoder.layer.00.layernorm_before.weight") != layout.to_ours(
+    assert layout.to_slot("layers.0.norm1.weight") is None
+    assert layout.to_slot("encoder.layer.0.attention.qkv.weight") is not None  # odd, but unexpected
+    assert layout.to_slot("encoder.layer.00.layernorm_before.weight") != layout.to_slot(
         "encoder.layer.0.layernorm_before.weight"
     )
 
@@ -219,7 +219,9 @@ def parameters(model: PublishedModel) -> tuple[int, int]:
     config = build_config(FAMILIES[model.family], model.config, None, model.repo_id)
     layout = find_layout(model.family, model.layout)
     sizes = sizes_of(model.family, config)
-    beside = {name for name in sizes if layout.to_published(name)[0].startswith(layout.projector)}
+    beside = {
+        name for name in sizes if layout.published_names(name)[0].startswith(layout.projector)
+    }
     projector = sum(sizes[name] for name in beside) if model.projector_parameters else 0
     return sum(sizes.values()) - projector, projector
 
@@ -228,7 +230,7 @@ def parameters(model: PublishedModel) -> tuple[int, int]:
 def test_published_model_builds_with_exactly_its_parameters(model: PublishedModel) -> None:
     assert parameters(model) == (model.parameters, model.projector_parameters)
     layout = find_layout(model.family, model.layout)
-    assert model.prefix in {prefix.whole for prefix in layout.prefixes}
+    assert model.prefix in {prefix.full for prefix in layout.prefixes}
 
 
 def test_projector_parameters_are_the_published_counts() -> None:
@@ -268,7 +270,7 @@ def test_families_of_one_model_type_are_told_apart_by_their_tensors() -> None:
         names = [
             published
             for ours in family.on_meta(config).state_dict()
-            for published in layouts[model.layout].to_published(ours)
+            for published in layouts[model.layout].published_names(ours)
         ]
         assert find_family(model.config, names, model.repo_id, None, lambda _: False) is family
 

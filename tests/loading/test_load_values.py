@@ -15,7 +15,7 @@ from encoders.inputs.sizes import MOST_TILES, _tile_grids, best_tiling
 from support.hub.checkpoints import INDEX, edit_config, edit_tensors, read_json
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, extract_encoder, inspect_checkpoint, load_encoder
-from weights.errors import shown
+from weights.errors import legible
 from weights.layouts import MOST_IN_TOWER
 
 NAN, INF = float("nan"), float("inf")
@@ -223,7 +223,7 @@ def test_names_without_end_are_not_matched_one_by_one(
 
 
 def test_long_names_keep_both_ends() -> None:
-    short = shown("a" * 300 + "z" * 100)
+    short = legible("a" * 300 + "z" * 100)
     assert short.startswith("a" * 150)
     assert short.endswith("z" * 50)
     assert "(200 more characters)" in short

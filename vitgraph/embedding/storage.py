@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from weights.files import flush, lock, temporary_beside, writing_whole
+from weights.files import flush, lock, temporary_beside, writing_atomic
 
 from .sources.files import explaining, is_remote, local_path, open_filesystem, protocol_of
 
@@ -175,7 +175,7 @@ class LocalFolder(Storage):
 
     @contextmanager
     def writing(self, name: str) -> Iterator[Path]:
-        with writing_whole(self.folder / name) as temporary:
+        with writing_atomic(self.folder / name) as temporary:
             yield temporary
 
     def create(self, name: str, content: bytes) -> bool:

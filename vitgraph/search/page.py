@@ -16,7 +16,7 @@ from pathlib import Path
 from PIL import Image
 
 from encoders.inputs import to_rgb
-from weights.files import write_whole
+from weights.files import write_atomic
 
 from ..devices import enough_disk
 from ..embedding.sources.reading import ImageReader
@@ -109,7 +109,7 @@ def write_page(
 </html>
 """
     with enough_disk(path):
-        write_whole(path, page.encode())
+        write_atomic(path, page.encode())
 
 
 def is_page(path: Path) -> bool:

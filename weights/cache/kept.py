@@ -14,7 +14,7 @@ from typing import TypedDict
 from zlib import crc32
 
 from ..errors import CheckpointError, DamagedError
-from ..files.checkpoint import Checkpoint, Located, TowerTensor, Wanted, WholeCheckpoint
+from ..files.checkpoint import Checkpoint, TensorLocation, TowerFiles, TowerTensor, WholeCheckpoint
 from ..files.index import SINGLE
 from ..files.tensor_file import Header, TensorEntry, file_crc32, header_bytes, read_header
 from ..strict_json import JsonDict
@@ -60,15 +60,15 @@ def sealed_header(
         files: contents of the small files beside the tower's, by name; their CRC-32 are recorded.
         sums: CRC-32 of each tensor by its name in the tower; None if they are not known yet.
     """
-    known = sums or dict.fromkeys((tensor.local for tensor in tensors), 0)
-    checked = {name: crc32(content) for name, content in files.items()}
-    whole: Record = {
+    checksums = sums or dict.fromkeys((tensor.local for tensor in tensors), 0)
+    file_checksums = {name: crc32(content) for name, content in files.items()}
+    sealed_record: Record = {
         "version": VERSION,
         **record,
-        "files": {name: f"{value:08x}" for name, value in checked.items()},
-        "crc32": {name: f"{value:08x}" for name, value in known.items()},
+        "files": {name: f"{value:08x}" for name, value in file_checksums.items()},
+        "crc32": {name: f"{value:08x}" for name, value in checksums.items()},
     }
-    text = json.dumps(whole)
+    text = json.dumps(sealed_record)
     entries = [(tensor.local, tensor.entry) for tensor in tensors]
     seal = _seal(entries, text)
     return header_bytes(entries, {"format": "pt", _RECORD: text, _SEAL: seal})
@@ -128,15 +128,17 @@ class KeptTower(Checkpoint):
     def headers(self, guesses: Mapping[str, int]) -> dict[str, Header]:
         return {SINGLE: self._header}
 
-    def locate(self, wanted: Wanted) -> dict[str, Located]:
+    def locate(self, tower_files: TowerFiles) -> dict[str, TensorLocation]:
         path, start, tensors = self.folder / SINGLE, self._header.data_start, self._header.tensors
-        located: dict[str, Located] = {}
-        for tensor in wanted.tensors:
-            here, entry = tensors.get(tensor.local), tensor.entry
-            if here is None or (here.dtype, here.shape) != (entry.dtype, entry.shape):
+        locations: dict[str, TensorLocation] = {}
+        for tensor in tower_files.tensors:
+            stored, entry = tensors.get(tensor.local), tensor.entry
+            if stored is None or (stored.dtype, stored.shape) != (entry.dtype, entry.shape):
                 raise DamagedError(f"{self.folder}: holds other tensors than were fetched")
-            located[tensor.name] = Located(path, start + here.begin, self.sums[tensor.local])
-        return located
+            locations[tensor.name] = TensorLocation(
+                path, start + stored.begin, self.sums[tensor.local]
+            )
+        return locations
 
     def verify(self) -> None:
         """Read every tensor; raise a :class:`DamagedError` if one differs from its recorded

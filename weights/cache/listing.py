@@ -68,8 +68,8 @@ def remove_cached(
     root = cache_root(cache_dir)
     repos = [repo for repo in _repos(root) if _repo_id(repo) == repo_id]
     if not repos:
-        known = ", ".join(sorted({_repo_id(repo) for repo in _repos(root)})) or "none"
-        raise CheckpointError(f"{repo_id}: no tower of it is kept in {root}; kept are: {known}")
+        kept_ids = ", ".join(sorted({_repo_id(repo) for repo in _repos(root)})) or "none"
+        raise CheckpointError(f"{repo_id}: no tower of it is kept in {root}; kept are: {kept_ids}")
     freed = 0
     try:
         folders = [folder for repo in repos for folder in _subfolders(repo, r"[0-9a-f].*")]
@@ -119,10 +119,10 @@ def _state(store: Store, *, verify: bool) -> tuple[str | None, int, str]:
     """
     try:
         if store.tower.is_dir():
-            kept = KeptTower(store.tower)
+            tower = KeptTower(store.tower)
             if verify:
-                kept.verify()
-            return kept.record["subfolder"], len(kept.sums), "whole"
+                tower.verify()
+            return tower.record["subfolder"], len(tower.sums), "whole"
         if verify:
             store.read_answers()
         return None, 0, "unfinished" if store.partial.is_dir() else "configs only"

@@ -24,8 +24,8 @@ import huggingface_hub
 from huggingface_hub.utils import WeakFileLock
 
 from ..errors import DamagedError
-from ..files.writing import write_whole
-from ..threads import said_if_slow
+from ..files.writing import write_atomic
+from ..threads import log_if_slow
 
 TOWERS_FOLDER = "towers"
 
@@ -40,8 +40,8 @@ def cache_root(cache_dir: str | Path | None = None) -> Path:
     constants = huggingface_hub.constants
     if cache_dir is not None:
         return Path(cache_dir).expanduser() / "vitgraph"
-    hub, home = Path(constants.HF_HUB_CACHE), Path(constants.HF_HOME)
-    return (home if hub == home / "hub" else hub) / "vitgraph"
+    hub, hf_home = Path(constants.HF_HUB_CACHE), Path(constants.HF_HOME)
+    return (hf_home if hub == hf_home / "hub" else hub) / "vitgraph"
 
 
 def repo_folder(root: Path, repo_id: str) -> Path:
@@ -64,8 +64,11 @@ class Store:
         repo = self.folder.parent
         path = repo.parent.parent / ".locks" / repo.name / f"{self.folder.name}.lock"
         path.parent.mkdir(parents=True, exist_ok=True)
-        with said_if_slow(f"waiting for another load of {repo.name}") as done, WeakFileLock(path):
-            done()
+        with (
+            log_if_slow(f"waiting for another load of {repo.name}") as stop_notice,
+            WeakFileLock(path),
+        ):
+            stop_notice()
             yield
 
     def keep_answers(self, answers: Mapping[str, bytes | None]) -> None:
@@ -74,7 +77,7 @@ class Store:
             name: None if raw is None else raw.decode("latin-1") for name, raw in answers.items()
         }
         text = json.dumps(table).encode()
-        write_whole(self.answers, b"%08x\n" % crc32(text) + text)
+        write_atomic(self.answers, b"%08x\n" % crc32(text) + text)
 
     def read_answers(self) -> dict[str, bytes | None]:
         """Return the small files that were kept, by name; None for a file that the repo lacks.

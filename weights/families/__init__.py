@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
-from ..errors import CheckpointError, shown
+from ..errors import CheckpointError, legible
 from ..files.tower_folder import vision_section
 from ..strict_json import JsonDict, JsonObject
 from .deepseek import DEEPSEEK_OCR, DEEPSEEK_VL, DEEPSEEK_VL2, DEEPSEEK_VL_HYBRID
@@ -77,7 +77,7 @@ def find_family(
     config: JsonObject,
     names: Iterable[str],
     label: str,
-    asked: str | None,
+    family_name: str | None,
     fits: Callable[[Family], bool],
     saved: str | None = None,
 ) -> Family:
@@ -88,62 +88,67 @@ def find_family(
         names: the checkpoint's tensor names; they decide if the config has no model type, or one
             that several families have.
         label: name of the checkpoint in errors.
-        asked: name of the family to take where the checkpoint names none that is known, or None.
+        family_name: the family to take where the checkpoint names none that is known, or None.
         fits: whether the checkpoint's config and tensors fit a family; asked for the error,
             and where the names of tensors leave several families.
         saved: name of the family that the config of an extracted tower states, which is taken then;
             else None.
 
     Raises:
-        CheckpointError: no family is found, or another one than ``asked``.
+        CheckpointError: no family is found, or another one than ``family_name``.
     """
     section, parents = vision_section(config)
     types = [part.get("model_type") for part in (section, *parents)]
     _check_refused(types, label)
-    stated = [kind for kind in types if isinstance(kind, str)]
+    model_types = [kind for kind in types if isinstance(kind, str)]
     # MiniMax-M3's tower has the type clip_vision_model, as towers of CLIP do, so that the type of
     # the whole model decides.
-    telling = [kind for kind in stated if kind != "clip_vision_model"] or stated
-    kind = telling[0] if telling else None
-    architecture, what = config.get("architecture"), ""
+    telling_types = [kind for kind in model_types if kind != "clip_vision_model"] or model_types
+    kind = telling_types[0] if telling_types else None
+    architecture, description = config.get("architecture"), ""
     candidates = list(FAMILIES.values())
     if saved is not None:
         candidates = [FAMILIES[saved]]
     elif kind is not None:
-        what = f"model_type {shown(kind)!r}"
+        description = f"model_type {legible(kind)!r}"
         candidates = [family for family in candidates if kind in family.model_types]
     elif isinstance(architecture, str):
-        what = f"timm architecture {shown(architecture)!r}"
+        description = f"timm architecture {legible(architecture)!r}"
         candidates = [family for family in candidates if architecture in family.timm]
     else:
-        what = "a config.json without model_type"
+        description = "a config.json without model_type"
     if len(candidates) > 1:  # the tensors say more than a type that several families have
-        what = f"{what}, with tensors of no known tower,"
-        outer = {other for other in types if isinstance(other, str) and other != kind}
-        named = [family for family in candidates if outer.intersection(family.model_types)]
-        signed = [family for family in named or candidates if _has_signs(family, [*names])]
-        alone = [family for family in candidates if not outer and fits(family)]
-        candidates = signed or (named if len(named) == 1 else alone)
+        description = f"{description}, with tensors of no known tower,"
+        outer_types = {other for other in types if isinstance(other, str) and other != kind}
+        of_outer_type = [
+            family for family in candidates if outer_types.intersection(family.model_types)
+        ]
+        with_signs = [
+            family for family in of_outer_type or candidates if _has_signs(family, [*names])
+        ]
+        fitting = [family for family in candidates if not outer_types and fits(family)]
+        candidates = with_signs or (of_outer_type if len(of_outer_type) == 1 else fitting)
     if len(candidates) > 1:  # only a shape tells SigLIP from SigLIP2 NaFlex
         candidates = [family for family in candidates if fits(family)] or candidates
-    if candidates and asked not in (None, candidates[0].name):
+    if candidates and family_name not in (None, candidates[0].name):
         raise CheckpointError(
             f"{label}: its tower is of the family {candidates[0].name!r}, not of "
-            f"family={asked!r}: leave family (--family) out; it is for types that are not known"
+            f"family={family_name!r}: leave family (--family) out; it is for types that are "
+            "not known"
         )
-    if candidates or asked is not None:
-        return candidates[0] if candidates else FAMILIES[asked or ""]
+    if candidates or family_name is not None:
+        return candidates[0] if candidates else FAMILIES[family_name or ""]
     kinds = dict.fromkeys(kind for family in FAMILIES.values() for kind in family.model_types)
     timm = ", ".join(name for family in FAMILIES.values() for name in family.timm)
-    like = "".join(
+    suggestion = "".join(
         f"; its config and tensors fit the {family.title} tower: pass family={family.name!r} "
         f"(--family {family.name}) to load it as one"
         for family in FAMILIES.values()
         if fits(family)
     )
     raise CheckpointError(
-        f"{label}: {what} is not supported{like}; supported model types: {', '.join(kinds)}; "
-        f"timm architectures: {timm}"
+        f"{label}: {description} is not supported{suggestion}; supported model types: "
+        f"{', '.join(kinds)}; timm architectures: {timm}"
     )
 
 
@@ -154,10 +159,10 @@ def _check_refused(types: Iterable[object], label: str) -> None:
     """
     for kind in types:
         for family in FAMILIES.values():
-            if isinstance(kind, str) and kind in family.refused:
+            if isinstance(kind, str) and kind in family.refusals:
                 raise CheckpointError(
-                    f"{label}: model_type {shown(kind)!r} is not supported: "
-                    f"{family.refused[kind]}; run it with the code of its own repo, or with vLLM"
+                    f"{label}: model_type {legible(kind)!r} is not supported: "
+                    f"{family.refusals[kind]}; run it with the code of its own repo, or with vLLM"
                 )
 
 
@@ -185,10 +190,10 @@ def build_config(
         CheckpointError: a size that the encoder cannot have, or one that is missing.
     """
     try:
-        whole = _completed(family, config, shapes or {})
+        completed = _completed(family, config, shapes or {})
         if shapes is not None and family.read_config is not None:
-            return family.read_config(whole, shapes)
-        return family.config.from_hf(whole)
+            return family.read_config(completed, shapes)
+        return family.config.from_hf(completed)
     except (ValueError, TypeError, ArithmeticError) as error:
         raise CheckpointError(f"{label}: config.json: {error}") from error
 
@@ -200,12 +205,13 @@ def _completed(family: Family, config: JsonObject, shapes: Shapes) -> JsonDict:
     other part.
     """
     section, parents = vision_section(config)
-    if "model_type" not in config and (read := family.timm.get(str(config.get("architecture")))):
+    read_timm = family.timm.get(str(config.get("architecture")))
+    if "model_type" not in config and read_timm is not None:
         arguments = config.get("model_args")
-        section = read(arguments if isinstance(arguments, Mapping) else {})
-    full = _filled(section, family.fields, shapes)
-    whole = {**config, "vision_config": full} if parents else full
-    return _filled(whole, family.outer_fields, shapes)
+        section = read_timm(arguments if isinstance(arguments, Mapping) else {})
+    completed = _filled(section, family.fields, shapes)
+    outer = {**config, "vision_config": completed} if parents else completed
+    return _filled(outer, family.outer_fields, shapes)
 
 
 def _filled(config: JsonObject, fields: Fields, shapes: Shapes) -> JsonDict:
@@ -218,15 +224,15 @@ def _filled(config: JsonObject, fields: Fields, shapes: Shapes) -> JsonDict:
             the function raises a LookupError because the shapes do not tell the value.
         shapes: shapes of the tower's tensors by the encoder's names; if empty, nothing is added.
     """
-    full = dict(config)
-    for names, read in fields.items() if shapes else ():
+    filled = dict(config)
+    for names, read_value in fields.items() if shapes else ():
         paths = [name.rpartition(".") for name in names]
-        if all(_section(full, outer).get(name) is None for outer, _, name in paths):
+        if all(_section(filled, outer).get(name) is None for outer, _, name in paths):
             outer, _, name = paths[0]
             with suppress(LookupError):
-                section = {**_section(full, outer), name: read(shapes)}
-                full |= {outer: section} if outer else section
-    return full
+                section = {**_section(filled, outer), name: read_value(shapes)}
+                filled |= {outer: section} if outer else section
+    return filled
 
 
 def _section(config: JsonObject, name: str) -> JsonObject:

@@ -90,7 +90,7 @@ _HYBRID_HF_LAYOUT = replace(  # SigLIP's tensors have the tower's prefix, SAM's 
     projector=("high_res_vision_", "aligner."),
     joins={"low.vision.blocks.N.attn.qkv": QKV},
     renames={
-        **{name: f"low.{ours}" for name, ours in _HF_SIGLIP.items()},
+        **{name: f"low.{encoder_name}" for name, encoder_name in _HF_SIGLIP.items()},
         f"{_HF_SAM}.patch_embed.projection": "high.sam.patch_embed.proj",
         f"{_HF_SAM}.layers.N.layer_norm1": "high.sam.blocks.N.norm1",
         f"{_HF_SAM}.layers.N.layer_norm2": "high.sam.blocks.N.norm2",

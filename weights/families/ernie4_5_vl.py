@@ -69,7 +69,7 @@ _CLASS = TransformersClass(
     "Ernie4_5_VLMoeVisionTransformerPretrainedModel",
     "ernie4_5_vl_moe_vision",
     auto=False,
-    made=_mlp_width,
+    make_fields=_mlp_width,
 )
 ERNIE4_5_VL = Family(
     name="ernie4_5_vl",

@@ -46,7 +46,7 @@ class TransformersClass:
     """Whether ``AutoModel`` of transformers builds the class."""
     fields: Mapping[str, str] = field(default_factory=dict)
     """Field of the published config -> the name that the class has for it, where they differ."""
-    made: Callable[[JsonObject], JsonDict] = lambda section: {}
+    make_fields: Callable[[JsonObject], JsonDict] = lambda section: {}
     """A function that takes the tower's part of a published config, and returns further fields that
     the class needs."""
 
@@ -78,7 +78,7 @@ class Family:
     classes: Mapping[str, TransformersClass] = field(default_factory=dict)
     """Name of a layout -> the class of transformers that reads a tower with its names; also model
     type (without ``_vision``) -> the class for it, if it is another than that of its layout."""
-    refused: Mapping[str, str] = field(default_factory=dict)
+    refusals: Mapping[str, str] = field(default_factory=dict)
     """Model type, of a model or tower that resembles the family and is not supported -> what
     differs, as a clause for the error."""
     read_config: Callable[[JsonObject, Shapes], FamilyConfig] | None = None

@@ -41,10 +41,10 @@ _CLIPPED = replace(  # the checkpoints E2B and E4B have four bounds beside each 
     marks=(f"{_LAYER}.self_attn.q_proj.input_min".replace("N", "0"),),
     renames={
         **{
-            name.replace(".linear", ".linear.weight"): f"{ours}.weight"
+            name.replace(".linear", ".linear.weight"): f"{encoder_name}.weight"
             if "linear" in name
-            else ours
-            for name, ours in _GEMMA4.renames.items()
+            else encoder_name
+            for name, encoder_name in _GEMMA4.renames.items()
         },
         **{f"{_ATTENTION}.{x}_proj": f"{_BLOCK}.attn.qkv.bounds.{n}" for n, x in enumerate("qkv")},
         f"{_ATTENTION}.o_proj": f"{_BLOCK}.attn.proj.bounds.0",
@@ -94,7 +94,7 @@ GEMMA4 = Family(
     ),
     fields=_CONFIG_FIELDS,
     outer_fields={("text_config.hidden_size",): length(_OUT, 0)},
-    refused=dict.fromkeys(
+    refusals=dict.fromkeys(
         with_vision("gemma4_unified"),
         "Gemma 4 12B has no vision tower: its language model reads patches itself",
     ),

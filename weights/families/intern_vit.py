@@ -148,7 +148,7 @@ INTERN_VIT = Family(
     },
     fields=_CONFIG_FIELDS,
     outer_fields=_OUTER_FIELDS,
-    refused={
+    refusals={
         "NVLM_D": "its projector has no biases and takes its inner width from the language model, "
         "which is not implemented",
         "h2ovl_chat": "its images are cut into tiles twice, by a rule of its own (MSAC), which is "

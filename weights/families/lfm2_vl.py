@@ -47,5 +47,5 @@ LFM2_VL = Family(
         ("projector_use_layernorm",): lambda shapes: "projector.layer_norm.weight" in shapes,
         ("projector_bias",): lambda shapes: "projector.linear_1.bias" in shapes,
     },
-    refused=dict.fromkeys(with_vision("lfm3_vl"), _LFM3),
+    refusals=dict.fromkeys(with_vision("lfm3_vl"), _LFM3),
 )

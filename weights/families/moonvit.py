@@ -115,7 +115,7 @@ MOONVIT = Family(
     classes={"kimi-k25-hf": _CLASS},
     fields=_CONFIG_FIELDS,
     outer_fields={("text_config.hidden_size",): length("projector.linear_2.weight", 0)},
-    refused={
+    refusals={
         "kimi_k3": "its tower has RMS norms, no biases, and attention wider than the tower",
     },
 )

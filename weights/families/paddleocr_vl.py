@@ -16,8 +16,8 @@ from .siglip import QKV, siglip_names
 _TOWER = "vision_model"
 _POSITIONS = "embeddings.position_embedding.weight"
 _NAMES = {
-    f"{_TOWER}.{name}": ours
-    for name, ours in siglip_names("", "patch_embed.proj").items()
+    f"{_TOWER}.{name}": encoder_name
+    for name, encoder_name in siglip_names("", "patch_embed.proj").items()
     if name != _POSITIONS
 }
 _LAYOUT = Layout(

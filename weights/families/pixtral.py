@@ -53,7 +53,7 @@ _NATIVE = Layout(  # Mistral's own code rotates neighbouring columns of queries 
     name="mistral",
     prefixes=(Prefix("", "vision_encoder."), Prefix("", "vision_tower."), Prefix("", "")),
     marks=("transformer.layers.0.attention.wq.",),
-    refused=(
+    refusal=(
         "holds Mistral's own names (wq, w1, vision_language_adapter), as consolidated.safetensors "
         "does: load the file with transformers' names, model.safetensors or its index"
     ),

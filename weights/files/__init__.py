@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from .writing import flush as flush
     from .writing import lock as lock
     from .writing import temporary_beside as temporary_beside
-    from .writing import write_whole as write_whole
-    from .writing import writing_whole as writing_whole
+    from .writing import write_atomic as write_atomic
+    from .writing import writing_atomic as writing_atomic
 
 _NAMES = {
     "index": ("read_contents",),
     "checkpoint": ("Route",),
     "tensor_file": ("TensorEntry", "file_crc32", "header_bytes"),
     "tower_folder": ("vision_section",),
-    "writing": ("flush", "lock", "temporary_beside", "write_whole", "writing_whole"),
+    "writing": ("flush", "lock", "temporary_beside", "write_atomic", "writing_atomic"),
 }
 """Per module, the names that other packages may import, which are imported when first used."""
 _MODULES = {name: f".{module}" for module, names in _NAMES.items() for name in names}

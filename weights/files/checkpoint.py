@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal, TypeAlias
 
-from ..errors import AbsentError, CheckpointError, DamagedError, shown
+from ..errors import AbsentError, CheckpointError, DamagedError, legible
 from ..layouts import Slot
 from ..strict_json import JsonDict, parse_json
 from .tensor_file import Header, TensorEntry, read_header
@@ -39,7 +39,7 @@ class WholeCheckpoint:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class TowerFiles:
     """The tensors and small files of a tower that have to be on this disk to load it."""
 
     tensors: Sequence[TowerTensor]
@@ -49,7 +49,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Located:
+class TensorLocation:
     """The place of a tensor's bytes on this disk: the file, and the first byte in it (from 0).
 
     Their CRC-32 is known if this package fetched them by byte ranges, else None.
@@ -100,7 +100,7 @@ class Checkpoint:
         # from snapshots/<commit> to the folder "blobs" beside "snapshots".
         real = folder.resolve()
         commits = [path for path in (real, *real.parents) if path.parent.name == "snapshots"]
-        self._inside = [real, *(path.parents[1] / "blobs" for path in commits)]
+        self._allowed_folders = [real, *(path.parents[1] / "blobs" for path in commits)]
 
     def content(self, name: str) -> bytes | None:
         """Return the bytes of the small file ``name``, or None if there is no such file."""
@@ -117,8 +117,8 @@ class Checkpoint:
 
     def contents(self, names: Iterable[str]) -> dict[str, bytes]:
         """Return the bytes of each small file in ``names`` that exists."""
-        found = {name: self.content(name) for name in names}
-        return {name: content for name, content in found.items() if content is not None}
+        content_of = {name: self.content(name) for name in names}
+        return {name: content for name, content in content_of.items() if content is not None}
 
     def read_json(self, name: str) -> JsonDict | None:
         """Return the JSON object in the file ``name``, or None if there is no such file."""
@@ -148,35 +148,37 @@ class Checkpoint:
         """
         paths = {name: self._path(name) for name in guesses}
         if missing := [name for name, path in paths.items() if path is None]:
-            listed = ", ".join(missing[:6]) + (" and more" if len(missing) > 6 else "")
-            raise AbsentError(f"{self.label}: the folder has no file {listed}")
+            missing_names = ", ".join(missing[:6]) + (" and more" if len(missing) > 6 else "")
+            raise AbsentError(f"{self.label}: the folder has no file {missing_names}")
         try:
             return {n: read_header(path, f"{self.label}: {n}") for n, path in paths.items() if path}
         except CheckpointError as error:
             raise CheckpointError(f"{error}{self.advice}") from error
 
-    def locate(self, wanted: Wanted) -> dict[str, Located]:
+    def locate(self, tower_files: TowerFiles) -> dict[str, TensorLocation]:
         """Fetch the tower unless it is on this disk, and return where each tensor lies, by name.
 
         A DamagedError says that a copy on this disk is damaged or was removed: the caller opens the
         checkpoint again.
         """
-        located: dict[str, Located] = {}
-        for file in dict.fromkeys(tensor.file for tensor in wanted.tensors):
+        locations: dict[str, TensorLocation] = {}
+        for file in dict.fromkeys(tensor.file for tensor in tower_files.tensors):
             path, label = self._path(file), f"{self.label}: {file}"
             if path is None:
                 raise DamagedError(f"{label}: removed while it was being loaded")
             header = read_header(path, label)
-            for tensor in (tensor for tensor in wanted.tensors if tensor.file == file):
+            for tensor in (tensor for tensor in tower_files.tensors if tensor.file == file):
                 if header.tensors.get(tensor.name) != tensor.entry:
                     raise CheckpointError(f"{label}: changed while it was being loaded; load again")
-                located[tensor.name] = Located(path, header.data_start + tensor.entry.begin)
-        return located
+                locations[tensor.name] = TensorLocation(
+                    path, header.data_start + tensor.entry.begin
+                )
+        return locations
 
-    def traffic(self, wanted: Wanted) -> Traffic:
+    def traffic(self, tower_files: TowerFiles) -> Traffic:
         """Return the bytes that :meth:`locate` would transfer, without transferring them."""
         return Traffic(
-            self.cached, "nothing", sum(tensor.entry.nbytes for tensor in wanted.tensors)
+            self.cached, "nothing", sum(tensor.entry.nbytes for tensor in tower_files.tensors)
         )
 
     def _path(self, name: str) -> Path | None:
@@ -188,7 +190,7 @@ class Checkpoint:
         if not path.is_file():
             return None
         real = path.resolve()
-        if name != self.weights and not any(map(real.is_relative_to, self._inside)):
+        if name != self.weights and not any(map(real.is_relative_to, self._allowed_folders)):
             raise CheckpointError(
                 f"{self.label}: {name} is a link that leaves the checkpoint (to {real}); nothing "
                 "was read: put the file itself there, or pass the folder it is in"
@@ -216,7 +218,7 @@ def check_name(name: str, label: str) -> str:
         )
     if any(len(part.encode()) > LONGEST_PART for part in parts):
         raise CheckpointError(
-            f"{label}: names the file {shown(name)!r}; no disk takes a name of over "
+            f"{label}: names the file {legible(name)!r}; no disk takes a name of over "
             f"{LONGEST_PART} bytes"
         )
     return name

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from ..errors import AbsentError, CheckpointError, shown
+from ..errors import AbsentError, CheckpointError, legible
 from ..strict_json import JsonObject
 from .checkpoint import Checkpoint, check_name
 from .tensor_file import Header
@@ -59,14 +59,14 @@ def read_contents(checkpoint: Checkpoint) -> Contents:
     config = checkpoint.read_json("config.json")
     if config is None:
         raise _without_config(checkpoint)
-    described = read_description(config, checkpoint.label)
+    description = read_description(config, checkpoint.label)
     files = _tensor_files(checkpoint)
-    if described.projector and (checkpoint.weights is None or checkpoint.has(PROJECTOR)):
+    if description.projector and (checkpoint.weights is None or checkpoint.has(PROJECTOR)):
         files = {**files, **_projector_files(checkpoint)}
     adapter = adapter_names(files)
     if adapter and len(adapter) == len(files):
         raise adapter_error(checkpoint.label)
-    return Contents(checkpoint, described.config, files, described.family)
+    return Contents(checkpoint, description.config, files, description.family)
 
 
 def _projector_files(checkpoint: Checkpoint) -> dict[str, str]:
@@ -119,7 +119,7 @@ def _tensor_files(checkpoint: Checkpoint) -> dict[str, str]:
     for file in sorted(set(files.values())):
         if not check_name(file, label).endswith(".safetensors"):
             raise CheckpointError(
-                f"{label}: names {shown(file)!r}, which is not a .safetensors file"
+                f"{label}: names {legible(file)!r}, which is not a .safetensors file"
             )
     _refuse_second_weights(checkpoint, name, set(files.values()))
     return files
@@ -134,11 +134,11 @@ def _refuse_second_weights(checkpoint: Checkpoint, index: str, shards: set[str])
     """
     single = index.removesuffix(".index.json")
     if single not in shards and checkpoint.has(single):
-        listed = ", ".join(sorted(shards)[:3]) + (" and more" if len(shards) > 3 else "")
+        shard_names = ", ".join(sorted(shards)[:3]) + (" and more" if len(shards) > 3 else "")
         raise CheckpointError(
             f"{checkpoint.label}: holds weights twice: {single}, and {index} with the shards "
-            f"{listed}; which of them is meant is not guessed at: remove those that are not, or "
-            "load a file by its path"
+            f"{shard_names}; which of them is meant is not guessed at: remove those that are not, "
+            "or load a file by its path"
         )
 
 
@@ -168,8 +168,9 @@ def _safetensors(checkpoint: Checkpoint) -> list[str]:
     A CheckpointError is raised if there are none; it says so if there are pickle files instead.
     """
     names = checkpoint.names()
-    if found := [n for n in names if n.endswith((".safetensors", ".safetensors.index.json"))]:
-        return found
+    endings = (".safetensors", ".safetensors.index.json")
+    if weight_files := [name for name in names if name.endswith(endings)]:
+        return weight_files
     raise _without_safetensors(checkpoint.label, names)
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO, TypeGuard
 from zlib import crc32
 
-from ..errors import CheckpointError, shown
+from ..errors import CheckpointError, legible
 from ..strict_json import LFS_POINTER, JsonDict, JsonObject, parse_json, refuse_pointer
 
 CHECKED_BYTES = 1 << 19
@@ -139,12 +139,12 @@ def parse_header(raw: bytes, label: str) -> Header:
         if entry.begin != position:
             problem = "overlaps the one before" if entry.begin < position else "leaves a gap"
             raise CheckpointError(
-                f"{label}: {shown(name)!r} at bytes {entry.begin} to {entry.end} {problem} "
+                f"{label}: {legible(name)!r} at bytes {entry.begin} to {entry.end} {problem} "
                 f"(which ends at {position}): a damaged or forged header"
             )
         position = entry.end
-    given: JsonObject = metadata if isinstance(metadata, dict) else {}
-    texts = {name: text for name, text in given.items() if isinstance(text, str)}
+    published_metadata: JsonObject = metadata if isinstance(metadata, dict) else {}
+    texts = {name: text for name, text in published_metadata.items() if isinstance(text, str)}
     return Header(tensors, 8 + len(raw), texts)
 
 
@@ -176,16 +176,18 @@ def _entry(name: str, value: object, label: str) -> TensorEntry:
         and offsets[0] <= offsets[1]
     ):
         raise CheckpointError(
-            f"{label}: {shown(name)!r} has the entry {shown(str(value))}, needs dtype, shape and "
-            "two rising data_offsets"
+            f"{label}: {legible(name)!r} has the entry {legible(str(value))}, needs dtype, shape "
+            "and two rising data_offsets"
         )
     if dtype not in DTYPE_BITS:
-        raise CheckpointError(f"{label}: {shown(name)!r} has the unknown dtype {shown(dtype)!r}")
-    needed, held = prod(shape) * DTYPE_BITS[dtype], (offsets[1] - offsets[0]) * 8
-    if needed != held:
         raise CheckpointError(
-            f"{label}: {shown(name)!r} of shape {shape} and dtype {dtype} needs {needed / 8:.0f} "
-            f"bytes, its offsets hold {held // 8}"
+            f"{label}: {legible(name)!r} has the unknown dtype {legible(dtype)!r}"
+        )
+    expected_bits, stored_bits = prod(shape) * DTYPE_BITS[dtype], (offsets[1] - offsets[0]) * 8
+    if expected_bits != stored_bits:
+        raise CheckpointError(
+            f"{label}: {legible(name)!r} of shape {shape} and dtype {dtype} needs "
+            f"{expected_bits / 8:.0f} bytes, its offsets hold {stored_bits // 8}"
         )
     return TensorEntry(dtype, tuple(shape), offsets[0], offsets[1])
 
@@ -236,14 +238,15 @@ def read_into(
     CheckpointError, which names ``label``, says that the file ends too early.
     """
     file.seek(offset)
-    done, value, step = 0, 0, CHECKED_BYTES if checked else len(view)
-    while done < len(view):
-        count = file.readinto(view[done : done + step])
+    position, value, step = 0, 0, CHECKED_BYTES if checked else len(view)
+    while position < len(view):
+        count = file.readinto(view[position : position + step])
         if not count:
             raise CheckpointError(
-                f"{label}: ends at byte {offset + done}, inside a tensor: changed while being read"
+                f"{label}: ends at byte {offset + position}, inside a tensor: changed while being "
+                "read"
             )
         if checked:
-            value = crc32(view[done : done + count], value)
-        done += count
+            value = crc32(view[position : position + count], value)
+        position += count
     return value if checked else None

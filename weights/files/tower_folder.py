@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..errors import CheckpointError, shown
+from ..errors import CheckpointError, legible
 from ..published import family_names
 from ..strict_json import JsonDict, JsonObject
 
@@ -98,18 +98,18 @@ def read_description(config: JsonObject, label: str) -> Described:
     note = config.get(KEY)
     if note is None:
         return Described(config)
-    stated: JsonObject = note if isinstance(note, Mapping) else {}
-    family, around = stated.get("family"), stated.get("config")
-    if family not in family_names() or not isinstance(around, Mapping | None):
+    notes: JsonObject = note if isinstance(note, Mapping) else {}
+    family, outer_config = notes.get("family"), notes.get("config")
+    if family not in family_names() or not isinstance(outer_config, Mapping | None):
         raise CheckpointError(
-            f"{label}: config.json: {KEY}={shown(str(note))}: must name one of the families "
+            f"{label}: config.json: {KEY}={legible(str(note))}: must name one of the families "
             f"{', '.join(family_names())}: use the config.json that was saved with the tower"
         )
-    own = {name: value for name, value in config.items() if name not in ("model_type", KEY)}
-    if stated.get("type") is not None:
-        own["model_type"] = stated["type"]
-    whole = own if around is None else {**around, "vision_config": own}
-    return Described(whole, str(family), stated.get("projector") is True)
+    section = {name: value for name, value in config.items() if name not in ("model_type", KEY)}
+    if notes.get("type") is not None:
+        section["model_type"] = notes["type"]
+    published = section if outer_config is None else {**outer_config, "vision_config": section}
+    return Described(published, str(family), notes.get("projector") is True)
 
 
 def describe(
@@ -143,7 +143,7 @@ def describe(
         "dtype": dtype,
         **{name: value for name, value in section.items() if name not in _REPLACED},
         **{also[name]: value for name, value in section.items() if name in also},
-        **(reader.made(section) if reader else {}),
+        **(reader.make_fields(section) if reader else {}),
         KEY: note,
     }
 

@@ -27,7 +27,7 @@ def temporary_beside(file: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def writing_whole(file: Path) -> Iterator[Path]:
+def writing_atomic(file: Path) -> Iterator[Path]:
     """Yield a temporary file that takes the name ``file`` if the block ends without an error.
 
     Its bytes are on the disk before it gets the name, so that the file is whole even after a loss
@@ -39,9 +39,9 @@ def writing_whole(file: Path) -> Iterator[Path]:
         temporary.replace(file)
 
 
-def write_whole(file: Path, content: bytes) -> None:
+def write_atomic(file: Path, content: bytes) -> None:
     """Write ``content`` to ``file``, which readers find complete or not at all."""
-    with writing_whole(file) as temporary:
+    with writing_atomic(file) as temporary:
         temporary.write_bytes(content)
 
 

@@ -27,10 +27,10 @@ from huggingface_hub.utils import tqdm
 
 from ..cache.kept import Checked, KeptTower, sealed_header
 from ..errors import CheckpointError, DamagedError
-from ..files.checkpoint import Located, Wanted
+from ..files.checkpoint import TensorLocation, TowerFiles
 from ..files.index import SINGLE
 from ..files.tensor_file import Header, file_crc32
-from ..files.writing import flush, write_whole
+from ..files.writing import flush, write_atomic
 from ..threads import Stopped, in_parallel
 from .http import RangesUnsupported
 from .messages import SPACE, is_full
@@ -41,15 +41,15 @@ WRITTEN = 1 << 20  # bytes that are written to the disk at once: one ``CHUNK`` o
 
 
 def fetch_tower(
-    repo: Repo, wanted: Wanted, headers: Mapping[str, Header], *, check: bool
-) -> dict[str, Located]:
+    repo: Repo, tower_files: TowerFiles, headers: Mapping[str, Header], *, check: bool
+) -> dict[str, TensorLocation]:
     """Fetch a tower by byte ranges unless it is on this disk; return each tensor's place by name.
 
     If several threads or processes ask for one tower, one fetches it and the others wait.
 
     Args:
         repo: the repo at its commit.
-        wanted: the tensors and small files of the tower.
+        tower_files: the tensors and small files of the tower.
         headers: headers of the files that hold the tower, by name.
         check: compare a tower that is on the disk with its checksums before it is used.
 
@@ -58,16 +58,16 @@ def fetch_tower(
         RangesUnsupported: the server cannot send byte ranges.
         HfHubHTTPError: the Hub refused.
     """
-    fetch, store = _Fetch(repo, wanted, headers), repo.store(repo.revision)
+    fetch, store = _Fetch(repo, tower_files, headers), repo.store(repo.revision)
     try:
         with store.lock():
             if not repo.options.force_download:
                 # Another thread or process may have fetched the tower meanwhile.
                 with suppress(DamagedError):
-                    kept = KeptTower(store.tower)
+                    tower = KeptTower(store.tower)
                     if check:
-                        kept.verify()
-                    return kept.locate(wanted)
+                        tower.verify()
+                    return tower.locate(tower_files)
             try:
                 fetch.complete()
             except (RangesUnsupported, OSError) as error:
@@ -79,7 +79,7 @@ def fetch_tower(
             fetch.tower.rename(store.tower)
             shutil.rmtree(store.partial, ignore_errors=True)
             store.answers.unlink(missing_ok=True)
-            return KeptTower(store.tower).locate(wanted)
+            return KeptTower(store.tower).locate(tower_files)
     except HfHubHTTPError:  # HfHubHTTPError is an OSError, but not one of this disk
         raise
     except OSError as error:
@@ -93,16 +93,16 @@ def fetch_tower(
 class _Fetch:
     """One fetch of a tower by byte ranges, into the folder ``partial`` of its repo in the cache."""
 
-    def __init__(self, repo: Repo, wanted: Wanted, headers: Mapping[str, Header]) -> None:
+    def __init__(self, repo: Repo, tower_files: TowerFiles, headers: Mapping[str, Header]) -> None:
         self.repo = repo
         self.folder = repo.store(repo.revision).partial
-        self.files = wanted.files()
-        self.tensors = in_order(wanted.tensors)
+        self.files = tower_files.files()
+        self.tensors = in_order(tower_files.tensors)
         self.record: Checked = {
             "repo": repo.repo_id,
             "commit": repo.revision,
             "subfolder": repo.options.subfolder,
-            "published": asdict(wanted.published),
+            "published": asdict(tower_files.published),
         }
         self.head = sealed_header(self.tensors, self.record, self.files)
         self.requests = plan_requests(self.tensors, headers, len(self.head))
@@ -110,11 +110,11 @@ class _Fetch:
         self.shards = sorted(headers)
         self.tower = self.folder / "tower"
         self.file = self.tower / SINGLE
-        self.done = self.folder / "done"
+        self.progress_file = self.folder / "done"
 
     def complete(self) -> None:
         """Fetch the byte ranges that are missing, and write the header with all checksums."""
-        done = self._begin()
+        checksums = self._begin()
         options = self.repo.options
         with tqdm(  # type: ignore[no-untyped-call]  # the stub types no **kwargs
             total=sum(request.end - request.begin for request in self.requests),
@@ -128,7 +128,7 @@ class _Fetch:
             def fetch(number: int, stop: Event) -> None:
                 request = self.requests[number]
                 span = self.file, request.target, request.kept
-                if number in done and done[number] == file_crc32(*span):
+                if number in checksums and checksums[number] == file_crc32(*span):
                     bar.update(request.end - request.begin)
                 else:
                     self._fetch(number, request, stop, bar)
@@ -146,9 +146,9 @@ class _Fetch:
         plan = json.dumps([names, [asdict(request) for request in self.requests], self.head.hex()])
         digest = sha256(plan.encode()).hexdigest()
         with suppress(OSError, ValueError):
-            first, *lines = self.done.read_text().splitlines()
-            same = first == digest and self.file.stat().st_size == self.size
-            if same and not self.repo.options.force_download:
+            first_line, *lines = self.progress_file.read_text().splitlines()
+            is_same_tower = first_line == digest and self.file.stat().st_size == self.size
+            if is_same_tower and not self.repo.options.force_download:
                 return {int(number): int(value) for number, value in map(str.split, lines)}
         shutil.rmtree(self.folder, ignore_errors=True)
         self.tower.mkdir(parents=True)
@@ -156,10 +156,10 @@ class _Fetch:
         if free < self.size:
             raise OSError(errno.ENOSPC, f"{free} bytes free")
         for name, content in self.files.items():
-            write_whole(self.tower / name, content)
+            write_atomic(self.tower / name, content)
         with self.file.open("wb") as file:
             file.truncate(self.size)
-        write_whole(self.done, f"{digest}\n".encode())
+        write_atomic(self.progress_file, f"{digest}\n".encode())
         return {}
 
     def _fetch(self, number: int, request: RangeRequest, stop: Event, bar: tqdm) -> None:
@@ -170,14 +170,14 @@ class _Fetch:
                 if stop.is_set():
                     raise Stopped
                 for begin, end in clip(request.segments, position, position + len(chunk)):
-                    kept = chunk[begin - position : end - position]
-                    out.write(kept)
-                    value = crc32(kept, value)
+                    part = chunk[begin - position : end - position]
+                    out.write(part)
+                    value = crc32(part, value)
                 position += len(chunk)
                 bar.update(len(chunk))
         if position != request.end:
             raise RangesUnsupported(f"{remote.label}: is shorter than its header says")
-        with self.done.open("ab", buffering=0) as lines:
+        with self.progress_file.open("ab", buffering=0) as lines:
             lines.write(f"{number} {value}\n".encode())
 
     def _finish(self) -> None:
@@ -187,9 +187,9 @@ class _Fetch:
         starts = accumulate([len(self.head), *lengths[:-1]])
         spans = list(zip(starts, lengths, strict=True))
         sums = in_parallel(lambda span, _: file_crc32(path, *span), spans, workers)
-        known = {tensor.local: value for tensor, value in zip(self.tensors, sums, strict=True)}
+        checksums = {tensor.local: value for tensor, value in zip(self.tensors, sums, strict=True)}
         with path.open("r+b") as file:
-            file.write(sealed_header(self.tensors, self.record, self.files, known))
+            file.write(sealed_header(self.tensors, self.record, self.files, checksums))
         flush(path)
 
 
@@ -213,15 +213,15 @@ def download_shards(repo: Repo, names: list[str]) -> None:
     in_parallel(download, names, options.max_workers)
 
 
-def _bar(shown: bool, stop: Event) -> type[tqdm]:
+def _bar(enabled: bool, stop: Event) -> type[tqdm]:
     """Return a class of progress bars for the Hub client; it ends a download once ``stop`` is set.
 
-    The bars are not drawn unless ``shown`` is true.
+    The bars are not drawn unless ``enabled`` is true.
     """
 
     class Bar(tqdm):
         def __init__(self, *arguments: object, **keywords: object) -> None:
-            if not shown:
+            if not enabled:
                 keywords["disable"] = True
             super().__init__(*arguments, **keywords)  # type: ignore[no-untyped-call]  # see the stub
 

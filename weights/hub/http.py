@@ -24,7 +24,7 @@ from huggingface_hub.utils import get_token_to_send, hf_raise_for_status, http_s
 
 from ..errors import CheckpointError
 from ..files.tensor_file import Header, check_size, header_length, parse_header
-from ..threads import Stopped, said_if_slow
+from ..threads import Stopped, log_if_slow
 
 AGENT = f"vitgraph; hf_hub/{huggingface_hub.__version__}; python/{platform.python_version()}"
 """The user agent of all requests. It is not made by the client's ``build_hf_headers``, which may
@@ -91,7 +91,7 @@ class RemoteFile:
         self.etags: dict[str, str] = {}
         self._comparing = Lock()
         self._direct: str | None = None  # address at the storage host, from the first redirect
-        self._refused = False  # whether the storage host has refused a remembered address
+        self._address_refused = False  # whether the storage host has refused a remembered address
 
     def header(self, guess: int) -> Header:
         """Read and check the header of a safetensors file.
@@ -120,7 +120,7 @@ class RemoteFile:
         """
         position, failures = start, 0
         while position < (end if self.size is None else min(end, self.size)):
-            began = position
+            attempt_start = position
             try:
                 for chunk in self._range(position, end, stop):
                     position += len(chunk)
@@ -128,10 +128,10 @@ class RemoteFile:
             except _Expired:
                 continue
             except HTTPError as error:
-                failures = 1 if position - began >= CHUNK else failures + 1
+                failures = 1 if position - attempt_start >= CHUNK else failures + 1
                 _wait(failures, ATTEMPTS, error, stop)
 
-    def whole(self, limit: int, *, patient: bool = True, first: bool = False) -> bytes:
+    def read_all(self, limit: int, *, patient: bool = True, first: bool = False) -> bytes:
         """Return all bytes of a file.
 
         Args:
@@ -166,22 +166,22 @@ class RemoteFile:
 
     def _range(self, start: int, end: int, stop: Event | None) -> Iterator[bytes]:
         with self._open(f"bytes={start}-{end - 1}", stop) as response:
-            left = self._promised(response, start, end)
+            remaining = self._promised(response, start, end)
             for chunk in response.iter_raw():
                 # A server that ignores ranges sends the whole file, of which no more is read than
                 # was asked for.
                 if not self.ranges:
-                    chunk = chunk[:left]
-                if len(chunk) > left:
+                    chunk = chunk[:remaining]
+                if len(chunk) > remaining:
                     raise RangesUnsupported(f"{self.label}: more bytes than were asked for")
-                left -= len(chunk)
+                remaining -= len(chunk)
                 yield chunk
-                if not left and not self.ranges:
+                if not remaining and not self.ranges:
                     return
-        if left and self.ranges:
+        if remaining and self.ranges:
             raise HTTPError("the answer ended early")
-        if left:
-            self.size = end - left
+        if remaining:
+            self.size = end - remaining
 
     def _promised(self, response: Answer, start: int, end: int) -> int:
         """Return the number of bytes that an answer announces for the range ``start`` to ``end``.
@@ -203,11 +203,12 @@ class RemoteFile:
             raise RangesUnsupported(f"{self.label}: the server ignores byte ranges")
         if match := _RANGE.fullmatch(content_range):
             first, last, size = map(int, match.groups())
-            needed = min(end, size) - start
-            right = (first, last + 1) == (start, start + needed) and self.size in (None, size)
-            if right and length in ("", str(needed)):
+            length_wanted = min(end, size) - start
+            is_right_range = (first, last + 1) == (start, start + length_wanted)
+            is_right_range = is_right_range and self.size in (None, size)
+            if is_right_range and length in ("", str(length_wanted)):
                 self.size = size
-                return needed
+                return length_wanted
         raise RangesUnsupported(
             f"{self.label}: asked for bytes {start} to {end - 1}, the server answers "
             f"{content_range[:60]!r} with {length[:19]} bytes"
@@ -234,7 +235,7 @@ class RemoteFile:
         if byte_range is not None:
             headers["range"] = byte_range
         with (
-            said_if_slow(f"{self.label}: waiting for an answer") as answered,
+            log_if_slow(f"{self.label}: waiting for an answer") as stop_notice,
             http_stream_backoff(
                 "GET",
                 direct or self.url,
@@ -248,14 +249,14 @@ class RemoteFile:
                 retry_on_status_codes=BUSY if patient else (),
             ) as response,
         ):
-            answered()
+            stop_notice()
             if direct and response.status_code in _EXPIRED:
-                self._direct, self._refused = None, True
+                self._direct, self._address_refused = None, True
                 raise _Expired("the signed address expired")
             if response.status_code != 416 or byte_range is None:
                 hf_raise_for_status(response)
             self._compare(response)
-            if direct is None and not self._refused:
+            if direct is None and not self._address_refused:
                 self._direct = str(response.url) if response.history else None
             yield response
 
@@ -266,10 +267,12 @@ class RemoteFile:
             headers |= answer.headers  # the Hub's headers win over a storage host's
         self.commit = self.commit or headers.get("x-repo-commit")
         linked, stored = headers.get("x-linked-etag", ""), response.headers.get("etag", "")
-        found = {"x-linked-etag": linked, "etag": stored}
+        raw_tags = {"x-linked-etag": linked, "etag": stored}
         # Quotes and the mark of a weak ETag say nothing of the content.
-        plain = {kind: tag.strip().removeprefix("W/").strip('"') for kind, tag in found.items()}
-        tags = {kind: tag for kind, tag in plain.items() if tag}
+        bare_tags = {
+            kind: tag.strip().removeprefix("W/").strip('"') for kind, tag in raw_tags.items()
+        }
+        tags = {kind: tag for kind, tag in bare_tags.items() if tag}
         with self._comparing:
             for kind in [kind for kind in tags if kind in self.etags][:1]:
                 if self.etags[kind] != tags[kind]:

@@ -19,7 +19,7 @@ import huggingface_hub
 
 from ..cache.kept import KeptTower
 from ..errors import AbsentError, CheckpointError, DamagedError
-from ..files.checkpoint import Checkpoint, Located, Route, Traffic, Wanted, json_limit
+from ..files.checkpoint import Checkpoint, Route, TensorLocation, TowerFiles, Traffic, json_limit
 from ..files.tensor_file import Header
 from ..strict_json import parse_json
 from ..threads import in_parallel
@@ -50,14 +50,14 @@ def open_repo(repo_id: str, options: HubOptions, damage: DamagedError | None = N
             used; else None.
     """
     repo = Repo(repo_id, options)
-    brought = repo.resolve()
+    answers = repo.resolve()
     tower = repo.store(repo.revision).tower
     if tower.is_dir() and damage is None and not options.force_download:
         try:
             return KeptTower(tower, repo.label, repo.revision, repo.offline)
         except DamagedError as error:
             damage = error
-    return HubCheckpoint(repo, brought, damage)
+    return HubCheckpoint(repo, answers, damage)
 
 
 class HubCheckpoint(Checkpoint):
@@ -73,25 +73,25 @@ class HubCheckpoint(Checkpoint):
     """
 
     def __init__(
-        self, repo: Repo, brought: Mapping[str, bytes | None], damage: DamagedError | None
+        self, repo: Repo, answers: Mapping[str, bytes | None], damage: DamagedError | None
     ) -> None:
         folder = repo.clients_folder / "snapshots" / repo.revision
         super().__init__(folder / (repo.options.subfolder or ""), label=repo.label)
         self.repo, self.store, self.damage = repo, repo.store(repo.revision), damage
         self.commit, self.offline = repo.revision, repo.offline
         # By name, the small files that are kept; None if the repo has no such file.
-        self._known: dict[str, bytes | None] = {}
+        self._kept_answers: dict[str, bytes | None] = {}
         if not repo.options.force_download:
             try:
-                self._known = self.store.read_answers()
+                self._kept_answers = self.store.read_answers()
             except DamagedError as error:
                 if self.offline:
                     raise self._cannot_repair("what is kept", error) from error
-        self._answers = {**self._known, **brought}
+        self._answers = {**self._kept_answers, **answers}
         # Headers that were read from the Hub, by the name of the file.
         self._headers: dict[str, Header] = {}
         self._downloaded: set[str] = set()  # files that this load has fetched whole
-        self._refused: RangesUnsupported | None = None
+        self._ranges_error: RangesUnsupported | None = None
 
     def content(self, name: str) -> bytes | None:
         if name not in self._answers:
@@ -115,14 +115,14 @@ class HubCheckpoint(Checkpoint):
             return None
         remote = self.repo.remote(name)
         try:
-            return self.repo.ask(lambda: remote.whole(json_limit(name)), name)
+            return self.repo.ask(lambda: remote.read_all(json_limit(name)), name)
         except AbsentError:
             return None
 
     def _keep_answers(self) -> None:
         """Write the small files that the client's cache lacks to the disk, for later loads."""
         answers = {name: raw for name, raw in self._answers.items() if self._path(name) is None}
-        if answers != self._known and not self.offline:
+        if answers != self._kept_answers and not self.offline:
             with suppress(OSError):  # if nothing can be kept, the next load asks the Hub again
                 self.store.keep_answers(answers)
 
@@ -138,31 +138,31 @@ class HubCheckpoint(Checkpoint):
         return name not in self._answers
 
     def names(self) -> list[str]:
-        kept = self._answers.get(LISTING)
-        if kept is not None:
-            return list(json.loads(kept))
+        listing = self._answers.get(LISTING)
+        if listing is not None:
+            return list(json.loads(listing))
         if self.offline:
             names = super().names() if self.folder.is_dir() else []
             if not any(name.endswith((".safetensors", ".index.json")) for name in names):
                 raise self._not_here("an index or weights")
             return names
-        repo, what = self.repo, "the list of files"
+        repo, subject = self.repo, "the list of files"
         endpoint = huggingface_hub.constants.ENDPOINT
         url = f"{endpoint}/api/models/{repo.repo_id}/revision/{self.commit}"
-        remote = RemoteFile(url, repo.options.token, f"{self.label}: {what}")
-        raw = repo.ask(lambda: remote.whole(json_limit(".index.json")), what)
+        remote = RemoteFile(url, repo.options.token, f"{self.label}: {subject}")
+        raw = repo.ask(lambda: remote.read_all(json_limit(".index.json")), subject)
         prefix = self.repo.inside("x")[:-1]
-        siblings = parse_json(raw, f"{self.label}: {what}").get("siblings")
-        listed = siblings if isinstance(siblings, list) else []
-        files = [str(file.get("rfilename")) for file in listed if isinstance(file, Mapping)]
+        siblings = parse_json(raw, f"{self.label}: {subject}").get("siblings")
+        siblings = siblings if isinstance(siblings, list) else []
+        files = [str(file.get("rfilename")) for file in siblings if isinstance(file, Mapping)]
         names = sorted(file[len(prefix) :] for file in files if file.startswith(prefix))
         self._answers[LISTING] = json.dumps(names).encode()
         return names
 
     def headers(self, guesses: Mapping[str, int]) -> dict[str, Header]:
         names, workers = list(guesses), self.repo.options.max_workers
-        found = in_parallel(lambda name, _: self._header(name, guesses[name]), names, workers)
-        return dict(zip(names, found, strict=True))
+        headers = in_parallel(lambda name, _: self._header(name, guesses[name]), names, workers)
+        return dict(zip(names, headers, strict=True))
 
     def _header(self, name: str, guess: int) -> Header:
         if self._path(name) is None:
@@ -171,7 +171,7 @@ class HubCheckpoint(Checkpoint):
             try:
                 return self._remote_header(name, guess or FIRST_READ)
             except RangesUnsupported as error:
-                self._refused = error
+                self._ranges_error = error
                 self._download([name])
         return super().headers({name: guess})[name]
 
@@ -180,58 +180,60 @@ class HubCheckpoint(Checkpoint):
             remote = self.repo.remote(name)
             self._headers[name] = self.repo.ask(lambda: remote.header(length), name)
             if not remote.ranges:
-                self._refused = RangesUnsupported(f"{remote.label}: the server ignores byte ranges")
+                self._ranges_error = RangesUnsupported(
+                    f"{remote.label}: the server ignores byte ranges"
+                )
         return self._headers[name]
 
-    def locate(self, wanted: Wanted) -> dict[str, Located]:
-        wanted.files()
+    def locate(self, tower_files: TowerFiles) -> dict[str, TensorLocation]:
+        tower_files.files()
         self._keep_answers()
-        if self._route(wanted) == "ranges":
-            headers = self.headers(dict.fromkeys(wanted.published.shards, 0))
+        if self._route(tower_files) == "ranges":
+            headers = self.headers(dict.fromkeys(tower_files.published.shards, 0))
             check = self.damage is not None
             try:
-                fetch = partial(fetch_tower, self.repo, wanted, headers, check=check)
+                fetch = partial(fetch_tower, self.repo, tower_files, headers, check=check)
                 return self.repo.ask(fetch, "the tower")
             except RangesUnsupported as error:
-                self._refused = error
-        if self._refused is not None and self.repo.options.fetch == "ranges":
-            text = f"{self._refused}: whole shards are fetched instead"
+                self._ranges_error = error
+        if self._ranges_error is not None and self.repo.options.fetch == "ranges":
+            text = f"{self._ranges_error}: whole shards are fetched instead"
             warnings.warn(text, stacklevel=2)
-        missing = [file for file in wanted.published.shards if self._path(file) is None]
+        missing = [file for file in tower_files.published.shards if self._path(file) is None]
         if missing and self.offline:
             raise self._not_here(missing[0])
         self._download(missing)
-        return super().locate(wanted)
+        return super().locate(tower_files)
 
     def _download(self, names: list[str]) -> None:
         download_shards(self.repo, names)
         self._downloaded.update(names)
 
-    def traffic(self, wanted: Wanted) -> Traffic:
+    def traffic(self, tower_files: TowerFiles) -> Traffic:
         self._keep_answers()
-        here = [self._path(file) is not None for file in wanted.published.shards]
-        cached = "shards" if all(here) else "some shards" if any(here) else "nothing"
+        present = [self._path(file) is not None for file in tower_files.published.shards]
+        cached = "shards" if all(present) else "some shards" if any(present) else "nothing"
         unfinished = self.store.partial.is_dir()
-        return Traffic(cached, self._route(wanted), self._range_bytes(wanted), unfinished)
+        return Traffic(cached, self._route(tower_files), self._range_bytes(tower_files), unfinished)
 
-    def _route(self, wanted: Wanted) -> Route:
+    def _route(self, tower_files: TowerFiles) -> Route:
         """Choose what to fetch: byte ranges of the tower, its whole shards, or nothing.
 
         Nothing is fetched if all shards are on this disk.
         """
-        sizes = wanted.published.shards
+        sizes = tower_files.published.shards
         missing = sum(sizes[file] for file in sizes if self._path(file) is None)
         if not missing:
             return "nothing"
-        if self._refused is not None or self.offline:
+        if self._ranges_error is not None or self.offline:
             return "shards"
         if self.repo.options.fetch != "auto":
             return self.repo.options.fetch
-        return "ranges" if self._range_bytes(wanted) <= SAVING * missing else "shards"
+        return "ranges" if self._range_bytes(tower_files) <= SAVING * missing else "shards"
 
-    def _range_bytes(self, wanted: Wanted) -> int:
-        headers = self.headers(dict.fromkeys(wanted.published.shards, 0))
-        requests = plan_requests(in_order(wanted.tensors), headers, 0)
+    def _range_bytes(self, tower_files: TowerFiles) -> int:
+        headers = self.headers(dict.fromkeys(tower_files.published.shards, 0))
+        requests = plan_requests(in_order(tower_files.tensors), headers, 0)
         return sum(request.end - request.begin for request in requests)
 
     def _path(self, name: str) -> Path | None:
@@ -251,8 +253,8 @@ class HubCheckpoint(Checkpoint):
             return self._cannot_repair("the kept tower", self.damage)
         return CheckpointError(f"{self.label}: {not_here(name, OFFLINE)}")
 
-    def _cannot_repair(self, what: str, damage: DamagedError) -> CheckpointError:
+    def _cannot_repair(self, subject: str, damage: DamagedError) -> CheckpointError:
         return CheckpointError(
-            f"{self.label}: {what} is damaged and cannot be fetched again offline ({damage}): load "
-            f"once with a connection, or remove it (vitgraph cache remove {self.repo.repo_id})"
+            f"{self.label}: {subject} is damaged and cannot be fetched again offline ({damage}): "
+            f"load once with a connection, or remove it (vitgraph cache remove {self.repo.repo_id})"
         )

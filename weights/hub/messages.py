@@ -68,13 +68,13 @@ def obstacle(error: BaseException) -> str:
     return f"{type(cause).__name__}: {_one_line(cause)}"
 
 
-def not_here(name: str, why: str) -> str:
+def not_here(name: str, reason: str) -> str:
     """Return a message that the file ``name`` is not on this disk and cannot be fetched.
 
-    The message says ``why`` the Hub cannot be reached, and what to do.
+    The message gives the ``reason`` why the Hub cannot be reached, and says what to do.
     """
     return (
-        f"{name} is not in the cache and the Hub cannot be reached ({why}): load once with a "
+        f"{name} is not in the cache and the Hub cannot be reached ({reason}): load once with a "
         "connection, or pass the cache_dir it is in"
     )
 

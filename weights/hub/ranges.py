@@ -73,13 +73,13 @@ def plan_requests(
     """
     stretches = _stretches(tensors, headers)
     bridged = _bridged(stretches, sum(tensor.entry.nbytes for tensor in tensors) // WASTE)
-    joined: list[tuple[str, list[tuple[int, int]]]] = []
+    stretches_of_requests: list[tuple[str, list[tuple[int, int]]]] = []
     for number, (file, begin, end) in enumerate(stretches):
         if number not in bridged:
-            joined.append((file, []))
-        joined[-1][1].append((begin, end))
+            stretches_of_requests.append((file, []))
+        stretches_of_requests[-1][1].append((begin, end))
     requests: list[RangeRequest] = []
-    for file, segments in joined:
+    for file, segments in stretches_of_requests:
         begin, end = segments[0][0], segments[-1][1]
         # One request has at most MOST_BYTES, so that a longer stretch is divided evenly.
         count = -(-(end - begin) // MOST_BYTES)
@@ -117,5 +117,5 @@ def _bridged(stretches: Sequence[_Stretch], budget: int) -> set[int]:
         for number, (before, after) in enumerate(pairwise(stretches), 1)
         if before[0] == after[0]
     )
-    spent = accumulate(gap for gap, _ in gaps)
-    return {number for (_, number), sum_ in zip(gaps, spent, strict=True) if sum_ <= budget}
+    total_bytes = accumulate(gap for gap, _ in gaps)
+    return {number for (_, number), sum_ in zip(gaps, total_bytes, strict=True) if sum_ <= budget}

@@ -27,9 +27,9 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import validate_repo_id
 
 from ..cache.store import Store, cache_root, repo_folder
-from ..errors import AbsentError, CheckpointError, shown
+from ..errors import AbsentError, CheckpointError, legible
 from ..files.checkpoint import LONGEST_PART, check_name, json_limit
-from ..files.writing import write_whole
+from ..files.writing import write_atomic
 from ..published import similar_names
 from .http import RemoteFile, Unreachable
 from .messages import OFFLINE, explain, is_absence, not_here, obstacle
@@ -71,7 +71,7 @@ class HubOptions:
         parts = Path(self.cache_dir or ".").parts
         if any(len(part.encode(errors="replace")) > LONGEST_PART for part in parts):
             raise ValueError(
-                f"cache_dir={shown(str(self.cache_dir))!r}: has a name of over {LONGEST_PART} "
+                f"cache_dir={legible(str(self.cache_dir))!r}: has a name of over {LONGEST_PART} "
                 "bytes, which no disk takes; pass another folder"
             )
         object.__setattr__(self, "subfolder", _plain_folder(self.subfolder))
@@ -133,35 +133,36 @@ class Repo:
             The file that the answer contained: ``config.json`` and its bytes, None if the repo has
             no such file. The dict is empty if no request was sent.
         """
-        brought: dict[str, bytes | None] = {}
+        answer: dict[str, bytes | None] = {}
         if not _COMMIT.fullmatch(self.revision):
-            self.revision, brought = self._resolve_branch()
+            self.revision, answer = self._resolve_branch()
             self._remotes.clear()
         self.label += f" ({self.revision[:10]})"
-        return brought
+        return answer
 
     def _resolve_branch(self) -> tuple[str, dict[str, bytes | None]]:
         # The file is named by a hash, because a branch may have a name that no file can have.
         name = sha256(self.revision.encode()).hexdigest()[:32]
         record = repo_folder(self.root, self.repo_id) / "refs" / name
-        known = None if self.options.force_download else self._known_commit(record)
+        last_commit = None if self.options.force_download else self._known_commit(record)
         if self.offline:
-            if known is None:
+            if last_commit is None:
                 raise self._unknown(OFFLINE)
-            return known, {}
+            return last_commit, {}
         try:
-            commit, config = self.ask(lambda: self._ask_commit(patient=known is None), CONFIG)
+            commit, config = self.ask(lambda: self._ask_commit(patient=last_commit is None), CONFIG)
         except CheckpointError as error:
             cause = error.__cause__
-            stands = isinstance(cause, (HfHubHTTPError, Unreachable))
-            if known is not None and stands and not isinstance(cause, RevisionNotFoundError):
-                return known, {}
+            may_recover = isinstance(cause, (HfHubHTTPError, Unreachable))
+            may_recover = may_recover and not isinstance(cause, RevisionNotFoundError)
+            if last_commit is not None and may_recover:
+                return last_commit, {}
             if isinstance(cause, Unreachable):
                 raise self._unknown(obstacle(cause)) from cause
             raise
         with suppress(OSError):  # only later loads offline need the file
             if not (record.is_file() and record.read_text() == commit):
-                write_whole(record, commit.encode())
+                write_atomic(record, commit.encode())
         return commit, {CONFIG: config}
 
     def _ask_commit(self, *, patient: bool) -> tuple[str, bytes | None]:
@@ -171,7 +172,7 @@ class Repo:
         """
         remote, content = self.remote(CONFIG), None
         try:
-            content = remote.whole(json_limit(CONFIG), patient=patient, first=True)
+            content = remote.read_all(json_limit(CONFIG), patient=patient, first=True)
         except RemoteEntryNotFoundError as error:
             remote.commit = error.response.headers.get("x-repo-commit")
         if remote.commit is None or not _COMMIT.fullmatch(remote.commit):
@@ -194,28 +195,28 @@ class Repo:
                 if not _COMMIT.fullmatch(commit):
                     continue
                 store = self.store(commit)
-                ours = store.tower.is_dir() or store.answers.is_file()
-                if ours or self.clients_file(CONFIG, commit):
+                is_kept = store.tower.is_dir() or store.answers.is_file()
+                if is_kept or self.clients_file(CONFIG, commit):
                     dated.append((path.stat().st_mtime_ns, commit))
         return max(dated)[1] if dated else None
 
-    def _unknown(self, why: str) -> CheckpointError:
+    def _unknown(self, reason: str) -> CheckpointError:
         """Return the error for a revision whose commit the cache lacks while the Hub is offline.
 
-        The message says ``why`` the Hub cannot be reached.
+        The message gives the ``reason`` why the Hub cannot be reached.
         """
-        kept = repo_folder(self.root, self.repo_id).is_dir() or self.clients_folder.is_dir()
+        has_files = repo_folder(self.root, self.repo_id).is_dir() or self.clients_folder.is_dir()
         hint = "; `vitgraph cache list` shows commits that load as revision= (--revision)"
         return CheckpointError(
-            f"{self.label}: no such folder here, and {not_here(CONFIG, why)}"
-            f"{hint if kept else similar_names(self.repo_id)}"
+            f"{self.label}: no such folder here, and {not_here(CONFIG, reason)}"
+            f"{hint if has_files else similar_names(self.repo_id)}"
         )
 
     def store(self, commit: str) -> Store:
         """Return the folder in the cache for the repo, or for its subfolder, at a commit."""
         subfolder = self.options.subfolder
-        inside = f"-{sha256(subfolder.encode()).hexdigest()[:16]}" if subfolder else ""
-        return Store(repo_folder(self.root, self.repo_id) / f"{commit}{inside}")
+        suffix = f"-{sha256(subfolder.encode()).hexdigest()[:16]}" if subfolder else ""
+        return Store(repo_folder(self.root, self.repo_id) / f"{commit}{suffix}")
 
     def inside(self, name: str) -> str:
         """Return the path inside the repo of the checkpoint's file ``name``.
@@ -243,13 +244,13 @@ class Repo:
             The path of the file; False if the cache says that the repo has no such file, None if
             the cache does not know.
         """
-        kept = try_to_load_from_cache(
+        cached = try_to_load_from_cache(
             self.repo_id,
             self.inside(name),
             cache_dir=self.clients_folder.parent,
             revision=revision or self.revision,
         )
-        return Path(kept) if isinstance(kept, str) else None if kept is None else False
+        return Path(cached) if isinstance(cached, str) else None if cached is None else False
 
     def ask(self, question: Callable[[], _T], name: str) -> _T:
         """Return ``question()``, which asks the Hub's client about the file ``name``.

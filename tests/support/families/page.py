@@ -296,8 +296,8 @@ def family_of(architecture: str) -> Family | None:
 def absence(kind: str) -> str:
     """Return the reason why this library has no tower for a model type."""
     for family in FAMILIES.values():
-        if kind in family.refused:
-            return f"{REFUSED}, since {family.refused[kind]}"
+        if kind in family.refusals:
+            return f"{REFUSED}, since {family.refusals[kind]}"
     reason: str = json.loads(ENGINES.read_text())["absent"][kind]
     return reason
 
@@ -305,7 +305,7 @@ def absence(kind: str) -> str:
 def refusals(family: Family) -> list[tuple[list[str], str]]:
     """Return the model types that a family refuses, grouped by the reason."""
     kinds: dict[str, list[str]] = {}
-    for kind, reason in family.refused.items():
+    for kind, reason in family.refusals.items():
         kinds.setdefault(reason, []).append(kind)
     return [(found, reason) for reason, found in kinds.items()]
 

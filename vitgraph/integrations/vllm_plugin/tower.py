@@ -82,7 +82,7 @@ class Tower(nn.Module):
         self.input_norm = input_norm
         self._options = options
         self._layouts = [
-            layout for layout in family.layouts if not (layout.refused or layout.rotary_halves)
+            layout for layout in family.layouts if not (layout.refusal or layout.rotary_halves)
         ]
         self._layout = next(layout for layout in family.layouts if layout.name in VLLM_LAYOUTS)
         """The layout by whose names an error lists tensors."""
@@ -258,7 +258,7 @@ class Tower(nn.Module):
         parts.
         """
         for layout in self._layouts:
-            for prefix in filter(lambda prefix: prefix.whole, layout.prefixes):
+            for prefix in filter(lambda prefix: prefix.full, layout.prefixes):
                 local = layout.local_name(prefix, name)
                 if local is not None:
                     return local
@@ -274,7 +274,7 @@ class Tower(nn.Module):
         """
         for local in (name, name.removeprefix("vision_model.")):  # Gemma 3 is published either way
             for layout in self._layouts:
-                slot = layout.to_ours(local)
+                slot = layout.to_slot(local)
                 if slot is not None and slot.name in tensors:
                     return layout, slot
         return None
@@ -287,7 +287,7 @@ class Tower(nn.Module):
         """
         names = [name for name in self.encoder.state_dict() if self._filled.get(name, {0})]
         if names:
-            missing = [part for name in names for part in self._layout.to_published(name)]
+            missing = [part for name in names for part in self._layout.published_names(name)]
             raise ValueError(_listed("no tensors for", missing))
 
 
