@@ -6,13 +6,16 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import patch
 from zipfile import ZipFile
 
 import pytest
+import torch
 
 from encoders.accelerated.attention.candidates import KERNELS
-from encoders.accelerated.attention.flash_attn_4 import KEYWORDS
+from encoders.accelerated.attention.flash_attn_4 import KEYWORDS, flash4_forward
 
 ROOT = Path(__file__).parents[2]
 
@@ -55,52 +58,54 @@ def _flash_attn_fwd(q, k, v, PARAMETERS):
     return read
 """
 """Stands for flash-attn-4, which reads the two variables when it is imported."""
-SCRIPT = """
-import os
-from encoders.accelerated.attention.flash_attn_4 import flash4_forward
-before = dict(os.environ)
-print(*flash4_forward()(None, None, None))
-assert dict(os.environ) == before
-"""
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Makes a package of one module importable as flash-attn-4, as if it had not been imported."""
+    package = tmp_path / "flash_attn" / "cute"
+    package.mkdir(parents=True)
+    for folder in (package, package.parent):
+        (folder / "__init__.py").touch()
+    with patch.dict(sys.modules):
+        for name in [name for name in sys.modules if name.partition(".")[0] == "flash_attn"]:
+            del sys.modules[name]
+        monkeypatch.syspath_prepend(tmp_path)
+        flash4_forward.cache_clear()
+        yield (package / "interface.py").write_text
+    flash4_forward.cache_clear()
 
 
 @pytest.mark.parametrize(
     ("own", "read"),
     [
-        ({}, "1 CACHE/vitgraph/flash-attn-4"),
-        ({FOLDER: "/mine"}, "1 /mine"),
-        ({ENABLED: "0"}, "0 CACHE/vitgraph/flash-attn-4"),
+        ({}, ["1", "CACHE/vitgraph/flash-attn-4"]),
+        ({FOLDER: "/mine"}, ["1", "/mine"]),
+        ({ENABLED: "0"}, ["0", "CACHE/vitgraph/flash-attn-4"]),
     ],
     ids=["nothing_set", "own_folder", "switched_off"],
 )
 def test_the_cache_of_flash_attn_4_is_set_during_its_import_alone(
-    tmp_path: Path, own: dict[str, str], read: str
+    install: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
+    own: dict[str, str],
+    read: list[str],
 ) -> None:
-    package = tmp_path / "flash_attn" / "cute"
-    package.mkdir(parents=True)
-    (package / "__init__.py").touch()
-    keywords = ", ".join(f"{name}=None" for name in KEYWORDS)
-    (package / "interface.py").write_text(PACKAGE.replace("PARAMETERS", keywords))
-    inherited = {name: os.environ[name] for name in os.environ if name not in (ENABLED, FOLDER)}
-    paths = {"PYTHONPATH": f"{tmp_path}:{ROOT}", "XDG_CACHE_HOME": "CACHE"}
-    command = [sys.executable, "-c", SCRIPT]
-    result = subprocess.run(
-        command, env={**inherited, **paths, **own}, capture_output=True, text=True
-    )
-    assert result.stdout.strip() == read, result.stderr
-    assert result.returncode == 0, result.stderr
+    install(PACKAGE.replace("PARAMETERS", ", ".join(f"{name}=None" for name in KEYWORDS)))
+    for name in (ENABLED, FOLDER):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"XDG_CACHE_HOME": "CACHE", **own}.items():
+        monkeypatch.setenv(name, value)
+    before = dict(os.environ)
+    nothing = torch.empty(0)
+    assert flash4_forward()(nothing, nothing, nothing) == read
+    assert dict(os.environ) == before
 
 
-def test_a_flash_attn_4_whose_forward_lacks_a_keyword_is_refused(tmp_path: Path) -> None:
-    package = tmp_path / "flash_attn" / "cute"
-    package.mkdir(parents=True)
-    (package / "__init__.py").touch()
-    (package / "interface.py").write_text("def _flash_attn_fwd(q, k, v, out=None):\n    pass\n")
-    script = (
-        "from encoders.accelerated.attention.flash_attn_4 import flash4_forward\nflash4_forward()"
-    )
-    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
-    result = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True
-    )
-    assert "ImportError: the forward of this flash-attn-4 takes no cu_seqlens_k," in result.stderr
+def test_a_flash_attn_4_whose_forward_lacks_a_keyword_is_refused(
+    install: Callable[[str], None],
+) -> None:
+    install("def _flash_attn_fwd(q, k, v, out=None):\n    pass\n")
+    words = "the forward of this flash-attn-4 takes no cu_seqlens_k,"
+    with pytest.raises(ImportError, match=f"^{words}"):
+        flash4_forward()

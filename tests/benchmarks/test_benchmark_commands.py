@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 NEEDS_AN_ENGINE = {"benchmarks.dynamo"}  # its first imports are of ai-dynamo, or of a copy of it
 HELP = """
@@ -33,6 +35,7 @@ def commands() -> list[str]:
     return sorted({name.removesuffix(".__main__") for name in names} - NEEDS_AN_ENGINE)
 
 
+@pytest.mark.slow
 def test_every_benchmark_answers_help_from_the_root_of_a_clone() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment["PYTHONWARNINGS"] = "ignore"  # runpy warns of a module that another one imported
