@@ -10,12 +10,23 @@ from typing import Protocol, cast
 import numpy as np
 from torch import Tensor
 
+from ..data import Limits
 from .image_files import naming
 from .intake import ImageLike, Video, VideoLike, is_one_image, is_picture, to_rgb
 from .video_files import VideoFrames
 
 IMAGES_ALONE = "this tower takes images alone: pass the frames of a video as images"
 """The message of the error that preprocessors without videos raise for one."""
+
+
+def refuse_sampling(limits: Limits) -> None:
+    """Raise a ValueError if ``fps`` or ``num_frames`` was passed for a tower without videos."""
+    for name in ("fps", "num_frames"):
+        if (value := limits._asdict()[name]) is not None:
+            raise ValueError(
+                f"{name}={value}: this tower takes images alone, which have no frames to choose "
+                "from; leave it out"
+            )
 
 
 class ChooseFrames(Protocol):

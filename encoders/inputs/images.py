@@ -228,11 +228,11 @@ def check_limits(limits: Limits) -> None:
     for name, value in limits._asdict().items():
         if name == "fps":
             if value is not None and read_rate(value) is None:
-                raise ValueError(f"fps={value}: must be a positive number of frames per second")
+                raise ValueError(f"fps={value!r}: must be a positive number of frames per second")
             continue
         number = 1 if value is None else _whole(value)
         if number < 1:
-            raise ValueError(f"{name}={value}: must be a positive integer")
+            raise ValueError(f"{name}={value!r}: must be a positive integer")
         if name == "min_pixels" and number > MOST_PIXELS:
             raise ValueError(f"min_pixels={value}: must be at most {MOST_PIXELS}, an area")
 

@@ -57,6 +57,20 @@ def test_tiles_and_sizes_are_the_published_ones_unless_a_call_bounds_them() -> N
 
 
 @pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        ({"max_soft_tokens": 280}, "=280: .* no such limit; pass min_pixels, max_pixels or max_t"),
+        ({"max_pixels": -5}, "max_pixels=-5: must be a positive integer"),
+        ({"min_pixels": "9"}, "min_pixels='9': must be a positive integer"),
+        ({"fps": 2.0}, "fps=2.0: this tower takes images alone"),
+    ],
+)
+def test_limits_of_no_meaning_are_refused(limits: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        PatchTilesPreprocessor()(IMAGES, **limits)
+
+
+@pytest.mark.parametrize(
     "changes",
     [
         {},

@@ -144,6 +144,7 @@ def test_an_image_does_not_depend_on_its_neighbours(ours: PatchPreprocessor) -> 
     ("keywords", "message"),
     [
         ({"max_tiles": 6}, "max_tiles=6: this tower has no tiles; .*max_pixels"),
+        ({"max_soft_tokens": 280}, "max_soft_tokens=280: this family has no fixed .*max_pixels"),
         (
             {"min_pixels": 10**14, "max_pixels": 10**15},
             "min_pixels=10{14}: must be at most 26843545",
@@ -155,7 +156,7 @@ def test_an_image_does_not_depend_on_its_neighbours(ours: PatchPreprocessor) -> 
         ({"max_pixels": 100}, "is over max_pixels=100: pass both .*checkpoint's own"),
         ({"fps": 0}, "fps=0: must be a positive number"),
         ({"fps": float("nan")}, "fps=nan: must be a positive number"),
-        ({"fps": "2"}, "fps=2: must be a positive number"),
+        ({"fps": "2"}, "fps='2': must be a positive number"),
         ({"num_frames": 0}, "num_frames=0: must be a positive integer"),
     ],
 )

@@ -168,10 +168,10 @@ def test_tiling_can_be_off() -> None:
 @pytest.mark.parametrize(
     ("limits", "message"),
     [
-        ({"max_tiles": 4}, "max_tiles=4: this family's images are cut by their size"),
+        ({"max_tiles": 4}, "max_tiles=4: this family takes images in views of fixed sizes; leave"),
         ({"max_pixels": 4000}, "max_pixels=4000: this family takes images in views"),
         ({"min_pixels": 4000}, "min_pixels=4000: this family takes images in views"),
-        ({"fps": 2.0}, r"fps=2.0: this family takes images in views"),
+        ({"fps": 2.0}, r"fps=2.0: this tower takes images alone, which have no frames"),
         ({"max_tiles": 0}, "max_tiles=0: must be a positive integer"),
     ],
 )

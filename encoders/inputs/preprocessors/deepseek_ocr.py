@@ -45,9 +45,9 @@ class OcrPreprocessor(ViewPreprocessor):
         return {"image": self.base_size} | ({"tiles": self.tile_size} if self.tiled else {})
 
     @property
-    def has_tiles(self) -> bool:
-        """Whether images are cut into tiles, which depends on the published mode."""
-        return self.tiled
+    def sizing(self) -> tuple[str, ...]:
+        """Return ``max_tiles`` if the published mode cuts images into tiles, or else nothing."""
+        return ("max_tiles",) if self.tiled else ()
 
     @property
     def pads(self) -> bool:

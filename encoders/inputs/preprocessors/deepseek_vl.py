@@ -52,9 +52,9 @@ class SquarePreprocessor(ViewPreprocessor):
         return {"image": self.image_size}
 
     @property
-    def has_tiles(self) -> bool:
-        """Return False: no image is cut into tiles."""
-        return False
+    def sizing(self) -> tuple[str, ...]:
+        """Return no keyword: every image becomes one view of a fixed size."""
+        return ()
 
     @property
     def colour(self) -> PerChannel:

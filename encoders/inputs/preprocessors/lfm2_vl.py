@@ -21,7 +21,7 @@ from einops import rearrange
 from torch import Tensor
 
 from ...data import Limits, PathInputs
-from ..images import folded_mean_std, grid_tensor, resize
+from ..images import check_limits, folded_mean_std, grid_tensor, resize
 from ..intake import ImageLike, VideoLike
 from ..pixel_rules import PixelRules
 from ..processor_files import (
@@ -80,6 +80,11 @@ class PatchTilesPreprocessor(ViewPreprocessor):
     def pads(self) -> bool:
         """Return False: an image is stretched to whole tokens, and never padded."""
         return False
+
+    @property
+    def sizing(self) -> tuple[str, ...]:
+        """Return the keywords that bound the area of the whole image and the number of tiles."""
+        return ("min_pixels", "max_pixels", "max_tiles")
 
     @property
     def factor(self) -> int:
@@ -167,6 +172,7 @@ class PatchTilesPreprocessor(ViewPreprocessor):
         Raises:
             ValueError: a bad image, a video, or a keyword that this family does not have.
         """
+        check_limits(limits)
         own = PixelRules(self.min_pixels, self.max_pixels)
         bounds = own.bounded(limits.min_pixels, limits.max_pixels)
         bounded = replace(self, min_pixels=bounds.min_pixels, max_pixels=bounds.max_pixels)

@@ -54,9 +54,9 @@ class CanvasPreprocessor(StagedViews):
         check_area(self.max_tiles, self.image_size)
 
     @property
-    def has_tiles(self) -> bool:
-        """Return True: ``max_tiles`` bounds the number of tiles of a canvas."""
-        return True
+    def sizing(self) -> tuple[str, ...]:
+        """Return ``max_tiles``, which bounds the number of tiles of a canvas."""
+        return ("max_tiles",)
 
     def say_defaults(self, config: object) -> tuple[str, str]:
         """Return two texts: the settings in force where a checkpoint has no processor files, and

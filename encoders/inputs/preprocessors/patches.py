@@ -32,7 +32,7 @@ from einops import rearrange
 from torch import Tensor
 
 from ...data import Grid, Limits, VisionInputs
-from ..clips import IMAGES_ALONE, read_videos
+from ..clips import IMAGES_ALONE, read_videos, refuse_sampling
 from ..image_files import naming
 from ..images import (
     StagedItem,
@@ -95,7 +95,8 @@ class PatchPreprocessor:
     """Whether the tower takes no videos."""
     _refused: ClassVar[Mapping[str, str]] = {
         "max_tiles": "this tower has no tiles; bound the size with max_pixels",
-        "max_soft_tokens": "this tower has no tiles; bound the size with max_pixels",
+        "max_soft_tokens": "this family has no fixed numbers of tokens; bound the size with "
+        "max_pixels",
     }
     """Keywords of ``preprocess`` that mean nothing to the family, and the ends of their errors."""
 
@@ -269,6 +270,8 @@ class PatchPreprocessor:
             if (value := limits._asdict()[name]) is not None:
                 raise ValueError(f"{name}={value}: {fix}")
         check_limits(limits)
+        if self.images_alone:
+            refuse_sampling(limits)
         choose = partial(
             sample_frames,
             rule=self.videos.sampling,

@@ -124,9 +124,9 @@ class CropPreprocessor(ViewPreprocessor):
         return {"image": self.image_size, "tiles": self.tile_size}
 
     @property
-    def has_tiles(self) -> bool:
-        """Return False: ``max_tiles`` has no effect, as the image size decides the tiles."""
-        return False
+    def sizing(self) -> tuple[str, ...]:
+        """Return no keyword: the size of an image decides its tiles."""
+        return ()
 
     def with_section(self, where: str, section: Section) -> CropPreprocessor:
         """Return a copy with the mean and std that a processor file of transformers sets.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...data import Limits, PathInputs, VisionInputs
-from ..clips import IMAGES_ALONE
+from ..clips import IMAGES_ALONE, refuse_sampling
 from ..image_files import naming
 from ..images import (
     StagedItem,
@@ -79,9 +79,9 @@ class ViewPreprocessor(ABC):
         """
 
     @property
-    def has_tiles(self) -> bool:
-        """Whether the keyword ``max_tiles`` bounds the number of tiles that images are cut into."""
-        return True
+    def sizing(self) -> tuple[str, ...]:
+        """The keywords of ``preprocess`` that bound the sizes or the number of these views."""
+        return ("max_tiles",)
 
     @property
     def pads(self) -> bool:
@@ -162,23 +162,17 @@ class ViewPreprocessor(ABC):
         Args:
             images: as ``preprocess`` takes them.
             videos: must be empty, since these towers take no videos.
-            limits: the keywords of ``preprocess``, all None except for ``max_tiles``.
+            limits: the keywords of ``preprocess``, all None except for those of ``sizing``.
 
         Raises:
             ValueError: a bad image, a video, or a keyword that this family does not have.
         """
         check_limits(limits)
-        max_tiles = limits.max_tiles
+        refuse_sampling(limits)
         for name, value in limits._asdict().items():
-            if value is not None and name != "max_tiles":
-                raise ValueError(
-                    f"{name}={value}: this family takes images in views of one size; leave it out"
-                )
-        if max_tiles is not None and not self.has_tiles:
-            raise ValueError(
-                f"max_tiles={max_tiles}: this family's images are cut by their size or not at all; "
-                "leave it out"
-            )
+            if value is not None and name not in self.sizing:
+                raise ValueError(f"{name}={value}: {self._takes()}")
+        max_tiles = limits.max_tiles
         if len(videos):
             raise ValueError(IMAGES_ALONE)
         items, decoded = [], read_images(images)
@@ -188,6 +182,14 @@ class ViewPreprocessor(ABC):
             with naming(f"image {number}"):
                 items.append(self.views(image, max_tiles))
         return items
+
+    def _takes(self) -> str:
+        """Return the part of an error that says which keywords for sizes this family takes."""
+        *others, last = self.sizing or ("",)
+        if not last:
+            return "this family takes images in views of fixed sizes; leave it out"
+        known = f"{', '.join(others)} or {last}" if others else last
+        return f"this family has no such limit; pass {known} instead"
 
     def _path(self, name: str, items: Sequence[Views]) -> PathInputs:
         """Normalise the views of one input path.
@@ -224,9 +226,9 @@ class StagedViews(ViewPreprocessor):
         return {"image": self.image_size // self.patch_size * self.patch_size}
 
     @property
-    def has_tiles(self) -> bool:
-        """Return False: no keyword bounds the number of views."""
-        return False
+    def sizing(self) -> tuple[str, ...]:
+        """Return no keyword: the size of an image or the checkpoint decides its views."""
+        return ()
 
     @property
     def pads(self) -> bool:
@@ -252,8 +254,8 @@ class StagedViews(ViewPreprocessor):
         Args:
             images: images of any kind that :func:`read_images` takes.
             videos: must be empty, since these towers take no videos.
-            limits: the keywords of ``preprocess``, all None; ``max_tiles`` may be set if
-                ``has_tiles`` is True.
+            limits: the keywords of ``preprocess``, all None except for those of
+                ``sizing``.
             pinned: whether pixels are to lie in page-locked memory.
 
         Returns:
