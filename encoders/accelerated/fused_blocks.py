@@ -73,6 +73,8 @@ class FusedForward:
         self.attention = FusedAttention(choices, hidden, metadata, self.ran)
         self.shape = hidden.shape
         self.stream = norms.Sum(hidden.flatten(0, -2).contiguous())
+        self.kept = self.stream.hidden
+        """The complete stream [T, D] before the last norm that was asked to keep it."""
         self.writable = False
         """Whether the stream may be overwritten: it was made here, and no caller holds it."""
 

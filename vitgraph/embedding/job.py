@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import NamedTuple
 
@@ -97,12 +97,13 @@ class Job:
             last_items if number == len(self.shards) - 1 else items_per_shard
             for number in self.todo
         )
+        empty = self._empty_arrays(encoder)
         limits, settings, options = self.calls
         options = options._replace(total=total, per_line=items_per_shard)
         results = stream_items(encoder.item_encoder(), self._tasks(), limits, settings, options)
         with closing(results):
             for number in self.todo:
-                self._write_shard(number, results)
+                self._write_shard(number, results, empty)
             next(results, None)  # the stream ends, and its progress bar prints the last line
 
     def prepare(self, encoder: Encoder | GraphedEncoder) -> list[str]:
@@ -120,7 +121,6 @@ class Job:
         item_encoder = encoder.item_encoder()
         stream_items(item_encoder, [], *self.calls).close()
         limits = self.calls.limits
-        blank = torch.zeros(3, 64, 64, dtype=torch.uint8)
         if self.manifest.settings["format"] == "vllm":
             FeatureStore(
                 self.storage.name,
@@ -130,20 +130,12 @@ class Job:
                 max_tiles=limits.max_tiles,
                 max_soft_tokens=limits.max_soft_tokens,
             )
+        empty = self._empty_arrays(encoder)
         if self.pool == "none":
-            with torch.no_grad():
-                (output,) = encoder.encode([blank], **limits._asdict())
-            self.empty = {name: array[:0] for name, array in self._arrays(output).items()}
-            if not self.empty:
-                raise ValueError(
-                    f"--fields {','.join(self.manifest.settings['fields'])}: this encoder has no "
-                    "DeepStack features; name another field"
-                )
-            total, description = self._estimate(item_encoder)
+            total, description = self._estimate(item_encoder, empty)
         else:
-            encoder.preprocess([blank], **limits._asdict())
-            width = encoder.num_features if self.pool == "cls" else encoder.out_features
-            self.empty = self._arrays(torch.zeros(0, width))
+            encoder.preprocess([_blank()], **limits._asdict())
+            width = empty[VECTORS].shape[1]
             total = self.manifest.items * width * self.dtype.itemsize
             description = f"{self.manifest.items:,} vectors [{width}], about {readable(total)}"
         self._require_space(total)
@@ -156,6 +148,29 @@ class Job:
             lines.append(f"{self.worker} writes {counted(len(self.todo), 'shard')}")
         dtype = self.manifest.settings["out_dtype"]
         return [*lines, f"writes {description} of {dtype} to {self.storage.name}"]
+
+    def _empty_arrays(self, encoder: Encoder | GraphedEncoder) -> dict[str, Array]:
+        """Return an array without rows per field that the job writes.
+
+        Args:
+            encoder: the encoder of the job's checkpoint, or graphs of it. Unless vectors are
+                written, it encodes a small blank image.
+
+        Raises:
+            ValueError: the encoder has none of the fields, or refuses the limits of the job.
+        """
+        if self.pool != "none":
+            width = encoder.num_features if self.pool == "cls" else encoder.out_features
+            return self._arrays(torch.zeros(0, width))
+        with torch.no_grad():
+            (output,) = encoder.encode([_blank()], **self.calls.limits._asdict())
+        arrays = {name: array[:0] for name, array in self._arrays(output).items()}
+        if not arrays:
+            raise ValueError(
+                f"--fields {','.join(self.manifest.settings['fields'])}: this encoder has no "
+                "DeepStack features; name another field"
+            )
+        return arrays
 
     def _require_space(self, total: float) -> None:
         """Check that there is room for the shards that all workers have still to write.
@@ -175,8 +190,14 @@ class Job:
                 "folder or --out-dtype float16"
             )
 
-    def _estimate(self, item_encoder: EitherItemEncoder) -> tuple[float, str]:
+    def _estimate(
+        self, item_encoder: EitherItemEncoder, empty: Mapping[str, Array]
+    ) -> tuple[float, str]:
         """Estimate the bytes of the whole outputs of all images from the sizes of up to 16 images.
+
+        Args:
+            item_encoder: the encoder as ``encode`` uses it.
+            empty: an array without rows per field that the job writes.
 
         Returns:
             The bytes, and a text that says them and how they are known.
@@ -194,10 +215,10 @@ class Job:
                 for name, path in inputs.paths.items()
                 for spec in item_encoder.paths[name].item_specs(path.grid_thw)
             ]
-            rows = dict.fromkeys(self.empty, sum(spec.output_tokens for spec in specs))
+            rows = dict.fromkeys(empty, sum(spec.output_tokens for spec in specs))
             if "last_hidden_state" in rows:
                 rows["last_hidden_state"] = sum(spec.input_size for spec in specs)
-            numbers = sum(rows[name] * _row_numbers(array) for name, array in self.empty.items())
+            numbers = sum(rows[name] * _row_numbers(array) for name, array in empty.items())
             sizes.append(numbers * self.dtype.itemsize)
         if not sizes:
             return 0, "an unknown number of bytes (no image of a sample can be read)"
@@ -218,7 +239,13 @@ class Job:
             for file in self._shard_files(number):
                 yield file.key, self.reader.item(file)
 
-    def _write_shard(self, number: int, results: Iterator[ItemResult]) -> None:
+    def _write_shard(
+        self, number: int, results: Iterator[ItemResult], empty: Mapping[str, Array]
+    ) -> None:
+        """Write shard ``number`` from the next results of the stream.
+
+        A shard without images that could be encoded gets the arrays of ``empty``.
+        """
         start_time, files = time.perf_counter(), self._shard_files(number)
         if not files:
             return
@@ -248,7 +275,7 @@ class Job:
                 for index in sorted(errors)
             ],
         }
-        self.shards[number].write([rows[index] for index in sorted(rows)], self.empty, stats)
+        self.shards[number].write([rows[index] for index in sorted(rows)], empty, stats)
         del self._files_of[number]
 
     def _arrays(self, value: EncoderOutput | PartialOutput | Tensor) -> dict[str, Array]:
@@ -327,6 +354,11 @@ class Job:
             f"{len(missing)} of all {len(self.shards)} are left to other workers"
         )
         return JobReport([line], 3 if errors else 0)
+
+
+def _blank() -> Tensor:
+    """Return a small black image, uint8 [3, 64, 64]."""
+    return torch.zeros(3, 64, 64, dtype=torch.uint8)
 
 
 def _row_numbers(array: Array) -> int:

@@ -103,7 +103,7 @@ class Encoder(VisionEncoderBackend[str, Item, Artifact]):  # type: ignore[misc] 
         preprocess_concurrency: number of images that are prepared at once.
         image_token_id: id of the image token of a text-only language model; None for Qwen3-VL and
             Qwen3.5.
-        buckets: output tokens of each graph, set by :meth:`build`.
+        buckets: output tokens of each graph; None until :meth:`build` captures graphs.
 
     Raises:
         ValueError: a variable ``VITGRAPH_DYNAMO_...`` that is unknown or has a wrong value.
@@ -115,6 +115,7 @@ class Encoder(VisionEncoderBackend[str, Item, Artifact]):  # type: ignore[misc] 
         cores = min(os.cpu_count() or 1, _MOST_THREADS)
         self.preprocess_concurrency = self.options.threads or cores
         self.image_token_id = self.options.image_token_id
+        self.buckets: list[int] | None = None
         hosts = (host.strip() for host in self.options.allowed_hosts.split(","))
         self._fetcher = Fetcher(allowed_hosts=[host for host in hosts if host])
         self._graphed: GraphedEncoder | None = None

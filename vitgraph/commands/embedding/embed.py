@@ -182,9 +182,6 @@ def run_worker(command: Command) -> int:
     options = command.options
     if options.format == "parquet":
         require_parquet()
-    if options.shard_items is None:
-        items_per_shard = 16 if options.format == "vllm" else 64
-        options.shard_items = items_per_shard if options.pool == "none" else 1000
     load = cache(partial(_load, command))
     if options.plan:
         from .plan import print_plan
@@ -233,7 +230,7 @@ def _open_job(command: Command, storage: Storage, load: Load) -> Job:
                     return job
     manifest = manifest or Manifest.read(storage)
     settings = _settings(command, manifest)
-    manifest.compare(settings, command.options.shard_items, storage.name)
+    manifest.compare(settings, command.items_per_shard, storage.name)
     storage.tidy()
     job = Job(storage, manifest, command.worker, command.reader, command.calls())
     if job.todo:
@@ -256,16 +253,15 @@ def _begin_job(command: Command, storage: Storage, load: Load) -> Job | None:
     from ...embedding.manifest import Manifest, write_list
 
     settings, source = _settings(command, None), command.source
-    file_list = write_list(storage, source, command.options.shard_items)
+    file_list = write_list(storage, source, command.items_per_shard)
     created = False
     try:
         notes = [*source.notes, *source.describe_left_out()]
         for line in notes:
             print(line)
         file_list.files["said"] = notes
-        items_per_shard = command.options.shard_items
         manifest = Manifest(
-            settings, file_list.items, items_per_shard, file_list.keys, file_list.files
+            settings, file_list.items, command.items_per_shard, file_list.keys, file_list.files
         )
         job = Job(storage, manifest, command.worker, command.reader, command.calls())
         if job.todo:
@@ -321,11 +317,11 @@ def _settings(command: Command, manifest: Manifest | None) -> JobSettings:
         "max_pixels": limits["max_pixels"],
         "max_tiles": limits["max_tiles"],
         "max_soft_tokens": limits["max_soft_tokens"],
-        "pool": options.pool,
+        "pool": command.pool,
         "normalize": options.normalize,
         "fields": list(command.fields),
         "format": options.format,
-        "out_dtype": options.out_dtype or dtype,
+        "out_dtype": command.out_dtype or dtype,
     }
 
 

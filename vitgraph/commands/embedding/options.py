@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ...embedding.manifest import Manifest
 from ...embedding.sources.files import entries_below
@@ -19,8 +19,10 @@ from ..arguments import check_checkpoint, check_names, check_source, is_video
 
 if TYPE_CHECKING:
     from encoders.contract import OutputField
+    from encoders.streams import Pool
 
     from ...embedding.job import Calls
+    from ...embedding.records import OutDtype
 
 _POSITIVE = (
     "min_pixels",
@@ -38,14 +40,12 @@ _POSITIVE = (
 def check_embed(options: argparse.Namespace) -> None:
     """Check the options of ``vitgraph embed``, and that the checkpoint and the images exist.
 
-    Options that were left out get their default.
-
     Raises:
         ValueError: an option has an invalid value or contradicts another, or the checkpoint or the
             source of the images does not exist.
     """
     _check_plan(options)
-    _set_format(options)
+    written = read_written(options)
     required = {"REPO_OR_FOLDER": options.repo, "FOLDER": options.files}
     if not options.plan:
         required["--out"] = options.out
@@ -56,9 +56,8 @@ def check_embed(options: argparse.Namespace) -> None:
         value = getattr(options, name)
         if value is not None and value < 1:
             raise ValueError(f"--{name.replace('_', '-')} {value}: must be at least 1")
-    if options.normalize and options.pool == "none":
+    if options.normalize and written.pool == "none":
         raise ValueError("--normalize: needs one vector per item; leave --pool none out")
-    _read_fields(options)
     read_worker(options.shard, os.environ)
     if not options.plan and "://" not in options.out:
         storage = open_storage(options.out)
@@ -76,25 +75,35 @@ def check_embed(options: argparse.Namespace) -> None:
     _check_files(options)
 
 
-def _set_format(options: argparse.Namespace) -> None:
-    """Set the options that ``--format`` determines, and the defaults of ``--pool`` and
-    ``--out-dtype``.
+class Written(NamedTuple):
+    """The part of an encoder's output that a job writes for an image."""
+
+    pool: Pool
+    """The kind of vector; "none" for all tokens."""
+    fields: tuple[OutputField, ...]
+    """The fields of the output that are written or pooled."""
+    out_dtype: OutDtype | None
+    """The dtype of the files; None for that of the weights."""
+
+
+def read_written(options: argparse.Namespace) -> Written:
+    """Read ``--format``, ``--pool``, ``--fields`` and ``--out-dtype``, with their defaults.
 
     Raises:
-        ValueError: ``--format vllm`` together with ``--pool``, ``--fields`` or ``--out-dtype``.
+        ValueError: ``--format vllm`` together with another of them, ``--fields`` together with a
+            pool, or an unknown field.
     """
-    if options.format == "vllm":
-        for name in ("pool", "fields", "out_dtype"):
-            value = vars(options)[name]
-            if value not in (None, "none"):
-                raise ValueError(
-                    f"--{name.replace('_', '-')} {value}: --format vllm writes all that a language "
-                    "model reads, in the dtype of the weights (--dtype); leave it out"
-                )
-        options.pool, options.fields = "none", "pooler_output,deepstack_features"
-        return
-    options.pool = options.pool or "mean"
-    options.out_dtype = options.out_dtype or "float32"
+    if options.format != "vllm":
+        pool: Pool = options.pool or "mean"
+        return Written(pool, _read_fields(options.fields, pool), options.out_dtype or "float32")
+    for name in ("pool", "fields", "out_dtype"):
+        value = vars(options)[name]
+        if value not in (None, "none"):
+            raise ValueError(
+                f"--{name.replace('_', '-')} {value}: --format vllm writes all that a language "
+                "model reads, in the dtype of the weights (--dtype); leave it out"
+            )
+    return Written("none", ("pooler_output", "deepstack_features"), None)
 
 
 def _check_plan(options: argparse.Namespace) -> None:
@@ -147,14 +156,16 @@ class Command:
 
     Attributes:
         options: the options.
-        fields: fields of the encoder's output that are read.
+        pool, fields, out_dtype: the part of an encoder's output that is written, as
+            :class:`Written` has them.
         worker: rank of this process and number of processes that share the job.
         source: the images of the job.
         reader: reads the bytes of an image.
     """
 
     def __init__(self, options: argparse.Namespace) -> None:
-        self.options, self.fields = options, _read_fields(options)
+        self.options = options
+        self.pool, self.fields, self.out_dtype = read_written(options)
         self.worker = read_worker(options.shard, os.environ)
         names = [name for name in SourceOptions._fields if vars(options).get(name) is not None]
         source_options = SourceOptions(**{name: vars(options)[name] for name in names})
@@ -171,10 +182,22 @@ class Command:
 
         options = self.options
         threads = self.worker.threads() if options.workers is None else options.workers
-        results = ResultSettings(options.pool, options.normalize, options.max_tokens_per_call)
+        results = ResultSettings(self.pool, options.normalize, options.max_tokens_per_call)
         progress = not options.no_progress
         stream = StreamOptions(options.batch_tokens, threads, progress, on_error="keep")
         return Calls(Limits(**self.limits), results, stream)
+
+    @property
+    def items_per_shard(self) -> int:
+        """The images per shard: ``--shard-items``, or fewer if all tokens of an image are written.
+
+        A vector takes the least space, and a shard for vLLM has a file per image.
+        """
+        if self.options.shard_items is not None:
+            return int(self.options.shard_items)
+        if self.options.format == "vllm":
+            return 16
+        return 64 if self.pool == "none" else 1000
 
     @property
     def limits(self) -> dict[str, int | None]:
@@ -185,26 +208,30 @@ class Command:
         return {name: vars(self.options)[name] for name in names}
 
 
-def _read_fields(options: argparse.Namespace) -> tuple[OutputField, ...]:
+def _read_fields(fields: str | None, pool: Pool) -> tuple[OutputField, ...]:
     """Return the fields of the encoder's output that are written or pooled.
 
+    Args:
+        fields: the value of ``--fields``, names separated by commas.
+        pool: the kind of vector; "none" for all tokens.
+
     Raises:
-        ValueError: ``--fields`` names an unknown field, or is given together with a pool.
+        ValueError: ``fields`` has an unknown field, or is given together with a pool.
     """
     known_fields: tuple[OutputField, ...] = (
         "pooler_output",
         "last_hidden_state",
         "deepstack_features",
     )
-    if options.pool != "none":
-        if options.fields is not None:
+    if pool != "none":
+        if fields is not None:
             raise ValueError(
-                f"--fields {options.fields}: names what --pool none writes; a vector is made of "
+                f"--fields {fields}: names what --pool none writes; a vector is made of "
                 "pooler_output, with --pool cls of last_hidden_state"
             )
-        return ("last_hidden_state" if options.pool == "cls" else "pooler_output",)
-    fields = tuple(dict.fromkeys((options.fields or "pooler_output").split(",")))
-    for name in fields:
+        return ("last_hidden_state" if pool == "cls" else "pooler_output",)
+    names = tuple(dict.fromkeys((fields or "pooler_output").split(",")))
+    for name in names:
         if name not in known_fields:
             raise ValueError(f"--fields: {name!r} is none of {', '.join(known_fields)}")
-    return tuple(field for name in fields for field in known_fields if field == name)
+    return tuple(field for name in names for field in known_fields if field == name)

@@ -39,8 +39,8 @@ def print_plan(command: Command, load: Callable[[], Encoder | GraphedEncoder]) -
         stream = stream._replace(workers=THREADS_PER_GPU)
     encoder = describe_encoder(options.repo, HubOptions(**read_hub(options)), options.family)
     encoder.item_encoder().check(settings)
-    count, description = count_written(encoder, options.pool, command.fields, limits)
-    out_dtype: str = options.out_dtype or _dtype_of_weights(options)
+    count, description = count_written(encoder, command.pool, command.fields, limits)
+    out_dtype: str = command.out_dtype or _dtype_of_weights(options)
     size = DTYPES[out_dtype].itemsize
     total, sampled_files = choose(command.source)
     for line in (*command.source.notes, *command.source.describe_left_out()):
