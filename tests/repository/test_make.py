@@ -148,7 +148,7 @@ def test_make_family_asks_for_a_family_before_it_builds_an_environment() -> None
     [("deepseek_vl", ["deepseek_vl_hybrid", "deepseek_vl2"]), ("intern_vit", ["qwen2_vl"])],
 )
 def test_the_tests_of_a_family_are_those_whose_ids_name_it(family: str, others: list[str]) -> None:
-    files = ["tests/loading/test_layouts.py", "tests/loading/test_load_values.py"]
+    files = ["tests/loading/published/test_layouts.py", "tests/loading/refused/test_load_values.py"]
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "--family", family, *files]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     ids = re.findall(r"\[(.+)\]", run.stdout)

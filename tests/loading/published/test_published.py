@@ -95,4 +95,4 @@ assert published.family_facts.cache_info().misses == 1
 assert len(published.PUBLISHED) > 100
 assert not {"torch", "numpy", "encoders", "huggingface_hub"} & {*sys.modules}
 """
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])

@@ -17,7 +17,7 @@ import torch
 from encoders.accelerated.attention.candidates import KERNELS
 from encoders.accelerated.attention.flash_attn_4 import KEYWORDS, flash4_forward
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def write_wheel(folder: Path, version: str) -> None:

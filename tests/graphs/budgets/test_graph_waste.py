@@ -98,7 +98,7 @@ def test_budgets_fitted_to_the_list_pad_least_of_all(family: str) -> None:
 
 @pytest.mark.slow
 def test_the_results_and_the_docs_are_what_the_script_prints() -> None:
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     saved = json.loads((root / "benchmarks" / "results" / "budget_waste.json").read_text())
     assert saved == json.loads(json.dumps(report()))
     text = (root / "docs" / "graphs.md").read_text()

@@ -207,7 +207,7 @@ def test_bulk_is_refused_unparsed_in_little_memory(folder: Path, place: str, par
     else:
         raw = (folder / SHARD).read_bytes()
         (folder / SHARD).write_bytes(struct.pack("<Q", len(text)) + text + raw)
-    shell = dict(os.environ, PYTHONPATH=str(Path(__file__).parents[2]))
+    shell = dict(os.environ, PYTHONPATH=str(Path(__file__).parents[3]))
     command = [sys.executable, "-c", BULK, str(folder)]
     done = subprocess.run(command, env=shell, capture_output=True, text=True, check=True)
     figures, message = done.stdout.split("\n", 1)

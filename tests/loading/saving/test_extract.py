@@ -16,7 +16,7 @@ from support.hub.checkpoints import edit_config, same_weights
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, extract_encoder, load_encoder
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TOWER = "model.safetensors"
 
 

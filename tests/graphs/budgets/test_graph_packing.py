@@ -22,7 +22,7 @@ from oracles import BY_NAME
 from support.graphs.cases import executor_of, toy
 from support.graphs.exact_packing import cost_of, least_cost
 
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "graphs_h200.json"
+RESULTS = Path(__file__).parents[3] / "benchmarks" / "results" / "graphs_h200.json"
 IMAGES = [(4, 4), (8, 8), (14, 18), (16, 16), (30, 46), (32, 32), (36, 64), (46, 82), (64, 64)]
 CLIPS = [(2, 16, 16), (4, 8, 8), (8, 16, 16), (16, 24, 32), (32, 16, 16), (16, 32, 32)]
 EAGER_TOKENS = 16_384
