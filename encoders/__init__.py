@@ -36,6 +36,7 @@ from .data import (
     OutputField,
     PartialOutput,
     PathInputs,
+    Tiling,
     VisionInputs,
 )
 from .deepseek_ocr import DeepseekOCRConfig, DeepseekOCREncoder, ModeName
@@ -147,6 +148,7 @@ __all__ = [
     "Step3VLConfig",
     "Step3VLEncoder",
     "TileConfig",
+    "Tiling",
     "Video",
     "VisionConfig",
     "VisionEncoder",

@@ -6,7 +6,7 @@ Shapes: D tower width, B views of h*w patches, K width of a head.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -79,3 +79,56 @@ class NamesItsParts(Protocol):
     def parts(self) -> BlockParts | None:
         """Return the block's layers by role, or None if ``BlockParts`` cannot describe them."""
         ...
+
+
+class PlainAttention(Protocol):
+    """Attention whose layers have the names that most families give them."""
+
+    @property
+    def num_heads(self) -> int: ...
+    @property
+    def qkv(self) -> nn.Linear: ...
+    @property
+    def proj(self) -> nn.Linear: ...
+
+
+class PlainMLP(Protocol):
+    """An MLP of two linear layers, without a gate."""
+
+    @property
+    def fc1(self) -> nn.Linear: ...
+    @property
+    def fc2(self) -> nn.Linear: ...
+
+
+class PlainBlock(Protocol):
+    """A pre-norm block of attention and MLP whose layers have the names of most families."""
+
+    @property
+    def norm1(self) -> PartNorm: ...
+    @property
+    def attn(self) -> PlainAttention: ...
+    @property
+    def norm2(self) -> PartNorm: ...
+    @property
+    def mlp(self) -> PlainMLP: ...
+
+
+def plain_parts(block: PlainBlock, activation: Activation) -> BlockParts:
+    """Return the layers of a block by role, if they have the usual names and the MLP has no gate.
+
+    Args:
+        block: a module whose classes of attention and MLP the caller has checked.
+        activation: the activation between the two layers of the MLP.
+    """
+    return BlockParts(
+        containers=cast("tuple[nn.Module, ...]", (block, block.attn, block.mlp)),
+        norm1=block.norm1,
+        qkv=block.attn.qkv,
+        proj=block.attn.proj,
+        norm2=block.norm2,
+        up=block.mlp.fc1,
+        down=block.mlp.fc2,
+        num_heads=block.attn.num_heads,
+        activation=activation,
+    )

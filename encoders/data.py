@@ -16,6 +16,8 @@ Grid: TypeAlias = tuple[int, int, int]
 """The grid ``(t, h, w)`` of one item: frames or frame pairs, and patches down and across."""
 GridLike: TypeAlias = Tensor | Sequence[Sequence[int]] | Sequence[int]
 """The grids of several items [items, 3], or the three numbers of one item."""
+Tiling: TypeAlias = tuple[int, int, bool]
+"""How an image is cut: columns of tiles, rows of tiles, and whether a thumbnail follows them."""
 Metadata: TypeAlias = dict[str, Tensor]
 """The tensors, by name, that an encoder makes of a grid and its ``forward`` takes with pixels."""
 DeviceOrDtype: TypeAlias = torch.device | str | torch.dtype | None
@@ -154,7 +156,7 @@ class VisionInputs(NamedTuple):
     pixel_values: Tensor
     grid_thw: Tensor
     """The grid of each item, [items, 3] int64 on the CPU: t, h and w."""
-    tiles: list[tuple[int, int, bool]] | None = None
+    tiles: list[Tiling] | None = None
     """(columns of tiles, rows of tiles, whether a thumbnail follows) per item; None: no tiles."""
     other_paths: Mapping[str, PathInputs] = MappingProxyType({})
     """The inputs of the paths besides "image", for towers with several inputs per item."""

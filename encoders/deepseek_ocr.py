@@ -260,12 +260,9 @@ class DeepseekOCREncoder(PathsEncoder):
 
     def _maps_of_items(self, features: Tensor, inputs: VisionInputs) -> list[dict[str, Tensor]]:
         """Return the maps "image" and, of an item with tiles, "tiles", each [1, h, w, D]."""
-        from .base.raster import split_items, take_apart
+        from .base.raster import maps_of_sequences
 
-        pictures = self._pictures(inputs)
-        grids = [{name: part.grid for name, part in item.items()} for item in pictures]
-        pairs = zip(split_items(features, grids), grids, strict=True)
-        return [take_apart(rows, ORDER, item) for rows, item in pairs]
+        return maps_of_sequences(features, ORDER, self._pictures(inputs))
 
 
 class DeepseekOCRTower(TileEncoder):

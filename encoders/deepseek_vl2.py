@@ -201,7 +201,7 @@ class DeepseekVL2Encoder(PathsEncoder):
 
     def _maps_of_items(self, features: Tensor, inputs: VisionInputs) -> list[dict[str, Tensor]]:
         """Return per item the maps "image" and "tiles", each [1, rows, columns, D]."""
-        from .base.raster import split_items, take_apart
+        from .base.raster import maps_of_sequences
 
         pictures = self._pictures(inputs)
         if features.ndim == 3:
@@ -215,9 +215,7 @@ class DeepseekVL2Encoder(PathsEncoder):
                 }
                 for views, item in zip(maps, pictures, strict=True)
             ]
-        grids = [{name: part.grid for name, part in item.items()} for item in pictures]
-        pairs = zip(split_items(features, grids), grids, strict=True)
-        return [take_apart(rows, self.config.order, item) for rows, item in pairs]
+        return maps_of_sequences(features, self.config.order, pictures)
 
 
 class DeepseekVL2Tower(TileEncoder):

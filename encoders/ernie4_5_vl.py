@@ -215,21 +215,11 @@ class Block(nn.Module):
 
     def parts(self) -> BlockParts | None:
         """Return the block's layers by role, or None if attention or MLP was replaced."""
-        from .block_parts import BlockParts
+        from .block_parts import plain_parts
 
         if (type(self), type(self.attn), type(self.mlp)) != (Block, Attention, MLP):
             return None
-        return BlockParts(
-            containers=(self, self.attn, self.mlp),
-            norm1=self.norm1,
-            qkv=self.attn.qkv,
-            proj=self.attn.proj,
-            norm2=self.norm2,
-            up=self.mlp.fc1,
-            down=self.mlp.fc2,
-            num_heads=self.attn.num_heads,
-            activation="quick_gelu",
-        )
+        return plain_parts(self, "quick_gelu")
 
 
 class Attention(nn.Module):

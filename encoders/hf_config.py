@@ -72,14 +72,6 @@ def read_flag(section: Mapping[str, object], *names: str, default: bool) -> bool
     return value
 
 
-def read_integer(section: Mapping[str, object], *names: str, default: int) -> int:
-    """Return the integer, negative or not, under one of ``names`` (aliases), or ``default``."""
-    value = read_field(section, *names, default=default)
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"config field {names[0]}={value!r}: must be an integer")
-    return value
-
-
 def read_epsilon(section: Mapping[str, object], *names: str, default: float) -> float:
     """Return the epsilon of a norm, from 1e-12 to 1: with 0, a constant row would divide by 0."""
     value = read_field(section, *names, default=default)

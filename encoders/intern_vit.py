@@ -40,8 +40,8 @@ from .hf_config import (
     find_section,
     read_choice,
     read_epsilon,
+    read_field,
     read_flag,
-    read_integer,
     read_size,
     require_divisible,
     require_value,
@@ -138,7 +138,7 @@ class InternViTConfig:
             layer_norm_eps=read_epsilon(vision, "layer_norm_eps", default=1e-6),
             patch_size=read_size(vision, "patch_size", default=14),
             in_channels=read_size(vision, "num_channels", "in_chans", default=3),
-            select_layer=read_integer(config, "select_layer", "vision_feature_layer", default=-1),
+            select_layer=read_layer(config, "select_layer", "vision_feature_layer", default=-1),
             ps_version=read_choice(config, "ps_version", *versions, default=versions[not tiling]),
             min_dynamic_patch=read_size(config, "min_dynamic_patch", default=1),
             max_dynamic_patch=read_size(config, "max_dynamic_patch", default=6 if tiling else 12),
@@ -268,24 +268,15 @@ class Block(nn.Module):
 
     def parts(self) -> BlockParts | None:
         """Return the block's layers by role, or None if attention or MLP was replaced."""
-        from .block_parts import BlockParts
+        from .block_parts import plain_parts
 
         if (type(self), type(self.attn), type(self.mlp)) != (Block, Attention, MLP):
             return None
-        return BlockParts(
-            containers=(self, self.attn, self.mlp),
-            norm1=self.norm1,
-            qkv=self.attn.qkv,
+        return plain_parts(self, "gelu")._replace(
             q_norm=self.attn.q_norm,
             k_norm=self.attn.k_norm,
-            proj=self.attn.proj,
             scale1=self.ls1,
-            norm2=self.norm2,
-            up=self.mlp.fc1,
-            down=self.mlp.fc2,
             scale2=self.ls2,
-            num_heads=self.attn.num_heads,
-            activation="gelu",
         )
 
 
@@ -339,3 +330,15 @@ def pixel_shuffle(patches: Tensor, h: int, w: int, version: str) -> Tensor:
     """Join 2x2 patches [B, h*w, D] to tokens [B*h*w/4, 4D], by row, or by column for "v1"."""
     order = "(b h w)" if version == "v2" else "(b w h)"
     return rearrange(patches, f"b (h x w y) d -> {order} (x y d)", h=h // 2, x=2, w=w // 2, y=2)
+
+
+def read_layer(section: Mapping[str, object], *names: str, default: int) -> int:
+    """Return the number of a layer, negative from the end, under one of ``names``, or ``default``.
+
+    Raises:
+        ValueError: a value that is no integer.
+    """
+    value = read_field(section, *names, default=default)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"config field {names[0]}={value!r}: must be an integer")
+    return value

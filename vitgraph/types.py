@@ -46,6 +46,7 @@ from encoders import (
     Step3Config,
     Step3VLConfig,
     TileConfig,
+    Tiling,
     VisionConfig,
 )
 from encoders.contract import DeviceOrDtype, Kernels, Precision
@@ -136,6 +137,7 @@ __all__ = [
     "Step3Config",
     "Step3VLConfig",
     "TileConfig",
+    "Tiling",
     "VectorPool",
     "VideoLike",
     "Videos",

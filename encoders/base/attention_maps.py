@@ -20,12 +20,12 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ..data import GridLike, Metadata, VisionInputs
+from ..data import Metadata, VisionInputs
 from ..grids import plain_values
-from ..layers.attention import AttentionCall, observe_attention
+from ..layers.attention import observe_attention
 from ..streams.keywords import AttentionAsked, Heads
 from .encoder import Encoder
-from .intermediates import block_indices
+from .intermediates import BlockOutputs, block_indices
 from .raster import stitch_items
 from .tile_encoder import InnerStack
 from .vision_encoder import VisionEncoder
@@ -43,9 +43,9 @@ class ObservedPath(NamedTuple):
     tower: VisionEncoder
     inner: Mapping[str, InnerStack]
     """The stacks of blocks that the tower runs before its own, by name."""
-    run: Callable[[AttentionObserver, Tensor, GridLike, Sequence[int]], Iterator[Tensor]]
-    """Takes an observer, pixels, their grid and block numbers, and yields what the observer does
-    for the tower's own blocks."""
+    outputs_for: Callable[[AttentionObserver], BlockOutputs]
+    """Takes an observer, and returns a function that yields what the observer does for the tower's
+    own blocks."""
 
 
 @torch.no_grad()
@@ -82,7 +82,7 @@ def attention_maps(
     observer = AttentionObserver(tower.blocks if inner is None else inner.blocks)
     numbers, (pixels, grid_thw, _) = sorted(set(indices)), inputs.paths[path]
     if inner is None:
-        states = paths[path].run(observer, pixels, grid_thw, numbers)
+        states = paths[path].outputs_for(observer)(pixels, grid_thw, numbers)
     else:
         patches, call = inner.embed(pixels, grid_thw), _call_without_context
         states = observer.run_blocks(patches, {}, numbers, inner.blocks, call, iter(()))
@@ -128,6 +128,19 @@ def _read_path(paths: Mapping[str, ObservedPath], asked: str) -> tuple[str, Inne
 def _call_without_context(block: nn.Module, hidden: Tensor) -> Tensor:
     """Call a block that takes the hidden state and no metadata, such as one of SAM."""
     return block(hidden, None)
+
+
+class AttentionCall(NamedTuple):
+    """The queries and keys of one call of attention, and the factor of their scores.
+
+    Queries and keys are [T, H, K] or, if ``cu_seqlens`` is None, [S, H, n, K] for segments of n
+    rows each.
+    """
+
+    q: Tensor
+    k: Tensor
+    cu_seqlens: Tensor | None
+    scale: float
 
 
 class _CallsOfAttention(TorchFunctionMode):

@@ -190,7 +190,7 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
         from .attention_maps import ObservedPath, attention_maps
 
         paths = {
-            name: ObservedPath(tower, tower._inner_stacks, tower._observed_outputs)
+            name: ObservedPath(tower, tower._inner_stacks, tower._outputs_for)
             for name, tower in self.paths.items()
         }
         return attention_maps(self, paths, inputs, asked)

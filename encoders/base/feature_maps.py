@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, cast, overload
 
 from torch import Tensor, nn
 
-from ..data import FeatureRows, GridLike, VisionInputs
+from ..data import FeatureRows, GridLike, Tiling, VisionInputs
 
 if TYPE_CHECKING:
     from .vision_encoder import VisionEncoder
@@ -27,10 +27,7 @@ class MapsFeatures(nn.Module, ABC):
         inputs.check(self.paths)
 
     def _maps_of_grids(
-        self,
-        features: Tensor,
-        grid_thw: GridLike,
-        tiles: Sequence[tuple[int, int, bool]] | None = None,
+        self, features: Tensor, grid_thw: GridLike, tiles: Sequence[Tiling] | None = None
     ) -> list[Tensor]:
         """Return one map [t, h, w, D] per item from the rows of all items of one input path.
 
@@ -61,17 +58,14 @@ class MapsFeatures(nn.Module, ABC):
     ) -> list[dict[str, Tensor]]: ...
     @overload
     def feature_maps(
-        self,
-        features: Tensor,
-        inputs: GridLike,
-        tiles: Sequence[tuple[int, int, bool]] | None = None,
+        self, features: Tensor, inputs: GridLike, tiles: Sequence[Tiling] | None = None
     ) -> list[Tensor]: ...
 
     def feature_maps(
         self,
         features: FeatureRows,
         inputs: VisionInputs | GridLike,
-        tiles: Sequence[tuple[int, int, bool]] | None = None,
+        tiles: Sequence[Tiling] | None = None,
     ) -> list[dict[str, Tensor]] | list[Tensor]:
         """Arrange features in space: the maps [t, h, w, D] of each item in raster order.
 

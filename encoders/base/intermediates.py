@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Literal, TypeGuard
+from typing import Literal, TypeAlias, TypeGuard
 
 import torch
 from torch import Tensor
@@ -12,10 +12,13 @@ from ..data import EncoderOutput, GridLike, PartialOutput
 from ..grids import plain_values
 from .vision_encoder import VisionEncoder
 
+BlockOutputs: TypeAlias = Callable[[Tensor, GridLike, Sequence[int]], Iterator[Tensor]]
+"""Takes pixels, their grid and block numbers, and yields one tensor per block."""
+
 
 def states_of_blocks(
     tower: VisionEncoder,
-    run: Callable[[Tensor, GridLike, Sequence[int]], Iterator[Tensor]],
+    run: BlockOutputs,
     pixel_values: Tensor,
     grid_thw: GridLike,
     indices: int | Sequence[int] | None,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from ..data import EncoderItemSpec, Grid, GridLike, Metadata
+from ..data import EncoderItemSpec, Grid, GridLike, Metadata, Tiling
 from ..grids import read_grid
 from ..layers.segments import RotarySegments
 from .checks import check_rows
@@ -72,10 +72,7 @@ class PatchEncoder(VisionEncoder):
     def _block_outputs(
         self, pixel_values: Tensor, grid_thw: GridLike, numbers: Sequence[int]
     ) -> Iterator[Tensor]:
-        """Embed patches [P, patch_dim], and yield the state [P, D] after each block in ``numbers``.
-
-        ``grid_thw`` is (t, h, w) per item; ``numbers`` are block numbers from 0, ascending.
-        """
+        """Embed patches [P, patch_dim]; yield the state [P, D] after each block in ``numbers``."""
         metadata = self._resolve_metadata(pixel_values, grid_thw, None)
         yield from self._run_blocks(self._embed(pixel_values, metadata), metadata, numbers)
 
@@ -125,10 +122,7 @@ class PatchEncoder(VisionEncoder):
         return rows + total.to(rows.dtype)
 
     def _maps_of_grids(
-        self,
-        features: Tensor,
-        grid_thw: GridLike,
-        tiles: Sequence[tuple[int, int, bool]] | None = None,
+        self, features: Tensor, grid_thw: GridLike, tiles: Sequence[Tiling] | None = None
     ) -> list[Tensor]:
         from .raster import raster_maps
 
@@ -143,10 +137,7 @@ class RasterEncoder(PatchEncoder):
     """A tower whose packed patches and tokens are in raster order, not in merge-block order."""
 
     def _maps_of_grids(
-        self,
-        features: Tensor,
-        grid_thw: GridLike,
-        tiles: Sequence[tuple[int, int, bool]] | None = None,
+        self, features: Tensor, grid_thw: GridLike, tiles: Sequence[Tiling] | None = None
     ) -> list[Tensor]:
         from .raster import raster_maps, stitch_items
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from einops import rearrange
 from torch import Tensor
 
-from ..data import Grid, VisionInputs
-from ..layers.assembly import SEPARATOR
+from ..data import Grid, Tiling, VisionInputs
+from ..layers.assembly import SEPARATOR, Picture
 
 if TYPE_CHECKING:
     from .vision_encoder import VisionEncoder
@@ -66,7 +66,7 @@ def raster_maps(
     )
 
 
-def stitch_tiles(maps: Tensor, tiling: tuple[int, int, bool]) -> Tensor:
+def stitch_tiles(maps: Tensor, tiling: Tiling) -> Tensor:
     """Join the tiles of an image to one map.
 
     Args:
@@ -90,9 +90,7 @@ def stitch_tiles(maps: Tensor, tiling: tuple[int, int, bool]) -> Tensor:
     return rearrange(maps[: columns * rows], "(r c) h w d -> 1 (r h) (c w) d", r=rows)
 
 
-def stitch_items(
-    maps: Sequence[Tensor], tiles: Sequence[tuple[int, int, bool]] | None
-) -> list[Tensor]:
+def stitch_items(maps: Sequence[Tensor], tiles: Sequence[Tiling] | None) -> list[Tensor]:
     """Join the tiles of each item to one map, as :func:`stitch_tiles` does.
 
     Args:
@@ -150,7 +148,7 @@ def maps_of_views(
 
 def _views(
     inputs: VisionInputs, tilings: Sequence[tuple[int, int]]
-) -> list[tuple[int, str, Grid, tuple[int, int, bool]]]:
+) -> list[tuple[int, str, Grid, Tiling]]:
     """Return (item number, path name, (t, h, w), (columns, rows, False)) per item and path.
 
     The list is in the order in which ``join`` puts the rows of the views.
@@ -161,6 +159,27 @@ def _views(
             columns, rows = (1, 1) if name == "image" and t == 1 else tilings[item]
             views.append((item, name, (t, h, w), (columns, rows, False)))
     return sorted(views, key=lambda view: (view[0], view[1] == "image"))
+
+
+def maps_of_sequences(
+    features: Tensor, order: Sequence[str], items: Sequence[Mapping[str, Picture]]
+) -> list[dict[str, Tensor]]:
+    """Return the maps of each item by the name of the view, from the token sequences of all items.
+
+    Args:
+        features: [rows, D], with the learned tokens of every item or without them.
+        order: the names of all views, and ``SEPARATOR``, in the order of a sequence.
+        items: per item, the arrangement of each of its views.
+
+    Returns:
+        [1, rows, columns, D] by name.
+
+    Raises:
+        ValueError: ``features`` have neither number of rows.
+    """
+    grids = [{name: picture.grid for name, picture in item.items()} for item in items]
+    pairs = zip(split_items(features, grids), grids, strict=True)
+    return [take_apart(rows, order, item) for rows, item in pairs]
 
 
 def sequence_length(grids: Mapping[str, tuple[int, int]]) -> int:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from torch import Tensor, nn
 
-from ..data import EncoderItemSpec, Grid, GridLike, Metadata
+from ..data import EncoderItemSpec, Grid, GridLike, Metadata, Tiling
 from ..grids import read_grid
 from ..layers.segments import TileSegments
 from .checks import check_input_size, check_rows, require_tensor
@@ -119,10 +119,7 @@ class TileEncoder(VisionEncoder):
     def _block_outputs(
         self, pixel_values: Tensor, grid_thw: GridLike, numbers: Sequence[int]
     ) -> Iterator[Tensor]:
-        """Embed tiles [B, C, H, W], and yield the state [B, n, D] after each block in ``numbers``.
-
-        ``grid_thw`` is (tiles, h, w) per item; ``numbers`` are block numbers from 0, ascending.
-        """
+        """Embed tiles [B, C, H, W]; yield the state [B, n, D] after each block in ``numbers``."""
         hidden = self._embed(pixel_values, grid_thw)
         yield from self._run_blocks(hidden, self.prepare_encoder_metadata(grid_thw), numbers)
 
@@ -155,10 +152,7 @@ class TileEncoder(VisionEncoder):
         return {}
 
     def _maps_of_grids(
-        self,
-        features: Tensor,
-        grid_thw: GridLike,
-        tiles: Sequence[tuple[int, int, bool]] | None = None,
+        self, features: Tensor, grid_thw: GridLike, tiles: Sequence[Tiling] | None = None
     ) -> list[Tensor]:
         """Arrange ``last_hidden_state`` or ``pooler_output`` as maps, without class tokens.
 

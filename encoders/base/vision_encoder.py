@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from ..configs import VisionConfig
     from ..contract import Accelerator, Kernels, Precision
     from .attention_maps import AttentionObserver
+    from .intermediates import BlockOutputs
     from .tile_encoder import InnerStack
 
 Self = TypeVar("Self", bound="VisionEncoder")
@@ -174,20 +175,11 @@ class VisionEncoder(Encoder):
         ``forward``.
         """
 
-    def _observed_outputs(
-        self,
-        observer: AttentionObserver,
-        pixel_values: Tensor,
-        grid_thw: GridLike,
-        numbers: Sequence[int],
-    ) -> Iterator[Tensor]:
-        """Yield what ``observer`` makes of the blocks; the tower itself does not change.
-
-        The other arguments are those of ``_block_outputs``.
-        """
+    def _outputs_for(self, observer: AttentionObserver) -> BlockOutputs:
+        """Return ``_block_outputs`` of a copy of this tower whose blocks ``observer`` runs."""
         twin = copy.copy(self)
         twin._observer = observer
-        return twin._block_outputs(pixel_values, grid_thw, numbers)
+        return twin._block_outputs
 
     @property
     def _inner_stacks(self) -> Mapping[str, InnerStack]:

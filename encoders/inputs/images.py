@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from ..data import Grid, Limits, VisionInputs
+from ..data import Grid, Limits, Tiling, VisionInputs
 from .intake import ImageLike, VideoLike
 from .processor_files import PerChannel, Resample
 from .sampling import read_rate
@@ -35,7 +35,7 @@ class StagedItem(NamedTuple):
     """(t, h, w) of the item, h and w in patches."""
     mean: PerChannel
     std: PerChannel
-    tiles: tuple[int, int, bool] | None = None
+    tiles: Tiling | None = None
     """The arrangement of an image's tiles, (columns, rows, whether a thumbnail follows); None for
     families without tiles."""
 

@@ -19,7 +19,7 @@ with a fake and a backward; in eager mode autograd sees the kernels themselves.
 from __future__ import annotations
 
 from itertools import groupby, pairwise
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -63,21 +63,11 @@ def attention(
     return _attend(q, k, v, cu_seqlens, max_seqlen, padding, segment_rows)
 
 
-class AttentionCall(NamedTuple):
-    """The queries and keys of one call of attention, and the factor of their scores.
-
-    Queries and keys are [T, H, K] or, if ``cu_seqlens`` is None, [S, H, n, K] for segments of n
-    rows each.
-    """
-
-    q: Tensor
-    k: Tensor
-    cu_seqlens: Tensor | None
-    scale: float
-
-
 def observe_attention(q: Tensor, k: Tensor, cu_seqlens: Tensor | None, scale: float) -> None:
-    """Do nothing, unless a :class:`torch.overrides.TorchFunctionMode` around it sees the call."""
+    """Do nothing, unless a :class:`torch.overrides.TorchFunctionMode` around it sees the call.
+
+    Queries and keys are [T, H, K] or, if ``cu_seqlens`` is None, [S, H, n, K].
+    """
     if not torch.compiler.is_compiling() and has_torch_function((q, k)):
         handle_torch_function(observe_attention, (q, k), q, k, cu_seqlens, scale)
 

@@ -91,8 +91,8 @@ KNOWS = {
 # What a family may import at the top of its file.
 FAMILY_KNOWS = {"data", "grids", "hf_config", "base", "layers"}
 # The most files and lines that the file of a family closes over, itself included.
-CLOSURE = (14, 3175)
-CLOSURE_OF_SEVERAL_TOWERS = (18, 3840)  # DeepSeek's
+CLOSURE = (14, 3000)
+CLOSURE_OF_SEVERAL_TOWERS = (18, 3600)  # DeepSeek's
 # The only files of ``encoders`` that know what an image, an array or a video file is.
 INTAKE = {
     "image_files": {"PIL", "pillow_heif"},

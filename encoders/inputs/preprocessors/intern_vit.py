@@ -22,7 +22,7 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from ...data import Limits, VisionInputs
+from ...data import Limits, Tiling, VisionInputs
 from ..clips import read_videos
 from ..images import (
     StagedItem,
@@ -201,7 +201,7 @@ class TilePreprocessor:
         images: Sequence[ImageLike],
         videos: Sequence[VideoLike],
         limits: Limits,
-    ) -> list[tuple[list[Tensor], tuple[int, int, bool], PerChannel, PerChannel]]:
+    ) -> list[tuple[list[Tensor], Tiling, PerChannel, PerChannel]]:
         """Decode images and videos, before they are resized, cut into tiles and normalised.
 
         Returns:
@@ -240,7 +240,7 @@ class TilePreprocessor:
         side = self.image_size // self.patch_size
         return grid_tensor([(count, side, side) for count in counts])
 
-    def _tiling(self, image: Tensor, max_tiles: int | None) -> tuple[int, int, bool]:
+    def _tiling(self, image: Tensor, max_tiles: int | None) -> Tiling:
         if not self.dynamic and max_tiles is None:
             return 1, 1, False
         most = self.max_tiles if max_tiles is None else max_tiles
@@ -250,12 +250,12 @@ class TilePreprocessor:
         return columns, rows, self.use_thumbnail and columns * rows > 1
 
 
-def _count(tiling: tuple[int, int, bool]) -> int:
+def _count(tiling: Tiling) -> int:
     columns, rows, thumbnail = tiling
     return columns * rows + thumbnail
 
 
-def _cut(image: Tensor, tiling: tuple[int, int, bool], size: int) -> list[Tensor]:
+def _cut(image: Tensor, tiling: Tiling, size: int) -> list[Tensor]:
     """Resize an image and cut it into tiles.
 
     Args:

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from ...data import Limits, PathInputs, VisionInputs
+from ...data import Limits, PathInputs, Tiling, VisionInputs
 from ..clips import IMAGES_ALONE, refuse_sampling
 from ..image_files import naming
 from ..images import (
@@ -45,7 +45,7 @@ class Views(NamedTuple):
 
     paths: Mapping[str, list[Tensor]]
     """The pixels [3, s, s] of each view, from 0 to 255, by the name of the path that encodes it."""
-    tiles: tuple[int, int, bool] = (1, 1, False)
+    tiles: Tiling = (1, 1, False)
     """The arrangement of the tiles: (columns, rows, whether the whole image is a view, too)."""
 
 
