@@ -352,7 +352,8 @@ class Projector(nn.Module):
         self.layers = nn.Linear(width, out)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x)
+        out: Tensor = self.layers(x)
+        return out
 
 
 def _in_mode(preprocessor: Preprocessor, mode: Mode) -> Preprocessor:

@@ -350,7 +350,7 @@ class HighResolution(TileEncoder):
 
     def _row_maps(self, rows: Tensor, h: int, w: int) -> Tensor:
         patches = rows.shape[1] == h * w  # else cells of the final map
-        return rows.unflatten(1, (h, w) if patches else self._row_grid(h, w))
+        return torch.unflatten(rows, 1, (h, w) if patches else self._row_grid(h, w))
 
     def _embed(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:
         weight = self.sam.pos_embed
@@ -365,7 +365,8 @@ class Aligner(nn.Module):
         self.layers = nn.Sequential(nn.Linear(width, out), nn.GELU(), nn.Linear(out, out))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x)
+        out: Tensor = self.layers(x)
+        return out
 
 
 def _beside(left: Tensor | None, right: Tensor | None) -> Tensor | None:

@@ -274,7 +274,8 @@ class Projector(nn.Module):
         self.layers = nn.Sequential(*layers[:-1])
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x)
+        out: Tensor = self.layers(x)
+        return out
 
 
 def two_by_two(patches: Tensor) -> Tensor:

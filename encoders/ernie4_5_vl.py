@@ -185,7 +185,9 @@ class Ernie4_5VLEncoder(PatchEncoder):
         }
 
     def _embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
-        return self.patch_embed(self._admit_patches(pixel_values, self.ln.weight, metadata))
+        patches = self._admit_patches(pixel_values, self.ln.weight, metadata)
+        hidden: Tensor = self.patch_embed(patches)
+        return hidden
 
 
 class PatchEmbed(nn.Module):
@@ -196,7 +198,8 @@ class PatchEmbed(nn.Module):
         self.proj = nn.Linear(config.patch_dim, config.hidden_size, bias=False)
 
     def forward(self, patches: Tensor) -> Tensor:
-        return self.proj(patches)
+        out: Tensor = self.proj(patches)
+        return out
 
 
 class Block(nn.Module):
@@ -211,7 +214,8 @@ class Block(nn.Module):
 
     def forward(self, hidden: Tensor, context: RotarySegments) -> Tensor:
         hidden = hidden + self.attn(self.norm1(hidden), context)
-        return hidden + self.mlp(self.norm2(hidden))
+        out: Tensor = hidden + self.mlp(self.norm2(hidden))
+        return out
 
     def parts(self) -> BlockParts | None:
         """Return the block's layers by role, or None if attention or MLP was replaced."""
@@ -238,7 +242,8 @@ class Attention(nn.Module):
         offsets, longest = context.cu_seqlens, context.max_seqlen
         v_THK = qkv_T3HK[:, 2]
         out_THK = attention(q_THK, k_THK, v_THK, offsets, longest, padding=context.padding)
-        return self.proj(out_THK.flatten(1))
+        out: Tensor = self.proj(out_THK.flatten(1))
+        return out
 
 
 class MLP(nn.Module):
@@ -251,7 +256,8 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.fc1(x)
-        return self.fc2(x * torch.sigmoid(1.702 * x))
+        out: Tensor = self.fc2(x * torch.sigmoid(1.702 * x))
+        return out
 
 
 class Resampler(nn.Module):
@@ -269,7 +275,8 @@ class Resampler(nn.Module):
         """Merge patches [P, D] to tokens [N, out], each of two cells of 2x2 patches."""
         cells = self.spatial_linear(patches.view(-1, self.width))
         tokens = self.temporal_linear(cells[pair_index].flatten(1))
-        return self.after_norm(self.mlp(tokens))
+        out: Tensor = self.after_norm(self.mlp(tokens))
+        return out
 
 
 class Merge(nn.Module):
@@ -282,7 +289,8 @@ class Merge(nn.Module):
         self.ln = nn.LayerNorm(out, eps=eps)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.ln(self.fc2(F.gelu(self.fc1(x))))
+        out: Tensor = self.ln(self.fc2(F.gelu(self.fc1(x))))
+        return out
 
 
 def rotary_cos_sin(

@@ -122,6 +122,9 @@ class Gemma4Config:
 class Gemma4Encoder(RasterEncoder):
     """Encodes patches and a grid to hidden states and pooled tokens."""
 
+    std_bias: Tensor
+    std_scale: Tensor
+
     def __init__(self, config: Gemma4Config, preprocessor: Preprocessor | None = None) -> None:
         super().__init__()
         self.config: Gemma4Config = config
@@ -210,13 +213,13 @@ class Gemma4Encoder(RasterEncoder):
         table = self.position_embedding_table
         columns, rows = table.unbind()
         x, y = metadata["position_ids"].unbind(1)
-        patches = self.patch_embed(self._admit_patches(pixel_values, table, metadata))
+        patches: Tensor = self.patch_embed(self._admit_patches(pixel_values, table, metadata))
         return patches + (F.embedding(x, columns) + F.embedding(y, rows))
 
     def _pool(self, hidden: Tensor, index: Tensor) -> Tensor:
         """Return tokens [N, D]: means of the patches at ``index`` [N, 9], scaled, standardised."""
         wide = torch.promote_types(hidden.dtype, torch.float32)
-        tokens = hidden[index].mean(1, dtype=wide) * self.config.hidden_size**0.5
+        tokens: Tensor = hidden[index].mean(1, dtype=wide) * self.config.hidden_size**0.5
         if self.config.standardize:
             tokens = (tokens - self.std_bias.to(wide)) * self.std_scale.to(wide)
         return tokens.to(hidden.dtype)
@@ -237,7 +240,8 @@ class Block(nn.Module):
 
     def forward(self, hidden: Tensor, context: RotarySegments) -> Tensor:
         hidden = hidden + self.post_norm1(self.attn(self.norm1(hidden), context))
-        return hidden + self.post_norm2(self.mlp(self.norm2(hidden)))
+        out: Tensor = hidden + self.post_norm2(self.mlp(self.norm2(hidden)))
+        return out
 
     def parts(self) -> BlockParts | None:
         """Return the block's layers by role, or None if attention or MLP was replaced."""
@@ -290,7 +294,8 @@ class Attention(nn.Module):
         q_THK = rotate(self.q_norm(q_THK), cos * root, sin * root)
         k_THK = rotate(self.k_norm(k_THK), cos, sin)
         out_THK = attention(q_THK, k_THK, self.v_norm(v_THK), *offsets)
-        return self.proj(out_THK.flatten(1))
+        out: Tensor = self.proj(out_THK.flatten(1))
+        return out
 
 
 class MLP(nn.Module):
@@ -304,7 +309,9 @@ class MLP(nn.Module):
         self.down_proj = make_linear(inner, width, clipped=clipped)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.gelu(self.gate_proj(x), approximate="tanh") * self.up_proj(x))
+        gate = F.gelu(self.gate_proj(x), approximate="tanh")
+        out: Tensor = self.down_proj(gate * self.up_proj(x))
+        return out
 
 
 class Projector(nn.Module):
@@ -318,7 +325,8 @@ class Projector(nn.Module):
         self.embedding_projection = nn.Linear(width, out, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return self.embedding_projection(self.norm(tokens))
+        out: Tensor = self.embedding_projection(self.norm(tokens))
+        return out
 
 
 def rotary_cos_sin(

@@ -180,7 +180,8 @@ class GlmOCREncoder(PatchEncoder):
 
     def _embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
         weight = self.patch_embed.proj.weight
-        return self.patch_embed(self._admit_patches(pixel_values, weight, metadata))
+        hidden: Tensor = self.patch_embed(self._admit_patches(pixel_values, weight, metadata))
+        return hidden
 
     def _downsample(self, hidden: Tensor) -> Tensor:
         """Merge patches [P, D] to tokens [N, out]; the 2x2 patches of a token are adjacent rows."""
@@ -201,7 +202,8 @@ class Block(nn.Module):
 
     def forward(self, hidden: Tensor, context: RotarySegments) -> Tensor:
         hidden = hidden + self.attn(self.norm1(hidden), context)
-        return hidden + self.mlp(self.norm2(hidden))
+        out: Tensor = hidden + self.mlp(self.norm2(hidden))
+        return out
 
     def parts(self) -> BlockParts | None:
         """Return the block's layers by role, or None if attention or MLP was replaced."""
@@ -249,7 +251,8 @@ class Attention(nn.Module):
         q_THK, k_THK = rotate(normed_T2HK, context.cos, context.sin).unbind(1)
         offsets, longest = context.cu_seqlens, context.max_seqlen
         out_THK = attention(q_THK, k_THK, v_THK, offsets, longest, padding=context.padding)
-        return self.proj(out_THK.flatten(1))
+        out: Tensor = self.proj(out_THK.flatten(1))
+        return out
 
 
 class MLP(nn.Module):
@@ -263,7 +266,8 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(gated(self.gate_proj(x), self.up_proj(x), self.limit))
+        out: Tensor = self.down_proj(gated(self.gate_proj(x), self.up_proj(x), self.limit))
+        return out
 
 
 class Merger(nn.Module):
@@ -281,7 +285,8 @@ class Merger(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = F.gelu(self.post_projection_norm(self.proj(tokens)))
-        return self.down_proj(gated(self.gate_proj(x), self.up_proj(x), self.limit))
+        out: Tensor = self.down_proj(gated(self.gate_proj(x), self.up_proj(x), self.limit))
+        return out
 
 
 def gated(gate: Tensor, up: Tensor, limit: float | None) -> Tensor:

@@ -147,7 +147,7 @@ class Idefics3Encoder(TileEncoder):
 
     def _embed(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:
         pixels = self._admit_tiles(pixel_values, self.pos_embed, grid_thw)
-        patches = self.patch_embed(pixels)
+        patches: Tensor = self.patch_embed(pixels)
         return patches.flatten(1, 2) + self._positions(*patches.shape[1:3])
 
     def _positions(self, h: int, w: int) -> Tensor:

@@ -211,7 +211,8 @@ class InternViT(TileEncoder):
 
     def _embed(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:
         weight = self.embeddings.class_embedding
-        return self.embeddings(self._admit_tiles(pixel_values, weight, grid_thw))
+        hidden: Tensor = self.embeddings(self._admit_tiles(pixel_values, weight, grid_thw))
+        return hidden
 
     def _token_maps(self, tokens: Tensor, h: int, w: int) -> Tensor:
         order = "(b h w)" if self.config.ps_version == "v2" else "(b w h)"
@@ -297,7 +298,8 @@ class Attention(nn.Module):
         q, k = self.q_norm(q), self.k_norm(k)
         q_THK, k_THK, v_THK = (rows.unflatten(-1, (self.num_heads, -1)) for rows in (q, k, v))
         out_THK = attention(q_THK, k_THK, v_THK, *context, segment_rows=x.shape[1])
-        return self.proj(out_THK.flatten(1)).view_as(x)
+        out: Tensor = self.proj(out_THK.flatten(1))
+        return out.view_as(x)
 
 
 class MLP(nn.Module):
@@ -309,7 +311,8 @@ class MLP(nn.Module):
         self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(F.gelu(self.fc1(x)))
+        out: Tensor = self.fc2(F.gelu(self.fc1(x)))
+        return out
 
 
 def norm(config: InternViTConfig) -> nn.LayerNorm | nn.RMSNorm:

@@ -25,6 +25,7 @@ import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from math import isqrt
 from typing import TYPE_CHECKING
 
 import torch
@@ -81,7 +82,7 @@ class Lfm2VLConfig:
     @property
     def position_side(self) -> int:
         """Rows and columns of the table of positions."""
-        return round(self.num_patches**0.5)
+        return isqrt(self.num_patches)
 
     @property
     def patch_dim(self) -> int:
@@ -241,7 +242,7 @@ class Lfm2VLTower(RasterEncoder):
         pixels = self._admit_pixels(pixel_values, self.pos_embed)
         rows, columns = metadata["pos_embed_rows"], metadata["pos_embed_columns"]
         check_rows(len(pixels), len(rows), "the grid makes")
-        patches = self.patch_embed(pixels)
+        patches: Tensor = self.patch_embed(pixels)
         weights = (rows[:, :, None] * columns[:, None]).flatten(1)
         return patches + (weights @ self.pos_embed.to(weights.dtype)).to(patches.dtype)
 
@@ -259,7 +260,8 @@ class Projector(nn.Module):
 
     def forward(self, patches: Tensor) -> Tensor:
         rows = self.layer_norm(patches.view(-1, self.width))
-        return self.linear_2(F.gelu(self.linear_1(rows)))
+        out: Tensor = self.linear_2(F.gelu(self.linear_1(rows)))
+        return out
 
 
 @lru_cache(maxsize=256)

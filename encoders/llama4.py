@@ -188,7 +188,8 @@ class Llama4Encoder(TileEncoder):
         rows = torch.cat((cls, self.patch_embed(patches)), dim=1)
         table = self.pos_embed
         positions = torch.cat((table[-1:], resize_table(table[:-1], h, w, antialias=False)))
-        return self.norm_pre(rows + positions)
+        hidden: Tensor = self.norm_pre(rows + positions)
+        return hidden
 
 
 class Block(nn.Module):
@@ -203,7 +204,8 @@ class Block(nn.Module):
 
     def forward(self, hidden: Tensor, context: RotarySegments) -> Tensor:
         hidden = hidden + self.attn(self.norm1(hidden), context)
-        return hidden + self.mlp(self.norm2(hidden))
+        out: Tensor = hidden + self.mlp(self.norm2(hidden))
+        return out
 
     def parts(self) -> BlockParts | None:
         """Return the block's layers by role, or None if attention or MLP was replaced."""
@@ -229,7 +231,8 @@ class Attention(nn.Module):
         q_THK, k_THK = rotate(qkv_Bn3HK[:, :, :2], cos, sin).flatten(0, 1).unbind(1)
         v_THK = qkv_Bn3HK[:, :, 2].flatten(0, 1)
         out_THK = attention(q_THK, k_THK, v_THK, *segments, segment_rows=x.shape[1])
-        return self.proj(out_THK.flatten(1)).view_as(x)
+        out: Tensor = self.proj(out_THK.flatten(1))
+        return out.view_as(x)
 
 
 class Adapter(nn.Module):

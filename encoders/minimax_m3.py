@@ -177,7 +177,9 @@ class MiniMaxM3Encoder(PatchEncoder):
 
     def _embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
         weight = self.patch_embed.proj.weight
-        return self.norm_pre(self.patch_embed(self._admit_patches(pixel_values, weight, metadata)))
+        patches = self._admit_patches(pixel_values, weight, metadata)
+        hidden: Tensor = self.norm_pre(self.patch_embed(patches))
+        return hidden
 
 
 class Block(nn.Module):
@@ -192,7 +194,8 @@ class Block(nn.Module):
 
     def forward(self, hidden: Tensor, context: RotarySegments) -> Tensor:
         hidden = hidden + self.attn(self.norm1(hidden), context)
-        return hidden + self.mlp(self.norm2(hidden))
+        out: Tensor = hidden + self.mlp(self.norm2(hidden))
+        return out
 
     def parts(self) -> BlockParts | None:
         """Return the block's layers by role, or None if attention or MLP was replaced."""
@@ -218,7 +221,8 @@ class Attention(nn.Module):
         offsets, longest = context.cu_seqlens, context.max_seqlen
         v_THK = qkv_T3HK[:, 2]
         out_THK = attention(q_THK, k_THK, v_THK, offsets, longest, padding=context.padding)
-        return self.proj(out_THK.flatten(1))
+        out: Tensor = self.proj(out_THK.flatten(1))
+        return out
 
 
 class MLP(nn.Module):
@@ -230,7 +234,8 @@ class MLP(nn.Module):
         self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(F.gelu(self.fc1(x)))
+        out: Tensor = self.fc2(F.gelu(self.fc1(x)))
+        return out
 
 
 class Projector(nn.Module):
@@ -247,7 +252,8 @@ class Projector(nn.Module):
 
     def forward(self, patches: Tensor) -> Tensor:
         tokens = self.linear_2(F.gelu(self.linear_1(patches))).view(-1, self.wide)
-        return self.merge_linear_2(F.gelu(self.merge_linear_1(tokens)))
+        out: Tensor = self.merge_linear_2(F.gelu(self.merge_linear_1(tokens)))
+        return out
 
 
 def frame_numbers(segments: Sequence[Grid], rows: int) -> Tensor:

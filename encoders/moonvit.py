@@ -222,7 +222,7 @@ class MoonViTEncoder(RasterEncoder):
     def _over_time(self, hidden: Tensor, metadata: Metadata) -> Tensor:
         """Normalise patches [P, D] and average them over the frames of each chunk, [N*4, D]."""
         normed, index, weight = self.norm(hidden), metadata["merge_index"], metadata["merge_weight"]
-        total = normed[index[:, 0]] * weight[:, :1]
+        total: Tensor = normed[index[:, 0]] * weight[:, :1]
         for frame in range(1, index.shape[1]):
             total = torch.addcmul(total, normed[index[:, frame]], weight[:, frame, None])
         return total.to(normed.dtype)
@@ -240,7 +240,8 @@ class Block(nn.Module):
 
     def forward(self, hidden: Tensor, context: RotarySegments) -> Tensor:
         hidden = hidden + self.attn(self.norm1(hidden), context)
-        return hidden + self.mlp(self.norm2(hidden))
+        out: Tensor = hidden + self.mlp(self.norm2(hidden))
+        return out
 
     def parts(self) -> BlockParts | None:
         """Return the block's layers by role, or None if attention or MLP was replaced."""
@@ -266,7 +267,8 @@ class Attention(nn.Module):
         offsets, longest = context.cu_seqlens, context.max_seqlen
         v_THK = qkv_T3HK[:, 2]
         out_THK = attention(q_THK, k_THK, v_THK, offsets, longest, padding=context.padding)
-        return self.proj(out_THK.flatten(1))
+        out: Tensor = self.proj(out_THK.flatten(1))
+        return out
 
 
 class MLP(nn.Module):
@@ -278,7 +280,8 @@ class MLP(nn.Module):
         self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(F.gelu(self.fc1(x), approximate="tanh"))
+        out: Tensor = self.fc2(F.gelu(self.fc1(x), approximate="tanh"))
+        return out
 
 
 class Projector(nn.Module):
@@ -293,7 +296,8 @@ class Projector(nn.Module):
 
     def forward(self, patches: Tensor) -> Tensor:
         tokens = self.pre_norm(patches).view(-1, self.wide)
-        return self.linear_2(F.gelu(self.linear_1(tokens)))
+        out: Tensor = self.linear_2(F.gelu(self.linear_1(tokens)))
+        return out
 
 
 def rotary_cos_sin(

@@ -197,7 +197,8 @@ class Block(nn.Module):
 
     def forward(self, hidden: Tensor, context: RotarySegments) -> Tensor:
         hidden = hidden + self.attn(self.norm1(hidden), context)
-        return hidden + self.mlp(self.norm2(hidden))
+        out: Tensor = hidden + self.mlp(self.norm2(hidden))
+        return out
 
     def parts(self) -> BlockParts | None:
         """Return the block's layers by role, or None if attention or MLP was replaced."""
@@ -222,7 +223,8 @@ class Attention(nn.Module):
         offsets, longest = context.cu_seqlens, context.max_seqlen
         v_THK = qkv_T3HK[:, 2]
         out_THK = attention(q_THK, k_THK, v_THK, offsets, longest, padding=context.padding)
-        return self.proj(out_THK.flatten(1))
+        out: Tensor = self.proj(out_THK.flatten(1))
+        return out
 
 
 class Projector(nn.Module):
@@ -237,7 +239,8 @@ class Projector(nn.Module):
 
     def forward(self, patches: Tensor) -> Tensor:
         rows = self.pre_norm(patches).view(-1, self.width)
-        return self.linear_2(F.gelu(self.linear_1(rows)))
+        out: Tensor = self.linear_2(F.gelu(self.linear_1(rows)))
+        return out
 
 
 def rotary_cos_sin(

@@ -227,7 +227,8 @@ class Qwen2_5VLEncoder(PatchEncoder):
 
     def _reorder(self, rows: Tensor, index: Tensor) -> Tensor:
         """Permute rows [P, ..]: group i of the result, the 4 rows of a token, is group index[i]."""
-        return rows.unflatten(0, (-1, self.config.spatial_merge_size**2))[index].flatten(0, 1)
+        groups = torch.unflatten(rows, 0, (-1, self.config.spatial_merge_size**2))
+        return groups[index].flatten(0, 1)
 
 
 class Context(NamedTuple):
@@ -249,7 +250,8 @@ class Block(nn.Module):
 
     def forward(self, hidden: Tensor, context: Context) -> Tensor:
         hidden = hidden + self.attn(self.norm1(hidden), context)
-        return hidden + self.mlp(self.norm2(hidden))
+        out: Tensor = hidden + self.mlp(self.norm2(hidden))
+        return out
 
     def parts(self) -> BlockParts | None:
         """Return the block's layers by role, or None if attention or MLP was replaced."""
@@ -300,7 +302,8 @@ class Attention(nn.Module):
         if self.group > 1:
             k_THK, v_THK = (part.repeat_interleave(self.group, 1) for part in (k_THK, v_THK))
         out_THK = attention(q_THK, k_THK, v_THK, *offsets)
-        return self.proj(out_THK.flatten(1))
+        out: Tensor = self.proj(out_THK.flatten(1))
+        return out
 
 
 class MLP(nn.Module):
@@ -313,7 +316,8 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return out
 
 
 class Merger(nn.Module):
@@ -330,7 +334,8 @@ class Merger(nn.Module):
         )
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self.mlp(self.ln_q(hidden).view(-1, self.width))
+        out: Tensor = self.mlp(self.ln_q(hidden).view(-1, self.width))
+        return out
 
 
 def rotary_cos_sin(

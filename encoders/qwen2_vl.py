@@ -160,7 +160,8 @@ class Qwen2VLEncoder(PatchEncoder):
 
     def _embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
         weight = self.patch_embed.proj.weight
-        return self.patch_embed(self._admit_patches(pixel_values, weight, metadata))
+        hidden: Tensor = self.patch_embed(self._admit_patches(pixel_values, weight, metadata))
+        return hidden
 
 
 class Block(nn.Module):
@@ -175,7 +176,8 @@ class Block(nn.Module):
 
     def forward(self, hidden: Tensor, context: RotarySegments) -> Tensor:
         hidden = hidden + self.attn(self.norm1(hidden), context)
-        return hidden + self.mlp(self.norm2(hidden))
+        out: Tensor = hidden + self.mlp(self.norm2(hidden))
+        return out
 
     def parts(self) -> BlockParts | None:
         """Return the block's layers by role, or None if attention or MLP was replaced."""
@@ -202,7 +204,8 @@ class Attention(nn.Module):
         offsets, longest = context.cu_seqlens, context.max_seqlen
         v_THK = qkv_T3HK[:, 2]
         out_THK = attention(q_THK, k_THK, v_THK, offsets, longest, padding=context.padding)
-        return self.proj(out_THK.flatten(1))
+        out: Tensor = self.proj(out_THK.flatten(1))
+        return out
 
 
 class MLP(nn.Module):
@@ -215,7 +218,8 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.fc1(x)
-        return self.fc2(x * torch.sigmoid(1.702 * x))
+        out: Tensor = self.fc2(x * torch.sigmoid(1.702 * x))
+        return out
 
 
 class Merger(nn.Module):
@@ -232,7 +236,8 @@ class Merger(nn.Module):
         )
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self.mlp(self.ln_q(hidden).view(-1, self.width))
+        out: Tensor = self.mlp(self.ln_q(hidden).view(-1, self.width))
+        return out
 
 
 def rotary_cos_sin(

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isqrt
 from typing import TYPE_CHECKING
 
 import torch
@@ -85,7 +86,7 @@ class Qwen3VLConfig:
     @property
     def position_side(self) -> int:
         """Rows and columns of the learned position table."""
-        return round(self.num_position_embeddings**0.5)
+        return isqrt(self.num_position_embeddings)
 
     @property
     def head_size(self) -> int:
@@ -217,7 +218,8 @@ class Block(nn.Module):
 
     def forward(self, hidden: Tensor, context: RotarySegments) -> Tensor:
         hidden = hidden + self.attn(self.norm1(hidden), context)
-        return hidden + self.mlp(self.norm2(hidden))
+        out: Tensor = hidden + self.mlp(self.norm2(hidden))
+        return out
 
     def parts(self) -> BlockParts | None:
         """Return the block's layers by role, or None if attention or MLP was replaced."""
@@ -254,7 +256,8 @@ class Attention(nn.Module):
         offsets, longest = context.cu_seqlens, context.max_seqlen
         v_THK = qkv_T3HK[:, 2]
         out_THK = attention(q_THK, k_THK, v_THK, offsets, longest, padding=context.padding)
-        return self.proj(out_THK.flatten(1))
+        out: Tensor = self.proj(out_THK.flatten(1))
+        return out
 
 
 class MLP(nn.Module):
@@ -266,7 +269,8 @@ class MLP(nn.Module):
         self.linear_fc2 = nn.Linear(config.intermediate_size, config.hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.linear_fc2(F.gelu(self.linear_fc1(x), approximate="tanh"))
+        out: Tensor = self.linear_fc2(F.gelu(self.linear_fc1(x), approximate="tanh"))
+        return out
 
 
 class Merger(nn.Module):
@@ -286,7 +290,8 @@ class Merger(nn.Module):
             x = self.norm(hidden.view(-1, self.group * hidden.shape[-1]))
         else:
             x = self.norm(hidden).view(-1, self.group * hidden.shape[-1])
-        return self.linear_fc2(F.gelu(self.linear_fc1(x)))
+        out: Tensor = self.linear_fc2(F.gelu(self.linear_fc1(x)))
+        return out
 
 
 def rotary_cos_sin(

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isqrt
 from typing import TYPE_CHECKING
 
 import torch
@@ -117,7 +118,7 @@ class Gemma3Config(SiglipConfig):
     tokens_per_image: int = 256
 
     def __post_init__(self) -> None:
-        side = round(self.tokens_per_image**0.5)
+        side = isqrt(self.tokens_per_image)
         if side**2 != self.tokens_per_image:
             raise ValueError(
                 f"config: mm_tokens_per_image={self.tokens_per_image} must be a square"
@@ -127,7 +128,7 @@ class Gemma3Config(SiglipConfig):
     @property
     def pool_size(self) -> int:
         """The side in patches of the squares that are averaged to one token."""
-        return self.side // round(self.tokens_per_image**0.5)
+        return self.side // isqrt(self.tokens_per_image)
 
     @classmethod
     def from_hf(cls, config: Mapping[str, object]) -> Gemma3Config:
@@ -193,7 +194,7 @@ class SiglipEncoder(TileEncoder):
 
     def _embed(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:
         pixels = self._admit_tiles(pixel_values, self.pos_embed, grid_thw)
-        patches = self.patch_embed(pixels)
+        patches: Tensor = self.patch_embed(pixels)
         h, w = patches.shape[1:3]
         return patches.flatten(1, 2) + resize_table(self.pos_embed, h, w, antialias=False)
 
@@ -216,7 +217,8 @@ class Gemma3Encoder(SiglipEncoder):
         )
 
     def _tokens(self, normed: Tensor, h: int, w: int) -> Tensor:
-        return self.projector(normed.unflatten(1, (h, w))).flatten(0, 2)
+        tokens: Tensor = self.projector(normed.unflatten(1, (h, w)))
+        return tokens.flatten(0, 2)
 
     def _token_grid(self, h: int, w: int) -> tuple[int, int]:
         """Return rows and columns of tokens of ``h`` x ``w`` patches: one per square of patches."""
@@ -242,7 +244,8 @@ class Head(nn.Module):
             beyond = torch.arange(rows.shape[1], device=rows.device) >= counts[:, None]
         probe = self.probe.expand(len(rows), -1, -1)
         pooled, _ = self.attention(probe, rows, rows, key_padding_mask=beyond, need_weights=False)
-        return (pooled + self.mlp(self.layernorm(pooled)))[:, 0]
+        out: Tensor = pooled + self.mlp(self.layernorm(pooled))
+        return out[:, 0]
 
 
 class Projector(nn.Module):

@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import isqrt
 from typing import TYPE_CHECKING
 
 import torch
@@ -63,7 +64,7 @@ class Siglip2Config:
     @property
     def position_side(self) -> int:
         """Rows and columns of the table of positions."""
-        return round(self.num_patches**0.5)
+        return isqrt(self.num_patches)
 
     @property
     def spatial_merge_size(self) -> int:
@@ -185,7 +186,7 @@ class Siglip2Encoder(RasterEncoder):
         pixels = self._admit_pixels(pixel_values, self.pos_embed)
         rows, columns = metadata["pos_embed_rows"], metadata["pos_embed_columns"]
         check_rows(len(pixels), len(rows), "the grid makes")
-        patches = self.patch_embed(pixels)
+        patches: Tensor = self.patch_embed(pixels)
         weights = (rows[:, :, None] * columns[:, None]).flatten(1)
         return patches + (weights @ self.pos_embed.to(weights.dtype)).to(patches.dtype)
 
@@ -209,7 +210,8 @@ class Head(nn.Module):
             beyond = torch.arange(rows.shape[1], device=rows.device) >= counts[:, None]
         probe = self.probe.expand(len(rows), -1, -1)
         pooled, _ = self.attention(probe, rows, rows, key_padding_mask=beyond, need_weights=False)
-        return (pooled + self.mlp(self.layernorm(pooled)))[:, 0]
+        out: Tensor = pooled + self.mlp(self.layernorm(pooled))
+        return out[:, 0]
 
 
 @lru_cache(maxsize=256)

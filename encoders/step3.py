@@ -190,7 +190,8 @@ class Step3Tower(TileEncoder):
 
     def _embed(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:
         weight = self.embeddings.class_embedding
-        return self.embeddings(self._admit_tiles(pixel_values, weight, grid_thw))
+        hidden: Tensor = self.embeddings(self._admit_tiles(pixel_values, weight, grid_thw))
+        return hidden
 
 
 class Embeddings(nn.Module):
@@ -247,7 +248,8 @@ class Block(nn.Module):
 
     def forward(self, hidden: Tensor, context: TileSegments) -> Tensor:
         hidden = hidden + self.layer_norm1(self.self_attn(hidden, context))
-        return hidden + self.layer_norm2(self.mlp(hidden))
+        out: Tensor = hidden + self.layer_norm2(self.mlp(hidden))
+        return out
 
 
 class Attention(nn.Module):
@@ -263,7 +265,8 @@ class Attention(nn.Module):
         qkv_T3HK = self.qkv_proj(x).flatten(0, 1).unflatten(-1, (3, self.num_heads, -1))
         q_THK, k_THK, v_THK = qkv_T3HK.unbind(1)
         out_THK = attention(q_THK, k_THK, v_THK, *context, segment_rows=x.shape[1])
-        return self.out_proj(out_THK.flatten(1)).view_as(x)
+        out: Tensor = self.out_proj(out_THK.flatten(1))
+        return out.view_as(x)
 
 
 class MLP(nn.Module):
@@ -276,4 +279,5 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.fc1(x)
-        return self.fc2(x * torch.sigmoid(1.702 * x))
+        out: Tensor = self.fc2(x * torch.sigmoid(1.702 * x))
+        return out

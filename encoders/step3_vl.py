@@ -224,7 +224,8 @@ class Step3VLTower(TileEncoder):
         h, w = (size // patch for size in pixels.shape[2:])
         patches = rearrange(pixels, "b c (h p) (w q) -> b (h w) (c p q)", p=patch, q=patch)
         rows = patch_product(self.conv1, patches, self.patch)
-        return self.ln_pre(rows + self._positions(h, w))
+        hidden: Tensor = self.ln_pre(rows + self._positions(h, w))
+        return hidden
 
     def _positions(self, h: int, w: int) -> Tensor:
         """Return position embeddings [h*w, D]: the table, or a bilinear resize of it."""
@@ -298,7 +299,8 @@ class Attention(nn.Module):
         q_THK, k_THK = rotate(qkv_Bn3HK[:, :, :2], cos, sin).flatten(0, 1).unbind(1)
         v_THK = qkv_Bn3HK[:, :, 2].flatten(0, 1)
         out_THK = attention(q_THK, k_THK, v_THK, *segments, segment_rows=x.shape[1])
-        return self.out_proj(out_THK.flatten(1)).view_as(x)
+        out: Tensor = self.out_proj(out_THK.flatten(1))
+        return out.view_as(x)
 
 
 class MLP(nn.Module):
@@ -311,7 +313,8 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.c_fc(x)
-        return self.c_proj(x * torch.sigmoid(1.702 * x))
+        out: Tensor = self.c_proj(x * torch.sigmoid(1.702 * x))
+        return out
 
 
 def rotary_cos_sin(h: int, w: int, head_size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -307,7 +307,8 @@ def _random(name: str, tensor: Tensor, norm: bool, seed: int) -> Tensor:
         return 1 + 0.05 * noise
     if tensor.ndim < 2 or "pos" in name or "class" in name:
         return 0.02 * noise
-    return noise * tensor[0].numel() ** -0.5
+    scale: float = tensor[0].numel() ** -0.5
+    return noise * scale
 
 
 def _publish(

@@ -170,8 +170,9 @@ class FusedForward:
             self.ran.called += 1
             self._complete()
             self.kept, self.writable = self.stream.hidden, self.writable and not keep
-            rows = norm(self.stream.hidden.view(self.shape)).flatten(0, -2).contiguous()
-            return self.fp8.quantise(rows) if quantised and self.fp8 is not None else rows
+            normed: Tensor = norm(self.stream.hidden.view(self.shape)).flatten(0, -2).contiguous()
+            return self.fp8.quantise(normed) if quantised and self.fp8 is not None else normed
+        rows: Rows
         stream, self.stream = self.stream, self.stream.as_read()
         summed, kernel_norm = stream.branch is not None, self.norms.Norm.of(norm)
         if quantised:
@@ -315,7 +316,8 @@ class FusedForward:
             return self._clipped(layer, rows, ready)
         self.ran.called += 1
         if len(self.shape) > 2:  # views, as when the block calls the layer
-            return layer(rows.view(*self.shape[:-1], -1)).flatten(0, -2).contiguous()
+            views: Tensor = layer(rows.view(*self.shape[:-1], -1))
+            return views.flatten(0, -2).contiguous()
         out: Tensor = layer(rows)
         return out.contiguous()
 

@@ -127,7 +127,8 @@ def _read_path(paths: Mapping[str, ObservedPath], asked: str) -> tuple[str, Inne
 
 def _call_without_context(block: nn.Module, hidden: Tensor) -> Tensor:
     """Call a block that takes the hidden state and no metadata, such as one of SAM."""
-    return block(hidden, None)
+    out: Tensor = block(hidden, None)
+    return out
 
 
 class AttentionCall(NamedTuple):
@@ -240,7 +241,7 @@ def _weights_of_block(block: nn.Module, call: AttentionCall, share: Tensor) -> T
     """
 
     def attend(share: Tensor) -> Tensor:
-        return _weights(call, share.flatten()).unflatten(0, share.shape[:-1])
+        return torch.unflatten(_weights(call, share.flatten()), 0, share.shape[:-1])
 
     return block.cut_views(attend, share) if isinstance(block, CutsViews) else attend(share)
 
@@ -311,7 +312,7 @@ def _class_rows(numbers: Tensor, queries: str, shape: torch.Size) -> Tensor:
     if queries != "cls":
         raise ValueError(f'queries={queries!r}: must be None, "cls" or points (frame, row, column)')
     length = shape[-1] if len(shape) == 2 else numbers.numel()
-    first = (numbers.flatten() // length).unique() * length
+    first: Tensor = (numbers.flatten() // length).unique() * length
     before = length - numbers.numel() // len(first) if len(shape) == 2 else 0
     if not before:
         raise ValueError(

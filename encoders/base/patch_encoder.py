@@ -116,7 +116,7 @@ class PatchEncoder(VisionEncoder):
             added = self.accelerator.add_weighted_rows(rows, table, index, weight)
             if added is not None:
                 return added
-        total = table(index[:, 0]) * weight[:, :1]
+        total: Tensor = table(index[:, 0]) * weight[:, :1]
         for tap in range(1, index.shape[1]):
             total = torch.addcmul(total, table(index[:, tap]), weight[:, tap, None])
         return rows + total.to(rows.dtype)

@@ -226,7 +226,7 @@ def in_halves(rows: Tensor, heads: int) -> Tensor:
         rows: [H*K, ..], rows of queries or keys, pair by pair.
         heads: number of heads.
     """
-    return rows.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+    return torch.unflatten(rows, 0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
 
 
 def in_pairs(rows: Tensor, heads: int) -> Tensor:
@@ -236,7 +236,7 @@ def in_pairs(rows: Tensor, heads: int) -> Tensor:
         rows: [H*K, ..], rows of queries or keys, half by half.
         heads: number of heads.
     """
-    return rows.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
+    return torch.unflatten(rows, 0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
 
 
 def _only_dtype(tensors: Mapping[str, Tensor]) -> torch.dtype:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from ..data import EncoderItemSpec, Grid, GridLike, Metadata, Tiling
@@ -176,11 +177,11 @@ class TileEncoder(VisionEncoder):
     def _row_maps(self, rows: Tensor, h: int, w: int) -> Tensor:
         """Arrange rows [B, n, D] of tiles of h*w patches as maps [B, rows, columns, D]."""
         grid = self._row_grid(h, w)
-        return rows[:, -prod(grid) :].unflatten(1, grid)
+        return torch.unflatten(rows[:, -prod(grid) :], 1, grid)
 
     def _token_maps(self, tokens: Tensor, h: int, w: int) -> Tensor:
         """Arrange tokens [N, out] of tiles of h*w patches as maps [tiles, rows, columns, out]."""
-        return tokens.unflatten(0, (-1, *self._token_grid(h, w)))
+        return torch.unflatten(tokens, 0, (-1, *self._token_grid(h, w)))
 
     def _read(self, grid_thw: GridLike) -> list[Grid]:
         return read_grid(grid_thw, self._grid_multiple, "the pixel shuffle")

@@ -321,9 +321,9 @@ class VisionEncoder(Encoder):
 
     def _run_block(self, block: nn.Module, *args: object) -> Tensor:
         """Run one block; the backward recomputes it if ``gradient_checkpointing`` is on."""
-        if self.gradient_checkpointing and torch.is_grad_enabled():
-            return checkpoint(block, *args, use_reentrant=False)
-        return block(*args)
+        recompute = self.gradient_checkpointing and torch.is_grad_enabled()
+        out: Tensor = checkpoint(block, *args, use_reentrant=False) if recompute else block(*args)
+        return out
 
     def accelerated(self: Self, kernels: Kernels = "auto", precision: Precision = "bf16") -> Self:
         from ..accelerated import accelerate  # only where it is asked for: it needs Triton

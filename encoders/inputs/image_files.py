@@ -94,10 +94,11 @@ def _find_file(file: str | os.PathLike[str]) -> Path:
 def _open(file: Path | Readable) -> Image.Image:
     try:
         # The type of PIL's argument asks for all methods of a file.
-        with Image.open(cast("Path | IO[bytes]", file)) as image:
+        image = Image.open(cast("Path | IO[bytes]", file))
+        with image:
             ImageOps.exif_transpose(image, in_place=True)
             image.load()
-            return image
+        return image
     except Image.DecompressionBombError as error:
         raise ValueError(
             f"cannot be read as an image ({error}); it is larger than PIL opens: shrink it, or "

@@ -65,7 +65,8 @@ class Block(nn.Module):
 
     def forward(self, hidden: Tensor, context: TileSegments) -> Tensor:
         hidden = hidden + self.attn(self.norm1(hidden), context)
-        return hidden + self.mlp(self.norm2(hidden))
+        out: Tensor = hidden + self.mlp(self.norm2(hidden))
+        return out
 
     def parts(self) -> BlockParts | None:
         """Return the block's layers by role, or None if attention or MLP has another type."""
@@ -88,7 +89,8 @@ class Attention(nn.Module):
         qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))
         q_THK, k_THK, v_THK = qkv.flatten(0, -4).unbind(1)
         out_THK = attention(q_THK, k_THK, v_THK, *context, segment_rows=sum(x.shape[1:-1]))
-        return self.proj(out_THK.flatten(1)).view_as(x)
+        out: Tensor = self.proj(out_THK.flatten(1))
+        return out.view_as(x)
 
 
 class MLP(nn.Module):
@@ -101,7 +103,8 @@ class MLP(nn.Module):
         self.fc2 = nn.Linear(inner, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(activate(self.fc1(x), self.activation))
+        out: Tensor = self.fc2(activate(self.fc1(x), self.activation))
+        return out
 
 
 def activate(x: Tensor, activation: Gelu) -> Tensor:

@@ -34,7 +34,8 @@ class Clip(nn.Module):
 
     def embed(self, features: Tensor) -> Tensor:
         """Put the class token before the features [B, h, w, D] and add positions: [B, 1+h*w, D]."""
-        return self.pre_layrnorm(self.embeddings(features))
+        hidden: Tensor = self.pre_layrnorm(self.embeddings(features))
+        return hidden
 
 
 class Embeddings(nn.Module):

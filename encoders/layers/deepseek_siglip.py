@@ -78,6 +78,6 @@ class Siglip(nn.Module):
 
     def embed(self, pixels: Tensor) -> Tensor:
         """Return patches with their positions, [B, h*w, D], of views [B, C, H, W]."""
-        rows = self.patch_embed(pixels)
+        rows: Tensor = self.patch_embed(pixels)
         h, w = rows.shape[1:3]
         return rows.flatten(1, 2) + resize_table(self.pos_embed[0], h, w, antialias=False)

@@ -35,7 +35,7 @@ def patch_product(layer: nn.Conv2d | nn.Conv3d, rows: Tensor, patch: tuple[int, 
     if is_plain(layer):
         return F.linear(rows, layer.weight.flatten(1), layer.bias)
     out: Tensor = layer(rows.reshape(-1, *patch))
-    return out.flatten(1).unflatten(0, rows.shape[:-1])
+    return torch.unflatten(out.flatten(1), 0, rows.shape[:-1])
 
 
 class FlatPatchEmbed(nn.Module):
@@ -102,4 +102,4 @@ def convolve(layer: nn.Module, maps: Tensor) -> Tensor:
     # where weights require gradients, and results with and without gradients would differ.
     rows = F.linear(columns.mT.flatten(0, 1), layer.weight.flatten(1), layer.bias)
     height, width = ((size + 2 * pad - kernel) // stride + 1 for size in maps.shape[2:])
-    return rows.unflatten(0, (maps.shape[0], height, width)).permute(0, 3, 1, 2)
+    return torch.unflatten(rows, 0, (maps.shape[0], height, width)).permute(0, 3, 1, 2)

@@ -133,10 +133,10 @@ class Sam(nn.Module):
 
     def embed(self, pixels: Tensor) -> Tensor:
         """Return patches with their positions, [B, h, w, D], of views [B, C, H, W]."""
-        rows = self.patch_embed(pixels)
+        rows: Tensor = self.patch_embed(pixels)
         h, w = rows.shape[1:3]
         table = resize_table(self.pos_embed.flatten(0, 2), h, w, antialias=True)
-        return rows + table.unflatten(0, (h, w))
+        return rows + torch.unflatten(table, 0, (h, w))
 
 
 class SamBlock(nn.Module):
@@ -154,7 +154,8 @@ class SamBlock(nn.Module):
     def forward(self, hidden: Tensor, context: object = None) -> Tensor:
         """Run the block on views [B, h, w, D]; ``context`` is unused, as attention needs none."""
         hidden = hidden + self.cut_views(self.attn, self.norm1(hidden))
-        return hidden + self.mlp(self.norm2(hidden))
+        out: Tensor = hidden + self.mlp(self.norm2(hidden))
+        return out
 
     def cut_views(self, attend: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         """Apply ``attend`` to the windows of views ``x`` [B, h, w, D], or to whole views."""
@@ -192,7 +193,8 @@ class SamAttention(nn.Module):
         wide_v = F.pad(v.flatten(2, 3), (0, h + w))
         out = F.scaled_dot_product_attention(wide_q, wide_k, wide_v, scale=1.0)
         out = rearrange(out[..., : v.shape[-1]], "b n (h w) k -> b h w (n k)", h=h)
-        return self.proj(out)
+        projected: Tensor = self.proj(out)
+        return projected
 
     def tables(self, h: int, w: int) -> tuple[Tensor, Tensor]:
         """Return the relative positions [2*h - 1, K] and [2*w - 1, K] of views of h*w patches."""

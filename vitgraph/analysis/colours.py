@@ -73,8 +73,8 @@ def principal_components(rows: Tensor, count: int) -> Tensor:
     """
     centred = rows - rows.mean(dim=0)
     centred = centred / centred.std(dim=0).clamp(min=1e-12)
-    _, axes = torch.linalg.eigh(centred.T @ centred)
-    axes = axes[:, -count:].flip(1)
+    eigen = torch.linalg.eigh(centred.T @ centred)
+    axes: Tensor = eigen.eigenvectors[:, -count:].flip(1)
     strongest = axes.gather(0, axes.abs().argmax(dim=0, keepdim=True))
     return centred @ (axes * strongest.sign())
 
@@ -91,7 +91,8 @@ def rotate_to(rows: Tensor, target: Tensor) -> Tensor:
     """
     rows = (rows - rows.mean(dim=0)) / rows.std(dim=0).clamp(min=1e-12)
     left, _, right = torch.linalg.svd(rows.T @ (target - target.mean(dim=0)))
-    return rows @ (left @ right)
+    rotation: Tensor = left @ right
+    return rows @ rotation
 
 
 def require_map(features: object) -> None:

@@ -292,11 +292,13 @@ class RemoteFolder(Storage):
 
     def exists(self, name: str) -> bool:
         with explaining(self.name):
-            return self._fs.exists(self._path(name))
+            found: bool = self._fs.exists(self._path(name))
+        return found
 
     def read(self, name: str, start: int = 0, end: int | None = None) -> bytes:
         with explaining(self.name):
-            return self._fs.cat_file(self._path(name), start=start or None, end=end)
+            content: bytes = self._fs.cat_file(self._path(name), start=start or None, end=end)
+        return content
 
     @contextmanager
     def reading(self, name: str) -> Iterator[Path]:

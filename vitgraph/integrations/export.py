@@ -70,7 +70,8 @@ def export_program(encoder: VisionEncoder, grid_thw: GridLike | None = None) -> 
         program = torch.export.export(_Traced(encoder, fixed), args, dynamic_shapes=shapes)
         attend = _dense_attention({} if dynamic else _segment_lengths(metadata))
         node = torch.ops.vitgraph.segment_attention.default
-        return program.run_decompositions({node: attend})
+        decomposed: ExportedProgram = program.run_decompositions({node: attend})
+        return decomposed
 
 
 def export_onnx(

@@ -164,7 +164,8 @@ def _read_size(file: Path) -> tuple[int, int]:
     with warnings.catch_warnings():
         # PIL's warning does not name the file; the caller warns with its name.
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-        with Image.open(file) as image:
+        image = Image.open(file)
+        with image:
             return image.size
 
 

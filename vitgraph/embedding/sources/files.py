@@ -310,7 +310,8 @@ def open_filesystem(url: str) -> tuple[AbstractFileSystem, str]:
     from fsspec.core import url_to_fs
 
     try:
-        return url_to_fs(url, use_listings_cache=False)
+        opened: tuple[AbstractFileSystem, str] = url_to_fs(url, use_listings_cache=False)
+        return opened
     except ImportError as error:
         extra = _EXTRAS.get(protocol_of(url))
         if extra is None:

@@ -80,7 +80,8 @@ def run_tiles(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) -> Ten
     """
     tiles = read_tensor(batch, "pixel_values")
     h, w = (side // encoder.config.patch_size for side in tiles.shape[2:])
-    return encode(tiles, [(1, h, w)] * len(tiles)).unflatten(0, (len(tiles), -1))
+    tokens = encode(tiles, [(1, h, w)] * len(tiles))
+    return torch.unflatten(tokens, 0, (len(tiles), -1))
 
 
 def run_whole_tiles(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) -> Tensor:

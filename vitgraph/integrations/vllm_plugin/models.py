@@ -29,20 +29,20 @@ class ReadsInputs(ReplacesTower):
     def _process_image_input(self, image_input: BatchInputs) -> Embeddings:
         """Encode a batch of images to a tensor [tokens, width of the language model] each."""
         if not self.vision_tower_ours or image_input.get("type") == "image_embeds":
-            return super()._process_image_input(image_input)  # type: ignore[misc]  # vLLM's
+            return super()._process_image_input(image_input)
         return self._encode(READERS[self.record.reader](image_input, self.our_tower.single))
 
     def _process_media_input(self, media_input: BatchInputs) -> Embeddings:
         """Encode a batch of images and clips of Kimi-K2.5 to [tokens, width of the language model]
         each."""
         if not self.vision_tower_ours:
-            return super()._process_media_input(media_input)  # type: ignore[misc]  # vLLM's
+            return super()._process_media_input(media_input)
         return self._encode(READERS[self.record.reader](media_input, self.our_tower.single))
 
     def _process_video_input(self, video_input: BatchInputs) -> Embeddings:
         """Encode a batch of clips to a tensor [tokens, width of the language model] each."""
         if not self.vision_tower_ours:
-            return super()._process_video_input(video_input)  # type: ignore[misc]  # vLLM's
+            return super()._process_video_input(video_input)
         return self._encode(CLIP_READERS[self.record.reader](video_input, self.our_tower.single))
 
     def _encode(self, packed: Packed) -> list[Tensor]:
@@ -56,7 +56,7 @@ class ReadsViews(ReplacesTower):
     def _process_image_input(self, image_input: BatchInputs) -> Embeddings:
         """Encode a batch of images to a tensor [tokens, width of the language model] each."""
         if not self.vision_tower_ours or image_input.get("type") == "image_embeds":
-            return super()._process_image_input(image_input)  # type: ignore[misc]  # vLLM's
+            return super()._process_image_input(image_input)
         encoder = self.our_tower.encoder
         assert isinstance(encoder, PathsEncoder)
         return self.our_tower.encode_views(read_views(image_input, encoder))
@@ -68,10 +68,13 @@ class InternVL(ReplacesTower):
     def extract_feature(self, pixel_values: Tensor) -> Tensor:
         """Encode tiles [B, 3, side, side] to [B, tokens per tile, width of the language model]."""
         if not self.vision_tower_ours:
-            return super().extract_feature(pixel_values)  # type: ignore[misc]  # vLLM's
+            return super().extract_feature(pixel_values)
+        tokens: Tensor
         if self.use_data_parallel:
-            return run_dp_sharded_vision_model(pixel_values, self.our_tower)
-        return self.our_tower(pixel_values)
+            tokens = run_dp_sharded_vision_model(pixel_values, self.our_tower)
+        else:
+            tokens = self.our_tower(pixel_values)
+        return tokens
 
 
 @cache  # one class per name, as of a class that a module defines

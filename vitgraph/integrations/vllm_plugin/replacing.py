@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 import vllm
@@ -25,13 +25,35 @@ from weights import FAMILIES
 
 from . import LOGGER, versions
 from .engine_config import EngineConfig
-from .inputs import Embeddings
+from .inputs import BatchInputs, Embeddings
 from .options import read_options
 from .records import Record
 from .tower import PackedTower, TileTower, Tower, build_encoder
 
+if TYPE_CHECKING:
 
-class ReplacesTower(nn.Module):
+    class ModelClass(nn.Module):
+        """The methods of vLLM's model classes that the base classes here extend."""
+
+        use_data_parallel: bool
+
+        def embed_multimodal(self, **inputs: object) -> Embeddings: ...
+
+        def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]: ...
+
+        def _process_image_input(self, image_input: BatchInputs) -> Embeddings: ...
+
+        def _process_media_input(self, media_input: BatchInputs) -> Embeddings: ...
+
+        def _process_video_input(self, video_input: BatchInputs) -> Embeddings: ...
+
+        def extract_feature(self, pixel_values: Tensor) -> Tensor: ...
+
+else:
+    ModelClass = nn.Module
+
+
+class ReplacesTower(ModelClass):
     """A base class in front of a model class of vLLM, which replaces its vision tower by an
     encoder.
 
@@ -135,7 +157,7 @@ class ReplacesTower(nn.Module):
         """Encode the images and videos of a batch, as the model class of vLLM does."""
         if self.vision_tower_ours:
             self.capture_tower()
-        return super().embed_multimodal(**inputs)  # type: ignore[misc]  # vLLM's
+        return super().embed_multimodal(**inputs)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Load the weights of the whole model as vLLM does; the encoder must get all of its
@@ -146,7 +168,7 @@ class ReplacesTower(nn.Module):
         """
         if self.vision_tower_ours and self.record.published_names:
             weights = self.our_tower.take(weights)
-        loaded: set[str] = super().load_weights(weights)  # type: ignore[misc]  # vLLM's
+        loaded = super().load_weights(weights)
         if self.vision_tower_ours:
             self.our_tower.check_filled()
             filled = dict(self.our_tower.named_parameters())

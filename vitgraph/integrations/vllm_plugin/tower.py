@@ -332,7 +332,7 @@ class TileTower(Tower):
         grid = [self.single.grid_for(1)] * tiles
         tokens = self._encode(pixel_values, grid).pooler_output
         assert tokens is not None
-        return tokens.unflatten(0, (tiles, -1)).clone()
+        return torch.unflatten(tokens, 0, (tiles, -1)).clone()
 
 
 def _listed(problem: str, names: Sequence[str]) -> str:
