@@ -152,26 +152,17 @@ def read_width(config: Mapping[str, object]) -> int:
     return read_size(find_section(config, "aligner_config.params"), "n_embed")
 
 
-class DeepseekVLEncoder(TileEncoder):
-    """Encodes views of 384x384 pixels to hidden states and one projected token per patch."""
+class SiglipViews(TileEncoder):
+    """SigLIP over views of one size, with a token per patch; subclasses set ``aligner``."""
 
-    def __init__(
-        self,
-        config: DeepseekVLConfig,
-        preprocessor: Preprocessor | None = None,
-        projector: nn.Module | None = None,
-    ) -> None:
+    aligner: nn.Module
+    """Projects features [B, n, D] to the width of tokens."""
+
+    def __init__(self, config: DeepseekVLConfig) -> None:
         super().__init__()
         self.config: DeepseekVLConfig = config
-        self._preprocessor = preprocessor
         positions = (config.image_size // config.patch_size) ** 2
         self.vision = Siglip(config.block_sizes, positions, config.patch_size, config.in_channels)
-        self.aligner = projector or Aligner(config.hidden_size, config.out_hidden_size)
-
-    def _default_preprocessor(self) -> Preprocessor:
-        from .inputs.preprocessors.deepseek_vl import SquarePreprocessor
-
-        return SquarePreprocessor(self.config.patch_size, image_size=self.config.image_size)
 
     def forward(
         self,
@@ -201,6 +192,20 @@ class DeepseekVLEncoder(TileEncoder):
         return self.vision.embed(self._admit_tiles(pixel_values, weight, grid_thw))
 
 
+class DeepseekVLEncoder(SiglipViews):
+    """Encodes views of 384x384 pixels to hidden states and one projected token per patch."""
+
+    def __init__(self, config: DeepseekVLConfig, preprocessor: Preprocessor | None = None) -> None:
+        super().__init__(config)
+        self._preprocessor = preprocessor
+        self.aligner = Aligner(config.hidden_size, config.out_hidden_size)
+
+    def _default_preprocessor(self) -> Preprocessor:
+        from .inputs.preprocessors.deepseek_vl import SquarePreprocessor
+
+        return SquarePreprocessor(self.config.patch_size, image_size=self.config.image_size)
+
+
 class DeepseekVLHybridEncoder(PathsEncoder):
     """Encodes an image at 384x384 pixels (input "image") and at 1024x1024 (input "high")."""
 
@@ -211,8 +216,7 @@ class DeepseekVLHybridEncoder(PathsEncoder):
         low = config.low
         self.config: DeepseekVLHybridConfig = config
         self._preprocessor = preprocessor
-        projector = nn.Linear(low.hidden_size, low.out_hidden_size)
-        self.low = LowResolution(low, projector=projector)
+        self.low = LowResolution(low)
         self.high = HighResolution(config)
         self.paths = {"image": self.low, "high": self.high}
         self.aligner = nn.Linear(config.out_hidden_size, config.out_hidden_size)
@@ -256,13 +260,12 @@ class DeepseekVLHybridEncoder(PathsEncoder):
         return [{"image": item} for item in maps]
 
 
-class LowResolution(DeepseekVLEncoder):
-    """The path "image" of DeepSeek-VL 7B: SigLIP over the small view, as in DeepSeek-VL 1.3B.
+class LowResolution(SiglipViews):
+    """The path "image" of DeepSeek-VL 7B: SigLIP over the small view, and a linear projection."""
 
-    It has no preprocessor: that of ``DeepseekVLHybridEncoder`` makes both views of an item.
-    """
-
-    _default_preprocessor = TileEncoder._default_preprocessor
+    def __init__(self, config: DeepseekVLConfig) -> None:
+        super().__init__(config)
+        self.aligner = nn.Linear(config.hidden_size, config.out_hidden_size)
 
 
 class HighResolution(TileEncoder):

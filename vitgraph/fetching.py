@@ -22,7 +22,7 @@ from functools import cached_property
 from http.client import HTTPException, HTTPResponse, HTTPSConnection
 from ipaddress import IPv4Address, IPv4Network, IPv6Network, ip_address
 from threading import Thread
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from urllib.parse import quote, urljoin, urlsplit
 
 from . import __version__
@@ -162,15 +162,17 @@ class Fetcher:
         """
         parts = _read_url(url)
         addresses = self._checked_addresses(parts, deadline)
-        connection = HTTPSConnection(parts.host, parts.port, context=self._context)
+        connection = HTTPSConnection(parts.host, parts.port)
         with closing(self._connect(parts, addresses, deadline)) as plain:
             plain.settimeout(_left(deadline))
             with self._context.wrap_socket(plain, server_hostname=parts.host) as sock:
                 # With a socket, HTTPSConnection neither resolves the name again nor asks a proxy.
-                # It uses the methods of a socket that _BoundedSocket has, and no others.
-                connection.sock = cast(socket.socket, _BoundedSocket(sock, deadline))
+                connection.sock = sock
+                sock.settimeout(_left(deadline))
                 connection.request("GET", parts.path, headers=_HEADERS)
-                return self._read_answer(connection.getresponse())
+                answer = _BoundedResponse(sock, deadline)
+                answer.begin()
+                return self._read_answer(answer)
 
     def _checked_addresses(self, url: _Url, deadline: float) -> list[str]:
         """Return the IP addresses of a URL's host.
@@ -265,30 +267,32 @@ def _read_url(url: str) -> _Url:
     return _Url(host, 443 if port is None else port, path + query)
 
 
-class _BoundedSocket(io.RawIOBase):
-    """The part of a socket's interface that HTTPSConnection uses, with one deadline for all calls.
+class _BoundedResponse(HTTPResponse):
+    """The answer to a GET request, of which everything has to come before one deadline.
+
+    Args:
+        sock: the connected socket.
+        deadline: time by the clock ``time.monotonic`` after which reading raises TimeoutError.
+    """
+
+    def __init__(self, sock: socket.socket, deadline: float) -> None:
+        super().__init__(sock, method="GET")
+        self.fp.close()  # this file would wait for each byte as long as the socket's timeout
+        self.fp = io.BufferedReader(_BoundedReader(sock, deadline))
+
+
+class _BoundedReader(io.RawIOBase):
+    """A file over a socket, with one deadline for all reads.
 
     The timeout of a socket starts again with every byte, so a slow server could stretch it.
 
     Args:
         sock: the connected socket.
-        deadline: time by the clock ``time.monotonic`` after which a call raises TimeoutError.
+        deadline: time by the clock ``time.monotonic`` after which a read raises TimeoutError.
     """
 
     def __init__(self, sock: socket.socket, deadline: float) -> None:
         self._sock, self._deadline = sock, deadline
-
-    def sendall(self, data: bytes) -> None:
-        """Send all bytes of a request before the deadline."""
-        self._sock.settimeout(_left(self._deadline))
-        self._sock.sendall(data)
-
-    def close(self) -> None:
-        """Do nothing, because HTTPSConnection closes its socket before the answer is read."""
-
-    def makefile(self, mode: str) -> io.BufferedReader:
-        """Return a file from which HTTPSConnection reads the answer."""
-        return io.BufferedReader(self)
 
     def readable(self) -> bool:
         """Return True, which ``io.BufferedReader`` asks for."""

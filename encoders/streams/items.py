@@ -5,6 +5,7 @@ Shapes: D width of a pooled vector.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Generic, overload
 
@@ -22,12 +23,12 @@ if TYPE_CHECKING:
     from .stream import ItemError, OnError
 
 
-class EncodesItems(Generic[Output]):
+class EncodesItems(ABC, Generic[Output]):
     """Base class that provides ``encode`` and ``encode_many`` by the method ``item_encoder``."""
 
+    @abstractmethod
     def item_encoder(self) -> ItemEncoder[Output]:
         """Return the encoder as ``encode`` uses it, with a function per kind of input."""
-        raise NotImplementedError
 
     @overload
     def encode(

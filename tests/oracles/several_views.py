@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from encoders.deepseek_ocr import DeepseekOCRTower
-from encoders.deepseek_vl import DeepseekVLEncoder
+from encoders.deepseek_vl import LowResolution
 from encoders.deepseek_vl2 import DeepseekVL2Tower
 from encoders.step3 import Step3Tower
 from encoders.step3_vl import Step3VLTower
@@ -76,7 +76,7 @@ SEVERAL_VIEWS = [
             "llm_width": 48,
         },
         twin=True,
-        tower=DeepseekVLEncoder,
+        tower=LowResolution,
     ),
     make_row(
         "deepseek_vl2", "deepseek-ai/deepseek-vl2-tiny", VL2Twin, same_keys, vl2_output,
