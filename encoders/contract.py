@@ -229,7 +229,7 @@ class Accelerator(Protocol):
         ...
 
     @property
-    def taken(self) -> str:
+    def kernels_used(self) -> str:
         """Names of the attention kernels of the last forward, or "reference" if it used none."""
         ...
 

@@ -148,7 +148,7 @@ class DeepseekOCRConfig:
         return cls(
             sam=SamSizes.from_hf({"image_size": vision.get("image_size"), **sam}),
             clip=BlockSizes(
-                depth=read_size(clip, "layers", most=1024),
+                depth=read_size(clip, "layers", limit=1024),
                 hidden_size=width,
                 intermediate_size=read_size(clip, "intermediate_size", default=4 * width),
                 num_heads=read_size(clip, "heads"),
@@ -189,16 +189,16 @@ class DeepseekOCREncoder(PathsEncoder):
         Raises:
             ValueError: an unknown mode.
         """
-        twin = copy.copy(self)  # the copy shares modules, parameters and hooks
-        twin._set_mode(replace(self.config, mode=mode), self.paths["image"])
-        twin._preprocessor = self._preprocessor and _in_mode(self._preprocessor, MODES[mode])
-        return twin
+        encoder = copy.copy(self)  # the copy shares modules, parameters and hooks
+        encoder._set_mode(replace(self.config, mode=mode), self.paths["image"])
+        encoder._preprocessor = self._preprocessor and _in_mode(self._preprocessor, MODES[mode])
+        return encoder
 
     def _default_preprocessor(self) -> Preprocessor:
         from .inputs.preprocessors.deepseek_ocr import OcrPreprocessor
 
-        most, several = self.config.max_tiles, self.config.tiles_several
-        plain = OcrPreprocessor(self.config.patch_size, max_tiles=most, tiles_several=several)
+        max_tiles, several = self.config.max_tiles, self.config.tiles_several
+        plain = OcrPreprocessor(self.config.patch_size, max_tiles=max_tiles, tiles_several=several)
         return _in_mode(plain, MODES[self.config.mode])
 
     def _set_mode(self, config: DeepseekOCRConfig, tower: DeepseekOCRTower) -> None:
@@ -214,15 +214,15 @@ class DeepseekOCREncoder(PathsEncoder):
             with the tiles first, then the whole image.
         """
         items = zip(self.split_paths(outputs, inputs), self._pictures(inputs), strict=True)
-        joined = []
+        results = []
         for item, pictures in items:
             rows = {name: part.last_hidden_state for name, part in item.items()}
             tokens = {name: part.pooler_output for name, part in item.items()}
             hidden = self._sequence(rows, pictures)
             pooled = self._sequence(tokens, pictures, learned=True)
             image = item["image"]
-            joined.append(output_like(image, hidden, pooled, image.deepstack_features))
-        return joined
+            results.append(output_like(image, hidden, pooled, image.deepstack_features))
+        return results
 
     def _sequence(
         self,

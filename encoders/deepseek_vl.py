@@ -81,8 +81,8 @@ class DeepseekVLConfig:
         require_value(vision, "pixel_std", None)
         require_value(aligner, "projector_type", "mlp_gelu")
         require_value(aligner, "depth", 2)
-        whole = {**find_section(config, "vision_config"), **vision}
-        return cls(read_width(config), **read_siglip(whole, converted="text_config" in config))
+        section = {**find_section(config, "vision_config"), **vision}
+        return cls(read_width(config), **read_siglip(section, converted="text_config" in config))
 
 
 @dataclass(frozen=True)
@@ -239,11 +239,11 @@ class DeepseekVLHybridEncoder(PathsEncoder):
         Raises:
             ValueError: an item without the same number of views in both paths.
         """
-        views, others = (path.grid_thw[:, 0].tolist() for path in inputs.paths.values())
-        if views != others:
+        views, high_views = (path.grid_thw[:, 0].tolist() for path in inputs.paths.values())
+        if views != high_views:
             raise ValueError(
                 f"path 'image' has {sum(views)} views of {len(views)} items, path 'high' "
-                f"{sum(others)} of {len(others)}: pass what preprocess returned"
+                f"{sum(high_views)} of {len(high_views)}: pass what preprocess returned"
             )
         if not outputs:
             return []

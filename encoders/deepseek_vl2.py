@@ -113,14 +113,14 @@ class DeepseekVL2Config:
         width, out = read_size(vision, "width"), read_size(projector, "n_embed", default=2048)
         image_size = read_size(vision, "image_size", default=384)
         return cls(
-            depth=read_size(vision, "layers", most=1024),
+            depth=read_size(vision, "layers", limit=1024),
             hidden_size=width,
             intermediate_size=int(width * read_ratio(vision, "mlp_ratio", default=4.0)),
             num_heads=read_size(vision, "heads", default=16),
             out_hidden_size=out,
-            projector_size=out * read_size(projector, "mlp_ratio", default=1, most=64),
+            projector_size=out * read_size(projector, "mlp_ratio", default=1, limit=64),
             # The source makes two layers for a depth of 1, too.
-            projector_depth=max(read_size(projector, "depth", default=2, most=16), 2),
+            projector_depth=max(read_size(projector, "depth", default=2, limit=16), 2),
             image_size=image_size,
             patch_size=read_size(vision, "patch_size", default=16),
             global_first=config.get("global_view_pos", "head") == "head",
@@ -164,12 +164,12 @@ class DeepseekVL2Encoder(PathsEncoder):
             ``pooler_output`` [tokens, out] in the order that ``config.order`` says.
         """
         items = zip(self.split_paths(outputs, inputs), self._pictures(inputs), strict=True)
-        joined = []
+        results = []
         for item, pictures in items:
             hidden, pooled, deepstack = PartialOutput(*item["image"])
             tokens = self._sequence(pooled, pictures)
-            joined.append(output_like(item["image"], hidden, tokens, deepstack))
-        return joined
+            results.append(output_like(item["image"], hidden, tokens, deepstack))
+        return results
 
     def _sequence(self, tokens: Tensor | None, pictures: Mapping[str, Picture]) -> Tensor | None:
         if tokens is None:  # a graph wrapper was not asked for this field
@@ -269,8 +269,8 @@ class Projector(nn.Module):
         super().__init__()
         widths = [4 * config.hidden_size, *[config.projector_size] * (config.projector_depth - 1)]
         layers: list[nn.Module] = []
-        for before, after in zip(widths, [*widths[1:], config.out_hidden_size], strict=True):
-            layers += [nn.Linear(before, after), nn.GELU()]
+        for columns, rows in zip(widths, [*widths[1:], config.out_hidden_size], strict=True):
+            layers += [nn.Linear(columns, rows), nn.GELU()]
         self.layers = nn.Sequential(*layers[:-1])
 
     def forward(self, x: Tensor) -> Tensor:

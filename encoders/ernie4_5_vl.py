@@ -108,7 +108,7 @@ class Ernie4_5VLConfig:
         require_value(config, "pixel_hidden_size", width)
         ratio = read_ratio(vision, "mlp_ratio", default=4)
         return cls(
-            depth=read_size(vision, "depth", "num_hidden_layers", default=32, most=1024),
+            depth=read_size(vision, "depth", "num_hidden_layers", default=32, limit=1024),
             hidden_size=width,
             intermediate_size=read_size(vision, "intermediate_size", default=int(width * ratio)),
             num_heads=read_size(vision, "num_heads", "num_attention_heads", default=16),

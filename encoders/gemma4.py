@@ -103,7 +103,7 @@ class Gemma4Config:
         require_value({"num_key_value_heads": 12, **vision}, "num_key_value_heads", heads)
         text = find_section(config, "text_config")
         return cls(
-            depth=read_size(vision, "num_hidden_layers", default=16, most=1024),
+            depth=read_size(vision, "num_hidden_layers", default=16, limit=1024),
             hidden_size=read_size(vision, "hidden_size", default=768),
             intermediate_size=read_size(vision, "intermediate_size", default=3072),
             num_heads=heads,
@@ -192,20 +192,20 @@ class Gemma4Encoder(RasterEncoder):
         ``grids``.
         """
         dtype = torch.promote_types(self.position_embedding_table.dtype, torch.float32)
-        side, most = self.config.pooling_kernel_size, self.config.position_embedding_size
+        side, max_side = self.config.pooling_kernel_size, self.config.position_embedding_size
         for _, h, w in grids:
-            if max(h, w) > most:
+            if max(h, w) > max_side:
                 raise ValueError(
-                    f"grid {h}x{w}: a side must have at most position_embedding_size={most} "
+                    f"grid {h}x{w}: a side must have at most position_embedding_size={max_side} "
                     "patches; resize the image"
                 )
         rows = check_input_size(sum(t * h * w for t, h, w in grids), max_input_size, side**2)
-        places = merge_order_positions(grids, 1, rows).flip(1)
-        cos, sin = rotary_cos_sin(places, self.config.head_size, self.config.rope_theta, dtype)
+        positions = merge_order_positions(grids, 1, rows).flip(1)
+        cos, sin = rotary_cos_sin(positions, self.config.head_size, self.config.rope_theta, dtype)
         return {
             "rotary_pos_emb_cos": cos,
             "rotary_pos_emb_sin": sin,
-            "position_ids": places,
+            "position_ids": positions,
             "pool_index": merge_order(grids, side, rows).view(-1, side**2),
         }
 
@@ -349,5 +349,5 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """
     first, second = x.unflatten(-1, (2, 2, -1)).unbind(-2)
     cos, sin = (by_angle.unflatten(-1, (2, -1)).squeeze(1) for by_angle in (cos, sin))
-    turned = (first * cos - second * sin, second * cos + first * sin)
-    return torch.stack(turned, -2).flatten(-3).to(x.dtype)
+    rotated = (first * cos - second * sin, second * cos + first * sin)
+    return torch.stack(rotated, -2).flatten(-3).to(x.dtype)

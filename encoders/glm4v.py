@@ -112,7 +112,7 @@ class Glm4VConfig:
         require_value(vision, "attention_bias", False)
         width = read_size(vision, "out_hidden_size", default=4096)
         return cls(
-            depth=read_size(vision, "depth", "num_hidden_layers", default=24, most=1024),
+            depth=read_size(vision, "depth", "num_hidden_layers", default=24, limit=1024),
             hidden_size=read_size(vision, "hidden_size", default=1536),
             intermediate_size=width,
             num_heads=read_size(vision, "num_heads", "num_attention_heads", default=12),

@@ -104,7 +104,7 @@ class GlmOCRConfig:
             merger = read_size(vision, "projection_intermediate_size", default=10240)
             limit = read_ratio(vision, "swiglu_limit", default=10)
         return cls(
-            depth=read_size(vision, "depth", "num_hidden_layers", default=24, most=1024),
+            depth=read_size(vision, "depth", "num_hidden_layers", default=24, limit=1024),
             hidden_size=read_size(vision, "hidden_size", default=1024),
             intermediate_size=read_size(vision, "intermediate_size", default=4096),
             num_heads=read_size(vision, "num_heads", "num_attention_heads", default=16),

@@ -71,21 +71,21 @@ def _listed(grid_thw: object) -> list[object]:
 def _read_item(row: object, merge: int, merge_name: str) -> Grid:
     if isinstance(row, list | tuple) and len(row) == 3:  # most rows are three integers
         t, h, w = row
-        whole = type(t) is type(h) is type(w) is int and t > 0 and h > 0 and w > 0
-        if whole and not h % merge and not w % merge:
+        are_integers = type(t) is type(h) is type(w) is int and t > 0 and h > 0 and w > 0
+        if are_integers and not h % merge and not w % merge:
             return t, h, w
     values = plain_values(row)
     numbers = [plain_values(v) for v in values] if isinstance(values, Sequence) else [values]
     sizes = [int(v) for v in numbers if _is_whole(v) and v > 0]
     if len(numbers) != 3 or len(sizes) != 3:
         text = repr(numbers)
-        shown = text if len(text) <= LONGEST_ROW else f"{text[:LONGEST_ROW]}..."
-        raise ValueError(f"grid_thw row {shown}: {_RULE}")
+        row_text = text if len(text) <= LONGEST_ROW else f"{text[:LONGEST_ROW]}..."
+        raise ValueError(f"grid_thw row {row_text}: {_RULE}")
     t, h, w = sizes
     for name, size in (("height", h), ("width", w)):
         if size % merge:
-            below, above = size // merge * merge, (size // merge + 1) * merge
-            fix = f"{below} or {above}" if below else f"{above}"
+            lower, upper = size // merge * merge, (size // merge + 1) * merge
+            fix = f"{lower} or {upper}" if lower else f"{upper}"
             raise ValueError(
                 f"grid {h}x{w}: {name} {size} must be a multiple of {merge_name}={merge}; "
                 f"resize to {fix} patches"

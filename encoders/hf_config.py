@@ -27,12 +27,12 @@ def read_field(section: Mapping[str, object], *names: str, default: object = _NO
         ValueError: no name is there and no ``default`` is given, or two names have different
             values.
     """
-    given = {name: section[name] for name in names if section.get(name) is not None}
-    values = list(given.values())
+    present = {name: section[name] for name in names if section.get(name) is not None}
+    values = list(present.values())
     if any(value != values[0] for value in values[1:]):
-        fields = " and ".join(f"{name}={value!r}" for name, value in given.items())
+        fields = " and ".join(f"{name}={value!r}" for name, value in present.items())
         raise ValueError(f"config fields {fields} are names of one thing: give it one value")
-    if given:
+    if present:
         return values[0]
     if default is _NO_DEFAULT:
         raise ValueError(
@@ -43,14 +43,14 @@ def read_field(section: Mapping[str, object], *names: str, default: object = _NO
 
 
 def read_size(
-    section: Mapping[str, object], *names: str, default: object = _NO_DEFAULT, most: int = 1 << 20
+    section: Mapping[str, object], *names: str, default: object = _NO_DEFAULT, limit: int = 1 << 20
 ) -> int:
-    """Return the integer (1 to ``most``) under one of ``names``; a list [14, 14] is read as 14."""
+    """Return the integer, 1 to ``limit``, under one of ``names``; the list [14, 14] means 14."""
     value = read_field(section, *names, default=default)
     if isinstance(value, (list, tuple)) and len(set(value)) == 1:
         value = value[0]
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most:
-        raise ValueError(f"config field {names[0]}={value!r}: must be an integer from 1 to {most}")
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= limit:
+        raise ValueError(f"config field {names[0]}={value!r}: must be an integer from 1 to {limit}")
     return value
 
 
@@ -119,8 +119,8 @@ def read_choice(
     for choice in choices:
         if value == choice:
             return choice
-    shown = " or ".join(map(repr, choices))
-    raise ValueError(f"config field {name}={value!r} is not implemented: must be {shown}")
+    allowed = " or ".join(map(repr, choices))
+    raise ValueError(f"config field {name}={value!r} is not implemented: must be {allowed}")
 
 
 def require_value(section: Mapping[str, object], name: str, *allowed: object) -> None:
@@ -128,7 +128,7 @@ def require_value(section: Mapping[str, object], name: str, *allowed: object) ->
     read_choice(section, name, *allowed, default=allowed[0])
 
 
-def require_divisible(what: str, value: int, by: str, divisor: int) -> None:
-    """Raise a ValueError, which names ``what`` and ``by``, unless ``divisor`` divides ``value``."""
+def require_divisible(name: str, value: int, divisor_name: str, divisor: int) -> None:
+    """Raise a ValueError, with the names of both numbers, unless ``divisor`` divides ``value``."""
     if value % divisor:
-        raise ValueError(f"config: {what}={value} must be a multiple of {by}={divisor}")
+        raise ValueError(f"config: {name}={value} must be a multiple of {divisor_name}={divisor}")

@@ -83,13 +83,13 @@ class Idefics3Config:
         vision = find_section(config, "vision_config")
         require_value(vision, "hidden_act", "gelu_pytorch_tanh")
         return cls(
-            depth=read_size(vision, "num_hidden_layers", default=12, most=1024),
+            depth=read_size(vision, "num_hidden_layers", default=12, limit=1024),
             hidden_size=read_size(vision, "hidden_size", default=1152),
             intermediate_size=read_size(vision, "intermediate_size", default=3072),
             num_heads=read_size(vision, "num_attention_heads", default=16),
             image_size=read_size(vision, "image_size", default=224),
             patch_size=read_size(vision, "patch_size", default=32),
-            scale_factor=read_size(config, "scale_factor", default=2, most=64),
+            scale_factor=read_size(config, "scale_factor", default=2, limit=64),
             out_hidden_size=read_size(find_section(config, "text_config"), "hidden_size"),
             in_channels=read_size(vision, "num_channels", default=3),
             layer_norm_eps=read_epsilon(vision, "layer_norm_eps", default=1e-6),
@@ -167,6 +167,6 @@ def nearest_below(size: int, entries: int) -> Tensor:
     float32, whose rounding decides where a position falls on an entry.
     """
     edges = torch.arange(1 / entries, 1.0, 1 / entries, device="cpu", dtype=torch.float32)
-    at = torch.arange(size, device="cpu", dtype=torch.float32) * (1.0 / torch.tensor([size]))
-    found = torch.bucketize(at.clamp(max=1.0 - 1e-6), edges, right=True)
-    return found.clamp(max=entries - 1)
+    positions = torch.arange(size, device="cpu", dtype=torch.float32) * (1.0 / torch.tensor([size]))
+    indices = torch.bucketize(positions.clamp(max=1.0 - 1e-6), edges, right=True)
+    return indices.clamp(max=entries - 1)

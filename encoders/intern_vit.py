@@ -126,7 +126,7 @@ class InternViTConfig:
         tiling = chat and not converted  # a -hf repo describes tiling in its processor files
         language = find_section(config, "llm_config", "text_config")
         return cls(
-            depth=read_size(vision, "num_hidden_layers", default=either(48, 24), most=1024),
+            depth=read_size(vision, "num_hidden_layers", default=either(48, 24), limit=1024),
             hidden_size=read_size(vision, "hidden_size", default=either(3200, 1024)),
             intermediate_size=read_size(vision, "intermediate_size", default=either(12800, 4096)),
             num_heads=read_size(vision, "num_attention_heads", default=either(25, 16)),

@@ -16,7 +16,7 @@ from .layers.torch_internals import share_modules
 
 if TYPE_CHECKING:
     from .data import VisionInputs
-    from .streams.keywords import AttentionAsked
+    from .streams.keywords import MapSettings
 
 __all__ = [
     "attention_maps",
@@ -29,14 +29,14 @@ __all__ = [
 
 
 def attention_maps(
-    encoder: Encoder, inputs: VisionInputs, asked: AttentionAsked
+    encoder: Encoder, inputs: VisionInputs, settings: MapSettings
 ) -> list[list[Tensor]]:
     """Return attention maps as an encoder's method of that name does, from prepared inputs.
 
     Args:
         encoder: an encoder of one input path or of several.
         inputs: the result of its ``preprocess``.
-        asked: the blocks, queries, heads and input path to show.
+        settings: the blocks, queries, heads and input path to show.
 
     Returns:
         One list per item with a map [t, h, w] or, of all heads, [H, t, h, w] per block.
@@ -44,4 +44,4 @@ def attention_maps(
     Raises:
         ValueError: an accelerated encoder, or blocks, queries, heads or a path that do not exist.
     """
-    return encoder._maps_of_inputs(inputs, asked)
+    return encoder._maps_of_inputs(inputs, settings)

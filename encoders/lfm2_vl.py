@@ -109,7 +109,7 @@ class Lfm2VLConfig:
         width = read_size(vision, "hidden_size", default=768)
         heads = 12 if width == 768 else None  # other widths must state it: no weight does
         return cls(
-            depth=read_size(vision, "num_hidden_layers", default=12, most=1024),
+            depth=read_size(vision, "num_hidden_layers", default=12, limit=1024),
             hidden_size=width,
             intermediate_size=read_size(vision, "intermediate_size", default=3072),
             num_heads=read_size(vision, "num_attention_heads", default=heads),
@@ -119,7 +119,7 @@ class Lfm2VLConfig:
             projector_bias=read_flag(config, "projector_bias", default=True),
             patch_size=read_size(vision, "patch_size", default=16),
             num_patches=read_size(vision, "num_patches", default=256),
-            spatial_merge_size=read_size(config, "downsample_factor", default=2, most=64),
+            spatial_merge_size=read_size(config, "downsample_factor", default=2, limit=64),
             tile_size=read_size(config, "tile_size", default=512),
             in_channels=read_size(vision, "num_channels", default=3),
             layer_norm_eps=read_epsilon(vision, "layer_norm_eps", default=1e-6),
@@ -166,9 +166,9 @@ class Lfm2VLTower(RasterEncoder):
 
         ``side`` is the side of a tile in pixels. Without graphs the copy encodes any grid.
         """
-        twin = copy.copy(self)  # the copy shares the modules, parameters and hooks
-        twin._tile = side // self.config.patch_size
-        return twin
+        tile_tower = copy.copy(self)  # the copy shares the modules, parameters and hooks
+        tile_tower._tile = side // self.config.patch_size
+        return tile_tower
 
     @property
     def budget_range(self) -> tuple[int, int]:
@@ -277,7 +277,7 @@ def axis_weights(entries: int, size: int) -> Tensor:
     """
     step = entries / size
     reach = max(step, 1.0)
-    at = torch.arange(size, dtype=torch.float64, device="cpu") + 0.5
-    entry = torch.arange(entries, dtype=torch.float64, device="cpu") + 0.5
-    hats = (1 - (entry - at[:, None] * step).abs() / reach).clamp(min=0)
-    return hats / hats.sum(1, keepdim=True)
+    centres = torch.arange(size, dtype=torch.float64, device="cpu") + 0.5
+    entry_centres = torch.arange(entries, dtype=torch.float64, device="cpu") + 0.5
+    weights = (1 - (entry_centres - centres[:, None] * step).abs() / reach).clamp(min=0)
+    return weights / weights.sum(1, keepdim=True)

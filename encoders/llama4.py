@@ -91,7 +91,7 @@ class Llama4Config:
         require_value({"projector_input_dim": 4096, **vision}, "projector_input_dim", adapter)
         require_value({"vision_output_dim": 7680, **vision}, "vision_output_dim", adapter)
         return cls(
-            depth=read_size(vision, "num_hidden_layers", default=34, most=1024),
+            depth=read_size(vision, "num_hidden_layers", default=34, limit=1024),
             hidden_size=width,
             num_heads=read_size(vision, "num_attention_heads", default=16),
             tile_size=read_size(vision, "image_size", default=448),
@@ -169,11 +169,11 @@ class Llama4Encoder(TileEncoder):
         check_input_size(sum(t for t, _, _ in grids), max_input_size)
         side = self.side // self.config.patch_size
         h, w = grids[0][1:] if grids and max_input_size is None else (side, side)
-        other = next((grid for grid in grids if grid[1:] != (h, w)), None)
-        if other:
+        other_grid = next((grid for grid in grids if grid[1:] != (h, w)), None)
+        if other_grid:
             raise ValueError(
-                f"grid {other[1]}x{other[2]}: all tiles of a call have one size, here {h}x{w} "
-                "patches; encode others in another call"
+                f"grid {other_grid[1]}x{other_grid[2]}: all tiles of a call have one size, here "
+                f"{h}x{w} patches; encode others in another call"
             )
         dtype = torch.promote_types(self.class_embedding.dtype, torch.float32)
         cos, sin = rotary_cos_sin(h, w, self.config.head_size, self.config.rope_theta, dtype)

@@ -104,16 +104,16 @@ class MiniMaxM3Config:
         require_value(config, "vision_feature_select_strategy", "full")
         frames = {"vision_segment_max_frames": 4, **vision}
         return cls(
-            depth=read_size(vision, "num_hidden_layers", default=32, most=1024),
+            depth=read_size(vision, "num_hidden_layers", default=32, limit=1024),
             hidden_size=read_size(vision, "hidden_size", default=1280),
             intermediate_size=read_size(vision, "intermediate_size", default=5120),
             num_heads=read_size(vision, "num_attention_heads", default=16),
             projector_size=read_size(config, "projector_hidden_size", default=6144),
             out_hidden_size=read_size(find_section(config, "text_config"), "hidden_size"),
-            segment_frames=read_size(frames, "vision_segment_max_frames", most=1024),
+            segment_frames=read_size(frames, "vision_segment_max_frames", limit=1024),
             patch_size=read_size(vision, "patch_size", default=14),
-            temporal_patch_size=read_size(merging, "temporal_patch_size", default=2, most=64),
-            spatial_merge_size=read_size(merging, "spatial_merge_size", default=2, most=64),
+            temporal_patch_size=read_size(merging, "temporal_patch_size", default=2, limit=64),
+            spatial_merge_size=read_size(merging, "spatial_merge_size", default=2, limit=64),
             in_channels=read_size(vision, "num_channels", default=3),
             layer_norm_eps=read_epsilon(vision, "layer_norm_eps", default=1e-5),
             rope_theta=read_rope_theta(vision),
@@ -264,9 +264,9 @@ def frame_numbers(segments: Sequence[Grid], rows: int) -> Tensor:
     numbers = torch.zeros(rows, dtype=torch.int64, device="cpu")
     start = 0
     for t, h, w in segments:
-        every = torch.arange(t, device="cpu").repeat_interleave(h * w)
-        numbers[start : start + len(every)] = every
-        start += len(every)
+        item_numbers = torch.arange(t, device="cpu").repeat_interleave(h * w)
+        numbers[start : start + len(item_numbers)] = item_numbers
+        start += len(item_numbers)
     return numbers
 
 
@@ -289,7 +289,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
     ``cos`` and ``sin`` are [T, 1, 1, 2r]. Columns from 2r on are not rotated.
     """
-    turned, passed = x.tensor_split((cos.shape[-1],), dim=-1)
-    first, second = turned.chunk(2, dim=-1)
+    rotated, unrotated = x.tensor_split((cos.shape[-1],), dim=-1)
+    first, second = rotated.chunk(2, dim=-1)
     swapped = torch.cat((second, first), dim=-1)
-    return torch.cat((torch.addcmul(turned * cos, swapped, sin).to(x.dtype), passed), dim=-1)
+    return torch.cat((torch.addcmul(rotated * cos, swapped, sin).to(x.dtype), unrotated), dim=-1)

@@ -115,11 +115,11 @@ class MoonViTConfig:
         require_value(vision, "projector_hidden_act", "gelu")
         require_value(vision, "mm_hidden_size", width, None)
         require_value(config, "projection_hidden_size", width, None)
-        frames = read_size(vision, "init_pos_emb_time", "pos_emb_time", default=4, most=64)
+        frames = read_size(vision, "init_pos_emb_time", "pos_emb_time", default=4, limit=64)
         eps = read_epsilon(vision, "projector_ln_eps", default=1e-5)
         return cls(
             depth=read_size(
-                vision, "vt_num_hidden_layers", "num_hidden_layers", default=27, most=1024
+                vision, "vt_num_hidden_layers", "num_hidden_layers", default=27, limit=1024
             ),
             hidden_size=width,
             intermediate_size=read_size(
@@ -192,21 +192,21 @@ class MoonViTEncoder(RasterEncoder):
         ``max_input_size``, with padding at the end, or the number of patches of ``grids``.
         """
         dtype = torch.promote_types(self.patch_embed.proj.weight.dtype, torch.float32)
-        merge, most = self.config.spatial_merge_size, self.config.segment_frames
+        merge, max_frames = self.config.spatial_merge_size, self.config.segment_frames
         rows = check_input_size(sum(t * h * w for t, h, w in grids), max_input_size, merge**2)
-        places = merge_order_positions(grids, 1, rows)
-        cos, sin = rotary_cos_sin(places, self.config.head_size, self.config.rope_theta, dtype)
-        index, weight = grid_taps(places, grids, self.config.position_side, dtype)
+        positions = merge_order_positions(grids, 1, rows)
+        cos, sin = rotary_cos_sin(positions, self.config.head_size, self.config.rope_theta, dtype)
+        index, weight = grid_taps(positions, grids, self.config.position_side, dtype)
         if max_input_size is None:
             rows = sum(h * w for _, h, w in grids)
-            most = max((frames for frames, _, _ in grids), default=1)
-        merge_index, merge_weight = pooled_rows(grids, merge, most, rows, dtype)
+            max_frames = max((frames for frames, _, _ in grids), default=1)
+        merge_index, merge_weight = pooled_rows(grids, merge, max_frames, rows, dtype)
         return {
             "rotary_pos_emb_cos": cos,
             "rotary_pos_emb_sin": sin,
             "pos_embed_index": index,
             "pos_embed_weight": weight,
-            "frame_index": frame_rows(grids, len(places)),
+            "frame_index": frame_rows(grids, len(positions)),
             "frame_table": frame_table(self.config.segment_frames, self.config.hidden_size, dtype),
             "merge_index": merge_index,
             "merge_weight": merge_weight,

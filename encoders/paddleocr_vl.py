@@ -101,7 +101,7 @@ class PaddleOCRVLConfig:
         language = find_section(config, "text_config")
         require_value(vision, "hidden_act", "gelu_pytorch_tanh")
         return cls(
-            depth=read_size(vision, "num_hidden_layers", default=27, most=1024),
+            depth=read_size(vision, "num_hidden_layers", default=27, limit=1024),
             hidden_size=read_size(vision, "hidden_size", default=1152),
             intermediate_size=read_size(vision, "intermediate_size", default=4304),
             num_heads=read_size(vision, "num_attention_heads", default=16),
@@ -286,12 +286,12 @@ def position_taps(
     counts = torch.tensor([t * h * w for t, h, w in grids], dtype=torch.int64, device="cpu")
     sizes = torch.tensor([(h, w) for _, h, w in grids], dtype=dtype, device="cpu").view(-1, 2)
     sizes = sizes.repeat_interleave(counts, 0)
-    at = (positions[: len(sizes)].to(dtype) + 0.5) * side / sizes - 0.5
-    at = at.clamp(0, side - 1)
-    low = at.to(torch.int64)
-    high, far = (low + 1).clamp(max=side - 1), at - low
-    (r0, c0), (r1, c1), (fr, fc) = (pair.unbind(1) for pair in (low, high, far))
+    coordinates = (positions[: len(sizes)].to(dtype) + 0.5) * side / sizes - 0.5
+    coordinates = coordinates.clamp(0, side - 1)
+    low = coordinates.to(torch.int64)
+    high, fraction = (low + 1).clamp(max=side - 1), coordinates - low
+    (r0, c0), (r1, c1), (fr, fc) = (pair.unbind(1) for pair in (low, high, fraction))
     taps = [r0 * side + c0, r0 * side + c1, r1 * side + c0, r1 * side + c1]
-    hats = [(1 - fr) * (1 - fc), (1 - fr) * fc, fr * (1 - fc), fr * fc]
-    beyond = (0, 0, 0, len(positions) - len(sizes))
-    return F.pad(torch.stack(taps, 1), beyond), F.pad(torch.stack(hats, 1), beyond)
+    weights = [(1 - fr) * (1 - fc), (1 - fr) * fc, fr * (1 - fc), fr * fc]
+    padding = (0, 0, 0, len(positions) - len(sizes))
+    return F.pad(torch.stack(taps, 1), padding), F.pad(torch.stack(weights, 1), padding)

@@ -110,7 +110,7 @@ class PixtralConfig:
         require_value(config, "projector_hidden_act", "gelu")
         merger = not llava and ("spatial_merge_size" in config or "model_type" in config)
         return cls(
-            depth=read_size(vision, "num_hidden_layers", default=24, most=1024),
+            depth=read_size(vision, "num_hidden_layers", default=24, limit=1024),
             hidden_size=width,
             intermediate_size=read_size(vision, "intermediate_size", default=4096),
             num_heads=heads,

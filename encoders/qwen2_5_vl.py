@@ -115,7 +115,7 @@ class Qwen2_5VLConfig:
         grouped = str(vision.get("model_type", "")).startswith("exaone4_5")
         shared = read_size(vision, "num_key_value_heads", default=8 if grouped else heads)
         return cls(
-            depth=read_size(vision, "depth", "num_hidden_layers", default=32, most=1024),
+            depth=read_size(vision, "depth", "num_hidden_layers", default=32, limit=1024),
             hidden_size=read_size(vision, "hidden_size"),
             intermediate_size=read_size(vision, "intermediate_size"),
             num_heads=heads,
@@ -141,7 +141,7 @@ class Qwen2_5VLEncoder(PatchEncoder):
         side, channels, frames = config.patch_size, config.in_channels, config.temporal_patch_size
         self.patch_embed = FlatPatchEmbed(config.hidden_size, side, channels, frames, bias=False)
         self.blocks: nn.ModuleList = nn.ModuleList(
-            Block(config, whole=n in config.fullatt_block_indexes) for n in range(config.depth)
+            Block(config, full=n in config.fullatt_block_indexes) for n in range(config.depth)
         )
         self.merger = Merger(config)
 
@@ -180,9 +180,9 @@ class Qwen2_5VLEncoder(PatchEncoder):
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> Context:
         """Return the tensors that blocks read to attend over frame pairs and inside windows."""
-        whole = RotarySegments.of(metadata)
+        full = RotarySegments.of(metadata)
         offsets, longest = metadata["cu_window_seqlens"], metadata["max_window_seqlen"]
-        return Context(whole, whole._replace(cu_seqlens=offsets, max_seqlen=longest))
+        return Context(full, full._replace(cu_seqlens=offsets, max_seqlen=longest))
 
     def _grid_metadata(
         self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
@@ -234,17 +234,17 @@ class Qwen2_5VLEncoder(PatchEncoder):
 class Context(NamedTuple):
     """The tensors that every block reads, for attention over frame pairs or inside windows."""
 
-    whole: RotarySegments
+    full: RotarySegments
     windows: RotarySegments
 
 
 class Block(nn.Module):
     """Pre-norm attention and MLP, each added to the residual stream."""
 
-    def __init__(self, config: Qwen2_5VLConfig, *, whole: bool) -> None:
+    def __init__(self, config: Qwen2_5VLConfig, *, full: bool) -> None:
         super().__init__()
         self.norm1 = nn.RMSNorm(config.hidden_size, eps=1e-6)
-        self.attn = Attention(config, whole=whole)
+        self.attn = Attention(config, full=full)
         self.norm2 = nn.RMSNorm(config.hidden_size, eps=1e-6)
         self.mlp = MLP(config)
 
@@ -271,23 +271,23 @@ class Block(nn.Module):
             num_heads=self.attn.num_heads,
             num_key_value_heads=self.attn.num_key_value_heads,
             activation="silu",
-            windowed=not self.attn.whole,
+            windowed=not self.attn.full,
         )
 
 
 class Attention(nn.Module):
-    """Attention inside windows, or inside the frame pair if ``whole``; qkv rows are [Q; K; V].
+    """Attention inside windows, or inside the frame pair if ``full``; qkv rows are [Q; K; V].
 
     ``group`` neighbouring query heads read the same head of keys and values.
     """
 
-    def __init__(self, config: Qwen2_5VLConfig, *, whole: bool) -> None:
+    def __init__(self, config: Qwen2_5VLConfig, *, full: bool) -> None:
         super().__init__()
         self.num_heads = config.num_heads
         self.num_key_value_heads = config.num_key_value_heads
         self.head_size = config.head_size
         self.group = self.num_heads // self.num_key_value_heads
-        self.whole = whole
+        self.full = full
         heads = self.num_heads + 2 * self.num_key_value_heads
         self.qkv = nn.Linear(config.hidden_size, heads * self.head_size)
         self.proj = nn.Linear(config.hidden_size, config.hidden_size)
@@ -295,7 +295,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, context: Context) -> Tensor:
         heads, shared = self.num_heads, self.num_key_value_heads
         qkv_T1HK = self.qkv(x).view(x.shape[0], 1, heads + 2 * shared, self.head_size)
-        cos, sin, *offsets = context.whole if self.whole else context.windows
+        cos, sin, *offsets = context.full if self.full else context.windows
         turned_THK = rotate(qkv_T1HK[:, :, : heads + shared], cos, sin).squeeze(1)
         q_THK, k_THK = turned_THK.split((heads, shared), 1)
         v_THK = qkv_T1HK[:, 0, heads + shared :]

@@ -89,7 +89,7 @@ class Qwen2VLConfig:
         require_value(vision, "hidden_act", "quick_gelu")
         width = read_size(vision, "embed_dim", default=1280)
         return cls(
-            depth=read_size(vision, "depth", "num_hidden_layers", default=32, most=1024),
+            depth=read_size(vision, "depth", "num_hidden_layers", default=32, limit=1024),
             hidden_size=width,
             intermediate_size=int(width * read_ratio(vision, "mlp_ratio", default=4)),
             num_heads=read_size(vision, "num_heads", "num_attention_heads", default=16),

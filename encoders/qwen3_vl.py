@@ -112,7 +112,7 @@ class Qwen3VLConfig:
         plain = ("qwen3_5", "qwen3_6", "qwen4_exp", "intern_s2", "interns2")
         deepstack = () if family.startswith(plain) else (8, 16, 24)
         return cls(
-            depth=read_size(vision, "depth", "num_hidden_layers", default=27, most=1024),
+            depth=read_size(vision, "depth", "num_hidden_layers", default=27, limit=1024),
             hidden_size=read_size(vision, "hidden_size", default=1152),
             intermediate_size=read_size(vision, "intermediate_size", default=4304),
             num_heads=read_size(vision, "num_heads", "num_attention_heads", default=16),
@@ -342,14 +342,14 @@ def position_taps(
         count = h * w
         cells = merge_order_positions([(1, h, w)], merge, count)
         steps = [(side - 1) / max(h - 1, 1), (side - 1) / max(w - 1, 1)]
-        at = cells.to(dtype) * torch.tensor(steps, dtype=dtype, device="cpu")
-        low = at.to(torch.int64)
+        coordinates = cells.to(dtype) * torch.tensor(steps, dtype=dtype, device="cpu")
+        low = coordinates.to(torch.int64)
         high = (low + 1).clamp(max=side - 1)
-        far = at - low
-        (r0, c0), (r1, c1), (fr, fc) = (pair.unbind(1) for pair in (low, high, far))
+        fraction = coordinates - low
+        (r0, c0), (r1, c1), (fr, fc) = (pair.unbind(1) for pair in (low, high, fraction))
         taps = [r0 * side + c0, r0 * side + c1, r1 * side + c0, r1 * side + c1]
-        hats = [(1 - fr) * (1 - fc), (1 - fr) * fc, fr * (1 - fc), fr * fc]
+        weights = [(1 - fr) * (1 - fc), (1 - fr) * fc, fr * (1 - fc), fr * fc]
         index[start : start + t * count] = torch.stack(taps, 1).repeat(t, 1)
-        weight[start : start + t * count] = torch.stack(hats, 1).repeat(t, 1)
+        weight[start : start + t * count] = torch.stack(weights, 1).repeat(t, 1)
         start += t * count
     return index, weight

@@ -98,7 +98,7 @@ class SiglipConfig:
         width = read_size(vision, "hidden_size", default=768)
         heads = 12 if width == 768 else None  # other widths must state it: no weight does
         return cls(
-            depth=read_size(vision, "num_hidden_layers", default=12, most=1024),
+            depth=read_size(vision, "num_hidden_layers", default=12, limit=1024),
             hidden_size=width,
             intermediate_size=read_size(vision, "intermediate_size", default=3072),
             num_heads=read_size(vision, "num_attention_heads", default=heads),
@@ -238,12 +238,14 @@ class Head(nn.Module):
 
     def forward(self, items: Sequence[Tensor]) -> Tensor:
         """Pool the tokens [n, D] of each item to one vector per item, [items, D]."""
-        rows, beyond = pad_sequence(list(items), batch_first=True), None
+        rows, padding_mask = pad_sequence(list(items), batch_first=True), None
         if any(len(item) != rows.shape[1] for item in items):
             counts = torch.tensor([len(item) for item in items], device=rows.device)
-            beyond = torch.arange(rows.shape[1], device=rows.device) >= counts[:, None]
+            padding_mask = torch.arange(rows.shape[1], device=rows.device) >= counts[:, None]
         probe = self.probe.expand(len(rows), -1, -1)
-        pooled, _ = self.attention(probe, rows, rows, key_padding_mask=beyond, need_weights=False)
+        pooled, _ = self.attention(
+            probe, rows, rows, key_padding_mask=padding_mask, need_weights=False
+        )
         out: Tensor = pooled + self.mlp(self.layernorm(pooled))
         return out[:, 0]
 

@@ -100,7 +100,7 @@ class Siglip2Config:
         width = read_size(vision, "hidden_size", default=768)
         heads = 12 if width == 768 else None  # other widths must state it: no weight does
         return cls(
-            depth=read_size(vision, "num_hidden_layers", default=12, most=1024),
+            depth=read_size(vision, "num_hidden_layers", default=12, limit=1024),
             hidden_size=width,
             intermediate_size=read_size(vision, "intermediate_size", default=3072),
             num_heads=read_size(vision, "num_attention_heads", default=heads),
@@ -204,12 +204,14 @@ class Head(nn.Module):
 
     def forward(self, items: Sequence[Tensor]) -> Tensor:
         """Pool the tokens [n, D] of each item to one vector per item, [items, D]."""
-        rows, beyond = pad_sequence(list(items), batch_first=True), None
+        rows, padding_mask = pad_sequence(list(items), batch_first=True), None
         if any(len(item) != rows.shape[1] for item in items):
             counts = torch.tensor([len(item) for item in items], device=rows.device)
-            beyond = torch.arange(rows.shape[1], device=rows.device) >= counts[:, None]
+            padding_mask = torch.arange(rows.shape[1], device=rows.device) >= counts[:, None]
         probe = self.probe.expand(len(rows), -1, -1)
-        pooled, _ = self.attention(probe, rows, rows, key_padding_mask=beyond, need_weights=False)
+        pooled, _ = self.attention(
+            probe, rows, rows, key_padding_mask=padding_mask, need_weights=False
+        )
         out: Tensor = pooled + self.mlp(self.layernorm(pooled))
         return out[:, 0]
 
@@ -227,7 +229,7 @@ def axis_weights(entries: int, size: int) -> Tensor:
     """
     step = entries / size
     reach = max(step, 1.0)
-    at = torch.arange(size, dtype=torch.float64, device="cpu") + 0.5
-    entry = torch.arange(entries, dtype=torch.float64, device="cpu") + 0.5
-    hats = (1 - (entry - at[:, None] * step).abs() / reach).clamp(min=0)
-    return hats / hats.sum(1, keepdim=True)
+    centres = torch.arange(size, dtype=torch.float64, device="cpu") + 0.5
+    entry_centres = torch.arange(entries, dtype=torch.float64, device="cpu") + 0.5
+    weights = (1 - (entry_centres - centres[:, None] * step).abs() / reach).clamp(min=0)
+    return weights / weights.sum(1, keepdim=True)

@@ -94,7 +94,7 @@ class Step3Config:
         require_value(vision, "hidden_act", "quick_gelu")
         require_value(config, "understand_projector_stride", 2)
         return cls(
-            depth=read_size(vision, "num_hidden_layers", default=63, most=1024),
+            depth=read_size(vision, "num_hidden_layers", default=63, limit=1024),
             hidden_size=read_size(vision, "hidden_size", default=1792),
             intermediate_size=read_size(vision, "intermediate_size", default=15360),
             num_heads=read_size(vision, "num_attention_heads", default=16),

@@ -108,7 +108,7 @@ class Step3VLConfig:
         width = read_size(vision, "width", "hidden_size", default=1536)
         ratio = read_ratio(vision, "mlp_ratio", default=8960 / 1536)
         return cls(
-            depth=read_size(vision, "layers", "num_hidden_layers", default=47, most=1024),
+            depth=read_size(vision, "layers", "num_hidden_layers", default=47, limit=1024),
             hidden_size=width,
             intermediate_size=round(width * ratio),  # published ratios may have few digits: 5.8333
             num_heads=read_size(vision, "heads", "num_attention_heads", default=16),
@@ -208,11 +208,11 @@ class Step3VLTower(TileEncoder):
         check_input_size(sum(t for t, _, _ in grids), max_input_size)
         side = self.side // self.config.patch_size
         h, w = grids[0][1:] if grids and max_input_size is None else (side, side)
-        other = next((grid for grid in grids if grid[1:] != (h, w)), None)
-        if other:
+        other_grid = next((grid for grid in grids if grid[1:] != (h, w)), None)
+        if other_grid:
             raise ValueError(
-                f"grid {other[1]}x{other[2]}: all views of a call have one size, here {h}x{w} "
-                "patches; encode others in another call"
+                f"grid {other_grid[1]}x{other_grid[2]}: all views of a call have one size, here "
+                f"{h}x{w} patches; encode others in another call"
             )
         dtype = torch.promote_types(self.conv1.weight.dtype, torch.float32)
         cos, sin = rotary_cos_sin(h, w, self.config.head_size, dtype)

@@ -31,14 +31,14 @@ class FusedBlocks:
         self.attention = KernelChoices(kernels)
         self.derived = DerivedWeights()
         self.fp8 = _fp8_products() if precision == "fp8" else None
-        self.ran: WeakKeyDictionary[nn.ModuleList, BlocksRun] = WeakKeyDictionary()
+        self.run_records: WeakKeyDictionary[nn.ModuleList, BlocksRun] = WeakKeyDictionary()
         """The record of the last run of each stack of blocks (``nn.ModuleList``)."""
         self.because = because
         """Why device or dtype rule out fused kernels, so that blocks run as modules; or None."""
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle or copy an accelerator's settings alone; a copy chooses its kernels anew."""
-        return type(self), (self.attention.asked, self.precision)
+        return type(self), (self.attention.requested, self.precision)
 
     @property
     def nbytes(self) -> int:
@@ -46,15 +46,15 @@ class FusedBlocks:
         return self.derived.nbytes + (0 if self.fp8 is None else self.fp8.derived.nbytes)
 
     @property
-    def taken(self) -> str:
+    def kernels_used(self) -> str:
         """Names of the attention kernels that the last forward used, or "reference" if none."""
-        names = set[str]().union(*(ran.kernels for ran in self.ran.values()))
+        names = set[str]().union(*(run_record.kernels for run_record in self.run_records.values()))
         return ", ".join(sorted(names)) or "reference"
 
     @property
     def reference_because(self) -> str | None:
         """The reason why the last forward ran all blocks as modules; None if kernels ran any."""
-        reasons = [ran.because for ran in self.ran.values()] or [self.because]
+        reasons = [run_record.because for run_record in self.run_records.values()] or [self.because]
         return None if None in reasons else reasons[0]
 
     def refresh(self) -> bool:
@@ -63,8 +63,8 @@ class FusedBlocks:
         Returns:
             Whether a weight was written since the last call.
         """
-        written = self.derived.refresh()
-        return (self.fp8 is not None and self.fp8.derived.refresh()) or written
+        was_written = self.derived.refresh()
+        return (self.fp8 is not None and self.fp8.derived.refresh()) or was_written
 
     def choices(self) -> dict[str, object]:
         """Return the chosen kernels, with the times measured, as plain data for JSON."""
@@ -73,7 +73,9 @@ class FusedBlocks:
             "products": [] if self.fp8 is None else self.fp8.to_dict(),
             "precision": self.precision,
             "reference_because": self.reference_because,
-            "layers_called": sum(ran.called for ran in self.ran.values()),
+            "layers_called": sum(
+                run_record.called_count for run_record in self.run_records.values()
+            ),
         }
 
     def load_choices(self, choices: Mapping[str, object]) -> None:
@@ -108,19 +110,19 @@ class FusedBlocks:
         """
         if _is_elsewhere(hidden):
             with torch.cuda.device(hidden.device):
-                given = hidden, metadata, numbers, blocks, call_block, reference
-                return iter(list(self.run_blocks(*given)))
-        because, called = obstacle(hidden.device, hidden.dtype) or obstacle_now(), 0
+                arguments = hidden, metadata, numbers, blocks, call_block, reference
+                return iter(list(self.run_blocks(*arguments)))
+        because, called_count = obstacle(hidden.device, hidden.dtype) or obstacle_now(), 0
         if because is None and not any(map(names_its_parts, blocks)):
-            because, called = NO_PARTS, max(numbers, default=-1) + 1
+            because, called_count = NO_PARTS, max(numbers, default=-1) + 1
         if because is not None or not len(hidden) or not numbers:
-            self.ran[blocks] = BlocksRun(called=called, because=because)
+            self.run_records[blocks] = BlocksRun(called_count=called_count, because=because)
             return reference
         self.derived.follow()
         if self.fp8 is not None:
             self.fp8.derived.follow()
         forward = FusedForward(self.attention, self.derived, call_block, hidden, metadata, self.fp8)
-        self.ran[blocks] = forward.ran
+        self.run_records[blocks] = forward.run_record
         return forward.states(blocks, numbers)
 
     def metadata_of(

@@ -42,12 +42,14 @@ def aligned_mlp(derived: DerivedWeights, parts: BlockParts, gate: nn.Linear) -> 
             )
         width, columns = gate.weight.shape
         pad = -width % ALIGNED
-        both = gate.weight.new_zeros(2, width + pad, columns)
+        gate_and_up = gate.weight.new_zeros(2, width + pad, columns)
         bias = gate.weight.new_zeros(2, width + pad)
-        wide = down.weight.new_zeros(len(down.weight), width + pad)
-        pairs: list[Pair] = [(layer.weight, both[n, :width]) for n, layer in enumerate((gate, up))]
-        pairs += [(down.weight, wide[:, :width])]
+        padded_down = down.weight.new_zeros(len(down.weight), width + pad)
+        pairs: list[Pair] = [
+            (layer.weight, gate_and_up[n, :width]) for n, layer in enumerate((gate, up))
+        ]
+        pairs += [(down.weight, padded_down[:, :width])]
         pairs += [(x, bias[n, :width]) for n, x in enumerate(biases) if x is not None]
-        return (both.flatten(0, 1), bias.flatten(), wide), pairs
+        return (gate_and_up.flatten(0, 1), bias.flatten(), padded_down), pairs
 
     return derived.get(parts.containers[-1], sources, make)

@@ -48,10 +48,10 @@ class DerivedWeights:
         self._entries: weakref.WeakKeyDictionary[nn.Module, _Entry] = weakref.WeakKeyDictionary()
         self._sources: list[Tensor] | None = None
         """All tensors that weights are derived from; None after an entry was added or replaced."""
-        self._counted: list[Tensor] = []
+        self._versioned: list[Tensor] = []
         """The source tensors whose writes torch counts in their version."""
         self._versions: list[int] = []
-        self._places: list[object] = []
+        self._addresses: list[object] = []
         self._table: Tensor | None = None
         self._captured: list[Tensor] = []
         """The tables of addresses that captured CUDA graphs read; this list keeps them alive."""
@@ -95,10 +95,10 @@ class DerivedWeights:
         with self._lock:
             if not self._entries or self._capturing():
                 return False
-            written = self._sources is None or versions_of(self._counted) != self._versions
-            if written:
+            was_written = self._sources is None or versions_of(self._versioned) != self._versions
+            if was_written:
                 self._update()
-            return written
+            return was_written
 
     def follow(self) -> None:
         """Bring all copies of weights up to date at the start of a forward or graph replay."""
@@ -111,8 +111,12 @@ class DerivedWeights:
                 self._captured.append(self._table)
             else:
                 # An entry vanishes when its module was replaced and freed.
-                gone = len(self._entries) != self._count
-                if gone or self._sources is None or _places(self._sources) != self._places:
+                entry_vanished = len(self._entries) != self._count
+                if (
+                    entry_vanished
+                    or self._sources is None
+                    or _addresses_of(self._sources) != self._addresses
+                ):
                     self._update()
                 else:
                     self.refresh()
@@ -130,9 +134,9 @@ class DerivedWeights:
                 self._entries[owner] = self._new_entry(entry.make)
         self._count, pairs = len(self._entries), self._pairs()
         self._sources = [pair[0] for pair in pairs]
-        self._counted = [source for source in self._sources if not source.is_inference()]
-        self._versions = versions_of(self._counted)
-        self._places = _places(self._sources)
+        self._versioned = [source for source in self._sources if not source.is_inference()]
+        self._versions = versions_of(self._versioned)
+        self._addresses = _addresses_of(self._sources)
         self._on_cuda = pairs[0][0].is_cuda
         self._table, self._rows = _table_of(pairs)
         self._finish()
@@ -224,12 +228,12 @@ def _row_of(source: Tensor, copy: Tensor, scales: Tensor | None = None) -> list[
     the address of the scales or 0. A vector is described as a matrix of one row.
     """
     shape, strides = (1, *source.shape)[-2:], (0, *source.stride())[-2:]
-    stride, one = (0, *copy.stride())[-2:]
-    assert one == 1
-    third = 0 if scales is None else scales.data_ptr()
-    return [source.data_ptr(), copy.data_ptr(), *shape, stride, *strides, third]
+    stride, last_stride = (0, *copy.stride())[-2:]
+    assert last_stride == 1
+    scales_address = 0 if scales is None else scales.data_ptr()
+    return [source.data_ptr(), copy.data_ptr(), *shape, stride, *strides, scales_address]
 
 
-def _places(sources: Sequence[Tensor]) -> list[object]:
+def _addresses_of(sources: Sequence[Tensor]) -> list[object]:
     """Return addresses, strides and sizes of ``sources``, which tell whether one was replaced."""
     return [f(source) for f in (Tensor.data_ptr, Tensor.stride, Tensor.numel) for source in sources]

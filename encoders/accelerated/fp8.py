@@ -50,7 +50,7 @@ class Fp8Products:
 
     def __init__(self) -> None:
         self.derived = QuantisedWeights()
-        self._taken: dict[StepShape, bool] = {}
+        self._runs_in_fp8: dict[StepShape, bool] = {}
         self._milliseconds: dict[StepShape, dict[str, float]] = {}
         self._even: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
         """Whether the weight of each layer has no outlier columns, which fp8 would store badly."""
@@ -75,16 +75,16 @@ class Fp8Products:
         if not all(map(self._is_even, layers)):
             return False
         key = StepShape(step, rounded(len(rows)), columns, inner)
-        taken = self._taken.get(key)
-        if taken is None:
+        in_fp8 = self._runs_in_fp8.get(key)
+        if in_fp8 is None:
             if not rows.is_cuda:
-                return self._taken.setdefault(key, True)
+                return self._runs_in_fp8.setdefault(key, True)
             if torch.cuda.is_current_stream_capturing():
                 return False  # a capture records kernels and runs none, so a later call times them
             times = {name: time(name == "fp8") for name in ("bf16", "fp8")}
             self._milliseconds[key] = times
-            taken = self._taken[key] = times["fp8"] < times["bf16"]
-        return taken
+            in_fp8 = self._runs_in_fp8[key] = times["fp8"] < times["bf16"]
+        return in_fp8
 
     def _is_even(self, layer: nn.Linear) -> bool:
         """Return whether no input column of a weight is much larger than the others.
@@ -126,18 +126,18 @@ class Fp8Products:
         if gate is None:
             return self.linear(down, activated(self.linear(up, rows)))
         if down.weight.shape[1] % MULTIPLE == 0:
-            gated, upped = self.linear(gate, rows), self.linear(up, rows)
-            return self.linear(down, activated(gated, up=upped))
-        both, bias, weight = aligned(gate)
-        first, last = self.derived.of(parts.containers[-1], both, weight)
-        gated, upped = product(rows, first, bias).chunk(2, dim=-1)
-        return product(activated(gated, up=upped), last, down.bias)
+            gated, up_rows = self.linear(gate, rows), self.linear(up, rows)
+            return self.linear(down, activated(gated, up=up_rows))
+        gate_and_up, bias, weight = aligned(gate)
+        first, last = self.derived.of(parts.containers[-1], gate_and_up, weight)
+        gated, up_rows = product(rows, first, bias).chunk(2, dim=-1)
+        return product(activated(gated, up=up_rows), last, down.bias)
 
     def to_dict(self) -> list[dict[str, object]]:
         """Return which steps run in fp8, with the times measured, as plain data for JSON."""
         return [
-            {**shape._asdict(), "fp8": taken, "ms": self._milliseconds.get(shape, {})}
-            for shape, taken in self._taken.items()
+            {**shape._asdict(), "fp8": in_fp8, "ms": self._milliseconds.get(shape, {})}
+            for shape, in_fp8 in self._runs_in_fp8.items()
         ]
 
     def load(self, choices: object) -> None:
@@ -146,16 +146,16 @@ class Fp8Products:
         Raises:
             ValueError: ``choices`` has another form.
         """
-        taken = {}
+        in_fp8 = {}
         try:
             for row in saved_rows(choices):
                 shape = StepShape._make(row[name] for name in StepShape._fields)
-                taken[shape] = bool(row["fp8"])
+                in_fp8[shape] = bool(row["fp8"])
         except (KeyError, TypeError) as error:
             raise ValueError(
                 f"these are no choices of products ({error!r}): give what kernel_choices() returned"
             ) from error
-        self._taken.update(taken)
+        self._runs_in_fp8.update(in_fp8)
 
 
 def product(rows: Rows8, weight: Rows8, bias: Tensor | None) -> Tensor:

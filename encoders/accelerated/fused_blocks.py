@@ -69,11 +69,11 @@ class FusedForward:
 
         self.activations, self.norms = activations, norms
         self.derived, self.fp8, self.call_block = derived, fp8, call_block
-        self.ran = BlocksRun()
-        self.attention = FusedAttention(choices, hidden, metadata, self.ran)
+        self.run_record = BlocksRun()
+        self.attention = FusedAttention(choices, hidden, metadata, self.run_record)
         self.shape = hidden.shape
         self.stream = norms.Sum(hidden.flatten(0, -2).contiguous())
-        self.kept = self.stream.hidden
+        self.kept_stream = self.stream.hidden
         """The complete stream [T, D] before the last norm that was asked to keep it."""
         self.writable = False
         """Whether the stream may be overwritten: it was made here, and no caller holds it."""
@@ -85,19 +85,19 @@ class FusedForward:
         so it is yielded then.
         """
         blocks = list(islice(stack, max(numbers) + 1))
-        every = [self._fusible(block) for block in blocks]
-        for number, (block, parts) in enumerate(zip(blocks, every, strict=True)):
-            before = number - 1 in numbers
+        parts_of_blocks = [self._fusible(block) for block in blocks]
+        for number, (block, parts) in enumerate(zip(blocks, parts_of_blocks, strict=True)):
+            yields_input = number - 1 in numbers
             if parts is None:
-                if before or not self.stream.complete:
+                if yields_input or not self.stream.complete:
                     self._complete()
-                if before:
+                if yields_input:
                     yield self.stream.hidden.view(self.shape)
                 self._call_block(block)
                 continue
-            rows = self._normed(parts.norm1, before, self._in_fp8("qkv", parts))
-            if before:
-                yield self.kept.view(self.shape)
+            rows = self._normed(parts.norm1, yields_input, self._in_fp8("qkv", parts))
+            if yields_input:
+                yield self.kept_stream.view(self.shape)
             self._project(parts, self._attend(parts, rows), self._in_fp8("proj", parts))
             self._mlp(parts, self._in_fp8("mlp", parts))
         # Weights copied for the first time in this pass are entered into the list of addresses that
@@ -128,7 +128,7 @@ class FusedForward:
         """Run a block by calling its module on the complete residual stream."""
         hidden = self.call_block(block, self.stream.hidden.view(self.shape))
         self.stream, self.writable = self.norms.Sum(hidden.flatten(0, -2).contiguous()), False
-        self.ran.called += 1
+        self.run_record.called_count += 1
 
     def _in_fp8(self, step: str, parts: BlockParts) -> bool:
         """Return whether one step of a block, "qkv", "proj" or "mlp", runs in fp8."""
@@ -139,14 +139,14 @@ class FusedForward:
     def _time(self, step: str, parts: BlockParts, fp8: bool) -> float:
         """Return the milliseconds of one step of a block, in fp8 or not, with its norm."""
         trial, hidden = copy(self), self.stream.hidden
-        trial.ran = BlocksRun()
+        trial.run_record = BlocksRun()
         generator = torch.Generator(hidden.device).manual_seed(0)
 
-        def drawn(columns: int) -> Tensor:
+        def random_rows(columns: int) -> Tensor:
             rows = torch.empty(len(hidden), columns, device=hidden.device, dtype=hidden.dtype)
             return rows.normal_(generator=generator)
 
-        stream, attended = drawn(hidden.shape[1]), drawn(parts.proj.weight.shape[1])
+        stream, attended = random_rows(hidden.shape[1]), random_rows(parts.proj.weight.shape[1])
 
         def call() -> None:
             trial.stream, trial.writable = self.norms.Sum(stream), True
@@ -164,27 +164,28 @@ class FusedForward:
     def _normed(self, norm: PartNorm, keep: bool = False, quantised: bool = False) -> Rows:
         """Return ``norm`` of the residual stream, [T, D], in fp8 if ``quantised``.
 
-        With ``keep``, ``self.kept`` is the stream before the norm, and is not overwritten later.
+        With ``keep``, ``self.kept_stream`` is the stream before the norm, and no later step
+        overwrites it.
         """
         if not is_norm(norm):
-            self.ran.called += 1
+            self.run_record.called_count += 1
             self._complete()
-            self.kept, self.writable = self.stream.hidden, self.writable and not keep
+            self.kept_stream, self.writable = self.stream.hidden, self.writable and not keep
             normed: Tensor = norm(self.stream.hidden.view(self.shape)).flatten(0, -2).contiguous()
             return self.fp8.quantise(normed) if quantised and self.fp8 is not None else normed
         rows: Rows
         stream, self.stream = self.stream, self.stream.as_read()
         summed, kernel_norm = stream.branch is not None, self.norms.Norm.of(norm)
         if quantised:
-            kept, rows = self.norms.normalise_quantised(stream, kernel_norm, keep or summed)
+            kept_stream, rows = self.norms.normalise_quantised(stream, kernel_norm, keep or summed)
         elif keep or summed:
-            kept, rows = self.norms.add_normalise(stream, kernel_norm)
+            kept_stream, rows = self.norms.add_normalise(stream, kernel_norm)
         else:
             return self.norms.normalise(stream, kernel_norm)
-        if kept is not None:
-            self.kept = kept
+        if kept_stream is not None:
+            self.kept_stream = kept_stream
         if summed:
-            self._go_on_from(self.kept)
+            self._go_on_from(self.kept_stream)
             self.writable = not keep
         return rows
 
@@ -195,7 +196,7 @@ class FusedForward:
         scale: Tensor | None,
         norm: PartNorm | None,
         weight: Tensor | None = None,
-        ready: bool = False,
+        is_clipped: bool = False,
     ) -> None:
         """Add the last product of a branch (attention or MLP) to the residual stream.
 
@@ -205,10 +206,10 @@ class FusedForward:
             scale: the layer scale [D] of the branch, or None.
             norm: the norm of the branch's output, or None.
             weight: a padded weight to use instead of the layer's, or None.
-            ready: whether ``rows`` are already clipped to the input range of ``layer``.
+            is_clipped: whether ``rows`` are already clipped to the input range of ``layer``.
         """
         if not isinstance(rows, Tensor) or not is_plain(layer):
-            self._leave(self._linear(layer, rows, ready), scale, norm, only_ranges(layer)[1])
+            self._leave(self._linear(layer, rows, is_clipped), scale, norm, only_ranges(layer)[1])
             return
         weight = layer.weight if weight is None else weight
         if scale is not None or norm is not None:
@@ -242,7 +243,7 @@ class FusedForward:
         if norm is not None and is_norm(norm) and isinstance(norm, nn.RMSNorm):
             inner = self.norms.Norm.of(norm)
         elif norm is not None:
-            self.ran.called += 1
+            self.run_record.called_count += 1
             branch, limits = branch if limits is None else branch.clamp_(*limits), None
             branch = norm(branch.view(self.shape)).flatten(0, -2).contiguous()
         self.stream = self.stream._replace(
@@ -266,7 +267,7 @@ class FusedForward:
         rows = self._normed(parts.norm2, quantised=fp8)
         if isinstance(rows, Tensor):
             inner, weight = self._inner(parts, rows)
-            self._add(parts.down, inner, parts.scale2, parts.post_norm2, weight, ready=True)
+            self._add(parts.down, inner, parts.scale2, parts.post_norm2, weight, is_clipped=True)
         else:
             assert self.fp8 is not None
             branch = self.fp8.mlp(parts, rows, partial(aligned_mlp, self.derived, parts))
@@ -281,13 +282,13 @@ class FusedForward:
         up, down, kind = parts.up, parts.down, parts.activation
         if parts.gate is not None:
             return self._gated(parts, parts.gate, rows)
-        fast = rows.is_cuda and rows.dtype in HALF_DTYPES  # cuBLAS is less exact in float32
-        fast = fast and is_plain(up) and not clips(down)
-        if kind == "gelu_tanh" and fast and up.bias is not None:
+        fuses_gelu = rows.is_cuda and rows.dtype in HALF_DTYPES  # cuBLAS is less exact in float32
+        fuses_gelu = fuses_gelu and is_plain(up) and not clips(down)
+        if kind == "gelu_tanh" and fuses_gelu and up.bias is not None:
             return gelu_tanh_product(rows, up.weight, up.bias), None
         inner, ranges = self._linear(up, rows), (only_ranges(up)[1], None, only_ranges(down)[0])
-        own = self._is_own(up)
-        return self.activations.activate(inner, kind, ranges=ranges, in_place=own), None
+        in_place = self._is_own(up)
+        return self.activations.activate(inner, kind, ranges=ranges, in_place=in_place), None
 
     def _gated(
         self, parts: BlockParts, gate: nn.Linear, rows: Tensor
@@ -295,17 +296,17 @@ class FusedForward:
         up, down = parts.up, parts.down
         activate = partial(self.activations.activate, kind=parts.activation, limit=parts.gate_limit)
         if is_plain(gate, up, down) and down.weight.shape[1] % 8:
-            both, bias, weight = aligned_mlp(self.derived, parts, gate)
-            gated, upped = F.linear(rows, both, bias).chunk(2, dim=-1)
-            return activate(gated, up=upped, in_place=True), weight
-        gated, upped = self._linear(gate, rows), self._linear(up, rows)
+            gate_and_up, bias, weight = aligned_mlp(self.derived, parts, gate)
+            gated, up_rows = F.linear(rows, gate_and_up, bias).chunk(2, dim=-1)
+            return activate(gated, up=up_rows, in_place=True), weight
+        gated, up_rows = self._linear(gate, rows), self._linear(up, rows)
         ranges = (only_ranges(gate)[1], only_ranges(up)[1], only_ranges(down)[0])
-        return activate(gated, up=upped, ranges=ranges, in_place=self._is_own(gate)), None
+        return activate(gated, up=up_rows, ranges=ranges, in_place=self._is_own(gate)), None
 
-    def _linear(self, layer: nn.Linear, rows: Rows, ready: bool = False) -> Tensor:
+    def _linear(self, layer: nn.Linear, rows: Rows, is_clipped: bool = False) -> Tensor:
         """Apply a linear layer to rows [T, columns], as one product if the layer is plain.
 
-        ``ready`` says that the rows are already clipped to the input range of a layer that clips.
+        ``is_clipped`` says that rows are already clipped to the input range of a layer that clips.
         """
         if not isinstance(rows, Tensor):
             assert self.fp8 is not None
@@ -313,28 +314,34 @@ class FusedForward:
         if is_plain(layer):
             return F.linear(rows, layer.weight, layer.bias)
         if clips(layer):
-            return self._clipped(layer, rows, ready)
-        self.ran.called += 1
+            return self._clipped(layer, rows, is_clipped)
+        self.run_record.called_count += 1
         if len(self.shape) > 2:  # views, as when the block calls the layer
             views: Tensor = layer(rows.view(*self.shape[:-1], -1))
             return views.flatten(0, -2).contiguous()
         out: Tensor = layer(rows)
         return out.contiguous()
 
-    def _clipped(self, layer: ClippedLinear, rows: Tensor, ready: bool) -> Tensor:
-        """Apply a layer that clips to rows [T, columns]; ``ready`` says that they are clipped.
+    def _clipped(self, layer: ClippedLinear, rows: Tensor, is_clipped: bool) -> Tensor:
+        """Apply a layer that clips to rows [T, columns]; ``is_clipped`` says that they are clipped.
 
         The next kernel clips the output, unless the layer has several parts with own bounds.
         """
         clip, count = self.activations.activate, len(layer.bounds)
         out = rows.new_empty(len(rows), len(layer.weight))
         parts = zip(layer.weight.chunk(count), out.chunk(count, 1), strict=True)
-        for limits, after, (weight, part) in zip(layer.inputs, layer.outputs, parts, strict=True):
+        for input_limits, output_limits, (weight, part) in zip(
+            layer.inputs, layer.outputs, parts, strict=True
+        ):
             single = count == 1
-            inner = rows if ready and single else clip(rows, None, ranges=(limits, None, None))
+            inner = (
+                rows
+                if is_clipped and single
+                else clip(rows, None, ranges=(input_limits, None, None))
+            )
             torch.mm(inner, weight.t(), out=part)
             if not single:
-                clip(part, None, ranges=(after, None, None), in_place=True)
+                clip(part, None, ranges=(output_limits, None, None), in_place=True)
         return out
 
     @staticmethod

@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from ..data import Metadata, VisionInputs
 from ..grids import plain_values
 from ..layers.attention import observe_attention
-from ..streams.keywords import AttentionAsked, Heads
+from ..streams.keywords import Heads, MapSettings
 from .encoder import Encoder
 from .intermediates import BlockOutputs, block_indices
 from .raster import stitch_items
@@ -53,7 +53,7 @@ def attention_maps(
     encoder: Encoder,
     paths: Mapping[str, ObservedPath],
     inputs: VisionInputs,
-    asked: AttentionAsked,
+    settings: MapSettings,
 ) -> list[list[Tensor]]:
     """Return one list per item with one attention map per block.
 
@@ -61,8 +61,8 @@ def attention_maps(
         encoder: an encoder of one input path or of several.
         paths: its input paths by name.
         inputs: the result of its ``preprocess``.
-        asked: the blocks, queries, heads and input path to show, as the method ``attention_maps``
-            of the encoder takes them.
+        settings: the blocks, queries, heads and input path to show, as the method
+            ``attention_maps`` of the encoder takes them.
 
     Returns:
         Maps [t, h, w] or, of all heads, [H, t, h, w] in float32 or wider. The list of an item
@@ -71,12 +71,12 @@ def attention_maps(
     Raises:
         ValueError: an accelerated encoder, or blocks, queries, heads or a path that do not exist.
     """
-    if asked.heads not in get_args(Heads):
-        raise ValueError(f'heads={asked.heads!r}: must be "mean" or "all"')
-    path, inner = _read_path(paths, asked.path)
+    if settings.heads not in get_args(Heads):
+        raise ValueError(f'heads={settings.heads!r}: must be "mean" or "all"')
+    path, inner = _read_path(paths, settings.path)
     tower = paths[path].tower
     depth = tower.config.depth if inner is None else len(inner.blocks)
-    indices = block_indices(asked.blocks, depth)
+    indices = block_indices(settings.blocks, depth)
     if not inputs.paths[path].items or not indices:
         return [[] for _ in inputs.grid_thw]
     observer = AttentionObserver(tower.blocks if inner is None else inner.blocks)
@@ -86,37 +86,41 @@ def attention_maps(
     else:
         patches, call = inner.embed(pixels, grid_thw), _call_without_context
         states = observer.run_blocks(patches, {}, numbers, inner.blocks, call, iter(()))
-    rows = _maps_of_path(encoder, inputs, asked.path, next(states))
-    observer.share = _shares(rows, asked.queries, observer.shape)
-    kept = {}
-    one = asked.heads == "mean"
+    rows = _maps_of_path(encoder, inputs, settings.path, next(states))
+    observer.query_weights = _query_weights(rows, settings.queries, observer.shape)
+    maps_by_block = {}
+    is_mean = settings.heads == "mean"
     for number, weights in zip(numbers, states, strict=True):
-        shown = weights.mean(-1, keepdim=True) if one else weights
-        maps = _maps_of_path(encoder, inputs, asked.path, shown).items()
-        kept[number] = {item: x.squeeze(-1) if one else x.movedim(-1, 0) for item, x in maps}
+        shown_weights = weights.mean(-1, keepdim=True) if is_mean else weights
+        maps = _maps_of_path(encoder, inputs, settings.path, shown_weights).items()
+        maps_by_block[number] = {
+            item: x.squeeze(-1) if is_mean else x.movedim(-1, 0) for item, x in maps
+        }
     return [
-        [kept[number][item] for number in indices if item in rows]
+        [maps_by_block[number][item] for number in indices if item in rows]
         for item in range(len(inputs.grid_thw))
     ]
 
 
-def _read_path(paths: Mapping[str, ObservedPath], asked: str) -> tuple[str, InnerStack | None]:
+def _read_path(paths: Mapping[str, ObservedPath], path_name: str) -> tuple[str, InnerStack | None]:
     """Return the name of an input path, and an inner stack of its tower or None.
 
     Args:
         paths: the input paths of an encoder by name.
-        asked: the name of a path, such as "image", or of a path and a stack of blocks that its
+        path_name: the name of a path, such as "image", or of a path and a stack of blocks that its
             tower runs before its own blocks, such as "image.sam".
 
     Raises:
         ValueError: there is no such path, or the encoder is accelerated.
     """
-    path, _, inner = asked.partition(".")
+    path, _, inner = path_name.partition(".")
     path = path if len(paths) > 1 or inner else "image"
     stacks = {name: observed.inner for name, observed in paths.items()}
     if path not in stacks or (inner and inner not in stacks[path]):
-        inside = [f"{name}.{stack}" for name, found in stacks.items() for stack in found]
-        raise _no_path(asked, [*stacks, *inside])
+        names = [
+            f"{name}.{stack}" for name, inner_stacks in stacks.items() for stack in inner_stacks
+        ]
+        raise _no_path(path_name, [*stacks, *names])
     if paths[path].tower.accelerator is not None:
         raise ValueError(
             "an accelerated encoder gives no attention maps, since its kernels keep no weights: "
@@ -171,7 +175,7 @@ class AttentionObserver:
         self.blocks = blocks
         """The stack of blocks whose attention is observed, of the stacks that the tower has."""
 
-    share: Tensor
+    query_weights: Tensor
     """The factor of each row as a query in the mean over queries, [.., 1]. The caller sets it after
     ``run_blocks`` has yielded its first value, and before it asks for the second."""
     shape: torch.Size
@@ -188,7 +192,7 @@ class AttentionObserver:
     ) -> Iterator[Tensor]:
         """Yield the number of each row, [.., 1], then per block the attention weights, [.., H].
 
-        The weight of a row is what it gets as a key from all queries, each times its ``share``.
+        The weight of a row is what it gets as a key from all queries, each times its weight.
 
         Args:
             hidden: [.., D], the rows that the first block reads.
@@ -219,7 +223,7 @@ class AttentionObserver:
                     "attention that can be observed, not 1: maps need the attention of this "
                     "library, called without torch.compile"
                 )
-            yield _weights_of_block(block, calls[0], self.share)
+            yield _weights_of_block(block, calls[0], self.query_weights)
 
 
 @runtime_checkable
@@ -231,27 +235,31 @@ class CutsViews(Protocol):
         ...
 
 
-def _weights_of_block(block: nn.Module, call: AttentionCall, share: Tensor) -> Tensor:
+def _weights_of_block(block: nn.Module, call: AttentionCall, query_weights: Tensor) -> Tensor:
     """Return the attention weights that each row gets in one block, [.., H].
 
     Args:
         block: the block that made the call.
         call: the queries and keys of its attention.
-        share: the factor of each row as a query in the sum over queries, [.., 1].
+        query_weights: the factor of each row as a query in the sum over queries, [.., 1].
     """
 
-    def attend(share: Tensor) -> Tensor:
-        return torch.unflatten(_weights(call, share.flatten()), 0, share.shape[:-1])
+    def attend(query_weights: Tensor) -> Tensor:
+        return torch.unflatten(_weights(call, query_weights.flatten()), 0, query_weights.shape[:-1])
 
-    return block.cut_views(attend, share) if isinstance(block, CutsViews) else attend(share)
+    return (
+        block.cut_views(attend, query_weights)
+        if isinstance(block, CutsViews)
+        else attend(query_weights)
+    )
 
 
-def _weights(call: AttentionCall, share: Tensor) -> Tensor:
+def _weights(call: AttentionCall, query_weights: Tensor) -> Tensor:
     """Return the softmax weights that each row gets, summed over queries, [T, H].
 
     Args:
         call: the queries and keys of one call of attention.
-        share: the factor of each query in the sum, [T]; queries with 0 are skipped.
+        query_weights: the factor of each query in the sum, [T]; queries with 0 are skipped.
     """
     q, k = call.q, call.k
     if call.cu_seqlens is None:  # q and k are [S, H, n, K], S segments of n rows each
@@ -262,16 +270,18 @@ def _weights(call: AttentionCall, share: Tensor) -> Tensor:
     dtype = torch.promote_types(q.dtype, torch.float32)
     weights = torch.zeros(q.shape[:2], dtype=dtype, device=q.device)
     for start, end in pairwise(offsets):
-        asking = start + share[start:end].nonzero().flatten()
+        query_rows = start + query_weights[start:end].nonzero().flatten()
         keys = k[start:end].to(dtype).permute(1, 2, 0)
-        for part in asking.split(max(SCORES_AT_ONCE // max(q.shape[1] * (end - start), 1), 1)):
+        for part in query_rows.split(max(SCORES_AT_ONCE // max(q.shape[1] * (end - start), 1), 1)):
             scores = (q[part].to(dtype) * call.scale).transpose(0, 1) @ keys
-            given = torch.einsum("h q n, q -> n h", scores.softmax(-1), share[part].to(dtype))
-            weights[start:end] += given
+            received = torch.einsum(
+                "h q n, q -> n h", scores.softmax(-1), query_weights[part].to(dtype)
+            )
+            weights[start:end] += received
     return weights
 
 
-def _shares(rows: dict[int, Tensor], queries: object, shape: torch.Size) -> Tensor:
+def _query_weights(rows: dict[int, Tensor], queries: object, shape: torch.Size) -> Tensor:
     """Return the factor of each row as a query in the mean over the queries of its item.
 
     Args:
@@ -286,16 +296,20 @@ def _shares(rows: dict[int, Tensor], queries: object, shape: torch.Size) -> Tens
         ValueError: queries that are none of these, or that the encoder does not have.
     """
     device = next(iter(rows.values())).device
-    share = torch.zeros(shape.numel(), dtype=torch.float64, device=device)
+    query_weights = torch.zeros(shape.numel(), dtype=torch.float64, device=device)
     for numbers in rows.values():
         if queries is None:
-            asked = numbers.flatten()
+            query_rows = numbers.flatten()
         elif isinstance(queries, str):
-            asked = _class_rows(numbers, queries, shape)
+            query_rows = _class_rows(numbers, queries, shape)
         else:
-            asked = _rows_of_points(numbers, queries)
-        share.index_add_(0, asked, torch.full_like(asked, 1 / len(asked), dtype=share.dtype))
-    return share.view(*shape, 1)
+            query_rows = _rows_of_points(numbers, queries)
+        query_weights.index_add_(
+            0,
+            query_rows,
+            torch.full_like(query_rows, 1 / len(query_rows), dtype=query_weights.dtype),
+        )
+    return query_weights.view(*shape, 1)
 
 
 def _class_rows(numbers: Tensor, queries: str, shape: torch.Size) -> Tensor:
@@ -313,12 +327,12 @@ def _class_rows(numbers: Tensor, queries: str, shape: torch.Size) -> Tensor:
         raise ValueError(f'queries={queries!r}: must be None, "cls" or points (frame, row, column)')
     length = shape[-1] if len(shape) == 2 else numbers.numel()
     first: Tensor = (numbers.flatten() // length).unique() * length
-    before = length - numbers.numel() // len(first) if len(shape) == 2 else 0
-    if not before:
+    class_count = length - numbers.numel() // len(first) if len(shape) == 2 else 0
+    if not class_count:
         raise ValueError(
             "queries='cls': this encoder has no class token; take None for all patches, or points"
         )
-    return (first[:, None] + torch.arange(before, device=first.device)).flatten()
+    return (first[:, None] + torch.arange(class_count, device=first.device)).flatten()
 
 
 def _rows_of_points(numbers: Tensor, queries: object) -> Tensor:
@@ -331,17 +345,17 @@ def _rows_of_points(numbers: Tensor, queries: object) -> Tensor:
     Raises:
         ValueError: anything else than such a list, or a point outside of the map.
     """
-    listed = plain_values(queries)
-    found = [plain_values(point) for point in listed] if isinstance(listed, Iterable) else []
-    points = [tuple(point) for point in found if isinstance(point, Iterable)]
-    whole = all(len(p) == 3 and all(type(n) is int for n in p) for p in points)
-    if not points or len(points) != len(found) or not whole:
+    entries = plain_values(queries)
+    candidates = [plain_values(point) for point in entries] if isinstance(entries, Iterable) else []
+    points = [tuple(point) for point in candidates if isinstance(point, Iterable)]
+    all_integers = all(len(p) == 3 and all(type(n) is int for n in p) for p in points)
+    if not points or len(points) != len(candidates) or not all_integers:
         raise ValueError(
             f'queries={queries!r}: must be None, "cls" or a list of points (frame, row, column)'
         )
     shape = numbers.shape[:3]
     for point in points:
-        if any(not 0 <= place < size for place, size in zip(point, shape, strict=True)):
+        if any(not 0 <= index < size for index, size in zip(point, shape, strict=True)):
             raise ValueError(
                 f"point {point} lies outside of a map of {shape[0]} frames of {shape[1]}x"
                 f"{shape[2]} patches, as (frame, row, column) from 0"
@@ -365,10 +379,10 @@ def _maps_of_path(
     """
     path, _, inner = path.partition(".")
     if len(encoder.paths) == 1 and not inner:
-        named = encoder.feature_maps(rows, inputs)
-        if path not in named[0]:
-            raise _no_path(path, named[0])
-        return {item: maps[path] for item, maps in enumerate(named)}
+        item_maps = encoder.feature_maps(rows, inputs)
+        if path not in item_maps[0]:
+            raise _no_path(path, item_maps[0])
+        return {item: maps[path] for item, maps in enumerate(item_maps)}
     _, grid_thw, items = inputs.paths[path]
     tilings = inputs.tiles or [(1, 1, False)] * len(inputs.grid_thw)
     tiles = [(*tilings[item][:2], False) for item in items] if path == "tiles" else None
@@ -380,5 +394,5 @@ def _maps_of_path(
 
 
 def _no_path(path: str, names: Iterable[str]) -> ValueError:
-    found = ", ".join(map(repr, names))
-    return ValueError(f"path={path!r}: this encoder has attention maps of {found}")
+    known_names = ", ".join(map(repr, names))
+    return ValueError(f"path={path!r}: this encoder has attention maps of {known_names}")

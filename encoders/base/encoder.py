@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..contract import EncoderConfig, Kernels, Precision, Preprocessor
     from ..inputs.intake import ImageLike, VideoLike
     from ..streams.calls import ItemEncoder
-    from ..streams.keywords import AttentionAsked
+    from ..streams.keywords import MapSettings
     from .saving import Publication
 
 Self = TypeVar("Self", bound="Encoder")
@@ -181,11 +181,11 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
         return ItemEncoder(self, paths, paths, self.device, stager=stager, head=head)
 
     def _attention_maps(
-        self, images: Sequence[ImageLike], videos: Sequence[VideoLike], asked: AttentionAsked
+        self, images: Sequence[ImageLike], videos: Sequence[VideoLike], settings: MapSettings
     ) -> list[list[Tensor]]:
-        return self._maps_of_inputs(self.preprocess(images, videos), asked)
+        return self._maps_of_inputs(self.preprocess(images, videos), settings)
 
-    def _maps_of_inputs(self, inputs: VisionInputs, asked: AttentionAsked) -> list[list[Tensor]]:
+    def _maps_of_inputs(self, inputs: VisionInputs, settings: MapSettings) -> list[list[Tensor]]:
         """Return one attention map per item and block, from the result of ``preprocess``."""
         from .attention_maps import ObservedPath, attention_maps
 
@@ -193,7 +193,7 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
             name: ObservedPath(tower, tower._inner_stacks, tower._outputs_for)
             for name, tower in self.paths.items()
         }
-        return attention_maps(self, paths, inputs, asked)
+        return attention_maps(self, paths, inputs, settings)
 
     @property
     def device(self) -> torch.device:

@@ -38,11 +38,11 @@ class MapsFeatures(nn.Module, ABC):
     def _tensors_alone(self, method: str) -> ValueError:
         """Return the error of ``method`` for bare tensors, which may be of any kind of input."""
         dotted = "" if method == "forward" else f".{method}"
-        given = "features, inputs" if method == "feature_maps" else "inputs"
+        arguments = "features, inputs" if method == "feature_maps" else "inputs"
         return ValueError(
             f"{type(self).__name__} has the paths {', '.join(self.paths)}, and tensors do not say "
-            f"which is meant: call encoder{dotted}({given}) with inputs = encoder.preprocess(..), "
-            f"or one path: encoder.paths[name]{dotted}(..)"
+            f"which is meant: call encoder{dotted}({arguments}) with inputs = "
+            f"encoder.preprocess(..), or one path: encoder.paths[name]{dotted}(..)"
         )
 
     @abstractmethod
@@ -169,10 +169,10 @@ class MapsFeatures(nn.Module, ABC):
             return states_of_blocks(tower, run, pixel_values, grid_thw, indices, output_fmt)
         self._check_inputs(pixel_values)
         # Inputs have the grid, so an argument that follows them is ``indices``.
-        asked = indices if grid_thw is None else cast("Sequence[int]", grid_thw)
+        blocks = indices if grid_thw is None else cast("Sequence[int]", grid_thw)
         return {
             name: states_of_blocks(
-                self.paths[name], self.paths[name]._block_outputs, *path[:2], asked, output_fmt
+                self.paths[name], self.paths[name]._block_outputs, *path[:2], blocks, output_fmt
             )
             for name, path in pixel_values.paths.items()
             if path.items

@@ -37,17 +37,17 @@ def states_of_blocks(
     Returns:
         Per block one tensor [P, D] or [tiles, n, D], or with "NCHW" one map [t, D, h, w] per item.
     """
-    asked = block_indices(indices, tower.config.depth)
-    numbers = sorted(set(asked))
+    block_numbers = block_indices(indices, tower.config.depth)
+    numbers = sorted(set(block_numbers))
     states = run(pixel_values, grid_thw, numbers)
-    kept = dict(zip(numbers, states, strict=True))
+    state_of = dict(zip(numbers, states, strict=True))
     if output_fmt == "NLC":
-        return [kept[number] for number in asked]
+        return [state_of[number] for number in block_numbers]
     maps = {
         number: [x.permute(0, 3, 1, 2) for x in tower.feature_maps(state, grid_thw)]
-        for number, state in kept.items()
+        for number, state in state_of.items()
     }
-    return [maps[number] for number in asked]
+    return [maps[number] for number in block_numbers]
 
 
 def rows_of_all(features: object) -> Tensor:
@@ -94,13 +94,13 @@ def block_indices(indices: int | Sequence[int] | None, depth: int) -> list[int]:
     """
     if indices is None:
         return list(range(depth))
-    asked = plain_values(indices)
-    if not isinstance(asked, Iterable):
-        if not _is_number(asked) or not 0 < asked <= depth:
-            raise ValueError(f"indices={asked}: the last n blocks, with n from 1 to {depth}")
-        return list(range(depth - asked, depth))
+    values = plain_values(indices)
+    if not isinstance(values, Iterable):
+        if not _is_number(values) or not 0 < values <= depth:
+            raise ValueError(f"indices={values}: the last n blocks, with n from 1 to {depth}")
+        return list(range(depth - values, depth))
     numbers = []
-    for number in map(plain_values, asked):
+    for number in map(plain_values, values):
         if not _is_number(number) or not -depth <= number < depth:
             rule = f"the tower has blocks 0 to {depth - 1}"
             raise ValueError(f"block {number!r} does not exist: {rule}")

@@ -51,23 +51,23 @@ class PatchEncoder(VisionEncoder):
 
     def item_specs(self, grid_thw: GridLike) -> list[EncoderItemSpec]:
         """Return each item's patches, tokens, attention sequences and patches per sequence."""
-        unit, most = self.config.spatial_merge_size**2, self._segment_frames or 1
+        unit, segment_frames = self.config.spatial_merge_size**2, self._segment_frames or 1
         return [
             EncoderItemSpec(
                 input_size=t * h * w,
                 output_tokens=-(-t // self._token_frames) * (h * w // unit),
-                segments=-(-t // most),
-                longest_segment=min(t, most) * h * w,
+                segments=-(-t // segment_frames),
+                longest_segment=min(t, segment_frames) * h * w,
             )
             for t, h, w in self._read(grid_thw)
         ]
 
     def _segment_grids(self, grids: list[Grid]) -> list[Grid]:
-        if not (most := self._segment_frames):
+        if not (frames := self._segment_frames):
             return grids
         if (rows := sum(t * h * w for t, h, w in grids)) >= 2**31:  # before segments are listed
             raise ValueError(f"the grid makes {rows} rows, int32 offsets end at 2^31: pass fewer")
-        return [(min(most, t - first), h, w) for t, h, w in grids for first in range(0, t, most)]
+        return [(min(frames, t - n), h, w) for t, h, w in grids for n in range(0, t, frames)]
 
     def _block_outputs(
         self, pixel_values: Tensor, grid_thw: GridLike, numbers: Sequence[int]
@@ -113,9 +113,9 @@ class PatchEncoder(VisionEncoder):
             to that of ``rows`` before it is added.
         """
         if self.accelerator is not None and not self._records_gradients(rows):
-            added = self.accelerator.add_weighted_rows(rows, table, index, weight)
-            if added is not None:
-                return added
+            fused_sum = self.accelerator.add_weighted_rows(rows, table, index, weight)
+            if fused_sum is not None:
+                return fused_sum
         total: Tensor = table(index[:, 0]) * weight[:, :1]
         for tap in range(1, index.shape[1]):
             total = torch.addcmul(total, table(index[:, tap]), weight[:, tap, None])
@@ -142,8 +142,8 @@ class RasterEncoder(PatchEncoder):
         from .raster import raster_maps, stitch_items
 
         grids = self._read(grid_thw)
-        whole = len(features) == sum(t * h * w for t, h, w in grids)
-        merge = 1 if whole else self.config.spatial_merge_size
+        is_unmerged = len(features) == sum(t * h * w for t, h, w in grids)
+        merge = 1 if is_unmerged else self.config.spatial_merge_size
         return stitch_items(raster_maps(features, grids, merge, self._token_frames), tiles)
 
 

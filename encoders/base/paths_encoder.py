@@ -82,11 +82,11 @@ class PathsEncoder(Encoder):
         return self.paths["image"].blocks
 
     def accelerated(self: Self, kernels: Kernels = "auto", precision: Precision = "bf16") -> Self:
-        twin = copy.copy(self)
-        twin.paths = {
+        accelerated = copy.copy(self)
+        accelerated.paths = {
             name: path.accelerated(kernels, precision) for name, path in self.paths.items()
         }
-        return twin
+        return accelerated
 
     def kernel_choices(self) -> dict[str, object]:
         return {name: path.kernel_choices() for name, path in self.paths.items()}
@@ -98,9 +98,9 @@ class PathsEncoder(Encoder):
                 f"{', '.join(self.paths)}"
             )
         for name, path in self.paths.items():
-            if not isinstance(own := choices[name], Mapping):
-                raise ValueError(f"{own!r} are no choices: give what kernel_choices() returned")
-            path.load_kernel_choices(own)
+            if not isinstance(chosen := choices[name], Mapping):
+                raise ValueError(f"{chosen!r} are no choices: give what kernel_choices() returned")
+            path.load_kernel_choices(chosen)
 
 
 def tilings_of(inputs: VisionInputs, tiles_alone: bool = False) -> list[tuple[int, int]]:
@@ -121,14 +121,14 @@ def tilings_of(inputs: VisionInputs, tiles_alone: bool = False) -> list[tuple[in
         for item, (count, _, _) in zip(items, grid_thw.tolist(), strict=True):
             counts[item] = count
     items_found = zip(counts, views, tilings, strict=True)
-    for item, (*found, (columns, rows, tiled)) in enumerate(items_found):
-        alone = columns * rows if tiles_alone else 1
-        expected = [columns * rows, 1] if tiled else [0, alone]
-        if found != expected:
+    for item, (*view_counts, (columns, rows, tiled)) in enumerate(items_found):
+        image_views = columns * rows if tiles_alone else 1
+        expected = [columns * rows, 1] if tiled else [0, image_views]
+        if view_counts != expected:
             raise ValueError(
-                f"item {item} has {found[0]} view{'s' * (found[0] != 1)} in path 'tiles' and "
-                f"{found[1]} in path 'image', and by tiles {expected[0]} and {expected[1]}: pass "
-                "what preprocess returned, in its order"
+                f"item {item} has {view_counts[0]} view{'s' * (view_counts[0] != 1)} in path "
+                f"'tiles' and {view_counts[1]} in path 'image', and by tiles {expected[0]} and "
+                f"{expected[1]}: pass what preprocess returned, in its order"
             )
     return [(columns, rows) for columns, rows, _ in tilings]
 
@@ -164,7 +164,7 @@ class TilesThenImage(PathsEncoder):
             [N, out].
         """
         tilings_of(inputs, self._tiles_alone)
-        joined = []
+        results = []
         for parts in self.split_paths(outputs, inputs):
             ordered = [parts[name] for name in ("tiles", "image") if name in parts]
             hidden = [x.last_hidden_state for x in ordered if x.last_hidden_state is not None]
@@ -172,8 +172,8 @@ class TilesThenImage(PathsEncoder):
             views = [self.paths["image"]._patch_rows(x).flatten(0, -2) for x in hidden]
             rows = torch.cat(views) if views else None
             tokens = torch.cat(pooled) if pooled else None
-            joined.append(output_like(ordered[0], rows, tokens, ordered[0].deepstack_features))
-        return joined
+            results.append(output_like(ordered[0], rows, tokens, ordered[0].deepstack_features))
+        return results
 
     def _check_inputs(self, inputs: VisionInputs) -> None:
         super()._check_inputs(inputs)

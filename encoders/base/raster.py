@@ -230,11 +230,11 @@ def split_items(features: Tensor, grids: Sequence[Mapping[str, tuple[int, int]]]
     Raises:
         ValueError: ``features`` have neither number of rows.
     """
-    whole = [sequence_length(item) for item in grids]
-    alone = [sum(map(prod, item.values())) for item in grids]
-    if len(features) not in (sum(whole), sum(alone)):
+    token_counts = [sequence_length(item) for item in grids]
+    row_counts = [sum(map(prod, item.values())) for item in grids]
+    if len(features) not in (sum(token_counts), sum(row_counts)):
         raise ValueError(
-            f"features have {len(features)} rows: these inputs make {sum(whole)} tokens of "
-            f"pooler_output or {sum(alone)} rows without newlines and separators"
+            f"features have {len(features)} rows: these inputs make {sum(token_counts)} tokens of "
+            f"pooler_output or {sum(row_counts)} rows without newlines and separators"
         )
-    return list(features.split(whole if len(features) == sum(whole) else alone))
+    return list(features.split(token_counts if len(features) == sum(token_counts) else row_counts))

@@ -199,7 +199,7 @@ def _published_tensors(state: Mapping[str, Tensor], published: Publication) -> d
     return tensors
 
 
-def _with_own_storage(tensor: Tensor, taken: set[int]) -> Tensor:
+def _with_own_storage(tensor: Tensor, storages: set[int]) -> Tensor:
     """Return ``tensor``, or a copy if it shares its storage or fills only a part of it.
 
     Of several tensors in one storage, safetensors' writer would keep only one. Tied parameters
@@ -207,12 +207,12 @@ def _with_own_storage(tensor: Tensor, taken: set[int]) -> Tensor:
 
     Args:
         tensor: a tensor on the CPU.
-        taken: addresses of storages in use, to which the address of this tensor's is added.
+        storages: addresses of storages in use, to which the address of this tensor's is added.
     """
     storage = tensor.untyped_storage()
-    whole = storage.nbytes() == tensor.nbytes and tensor.is_contiguous()
-    if whole and storage.data_ptr() not in taken:
-        taken.add(storage.data_ptr())
+    fills_storage = storage.nbytes() == tensor.nbytes and tensor.is_contiguous()
+    if fills_storage and storage.data_ptr() not in storages:
+        storages.add(storage.data_ptr())
         return tensor
     return tensor.clone(memory_format=torch.contiguous_format)
 
@@ -258,11 +258,11 @@ def _refuse_other_weights(folder: Path, tensors: Mapping[str, Tensor]) -> None:
 
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, "pt") as stored:
-            others = [name for name in stored.keys() if name not in tensors]  # noqa: SIM118
-        if others:
+            other_names = [name for name in stored.keys() if name not in tensors]  # noqa: SIM118
+        if other_names:
             raise ValueError(
-                f"{folder} holds other weights ({file.name} has {others[0]}), which saving would "
-                "mix with this tower or replace: pass another folder"
+                f"{folder} holds other weights ({file.name} has {other_names[0]}), which saving "
+                "would mix with this tower or replace: pass another folder"
             )
 
 

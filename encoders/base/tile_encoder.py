@@ -53,10 +53,10 @@ class TileEncoder(VisionEncoder):
             side: height and width of a tile in pixels.
             largest_batch: tiles of the largest CUDA graph; None for the number of this tower.
         """
-        twin = copy.copy(self)  # the copy shares the modules, parameters and hooks
-        twin._side = side
-        twin._largest_batch = largest_batch or self._largest_batch
-        return twin
+        resized = copy.copy(self)  # the copy shares the modules, parameters and hooks
+        resized._side = side
+        resized._largest_batch = largest_batch or self._largest_batch
+        return resized
 
     @property
     def side(self) -> int:
@@ -134,12 +134,12 @@ class TileEncoder(VisionEncoder):
         """
         require_tensor(pixel_values)
         step, sizes = self.config.patch_size * self._grid_multiple, pixel_values.shape[2:]
-        whole = len(sizes) == 2 and all(size > 0 and size % step == 0 for size in sizes)
+        fits_grid = len(sizes) == 2 and all(size > 0 and size % step == 0 for size in sizes)
         pixels = self._admit_pixels(
             pixel_values,
             weight,
             f" (or any height and width that are multiples of {step})",
-            (self.config.in_channels, *sizes) if whole else (),
+            (self.config.in_channels, *sizes) if fits_grid else (),
         )
         if grid_thw is not None:
             _check_tiles(pixels, self._read(grid_thw), self.config.patch_size)

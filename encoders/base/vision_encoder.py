@@ -177,9 +177,9 @@ class VisionEncoder(Encoder):
 
     def _outputs_for(self, observer: AttentionObserver) -> BlockOutputs:
         """Return ``_block_outputs`` of a copy of this tower whose blocks ``observer`` runs."""
-        twin = copy.copy(self)
-        twin._observer = observer
-        return twin._block_outputs
+        observed = copy.copy(self)
+        observed._observer = observer
+        return observed._block_outputs
 
     @property
     def _inner_stacks(self) -> Mapping[str, InnerStack]:
@@ -333,10 +333,10 @@ class VisionEncoder(Encoder):
                 "this encoder is accelerated already: call accelerated() on the encoder that it "
                 "was made from"
             )
-        twin = copy.copy(self)  # the copy shares modules, parameters and hooks
+        accelerated = copy.copy(self)  # the copy shares modules, parameters and hooks
         weight = next(self.parameters())
-        twin.accelerator = accelerate(kernels, precision, weight.device, weight.dtype)
-        return twin
+        accelerated.accelerator = accelerate(kernels, precision, weight.device, weight.dtype)
+        return accelerated
 
     def kernel_choices(self) -> dict[str, object]:
         return {"kernels": "reference"} if self.accelerator is None else self.accelerator.choices()

@@ -109,9 +109,9 @@ def _open(file: Path | Readable) -> Image.Image:
             return _open(file)
         # For bytes, PIL's own message has only the address of an object in memory.
         unknown = isinstance(error, UnidentifiedImageError) and not isinstance(file, Path)
-        found = "bytes of no image file" if unknown else error
+        reason = "bytes of no image file" if unknown else error
         raise ValueError(
-            f"cannot be read as an image ({found}); it is damaged, truncated or of a "
+            f"cannot be read as an image ({reason}); it is damaged, truncated or of a "
             "format that PIL does not know: replace it or convert it"
         ) from error
 
@@ -140,8 +140,8 @@ def _learn_heif(file: Path | Readable) -> bool:
 
 def _read_head(file: Path | Readable) -> bytes:
     if isinstance(file, Path):
-        with open(file, "rb") as opened:
-            return opened.read(_HEAD)
+        with open(file, "rb") as stream:
+            return stream.read(_HEAD)
     file.seek(0)
     return file.read(_HEAD)
 

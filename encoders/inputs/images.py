@@ -150,13 +150,13 @@ def padded(image: Tensor, height: int, width: int, colour: PerChannel) -> Tensor
         uint8 [3, height, width].
     """
     shape, canvas = image.shape[2] / image.shape[1], width / height
-    tall, wide = height, width
+    image_height, image_width = height, width
     if shape > canvas:
-        tall = max(round(image.shape[1] / image.shape[2] * width), 1)
+        image_height = max(round(image.shape[1] / image.shape[2] * width), 1)
     elif shape < canvas:
-        wide = max(round(image.shape[2] / image.shape[1] * height), 1)
-    top, left = round((height - tall) * 0.5), round((width - wide) * 0.5)
-    return laid_over(resize(image, tall, wide), height, width, top, left, colour)
+        image_width = max(round(image.shape[2] / image.shape[1] * height), 1)
+    top, left = round((height - image_height) * 0.5), round((width - image_width) * 0.5)
+    return laid_over(resize(image, image_height, image_width), height, width, top, left, colour)
 
 
 def stack_frames(frames: Sequence[Tensor], pinned: bool) -> Tensor:

@@ -72,9 +72,9 @@ def to_rgb(image: ImageLike) -> Tensor:
             8 or 16 bits, or a file that is missing or damaged.
     """
     if isinstance(image, str | os.PathLike):
-        opened = open_image(image)
+        picture = open_image(image)
         with naming(str(image)):
-            return _from_pil(opened)
+            return _from_pil(picture)
     if isinstance(image, bytes | bytearray | memoryview):
         return _from_pil(open_image(image))
     if isinstance(image, Mapping):
@@ -170,10 +170,10 @@ def _from_pil(image: Image.Image) -> Tensor:
             f"PIL image {_file_of(image)}of mode {image.mode} cannot be decoded to RGB ({error}): "
             "it is truncated or of a mode that has no RGB form; replace it or convert it to RGB"
         ) from error
-    if image.mode == "I" and 0 < (most := int(np.array(image).max())) <= 255:
+    if image.mode == "I" and 0 < (brightest := int(np.array(image).max())) <= 255:
         raise ValueError(
-            f"PIL image of mode I with values up to {most}, which may be 8-bit or 16-bit: convert "
-            'it, with .convert("L") if 255 is white, .convert("I;16") if 65535 is'
+            f"PIL image of mode I with values up to {brightest}, which may be 8-bit or 16-bit: "
+            'convert it, with .convert("L") if 255 is white, .convert("I;16") if 65535 is'
         )
     return rgb
 
@@ -233,16 +233,16 @@ def _from_tensor(image: Tensor) -> Tensor:
     return _spread(image[None] if image.ndim == 2 else image)
 
 
-def _from_unit(image: Tensor, what: str) -> Tensor:
+def _from_unit(image: Tensor, subject: str) -> Tensor:
     """Convert floats from 0 to 1 to uint8 as torchvision's ``to_dtype(uint8, scale=True)`` does.
 
-    ``what`` describes the image in errors, such as "tensor of torch.float32".
+    ``subject`` describes the image in errors, such as "tensor of torch.float32".
     """
     low, high = image.aminmax() if image.numel() else (image.new_zeros(()), image.new_zeros(()))
     # This refuses NaN, too, because a comparison with NaN is false.
     if not (low >= 0 and high <= 1):
         raise ValueError(
-            f"{what} with values from {float(low):g} to {float(high):g}: floats "
+            f"{subject} with values from {float(low):g} to {float(high):g}: floats "
             "must lie between 0 and 1; scale them, or pass uint8, 0..255"
         )
     return image.double().mul(255 + 1.0 - 1e-3).to(torch.uint8)
@@ -256,8 +256,8 @@ def _fix(kind: str) -> str:
 
 def _require_layout(shape: Sequence[int], layout: str, channels: int) -> None:
     if len(shape) not in (2, 3) or (len(shape) == 3 and shape[channels] not in (1, 3, 4)):
-        other = len(shape) == 3 and shape[-1 - channels] in (1, 3, 4)
-        fix = "move the channels to their place" if other else "1, 3 or 4 channels"
+        is_other_layout = len(shape) == 3 and shape[-1 - channels] in (1, 3, 4)
+        fix = "move the channels to their place" if is_other_layout else "1, 3 or 4 channels"
         raise ValueError(f"shape {tuple(shape)}: an image of this type is {layout}; {fix}")
     height, width = shape[:2] if channels else shape[-2:]
     _require_pixels(height, width)

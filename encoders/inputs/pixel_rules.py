@@ -175,14 +175,14 @@ def long_side_rules(
     entry = image_section(files)
     if entry is None:
         return family
-    where, section = entry
-    require_supported(where, section)
+    label, section = entry
+    require_supported(label, section)
     size = section.get("size", {"longest_edge": 1024})  # PixtralImageProcessor's default
     longest = size.get("longest_edge") if isinstance(size, Mapping) else None
     if longest is None:
-        raise ValueError(f"{where}: size={size!r} must have longest_edge, a side in pixels")
-    side = read_positive(where, "longest_edge", longest, 1024, math.isqrt(MOST_PIXELS))
-    mean, std = read_mean_std(where, section, CLIP_MEAN, CLIP_STD)
+        raise ValueError(f"{label}: size={size!r} must have longest_edge, a side in pixels")
+    side = read_positive(label, "longest_edge", longest, 1024, math.isqrt(MOST_PIXELS))
+    mean, std = read_mean_std(label, section, CLIP_MEAN, CLIP_STD)
     return long_side(side, mean, std)
 
 
@@ -237,27 +237,27 @@ def _named_or_own(classes: Mapping[str, PixelRules], name: str, family: PixelRul
         name: the class that a file names; an unknown name means the family's own class.
         family: the family's rules; its own class is the one that samples frames as they say.
     """
-    own = next(rules for rules in classes.values() if rules.sampling == family.sampling)
-    return classes.get(name, own)
+    own_rules = next(rules for rules in classes.values() if rules.sampling == family.sampling)
+    return classes.get(name, own_rules)
 
 
 def _read_pixel_rules(
-    where: str, section: Section, defaults: PixelRules, sizes: Mapping[str, int]
+    label: str, section: Section, defaults: PixelRules, sizes: Mapping[str, int]
 ) -> PixelRules:
-    more: Section = {
+    expected: Section = {
         "cap_pixels_per_frame": False,
         "patch_expand_factor": 1,
         "process_image_mode": "dynamic_res",
         "max_long_side_pixel": None,
     }
-    require_supported(where, section, more)
+    require_supported(label, section, expected)
     pair = sizes["temporal_patch_size"] * defaults.joined_frames
-    check_sizes(where, section, {**sizes, "temporal_patch_size": pair})
+    check_sizes(label, section, {**sizes, "temporal_patch_size": pair})
     if defaults.canvas:
-        lowest, highest = _token_bounds(where, section, defaults)
+        lowest, highest = _token_bounds(label, section, defaults)
     else:
-        lowest, highest = _pixel_bounds(where, section, defaults)
-    mean, std = read_mean_std(where, section, defaults.mean, defaults.std)
+        lowest, highest = _pixel_bounds(label, section, defaults)
+    mean, std = read_mean_std(label, section, defaults.mean, defaults.std)
     return replace(
         defaults,
         min_pixels=lowest,
@@ -265,20 +265,20 @@ def _read_pixel_rules(
         mean=mean,
         std=std,
         min_frames=read_positive(
-            where, "min_frames", section.get("min_frames"), defaults.min_frames
+            label, "min_frames", section.get("min_frames"), defaults.min_frames
         ),
         max_frames=read_positive(
-            where, "max_frames", section.get("max_frames"), defaults.max_frames
+            label, "max_frames", section.get("max_frames"), defaults.max_frames
         ),
-        max_duration=_read_duration(where, section, defaults),
+        max_duration=_read_duration(label, section, defaults),
     )
 
 
-def check_sizes(where: str, section: Section, sizes: Mapping[str, int]) -> None:
+def check_sizes(label: str, section: Section, sizes: Mapping[str, int]) -> None:
     """Raise a ValueError if a section of a processor file has other sizes than the tower.
 
     Args:
-        where: name of the section in errors.
+        label: name of the section in errors.
         section: a section of a processor file.
         sizes: the size that the tower has for each key of the section, which may have it twice, as
             [14, 14].
@@ -286,26 +286,26 @@ def check_sizes(where: str, section: Section, sizes: Mapping[str, int]) -> None:
     for key, tower in sizes.items():
         if section.get(key) not in (None, tower, [tower, tower]):
             raise ValueError(
-                f"{where}: {key}={section[key]!r} but the tower has {tower}: use the processor "
+                f"{label}: {key}={section[key]!r} but the tower has {tower}: use the processor "
                 "files of the checkpoint's own repo"
             )
 
 
-def _read_duration(where: str, section: Section, defaults: PixelRules) -> int:
+def _read_duration(label: str, section: Section, defaults: PixelRules) -> int:
     value = section.get("max_duration")
     if value == 0:  # 0 means no bound
         return 0
-    return read_positive(where, "max_duration", value, defaults.max_duration)
+    return read_positive(label, "max_duration", value, defaults.max_duration)
 
 
-def _token_bounds(where: str, section: Section, defaults: PixelRules) -> tuple[int, int]:
+def _token_bounds(label: str, section: Section, defaults: PixelRules) -> tuple[int, int]:
     """Return the smallest and the largest area in pixels that a file of GLM-5 sets.
 
-    The file gives them as numbers of tokens, each of 28x28 pixels in two frames. ``where`` names
+    The file gives them as numbers of tokens, each of 28x28 pixels in two frames. ``label`` names
     the section in errors; ``defaults`` has the areas that hold if the section has none.
     """
     lowest, highest = (
-        read_positive(where, name, section.get(name), area // _TOKEN, MOST_PIXELS)
+        read_positive(label, name, section.get(name), area // _TOKEN, MOST_PIXELS)
         for name, area in (
             ("min_image_tokens", defaults.min_pixels),
             ("max_image_tokens", defaults.max_pixels),
@@ -314,23 +314,23 @@ def _token_bounds(where: str, section: Section, defaults: PixelRules) -> tuple[i
     return lowest * _TOKEN, highest * _TOKEN
 
 
-def _pixel_bounds(where: str, section: Section, defaults: PixelRules) -> tuple[int, int]:
+def _pixel_bounds(label: str, section: Section, defaults: PixelRules) -> tuple[int, int]:
     size = section.get("size")
     if defaults.sampling == "uniform" and size in ([672, 672], {"height": 672, "width": 672}):
         size = None  # MiniMax-M3's files have this size, which none of its processors reads
     if size is not None and not isinstance(size, Mapping):
-        raise ValueError(f"{where}: size={size!r} must have shortest_edge and longest_edge")
+        raise ValueError(f"{label}: size={size!r} must have shortest_edge and longest_edge")
     bounds = []
     for old, new, default in (
         ("min_pixels", "shortest_edge", defaults.min_pixels),
         ("max_pixels", "longest_edge", defaults.max_pixels),
     ):
         # Qwen3VLVideoProcessor and ERNIE's processors read only the spelling inside of ``size``.
-        inside = defaults.whole_clip or defaults.sampling == "ernie"
-        value = None if inside else section.get(old)
+        in_size_alone = defaults.whole_clip or defaults.sampling == "ernie"
+        value = None if in_size_alone else section.get(old)
         if value is None and size is not None:
             value = size.get(new, size.get(old))
             if value is None:
-                raise ValueError(f"{where}: size={dict(size)} lacks {new}, an area in pixels")
-        bounds.append(read_positive(where, old, value, default, MOST_PIXELS))
+                raise ValueError(f"{label}: size={dict(size)} lacks {new}, an area in pixels")
+        bounds.append(read_positive(label, old, value, default, MOST_PIXELS))
     return bounds[0], bounds[1]

@@ -76,13 +76,13 @@ def tile_image_rules(
     entry = image_section(files)
     if entry is None:
         return {}
-    where, section = entry
+    label, section = entry
     # A repo with code of its own describes tiling in its config.json.
     if not _describes_tiles(section):
-        mean, std = read_mean_std(where, section, mean, std)
+        mean, std = read_mean_std(label, section, mean, std)
         return {"mean": mean, "std": std}
-    _check_converted(where, section, image_size)
-    mean, std = read_mean_std(where, section, CLIP_MEAN, CLIP_STD)
+    _check_converted(label, section, image_size)
+    mean, std = read_mean_std(label, section, CLIP_MEAN, CLIP_STD)
     outer = files.get("processor_config", {}).get("processor_class")
     # InternVLProcessor cuts images into tiles even if the section of its image processor says
     # crop_to_patches=false, as published -hf repos do.
@@ -91,9 +91,9 @@ def tile_image_rules(
         "mean": mean,
         "std": std,
         "dynamic": tiled or bool(section.get("crop_to_patches")),
-        "min_tiles": read_positive(where, "min_patches", section.get("min_patches"), 1, MOST_TILES),
+        "min_tiles": read_positive(label, "min_patches", section.get("min_patches"), 1, MOST_TILES),
         "max_tiles": read_positive(
-            where, "max_patches", section.get("max_patches"), 12, MOST_TILES
+            label, "max_patches", section.get("max_patches"), 12, MOST_TILES
         ),
         "use_thumbnail": True,
     }
@@ -116,16 +116,16 @@ def tile_video_rules(
     entry = video_section(files)
     if entry is None:
         return {}
-    where, section = entry
+    label, section = entry
     if section.get("video_processor_type") or _describes_tiles(section):
         mean, std = CLIP_MEAN, CLIP_STD  # the defaults of the class that the section names
-        _check_converted(where, section, image_size)
-        require_supported(where, section, {"do_center_crop": False})
-    mean, std = read_mean_std(where, section, mean, std)
+        _check_converted(label, section, image_size)
+        require_supported(label, section, {"do_center_crop": False})
+    mean, std = read_mean_std(label, section, mean, std)
     shift = True if section.get("initial_shift") is None else section["initial_shift"]
     if not isinstance(shift, int | float) or not 0 <= shift < 1e9:
         raise ValueError(
-            f"{where}: initial_shift={shift!r} must be true, false or the number of a frame"
+            f"{label}: initial_shift={shift!r} must be true, false or the number of a frame"
         )
     return {"video_mean": mean, "video_std": std, "initial_shift": shift}
 
@@ -173,57 +173,57 @@ def _first(*candidates: tuple[str, object]) -> tuple[str, Section] | None:
 
 
 def _describes_tiles(section: Section) -> bool:
-    named = str(section.get("image_processor_type") or "")
-    return named.startswith("GotOcr2ImageProcessor") or "crop_to_patches" in section
+    class_name = str(section.get("image_processor_type") or "")
+    return class_name.startswith("GotOcr2ImageProcessor") or "crop_to_patches" in section
 
 
-def _check_converted(where: str, section: Section, image_size: int) -> None:
-    require_supported(where, section)
+def _check_converted(label: str, section: Section, image_size: int) -> None:
+    require_supported(label, section)
     # 384x384 is the default of GotOcr2ImageProcessor in transformers.
     size = section.get("size") or {"height": 384, "width": 384}
     if size != {"height": image_size, "width": image_size}:
         raise ValueError(
-            f"{where}: size={size} but the tower takes tiles of {image_size}x{image_size}: use the "
+            f"{label}: size={size} but the tower takes tiles of {image_size}x{image_size}: use the "
             "processor files of the checkpoint's own repo"
         )
 
 
-def require_supported(where: str, section: Section, more: Section | None = None) -> None:
+def require_supported(label: str, section: Section, expected: Section | None = None) -> None:
     """Raise a ValueError if a section of a processor file has a value that is not implemented.
 
     Args:
-        where: name of the section in errors.
+        label: name of the section in errors.
         section: a section of a processor file.
-        more: the only value that is implemented for each further key; it takes precedence over the
-            usual value of the key.
+        expected: the only value that is implemented for each further key; it takes precedence over
+            the usual value of the key.
     """
-    for key, only in {**_MUST_BE, **(more or {})}.items():
+    for key, only in {**_MUST_BE, **(expected or {})}.items():
         value = section.get(key)
         if value is not None and value != only:
-            raise ValueError(f"{where}: {key}={value!r} is not implemented: it must be {only!r}")
+            raise ValueError(f"{label}: {key}={value!r} is not implemented: it must be {only!r}")
 
 
-def check_side(where: str, section: Section, side: int) -> None:
+def check_side(label: str, section: Section, side: int) -> None:
     """Raise a ValueError if a section of a processor file has views of another size than a tower.
 
     Args:
-        where: name of the section in errors.
+        label: name of the section in errors.
         section: a section of a processor file; one without a size passes.
         side: side of the tower's views in pixels.
     """
     size = section.get("image_size", section.get("size"))
     if size not in (None, side, {"height": side, "width": side}):
         raise ValueError(
-            f"{where}: size={size!r} but the tower takes views of {side}x{side}: use the processor "
+            f"{label}: size={size!r} but the tower takes views of {side}x{side}: use the processor "
             "files of the checkpoint's own repo"
         )
 
 
-def read_resample(where: str, section: Section, usual: Resample) -> Resample:
+def read_resample(label: str, section: Section, usual: Resample) -> Resample:
     """Return the kind of resampling that a section names, by the name that ``resize`` takes.
 
     Args:
-        where: name of the section in errors.
+        label: name of the section in errors.
         section: a section of a processor file; its ``resample`` is one of PIL's numbers.
         usual: the kind for a section that names none.
 
@@ -233,17 +233,17 @@ def read_resample(where: str, section: Section, usual: Resample) -> Resample:
     value = section.get("resample")
     kinds: dict[object, Resample] = {None: usual, 1: "lanczos", 2: "bilinear", 3: "bicubic"}
     if isinstance(value, bool) or not isinstance(value, int | None) or value not in kinds:
-        raise ValueError(f"{where}: resample={value!r} is not implemented: it must be 1, 2 or 3")
+        raise ValueError(f"{label}: resample={value!r} is not implemented: it must be 1, 2 or 3")
     return kinds[value]
 
 
 def read_mean_std(
-    where: str, section: Section, mean: PerChannel, std: PerChannel
+    label: str, section: Section, mean: PerChannel, std: PerChannel
 ) -> tuple[PerChannel, PerChannel]:
     """Return ``image_mean`` and ``image_std`` of a section of a processor file.
 
     Args:
-        where: name of the section in errors.
+        label: name of the section in errors.
         section: a section of a processor file.
         mean: mean of each channel if the section has none, of pixels from 0 to 1.
         std: standard deviation of each channel if the section has none.
@@ -253,19 +253,19 @@ def read_mean_std(
             another factor than 1/255.
     """
     rescale = section.get("rescale_factor")
-    known = isinstance(rescale, int | float) and abs(rescale * 255 - 1) < 1e-6
-    if rescale is not None and not known:
+    is_1_255 = isinstance(rescale, int | float) and abs(rescale * 255 - 1) < 1e-6
+    if rescale is not None and not is_1_255:
         raise ValueError(
-            f"{where}: rescale_factor={rescale!r} is not implemented: it must be 1/255"
+            f"{label}: rescale_factor={rescale!r} is not implemented: it must be 1/255"
         )
     return (
-        _triple(where, "image_mean", section.get("image_mean"), mean, _MEANS),
-        _triple(where, "image_std", section.get("image_std"), std, _STDS),
+        _triple(label, "image_mean", section.get("image_mean"), mean, _MEANS),
+        _triple(label, "image_std", section.get("image_std"), std, _STDS),
     )
 
 
 def _triple(
-    where: str, key: str, value: object, default: PerChannel, bounds: tuple[float, float]
+    label: str, key: str, value: object, default: PerChannel, bounds: tuple[float, float]
 ) -> PerChannel:
     if value is None:
         return default
@@ -276,30 +276,30 @@ def _triple(
         or not all(isinstance(n, int | float) and bounds[0] <= n <= bounds[1] for n in numbers)
     ):
         rule = f"three numbers from {bounds[0]} to {bounds[1]}"
-        raise ValueError(f"{where}: {key}={value!r} must be {rule}, one per channel")
+        raise ValueError(f"{label}: {key}={value!r} must be {rule}, one per channel")
     red, green, blue = (float(n) for n in numbers)
     return red, green, blue
 
 
 def read_positive(
-    where: str, key: str, value: object, default: int, most: int | None = None
+    label: str, key: str, value: object, default: int, maximum: int | None = None
 ) -> int:
     """Check a value of a processor file that must be a positive integer.
 
     Args:
-        where: name of the section in errors.
+        label: name of the section in errors.
         key: name of the value in errors.
         value: the value as parsed from JSON; None if the section has none.
         default: what is returned for None.
-        most: the largest value that is allowed; None allows any.
+        maximum: the largest value that is allowed; None allows any.
 
     Raises:
-        ValueError: no positive integer, or one over ``most``.
+        ValueError: no positive integer, or one over ``maximum``.
     """
     if value is None:
         return default
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{where}: {key}={value!r} must be a positive integer")
-    if most is not None and value > most:
-        raise ValueError(f"{where}: {key}={value!r} must be at most {most}")
+        raise ValueError(f"{label}: {key}={value!r} must be a positive integer")
+    if maximum is not None and value > maximum:
+        raise ValueError(f"{label}: {key}={value!r} must be at most {maximum}")
     return value

@@ -24,12 +24,12 @@ def pixels_and_grid(features: Mapping[str, object]) -> tuple[Tensor, Tensor]:
     pairs = []
     for kind, pixels in (("image", "pixel_values"), ("video", "pixel_values_videos")):
         grid = f"{kind}_grid_thw"
-        given = [features.get(name) is not None for name in (pixels, grid)]
-        if all(given):
+        are_given = [features.get(name) is not None for name in (pixels, grid)]
+        if all(are_given):
             rows = torch.as_tensor(features[pixels]).flatten(1)  # Kimi's are [P, 3, p, p]
             pairs.append((rows, torch.as_tensor(features[grid])))
-        elif any(given):
-            present, missing = (pixels, grid) if given[0] else (grid, pixels)
+        elif any(are_given):
+            present, missing = (pixels, grid) if are_given[0] else (grid, pixels)
             raise ValueError(f"the processor gave {present} without {missing}: pass both")
     if not pairs:
         raise ValueError(

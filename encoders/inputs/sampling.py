@@ -73,32 +73,32 @@ def sample_frames(
         return _sample_glm(
             total, rule, fps, num_frames, source_fps, max_frames, max_duration, temporal_patch_size
         )
-    wanted = (
+    target_count = (
         float(num_frames or 0) if fps is None else total / _source_rate(source_fps) * _rate(fps)
     )
     if rule == "qwen3_vl":
-        count = int(wanted)
+        count = int(target_count)
         if fps is not None:
             count = min(max(count, min_frames), max_frames, total)
         return list(map(round, _evenly(0, total - 1, count)))
     if rule == "ernie":
         if fps is None:
-            wanted = _check_count(num_frames or 0, total, None, 1)
+            target_count = _check_count(num_frames or 0, total, None, 1)
         else:
-            wanted = min(max(wanted, min_frames), max_frames, total)
-        return _filled(_steps(0, total, wanted), temporal_patch_size)
+            target_count = min(max(target_count, min_frames), max_frames, total)
+        return _filled(_steps(0, total, target_count), temporal_patch_size)
     if rule == "uniform":
-        count = num_frames if num_frames is not None else max(int(wanted), 1)
+        count = num_frames if num_frames is not None else max(int(target_count), 1)
         return [frame * total // count for frame in range(_check_count(count, total, fps, 1))]
     if rule == "internvl":
-        count = _check_count(int(wanted), total, fps, 1)
+        count = _check_count(int(target_count), total, fps, 1)
         start = total / count / 2 if initial_shift is True else float(initial_shift)
         return _steps(start, total, count)
     pair = temporal_patch_size
     if fps is None:
-        return _steps(0, total, _check_count(round(wanted / pair) * pair, total, fps, pair))
-    most = min(max_frames, total) // pair * pair
-    count = math.floor(min(max(wanted, min_frames), most) / pair) * pair
+        return _steps(0, total, _check_count(round(target_count / pair) * pair, total, fps, pair))
+    largest_count = min(max_frames, total) // pair * pair
+    count = math.floor(min(max(target_count, min_frames), largest_count) / pair) * pair
     return _steps(0, total, count or total)  # a video shorter than a pair: all its frames
 
 
@@ -132,12 +132,12 @@ def _rate(fps: float) -> float:
 
 
 def _check_count(count: int, total: int, fps: float | None, multiple: int) -> int:
-    asked = f"fps={fps}" if fps is not None else "num_frames"
+    setting = f"fps={fps}" if fps is not None else "num_frames"
     if count < 1:
-        raise ValueError(f"{asked} makes none of {total} frames: ask for at least {multiple}")
+        raise ValueError(f"{setting} makes none of {total} frames: ask for at least {multiple}")
     if count > total:
         frames = f"{count} frame{'s' * (count != 1)}"
-        raise ValueError(f"{asked} asks for {frames}, the video has {total}: ask for fewer")
+        raise ValueError(f"{setting} asks for {frames}, the video has {total}: ask for fewer")
     return count
 
 
@@ -150,9 +150,9 @@ def _steps(start: float, total: int, count: float) -> list[int]:
     return indices[: math.ceil(count)]
 
 
-def _filled(chosen: list[int], multiple: int) -> list[int]:
+def _filled(frames: list[int], multiple: int) -> list[int]:
     """Return the chosen frames, the last one repeated to fill a multiple of ``multiple``."""
-    return chosen + chosen[-1:] * (-len(chosen) % multiple)
+    return frames + frames[-1:] * (-len(frames) % multiple)
 
 
 def _evenly(first: float, last: float, count: int) -> list[float]:
@@ -189,40 +189,43 @@ def _sample_glm(
         ValueError: ``fps`` without ``source_fps``, or more frames than the video has.
     """
     if fps is None:
-        chosen = _steps(0, total, _check_count(num_frames or 0, total, None, 1))
+        frames = _steps(0, total, _check_count(num_frames or 0, total, None, 1))
     elif source_fps is None:
         raise ValueError(
             f"fps={fps}: this checkpoint samples by time, so the video needs its own frames per "
             "second: pass a file or Video(frames, fps), or num_frames instead of fps"
         )
     else:
-        own, wanted = _source_rate(source_fps), _rate(fps)
+        rate, target_rate = _source_rate(source_fps), _rate(fps)
         if rule == "glm4v":
-            chosen = _at_times(total, own, wanted, max_duration)
+            frames = _at_times(total, rate, target_rate, max_duration)
         elif rule == "glm46v":
-            chosen = _walk(total, own, _rate_of_length(total / own) * pair, 640, 2400)
+            frames = _sample_in_order(total, rate, _rate_of_length(total / rate) * pair, 640, 2400)
         else:
-            chosen = _walk(total, own, wanted, max_frames, max_duration)
-    return _filled(list(dict.fromkeys(chosen)), pair)
+            frames = _sample_in_order(total, rate, target_rate, max_frames, max_duration)
+    return _filled(list(dict.fromkeys(frames)), pair)
 
 
-def _at_times(total: int, own: float, wanted: float, max_duration: float) -> list[int]:
+def _at_times(total: int, source_rate: float, target_rate: float, max_duration: float) -> list[int]:
     """Return the numbers of the first frames at or after equally spaced times.
 
     Args:
         total: number of frames of the video.
-        own: frames per second of the video.
-        wanted: frames per second to sample.
+        source_rate: frames per second of the video.
+        target_rate: frames per second to sample.
         max_duration: seconds; a longer video gets as many frames as a video of this duration,
             evenly spaced over its whole length; 0: no bound.
     """
-    duration, most = total / own, int(max_duration * wanted)
+    duration, max_count = total / source_rate, int(max_duration * target_rate)
     if not max_duration or duration <= max_duration:
-        count = max(math.floor(duration * wanted), 1)
-        return [min(total - 1, math.ceil(n * own / wanted)) for n in range(count)]
-    if most >= total:
+        count = max(math.floor(duration * target_rate), 1)
+        return [min(total - 1, math.ceil(n * source_rate / target_rate)) for n in range(count)]
+    if max_count >= total:
         return list(range(total))
-    return [min(total - 1, math.ceil(at * own)) for at in _evenly(0, duration, most)]
+    return [
+        min(total - 1, math.ceil(second * source_rate))
+        for second in _evenly(0, duration, max_count)
+    ]
 
 
 def _rate_of_length(duration: float) -> float:
@@ -230,7 +233,9 @@ def _rate_of_length(duration: float) -> float:
     return 3 if duration <= 30 else 1 if duration <= 300 else 0.5
 
 
-def _walk(total: int, own: float, wanted: float, most: int, max_duration: float) -> list[int]:
+def _sample_in_order(
+    total: int, source_rate: float, target_rate: float, max_count: int, max_duration: float
+) -> list[int]:
     """Return the numbers of the frames sampled at a rate by going through the video once.
 
     If this yields another number of frames than the rate and the bounds ask for, evenly spaced
@@ -238,24 +243,24 @@ def _walk(total: int, own: float, wanted: float, most: int, max_duration: float)
 
     Args:
         total: number of frames of the video.
-        own: frames per second of the video.
-        wanted: frames per second to sample.
-        most: largest number of frames.
+        source_rate: frames per second of the video.
+        target_rate: frames per second to sample.
+        max_count: largest number of frames.
         max_duration: seconds; a longer video gets as many frames as a video of this duration; 0: no
             bound.
     """
-    duration = total / own
-    counted = min(duration, max_duration) if max_duration else duration
-    count = max(min(int(counted * wanted), most), 1)
+    duration = total / source_rate
+    bounded_duration = min(duration, max_duration) if max_duration else duration
+    count = max(min(int(bounded_duration * target_rate), max_count), 1)
     if total < count:
         return list(map(int, _evenly(0, total - 1, count)))
-    taken, due, frame = [], 0.0, 1 / own
+    frames, next_time, frame_seconds = [], 0.0, 1 / source_rate
     for number in range(total):
-        if number * frame >= due:
-            due += 1 / wanted
-            taken.append(number)
-            if due >= int(duration):
+        if number * frame_seconds >= next_time:
+            next_time += 1 / target_rate
+            frames.append(number)
+            if next_time >= int(duration):
                 break
-    if len(taken) < count:
-        return list(map(int, _evenly(taken[0], taken[-1], count)))
-    return taken if len(taken) == count else list(map(int, _evenly(0, total - 1, count)))
+    if len(frames) < count:
+        return list(map(int, _evenly(frames[0], frames[-1], count)))
+    return frames if len(frames) == count else list(map(int, _evenly(0, total - 1, count)))

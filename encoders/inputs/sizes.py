@@ -91,8 +91,8 @@ def _fit(
     max_pixels: int,
 ) -> tuple[int, int]:
     _check_shape(height, width)
-    tall, wide = round(height / factor) * factor, round(width / factor) * factor
-    pixels = rounded_frames * tall * wide
+    new_height, new_width = round(height / factor) * factor, round(width / factor) * factor
+    pixels = rounded_frames * new_height * new_width
     if pixels > max_pixels:
         shrink = math.sqrt(frames * height * width / max_pixels)
         return (
@@ -105,7 +105,7 @@ def _fit(
             math.ceil(height * grow / factor) * factor,
             math.ceil(width * grow / factor) * factor,
         )
-    return tall, wide
+    return new_height, new_width
 
 
 def _check_shape(height: int, width: int) -> None:
@@ -152,17 +152,17 @@ def canvas_size(
             f"max_pixels={max_pixels}: {frames} frames have at least {rounded * factor**2} pixels, "
             f"{factor}x{factor} each: raise max_pixels or pass fewer frames"
         )
-    tall, wide = _up(height, factor), _up(width, factor)
-    if rounded * tall * wide < min_pixels:
+    new_height, new_width = _up(height, factor), _up(width, factor)
+    if rounded * new_height * new_width < min_pixels:
         grow = math.sqrt(min_pixels / (frames * height * width))
-        tall = _up(math.ceil(height * grow), factor)
-        wide = _up(math.ceil(width * grow), factor)
-    if rounded * tall * wide <= max_pixels:
-        return tall, wide
+        new_height = _up(math.ceil(height * grow), factor)
+        new_width = _up(math.ceil(width * grow), factor)
+    if rounded * new_height * new_width <= max_pixels:
+        return new_height, new_width
 
     def around(content: int) -> tuple[int, int]:
-        across = max(1, math.floor(width * content / height))
-        return _up(content, factor), _up(across, factor)
+        other_side = max(1, math.floor(width * content / height))
+        return _up(content, factor), _up(other_side, factor)
 
     heights = range(1, height + 1)
     fitting = bisect_right(heights, max_pixels, key=lambda n: rounded * math.prod(around(n)))
@@ -188,20 +188,22 @@ def long_side_resize(
     ratio = max(height / longest, width / longest)
     if ratio > 1:
         height, width = (max(1, math.floor(side / ratio)) for side in (height, width))
-    tall, wide = _up(height, factor), _up(width, factor)
-    if tall * wide > max_pixels:
+    new_height, new_width = _up(height, factor), _up(width, factor)
+    if new_height * new_width > max_pixels:
         shrink = math.sqrt(height * width / max_pixels)
-        tall, wide = (
+        new_height, new_width = (
             max(factor, math.floor(side / shrink / factor) * factor) for side in (height, width)
         )
-    elif tall * wide < min_pixels:
+    elif new_height * new_width < min_pixels:
         grow = math.sqrt(min_pixels / (height * width))
-        tall, wide = (math.ceil(side * grow / factor) * factor for side in (height, width))
-    return tall, wide
+        new_height, new_width = (
+            math.ceil(side * grow / factor) * factor for side in (height, width)
+        )
+    return new_height, new_width
 
 
 def content_size(
-    frames: int, height: int, width: int, tall: int, wide: int, min_pixels: int
+    frames: int, height: int, width: int, new_height: int, new_width: int, min_pixels: int
 ) -> tuple[int, int]:
     """Return the size to which GLM-5 resizes a frame for the top left corner of its canvas.
 
@@ -209,20 +211,20 @@ def content_size(
         frames: number of frames, as :func:`canvas_size` takes it.
         height: height of a frame in pixels.
         width: width of a frame in pixels.
-        tall: height of the canvas in pixels.
-        wide: width of the canvas in pixels.
+        new_height: height of the canvas in pixels.
+        new_width: width of the canvas in pixels.
         min_pixels: as :func:`canvas_size` takes it; frames of at least as many pixels together are
             never enlarged.
 
     Returns:
         Height and width in pixels, in about the shape of the frame.
     """
-    scale = min(tall / height, wide / width)
+    scale = min(new_height / height, new_width / width)
     if frames * height * width >= min_pixels:
         scale = min(1.0, scale)
     return (
-        max(1, min(tall, math.floor(height * scale))),
-        max(1, min(wide, math.floor(width * scale))),
+        max(1, min(new_height, math.floor(height * scale))),
+        max(1, min(new_width, math.floor(width * scale))),
     )
 
 
@@ -305,17 +307,17 @@ def best_candidate(
 
     def worth(size: tuple[int, int]) -> tuple[int, int]:
         scale = min(size[0] / width, size[1] / height)
-        kept = min(int(width * scale) * int(height * scale), width * height)
-        return kept, kept - size[0] * size[1]
+        kept_pixels = min(int(width * scale) * int(height * scale), width * height)
+        return kept_pixels, kept_pixels - size[0] * size[1]
 
     return max(candidates, key=worth)
 
 
-def read_candidates(where: str, sizes: object, side: int) -> tuple[tuple[int, int], ...]:
+def read_candidates(label: str, sizes: object, side: int) -> tuple[tuple[int, int], ...]:
     """Check the sizes that DeepSeek-VL2 may resize an image to, for its tiles.
 
     Args:
-        where: name of the file or section that holds the sizes, for errors.
+        label: name of the file or section that holds the sizes, for errors.
         sizes: widths and heights in pixels, as parsed from JSON.
         side: side of a view in pixels; the first size is one view.
 
@@ -325,18 +327,18 @@ def read_candidates(where: str, sizes: object, side: int) -> tuple[tuple[int, in
     Raises:
         ValueError: anything but pairs of multiples of ``side``, or a size over the limits.
     """
-    most = min(MOST_TILES * side * side, MOST_PIXELS)
+    max_pixels = min(MOST_TILES * side * side, MOST_PIXELS)
     if (
         not isinstance(sizes, list | tuple)
         or not 0 < len(sizes) <= MOST_TILES
         or any(not isinstance(size, list | tuple) or len(size) != 2 for size in sizes)
         or any(type(n) is not int or n <= 0 or n % side for size in sizes for n in size)
-        or any(width * height > most for width, height in sizes)
+        or any(width * height > max_pixels for width, height in sizes)
         or tuple(sizes[0]) != (side, side)
     ):
         raise ValueError(
-            f"{where}: candidate_resolutions={sizes!r} must be pairs of multiples of {side}, "
-            f"[{side}, {side}] first, of at most {most} pixels each ({MOST_TILES} views, and "
+            f"{label}: candidate_resolutions={sizes!r} must be pairs of multiples of {side}, "
+            f"[{side}, {side}] first, of at most {max_pixels} pixels each ({MOST_TILES} views, and "
             f"{MOST_PIXELS} pixels)"
         )
     return tuple((width, height) for width, height in sizes)

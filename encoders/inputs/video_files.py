@@ -163,8 +163,8 @@ def _upright(frame: VideoFrame) -> Tensor:
     if "DISPLAYMATRIX" not in side_data:
         return pixels.contiguous()
     a, b, _, c, d = struct.unpack_from("=5i", bytes(side_data["DISPLAYMATRIX"]))
-    across, down = a, d
+    x_scale, y_scale = a, d
     if abs(a) + abs(d) < abs(b) + abs(c):  # rows become columns
-        pixels, across, down = pixels.transpose(1, 2), c, b
-    mirrored = [dim for dim, scale in ((2, across), (1, down)) if scale < 0]
-    return pixels.flip(mirrored).contiguous() if mirrored else pixels.contiguous()
+        pixels, x_scale, y_scale = pixels.transpose(1, 2), c, b
+    flipped_axes = [dim for dim, scale in ((2, x_scale), (1, y_scale)) if scale < 0]
+    return pixels.flip(flipped_axes).contiguous() if flipped_axes else pixels.contiguous()

@@ -122,10 +122,10 @@ def _check_lengths(lengths: list[int], rows: int, segment_rows: int) -> None:
         raise ValueError(
             f"cu_seqlens end at row {sum(lengths)}, there are {rows}: {BELONGING_METADATA}"
         )
-    other = next((n for n in lengths if n != segment_rows), 0) if segment_rows else 0
-    if other:
+    wrong_length = next((n for n in lengths if n != segment_rows), 0) if segment_rows else 0
+    if wrong_length:
         raise ValueError(
-            f"cu_seqlens have a segment of {other} rows, these pixels make segments of "
+            f"cu_seqlens have a segment of {wrong_length} rows, these pixels make segments of "
             f"{segment_rows}: {BELONGING_METADATA}"
         )
 

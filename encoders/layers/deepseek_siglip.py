@@ -56,7 +56,7 @@ def read_siglip(section: Mapping[str, object], *, converted: bool) -> dict[str, 
     require_value(section, "layer_norm_eps", 1e-6)
     width = read_size(section, "width", "hidden_size", default=1024)
     return {
-        "depth": read_size(section, "layers", "num_hidden_layers", default=24, most=1024),
+        "depth": read_size(section, "layers", "num_hidden_layers", default=24, limit=1024),
         "hidden_size": width,
         "intermediate_size": read_size(section, "intermediate_size", default=4 * width),
         "num_heads": read_size(section, "heads", "num_attention_heads", default=16),

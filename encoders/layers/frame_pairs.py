@@ -31,9 +31,9 @@ def frame_pairs(grids: Sequence[Grid], merge: int, rows: int) -> Tensor:
     cell = token = 0
     for t, h, w in grids:
         size = t * h * w // merge**2
-        places = torch.arange(cell, cell + size, device="cpu").view(t, -1)
-        second = torch.cat((places[1::2], places[t - t % 2 :]))  # an odd last frame pairs itself
-        own = torch.stack((places[::2], second), -1).flatten(0, 1)
-        pairs[token : token + len(own)] = own
-        cell, token = cell + size, token + len(own)
+        cells = torch.arange(cell, cell + size, device="cpu").view(t, -1)
+        second = torch.cat((cells[1::2], cells[t - t % 2 :]))  # an odd last frame pairs itself
+        item_pairs = torch.stack((cells[::2], second), -1).flatten(0, 1)
+        pairs[token : token + len(item_pairs)] = item_pairs
+        cell, token = cell + size, token + len(item_pairs)
     return pairs

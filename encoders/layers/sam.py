@@ -87,14 +87,14 @@ class SamSizes:
         width = read_size(section, "width", "hidden_size", default=768)
         mlp = int(width * read_ratio(section, "mlp_ratio", default=4.0))
         return cls(
-            depth=read_size(section, "layers", "num_hidden_layers", default=12, most=1024),
+            depth=read_size(section, "layers", "num_hidden_layers", default=12, limit=1024),
             hidden_size=width,
             intermediate_size=read_size(section, "mlp_dim", "intermediate_size", default=mlp),
             num_heads=read_size(section, "heads", "num_attention_heads", default=12),
             global_blocks=read_indices(section, "global_attn_indexes", (2, 5, 8, 11)),
             image_size=read_size(section, "image_size", default=1024),
             neck_channels=read_size(section, "neck_channels", "output_channels", default=256),
-            window_size=read_size(section, "window_size", default=14, most=1024),
+            window_size=read_size(section, "window_size", default=14, limit=1024),
             patch_size=read_size(section, "patch_size", default=16),
             in_channels=read_size(section, "num_channels", default=3),
         )

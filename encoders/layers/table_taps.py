@@ -19,13 +19,13 @@ from ..data import Grid
 
 
 def grid_taps(
-    places: Tensor, grids: Sequence[Grid], side: int, dtype: torch.dtype
+    positions: Tensor, grids: Sequence[Grid], side: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """Return the sixteen rows of a table around each patch of all items, and their weights.
 
     Args:
-        places: row and column of each patch, int64 [P, 2], the same in all frames of an item; P is
-            at least the number of patches.
+        positions: row and column of each patch, int64 [P, 2], the same in all frames of an item; P
+            is at least the number of patches.
         grids: ``(t, h, w)`` per item, in patches.
         side: rows and columns of the table.
         dtype: dtype of the weights.
@@ -34,25 +34,25 @@ def grid_taps(
         Row numbers int64 [P, 16] and bicubic weights [P, 16] in ``dtype``; both are 0 beyond the
         patches.
     """
-    index = torch.zeros(len(places), 16, dtype=torch.int64, device="cpu")
-    weight = torch.zeros(len(places), 16, dtype=dtype, device="cpu")
+    index = torch.zeros(len(positions), 16, dtype=torch.int64, device="cpu")
+    weight = torch.zeros(len(positions), 16, dtype=dtype, device="cpu")
     start = 0
     for t, h, w in grids:
-        taps, shares = bicubic_taps(places[start : start + h * w], h, w, side)
+        taps, tap_weights = bicubic_taps(positions[start : start + h * w], h, w, side)
         stop = start + t * h * w
-        index[start:stop], weight[start:stop] = taps.repeat(t, 1), shares.repeat(t, 1)
+        index[start:stop], weight[start:stop] = taps.repeat(t, 1), tap_weights.repeat(t, 1)
         start = stop
     return index, weight
 
 
-def bicubic_taps(places: Tensor, height: int, width: int, side: int) -> tuple[Tensor, Tensor]:
+def bicubic_taps(positions: Tensor, height: int, width: int, side: int) -> tuple[Tensor, Tensor]:
     """Return the sixteen rows of a table around each patch, and their bicubic weights.
 
     The outer edges of the grid map to those of the table (``align_corners=False``). Taps beyond the
     table are those at its edge, and a table that shrinks is not smoothed first.
 
     Args:
-        places: row and column of each patch, int64 [n, 2].
+        positions: row and column of each patch, int64 [n, 2].
         height: rows of the grid.
         width: columns of the grid.
         side: rows and columns of the table.
@@ -61,12 +61,12 @@ def bicubic_taps(places: Tensor, height: int, width: int, side: int) -> tuple[Te
         Row numbers int64 [n, 16], four rows of four columns each, and weights, float64 [n, 16].
     """
     sides = torch.tensor([height, width], dtype=torch.float64, device="cpu")
-    at = (places.to(torch.float64) + 0.5) * side / sides - 0.5
-    near = at.floor()[:, :, None] + torch.arange(-1, 3, device="cpu")
-    r, c = near.clamp(0, side - 1).to(torch.int64).unbind(1)
-    down, across = _cubic((at[:, :, None] - near).abs()).unbind(1)
+    coordinates = (positions.to(torch.float64) + 0.5) * side / sides - 0.5
+    entries = coordinates.floor()[:, :, None] + torch.arange(-1, 3, device="cpu")
+    r, c = entries.clamp(0, side - 1).to(torch.int64).unbind(1)
+    row_weights, column_weights = _cubic((coordinates[:, :, None] - entries).abs()).unbind(1)
     index = (r * side)[:, :, None] + c[:, None]
-    weight = down[:, :, None] * across[:, None]
+    weight = row_weights[:, :, None] * column_weights[:, None]
     return index.flatten(1), weight.flatten(1)
 
 
@@ -99,7 +99,7 @@ def frame_rows(segments: Sequence[Grid], rows: int) -> Tensor:
 
 
 def pooled_rows(
-    segments: Sequence[Grid], merge: int, most: int, rows: int, dtype: torch.dtype
+    segments: Sequence[Grid], merge: int, max_frames: int, rows: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """Return the rows, and their weights, whose sums are means over the frames of a segment.
 
@@ -108,7 +108,7 @@ def pooled_rows(
     Args:
         segments: ``(frames, h, w)`` per segment, in patches.
         merge: side of a token in patches.
-        most: columns of the result, at least the number of frames of every segment.
+        max_frames: columns of the result, at least the number of frames of every segment.
         rows: rows of the result, at least the number of patches of one frame of each segment.
         dtype: dtype of the weights.
 
@@ -116,22 +116,22 @@ def pooled_rows(
         Row numbers int64 [rows, most] and weights [rows, most] that sum to 1. A frame that a
         segment lacks has weight 0 and some row of the segment; beyond the patches both are 0.
     """
-    index = torch.zeros(rows, most, dtype=torch.int64, device="cpu")
-    weight = torch.zeros(rows, most, dtype=dtype, device="cpu")
-    row = place = 0
+    index = torch.zeros(rows, max_frames, dtype=torch.int64, device="cpu")
+    weight = torch.zeros(rows, max_frames, dtype=dtype, device="cpu")
+    row = target_row = 0
     for frames, h, w in segments:
         cells = torch.arange(row, row + frames * h * w, device="cpu")
         cells = cells.view(frames, h // merge, merge, w // merge, merge).permute(1, 3, 2, 4, 0)
-        stop = place + h * w
-        index[place:stop] = row
-        index[place:stop, :frames] = cells.reshape(h * w, frames)
-        weight[place:stop, :frames] = 1 / frames
-        row, place = row + frames * h * w, stop
+        stop = target_row + h * w
+        index[target_row:stop] = row
+        index[target_row:stop, :frames] = cells.reshape(h * w, frames)
+        weight[target_row:stop, :frames] = 1 / frames
+        row, target_row = row + frames * h * w, stop
     return index, weight
 
 
 def _cubic(distance: Tensor) -> Tensor:
     """Return the weights of cubic convolution (a = -0.75, as torch's) at distances from 0 to 2."""
-    near = (1.25 * distance - 2.25) * distance**2 + 1
-    far = -0.75 * (((distance - 5) * distance + 8) * distance - 4)
-    return torch.where(distance <= 1, near, far)
+    inner = (1.25 * distance - 2.25) * distance**2 + 1
+    outer = -0.75 * (((distance - 5) * distance + 8) * distance - 4)
+    return torch.where(distance <= 1, inner, outer)

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from .calls import join_outputs as join_outputs
     from .calls import select_items as select_items
     from .items import EncodesItems as EncodesItems
-    from .keywords import AttentionAsked as AttentionAsked
     from .keywords import Heads as Heads
     from .keywords import Images as Images
+    from .keywords import MapSettings as MapSettings
     from .keywords import Pooled as Pooled
     from .keywords import PooledStream as PooledStream
     from .keywords import Queries as Queries
@@ -64,7 +64,7 @@ _NAMES = {
     ),
     "items": ("EncodesItems",),
     "keywords": (
-        "AttentionAsked",
+        "MapSettings",
         "Heads",
         "Images",
         "Pooled",

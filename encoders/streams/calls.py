@@ -92,7 +92,7 @@ class ItemEncoder(Generic[Output]):
     """The fields of the output that the calls return."""
     stager: StagedPreprocessor | None = None
     """The preprocessor, if it can leave normalising and cutting to the device, else None."""
-    owned: bool = True
+    owns_results: bool = True
     """Whether a result keeps its values when the next call runs. It does not if calls return views
     of static buffers."""
     head: PoolingHead | None = None
@@ -132,7 +132,7 @@ class ItemEncoder(Generic[Output]):
 
         Returns:
             One :class:`EncoderOutput` per item or, with a pool, one vector; each in memory of its
-            own, unless ``owned`` is False and one call gave whole outputs.
+            own, unless ``owns_results`` is False and one call gave whole outputs.
 
         Raises:
             ValueError: inputs that the encoder refuses.
@@ -141,7 +141,7 @@ class ItemEncoder(Generic[Output]):
         """
         outputs = self._outputs(inputs, results.max_tokens_per_call)
         if results.pool == "none":
-            return [_in_own_memory(output) if self.owned else output for output in outputs]
+            return [_in_own_memory(output) if self.owns_results else output for output in outputs]
         grids: list[Grid] = [(t, h, w) for t, h, w in inputs.grid_thw.tolist()]
         return pool_items(outputs, results.pool, grids, results.normalize, self.head)
 
@@ -153,8 +153,8 @@ class ItemEncoder(Generic[Output]):
         paths = inputs.paths.items()
         entries = {name: self._entries(name, path, limit) for name, path in paths}
         for item in split_inputs(inputs, self.paths):
-            used = [name for name, path in item.paths.items() if path.items]
-            yield self.encoder.join({name: next(entries[name]) for name in used}, item)[0]
+            path_names = [name for name, path in item.paths.items() if path.items]
+            yield self.encoder.join({name: next(entries[name]) for name in path_names}, item)[0]
 
     def _entries(self, name: str, inputs: PathInputs, limit: int | None) -> Iterator[Output]:
         """Yield the output of each entry of an input path, which has the pixels of one item.
@@ -167,7 +167,7 @@ class ItemEncoder(Generic[Output]):
         path, call = self.paths[name], self.calls[name]
         grids: list[Grid] = [(t, h, w) for t, h, w in inputs.grid_thw.tolist()]
         calls = plan_calls(grids, path.item_specs, limit)
-        lasting = self.owned or (len(calls) == 1 and len(self.paths) == 1)
+        keeps_values = self.owns_results or (len(calls) == 1 and len(self.paths) == 1)
         outputs: list[Output] = []
         row = 0
         for parts in calls:
@@ -175,7 +175,7 @@ class ItemEncoder(Generic[Output]):
             with advising_limit(sum(part.tokens for part in parts), self.device):
                 output = call(inputs.pixel_values[row : row + rows], part_grids)
             for part, result in zip(parts, path.split(output, part_grids), strict=True):
-                outputs.append(result if lasting else result.clone())
+                outputs.append(result if keeps_values else result.clone())
                 if part.last:
                     yield join_outputs(outputs)
                     outputs = []
@@ -190,8 +190,8 @@ def _in_own_memory(output: Output) -> Output:
     """Return the output, copied if one of its tensors is a view of a larger storage."""
     rows = (output.last_hidden_state, output.pooler_output, *(output.deepstack_features or ()))
     tensors = [x for x in rows if x is not None]
-    whole = all(x.untyped_storage().nbytes() == x.nbytes for x in tensors)
-    return output if whole else output.clone()
+    fills_storage = all(x.untyped_storage().nbytes() == x.nbytes for x in tensors)
+    return output if fills_storage else output.clone()
 
 
 def split_inputs(inputs: VisionInputs, paths: Mapping[str, ItemPath]) -> list[VisionInputs]:
@@ -206,7 +206,7 @@ def split_inputs(inputs: VisionInputs, paths: Mapping[str, ItemPath]) -> list[Vi
             pixels than the grid makes.
     """
     inputs.check(paths)
-    alone: dict[str, list[PathInputs]] = {}
+    path_items: dict[str, list[PathInputs]] = {}
     for name, (pixels, grid_thw, items) in inputs.paths.items():
         sizes = [spec.input_size for spec in paths[name].item_specs(read_grid(grid_thw))]
         if len(pixels) != sum(sizes):
@@ -214,15 +214,15 @@ def split_inputs(inputs: VisionInputs, paths: Mapping[str, ItemPath]) -> list[Vi
                 f"path {name!r} has {len(pixels)} rows of pixels, its grid_thw describes "
                 f"{sum(sizes)}: pass what preprocess returned"
             )
-        alone[name] = [PathInputs(pixels[:0], grid_thw[:0], ()) for _ in inputs.grid_thw]
+        path_items[name] = [PathInputs(pixels[:0], grid_thw[:0], ()) for _ in inputs.grid_thw]
         parts = zip(items, pixels.split(sizes), grid_thw.split(1), strict=True) if sizes else ()
         for item, rows, grid in parts:
-            alone[name][item] = PathInputs(rows, grid, (0,))
+            path_items[name][item] = PathInputs(rows, grid, (0,))
     return [
         VisionInputs(
-            *alone["image"][item][:2],
+            *path_items["image"][item][:2],
             inputs.tiles and inputs.tiles[item : item + 1],
-            {name: parts[item] for name, parts in alone.items() if name != "image"},
+            {name: parts[item] for name, parts in path_items.items() if name != "image"},
         )
         for item in range(len(inputs.grid_thw))
     ]
@@ -241,11 +241,11 @@ def select_items(
     Raises:
         ValueError: what :func:`split_inputs` raises.
     """
-    alone = split_inputs(inputs, paths)
-    if list(items) == list(range(len(alone))):
+    item_inputs = split_inputs(inputs, paths)
+    if list(items) == list(range(len(item_inputs))):
         return inputs
     if items:
-        return join_inputs([alone[item] for item in items])
+        return join_inputs([item_inputs[item] for item in items])
     nothing = {
         name: PathInputs(pixels[:0], grid_thw[:0], ())
         for name, (pixels, grid_thw, _) in inputs.paths.items()
@@ -262,13 +262,17 @@ def join_inputs(parts: Sequence[VisionInputs]) -> VisionInputs:
     if len(parts) == 1:
         return parts[0]
     starts = list(accumulate((len(part.grid_thw) for part in parts[:-1]), initial=0))
-    joined = {}
+    joined_paths = {}
     for name in parts[0].paths:
         pixels, grids, numbers = zip(*(part.paths[name] for part in parts), strict=True)
-        items = [start + item for start, own in zip(starts, numbers, strict=True) for item in own]
-        joined[name] = PathInputs(torch.cat(pixels), torch.cat(grids), tuple(items))
+        items = [
+            start + item
+            for start, own_items in zip(starts, numbers, strict=True)
+            for item in own_items
+        ]
+        joined_paths[name] = PathInputs(torch.cat(pixels), torch.cat(grids), tuple(items))
     tiles = [tiling for part in parts for tiling in part.tiles or ()]
-    return VisionInputs(*joined.pop("image")[:2], tiles or None, joined)
+    return VisionInputs(*joined_paths.pop("image")[:2], tiles or None, joined_paths)
 
 
 class ItemPart(NamedTuple):
@@ -304,22 +308,22 @@ def plan_calls(
         One call if ``limit`` is None, and no call if there are no items.
     """
     calls: list[list[ItemPart]] = []
-    used = 0
+    call_tokens = 0
     for item, ((t, h, w), spec) in enumerate(zip(grids, item_specs(grids), strict=True)):
-        step, alone = t, spec.output_tokens
+        step, step_tokens = t, spec.output_tokens
         if limit is not None and spec.output_tokens > limit:
-            frames, alone = _frames_together((t, h, w), item_specs)
+            frames, step_tokens = _frames_together((t, h, w), item_specs)
             if spec.segments in (t, -(-t // frames)):
-                step = max(limit // alone, 1) * frames
+                step = max(limit // step_tokens, 1) * frames
         for start in range(0, t, step):
             count = min(step, t - start)
-            tokens = spec.output_tokens if step >= t else alone * -(-count // frames)
-            if not calls or (limit is not None and used + tokens > limit):
+            tokens = spec.output_tokens if step >= t else step_tokens * -(-count // frames)
+            if not calls or (limit is not None and call_tokens + tokens > limit):
                 calls.append([])
-                used = 0
+                call_tokens = 0
             rows = spec.input_size * count // t
             calls[-1].append(ItemPart(item, (count, h, w), rows, tokens, start + count == t))
-            used += tokens
+            call_tokens += tokens
     return calls
 
 

@@ -43,11 +43,11 @@ class DeviceQueue:
         if not self._on_cuda:
             return list(parts)
         with torch.cuda.stream(self._copies):
-            sent = [part.to(self.device, non_blocking=True) for part in parts]
+            copies = [part.to(self.device, non_blocking=True) for part in parts]
         self._runs.wait_stream(self._copies)
-        for part in sent:
+        for part in copies:
             part.record_stream(self._runs)
-        return sent
+        return copies
 
     def running(self) -> AbstractContextManager[object]:
         """Return the context in which a batch is encoded: on a GPU, a CUDA stream for batches."""

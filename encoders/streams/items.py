@@ -213,12 +213,12 @@ class EncodesItems(ABC, Generic[Output]):
             ValueError: what ``preprocess`` refuses, a block, point or path that does not exist, no
                 class token, or an accelerated or wrapped encoder.
         """
-        from .keywords import AttentionAsked
+        from .keywords import MapSettings
 
-        return self._attention_maps(images, videos, AttentionAsked(blocks, queries, heads, path))
+        return self._attention_maps(images, videos, MapSettings(blocks, queries, heads, path))
 
     def _attention_maps(
-        self, images: Sequence[ImageLike], videos: Sequence[VideoLike], asked: kw.AttentionAsked
+        self, images: Sequence[ImageLike], videos: Sequence[VideoLike], settings: kw.MapSettings
     ) -> list[list[Tensor]]:
         raise ValueError(
             f"{type(self).__name__} gives no attention maps: call attention_maps of the encoder "

@@ -80,7 +80,7 @@ class PooledStream(Pooled, StreamKeywords):
     """The keywords of a call of ``encode_many`` whose results are vectors."""
 
 
-class AttentionAsked(NamedTuple):
+class MapSettings(NamedTuple):
     """The arguments of the method ``attention_maps`` besides images and videos."""
 
     blocks: int | Sequence[int] | None

@@ -25,7 +25,7 @@ PoolingHead: TypeAlias = Callable[[Sequence[Tensor]], Tensor]
 
 def pool_items(
     outputs: Iterable[EncoderOutput | PartialOutput],
-    how: Pool,
+    method: Pool,
     grids: Iterable[Grid],
     normalize: bool = False,
     head: PoolingHead | None = None,
@@ -34,23 +34,23 @@ def pool_items(
 
     Args:
         outputs: the output of each item, as ``split`` returns it.
-        how: "mean", "max", "cls" or "head", as ``encode`` takes it.
+        method: "mean", "max", "cls" or "head", as ``encode`` takes it.
         grids: the (t, h, w) of each item.
         normalize: divide each vector by its L2 norm.
-        head: the learned head of the encoder, which only ``how="head"`` needs; None without one.
+        head: the learned head of the encoder, which only ``method="head"`` needs; None without one.
 
     Returns:
         [D] per item in float32, or in float64 where the outputs are float64.
 
     Raises:
-        ValueError: what :func:`pool` raises, or ``how="head"`` without a head.
+        ValueError: what :func:`pool` raises, or ``method="head"`` without a head.
     """
-    if how != "head":
+    if method != "head":
         pairs = zip(outputs, grids, strict=True)
-        return [pool(output, how, grid, normalize) for output, grid in pairs]
+        return [pool(output, method, grid, normalize) for output, grid in pairs]
     tokens = [output.pooler_output for output in outputs]
     if head is None or any(rows is None for rows in tokens):
-        raise ValueError(_NO_HEAD if head is None else _missing(how))
+        raise ValueError(_NO_HEAD if head is None else _missing(method))
     if not tokens:
         return []
     vectors = head([rows for rows in tokens if rows is not None])
@@ -59,14 +59,15 @@ def pool_items(
 
 
 def pool(
-    output: EncoderOutput | PartialOutput, how: Pool, grid: Grid, normalize: bool = False
+    output: EncoderOutput | PartialOutput, method: Pool, grid: Grid, normalize: bool = False
 ) -> Tensor:
     """Make one vector of the output of one item.
 
     Args:
         output: the output of one item, as ``split`` returns it.
-        how: "mean" or "max" over all tokens of ``pooler_output``, whatever tile or frame they come
-            from; "cls" is the class token's row of ``last_hidden_state``, averaged over the tiles.
+        method: "mean" or "max" over all tokens of ``pooler_output``, whatever tile or frame they
+            come from; "cls" is the class token's row of ``last_hidden_state``, averaged over the
+            tiles.
         grid: the (t, h, w) of the item.
         normalize: divide the vector by its L2 norm.
 
@@ -74,30 +75,30 @@ def pool(
         [D] in float32, or in float64 where the output is float64. Means are taken in that dtype.
 
     Raises:
-        ValueError: an unknown ``how``, a field that the output lacks, or no class token.
+        ValueError: an unknown ``method``, a field that the output lacks, or no class token.
     """
-    check_pool(how, normalize)
-    if how == "none":
+    check_pool(method, normalize)
+    if method == "none":
         raise ValueError("pool='none' makes no vector: take 'mean', 'max', 'cls' or 'head'")
-    if how == "head":
+    if method == "head":
         raise ValueError("pool='head' needs the encoder's head: call encode(pool='head')")
-    rows = _class_rows(output.last_hidden_state, grid) if how == "cls" else output.pooler_output
+    rows = _class_rows(output.last_hidden_state, grid) if method == "cls" else output.pooler_output
     if rows is None:
-        raise ValueError(_missing(how))
+        raise ValueError(_missing(method))
     dtype = torch.promote_types(rows.dtype, torch.float32)
-    vector = rows.amax(0).to(dtype) if how == "max" else rows.mean(0, dtype=dtype)
+    vector = rows.amax(0).to(dtype) if method == "max" else rows.mean(0, dtype=dtype)
     return F.normalize(vector, dim=0) if normalize else vector
 
 
-def check_pool(how: Pool, normalize: bool) -> None:
-    """Check the arguments ``pool`` (here ``how``) and ``normalize`` of ``encode``.
+def check_pool(method: Pool, normalize: bool) -> None:
+    """Check the arguments ``pool`` (here ``method``) and ``normalize`` of ``encode``.
 
     Raises:
-        ValueError: an unknown ``how``, or ``normalize`` with ``how="none"``, which has no vector.
+        ValueError: an unknown ``method``, or ``normalize`` with "none", which has no vector.
     """
-    if how not in POOLS:
-        raise ValueError(f"pool={how!r}: must be one of {', '.join(map(repr, POOLS))}")
-    if normalize and how == "none":
+    if method not in POOLS:
+        raise ValueError(f"pool={method!r}: must be one of {', '.join(map(repr, POOLS))}")
+    if normalize and method == "none":
         raise ValueError(
             "normalize=True needs one vector per item: also pass pool='mean', 'max', 'cls' or "
             "'head'"
@@ -105,7 +106,7 @@ def check_pool(how: Pool, normalize: bool) -> None:
 
 
 def check_fields(
-    how: Pool,
+    method: Pool,
     fields: tuple[OutputField, ...],
     grid: Grid,
     spec: EncoderItemSpec,
@@ -114,7 +115,7 @@ def check_fields(
     """Check, before an encoder runs, that its outputs can be pooled to vectors in the way asked.
 
     Args:
-        how: one of :data:`POOLS`.
+        method: one of :data:`POOLS`.
         fields: the fields of :class:`EncoderOutput` that the encoder returns.
         grid: the (t, h, w) of any item.
         spec: the sizes of that item, of ``item_specs``.
@@ -124,14 +125,14 @@ def check_fields(
         ValueError: the encoder does not return the field that is pooled, or has no class token or
             no head.
     """
-    if how == "none":
+    if method == "none":
         return
-    if how == "cls" and spec.longest_segment != 1 + grid[1] * grid[2]:
+    if method == "cls" and spec.longest_segment != 1 + grid[1] * grid[2]:
         raise ValueError(_NO_CLASS_TOKEN)
-    if how == "head" and head is None:
+    if method == "head" and head is None:
         raise ValueError(_NO_HEAD)
-    if (field := "last_hidden_state" if how == "cls" else "pooler_output") not in fields:
-        raise ValueError(f"{_missing(how)} (it returns {', '.join(fields)}, not {field})")
+    if (field := "last_hidden_state" if method == "cls" else "pooler_output") not in fields:
+        raise ValueError(f"{_missing(method)} (it returns {', '.join(fields)}, not {field})")
 
 
 _NO_CLASS_TOKEN = "pool='cls': this encoder has no class token; take pool='mean' or 'max'"
@@ -141,10 +142,10 @@ _NO_HEAD = (
 )
 
 
-def _missing(how: Pool) -> str:
-    field = "last_hidden_state" if how == "cls" else "pooler_output"
+def _missing(method: Pool) -> str:
+    field = "last_hidden_state" if method == "cls" else "pooler_output"
     return (
-        f"pool={how!r} reads {field}, which this encoder leaves out: name it in "
+        f"pool={method!r} reads {field}, which this encoder leaves out: name it in "
         f"GraphedEncoder(outputs=[{field!r}, ...])"
     )
 

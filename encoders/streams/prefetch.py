@@ -48,18 +48,18 @@ class Prefetch(Generic[Given, Prepared]):
     ) -> None:
         self._items, self._prepare, self._limit = items, prepare, limit
         self._source = threading.Lock()
-        self._changed = threading.Condition()
-        self._ready: dict[int, Prepared | _Failure] = {}
+        self._condition = threading.Condition()
+        self._results: dict[int, Prepared | _Failure] = {}
         self._failure: _Failure | None = None
-        self._held = 0
+        self._held_size = 0
         """The total size of the results that the consumer has not released yet."""
-        self._taken = 0
-        self._prepared, self._prepared_size = 0, 0
+        self._taken_count = 0
+        self._prepared_count, self._prepared_size = 0, 0
         """The number of items that have been prepared, and the sum of their sizes."""
-        self._wanted = -1
+        self._wanted_number = -1
         """The number of the item that the consumer waits for, or was given last."""
         self._ended = False
-        self.waited = 0.0
+        self.wait_seconds = 0.0
         """Seconds that the consumer has waited for results."""
         self._threads = [
             threading.Thread(target=self._work, name=f"prefetch-{n}", daemon=True)
@@ -77,10 +77,10 @@ class Prefetch(Generic[Given, Prepared]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        with self._changed:
+        with self._condition:
             self._ended = True
-            self._ready.clear()
-            self._changed.notify_all()
+            self._results.clear()
+            self._condition.notify_all()
         deadline = time.monotonic() + _PATIENCE
         for thread in self._threads:
             thread.join(max(deadline - time.monotonic(), 0))
@@ -88,15 +88,17 @@ class Prefetch(Generic[Given, Prepared]):
     def __iter__(self) -> Iterator[Prepared]:
         """Yield results in order, up to the first item that raised; ``check`` raises its error."""
         while True:
-            began = time.perf_counter()
-            with self._changed:
-                self._wanted += 1
-                self._changed.notify_all()
-                self._changed.wait_for(lambda: self._wanted in self._ready or self._is_over())
-                if self._wanted not in self._ready:
+            start_time = time.perf_counter()
+            with self._condition:
+                self._wanted_number += 1
+                self._condition.notify_all()
+                self._condition.wait_for(
+                    lambda: self._wanted_number in self._results or self._is_over()
+                )
+                if self._wanted_number not in self._results:
                     return
-                result = self._ready.pop(self._wanted)
-            self.waited += time.perf_counter() - began
+                result = self._results.pop(self._wanted_number)
+            self.wait_seconds += time.perf_counter() - start_time
             if isinstance(result, _Failure):
                 self._failure = result
                 return
@@ -116,30 +118,34 @@ class Prefetch(Generic[Given, Prepared]):
 
         The consumer calls this when it has freed results of that size, as ``prepare`` gave it.
         """
-        with self._changed:
-            self._held -= size
-            self._changed.notify_all()
+        with self._condition:
+            self._held_size -= size
+            self._condition.notify_all()
 
     def _work(self) -> None:
-        while (taken := self._take()) is not None:
-            number, item = taken
+        while (numbered_item := self._take()) is not None:
+            number, item = numbered_item
             result: Prepared | _Failure
             try:
                 result, size = self._prepare(number, item)
             except BaseException as error:  # noqa: BLE001  # `check` raises it again
                 result, size = _Failure(error), 0
-            with self._changed:
+            with self._condition:
                 self._put(number, result, size)
-            del taken, item, result  # frees their memory before the wait for room, which may last
+            del (
+                numbered_item,
+                item,
+                result,
+            )  # frees their memory before the wait for room, which may last
 
     def _take(self) -> tuple[int, Given] | None:
         """Wait for room, then return the next item and its number from 0; None at the end."""
         with self._source:
-            with self._changed:
-                self._changed.wait_for(lambda: self._ended or self._has_room())
+            with self._condition:
+                self._condition.wait_for(lambda: self._ended or self._has_room())
                 if self._ended:
                     return None
-            number = self._taken  # only a holder of ``_source`` changes it
+            number = self._taken_count  # only a holder of ``_source`` changes it
             try:
                 item = next(self._items)
             except StopIteration:
@@ -147,30 +153,32 @@ class Prefetch(Generic[Given, Prepared]):
             except BaseException as error:  # noqa: BLE001  # `check` raises it again
                 ending = _Failure(error)
             else:
-                with self._changed:
-                    self._taken += 1
+                with self._condition:
+                    self._taken_count += 1
                 return number, item
-            with self._changed:
+            with self._condition:
                 self._ended = True
                 if ending is not None:
-                    self._taken += 1
+                    self._taken_count += 1
                     self._put(number, ending, 0)
-                self._changed.notify_all()
+                self._condition.notify_all()
             return None
 
     def _put(self, number: int, result: Prepared | _Failure, size: int) -> None:
-        self._prepared += 1
+        self._prepared_count += 1
         self._prepared_size += size
-        self._held += size
-        self._ready[number] = result
-        self._changed.notify_all()
+        self._held_size += size
+        self._results[number] = result
+        self._condition.notify_all()
 
     def _is_over(self) -> bool:
-        return self._ended and self._wanted >= self._taken
+        return self._ended and self._wanted_number >= self._taken_count
 
     def _has_room(self) -> bool:
-        if self._wanted == self._taken:  # the consumer waits for the item that is taken next
+        if (
+            self._wanted_number == self._taken_count
+        ):  # the consumer waits for the item that is taken next
             return True
-        count = self._prepared
+        count = self._prepared_count
         mean = self._prepared_size / count if count else self._limit / 4
-        return self._held + (self._taken - count + 1) * mean <= self._limit
+        return self._held_size + (self._taken_count - count + 1) * mean <= self._limit

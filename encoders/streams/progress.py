@@ -31,12 +31,12 @@ class Progress:
         self.per_line = per_line or guess
         self.note = ""
         """A text that is printed after the count, such as an estimate."""
-        self._said = 0
-        self._began = 0.0
+        self._printed_count = 0
+        self._start_time = 0.0
         self._bar: tqdm[NoReturn] | None = None
 
     def __enter__(self) -> Progress:
-        self._began = time.perf_counter()
+        self._start_time = time.perf_counter()
         self._bar = _new_bar(self.total) if self.shown else None
         return self
 
@@ -68,12 +68,12 @@ class Progress:
 
     def _say(self) -> None:
         """Print a line with the count, unless this count has a line already."""
-        if not self.shown or self._said == self.count:
+        if not self.shown or self._printed_count == self.count:
             return
         from tqdm import tqdm
 
-        self._said = self.count
-        rate = self.count / max(time.perf_counter() - self._began, 1e-9)
+        self._printed_count = self.count
+        rate = self.count / max(time.perf_counter() - self._start_time, 1e-9)
         count = f"{self.count:,}"
         if self.total is not None:
             count += f" of {self.total:,}"

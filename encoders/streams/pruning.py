@@ -71,15 +71,15 @@ def prune_video_tokens(
     order = _changes(tokens.unflatten(0, (frames, rows * columns))).argsort(
         descending=True, stable=True
     )
-    kept = order[:count].sort().values
+    kept_index = order[:count].sort().values
     mask = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
-    places = (kept // (rows * columns), kept // columns % rows, kept % columns)
+    positions = (kept_index // (rows * columns), kept_index // columns % rows, kept_index % columns)
     deepstack = output.deepstack_features
     return PrunedTokens(
-        tokens[kept],
-        None if deepstack is None else tuple(feature[kept] for feature in deepstack),
-        torch.stack(places, 1),
-        mask.index_fill(0, kept, True),
+        tokens[kept_index],
+        None if deepstack is None else tuple(feature[kept_index] for feature in deepstack),
+        torch.stack(positions, 1),
+        mask.index_fill(0, kept_index, True),
     )
 
 

@@ -177,7 +177,7 @@ class _Stream:
         self.stager = item_encoder.stager if self.queue.stages else None
         self.seconds = {"decoding": 0.0, "encoding": 0.0, "the consumer": 0.0}
         """The seconds that the stream spent waiting for each of these three."""
-        self.tokens, self.began = 0, 0.0
+        self.tokens, self.start_time = 0, 0.0
 
     def results(
         self, items: Iterator[object], workers: int, progress: Progress
@@ -189,7 +189,7 @@ class _Stream:
             Prefetch(items, self._prepare, limit=limit, workers=workers) as prefetch,
             progress,
         ):
-            self.began = time.perf_counter()
+            self.start_time = time.perf_counter()
             started: deque[tuple[list[_StreamItem], torch.cuda.Event | None]] = deque()
             for batch in self._batches(prefetch):
                 started.append(self._start(batch))
@@ -199,18 +199,18 @@ class _Stream:
                 yield from self._finish(*started.popleft(), prefetch, progress)
             prefetch.check()
 
-    def _prepare(self, index: int, given: object) -> tuple[_StreamItem, int]:
+    def _prepare(self, index: int, item_or_pair: object) -> tuple[_StreamItem, int]:
         """Decode and preprocess one item in a worker thread.
 
-        ``index`` is its number from 0; ``given`` is the item or (key, item). The result is the item
-        with its inputs or error, and its number of tokens.
+        ``index`` is its number from 0; ``item_or_pair`` is the item or (key, item). The result is
+        the item with its inputs or error, and its number of tokens.
         """
         item = _StreamItem(index, None, paired=False)
-        if isinstance(given, tuple) and len(given) == 2:
-            (item.key, given), item.paired = given, True
+        if isinstance(item_or_pair, tuple) and len(item_or_pair) == 2:
+            (item.key, item_or_pair), item.paired = item_or_pair, True
         item_encoder = self.item_encoder
         try:
-            images, videos = read_item(given)
+            images, videos = read_item(item_or_pair)
             inputs: VisionInputs | StagedItem
             if self.stager is not None:
                 (inputs,) = self.stager.stage(images, videos, self.limits, self.queue.pins)
@@ -245,12 +245,12 @@ class _Stream:
 
     def _start(self, batch: list[_StreamItem]) -> tuple[list[_StreamItem], torch.cuda.Event | None]:
         """Encode a batch, and return it with a CUDA event that comes after it (None on the CPU)."""
-        began = time.perf_counter()
+        start_time = time.perf_counter()
         with torch.no_grad(), self.queue.running():
             self._encode([item for item in batch if item.inputs is not None])
         for item in batch:
             item.inputs = None
-        self.seconds["encoding"] += time.perf_counter() - began
+        self.seconds["encoding"] += time.perf_counter() - start_time
         return batch, self.queue.mark()
 
     def _encode(self, items: list[_StreamItem]) -> None:
@@ -263,7 +263,7 @@ class _Stream:
                 inputs = self._inputs(items)
             encoded = self.item_encoder.encode(inputs, self.settings)
             # A wrapper may return views of its static buffers, which the next batch overwrites.
-            views = not self.item_encoder.owned and self.settings.pool == "none"
+            views = not self.item_encoder.owns_results and self.settings.pool == "none"
             values = [value.clone() for value in encoded] if views else encoded
         except torch.AcceleratorError:
             raise  # a CUDA device does not recover from this error
@@ -278,11 +278,11 @@ class _Stream:
 
     def _inputs(self, items: Sequence[_StreamItem]) -> VisionInputs:
         """Return the inputs of several items as one batch, on the device if that is a GPU."""
-        staged = [item.inputs for item in items if isinstance(item.inputs, StagedItem)]
+        staged_inputs = [item.inputs for item in items if isinstance(item.inputs, StagedItem)]
         plain = [item.inputs for item in items if isinstance(item.inputs, VisionInputs)]
         if self.stager is not None:
-            sent = self.queue.send([item.pixels for item in staged])
-            pairs = zip(staged, sent, strict=True)
+            device_pixels = self.queue.send([item.pixels for item in staged_inputs])
+            pairs = zip(staged_inputs, device_pixels, strict=True)
             return self.stager.finish([item._replace(pixels=pixels) for item, pixels in pairs])
         rows = [path.pixel_values for inputs in plain for path in inputs.paths.values()]
         parts = iter(self.queue.send(rows))
@@ -296,15 +296,21 @@ class _Stream:
         progress: Progress,
     ) -> Iterator[ItemResult]:
         """Yield the results of a batch once the device has reached ``mark``, the event after it."""
-        began = time.perf_counter()
+        start_time = time.perf_counter()
         self.queue.wait(mark, [tensor for item in batch for tensor in _tensors(item.value)])
-        ready = time.perf_counter()
+        ready_time = time.perf_counter()
         for item in batch:
             prefetch.release(item.tokens)
             progress.update()
             yield self._result(item)
             item.value = None
-        self._count(sum(item.tokens for item in batch), ready - began, ready, prefetch, progress)
+        self._count(
+            sum(item.tokens for item in batch),
+            ready_time - start_time,
+            ready_time,
+            prefetch,
+            progress,
+        )
 
     def _result(self, item: _StreamItem) -> ItemResult:
         value: Encoded | Exception | ItemError | None = item.value
@@ -322,8 +328,8 @@ class _Stream:
     def _count(
         self,
         tokens: int,
-        waited: float,
-        ready: float,
+        device_seconds: float,
+        ready_time: float,
         prefetch: Prefetch[object, _StreamItem],
         progress: Progress,
     ) -> None:
@@ -331,16 +337,16 @@ class _Stream:
 
         Args:
             tokens: tokens of the batch whose results were yielded last.
-            waited: seconds that the stream waited for the device to finish that batch.
-            ready: when the results of the batch were ready, as ``time.perf_counter`` gave it.
+            device_seconds: seconds that the stream waited for the device to finish that batch.
+            ready_time: when the results of the batch were ready, as ``time.perf_counter`` gave it.
             prefetch: has the seconds that the stream waited for decoding.
             progress: gets the text as its ``note``.
         """
         self.tokens += tokens
-        self.seconds["decoding"] = prefetch.waited
-        self.seconds["encoding"] += waited
-        self.seconds["the consumer"] += time.perf_counter() - ready
-        rate = self.tokens / max(time.perf_counter() - self.began, 1e-9)
+        self.seconds["decoding"] = prefetch.wait_seconds
+        self.seconds["encoding"] += device_seconds
+        self.seconds["the consumer"] += time.perf_counter() - ready_time
+        rate = self.tokens / max(time.perf_counter() - self.start_time, 1e-9)
         slowest = max(self.seconds, key=self.seconds.__getitem__)
         progress.note = f"{rate:,.0f} tokens/s, waiting for {slowest}"
 
@@ -356,10 +362,10 @@ def _layout_of(inputs: VisionInputs | StagedItem) -> VisionInputs:
 def without_traceback(error: Exception) -> Exception:
     """Drop the tracebacks of an error and of its causes, which would keep pixels in memory."""
     cause: BaseException | None = error
-    seen: set[int] = set()
+    cause_ids: set[int] = set()
     # `raise error from error` makes a circle of causes.
-    while cause is not None and id(cause) not in seen:
-        seen.add(id(cause))
+    while cause is not None and id(cause) not in cause_ids:
+        cause_ids.add(id(cause))
         cause.__traceback__ = None
         cause = cause.__cause__ or cause.__context__
     return error

@@ -220,7 +220,7 @@ class Capturer:
             path=self.label or "image",
             capture_seconds=time.perf_counter() - start_time,
             graph_bytes=memory.growth(),
-            kernel=accelerator.taken if accelerator is not None else "reference",
+            kernel=accelerator.kernels_used if accelerator is not None else "reference",
         )
 
     def _drop(self, budget: Budget, error: Exception) -> None:

@@ -40,7 +40,7 @@ def test_on_the_cpu_the_reference_runs_silently(name: str, kernels: str) -> None
     for _ in range(2):
         assert fast.kernel_choices()["reference_because"] == reason
         assert torch.equal(run(fast, name).pooler_output, run(encoder, name).pooler_output)
-    assert fast.accelerator.taken == "reference"
+    assert fast.accelerator.kernels_used == "reference"
 
 
 @pytest.mark.parametrize("kernels", list(KERNELS))

@@ -110,7 +110,7 @@ def test_threads_with_other_grids_do_not_swap_their_metadata(
 @needs_triton
 @needs_interpreter
 @pytest.mark.usefixtures("fused")
-@pytest.mark.parametrize("during", ["_row_of", "_fill", "_places"])
+@pytest.mark.parametrize("during", ["_row_of", "_fill", "_addresses_of"])
 def test_a_call_while_another_thread_derives_weights_is_right(
     monkeypatch: pytest.MonkeyPatch, during: str
 ) -> None:

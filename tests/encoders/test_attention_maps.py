@@ -22,7 +22,7 @@ from transformers.models.unlimited_ocr.modeling_unlimited_ocr import (
 from encoders import Encoder, VisionInputs
 from encoders.base import attention_maps as module
 from encoders.internals import attention_maps
-from encoders.streams.keywords import AttentionAsked
+from encoders.streams.keywords import MapSettings
 from graphwrap import GraphedEncoder
 from oracles import BY_NAME, build_pair, draw_pixels, grids_for, window_walk
 from support.photographs import china, hopper
@@ -98,7 +98,7 @@ def test_maps_equal_the_weights_of_eager_attention(name: str) -> None:
     order = order_of(name, grids, whole[0].shape[-1])
     points = [(0, 1, 0), (0, 1, 1)]
     for queries in (None, points):
-        asked = AttentionAsked(None, queries, "all", "image")
+        asked = MapSettings(None, queries, "all", "image")
         found = attention_maps(encoder, inputs, asked)
         for block, weights in enumerate(whole):
             for item, numbers in enumerate(order):
@@ -153,7 +153,7 @@ def test_maps_of_windows_with_relative_positions_equal_eager_attention(
             reference.vision_tower(pixels)
     kept = [weights for weights in kept if weights.ndim == 3]  # those of CLIP have four axes
     assert len(kept) == 3
-    found = attention_maps(encoder, inputs, AttentionAsked(None, points, "all", path))
+    found = attention_maps(encoder, inputs, MapSettings(None, points, "all", path))
     asked = points or [(0, row, column) for row in range(8) for column in range(8)]
     for block, weights in enumerate(kept):
         side = 8 if block == 1 else 5
@@ -330,4 +330,4 @@ def test_attention_that_cannot_be_observed_is_named() -> None:
     grids = grids_for("qwen2_vl")
     inputs = VisionInputs(draw_pixels(encoder, grids), torch.tensor(grids))
     with pytest.raises(ValueError, match="block 2 of type Block made 0 calls of attention"):
-        attention_maps(encoder, inputs, AttentionAsked((-1,), None, "mean", "image"))
+        attention_maps(encoder, inputs, MapSettings((-1,), None, "mean", "image"))

@@ -119,7 +119,7 @@ def test_a_stream_gives_what_encode_gives(batch_tokens: int) -> None:
 
 def test_an_encoding_owns_no_views_of_the_next_call() -> None:
     encoder = shared("step3_vl")
-    item_encoder = replace(encoder.item_encoder(), owned=False)
+    item_encoder = replace(encoder.item_encoder(), owns_results=False)
     inputs = encoder.preprocess(IMAGES)
     for one, other in zip(
         item_encoder.encode(inputs, ResultSettings()), encoder(inputs), strict=True

@@ -48,7 +48,7 @@ def assert_equal(got: VisionInputs, pixels: torch.Tensor, ratios: list[list[int]
 
 @pytest.mark.parametrize(("size", "canvas"), GOLDEN.items(), ids=str)
 def test_canvases_of_golden_sizes(size: tuple[int, int], canvas: tuple[int, int]) -> None:
-    assert best_canvas(*size, most=16, tile=336, largest=False) == canvas
+    assert best_canvas(*size, max_tiles=16, tile=336, largest=False) == canvas
 
 
 @pytest.mark.parametrize("largest", [False, True])

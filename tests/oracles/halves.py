@@ -155,5 +155,5 @@ def half_errors(
                     held.add(mine, other, value)
     for name, form in forms.items():
         if form.accelerator is not None:
-            assert form.accelerator.taken != "reference", (name, form.kernel_choices())
+            assert form.accelerator.kernels_used != "reference", (name, form.kernel_choices())
     return errors

@@ -26,9 +26,9 @@ from encoders.contract import (
 from encoders.grids import read_grid
 from encoders.internals import attention_maps
 from encoders.streams import (
-    AttentionAsked,
     EncodesItems,
     ItemPath,
+    MapSettings,
     ResultSettings,
     join_outputs,
     select_items,
@@ -260,7 +260,7 @@ class DataParallelEncoder:
                 call raises it.
             RuntimeError: as a call raises it.
         """
-        settings, encoder = AttentionAsked(blocks, queries, heads, path), self.encoder
+        settings, encoder = MapSettings(blocks, queries, heads, path), self.encoder
 
         def work() -> tuple[Shares, list[list[Tensor]]]:
             if not isinstance(encoder, Encoder):

@@ -206,8 +206,8 @@ def _reference(
     return attention(q, k, v, offsets, longest, segment_rows=rows)
 
 
-def _takes_half(shape: AttentionShape, dtype: torch.dtype, most: int) -> bool:
-    return dtype in HALF_DTYPES and shape.size % 8 == 0 and 16 <= shape.size <= most
+def _takes_half(shape: AttentionShape, dtype: torch.dtype, max_size: int) -> bool:
+    return dtype in HALF_DTYPES and shape.size % 8 == 0 and 16 <= shape.size <= max_size
 
 
 def _takes_triton(shape: AttentionShape, dtype: torch.dtype, capability: tuple[int, int]) -> bool:

@@ -47,11 +47,11 @@ class KernelChoices:
     """Chooses an attention kernel per shape, and records why a kernel was dropped."""
 
     def __init__(self, kernels: Kernels) -> None:
-        self.asked = kernels
+        self.requested = kernels
         self.dropped: dict[str, str] = {}
-        self._taken: dict[AttentionShape, str] = {}
+        self._chosen: dict[AttentionShape, str] = {}
         self._milliseconds: dict[AttentionShape, dict[str, float]] = {}
-        self._tried: dict[tuple[str, int, int, int, torch.dtype, bool, bool], bool] = {}
+        self._agreements: dict[tuple[str, int, int, int, torch.dtype, bool, bool], bool] = {}
         self._relative: dict[RelativeShape, str] = {}
         self._warned = False
 
@@ -63,7 +63,7 @@ class KernelChoices:
             shape: the shape of the attention.
         """
         key = _class_of(shape)
-        name = self._taken.get(key)
+        name = self._chosen.get(key)
         if name is None:
             names = self._candidates(shape, q)
             if len(names) > 1 and q.is_cuda and torch.cuda.is_current_stream_capturing():
@@ -73,12 +73,12 @@ class KernelChoices:
                 self._milliseconds[key] = self._time(names, q, shape)
                 names = sorted(self._milliseconds[key], key=self._milliseconds[key].__getitem__)
             name = names[0] if names else self._none(shape, q.dtype)
-            self._taken[key] = name
+            self._chosen[key] = name
         return name
 
     def _candidates(self, shape: AttentionShape, q: Tensor) -> list[str]:
-        names = list(KERNELS) if self.asked == "auto" else [self.asked]
-        if self.asked == "torch":
+        names = list(KERNELS) if self.requested == "auto" else [self.requested]
+        if self.requested == "torch":
             names = list(TORCH_KERNELS)
         capability = (9, 0) if not q.is_cuda else torch.cuda.get_device_capability(q.device)
         return [
@@ -93,16 +93,17 @@ class KernelChoices:
 
         If the user asked for a kernel by name, a warning says why that kernel cannot run.
         """
-        why = self.dropped.get(self.asked, "it does not take this shape, dtype or device")
-        self._warn(f"{dtype} {shape}", why)
+        reason = self.dropped.get(self.requested, "it does not take this shape, dtype or device")
+        self._warn(f"{dtype} {shape}", reason)
         return REFERENCE.name
 
-    def _warn(self, what: str, why: str) -> None:
-        """Warn once that the kernel the user named cannot run ``what``; ``why`` is the reason."""
-        if self.asked in KERNELS and not self._warned:
+    def _warn(self, subject: str, reason: str) -> None:
+        """Warn once, with the ``reason``, that the kernel the user named cannot run ``subject``."""
+        if self.requested in KERNELS and not self._warned:
             self._warned = True
             warnings.warn(
-                f"attention kernel {self.asked!r} cannot run {what} ({why}): the reference's "
+                f"attention kernel {self.requested!r} cannot run {subject} ({reason}): the "
+                "reference's "
                 'attention runs instead; use kernels="auto" to choose what can',
                 stacklevel=2,
             )
@@ -114,15 +115,23 @@ class KernelChoices:
         long ones and for many long ones, because Triton's kernel is compiled differently for each.
         The trial has NaN in the rows beyond the last segment, unless the kernel needs them cleared.
         """
-        short, many = shape.longest <= SHORT, shape.segments > SEARCHED
-        key = (name, shape.heads, shape.group, shape.size, q.dtype, short, many and not short)
-        if key not in self._tried:
-            kernel, trials = KERNELS[name], SHORT_TRIALS if short else TRIALS
-            self._tried[key] = all(
+        is_short, is_searched = shape.longest <= SHORT, shape.segments > SEARCHED
+        key = (
+            name,
+            shape.heads,
+            shape.group,
+            shape.size,
+            q.dtype,
+            is_short,
+            is_searched and not is_short,
+        )
+        if key not in self._agreements:
+            kernel, trials = KERNELS[name], SHORT_TRIALS if is_short else TRIALS
+            self._agreements[key] = all(
                 self._close(name, partial(_distance, kernel, lengths, q, shape), q.dtype)
                 for lengths in ([(shape.longest,) * 2] if shape.equal else trials)
             )
-        return self._tried[key]
+        return self._agreements[key]
 
     def takes_relative(self, rows: Tensor, shape: RelativeShape) -> bool:
         """Return whether the Triton kernel for attention with relative positions takes a shape.
@@ -136,7 +145,7 @@ class KernelChoices:
         if shape not in self._relative:
             from ..triton_kernels.relative_attention import distance, takes  # needs Triton
 
-            agrees = self.asked in ("auto", "torch", "triton") and takes(shape, rows.dtype)
+            agrees = self.requested in ("auto", "torch", "triton") and takes(shape, rows.dtype)
             if agrees and rows.is_cuda and torch.cuda.is_current_stream_capturing():
                 return False  # a capture runs no kernel, so a later call tries it
             if agrees:
@@ -153,15 +162,15 @@ class KernelChoices:
         If not, or if ``distance`` raises, the kernel ``name`` is recorded as dropped.
         """
         try:
-            far = distance()
+            error_l2 = distance()
         except torch.OutOfMemoryError:  # running out of memory is no fault of the kernel
             raise
         except kernel_errors() as error:
             self.dropped[name] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
             return False
-        if far <= ERROR[dtype]:  # a comparison with NaN is false, so NaN counts as an error
+        if error_l2 <= ERROR[dtype]:  # a comparison with NaN is false, so NaN counts as an error
             return True
-        self.dropped[name] = f"its result is {far:.1e} from float32 attention"
+        self.dropped[name] = f"its result is {error_l2:.1e} from float32 attention"
         return False
 
     def _time(self, names: Sequence[str], q: Tensor, shape: AttentionShape) -> dict[str, float]:
@@ -195,10 +204,10 @@ class KernelChoices:
     def to_dict(self) -> dict[str, object]:
         """Return the choices of kernels as plain data for JSON."""
         return {
-            "kernels": self.asked,
+            "kernels": self.requested,
             "attention": [
                 {**shape._asdict(), "kernel": name, "ms": self._milliseconds.get(shape, {})}
-                for shape, name in self._taken.items()
+                for shape, name in self._chosen.items()
             ],
             "relative_positions": [
                 {**shape._asdict(), "kernel": name} for shape, name in self._relative.items()
@@ -212,11 +221,11 @@ class KernelChoices:
         Raises:
             ValueError: ``choices`` has another form, or names a kernel that is not installed here.
         """
-        taken, relative = {}, {}
+        chosen, relative = {}, {}
         try:
             for row in saved_rows(choices["attention"]):
                 shape = AttentionShape._make(row[name] for name in AttentionShape._fields)
-                taken[shape] = str(row["kernel"])
+                chosen[shape] = str(row["kernel"])
             for row in saved_rows(choices.get("relative_positions", ())):
                 views = RelativeShape._make(row[name] for name in RelativeShape._fields)
                 relative[views] = str(row["kernel"])
@@ -224,13 +233,13 @@ class KernelChoices:
             raise ValueError(
                 f"these are no kernel choices ({error!r}): give what kernel_choices() returned"
             ) from error
-        for name in sorted({*taken.values(), *relative.values()} - {REFERENCE.name}):
+        for name in sorted({*chosen.values(), *relative.values()} - {REFERENCE.name}):
             if name not in KERNELS or not is_installed(KERNELS[name].package):
                 raise ValueError(
                     f"the choices name attention kernel {name!r}, which is not installed here: "
                     "install what brings it, or let this process choose its own"
                 )
-        self._taken.update(taken)
+        self._chosen.update(chosen)
         self._relative.update(relative)
 
 
@@ -270,15 +279,19 @@ def _fillings(shape: AttentionShape) -> list[list[int]]:
     differs, has up to eight equal segments.
     """
     longest = max(shape.longest, 1)
-    full = [longest] * min(shape.rows // longest, shape.segments)
-    rest = shape.rows - sum(full)
-    if rest and len(full) < shape.segments:
-        full.append(min(rest, longest))
+    longest_first = [longest] * min(shape.rows // longest, shape.segments)
+    rows_left = shape.rows - sum(longest_first)
+    if rows_left and len(longest_first) < shape.segments:
+        longest_first.append(min(rows_left, longest))
     count = min(shape.segments, 8)
-    part = min(shape.rows // max(count, 1), longest)
-    if shape.equal or part * count == sum(full) == longest * len(full) or part < 64:
-        return [full]
-    return [full, [part] * count]
+    equal_length = min(shape.rows // max(count, 1), longest)
+    if (
+        shape.equal
+        or equal_length * count == sum(longest_first) == longest * len(longest_first)
+        or equal_length < 64
+    ):
+        return [longest_first]
+    return [longest_first, [equal_length] * count]
 
 
 def _offsets(lengths: Sequence[int], segments: int, device: torch.device) -> Tensor:
@@ -306,12 +319,12 @@ def _distance(
     trial = shape._replace(rows=len(qkv), segments=segments, longest=max(lengths))
     offsets = _offsets(lengths, segments, q.device)
     q, k, v = qkv.split(heads, 1)
-    got = kernel.attend(q, k, v, torch.zeros_like(q), offsets, trial)[:rows].float()
+    result = kernel.attend(q, k, v, torch.zeros_like(q), offsets, trial)[:rows].float()
     longest = torch.tensor(max(lengths), dtype=torch.int32, device="cpu")
-    wide = [part[:rows].float() for part in (q, k, v)]
-    wide[1:] = [part.repeat_interleave(shape.group, 1) for part in wide[1:]]
-    truth = attention(wide[0], wide[1], wide[2], offsets, longest)
-    return float((got - truth).norm() / truth.norm())
+    qkv_float = [part[:rows].float() for part in (q, k, v)]
+    qkv_float[1:] = [part.repeat_interleave(shape.group, 1) for part in qkv_float[1:]]
+    truth = attention(qkv_float[0], qkv_float[1], qkv_float[2], offsets, longest)
+    return float((result - truth).norm() / truth.norm())
 
 
 def graph_milliseconds(call: Callable[[], object], repeats: int = 4) -> float:

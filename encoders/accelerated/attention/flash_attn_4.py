@@ -52,14 +52,14 @@ def flash4_forward() -> Flash4:
         "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED": "1",
         "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR": str(cache_home / "vitgraph" / "flash-attn-4"),
     }
-    added = {name: value for name, value in settings.items() if name not in os.environ}
-    os.environ.update(added)
+    new_settings = {name: value for name, value in settings.items() if name not in os.environ}
+    os.environ.update(new_settings)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             from flash_attn.cute.interface import _flash_attn_fwd
     finally:
-        for name in added:
+        for name in new_settings:
             os.environ.pop(name, None)
     forward: Flash4 = _flash_attn_fwd
     if missing := sorted(KEYWORDS - signature(forward).parameters.keys()):

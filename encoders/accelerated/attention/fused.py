@@ -26,7 +26,7 @@ class BlocksRun:
 
     kernels: set[str] = field(default_factory=set)
     """Names of the attention kernels that ran."""
-    called: int = 0
+    called_count: int = 0
     """Number of layers and blocks called as modules; 0 if device or mode ruled out all kernels."""
     because: str | None = None
     """The reason why the blocks ran as modules, without fused kernels; None if kernels ran."""
@@ -46,12 +46,12 @@ class FusedAttention:
     """
 
     def __init__(
-        self, choices: KernelChoices, hidden: Tensor, metadata: Metadata, ran: BlocksRun
+        self, choices: KernelChoices, hidden: Tensor, metadata: Metadata, run_record: BlocksRun
     ) -> None:
         from ..triton_kernels import norms, rotary  # need Triton
 
         self.norms, self.rotary = norms, rotary
-        self.choices, self.ran = choices, ran
+        self.choices, self.run_record = choices, run_record
         self.shape, self.dtype = hidden.shape, str(hidden.dtype)
         self.metadata = {name: entry.contiguous() for name, entry in metadata.items()}
         self.tile_rows = prod(hidden.shape[1:-1]) if hidden.ndim > 2 else 0
@@ -63,7 +63,7 @@ class FusedAttention:
                 "grid_thw of these pixels"
             )
         self.buffer: Tensor | None = None
-        self.picked: dict[bool, tuple[AttentionShape, AttentionKernel]] = {}
+        self.picks: dict[bool, tuple[AttentionShape, AttentionKernel]] = {}
         """Shape and attention kernel, for window attention (True) and full attention (False)."""
 
     def takes(self, parts: BlockParts, hidden: Tensor) -> bool:
@@ -95,20 +95,20 @@ class FusedAttention:
         cos, sin = (self.metadata.get(f"rotary_pos_emb_{name}") for name in ("cos", "sin"))
         if self.buffer is None:  # zeros, because kernels leave padded rows unwritten
             self.buffer = torch.zeros_like(q, memory_format=torch.contiguous_format)
-        if parts.windowed not in self.picked:
+        if parts.windowed not in self.picks:
             shape = self._shape_of(q, len(offsets) - 1, longest, heads // shared)
             name = self.choices.pick(q, shape)
-            self.picked[parts.windowed] = shape, self.choices.kernel(name)
-            self.ran.kernels.add(name)
-        shape, kernel = self.picked[parts.windowed]
+            self.picks[parts.windowed] = shape, self.choices.kernel(name)
+            self.run_record.kernels.add(name)
+        shape, kernel = self.picks[parts.windowed]
         scale = parts.softmax_scale
         factor = 1.0 if scale is None else scale * q.shape[-1] ** 0.5  # kernels scale by K ** -0.5
         # The rotation of queries and keys clears padding, too.
         if cos is not None and sin is not None:
             queries = 0 if scale is None else heads
-            turned = heads + shared
+            rotated_heads = heads + shared
             self.rotary.rotate_in_place(
-                qkv, cos, sin, offsets, turned, parts.rotary_pair_distance, queries, factor
+                qkv, cos, sin, offsets, rotated_heads, parts.rotary_pair_distance, queries, factor
             )
         else:
             if scale is not None:
@@ -140,7 +140,7 @@ class FusedAttention:
 
         shape = self._relative_shape(parts, relative)
         out = rows.new_empty(len(rows), parts.num_heads, shape.size)
-        self.ran.kernels.add("triton")
+        self.run_record.kernels.add("triton")
         return attend(rows, parts.qkv.bias, relative.tables(*shape.segment), shape, out).flatten(1)
 
     def _relative_shape(self, parts: BlockParts, relative: RelativePositions) -> RelativeShape:
@@ -165,7 +165,7 @@ class FusedAttention:
     def _norm_in_place(self, norm: PartNorm, rows: Tensor) -> None:
         """Apply ``norm`` in place to queries, keys or values: [T, D], or heads [T, H, K]."""
         if not is_norm(norm, weighted=rows.ndim == 2):
-            self.ran.called += 1
+            self.run_record.called_count += 1
             rows.copy_(norm(rows))
         elif rows.ndim == 3:
             self.norms.normalise_heads(rows, self.norms.Norm.of(norm))

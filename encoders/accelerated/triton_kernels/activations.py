@@ -30,7 +30,7 @@ def activated(
     x,
     up,
     column,
-    inside,
+    mask,
     limit,
     LIMITED: tl.constexpr,
     GATED: tl.constexpr,
@@ -42,13 +42,13 @@ def activated(
     Args:
         x, up: addresses of the row in both inputs.
         column: numbers of the columns, from 0.
-        inside: mask of the columns that exist.
+        mask: mask of the columns that exist.
         limit: with LIMITED, upper bound of x, and bound of ``up`` on both sides.
         LIMITED, GATED: whether ``limit`` and ``up`` are used.
         KIND: a value of ``KINDS``; a negative one is the identity.
         ranges: addresses of the bounds to which x, up and the result are clipped, or None.
     """
-    a = clipped(tl.load(x + column, mask=inside, other=0.0).to(tl.float32), ranges[0])
+    a = clipped(tl.load(x + column, mask=mask, other=0.0).to(tl.float32), ranges[0])
     if LIMITED:  # NaN passes unchanged, because a comparison with NaN is false
         a = tl.where(a > limit, limit, a)
     if KIND == 0:  # GELU, with erfc of |a| as a polynomial times exp(-a^2/2): off by 1.5e-7
@@ -66,7 +66,7 @@ def activated(
     elif KIND == 3:  # SiLU
         a = a / (1.0 + tl.exp(-a))
     if GATED:
-        factor = clipped(tl.load(up + column, mask=inside, other=0.0).to(tl.float32), ranges[1])
+        factor = clipped(tl.load(up + column, mask=mask, other=0.0).to(tl.float32), ranges[1])
         if LIMITED:
             factor = tl.where(factor > limit, limit, tl.where(factor < -limit, -limit, factor))
         a *= factor
@@ -91,11 +91,11 @@ def _activation_kernel(
 ):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = column < columns
+    mask = column < columns
     x += row * x_stride
     up += row * up_stride
-    a = activated(x, up, column, inside, limit, LIMITED, GATED, KIND, ranges)
-    tl.store(out + row * out_stride + column, a.to(out.dtype.element_ty), mask=inside)
+    a = activated(x, up, column, mask, limit, LIMITED, GATED, KIND, ranges)
+    tl.store(out + row * out_stride + column, a.to(out.dtype.element_ty), mask=mask)
 
 
 Ranges: TypeAlias = tuple[Range | None, Range | None, Range | None]

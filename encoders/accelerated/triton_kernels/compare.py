@@ -17,25 +17,31 @@ def _compare_kernel(table, WIDE: tl.constexpr, STEP: tl.constexpr, SAMPLED: tl.c
     source = tl.load(row).to(tl.pointer_type(kind))
     copy = tl.load(row + 1).to(tl.pointer_type(kind))
     rows, columns, stride = tl.load(row + 2), tl.load(row + 3), tl.load(row + 4)
-    down, across = tl.load(row + 5), tl.load(row + 6)
+    row_stride, column_stride = tl.load(row + 5), tl.load(row + 6)
     begin = tl.program_id(1).to(tl.int64) * (SAMPLED * STEP)
     if begin >= rows:
         return
-    at = (begin + tl.arange(0, SAMPLED) * STEP)[:, None]
+    sampled_row = (begin + tl.arange(0, SAMPLED) * STEP)[:, None]
     # Rows compare different groups of 16 columns, so that few rows cover all columns.
-    start = (at * 7919 % tl.maximum(columns // 16, 1)) * 16
+    start = (sampled_row * 7919 % tl.maximum(columns // 16, 1)) * 16
     column = start + tl.arange(0, 16)[None, :]
-    inside = (at < rows) & (column < columns)
-    mine = tl.load(source + at * down + column * across, mask=inside, other=0)
-    theirs = tl.load(copy + at * stride + column, mask=inside, other=0)
-    if tl.max(tl.max((mine != theirs).to(tl.int32), 1), 0) > 0:
+    mask = (sampled_row < rows) & (column < columns)
+    source_values = tl.load(
+        source + sampled_row * row_stride + column * column_stride, mask=mask, other=0
+    )
+    copy_values = tl.load(copy + sampled_row * stride + column, mask=mask, other=0)
+    if tl.max(tl.max((source_values != copy_values).to(tl.int32), 1), 0) > 0:
         for part in range(STEP):
             line = (begin + part * SAMPLED + tl.arange(0, SAMPLED))[:, None]
             for first in range(0, columns, 128):
-                place = first + tl.arange(0, 128)[None, :]
-                there = (line < rows) & (place < columns)
-                values = tl.load(source + line * down + place * across, mask=there, other=0)
-                tl.store(copy + line * stride + place, values, mask=there)
+                copied_column = first + tl.arange(0, 128)[None, :]
+                copied_mask = (line < rows) & (copied_column < columns)
+                values = tl.load(
+                    source + line * row_stride + copied_column * column_stride,
+                    mask=copied_mask,
+                    other=0,
+                )
+                tl.store(copy + line * stride + copied_column, values, mask=copied_mask)
 
 
 def copy_differences(table: Tensor, rows: int, size: int) -> None:

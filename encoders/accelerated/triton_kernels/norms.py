@@ -56,44 +56,44 @@ def _add_norm_kernel(
 ):
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
-    inside = column < columns
-    x = tl.load(hidden + row * hidden_stride + column, mask=inside, other=0.0).to(tl.float32)
+    mask = column < columns
+    x = tl.load(hidden + row * hidden_stride + column, mask=mask, other=0.0).to(tl.float32)
     if OFFSET or PENDING:
         shift = tl.zeros([BLOCK], tl.float32)
         if OFFSET:
-            shift += tl.load(offset + column, mask=inside, other=0.0)
+            shift += tl.load(offset + column, mask=mask, other=0.0)
         if PENDING:
-            shift += tl.load(pending + column, mask=inside, other=0.0).to(tl.float32)
+            shift += tl.load(pending + column, mask=mask, other=0.0).to(tl.float32)
             if row == 0:
-                tl.store(shifted + column, shift, mask=inside)
+                tl.store(shifted + column, shift, mask=mask)
         x += shift
     if ADD:
-        y = tl.load(branch + row * branch_stride + column, mask=inside, other=0.0).to(tl.float32)
+        y = tl.load(branch + row * branch_stride + column, mask=mask, other=0.0).to(tl.float32)
         y = clipped(y, branch_range)
         if BRANCH_NORM:
             y *= 1.0 / tl.sqrt(tl.sum(y * y, axis=0) / columns + branch_eps)
-            y *= tl.load(branch_weight + column, mask=inside, other=0.0).to(tl.float32)
+            y *= tl.load(branch_weight + column, mask=mask, other=0.0).to(tl.float32)
         if SCALE:
-            y *= tl.load(scale + column, mask=inside, other=0.0).to(tl.float32)
+            y *= tl.load(scale + column, mask=mask, other=0.0).to(tl.float32)
         x += y
     if KEEP:
-        tl.store(total + row * columns + column, x.to(total.dtype.element_ty), mask=inside)
+        tl.store(total + row * columns + column, x.to(total.dtype.element_ty), mask=mask)
     if NORM:
-        gain = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+        gain = tl.load(weight + column, mask=mask, other=0.0).to(tl.float32)
         if RMS:
             moment = tl.sum(x * x, axis=0) / columns
         else:
-            x = tl.where(inside, x - tl.sum(x, axis=0) / columns, 0.0)
+            x = tl.where(mask, x - tl.sum(x, axis=0) / columns, 0.0)
             moment = tl.sum(x * x, axis=0) / columns
         out = x * (1.0 / tl.sqrt(moment + eps)) * gain
         if BIAS:
-            out += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
+            out += tl.load(bias + column, mask=mask, other=0.0).to(tl.float32)
         if QUANTISE:
-            scale = row_scale(tl.max(tl.abs(tl.where(inside, out, 0.0)), axis=0))
+            scale = row_scale(tl.max(tl.abs(tl.where(mask, out, 0.0)), axis=0))
             tl.store(scales + row, scale)
             out *= 1.0 / scale
-        place = normed + row * normed_stride + column
-        tl.store(place, out.to(normed.dtype.element_ty), mask=inside)
+        pointer = normed + row * normed_stride + column
+        tl.store(pointer, out.to(normed.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -113,18 +113,18 @@ def _head_norm_kernel(
 ):
     row = tl.program_id(0).to(tl.int64)
     head, column = tl.arange(0, HEADS)[:, None], tl.arange(0, BLOCK)[None]
-    inside = (head < heads) & (column < columns)
-    place = rows + row * stride + head * columns + column
-    x = tl.load(place, mask=inside, other=0.0).to(tl.float32)
+    mask = (head < heads) & (column < columns)
+    pointer = rows + row * stride + head * columns + column
+    x = tl.load(pointer, mask=mask, other=0.0).to(tl.float32)
     if not RMS:
-        x = tl.where(inside, x - (tl.sum(x, axis=1) / columns)[:, None], 0.0)
+        x = tl.where(mask, x - (tl.sum(x, axis=1) / columns)[:, None], 0.0)
     moment = (tl.sum(x * x, axis=1) / columns)[:, None]
     out = x * (1.0 / tl.sqrt(moment + eps))
     if WEIGHT:
         out *= tl.load(weight + column, mask=column < columns, other=0.0).to(tl.float32)
     if BIAS:
         out += tl.load(bias + column, mask=column < columns, other=0.0).to(tl.float32)
-    tl.store(place, out.to(rows.dtype.element_ty), mask=inside)
+    tl.store(pointer, out.to(rows.dtype.element_ty), mask=mask)
 
 
 class Norm(NamedTuple):

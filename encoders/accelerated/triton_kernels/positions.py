@@ -16,15 +16,15 @@ def _positions_kernel(
 ):
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
-    inside = column < columns
+    mask = column < columns
     total = tl.zeros([BLOCK], tl.float32)
     for tap in tl.static_range(TAPS):
         entry = tl.load(index + row * TAPS + tap)
-        share = tl.load(weight + row * TAPS + tap)
-        values = tl.load(table + entry * columns + column, mask=inside, other=0.0)
-        total += share * values.to(tl.float32)
-    x = tl.load(rows + row * columns + column, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * columns + column, (x + total).to(out.dtype.element_ty), mask=inside)
+        tap_weight = tl.load(weight + row * TAPS + tap)
+        values = tl.load(table + entry * columns + column, mask=mask, other=0.0)
+        total += tap_weight * values.to(tl.float32)
+    x = tl.load(rows + row * columns + column, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out + row * columns + column, (x + total).to(out.dtype.element_ty), mask=mask)
 
 
 def add_table_rows(rows: Tensor, table: Tensor, index: Tensor, weight: Tensor) -> Tensor:

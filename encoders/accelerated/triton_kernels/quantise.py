@@ -63,16 +63,22 @@ def _rows_kernel(
     a = tl.where(column < columns, a, 0.0)
     largest = tl.max(tl.abs(a), axis=0)
     if REST:
-        after = FIRST + tl.arange(0, REST)
-        b = activated(x, up, after, after < columns, limit, LIMITED, GATED, KIND, unclipped)
-        b = tl.where(after < columns, b, 0.0)
+        rest_column = FIRST + tl.arange(0, REST)
+        b = activated(
+            x, up, rest_column, rest_column < columns, limit, LIMITED, GATED, KIND, unclipped
+        )
+        b = tl.where(rest_column < columns, b, 0.0)
         largest = tl.maximum(largest, tl.max(tl.abs(b), axis=0))
     scale = row_scale(largest)
     tl.store(scales + row, scale)
     inverse = 1.0 / scale
     tl.store(values + column, (a * inverse).to(values.dtype.element_ty), mask=column < columns)
     if REST:
-        tl.store(values + after, (b * inverse).to(values.dtype.element_ty), mask=after < columns)
+        tl.store(
+            values + rest_column,
+            (b * inverse).to(values.dtype.element_ty),
+            mask=rest_column < columns,
+        )
 
 
 def quantise(
@@ -120,40 +126,56 @@ def _weights_kernel(
     source = tl.load(row).to(tl.pointer_type(SOURCE))
     copy = tl.load(row + 1).to(tl.pointer_type(tl.float8e4nv))
     rows, columns, stride = tl.load(row + 2), tl.load(row + 3), tl.load(row + 4)
-    down, across = tl.load(row + 5), tl.load(row + 6)
+    row_stride, column_stride = tl.load(row + 5), tl.load(row + 6)
     scales = tl.load(row + 7).to(tl.pointer_type(tl.float32))
     begin = tl.program_id(1).to(tl.int64) * (SAMPLED * STEP)
     if begin >= rows:
         return
     differ = 1
     if not FORCE:
-        at = begin + tl.arange(0, SAMPLED) * STEP
-        start = (at * 7919 % tl.maximum(columns // 16, 1)) * 16
+        sampled_row = begin + tl.arange(0, SAMPLED) * STEP
+        start = (sampled_row * 7919 % tl.maximum(columns // 16, 1)) * 16
         column = start[:, None] + tl.arange(0, 16)[None, :]
-        inside = (at < rows)[:, None] & (column < columns)
-        mine = tl.load(source + at[:, None] * down + column * across, mask=inside, other=0.0)
-        held = tl.load(scales + at, mask=at < rows, other=1.0)[:, None]
-        mine8 = (mine.to(tl.float32) / held).to(tl.float8e4nv).to(tl.uint8, bitcast=True)
-        theirs = tl.load(copy + at[:, None] * stride + column, mask=inside, other=0.0)
-        other = theirs.to(tl.uint8, bitcast=True)
-        differ = tl.max(tl.max(((mine8 != other) & inside).to(tl.int32), 1), 0)
+        mask = (sampled_row < rows)[:, None] & (column < columns)
+        source_values = tl.load(
+            source + sampled_row[:, None] * row_stride + column * column_stride,
+            mask=mask,
+            other=0.0,
+        )
+        stored_scales = tl.load(scales + sampled_row, mask=sampled_row < rows, other=1.0)[:, None]
+        source_bits = (
+            (source_values.to(tl.float32) / stored_scales)
+            .to(tl.float8e4nv)
+            .to(tl.uint8, bitcast=True)
+        )
+        copy_values = tl.load(copy + sampled_row[:, None] * stride + column, mask=mask, other=0.0)
+        copy_bits = copy_values.to(tl.uint8, bitcast=True)
+        differ = tl.max(tl.max(((source_bits != copy_bits) & mask).to(tl.int32), 1), 0)
     if differ > 0:
         for part in range(STEP):
             line = begin + part * SAMPLED + tl.arange(0, SAMPLED)
             largest = tl.zeros([SAMPLED], tl.float32)
             for first in range(0, columns, 128):
-                place = first + tl.arange(0, 128)[None, :]
-                there = (line < rows)[:, None] & (place < columns)
-                x = tl.load(source + line[:, None] * down + place * across, mask=there, other=0.0)
+                copied_column = first + tl.arange(0, 128)[None, :]
+                copied_mask = (line < rows)[:, None] & (copied_column < columns)
+                x = tl.load(
+                    source + line[:, None] * row_stride + copied_column * column_stride,
+                    mask=copied_mask,
+                    other=0.0,
+                )
                 largest = tl.maximum(largest, tl.max(tl.abs(x.to(tl.float32)), 1))
             scale = tl.maximum(largest, 1e-12) / 448.0
             tl.store(scales + line, scale, mask=line < rows)
             for first in range(0, columns, 128):
-                place = first + tl.arange(0, 128)[None, :]
-                there = (line < rows)[:, None] & (place < columns)
-                x = tl.load(source + line[:, None] * down + place * across, mask=there, other=0.0)
+                copied_column = first + tl.arange(0, 128)[None, :]
+                copied_mask = (line < rows)[:, None] & (copied_column < columns)
+                x = tl.load(
+                    source + line[:, None] * row_stride + copied_column * column_stride,
+                    mask=copied_mask,
+                    other=0.0,
+                )
                 q = (x.to(tl.float32) / scale[:, None]).to(tl.float8e4nv)
-                tl.store(copy + line[:, None] * stride + place, q, mask=there)
+                tl.store(copy + line[:, None] * stride + copied_column, q, mask=copied_mask)
 
 
 def quantise_weights(table: Tensor, rows: int, dtype: torch.dtype, *, force: bool) -> None:

@@ -31,9 +31,9 @@ def _relative_kernel(
     out,
     h,
     w,
-    tall,
-    wide,
-    across,
+    segment_h,
+    segment_w,
+    windows_across,
     windows,
     blocks,
     rows,
@@ -52,65 +52,69 @@ def _relative_kernel(
     program, head = tl.program_id(0), tl.program_id(1)
     window = program // blocks % windows
     origin = (program // blocks // windows).to(tl.int64) * h  # the first line of the view
-    top, left = window // across * tall, window % across * wide
+    top, left = window // windows_across * segment_h, window % windows_across * segment_w
     m = program % blocks * BLOCK_M + tl.arange(0, BLOCK_M)
-    y, x = m // wide, m % wide
-    own = (y < tall) & (top + y < h) & (left + x < w)
+    y, x = m // segment_w, m % segment_w
+    query_mask = (y < segment_h) & (top + y < h) & (left + x < w)
     row = (origin + top + y) * w + left + x
     column = tl.arange(0, SIZE)
     query = qkv + head * SIZE
     key, value = query + HEADS * SIZE, query + 2 * HEADS * SIZE
-    q = tl.load(query + row[:, None] * row_stride + column[None, :], mask=own[:, None], other=0.0)
+    q = tl.load(
+        query + row[:, None] * row_stride + column[None, :], mask=query_mask[:, None], other=0.0
+    )
     n = tl.arange(0, BLOCK_W * LINES)
     step, j = n // BLOCK_W, n % BLOCK_W
-    near = products + (head.to(tl.int64) * rows + row) * columns
-    beside = tl.load(
-        near[:, None] + (2 * tall - 1) + x[:, None] - j[None, :] + (wide - 1),
-        mask=own[:, None] & (j[None, :] < wide),
+    product_row = products + (head.to(tl.int64) * rows + row) * columns
+    bias_w = tl.load(
+        product_row[:, None] + (2 * segment_h - 1) + x[:, None] - j[None, :] + (segment_w - 1),
+        mask=query_mask[:, None] & (j[None, :] < segment_w),
         other=0.0,
     )
-    beside = beside.to(tl.float32) * LOG2_E
+    bias_w = bias_w.to(tl.float32) * LOG2_E
     if CUT:
         key_bias = tl.load(bias + (HEADS + head) * SIZE + column)
         value_bias = tl.load(bias + (2 * HEADS + head) * SIZE + column)
     highest = tl.full([BLOCK_M], -float("inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     result = tl.zeros([BLOCK_M, SIZE], tl.float32)
-    for first in tl.range(0, tall, LINES):
+    for first in tl.range(0, segment_h, LINES):
         line = first + step
-        inside = (line < tall) & (j < wide)
-        at = ((origin + top + line) * w + left + j) * row_stride
-        keys = key + at[None, :] + column[:, None]
-        values = value + at[:, None] + column[None, :]
+        in_segment = (line < segment_h) & (j < segment_w)
+        key_offset = ((origin + top + line) * w + left + j) * row_stride
+        keys = key + key_offset[None, :] + column[:, None]
+        values = value + key_offset[:, None] + column[None, :]
         if EXACT:
             k, v = tl.load(keys), tl.load(values)
         else:
-            there = inside & (top + line < h) & (left + j < w)
-            k = tl.load(keys, mask=there[None, :], other=0.0)
-            v = tl.load(values, mask=there[:, None], other=0.0)
+            in_view = in_segment & (top + line < h) & (left + j < w)
+            k = tl.load(keys, mask=in_view[None, :], other=0.0)
+            v = tl.load(values, mask=in_view[:, None], other=0.0)
             if CUT:
-                k = tl.where(there[None, :], k, key_bias[:, None])
-                v = tl.where(there[:, None], v, value_bias[None, :])
+                k = tl.where(in_view[None, :], k, key_bias[:, None])
+                v = tl.where(in_view[:, None], v, value_bias[None, :])
         if LINES == 1:
-            above = tl.load(near + y - first + (tall - 1), mask=own, other=0.0)[:, None]
+            bias_h = tl.load(product_row + y - first + (segment_h - 1), mask=query_mask, other=0.0)[
+                :, None
+            ]
         else:
-            above = tl.load(
-                near[:, None] + y[:, None] - line[None, :] + (tall - 1),
-                mask=own[:, None] & (line[None, :] < tall),
+            bias_h = tl.load(
+                product_row[:, None] + y[:, None] - line[None, :] + (segment_h - 1),
+                mask=query_mask[:, None] & (line[None, :] < segment_h),
                 other=0.0,
             )
-        scores = tl.dot(q, k) * scale + (beside + above.to(tl.float32) * LOG2_E)
+        scores = tl.dot(q, k) * scale + (bias_w + bias_h.to(tl.float32) * LOG2_E)
         if not EXACT:
-            scores = tl.where(inside[None, :], scores, -float("inf"))
+            scores = tl.where(in_segment[None, :], scores, -float("inf"))
         higher = tl.maximum(highest, tl.max(scores, 1))
         p = tl.exp2(scores - higher[:, None])
-        fade = tl.exp2(highest - higher)
-        total = total * fade + tl.sum(p, 1)
-        result = tl.dot(p.to(v.dtype), v, result * fade[:, None])
+        rescale = tl.exp2(highest - higher)
+        total = total * rescale + tl.sum(p, 1)
+        result = tl.dot(p.to(v.dtype), v, result * rescale[:, None])
         highest = higher
-    place = out + row[:, None] * (HEADS * SIZE) + head * SIZE + column[None, :]
-    share = (1.0 / total)[:, None]
-    tl.store(place, (result * share).to(out.dtype.element_ty), mask=own[:, None])
+    pointer = out + row[:, None] * (HEADS * SIZE) + head * SIZE + column[None, :]
+    inverse_total = (1.0 / total)[:, None]
+    tl.store(pointer, (result * inverse_total).to(out.dtype.element_ty), mask=query_mask[:, None])
 
 
 WIDEST = 128
@@ -143,30 +147,32 @@ def attend(
         ``out``.
     """
     rows, heads, size = out.shape
-    tall, wide = shape.segment
-    filler = tables[0].new_zeros(-2 * (tall + wide - 1) % 8, size)  # cuBLAS is fast on aligned rows
+    segment_h, segment_w = shape.segment
+    filler = tables[0].new_zeros(
+        -2 * (segment_h + segment_w - 1) % 8, size
+    )  # cuBLAS is fast on aligned rows
     table = torch.cat((*tables, filler))
     q = qkv.unflatten(-1, (3, heads, size))[:, 0].transpose(0, 1)
     products = torch.bmm(q, table.t().expand(heads, -1, -1))
     if bias is None and shape.cut:
         bias = qkv.new_zeros(qkv.shape[1])
     bias = None if bias is None else bias.contiguous()
-    across, down = -(-shape.w // wide), -(-shape.h // tall)
+    windows_across, windows_down = -(-shape.w // segment_w), -(-shape.h // segment_h)
     views = rows // (shape.h * shape.w)
-    block_w = max(triton.next_power_of_2(wide), 16)
-    block_m, lines, warps, stages = tiling(tall * wide, block_w)
-    blocks = triton.cdiv(tall * wide, block_m)
-    _relative_kernel[(blocks * across * down * views, heads)](
+    block_w = max(triton.next_power_of_2(segment_w), 16)
+    block_m, lines, warps, stages = tiling(segment_h * segment_w, block_w)
+    blocks = triton.cdiv(segment_h * segment_w, block_m)
+    _relative_kernel[(blocks * windows_across * windows_down * views, heads)](
         qkv,
         bias,
         products,
         out,
         shape.h,
         shape.w,
-        tall,
-        wide,
-        across,
-        across * down,
+        segment_h,
+        segment_w,
+        windows_across,
+        windows_across * windows_down,
         blocks,
         rows,
         products.shape[2],
@@ -177,7 +183,7 @@ def attend(
         BLOCK_M=block_m,
         BLOCK_W=block_w,
         LINES=lines,
-        EXACT=wide == block_w and tall % lines == 0 and not shape.cut,
+        EXACT=segment_w == block_w and segment_h % lines == 0 and not shape.cut,
         CUT=shape.cut,
         LOG2_E=LOG2_E,
         num_warps=warps,
@@ -202,25 +208,25 @@ def distance(shape: RelativeShape, device: torch.device, dtype: torch.dtype) -> 
     The kernel runs on one random view of ``shape``, on ``device`` and in ``dtype``.
     """
     size, h, w = shape[:3]
-    tall, wide = shape.segment
+    segment_h, segment_w = shape.segment
     generator = torch.Generator(device).manual_seed(0)
-    sizes = ((h * w, 3 * size), (3 * size,), (2 * tall - 1, size), (2 * wide - 1, size))
+    sizes = ((h * w, 3 * size), (3 * size,), (2 * segment_h - 1, size), (2 * segment_w - 1, size))
     qkv, bias, *pair = (torch.randn(x, generator=generator, device=device).to(dtype) for x in sizes)
     pair = [table * size**-0.5 for table in pair]  # scores of about one, as trained tables make
     unwritten = qkv.new_full((len(qkv), 1, size), float("nan"))
-    got = attend(qkv, bias, (pair[0], pair[1]), shape, unwritten)
-    padded = bias.float().repeat(-(-h // tall) * tall, -(-w // wide) * wide, 1)
+    result = attend(qkv, bias, (pair[0], pair[1]), shape, unwritten)
+    padded = bias.float().repeat(-(-h // segment_h) * segment_h, -(-w // segment_w) * segment_w, 1)
     padded[:h, :w] = qkv.float().view(h, w, -1)
-    parts = padded.unflatten(1, (-1, wide)).unflatten(0, (-1, tall)).transpose(1, 2)
+    parts = padded.unflatten(1, (-1, segment_w)).unflatten(0, (-1, segment_h)).transpose(1, 2)
     q, k, v = parts.flatten(2, 3).chunk(3, dim=-1)
-    y, x = (torch.arange(n, device=device) for n in (tall, wide))
-    above = pair[0].float()[y[:, None] - y + tall - 1]
-    beside = pair[1].float()[x[:, None] - x + wide - 1]
-    grid = q.unflatten(2, (tall, wide))
-    bias_h = torch.einsum("abyxk,yzk->abyxz", grid, above)[..., None]
-    bias_w = torch.einsum("abyxk,xzk->abyxz", grid, beside)[..., None, :]
+    y, x = (torch.arange(n, device=device) for n in (segment_h, segment_w))
+    table_h = pair[0].float()[y[:, None] - y + segment_h - 1]
+    table_w = pair[1].float()[x[:, None] - x + segment_w - 1]
+    grid = q.unflatten(2, (segment_h, segment_w))
+    bias_h = torch.einsum("abyxk,yzk->abyxz", grid, table_h)[..., None]
+    bias_w = torch.einsum("abyxk,xzk->abyxz", grid, table_w)[..., None, :]
     scores = (bias_h + bias_w).flatten(4).flatten(2, 3)
     truth = F.scaled_dot_product_attention(q, k, v, attn_mask=scores)
-    truth = truth.unflatten(2, (tall, wide)).transpose(1, 2).flatten(2, 3).flatten(0, 1)
+    truth = truth.unflatten(2, (segment_h, segment_w)).transpose(1, 2).flatten(2, 3).flatten(0, 1)
     truth = truth[:h, :w].flatten(0, 1)
-    return float((got[:, 0].float() - truth).norm() / truth.norm())
+    return float((result[:, 0].float() - truth).norm() / truth.norm())

@@ -22,11 +22,11 @@ def _rotate_kernel(
     period,
     factor,
     QUERIES: tl.constexpr,
-    TURNED: tl.constexpr,
+    ROTATED: tl.constexpr,
     VALUES: tl.constexpr,
     SIZE: tl.constexpr,
     PAIRS: tl.constexpr,
-    APART: tl.constexpr,
+    DISTANCE: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -37,23 +37,23 @@ def _rotate_kernel(
     if row >= tl.load(offsets + segments):
         column = tl.arange(0, 2 * BLOCK)[None, :]
         zero = tl.zeros([BLOCK_H, 2 * BLOCK], qkv.dtype.element_ty)
-        tl.store(start + column, zero, mask=(head < TURNED) & (column < SIZE))
-        value = start + TURNED * SIZE + column
+        tl.store(start + column, zero, mask=(head < ROTATED) & (column < SIZE))
+        value = start + ROTATED * SIZE + column
         tl.store(value, zero, mask=(head < VALUES) & (column < SIZE))
     else:
         pair = tl.arange(0, BLOCK)[None, :]
-        inside = (head < TURNED) & (pair < PAIRS)
-        place = start + pair // APART * (2 * APART) + pair % APART
+        mask = (head < ROTATED) & (pair < PAIRS)
+        pointer = start + pair // DISTANCE * (2 * DISTANCE) + pair % DISTANCE
         angle = (row % period) * PAIRS + pair
         c = tl.load(cos + angle, mask=pair < PAIRS, other=0.0)
         s = tl.load(sin + angle, mask=pair < PAIRS, other=0.0)
-        first = tl.load(place, mask=inside, other=0.0).to(tl.float32)
-        second = tl.load(place + APART, mask=inside, other=0.0).to(tl.float32)
+        first = tl.load(pointer, mask=mask, other=0.0).to(tl.float32)
+        second = tl.load(pointer + DISTANCE, mask=mask, other=0.0).to(tl.float32)
         if QUERIES:
             c = tl.where(head < QUERIES, c * factor, c)
             s = tl.where(head < QUERIES, s * factor, s)
-        tl.store(place, (first * c - second * s).to(qkv.dtype.element_ty), mask=inside)
-        tl.store(place + APART, (second * c + first * s).to(qkv.dtype.element_ty), mask=inside)
+        tl.store(pointer, (first * c - second * s).to(qkv.dtype.element_ty), mask=mask)
+        tl.store(pointer + DISTANCE, (second * c + first * s).to(qkv.dtype.element_ty), mask=mask)
 
 
 def rotate_in_place(
@@ -61,8 +61,8 @@ def rotate_in_place(
     cos: Tensor,
     sin: Tensor,
     offsets: Tensor,
-    turned: int,
-    apart: int | None = None,
+    rotated_heads: int,
+    pair_distance: int | None = None,
     queries: int = 0,
     factor: float = 1.0,
 ) -> None:
@@ -77,15 +77,16 @@ def rotate_in_place(
         cos, sin: float32 [T, R], or [n, R] for tiles of n rows that share their angles. R is the
             number of pairs, K/2 unless the last columns of a head pass as they are.
         offsets: cumulative segment lengths, int32 [S+1].
-        turned: number of heads of queries and keys; there are at most as many of values.
-        apart: columns from one entry of a pair to the other, in groups of 2 * apart; None: R.
+        rotated_heads: number of heads of queries and keys; there are at most as many of values.
+        pair_distance: columns from one entry of a pair to the other, in groups of twice as many;
+            None: R.
         queries: number of heads that are multiplied by ``factor``, too.
         factor: number that these heads are multiplied by before they are rounded.
     """
     (rows, heads, size), pairs = qkv.shape, cos.shape[1]
     if queries and 2 * pairs < size:
         raise ValueError(f"{2 * pairs} of {size} columns are rotated: a factor would need all")
-    _rotate_kernel[(rows, triton.cdiv(turned, HEADS_PER_PROGRAM))](
+    _rotate_kernel[(rows, triton.cdiv(rotated_heads, HEADS_PER_PROGRAM))](
         qkv,
         cos,
         sin,
@@ -95,11 +96,11 @@ def rotate_in_place(
         len(cos),
         factor,
         QUERIES=queries,
-        TURNED=turned,
-        VALUES=heads - turned,
+        ROTATED=rotated_heads,
+        VALUES=heads - rotated_heads,
         SIZE=size,
         PAIRS=pairs,
-        APART=apart or pairs,
+        DISTANCE=pair_distance or pairs,
         BLOCK_H=HEADS_PER_PROGRAM,
         BLOCK=triton.next_power_of_2((size + 1) // 2),
         num_warps=WARPS,

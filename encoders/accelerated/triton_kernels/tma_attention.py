@@ -35,22 +35,25 @@ MAIN, REST = 64, 16
 # Without this, Triton would compile again for numbers that are 1 or multiples of 16.
 @triton.jit(do_not_specialize=["segments", "tiles"])
 def _plan_kernel(offsets, plan, segments, tiles, BLOCK_M: tl.constexpr, STEP: tl.constexpr):
-    mine, step = tl.program_id(0), tl.arange(0, STEP)
-    begin = tl.load(offsets + mine, mask=mine < segments, other=0)
-    end = tl.load(offsets + mine + 1, mask=mine < segments, other=0)
-    before = 0
-    for at in range(0, segments, STEP):
-        other = at + step
-        left = tl.load(offsets + other, mask=other < segments, other=0)
-        length = tl.load(offsets + other + 1, mask=other < segments, other=0) - left
-        longer = (length > end - begin) | ((length == end - begin) & (other < mine))
-        before += tl.sum(tl.where(longer, tl.cdiv(length, BLOCK_M), 0), 0)
+    own_segment, step = tl.program_id(0), tl.arange(0, STEP)
+    begin = tl.load(offsets + own_segment, mask=own_segment < segments, other=0)
+    end = tl.load(offsets + own_segment + 1, mask=own_segment < segments, other=0)
+    first_tile = 0
+    for chunk in range(0, segments, STEP):
+        other_segment = chunk + step
+        other_begin = tl.load(offsets + other_segment, mask=other_segment < segments, other=0)
+        length = (
+            tl.load(offsets + other_segment + 1, mask=other_segment < segments, other=0)
+            - other_begin
+        )
+        longer = (length > end - begin) | ((length == end - begin) & (other_segment < own_segment))
+        first_tile += tl.sum(tl.where(longer, tl.cdiv(length, BLOCK_M), 0), 0)
     count = tl.cdiv(end - begin, BLOCK_M)
-    if mine == segments:  # the last program writes zeros for all tiles that are not used
-        count = tiles - before
-    for at in range(0, count, STEP):
-        tile = at + step
-        row = plan + (before + tile) * 4
+    if own_segment == segments:  # the last program writes zeros for all tiles that are not used
+        count = tiles - first_tile
+    for chunk in range(0, count, STEP):
+        tile = chunk + step
+        row = plan + (first_tile + tile) * 4
         tl.store(row, begin + tile * BLOCK_M * (end > begin), mask=tile < count)
         tl.store(row + 1, begin + tile * 0, mask=tile < count)
         tl.store(row + 2, end + tile * 0, mask=tile < count)
@@ -85,30 +88,36 @@ def _attention_kernel(
     total = tl.zeros([BLOCK_M], tl.float32)
     result = tl.zeros([BLOCK_M, MAIN], tl.float32)
     result_rest = tl.zeros([BLOCK_M, REST], tl.float32)
-    for at in tl.range(start, end, BLOCK_N, num_stages=STAGES):
-        n = at + tl.arange(0, BLOCK_N)
-        k = key.load([shared, at, 0]).reshape(BLOCK_N, MAIN)
-        k_rest = key_rest.load([shared, at, MAIN]).reshape(BLOCK_N, REST)
+    for key_row in tl.range(start, end, BLOCK_N, num_stages=STAGES):
+        n = key_row + tl.arange(0, BLOCK_N)
+        k = key.load([shared, key_row, 0]).reshape(BLOCK_N, MAIN)
+        k_rest = key_rest.load([shared, key_row, MAIN]).reshape(BLOCK_N, REST)
         scores = tl.dot(q_rest, k_rest.T, tl.dot(q, k.T))
-        if at + BLOCK_N > end:
+        if key_row + BLOCK_N > end:
             scores = tl.where(n[None, :] < end, scores, -float("inf"))
         higher = tl.maximum(highest, tl.max(scores, 1) * scale)
         p = tl.exp2(scores * scale - higher[:, None])
-        fade = tl.exp2(highest - higher)
-        total = total * fade + tl.sum(p, 1)
+        rescale = tl.exp2(highest - higher)
+        total = total * rescale + tl.sum(p, 1)
         highest = higher
         p = p.to(out.dtype.element_ty)
-        v = value.load([shared, at, 0]).reshape(BLOCK_N, MAIN)
-        v_rest = value_rest.load([shared, at, MAIN]).reshape(BLOCK_N, REST)
-        result = tl.dot(p, v, result * fade[:, None])
-        result_rest = tl.dot(p, v_rest, result_rest * fade[:, None])
-    share = 1.0 / tl.where(total > 0, total, 1.0)[:, None]  # tiles without rows have a sum of 0
+        v = value.load([shared, key_row, 0]).reshape(BLOCK_N, MAIN)
+        v_rest = value_rest.load([shared, key_row, MAIN]).reshape(BLOCK_N, REST)
+        result = tl.dot(p, v, result * rescale[:, None])
+        result_rest = tl.dot(p, v_rest, result_rest * rescale[:, None])
+    inverse_total = (
+        1.0 / tl.where(total > 0, total, 1.0)[:, None]
+    )  # tiles without rows have a sum of 0
     m = first + tl.arange(0, BLOCK_M)[:, None]
-    place = out + head * SIZE + m.to(tl.int64) * out_stride
-    column, rest = tl.arange(0, MAIN)[None, :], MAIN + tl.arange(0, REST)[None, :]
-    tl.store(place + column, (result * share).to(out.dtype.element_ty), mask=m < end)
-    own = (m < end) & (rest < SIZE)
-    tl.store(place + rest, (result_rest * share).to(out.dtype.element_ty), mask=own)
+    pointer = out + head * SIZE + m.to(tl.int64) * out_stride
+    column, rest_column = tl.arange(0, MAIN)[None, :], MAIN + tl.arange(0, REST)[None, :]
+    tl.store(pointer + column, (result * inverse_total).to(out.dtype.element_ty), mask=m < end)
+    rest_mask = (m < end) & (rest_column < SIZE)
+    tl.store(
+        pointer + rest_column,
+        (result_rest * inverse_total).to(out.dtype.element_ty),
+        mask=rest_mask,
+    )
 
 
 class Tile(NamedTuple):

@@ -27,7 +27,7 @@ def _step(
     end,
     stride,
     column,
-    rest,
+    rest_column,
     scale,
     highest,
     total,
@@ -43,17 +43,19 @@ def _step(
     keys, values = key + row[None, :] * stride, value + row[:, None] * stride
     scores = tl.dot(q, tl.load(keys + column[:, None]))
     if REST:
-        scores = tl.dot(q_rest, tl.load(keys + rest[:, None]), scores)
+        scores = tl.dot(q_rest, tl.load(keys + rest_column[:, None]), scores)
     if RAGGED:
         scores = tl.where(n[None, :] < end, scores, -float("inf"))
     higher = tl.maximum(highest, tl.max(scores, 1) * scale)
     p = tl.exp2(scores * scale - higher[:, None])
-    fade = tl.exp2(highest - higher)
-    total = total * fade + tl.sum(p, 1)
+    rescale = tl.exp2(highest - higher)
+    total = total * rescale + tl.sum(p, 1)
     p = p.to(value.dtype.element_ty)
-    result = tl.dot(p, tl.load(values + column[None, :]), result * fade[:, None])
+    result = tl.dot(p, tl.load(values + column[None, :]), result * rescale[:, None])
     if REST:
-        result_rest = tl.dot(p, tl.load(values + rest[None, :]), result_rest * fade[:, None])
+        result_rest = tl.dot(
+            p, tl.load(values + rest_column[None, :]), result_rest * rescale[:, None]
+        )
     return higher, total, result, result_rest
 
 
@@ -92,22 +94,24 @@ def _attention_kernel(
     m = first + tl.arange(0, BLOCK_M)
     column = tl.arange(0, MAIN)
     # The last REST columns may overlap the main columns.
-    rest = SIZE - REST + tl.arange(0, REST if REST else 16)
+    rest_column = SIZE - REST + tl.arange(0, REST if REST else 16)
     query += head * SIZE
     key += head // GROUP * SIZE
     value += head // GROUP * SIZE
-    own = m[:, None] < end
-    q = tl.load(query + m[:, None] * stride + column[None, :], mask=own, other=0.0)
+    query_mask = m[:, None] < end
+    q = tl.load(query + m[:, None] * stride + column[None, :], mask=query_mask, other=0.0)
     q_rest = q
     if REST:
-        fresh = own & (rest[None, :] >= MAIN)
-        q_rest = tl.load(query + m[:, None] * stride + rest[None, :], mask=fresh, other=0.0)
+        rest_mask = query_mask & (rest_column[None, :] >= MAIN)
+        q_rest = tl.load(
+            query + m[:, None] * stride + rest_column[None, :], mask=rest_mask, other=0.0
+        )
     highest = tl.full([BLOCK_M], -float("inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     result = tl.zeros([BLOCK_M, MAIN], tl.float32)
     result_rest = tl.zeros([BLOCK_M, REST if REST else 16], tl.float32)
-    whole = start + (end - start) // BLOCK_N * BLOCK_N
-    for at in tl.range(start, whole, BLOCK_N):
+    whole_tiles_end = start + (end - start) // BLOCK_N * BLOCK_N
+    for at in tl.range(start, whole_tiles_end, BLOCK_N):
         n = at + tl.arange(0, BLOCK_N)
         highest, total, result, result_rest = _step(
             q,
@@ -118,7 +122,7 @@ def _attention_kernel(
             end,
             stride,
             column,
-            rest,
+            rest_column,
             scale,
             highest,
             total,
@@ -127,8 +131,8 @@ def _attention_kernel(
             REST,
             False,
         )
-    if whole < end:
-        n = whole + tl.arange(0, BLOCK_N)
+    if whole_tiles_end < end:
+        n = whole_tiles_end + tl.arange(0, BLOCK_N)
         highest, total, result, result_rest = _step(
             q,
             q_rest,
@@ -138,7 +142,7 @@ def _attention_kernel(
             end,
             stride,
             column,
-            rest,
+            rest_column,
             scale,
             highest,
             total,
@@ -147,14 +151,18 @@ def _attention_kernel(
             REST,
             True,
         )
-    share = 1.0 / total
-    place = out + head * SIZE + m[:, None].to(tl.int64) * out_stride
-    tl.store(place + column[None, :], (result * share[:, None]).to(out.dtype.element_ty), mask=own)
+    inverse_total = 1.0 / total
+    pointer = out + head * SIZE + m[:, None].to(tl.int64) * out_stride
+    tl.store(
+        pointer + column[None, :],
+        (result * inverse_total[:, None]).to(out.dtype.element_ty),
+        mask=query_mask,
+    )
     if REST:
         tl.store(
-            place + rest[None, :],
-            (result_rest * share[:, None]).to(out.dtype.element_ty),
-            mask=own & (rest[None, :] >= MAIN),
+            pointer + rest_column[None, :],
+            (result_rest * inverse_total[:, None]).to(out.dtype.element_ty),
+            mask=query_mask & (rest_column[None, :] >= MAIN),
         )
 
 

@@ -61,14 +61,14 @@ class OcrPreprocessor(ViewPreprocessor):
         """
         base, side = self.base_size, self.tile_size
         if self.keep_shape:
-            whole = padded(image, base, base, self.mean)
+            whole_view = padded(image, base, base, self.mean)
         else:
-            whole = resize(image, base, base)
-        most = self.max_tiles if max_tiles is None else max_tiles
-        if not self.tiled or max(image.shape[1:]) <= side or most < 2:
-            return Views({"image": [whole]})
-        columns, rows = best_tiling(image.shape[2], image.shape[1], 2, most, side)
+            whole_view = resize(image, base, base)
+        tile_limit = self.max_tiles if max_tiles is None else max_tiles
+        if not self.tiled or max(image.shape[1:]) <= side or tile_limit < 2:
+            return Views({"image": [whole_view]})
+        columns, rows = best_tiling(image.shape[2], image.shape[1], 2, tile_limit, side)
         check_area(columns * rows, side)
         canvas = resize(image, rows * side, columns * side)
         tiles = list(rearrange(canvas, "c (r h) (q w) -> (r q) c h w", h=side, w=side))
-        return Views({"image": [whole], "tiles": tiles}, (columns, rows, True))
+        return Views({"image": [whole_view], "tiles": tiles}, (columns, rows, True))

@@ -77,26 +77,26 @@ class SquarePreprocessor(ViewPreprocessor):
         free_rows, free_columns = side - small.shape[1], side - small.shape[2]
         return laid_over(small, side, side, free_rows // 2, free_columns // 2, self.colour)
 
-    def with_section(self, where: str, section: Section) -> SquarePreprocessor:
+    def with_section(self, label: str, section: Section) -> SquarePreprocessor:
         """Return a copy with the mean, the std and the smallest side that a processor file sets.
 
         Args:
-            where: name of the section in errors.
+            label: name of the section in errors.
             section: the part of the file that describes images.
 
         Raises:
             ValueError: a value that is not implemented, or views of another size than the tower's.
         """
-        check_side(where, section, self.image_size)
-        require_supported(where, section, {"do_pad": True})
+        check_side(label, section, self.image_size)
+        require_supported(label, section, {"do_pad": True})
         mean, std = read_mean_std(
-            where, section, CLIP_MEAN, CLIP_STD
+            label, section, CLIP_MEAN, CLIP_STD
         )  # the defaults of transformers' DeepseekVLImageProcessor
-        return replace(self, mean=mean, std=std, min_size=self.smallest(where, section))
+        return replace(self, mean=mean, std=std, min_size=self.smallest(label, section))
 
-    def smallest(self, where: str, section: Section) -> int:
+    def smallest(self, label: str, section: Section) -> int:
         """Return the least side of an image in pixels, ``min_size`` of a processor file."""
-        return read_positive(where, "min_size", section.get("min_size"), 14, self.image_size)
+        return read_positive(label, "min_size", section.get("min_size"), 14, self.image_size)
 
 
 @dataclass(frozen=True)
@@ -138,11 +138,11 @@ class HybridPreprocessor(SquarePreprocessor):
         )
         return Views({"image": [low[0]], "high": [high]})
 
-    def with_section(self, where: str, section: Section) -> HybridPreprocessor:
+    def with_section(self, label: str, section: Section) -> HybridPreprocessor:
         """Return a copy with the values that DeepSeek's processor file, or transformers', sets.
 
         Args:
-            where: name of the section in errors.
+            label: name of the section in errors.
             section: the part of the file that describes images.
 
         Raises:
@@ -151,16 +151,16 @@ class HybridPreprocessor(SquarePreprocessor):
         # DeepSeek's own file lacks this key and has do_normalize=false, because its towers
         # normalise the pixels themselves; transformers' processor normalises.
         if "high_res_size" not in section:
-            check_side(where, section, self.image_size)
-            require_supported(where, section, {"do_normalize": False})
-            colour, _ = read_mean_std(where, section, CLIP_MEAN, CLIP_STD)
-            return replace(self, background=colour, min_size=self.smallest(where, section))
-        require_supported(where, section, {"resample": 2, "high_res_resample": 3, "do_pad": True})
-        check_side(where, section, self.low_size)
-        check_side(where, {"size": section["high_res_size"]}, self.image_size)
+            check_side(label, section, self.image_size)
+            require_supported(label, section, {"do_normalize": False})
+            colour, _ = read_mean_std(label, section, CLIP_MEAN, CLIP_STD)
+            return replace(self, background=colour, min_size=self.smallest(label, section))
+        require_supported(label, section, {"resample": 2, "high_res_resample": 3, "do_pad": True})
+        check_side(label, section, self.low_size)
+        check_side(label, {"size": section["high_res_size"]}, self.image_size)
         high = {f"image_{name}": section.get(f"high_res_image_{name}") for name in ("mean", "std")}
-        mean, std = read_mean_std(where, high, CLIP_MEAN, CLIP_STD)
-        low_mean, low_std = read_mean_std(where, section, CLIP_MEAN, CLIP_STD)
+        mean, std = read_mean_std(label, high, CLIP_MEAN, CLIP_STD)
+        low_mean, low_std = read_mean_std(label, section, CLIP_MEAN, CLIP_STD)
         return replace(
             self,
             mean=mean,
@@ -168,5 +168,5 @@ class HybridPreprocessor(SquarePreprocessor):
             low_mean=low_mean,
             low_std=low_std,
             background=mean,
-            min_size=self.smallest(where, section),
+            min_size=self.smallest(label, section),
         )

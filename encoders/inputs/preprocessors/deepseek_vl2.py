@@ -56,24 +56,26 @@ class CandidatePreprocessor(ViewPreprocessor):
         ``max_tiles`` leaves out the candidates of more tiles; None leaves out none.
         """
         side = self.image_size
-        within = [
+        allowed = [
             size
             for size in self.candidates
             if max_tiles is None or size[0] * size[1] <= max_tiles * side * side
         ]
-        width, height = best_candidate(image.shape[2], image.shape[1], within)
+        width, height = best_candidate(image.shape[2], image.shape[1], allowed)
         canvas = padded(image, height, width, self.mean)
         tiles = rearrange(canvas, "c (r h) (q w) -> (r q) c h w", h=side, w=side)
-        whole, patches = padded(image, side, side, self.mean), self.sides["image"]
-        views = [view[:, :patches, :patches] for view in (whole, *tiles)]
+        whole_view, patches = padded(image, side, side, self.mean), self.sides["image"]
+        views = [view[:, :patches, :patches] for view in (whole_view, *tiles)]
         return Views({"image": views}, (width // side, height // side, True))
 
-    def with_section(self, where: str, section: Section) -> CandidatePreprocessor:
+    def with_section(self, label: str, section: Section) -> CandidatePreprocessor:
         """Return a copy with the mean, the std and the candidate sizes that a processor file sets.
 
-        ``where`` names the section of the file in errors.
+        ``label`` names the section of the file in errors.
         """
-        require_supported(where, section, {"patch_size": self.patch_size, "downsample_ratio": 2})
+        require_supported(label, section, {"patch_size": self.patch_size, "downsample_ratio": 2})
         sizes = section.get("candidate_resolutions")
-        found = self.candidates if sizes is None else read_candidates(where, sizes, self.image_size)
-        return replace(super().with_section(where, section), candidates=found)
+        candidates = (
+            self.candidates if sizes is None else read_candidates(label, sizes, self.image_size)
+        )
+        return replace(super().with_section(label, section), candidates=candidates)

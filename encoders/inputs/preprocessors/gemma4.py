@@ -44,7 +44,7 @@ class SoftTokenPreprocessor(PatchPreprocessor):
     pool: int = 3
     """The number of patches on a side of the square that becomes one token."""
 
-    _refused = dict.fromkeys(
+    _refusals = dict.fromkeys(
         ("min_pixels", "max_pixels", "max_tiles"),
         "Gemma 4 resizes every image to max_soft_tokens, one of "
         f"{', '.join(map(str, SOFT_TOKENS))}; pass that instead",
@@ -71,17 +71,17 @@ class SoftTokenPreprocessor(PatchPreprocessor):
     def _read_rules(self, entry: tuple[str, Section] | None, rules: PixelRules) -> PixelRules:
         if entry is None:
             return rules
-        where, section = entry
+        label, section = entry
         sizes = {"patch_size": self.patch_size, "pooling_kernel_size": self.pool}
-        require_supported(where, section, {"do_normalize": section.get("do_normalize"), **sizes})
+        require_supported(label, section, {"do_normalize": section.get("do_normalize"), **sizes})
         plain = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
-        if section.get("do_normalize") and read_mean_std(where, section, *plain) != plain:
+        if section.get("do_normalize") and read_mean_std(label, section, *plain) != plain:
             raise ValueError(
-                f"{where}: image_mean and image_std are not implemented: the tower takes pixels "
+                f"{label}: image_mean and image_std are not implemented: the tower takes pixels "
                 "from 0 to 1, mean 0 and std 1"
             )
         tokens = section.get("max_soft_tokens")
-        return rules if tokens is None else _rules(self._side, _checked(tokens, f"{where}: "))
+        return rules if tokens is None else _rules(self._side, _checked(tokens, f"{label}: "))
 
     def say_defaults(self, config: Mapping[str, object]) -> tuple[str, str]:
         """Return two texts: the settings in force where a checkpoint has no processor files, and
@@ -97,12 +97,12 @@ class SoftTokenPreprocessor(PatchPreprocessor):
     def _read(
         self, images: Sequence[ImageLike], videos: Sequence[VideoLike], limits: Limits
     ) -> list[tuple[list[Tensor], PixelRules, Grid]]:
-        own = self
+        preprocessor = self
         if limits.max_soft_tokens is not None:
             rules = _rules(self._side, _checked(limits.max_soft_tokens))
-            own = replace(self, images=rules, videos=rules)
-        others = limits._replace(max_soft_tokens=None)
-        return super(SoftTokenPreprocessor, own)._read(images, videos, others)
+            preprocessor = replace(self, images=rules, videos=rules)
+        other_limits = limits._replace(max_soft_tokens=None)
+        return super(SoftTokenPreprocessor, preprocessor)._read(images, videos, other_limits)
 
     def _grid(self, frames: Sequence[Tensor], rules: PixelRules) -> Grid:
         height, width = frames[0].shape[1:]
@@ -137,8 +137,8 @@ def _rules(side: int, tokens: int) -> PixelRules:
     return PixelRules(1, tokens * side**2, HALF, HALF, sampling="uniform")
 
 
-def _checked(tokens: object, where: str = "") -> int:
+def _checked(tokens: object, label: str = "") -> int:
     if tokens not in SOFT_TOKENS or not isinstance(tokens, int):
-        known = ", ".join(map(str, SOFT_TOKENS))
-        raise ValueError(f"{where}max_soft_tokens={tokens!r}: must be one of {known}")
+        allowed = ", ".join(map(str, SOFT_TOKENS))
+        raise ValueError(f"{label}max_soft_tokens={tokens!r}: must be one of {allowed}")
     return tokens

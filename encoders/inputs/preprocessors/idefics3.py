@@ -58,47 +58,47 @@ class SplitPreprocessor(StagedViews):
             return Views({"image": [resize(image, size, size, self.resample)[:, :side, :side]]})
         height, width = whole_tiles(height, width, size)
         image = resize(image, height, width, self.resample)
-        whole = resize(image, size, size, self.resample)
+        whole_view = resize(image, size, size, self.resample)
         tiles = rearrange(image, "c (r h) (q w) -> (r q) c h w", h=size, w=size)
         rows, columns = height // size, width // size
         if rows == columns == 1:
-            return Views({"image": [whole[:, :side, :side]]})
-        views = [view[:, :side, :side] for view in (*tiles, whole)]
+            return Views({"image": [whole_view[:, :side, :side]]})
+        views = [view[:, :side, :side] for view in (*tiles, whole_view)]
         return Views({"image": views}, (columns, rows, True))
 
-    def with_section(self, where: str, section: Section) -> SplitPreprocessor:
+    def with_section(self, label: str, section: Section) -> SplitPreprocessor:
         """Return a copy with the values that a processor file sets, such as mean and resampling.
 
         Args:
-            where: name of the section in errors.
+            label: name of the section in errors.
             section: the part of the file that describes images.
 
         Raises:
             ValueError: a value that is not implemented, or tiles of another size than the tower's.
         """
-        require_supported(where, section, {"resample": section.get("resample")})
-        tile = _longest(where, section, "max_image_size", 364)
+        require_supported(label, section, {"resample": section.get("resample")})
+        tile = _longest(label, section, "max_image_size", 364)
         if tile != self.image_size:
             raise ValueError(
-                f"{where}: max_image_size={tile} but the tower takes tiles of {self.image_size}: "
+                f"{label}: max_image_size={tile} but the tower takes tiles of {self.image_size}: "
                 "use the processor files of the checkpoint's own repo"
             )
-        mean, std = read_mean_std(where, section, self.mean, self.std)
+        mean, std = read_mean_std(label, section, self.mean, self.std)
         return replace(
             self,
             mean=mean,
             std=std,
-            resample=read_resample(where, section, "lanczos"),
-            longest_edge=_longest(where, section, "size", 4 * 364),
+            resample=read_resample(label, section, "lanczos"),
+            longest_edge=_longest(label, section, "size", 4 * 364),
             split=section.get("do_image_splitting") is not False,
         )
 
 
-def _longest(where: str, section: Section, name: str, default: int) -> int:
+def _longest(label: str, section: Section, name: str, default: int) -> int:
     """Return the ``longest_edge`` in pixels that an entry of a processor file has.
 
     Args:
-        where: name of the section in errors.
+        label: name of the section in errors.
         section: the section of the file.
         name: key of the entry, a mapping with ``longest_edge``.
         default: the value if the section has no such entry.
@@ -111,8 +111,8 @@ def _longest(where: str, section: Section, name: str, default: int) -> int:
         return default
     value = size.get("longest_edge") if isinstance(size, Mapping) else None
     if value is None:
-        raise ValueError(f"{where}: {name}={size!r} must have longest_edge, a number of pixels")
-    return read_positive(where, name, value, default, MOST_PER_SIDE)
+        raise ValueError(f"{label}: {name}={size!r} must have longest_edge, a number of pixels")
+    return read_positive(label, name, value, default, MOST_PER_SIDE)
 
 
 def fitted(height: int, width: int, longest: int) -> tuple[int, int]:

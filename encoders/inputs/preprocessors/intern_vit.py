@@ -169,13 +169,13 @@ class TilePreprocessor:
         Raises:
             ValueError: a bad image or video, or a keyword that means nothing here.
         """
-        staged = []
+        items = []
         for frames, tiling, mean, std in self._read(images, videos, limits):
             tiles = [tile for frame in frames for tile in _cut(frame, tiling, self.image_size)]
             pixels = stack_frames(tiles, pinned)
             side = self.image_size // self.patch_size
-            staged.append(StagedItem(pixels, (len(tiles), side, side), mean, std, tiling))
-        return staged
+            items.append(StagedItem(pixels, (len(tiles), side, side), mean, std, tiling))
+        return items
 
     def finish(self, items: Sequence[StagedItem]) -> VisionInputs:
         """Normalise items on the device that their pixels are on.
@@ -243,9 +243,9 @@ class TilePreprocessor:
     def _tiling(self, image: Tensor, max_tiles: int | None) -> Tiling:
         if not self.dynamic and max_tiles is None:
             return 1, 1, False
-        most = self.max_tiles if max_tiles is None else max_tiles
+        tile_limit = self.max_tiles if max_tiles is None else max_tiles
         height, width = image.shape[1:]
-        columns, rows = best_tiling(width, height, self.min_tiles, most, self.image_size)
+        columns, rows = best_tiling(width, height, self.min_tiles, tile_limit, self.image_size)
         check_area(columns * rows, self.image_size)
         return columns, rows, self.use_thumbnail and columns * rows > 1
 
@@ -267,7 +267,7 @@ def _cut(image: Tensor, tiling: Tiling, size: int) -> list[Tensor]:
         uint8 [3, size, size] per tile, row by row.
     """
     columns, rows, thumbnail = tiling
-    whole = resize(image, rows * size, columns * size)
-    cut = rearrange(whole, "c (r h) (q w) -> r q c h w", r=rows, q=columns)
-    tiles = [cut[row, column] for row in range(rows) for column in range(columns)]
+    canvas = resize(image, rows * size, columns * size)
+    grid = rearrange(canvas, "c (r h) (q w) -> r q c h w", r=rows, q=columns)
+    tiles = [grid[row, column] for row in range(rows) for column in range(columns)]
     return [*tiles, resize(image, size, size)] if thumbnail else tiles

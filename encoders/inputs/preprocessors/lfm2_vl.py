@@ -117,11 +117,11 @@ class PatchTilesPreprocessor(ViewPreprocessor):
             files = {"preprocessor_config": {**files["preprocessor_config"], **top}}
         return super().with_files(files, error)
 
-    def with_section(self, where: str, section: Section) -> PatchTilesPreprocessor:
+    def with_section(self, label: str, section: Section) -> PatchTilesPreprocessor:
         """Return a copy with the values that a processor file sets.
 
         Args:
-            where: name of the section in errors.
+            label: name of the section in errors.
             section: the part of the file that describes images.
 
         Raises:
@@ -134,12 +134,12 @@ class PatchTilesPreprocessor(ViewPreprocessor):
             "downsample_factor": self.token_size,
             "max_pixels_tolerance": 2.0,
         }
-        require_supported(where, section, sizes)
-        mean, std = read_mean_std(where, section, HALF, HALF)
+        require_supported(label, section, sizes)
+        mean, std = read_mean_std(label, section, HALF, HALF)
         token, split = self.factor**2, section.get("do_image_splitting") is not False
 
-        def read(name: str, default: int, most: int) -> int:
-            return read_positive(where, name, section.get(name), default, most)
+        def read(name: str, default: int, maximum: int) -> int:
+            return read_positive(label, name, section.get(name), default, maximum)
 
         bounds = PixelRules(
             read("min_image_tokens", 64, MOST_PIXELS // token) * token,
@@ -149,7 +149,7 @@ class PatchTilesPreprocessor(ViewPreprocessor):
             self,
             mean=mean,
             std=std,
-            resample=read_resample(where, section, "bilinear"),
+            resample=read_resample(label, section, "bilinear"),
             min_pixels=bounds.min_pixels,
             max_pixels=bounds.max_pixels,
             tile_size=read("tile_size", 512, math.isqrt(MOST_PIXELS)),
@@ -173,8 +173,8 @@ class PatchTilesPreprocessor(ViewPreprocessor):
             ValueError: a bad image, a video, or a keyword that this family does not have.
         """
         check_limits(limits)
-        own = PixelRules(self.min_pixels, self.max_pixels)
-        bounds = own.bounded(limits.min_pixels, limits.max_pixels)
+        rules = PixelRules(self.min_pixels, self.max_pixels)
+        bounds = rules.bounded(limits.min_pixels, limits.max_pixels)
         bounded = replace(self, min_pixels=bounds.min_pixels, max_pixels=bounds.max_pixels)
         return ViewPreprocessor.read(
             bounded, images, videos, limits._replace(min_pixels=None, max_pixels=None)
@@ -186,18 +186,18 @@ class PatchTilesPreprocessor(ViewPreprocessor):
         ``max_tiles`` bounds the number of tiles; None takes that of the preprocessor.
         """
         height, width = image.shape[1:]
-        most = self.max_tiles if max_tiles is None else max_tiles
-        whole = whole_size(height, width, self.factor, self.min_pixels, self.max_pixels)
-        if most == 1 or self._fits(height, width):
-            return Views({"image": [resize(image, *whole, self.resample)]})
+        tile_limit = self.max_tiles if max_tiles is None else max_tiles
+        view_size = whole_size(height, width, self.factor, self.min_pixels, self.max_pixels)
+        if tile_limit == 1 or self._fits(height, width):
+            return Views({"image": [resize(image, *view_size, self.resample)]})
         side = self.tile_size
-        columns, rows = best_tiling(width, height, self.min_tiles, most, side)
+        columns, rows = best_tiling(width, height, self.min_tiles, tile_limit, side)
         check_area(columns * rows, side)
-        sized = resize(image, rows * side, columns * side, self.resample)
-        tiles = list(rearrange(sized, "c (r h) (q w) -> (r q) c h w", h=side, w=side))
+        canvas = resize(image, rows * side, columns * side, self.resample)
+        tiles = list(rearrange(canvas, "c (r h) (q w) -> (r q) c h w", h=side, w=side))
         if columns * rows == 1 or not self.use_thumbnail:
             return Views({"image": tiles}, (columns, rows, False))
-        paths = {"image": [resize(image, *whole, self.resample)], "tiles": tiles}
+        paths = {"image": [resize(image, *view_size, self.resample)], "tiles": tiles}
         return Views(paths, (columns, rows, True))
 
     def _fits(self, height: int, width: int) -> bool:
@@ -218,14 +218,14 @@ class PatchTilesPreprocessor(ViewPreprocessor):
         low, scale = folded_mean_std(*self.mean_std(name))
         patch, grids, parts, users = self.patch_size, [], [], []
         for item, views in enumerate(items):
-            found = views.paths.get(name, [])
-            for view in found:
+            path_views = views.paths.get(name, [])
+            for view in path_views:
                 pixels = view.to(torch.float32).sub_(low).div_(scale)
                 pattern = "c (h p) (w q) -> (h w) (p q c)"
                 parts.append(rearrange(pixels, pattern, p=patch, q=patch))
-            if found:
-                height, width = found[0].shape[1:]
-                grids.append((len(found), height // patch, width // patch))
+            if path_views:
+                height, width = path_views[0].shape[1:]
+                grids.append((len(path_views), height // patch, width // patch))
                 users.append(item)
         rows = torch.cat(parts) if parts else torch.empty(0, 3 * patch**2, device="cpu")
         return PathInputs(rows, grid_tensor(grids), tuple(users))

@@ -69,12 +69,14 @@ class CanvasPreprocessor(StagedViews):
 
         ``max_tiles`` bounds the number of tiles; None takes that of the preprocessor.
         """
-        size, most = self.image_size, self.max_tiles if max_tiles is None else max_tiles
-        if most > MOST_TILES:
-            raise ValueError(f"max_tiles={most}: at most {MOST_TILES}; models were trained on 16")
-        check_area(most, size)
+        size, tile_limit = self.image_size, self.max_tiles if max_tiles is None else max_tiles
+        if tile_limit > MOST_TILES:
+            raise ValueError(
+                f"max_tiles={tile_limit}: at most {MOST_TILES}; models were trained on 16"
+            )
+        check_area(tile_limit, size)
         height, width = image.shape[1:]
-        rows, columns = best_canvas(height, width, most, size, self.largest)
+        rows, columns = best_canvas(height, width, tile_limit, size, self.largest)
         small = resize(image, *self.covered(height, width, rows, columns), self.resample)
         canvas = laid_over(small, rows * size, columns * size, 0, 0, (0.0, 0.0, 0.0))
         tiles = [*rearrange(canvas, "c (r h) (q w) -> (r q) c h w", h=size, w=size)]
@@ -94,39 +96,44 @@ class CanvasPreprocessor(StagedViews):
             columns: number of columns of tiles of the canvas.
         """
         size = self.image_size
-        tall, wide = rows * size, columns * size
+        max_height, max_width = rows * size, columns * size
         if not self.largest:
-            tall, wide = min(max(height, size), tall), min(max(width, size), wide)
-        across, down = wide / width, tall / height
-        if across < down:
-            return max(min(math.floor(height * across), tall), 1), wide
-        return tall, max(min(math.floor(width * down), wide), 1)
+            max_height, max_width = (
+                min(max(height, size), max_height),
+                min(max(width, size), max_width),
+            )
+        width_scale, height_scale = max_width / width, max_height / height
+        if width_scale < height_scale:
+            return max(min(math.floor(height * width_scale), max_height), 1), max_width
+        return max_height, max(min(math.floor(width * height_scale), max_width), 1)
 
-    def with_section(self, where: str, section: Section) -> CanvasPreprocessor:
+    def with_section(self, label: str, section: Section) -> CanvasPreprocessor:
         """Return a copy with the values that a processor file sets, such as mean, std and tiles.
 
-        ``where`` names the section of the file in errors.
+        ``label`` names the section of the file in errors.
         """
         require_supported(
-            where, section, {"resample": section.get("resample"), "add_global_tile": True}
+            label, section, {"resample": section.get("resample"), "add_global_tile": True}
         )
-        check_side(where, section, self.image_size)
-        mean, std = read_mean_std(where, section, self.mean, self.std)
-        tiles = read_positive(where, "max_patches", section.get("max_patches"), 16, MOST_TILES)
+        check_side(label, section, self.image_size)
+        mean, std = read_mean_std(label, section, self.mean, self.std)
+        tiles = read_positive(label, "max_patches", section.get("max_patches"), 16, MOST_TILES)
         largest = section.get("resize_to_max_canvas")
         if largest not in (None, True, False):
-            raise ValueError(f"{where}: resize_to_max_canvas={largest!r} must be true or false")
+            raise ValueError(f"{label}: resize_to_max_canvas={largest!r} must be true or false")
         return replace(
             self,
             mean=mean,
             std=std,
-            resample=read_resample(where, section, "bilinear"),
+            resample=read_resample(label, section, "bilinear"),
             max_tiles=tiles,
             largest=bool(largest),
         )
 
 
-def best_canvas(height: int, width: int, most: int, tile: int, largest: bool) -> tuple[int, int]:
+def best_canvas(
+    height: int, width: int, max_tiles: int, tile: int, largest: bool
+) -> tuple[int, int]:
     """Return the rows and columns of the canvas that fits an image best.
 
     Scales are compared in float32, as in transformers.
@@ -134,19 +141,21 @@ def best_canvas(height: int, width: int, most: int, tile: int, largest: bool) ->
     Args:
         height: height of the image in pixels.
         width: width of the image in pixels.
-        most: largest number of tiles.
+        max_tiles: largest number of tiles.
         tile: side of a tile in pixels.
         largest: whether the image is enlarged as much as a canvas allows.
     """
-    every = [(rows, n) for rows in range(1, most + 1) for n in range(1, most // rows + 1)]
-    grids = torch.tensor(every, device="cpu")
+    tilings = [
+        (rows, n) for rows in range(1, max_tiles + 1) for n in range(1, max_tiles // rows + 1)
+    ]
+    grids = torch.tensor(tilings, device="cpu")
     image = torch.tensor([height, width], dtype=torch.float32, device="cpu")
     scales = ((grids * tile).to(torch.float32) / image).amin(1)
     enlarged = scales[scales >= 1]
     if not len(enlarged):
-        wanted = scales.max()
+        best_scale = scales.max()
     else:
-        wanted = enlarged.max() if largest else enlarged.min()
-    fitting = grids[scales == wanted]
+        best_scale = enlarged.max() if largest else enlarged.min()
+    fitting = grids[scales == best_scale]
     rows, columns = fitting[fitting.prod(1).argmin()].tolist()
     return rows, columns

@@ -57,8 +57,8 @@ class NavitPreprocessor(PatchPreprocessor):
     side_limit: int = 512
     """The largest number of patches along one side of an image."""
 
-    _refused = {
-        **PatchPreprocessor._refused,
+    _refusals = {
+        **PatchPreprocessor._refusals,
         "min_pixels": "this family never enlarges an image; leave it out",
     }
 
@@ -72,12 +72,12 @@ class NavitPreprocessor(PatchPreprocessor):
             segment_frames: frames that become one set of tokens; 1 stands for Kimi-VL, which takes
                 images alone, more for Kimi-K2.5.
         """
-        area, alone = patch_size**2, segment_frames == 1
-        images = PixelRules(1, (_FRAME if alone else _IMAGE) * area, HALF, HALF)
+        area, images_alone = patch_size**2, segment_frames == 1
+        images = PixelRules(1, (_FRAME if images_alone else _IMAGE) * area, HALF, HALF)
         videos = PixelRules(1, _FRAME * area, HALF, HALF, sampling="uniform")
         return cls(
             *(patch_size, 1, 1, images, videos),
-            images_alone=alone,
+            images_alone=images_alone,
             token_size=token_size,
             segment_frames=segment_frames,
         )
@@ -89,47 +89,47 @@ class NavitPreprocessor(PatchPreprocessor):
     def _with_videos(self, files: ProcessorFiles) -> NavitPreprocessor:
         if self.images_alone:
             return self
-        entry, own = video_section(files), "in_patch_limit_each_frame"
-        rules, side = self._rules(entry, self.videos, (own,))
+        entry, limit_name = video_section(files), "in_patch_limit_each_frame"
+        rules, side = self._rules(entry, self.videos, (limit_name,))
         if side != self.side_limit:
             raise ValueError(f"a side has {self.side_limit} patches in images and {side} in videos")
         return replace(self, videos=rules)
 
     def _rules(
-        self, entry: tuple[str, Section] | None, own: PixelRules, names: tuple[str, ...]
+        self, entry: tuple[str, Section] | None, defaults: PixelRules, names: tuple[str, ...]
     ) -> tuple[PixelRules, int]:
         """Return the rules and the largest number of patches along a side that a section sets.
 
         Args:
-            entry: name of the section in errors, and the section; None returns ``own`` and
+            entry: name of the section in errors, and the section; None returns ``defaults`` and
                 ``side_limit``.
-            own: the rules whose values hold where the section has none.
+            defaults: the rules whose values hold where the section has none.
             names: keys of the limit of patches that are looked up before the usual keys.
 
         Raises:
             ValueError: a value that is not implemented, or that disagrees with the tower.
         """
         if entry is None:
-            return own, self.side_limit
-        where, section = entry
+            return defaults, self.side_limit
+        label, section = entry
         if isinstance(nested := section.get("media_proc_cfg"), Mapping):
-            where, section = f"{where}: media_proc_cfg", nested
+            label, section = f"{label}: media_proc_cfg", nested
         flat = "in_token_limit" in section or "pad_input" in section
         must_be = {"fixed_output_tokens": None, "in_patch_limit_video": None}
-        require_supported(where, section, must_be)
+        require_supported(label, section, must_be)
         if flat and section.get("pad_input") is not True:
-            raise ValueError(f"{where}: pad_input must be true: cropping is not implemented")
-        check_sizes(where, section, self._sizes)
+            raise ValueError(f"{label}: pad_input must be true: cropping is not implemented")
+        check_sizes(label, section, self._sizes)
         area = self.patch_size**2
         name = next((n for n in (*names, *_LIMITS) if section.get(n) is not None), _LIMITS[1])
-        most = read_positive(
-            where, name, section.get(name), own.max_pixels // area, MOST_PIXELS // area
+        max_patches = read_positive(
+            label, name, section.get(name), defaults.max_pixels // area, MOST_PIXELS // area
         )
         mean, std = read_mean_std(
-            where, section, *((CLIP_MEAN, CLIP_STD) if flat else (HALF, HALF))
+            label, section, *((CLIP_MEAN, CLIP_STD) if flat else (HALF, HALF))
         )
-        rules = replace(own, max_pixels=most * area, mean=mean, std=std)
-        return rules, self._side(where, section)
+        rules = replace(defaults, max_pixels=max_patches * area, mean=mean, std=std)
+        return rules, self._side(label, section)
 
     @property
     def _sizes(self) -> dict[str, int]:
@@ -141,10 +141,10 @@ class NavitPreprocessor(PatchPreprocessor):
             "temporal_merge_kernel_size": self.segment_frames,
         }
 
-    def _side(self, where: str, section: Section) -> int:
+    def _side(self, label: str, section: Section) -> int:
         """Return the largest number of patches along a side that a section allows.
 
-        ``where`` names the section in errors. A section without the value gives ``side_limit``.
+        ``label`` names the section in errors. A section without the value gives ``side_limit``.
         """
         size = section.get("size")
         side = section.get("patch_limit_on_one_side")
@@ -152,9 +152,9 @@ class NavitPreprocessor(PatchPreprocessor):
             side = size.get("max_height")
             if side is None or size.get("max_width") != side:
                 raise ValueError(
-                    f"{where}: size={dict(size)} must have max_height and max_width, one number"
+                    f"{label}: size={dict(size)} must have max_height and max_width, one number"
                 )
-        return read_positive(where, "patches of a side", side, self.side_limit, 1 << 14)
+        return read_positive(label, "patches of a side", side, self.side_limit, 1 << 14)
 
     def _grid(self, frames: Sequence[Tensor], rules: PixelRules) -> Grid:
         height, width = frames[0].shape[1:]
@@ -186,25 +186,29 @@ class NavitPreprocessor(PatchPreprocessor):
 
     def _content(self, height: int, width: int, rules: PixelRules) -> tuple[int, int]:
         """Return height and width in pixels that an image is shrunk to before it is padded."""
-        most = rules.max_pixels // self.patch_size**2
-        return shrunk_size(height, width, self.patch_size, most, self.side_limit)
+        max_patches = rules.max_pixels // self.patch_size**2
+        return shrunk_size(height, width, self.patch_size, max_patches, self.side_limit)
 
 
-def shrunk_size(height: int, width: int, patch: int, most: int, side: int) -> tuple[int, int]:
-    """Return the size that an image is shrunk to so that it has about ``most`` patches at most.
+def shrunk_size(
+    height: int, width: int, patch: int, max_patches: int, side: int
+) -> tuple[int, int]:
+    """Return the size that an image is shrunk to so that it has about ``max_patches`` at most.
 
     Args:
         height: height of the image in pixels.
         width: width of the image in pixels.
         patch: side of a patch in pixels.
-        most: patches of the whole image; the patches that the image has are counted rounded down,
-            so padding may make some more.
+        max_patches: patches of the whole image; the patches that the image has are counted rounded
+            down, so padding may make some more.
         side: largest number of patches of a side.
 
     Returns:
         Height and width, at least one pixel each, those of the image where it is small enough.
     """
     patches = max(1.0, height // patch) * max(1.0, width // patch)
-    scale = min(1.0, math.sqrt(most / patches), side * patch / height, side * patch / width)
-    tall, wide = (min(max(1, int(length * scale)), side * patch) for length in (height, width))
-    return tall, wide
+    scale = min(1.0, math.sqrt(max_patches / patches), side * patch / height, side * patch / width)
+    new_height, new_width = (
+        min(max(1, int(length * scale)), side * patch) for length in (height, width)
+    )
+    return new_height, new_width

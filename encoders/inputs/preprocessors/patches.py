@@ -93,7 +93,7 @@ class PatchPreprocessor:
     """Whether a flattened patch lists the channels of one pixel next to each other."""
     images_alone: bool = False
     """Whether the tower takes no videos."""
-    _refused: ClassVar[Mapping[str, str]] = {
+    _refusals: ClassVar[Mapping[str, str]] = {
         "max_tiles": "this tower has no tiles; bound the size with max_pixels",
         "max_soft_tokens": "this family has no fixed numbers of tokens; bound the size with "
         "max_pixels",
@@ -173,8 +173,8 @@ class PatchPreprocessor:
         """Return two texts: the settings in force where a checkpoint has no processor files, and
         the name of the keyword of ``preprocess`` that changes one of them."""
         rules = self.images
-        least = f"min_pixels={rules.min_pixels}, " if rules.min_pixels > 1 else ""
-        values = f"{least}max_pixels={rules.max_pixels}, mean={rules.mean}, std={rules.std}"
+        min_text = f"min_pixels={rules.min_pixels}, " if rules.min_pixels > 1 else ""
+        values = f"{min_text}max_pixels={rules.max_pixels}, mean={rules.mean}, std={rules.std}"
         return values, "max_pixels"
 
     def __call__(
@@ -214,12 +214,12 @@ class PatchPreprocessor:
         Raises:
             ValueError: a bad image or video, or a keyword that means nothing here.
         """
-        p, staged = self.patch_size, []
+        p, items = self.patch_size, []
         for frames, rules, (t, h, w) in self._read(images, videos, limits):
             resized = self._resized(frames, rules, len(frames), h * p, w * p)
             pixels = stack_frames(resized, pinned)
-            staged.append(StagedItem(pixels, (t, h, w), rules.mean, rules.std))
-        return staged
+            items.append(StagedItem(pixels, (t, h, w), rules.mean, rules.std))
+        return items
 
     def finish(self, items: Sequence[StagedItem]) -> VisionInputs:
         """Normalise and cut items on the device that their pixels are on.
@@ -266,7 +266,7 @@ class PatchPreprocessor:
         limits: Limits,
     ) -> list[tuple[list[Tensor], PixelRules, Grid]]:
         """Return for each item its frames, uint8 [3, H, W], pixel rules and grid (t, h, w)."""
-        for name, fix in self._refused.items():
+        for name, fix in self._refusals.items():
             if (value := limits._asdict()[name]) is not None:
                 raise ValueError(f"{name}={value}: {fix}")
         check_limits(limits)
@@ -283,14 +283,16 @@ class PatchPreprocessor:
             temporal_patch_size=self.temporal_patch_size * self.videos.joined_frames,
         )
         stills = [[image] for image in read_images(images)]
-        refused = ValueError(IMAGES_ALONE) if self.images_alone else None
-        clips = read_videos(videos, choose, self.video_error or refused)
+        video_error = ValueError(IMAGES_ALONE) if self.images_alone else None
+        clips = read_videos(videos, choose, self.video_error or video_error)
         items: list[tuple[list[Tensor], PixelRules, Grid]] = []
-        for kind, frame_lists, own in (
+        for kind, frame_lists, defaults in (
             ("image", stills, self.images),
             ("video", clips, self.videos),
         ):
-            rules = own.bounded(limits.min_pixels, limits.max_pixels) if frame_lists else own
+            rules = (
+                defaults.bounded(limits.min_pixels, limits.max_pixels) if frame_lists else defaults
+            )
             for number, frames in enumerate(frame_lists):
                 with naming(f"{kind} {number}"):
                     items.append((frames, rules, self._grid(frames, rules)))
@@ -355,8 +357,8 @@ class PatchPreprocessor:
             if len(group) > 1:  # expand_as repeats a single frame
                 group += group[-1:] * (pair - len(group))
             for row in range(0, rows, strip):
-                cut = slice(row * side, (row + strip) * side)
-                pixels = torch.stack([frame[:, cut] for frame in group]).to(torch.float32)
+                strip_rows = slice(row * side, (row + strip) * side)
+                pixels = torch.stack([frame[:, strip_rows] for frame in group]).to(torch.float32)
                 patches = rearrange(
                     pixels.sub_(mean).div_(std),
                     "f c (r a p) (s b q) -> r s a b c f p q",

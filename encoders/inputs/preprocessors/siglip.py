@@ -41,21 +41,21 @@ class StretchPreprocessor(StagedViews):
         view = resize(image, self.image_size, self.image_size, self.resample)
         return Views({"image": [view[:, :side, :side]]})
 
-    def with_section(self, where: str, section: Section) -> StretchPreprocessor:
+    def with_section(self, label: str, section: Section) -> StretchPreprocessor:
         """Return a copy with the mean, the std and the resampling that a processor file sets.
 
         Args:
-            where: name of the section in errors.
+            label: name of the section in errors.
             section: the part of the file that describes images.
 
         Raises:
             ValueError: a value that is not implemented, or another size than the tower's.
         """
-        check_side(where, section, self.image_size)
-        named = str(section.get("image_processor_type") or "")
-        usual: Resample = "bilinear" if named.startswith("Gemma3") else "bicubic"
-        resample = read_resample(where, section, usual)
-        more = {"resample": section.get("resample"), "do_pan_and_scan": False}
-        require_supported(where, section, more)
-        mean, std = read_mean_std(where, section, self.mean, self.std)
+        check_side(label, section, self.image_size)
+        class_name = str(section.get("image_processor_type") or "")
+        usual: Resample = "bilinear" if class_name.startswith("Gemma3") else "bicubic"
+        resample = read_resample(label, section, usual)
+        expected = {"resample": section.get("resample"), "do_pan_and_scan": False}
+        require_supported(label, section, expected)
+        mean, std = read_mean_std(label, section, self.mean, self.std)
         return replace(self, mean=mean, std=std, resample=resample)

@@ -37,16 +37,16 @@ class NaflexPreprocessor(PatchPreprocessor):
     A row of ``pixel_values`` is one flattened patch with the axes row, column, channel.
     """
 
-    _refused = {
-        **PatchPreprocessor._refused,
+    _refusals = {
+        **PatchPreprocessor._refusals,
         "min_pixels": "this family resizes every image to the most patches that max_pixels allows; "
         "leave it out",
     }
 
     @classmethod
-    def siglip2(cls, patch_size: int, most: int = 256) -> NaflexPreprocessor:
-        """Return the preprocessor of the published SigLIP 2 repos: at most ``most`` patches."""
-        rules = _rules(patch_size, most)
+    def siglip2(cls, patch_size: int, max_patches: int = 256) -> NaflexPreprocessor:
+        """Return the preprocessor of the published SigLIP 2 repos, for at most ``max_patches``."""
+        rules = _rules(patch_size, max_patches)
         return cls(
             *(patch_size, 1, 1, rules, rules),
             resample="bilinear",
@@ -55,36 +55,38 @@ class NaflexPreprocessor(PatchPreprocessor):
         )
 
     def _with_images(self, files: ProcessorFiles) -> NaflexPreprocessor:
-        found = image_section(files)
-        if found is None:
+        entry = image_section(files)
+        if entry is None:
             return self
-        where, section = found
+        label, section = entry
         sizes = {"resample": section.get("resample"), "patch_size": self.patch_size}
-        require_supported(where, section, sizes)
+        require_supported(label, section, sizes)
         area = self.patch_size**2
-        most, own = section.get("max_num_patches"), self.images.max_pixels // area
-        most = read_positive(where, "max_num_patches", most, own, MOST_PIXELS // area)
-        mean, std = read_mean_std(where, section, HALF, HALF)
-        rules = replace(_rules(self.patch_size, most), mean=mean, std=std)
-        return replace(self, images=rules, resample=read_resample(where, section, "bilinear"))
+        max_patches, default = section.get("max_num_patches"), self.images.max_pixels // area
+        max_patches = read_positive(
+            label, "max_num_patches", max_patches, default, MOST_PIXELS // area
+        )
+        mean, std = read_mean_std(label, section, HALF, HALF)
+        rules = replace(_rules(self.patch_size, max_patches), mean=mean, std=std)
+        return replace(self, images=rules, resample=read_resample(label, section, "bilinear"))
 
     def _grid(self, frames: Sequence[Tensor], rules: PixelRules) -> Grid:
         height, width = frames[0].shape[1:]
-        most = rules.max_pixels // self.patch_size**2
-        return 1, *most_patches(height, width, self.patch_size, most)
+        max_patches = rules.max_pixels // self.patch_size**2
+        return 1, *most_patches(height, width, self.patch_size, max_patches)
 
 
-def most_patches(height: int, width: int, patch: int, most: int) -> tuple[int, int]:
+def most_patches(height: int, width: int, patch: int, max_patches: int) -> tuple[int, int]:
     """Return the rows and columns of patches that an image is resized to.
 
     Each side is scaled and rounded up to whole patches, with the largest scale, by bisection, that
-    makes at most ``most`` patches.
+    makes at most ``max_patches`` patches.
 
     Args:
         height: height of the image in pixels.
         width: width of the image in pixels.
         patch: side of a patch in pixels.
-        most: largest number of patches, at least 1.
+        max_patches: largest number of patches, at least 1.
 
     Returns:
         Rows and columns, at least one of each.
@@ -99,9 +101,9 @@ def most_patches(height: int, width: int, patch: int, most: int) -> tuple[int, i
     low, high = _TOLERANCE / 10, _LARGEST_SCALE
     while high - low >= _TOLERANCE:
         scale = (low + high) / 2
-        low, high = (scale, high) if math.prod(sides(scale)) <= most else (low, scale)
+        low, high = (scale, high) if math.prod(sides(scale)) <= max_patches else (low, scale)
     return sides(low)
 
 
-def _rules(patch: int, most: int) -> PixelRules:
-    return PixelRules(1, most * patch**2, HALF, HALF)
+def _rules(patch: int, max_patches: int) -> PixelRules:
+    return PixelRules(1, max_patches * patch**2, HALF, HALF)

@@ -98,8 +98,8 @@ def _snap(length: int, crop: int) -> int:
     """
     if length < crop:
         return length
-    whole = length // crop
-    return crop * (whole + (length / crop - whole > 0.2))
+    count = length // crop
+    return crop * (count + (length / crop - count > 0.2))
 
 
 @dataclass(frozen=True)
@@ -128,32 +128,32 @@ class CropPreprocessor(ViewPreprocessor):
         """Return no keyword: the size of an image decides its tiles."""
         return ()
 
-    def with_section(self, where: str, section: Section) -> CropPreprocessor:
+    def with_section(self, label: str, section: Section) -> CropPreprocessor:
         """Return a copy with the mean and std that a processor file of transformers sets.
 
-        Nothing is read from other files, since StepFun's code has fixed values. ``where`` names the
+        Nothing is read from other files, since StepFun's code has fixed values. ``label`` names the
         section of the file in errors.
         """
         if not str(section.get("image_processor_type")).startswith("Step3p7ImageProcessor"):
             return self
         size = {"height": self.image_size, "width": self.image_size}
         sizes = {"size": size, "patch_size": self.tile_size, "max_image_size": LARGEST}
-        require_supported(where, section, {"resample": 2, **sizes})
-        mean, std = read_mean_std(where, section, CLIP_MEAN, CLIP_STD)
+        require_supported(label, section, {"resample": 2, **sizes})
+        mean, std = read_mean_std(label, section, CLIP_MEAN, CLIP_STD)
         return replace(self, mean=mean, std=std)
 
     def views(self, image: Tensor, max_tiles: int | None) -> Views:
         """Return the whole view and the tiles row by row, all uint8; ``max_tiles`` is not used."""
         image = _scaled(_squared(image))
         height, width = image.shape[1:]
-        whole = resize(image, self.image_size, self.image_size, "bilinear")
+        whole_view = resize(image, self.image_size, self.image_size, "bilinear")
         crops = Crops(width, height, 0)
         if self.tiled:
             crops = plan_crops(width, height, self.image_size, self.tile_size)
         if not crops.side:
-            return Views({"image": [whole]})
+            return Views({"image": [whole_view]})
         tiles = self._cut(image, crops)
-        return Views({"image": [whole], "tiles": tiles}, (crops.columns, crops.rows, True))
+        return Views({"image": [whole_view], "tiles": tiles}, (crops.columns, crops.rows, True))
 
     def _cut(self, image: Tensor, crops: Crops) -> list[Tensor]:
         """Return the tiles of an image, uint8 [3, s, s] each, row by row.
@@ -173,10 +173,10 @@ class CropPreprocessor(ViewPreprocessor):
                 f"{columns * rows} tiles: at most {MOST_TILES}; crop it"
             )
         check_area(columns * rows, self.tile_size)
-        sized = resize(image, crops.height, crops.width, "bilinear")
-        right, below = columns * side - crops.width, rows * side - crops.height
-        black = F.pad(sized, (0, max(right, 0), 0, max(below, 0)))
-        parts = [part for band in black.split(side, 1)[:rows] for part in band.split(side, 2)]
+        resized = resize(image, crops.height, crops.width, "bilinear")
+        right, bottom = columns * side - crops.width, rows * side - crops.height
+        canvas = F.pad(resized, (0, max(right, 0), 0, max(bottom, 0)))
+        parts = [part for band in canvas.split(side, 1)[:rows] for part in band.split(side, 2)]
         return [resize(part, self.tile_size, self.tile_size, "bilinear") for part in parts]
 
 

@@ -106,23 +106,23 @@ class ViewPreprocessor(ABC):
             ValueError: a value that is not implemented, or that disagrees with the tower.
         """
         try:
-            found = image_section(files)
-            return self if found is None else self.with_section(*found)
+            entry = image_section(files)
+            return self if entry is None else self.with_section(*entry)
         except ValueError as bad:
             raise error(str(bad)) from bad
 
-    def with_section(self: Own, where: str, section: Section) -> Own:
+    def with_section(self: Own, label: str, section: Section) -> Own:
         """Return a copy with the values that a processor file sets.
 
         Args:
-            where: name of the section in errors.
+            label: name of the section in errors.
             section: the part of the file that describes images.
 
         Raises:
             ValueError: a value that is not implemented, or that disagrees with the tower.
         """
-        require_supported(where, section, {"normalize": True})
-        mean, std = read_mean_std(where, section, self.mean, self.std)
+        require_supported(label, section, {"normalize": True})
+        mean, std = read_mean_std(label, section, self.mean, self.std)
         return replace(self, mean=mean, std=std)
 
     def without_videos(self: Own, error: ValueError) -> Own:

@@ -339,7 +339,7 @@ def test_an_encoder_takes_the_choices_of_another(
     second.load_kernel_choices(json.loads(json.dumps(first.kernel_choices())))
     assert_close(run(second, name), run(encoder, name), 1e-2)
     assert not shapes
-    assert second.accelerator.taken == "b"
+    assert second.accelerator.kernels_used == "b"
     with pytest.raises(ValueError, match="this encoder is not accelerated: call accelerated"):
         encoder.load_kernel_choices(first.kernel_choices())
 

@@ -171,7 +171,7 @@ def test_half_precision_is_as_exact_as_the_reference(name: str, path: str, views
     assert (choices["reference_because"], choices["layers_called"]) == (None, 0)
     assert {row["kernel"] for row in choices["relative_positions"]} == {"triton"}
     assert len(choices["relative_positions"]) == 2  # windows and whole views
-    assert fast.accelerator.taken == "triton"
+    assert fast.accelerator.kernels_used == "triton"
 
 
 def disturb_products(tower: Any, fast: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,7 +266,7 @@ def test_choices_say_what_ran_when_stacks_of_blocks_are_replaced(first: str) -> 
         choices = fast.kernel_choices()
         counts.append((choices["layers_called"], choices["reference_because"] is None))
     assert counts == [(len(part.blocks), True), (2 * len(part.blocks), False)]
-    assert fast.accelerator.taken == "reference"
+    assert fast.accelerator.kernels_used == "reference"
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ class FakeAccelerator:
         self.refreshes = 0
         self.follows = True
         self.loaded: Mapping[str, Any] | None = None
-        self.taken = "reference"
+        self.kernels_used = "reference"
         self.because: str | None = None
 
     @property
@@ -72,7 +72,7 @@ class FastToy(ToyEncoder):
         output = super().forward(pixel_values, grid_thw, encoder_metadata=encoder_metadata)
         if self.accelerator is None:
             return output
-        self.accelerator.taken = "triton" if len(pixel_values) <= 16 else "flash4"
+        self.accelerator.kernels_used = "triton" if len(pixel_values) <= 16 else "flash4"
         if self.accelerator.follows:
             self.accelerator.refresh()
         scale = self.accelerator.derived
