@@ -155,7 +155,7 @@ class Llama4Encoder(TileEncoder):
         cos, sin = metadata["rotary_pos_emb_cos"], metadata["rotary_pos_emb_sin"]
         segments = TileSegments.of(metadata, hidden)
         if hidden.shape[0]:
-            check_rows(hidden.shape[1], cos.shape[0], "the metadata is for tiles of")
+            check_rows(hidden.shape[1], cos.shape[0], "per tile but encoder_metadata is for")
         return RotarySegments(cos[:, None, None], sin[:, None, None], *segments)
 
     def _token_grid(self, h: int, w: int) -> tuple[int, int]:

@@ -189,7 +189,7 @@ class Step3VLTower(TileEncoder):
         cos, sin = metadata["rotary_pos_emb_cos"], metadata["rotary_pos_emb_sin"]
         segments = TileSegments.of(metadata, hidden)
         if hidden.shape[0]:
-            check_rows(hidden.shape[1], cos.shape[0], "the metadata is for views of")
+            check_rows(hidden.shape[1], cos.shape[0], "per view but encoder_metadata is for")
         return RotarySegments(cos[:, None, None], sin[:, None, None], *segments)
 
     @property

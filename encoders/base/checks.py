@@ -101,21 +101,21 @@ def _looks_like(pixel_values: Tensor) -> str:
     return f"; these look like {kind} for another tower" if kind else ""
 
 
-def check_rows(rows: int, expected: int, subject: str) -> None:
+def check_rows(rows: int, expected: int, between: str) -> None:
     """Check the number of rows of ``pixel_values``.
 
     Args:
         rows: rows that ``pixel_values`` has.
         expected: rows that it must have.
-        subject: subject and verb for the message, such as "the grid makes".
+        between: the words of the message between the two numbers, such as "but the grid makes".
 
     Raises:
         ValueError: the two numbers differ.
     """
     if rows != expected:
         raise ValueError(
-            f"pixel_values has {rows} rows but {subject} {expected}: pass the grid_thw that "
-            "belongs to these pixels (one row t, h, w per item)"
+            f"pixel_values has {rows} rows {between} {expected}: pass the grid_thw that belongs to "
+            "these pixels (one row t, h, w per item), or the encoder_metadata made of it"
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, cast, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 from torch import Tensor, nn
 
@@ -139,7 +139,7 @@ class MapsFeatures(nn.Module, ABC):
 
         Args:
             pixel_values: the result of ``preprocess``, or the rows of all items of one path.
-            grid_thw: [items, 3]; left out with the result of ``preprocess``.
+            grid_thw: [items, 3]; not with the result of ``preprocess``, which has it.
             indices: n for the last n blocks, block numbers (negatives from the end), None for all.
             output_fmt: "NLC" for the rows of the tower, "NCHW" for maps in raster order.
 
@@ -162,18 +162,18 @@ class MapsFeatures(nn.Module, ABC):
                     f"pixel_values is of type {type(pixel_values).__name__}, without grid_thw: "
                     "pass the result of preprocess, or pixel_values with grid_thw"
                 )
-            tower = self.paths["image"]
-            if tower is not self:
+            if (tower := self.paths["image"]) is not self:
                 raise self._tensors_alone("forward_intermediates")
             run = tower._block_outputs
             return states_of_blocks(tower, run, pixel_values, grid_thw, indices, output_fmt)
-        self._check_inputs(pixel_values)
-        # Inputs have the grid, so an argument that follows them is ``indices``.
-        blocks = indices if grid_thw is None else cast("Sequence[int]", grid_thw)
-        return {
-            name: states_of_blocks(
-                self.paths[name], self.paths[name]._block_outputs, *path[:2], blocks, output_fmt
+        if grid_thw is not None:
+            raise ValueError(
+                "grid_thw was given with the result of preprocess, which has it: pass that alone, "
+                "and numbers of blocks as indices=[...]"
             )
-            for name, path in pixel_values.paths.items()
-            if path.items
+        self._check_inputs(pixel_values)
+        return {
+            name: states_of_blocks(tower, tower._block_outputs, *path[:2], indices, output_fmt)
+            for name, tower in self.paths.items()
+            if (path := pixel_values.paths[name]).items
         }

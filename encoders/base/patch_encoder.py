@@ -87,7 +87,8 @@ class PatchEncoder(VisionEncoder):
             ValueError: no tensor, integer pixels, or rows that ``metadata`` were not made for.
         """
         pixels = self._admit_pixels(pixel_values, weight)
-        check_rows(pixels.shape[0], metadata["rotary_pos_emb_cos"].shape[0], "the grid makes")
+        rows = len(metadata["rotary_pos_emb_cos"])
+        check_rows(len(pixels), rows, "but encoder_metadata is for")
         return pixels
 
     @abstractmethod

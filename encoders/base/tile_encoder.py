@@ -203,7 +203,7 @@ def _check_tiles(pixel_values: Tensor, grids: Sequence[Grid], patch_size: int) -
     Raises:
         ValueError: another number of tiles, or tiles of another size.
     """
-    check_rows(pixel_values.shape[0], sum(t for t, _, _ in grids), "the grid makes")
+    check_rows(pixel_values.shape[0], sum(t for t, _, _ in grids), "but the grid makes")
     for _, h, w in grids:
         height, width = h * patch_size, w * patch_size
         if tuple(pixel_values.shape[2:]) != (height, width):

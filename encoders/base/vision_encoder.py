@@ -238,7 +238,7 @@ class VisionEncoder(Encoder):
         grids = self._read(grid_thw)
         if pixel_values.shape[1:] == self.row_shape:  # a grid in pixels would make huge metadata
             rows = sum(spec.input_size for spec in self.item_specs(grids))
-            check_rows(len(pixel_values), rows, "the grid makes")
+            check_rows(len(pixel_values), rows, "but the grid makes")
         if self.accelerator is None:
             return self.prepare_encoder_metadata(grids)
         weight = next(self.parameters())

@@ -120,7 +120,7 @@ def _attend_runs(q: Tensor, k: Tensor, v: Tensor, offsets: list[int], segment_ro
 def _check_lengths(lengths: list[int], rows: int, segment_rows: int) -> None:
     if sum(lengths) > rows:
         raise ValueError(
-            f"cu_seqlens end at row {sum(lengths)}, there are {rows}: {BELONGING_METADATA}"
+            f"these pixels make {rows} rows, cu_seqlens end at {sum(lengths)}: {BELONGING_METADATA}"
         )
     wrong_length = next((n for n in lengths if n != segment_rows), 0) if segment_rows else 0
     if wrong_length:

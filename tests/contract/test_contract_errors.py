@@ -96,8 +96,19 @@ def test_tiles_of_another_size_than_the_grid_says_are_refused() -> None:
 def test_metadata_of_another_grid_is_refused(name: str) -> None:
     encoder = tiny(name)
     metadata = encoder.prepare_encoder_metadata([[1, 4, 6]])
-    with pytest.raises(ValueError, match=r"16 rows.*24"):
+    with pytest.raises(
+        ValueError, match=r"16 rows but encoder_metadata is for 24: pass .*made of it"
+    ):
         encoder(draw_pixels(encoder, [[1, 4, 4]]), encoder_metadata=metadata)
+
+
+@pytest.mark.parametrize("name", [name for name in TOWERS if name not in PATCH_TOWERS])
+@pytest.mark.parametrize(("pixels", "other"), [(4, 8), (8, 4)])
+def test_metadata_of_tiles_of_another_size_is_refused(name: str, pixels: int, other: int) -> None:
+    encoder = tiny(name)
+    metadata = encoder.prepare_encoder_metadata([[1, other, other]])
+    with pytest.raises(ValueError, match=r"these pixels.*metadata"):
+        encoder(draw_pixels(encoder, [[1, pixels, pixels]]), encoder_metadata=metadata)
 
 
 @pytest.mark.parametrize("name", TOWERS)
@@ -127,6 +138,8 @@ def test_what_preprocess_gives_is_not_pixels_and_it_says_what_is(name: str) -> N
         encoder.forward(inputs, inputs.grid_thw)
     with pytest.raises(ValueError, match="was given with grid_thw or encoder_metadata"):
         encoder(inputs, inputs.grid_thw)
+    with pytest.raises(ValueError, match=r"^grid_thw was given with the result of preprocess"):
+        encoder.forward_intermediates(inputs, inputs.grid_thw)
     with pytest.raises(ValueError, match=r"of type list.*call encoder\.preprocess"):
         encoder([inputs.pixel_values])
 

@@ -83,7 +83,7 @@ def test_an_item_is_its_tiles_then_the_whole_image(name: str) -> None:
 def test_items_without_tiles_run_one_path_only() -> None:
     encoder = shared("step3_vl")
     inputs = encoder.preprocess(IMAGES[1::2])
-    assert list(encoder.forward_intermediates(inputs, 1)) == ["image"]
+    assert list(encoder.forward_intermediates(inputs, indices=1)) == ["image"]
     joined: list[set[str]] = []
 
     class Watched(Step3VLEncoder):

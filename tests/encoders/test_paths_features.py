@@ -12,7 +12,7 @@ from support.towers.step3_paths import COUNTS, IMAGES, NAMES, shared
 def test_intermediates_are_those_of_each_path(name: str) -> None:
     encoder = shared(name)
     inputs = encoder.preprocess(IMAGES)
-    found = encoder.forward_intermediates(inputs, [-1])
+    found = encoder.forward_intermediates(inputs, indices=[-1])
     for path, (last,) in found.items():
         output = encoder.paths[path](*inputs.paths[path][:2])
         assert torch.equal(last, output.last_hidden_state)
@@ -22,8 +22,8 @@ def test_intermediates_are_those_of_each_path(name: str) -> None:
 def test_intermediates_of_each_path_come_as_maps_too(name: str) -> None:
     encoder = shared(name)
     inputs = encoder.preprocess(IMAGES)
-    rows = encoder.forward_intermediates(inputs, [0, -1])
-    maps = encoder.forward_intermediates(inputs, [0, -1], output_fmt="NCHW")
+    rows = encoder.forward_intermediates(inputs, indices=[0, -1])
+    maps = encoder.forward_intermediates(inputs, indices=[0, -1], output_fmt="NCHW")
     assert maps.keys() == rows.keys() == inputs.paths.keys()
     for path, states in rows.items():
         grids = inputs.paths[path].grid_thw
