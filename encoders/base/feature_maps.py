@@ -152,28 +152,18 @@ class MapsFeatures(nn.Module, ABC):
         Raises:
             ValueError: a block or format that does not exist, and the errors of ``forward``.
         """
-        from .intermediates import states_of_blocks
+        from .intermediates import check_arguments, states_of_blocks
 
-        if output_fmt not in ("NLC", "NCHW"):
-            raise ValueError(f'output_fmt={output_fmt!r}: must be "NLC" or "NCHW"')
-        if not isinstance(pixel_values, VisionInputs):
-            if grid_thw is None:
-                raise ValueError(
-                    f"pixel_values is of type {type(pixel_values).__name__}, without grid_thw: "
-                    "pass the result of preprocess, or pixel_values with grid_thw"
-                )
-            if (tower := self.paths["image"]) is not self:
-                raise self._tensors_alone("forward_intermediates")
-            run = tower._block_outputs
-            return states_of_blocks(tower, run, pixel_values, grid_thw, indices, output_fmt)
-        if grid_thw is not None:
-            raise ValueError(
-                "grid_thw was given with the result of preprocess, which has it: pass that alone, "
-                "and numbers of blocks as indices=[...]"
-            )
-        self._check_inputs(pixel_values)
-        return {
-            name: states_of_blocks(tower, tower._block_outputs, *path[:2], indices, output_fmt)
-            for name, tower in self.paths.items()
-            if (path := pixel_values.paths[name]).items
-        }
+        check_arguments(pixel_values, grid_thw, output_fmt)
+        if isinstance(pixel_values, VisionInputs):
+            self._check_inputs(pixel_values)
+            return {
+                name: states_of_blocks(tower, tower._block_outputs, *path[:2], indices, output_fmt)
+                for name, tower in self.paths.items()
+                if (path := pixel_values.paths[name]).items
+            }
+        if (tower := self.paths["image"]) is not self:
+            raise self._tensors_alone("forward_intermediates")
+        assert grid_thw is not None  # check_arguments refuses tensors without a grid
+        run = tower._block_outputs
+        return states_of_blocks(tower, run, pixel_values, grid_thw, indices, output_fmt)

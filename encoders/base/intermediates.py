@@ -8,12 +8,36 @@ from typing import Literal, TypeAlias, TypeGuard
 import torch
 from torch import Tensor
 
-from ..data import EncoderOutput, GridLike, PartialOutput
+from ..data import EncoderOutput, GridLike, PartialOutput, VisionInputs
 from ..grids import plain_values
 from .vision_encoder import VisionEncoder
 
 BlockOutputs: TypeAlias = Callable[[Tensor, GridLike, Sequence[int]], Iterator[Tensor]]
 """Takes pixels, their grid and block numbers, and yields one tensor per block."""
+
+
+def check_arguments(
+    pixel_values: Tensor | VisionInputs, grid_thw: GridLike | None, output_fmt: str
+) -> None:
+    """Check the arguments of ``forward_intermediates`` besides ``indices``.
+
+    Raises:
+        ValueError: a format that does not exist, a grid with the result of ``preprocess``, or
+            tensors without a grid.
+    """
+    if output_fmt not in ("NLC", "NCHW"):
+        raise ValueError(f'output_fmt={output_fmt!r}: must be "NLC" or "NCHW"')
+    has_grid = isinstance(pixel_values, VisionInputs)
+    if has_grid and grid_thw is not None:
+        raise ValueError(
+            "grid_thw was given with the result of preprocess, which has it: pass that alone, "
+            "and numbers of blocks as indices=[...]"
+        )
+    if not has_grid and grid_thw is None:
+        raise ValueError(
+            f"pixel_values is of type {type(pixel_values).__name__}, without grid_thw: "
+            "pass the result of preprocess, or pixel_values with grid_thw"
+        )
 
 
 def states_of_blocks(
