@@ -14,7 +14,7 @@ Repo ids: deepseek-ai/DeepSeek-OCR, baidu/Unlimited-OCR.
 
 Shapes: B views, n = h*w/16 cells of a view of h*w patches, D width of CLIP and SAM side by side.
 
-Deliberate differences: those of ``encoders.layers.sam`` and ``encoders.layers.clip``, and
+Deliberate differences: those of ``encoders.layers.sam`` and ``encoders.layers.clip_vit``, and
 
 - The mode is chosen with ``at_mode``; the source has it in a settings file. The default is
   "gundam", the source's.
@@ -38,7 +38,7 @@ from .data import EncoderOutput, GridLike, Metadata, Output, VisionInputs, outpu
 from .hf_config import find_section, read_field, read_size, require_divisible, require_value
 from .layers.assembly import SEPARATOR, Picture, assemble, stitch
 from .layers.blocks import BlockSizes, nested_sizes
-from .layers.clip import Clip
+from .layers.clip_vit import ClipVit
 from .layers.products import convolve
 from .layers.sam import Sam, SamSizes, read_channels
 
@@ -75,7 +75,7 @@ class DeepseekOCRConfig:
     """Architecture of SAM, the compressor and CLIP, and the mode: how an image becomes views."""
 
     sam: SamSizes
-    clip: BlockSizes
+    clip_vit: BlockSizes
     positions: int
     """The number of rows of CLIP's table of positions, whose first is the class token's."""
     out_hidden_size: int
@@ -88,24 +88,24 @@ class DeepseekOCRConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sam", nested_sizes(SamSizes, self.sam))
-        object.__setattr__(self, "clip", nested_sizes(BlockSizes, self.clip))
+        object.__setattr__(self, "clip_vit", nested_sizes(BlockSizes, self.clip_vit))
         if self.mode not in MODES:
             raise ValueError(f"mode={self.mode!r}: must be one of {', '.join(map(repr, MODES))}")
-        if self.downsample_channels[-1] != self.clip.hidden_size:
+        if self.downsample_channels[-1] != self.clip_vit.hidden_size:
             raise ValueError(
                 f"config: downsample_channels end in {self.downsample_channels[-1]}, CLIP reads "
-                f"features of width {self.clip.hidden_size}: they must be equal"
+                f"features of width {self.clip_vit.hidden_size}: they must be equal"
             )
 
     @property
     def depth(self) -> int:
         """Number of blocks of CLIP."""
-        return self.clip.depth
+        return self.clip_vit.depth
 
     @property
     def hidden_size(self) -> int:
         """The number of columns of ``last_hidden_state``: those of CLIP, then those of SAM."""
-        return self.clip.hidden_size + self.downsample_channels[-1]
+        return self.clip_vit.hidden_size + self.downsample_channels[-1]
 
     @property
     def patch_size(self) -> int:
@@ -147,7 +147,7 @@ class DeepseekOCRConfig:
         require_divisible("image_size", image, "patch_size", patch)
         return cls(
             sam=SamSizes.from_hf({"image_size": vision.get("image_size"), **sam}),
-            clip=BlockSizes(
+            clip_vit=BlockSizes(
                 depth=read_size(clip, "layers", limit=1024),
                 hidden_size=width,
                 intermediate_size=read_size(clip, "intermediate_size", default=4 * width),
@@ -275,7 +275,7 @@ class DeepseekOCRTower(TileEncoder):
         super().__init__()
         self.config: DeepseekOCRConfig = config
         self.sam_model = Compressor(config.sam, config.downsample_channels)
-        self.vision_model = Clip(config.clip, config.positions)
+        self.vision_model = ClipVit(config.clip_vit, config.positions)
         self.projector = Projector(config.hidden_size, config.out_hidden_size)
 
     def forward(

@@ -2,7 +2,7 @@
 
 A ViT over packed patches of any image size: positions from a table per axis and 2D rotary
 positions, norms before and after each branch, norms of queries, keys and values, and softmax
-without a scale. A 3x3 mean makes the tokens. E2B and E4B clip the input and the output of every
+without a scale. A 3x3 mean makes the tokens. E2B and E4B clamp the input and the output of every
 linear layer of the blocks; 26B-A4B and 31B standardise the tokens.
 
 Source: ``Gemma4VisionModel``, ``Gemma4MultimodalEmbedder`` and ``Gemma4ImageProcessor`` of
@@ -47,7 +47,7 @@ from .hf_config import (
     require_value,
 )
 from .layers.attention import attention
-from .layers.clipped import make_linear
+from .layers.bounded_linear import make_linear
 from .layers.segments import RotarySegments
 
 if TYPE_CHECKING:
@@ -66,8 +66,8 @@ class Gemma4Config:
     head_size: int
     out_hidden_size: int | None = None
     """Width of the language model; None: there is no projector."""
-    clipped: bool = False
-    """Whether the linear layers of the blocks clip their inputs and outputs to stored bounds."""
+    bounded_linears: bool = False
+    """Whether the linear layers of the blocks clamp their inputs and outputs to stored bounds."""
     standardize: bool = False
     position_embedding_size: int = 10240
     """The number of entries per axis (row or column) of the table of positions."""
@@ -109,7 +109,7 @@ class Gemma4Config:
             num_heads=heads,
             head_size=read_size(vision, "head_dim", default=64),
             out_hidden_size=None if text is config else read_size(text, "hidden_size"),
-            clipped=read_flag(vision, "use_clipped_linears", default=False),
+            bounded_linears=read_flag(vision, "use_clipped_linears", default=False),
             standardize=read_flag(vision, "standardize", default=False),
             position_embedding_size=read_size(vision, "position_embedding_size", default=10240),
             patch_size=read_size(vision, "patch_size", default=16),
@@ -280,11 +280,11 @@ class Attention(nn.Module):
         self.num_heads, self.head_size = config.num_heads, config.head_size
         size, eps = config.head_size, config.rms_norm_eps
         inner = config.num_heads * size
-        self.qkv = make_linear(config.hidden_size, 3 * inner, 3, clipped=config.clipped)
+        self.qkv = make_linear(config.hidden_size, 3 * inner, 3, bounded=config.bounded_linears)
         self.q_norm = nn.RMSNorm(size, eps=eps)
         self.k_norm = nn.RMSNorm(size, eps=eps)
         self.v_norm = nn.RMSNorm(size, eps=eps, elementwise_affine=False)
-        self.proj = make_linear(inner, config.hidden_size, clipped=config.clipped)
+        self.proj = make_linear(inner, config.hidden_size, bounded=config.bounded_linears)
 
     def forward(self, x: Tensor, context: RotarySegments) -> Tensor:
         qkv_T3HK = self.qkv(x).view(x.shape[0], 3, self.num_heads, self.head_size)
@@ -303,10 +303,11 @@ class MLP(nn.Module):
 
     def __init__(self, config: Gemma4Config) -> None:
         super().__init__()
-        width, inner, clipped = config.hidden_size, config.intermediate_size, config.clipped
-        self.gate_proj = make_linear(width, inner, clipped=clipped)
-        self.up_proj = make_linear(width, inner, clipped=clipped)
-        self.down_proj = make_linear(inner, width, clipped=clipped)
+        width, inner = config.hidden_size, config.intermediate_size
+        bounded = config.bounded_linears
+        self.gate_proj = make_linear(width, inner, bounded=bounded)
+        self.up_proj = make_linear(width, inner, bounded=bounded)
+        self.down_proj = make_linear(inner, width, bounded=bounded)
 
     def forward(self, x: Tensor) -> Tensor:
         gate = F.gelu(self.gate_proj(x), approximate="tanh")

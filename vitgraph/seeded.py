@@ -301,7 +301,7 @@ def _random(name: str, tensor: Tensor, norm: bool, seed: int) -> Tensor:
         return 1 + 0.05 * noise
     if name.endswith((".ls1", ".ls2", ".ls_1", ".ls_2")):
         return 0.1 + 0.01 * noise
-    if name.endswith(("_min", "_max")):  # bounds that clip a linear layer's inputs and outputs
+    if name.endswith(("_min", "_max")):  # bounds that clamp a linear layer's inputs and outputs
         return (3 + noise.abs()) * (-1 if name.endswith("_min") else 1)
     if name == "std_scale":
         return 1 + 0.05 * noise

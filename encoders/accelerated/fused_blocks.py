@@ -22,14 +22,14 @@ from torch import Tensor, nn
 
 from ..block_parts import BlockParts, PartNorm
 from ..data import Metadata
-from ..layers.clipped import ClippedLinear, Range
+from ..layers.bounded_linear import BoundedLinear, Range
 from ..layers.torch_internals import gelu_tanh_product, is_plain
 from .aligned import aligned_mlp
 from .attention.candidates import HALF_DTYPES
 from .attention.choices import KernelChoices, graph_milliseconds
 from .attention.fused import BlocksRun, FusedAttention
 from .derived import DerivedWeights
-from .obstacles import clips, fusible, is_norm, only_ranges
+from .obstacles import clamps, fusible, is_norm, only_ranges
 
 if TYPE_CHECKING:
     from ..contract import CallBlock
@@ -196,7 +196,7 @@ class FusedForward:
         scale: Tensor | None,
         norm: PartNorm | None,
         weight: Tensor | None = None,
-        is_clipped: bool = False,
+        is_clamped: bool = False,
     ) -> None:
         """Add the last product of a branch (attention or MLP) to the residual stream.
 
@@ -206,10 +206,10 @@ class FusedForward:
             scale: the layer scale [D] of the branch, or None.
             norm: the norm of the branch's output, or None.
             weight: a padded weight to use instead of the layer's, or None.
-            is_clipped: whether ``rows`` are already clipped to the input range of ``layer``.
+            is_clamped: whether ``rows`` are already clamped to the input range of ``layer``.
         """
         if not isinstance(rows, Tensor) or not is_plain(layer):
-            self._leave(self._linear(layer, rows, is_clipped), scale, norm, only_ranges(layer)[1])
+            self._leave(self._linear(layer, rows, is_clamped), scale, norm, only_ranges(layer)[1])
             return
         weight = layer.weight if weight is None else weight
         if scale is not None or norm is not None:
@@ -237,7 +237,7 @@ class FusedForward:
             branch: the output, [T, D].
             scale: the layer scale [D] of the branch, or None.
             norm: the norm of the branch's output, or None.
-            limits: the range that the output is clipped to before its norm, or None.
+            limits: the range that the output is clamped to before its norm, or None.
         """
         inner = None
         if norm is not None and is_norm(norm) and isinstance(norm, nn.RMSNorm):
@@ -267,7 +267,7 @@ class FusedForward:
         rows = self._normed(parts.norm2, quantised=fp8)
         if isinstance(rows, Tensor):
             inner, weight = self._inner(parts, rows)
-            self._add(parts.down, inner, parts.scale2, parts.post_norm2, weight, is_clipped=True)
+            self._add(parts.down, inner, parts.scale2, parts.post_norm2, weight, is_clamped=True)
         else:
             assert self.fp8 is not None
             branch = self.fp8.mlp(parts, rows, partial(aligned_mlp, self.derived, parts))
@@ -283,7 +283,7 @@ class FusedForward:
         if parts.gate is not None:
             return self._gated(parts, parts.gate, rows)
         fuses_gelu = rows.is_cuda and rows.dtype in HALF_DTYPES  # cuBLAS is less exact in float32
-        fuses_gelu = fuses_gelu and is_plain(up) and not clips(down)
+        fuses_gelu = fuses_gelu and is_plain(up) and not clamps(down)
         if kind == "gelu_tanh" and fuses_gelu and up.bias is not None:
             return gelu_tanh_product(rows, up.weight, up.bias), None
         inner, ranges = self._linear(up, rows), (only_ranges(up)[1], None, only_ranges(down)[0])
@@ -303,18 +303,18 @@ class FusedForward:
         ranges = (only_ranges(gate)[1], only_ranges(up)[1], only_ranges(down)[0])
         return activate(gated, up=up_rows, ranges=ranges, in_place=self._is_own(gate)), None
 
-    def _linear(self, layer: nn.Linear, rows: Rows, is_clipped: bool = False) -> Tensor:
+    def _linear(self, layer: nn.Linear, rows: Rows, is_clamped: bool = False) -> Tensor:
         """Apply a linear layer to rows [T, columns], as one product if the layer is plain.
 
-        ``is_clipped`` says that rows are already clipped to the input range of a layer that clips.
+        ``is_clamped`` says that rows are already clamped to the input range of a layer that clamps.
         """
         if not isinstance(rows, Tensor):
             assert self.fp8 is not None
             return self.fp8.linear(layer, rows)
         if is_plain(layer):
             return F.linear(rows, layer.weight, layer.bias)
-        if clips(layer):
-            return self._clipped(layer, rows, is_clipped)
+        if clamps(layer):
+            return self._bounded(layer, rows, is_clamped)
         self.run_record.called_count += 1
         if len(self.shape) > 2:  # views, as when the block calls the layer
             views: Tensor = layer(rows.view(*self.shape[:-1], -1))
@@ -322,12 +322,12 @@ class FusedForward:
         out: Tensor = layer(rows)
         return out.contiguous()
 
-    def _clipped(self, layer: ClippedLinear, rows: Tensor, is_clipped: bool) -> Tensor:
-        """Apply a layer that clips to rows [T, columns]; ``is_clipped`` says that they are clipped.
+    def _bounded(self, layer: BoundedLinear, rows: Tensor, is_clamped: bool) -> Tensor:
+        """Apply a layer that clamps to rows [T, columns]; ``is_clamped``: they already are.
 
-        The next kernel clips the output, unless the layer has several parts with own bounds.
+        The next kernel clamps the output, unless the layer has several parts with own bounds.
         """
-        clip, count = self.activations.activate, len(layer.bounds)
+        clamp, count = self.activations.activate, len(layer.bounds)
         out = rows.new_empty(len(rows), len(layer.weight))
         parts = zip(layer.weight.chunk(count), out.chunk(count, 1), strict=True)
         for input_limits, output_limits, (weight, part) in zip(
@@ -336,15 +336,15 @@ class FusedForward:
             single = count == 1
             inner = (
                 rows
-                if is_clipped and single
-                else clip(rows, None, ranges=(input_limits, None, None))
+                if is_clamped and single
+                else clamp(rows, None, ranges=(input_limits, None, None))
             )
             torch.mm(inner, weight.t(), out=part)
             if not single:
-                clip(part, None, ranges=(output_limits, None, None), in_place=True)
+                clamp(part, None, ranges=(output_limits, None, None), in_place=True)
         return out
 
     @staticmethod
     def _is_own(layer: nn.Module) -> bool:
         """Return whether the result of a layer may be overwritten, because no hook can hold it."""
-        return is_plain(layer) or clips(layer)
+        return is_plain(layer) or clamps(layer)

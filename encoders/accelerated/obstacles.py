@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ..block_parts import BlockParts, NamesItsParts
-from ..layers.clipped import Bounds, ClippedLinear, Range
+from ..layers.bounded_linear import BoundedLinear, Bounds, Range
 from ..layers.torch_internals import is_plain, is_untouched, transforms_are_on
 
 NO_PARTS = "no block of this tower names its parts: it has norms on its branches, or was replaced"
@@ -89,15 +89,15 @@ def is_plain_table(table: nn.Embedding) -> bool:
     return is_plain(table, types=(nn.Embedding,)) and table.max_norm is None
 
 
-def clips(layer: nn.Module) -> TypeGuard[ClippedLinear]:
-    """Return whether a layer clips, multiplies with its weight, and computes nothing else."""
-    if not isinstance(layer, ClippedLinear) or not is_plain(layer, types=(ClippedLinear,)):
+def clamps(layer: nn.Module) -> TypeGuard[BoundedLinear]:
+    """Return whether a layer clamps, multiplies with its weight, and computes nothing else."""
+    if not isinstance(layer, BoundedLinear) or not is_plain(layer, types=(BoundedLinear,)):
         return False
     return all(type(part) is Bounds and is_untouched(part) for part in layer.bounds)
 
 
 def only_ranges(layer: nn.Module) -> tuple[Range | None, Range | None]:
     """Return a layer's only input and output range; (None, None) if it has none or several."""
-    if not clips(layer) or len(layer.bounds) > 1:
+    if not clamps(layer) or len(layer.bounds) > 1:
         return None, None
     return layer.inputs[0], layer.outputs[0]

@@ -6,8 +6,8 @@
 - ``windows``: the order of tokens, window by window
 - ``frame_pairs``: the cells of two frames that make one token
 - ``products``: convolutions computed from their weights, where that is the same
-- ``clipped``: linear layers that clip what they read and return
-- ``blocks``, ``clip``, ``sam``, ``deepseek_siglip``: the blocks and the towers inside other towers
+- ``bounded_linear``: linear layers that clamp what they read and return
+- ``blocks``, ``clip_vit``, ``sam``, ``deepseek_siglip``: blocks, and towers inside other towers
 - ``assembly``: the tokens of an image's views as one sequence
 - ``torch_internals``: the names of torch that are used although they are not public
 """

@@ -35,7 +35,7 @@ _GEMMA4 = Layout(
     },
     processor_files=family_facts("gemma4").processors["gemma4"],
 )
-_CLIPPED = replace(  # the checkpoints E2B and E4B have four bounds beside each weight
+_BOUNDED = replace(  # the checkpoints E2B and E4B have four bounds beside each weight
     _GEMMA4,
     name="gemma4-clipped",
     marks=(f"{_LAYER}.self_attn.q_proj.input_min".replace("N", "0"),),
@@ -87,7 +87,7 @@ GEMMA4 = Family(
     config=Gemma4Config,
     model_types=with_vision("gemma4"),
     signs=(("patch_embedder.input_proj.weight", "patch_embedder.position_embedding_table"),),
-    layouts=(_CLIPPED, _GEMMA4),
+    layouts=(_BOUNDED, _GEMMA4),
     classes=dict.fromkeys(
         ("gemma4", "gemma4-clipped"),
         TransformersClass("gemma4", "Gemma4VisionModel", "gemma4_vision"),

@@ -34,7 +34,7 @@ from ..files.writing import flush, write_atomic
 from ..threads import Stopped, in_parallel
 from .http import RangesUnsupported
 from .messages import SPACE, is_full
-from .ranges import RangeRequest, clip, in_order, plan_requests
+from .ranges import RangeRequest, in_order, plan_requests, within
 from .repo import Repo
 
 WRITTEN = 1 << 20  # bytes that are written to the disk at once: one ``CHUNK`` of an answer
@@ -169,7 +169,7 @@ class _Fetch:
             for chunk in remote.stream(request.begin, request.end, stop):
                 if stop.is_set():
                     raise Stopped
-                for begin, end in clip(request.segments, position, position + len(chunk)):
+                for begin, end in within(request.segments, position, position + len(chunk)):
                     part = chunk[begin - position : end - position]
                     out.write(part)
                     value = crc32(part, value)

@@ -44,13 +44,13 @@ class RangeRequest:
         return sum(end - begin for begin, end in self.segments)
 
 
-def clip(segments: Iterable[tuple[int, int]], begin: int, end: int) -> Segments:
+def within(segments: Iterable[tuple[int, int]], begin: int, end: int) -> Segments:
     """Return the parts of ``segments`` that lie between the offsets ``begin`` and ``end``.
 
     A segment is the offset of its first byte and the offset after its last byte.
     """
-    clipped = ((max(first, begin), min(last, end)) for first, last in segments)
-    return tuple((first, last) for first, last in clipped if first < last)
+    parts = ((max(first, begin), min(last, end)) for first, last in segments)
+    return tuple((first, last) for first, last in parts if first < last)
 
 
 def in_order(tensors: Iterable[TowerTensor]) -> list[TowerTensor]:
@@ -85,7 +85,7 @@ def plan_requests(
         count = -(-(end - begin) // MOST_BYTES)
         cuts = [begin + (end - begin) * number // count for number in range(count + 1)]
         for start, stop in pairwise(cuts):
-            request = RangeRequest(file, start, stop, clip(segments, start, stop), data_start)
+            request = RangeRequest(file, start, stop, within(segments, start, stop), data_start)
             requests.append(request)
             data_start += request.kept
     return requests

@@ -12,12 +12,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...layers.clipped import Range
+from ...layers.bounded_linear import Range
 
 
 @triton.jit
-def clipped(x, limits):
-    """Return x clipped to the two bounds at the addresses ``limits``, if given; NaN stays NaN."""
+def clamped(x, limits):
+    """Return x clamped to the two bounds at the addresses ``limits``, if given; NaN stays NaN."""
     if limits is not None:
         low, high = tl.load(limits[0]).to(tl.float32), tl.load(limits[1]).to(tl.float32)
         x = tl.where(x < low, low, x)
@@ -46,9 +46,9 @@ def activated(
         limit: with LIMITED, upper bound of x, and bound of ``up`` on both sides.
         LIMITED, GATED: whether ``limit`` and ``up`` are used.
         KIND: a value of ``KINDS``; a negative one is the identity.
-        ranges: addresses of the bounds to which x, up and the result are clipped, or None.
+        ranges: addresses of the bounds to which x, up and the result are clamped, or None.
     """
-    a = clipped(tl.load(x + column, mask=mask, other=0.0).to(tl.float32), ranges[0])
+    a = clamped(tl.load(x + column, mask=mask, other=0.0).to(tl.float32), ranges[0])
     if LIMITED:  # NaN passes unchanged, because a comparison with NaN is false
         a = tl.where(a > limit, limit, a)
     if KIND == 0:  # GELU, with erfc of |a| as a polynomial times exp(-a^2/2): off by 1.5e-7
@@ -66,11 +66,11 @@ def activated(
     elif KIND == 3:  # SiLU
         a = a / (1.0 + tl.exp(-a))
     if GATED:
-        factor = clipped(tl.load(up + column, mask=mask, other=0.0).to(tl.float32), ranges[1])
+        factor = clamped(tl.load(up + column, mask=mask, other=0.0).to(tl.float32), ranges[1])
         if LIMITED:
             factor = tl.where(factor > limit, limit, tl.where(factor < -limit, -limit, factor))
         a *= factor
-    return clipped(a, ranges[2])
+    return clamped(a, ranges[2])
 
 
 @triton.jit
@@ -119,7 +119,7 @@ def activate(
         x, up: any row stride.
         kind: a key of :data:`KINDS`, or None for no activation.
         limit: upper bound that ``x`` is clamped to, and bound of ``up`` on both sides; or None.
-        ranges: the ranges that ``x``, ``up`` and the result are clipped to; None clips nothing.
+        ranges: the ranges that ``x``, ``up`` and the result are clamped to; None clamps nothing.
         in_place: whether the result may be written over ``x``.
 
     Returns:

@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-from ...layers.clipped import Range
-from .activations import clipped
+from ...layers.bounded_linear import Range
+from .activations import clamped
 from .quantise import E4M3, Rows8, row_scale
 
 
@@ -69,7 +69,7 @@ def _add_norm_kernel(
         x += shift
     if ADD:
         y = tl.load(branch + row * branch_stride + column, mask=mask, other=0.0).to(tl.float32)
-        y = clipped(y, branch_range)
+        y = clamped(y, branch_range)
         if BRANCH_NORM:
             y *= 1.0 / tl.sqrt(tl.sum(y * y, axis=0) / columns + branch_eps)
             y *= tl.load(branch_weight + column, mask=mask, other=0.0).to(tl.float32)
@@ -162,7 +162,7 @@ class Sum(NamedTuple):
     branch_norm: Norm | None = None
     """The RMS norm of the branch before it is scaled and added; None: it has no such norm."""
     branch_range: Range | None = None
-    """The range that the branch is clipped to before its norm; None: it is not clipped."""
+    """The range that the branch is clamped to before its norm; None: it is not clamped."""
 
     @property
     def complete(self) -> bool:

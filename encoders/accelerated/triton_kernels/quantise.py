@@ -58,14 +58,14 @@ def _rows_kernel(
     up += row * up_stride
     values += row * columns
     column = tl.arange(0, FIRST)
-    unclipped = (None, None, None)
-    a = activated(x, up, column, column < columns, limit, LIMITED, GATED, KIND, unclipped)
+    no_ranges = (None, None, None)
+    a = activated(x, up, column, column < columns, limit, LIMITED, GATED, KIND, no_ranges)
     a = tl.where(column < columns, a, 0.0)
     largest = tl.max(tl.abs(a), axis=0)
     if REST:
         rest_column = FIRST + tl.arange(0, REST)
         b = activated(
-            x, up, rest_column, rest_column < columns, limit, LIMITED, GATED, KIND, unclipped
+            x, up, rest_column, rest_column < columns, limit, LIMITED, GATED, KIND, no_ranges
         )
         b = tl.where(rest_column < columns, b, 0.0)
         largest = tl.maximum(largest, tl.max(tl.abs(b), axis=0))

@@ -57,7 +57,7 @@ def gemma4_keys(state: State) -> State:
                 split[f"{match[1]}{name}_proj.weight"] = part
         else:
             split[key] = value
-    clipped = any("bounds" in key for key in state)
+    has_bounds = any("bounds" in key for key in state)
     rules = [
         *((rf"attn\.qkv\.bounds\.{n}\.", f"attn.{name}_proj.") for n, name in enumerate("qkv")),
         (r"attn\.proj\.", "attn.o_proj."),
@@ -74,5 +74,5 @@ def gemma4_keys(state: State) -> State:
         (r"^(?!embed_vision)", "vision_tower."),
     ]
     out = renamed(split, rules)
-    assert clipped == any("input_min" in key for key in out)
+    assert has_bounds == any("input_min" in key for key in out)
     return out

@@ -133,7 +133,7 @@ ACTIVATIONS = {
     "silu": F.silu,
 }
 NONE = (None, None, None)
-"""The ranges of an activation that clips nothing."""
+"""The ranges of an activation that clamps nothing."""
 
 
 def activated(
@@ -141,17 +141,17 @@ def activated(
 ) -> Tensor:
     """Return an activation in float64, times ``up`` if it is given, both within ``limit``.
 
-    ``x``, ``up`` and the result are clipped to ``ranges``.
+    ``x``, ``up`` and the result are clamped to ``ranges``.
     """
     most = float("inf") if limit is None else limit
-    inner = clipped(x.double(), ranges[0]).clamp(max=most)
+    inner = clamped(x.double(), ranges[0]).clamp(max=most)
     out = inner if kind is None else ACTIVATIONS[kind](inner)
-    out = out if up is None else out * clipped(up.double(), ranges[1]).clamp(-most, most)
-    return clipped(out, ranges[2])
+    out = out if up is None else out * clamped(up.double(), ranges[1]).clamp(-most, most)
+    return clamped(out, ranges[2])
 
 
-def clipped(x: Tensor, limits: Any) -> Tensor:
-    """Return ``x`` clipped to a range, or ``x`` if there is none."""
+def clamped(x: Tensor, limits: Any) -> Tensor:
+    """Return ``x`` clamped to a range, or ``x`` if there is none."""
     return x if limits is None else x.clamp(*limits)
 
 
@@ -159,7 +159,7 @@ def summed(stream: Any) -> Tensor:
     """Return the complete residual stream in float64, and store the sum of its biases."""
     hidden, branch, scale, *biases = (None if x is None else x.double() for x in stream[:5])
     if branch is not None:
-        branch = clipped(branch, stream.branch_range)
+        branch = clamped(branch, stream.branch_range)
     if branch is not None and stream.branch_norm is not None:
         branch = normed(branch, stream.branch_norm)
     if branch is not None:

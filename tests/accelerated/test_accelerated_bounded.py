@@ -1,4 +1,4 @@
-"""Linear layers that clip their inputs and outputs run inside fused blocks."""
+"""Linear layers that clamp their inputs and outputs run inside fused blocks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning"),
 ]
 NAME = "gemma4_e2b"
-"""A tower that clips in every linear layer of its blocks."""
+"""A tower that clamps in every linear layer of its blocks."""
 
 
 def tight() -> VisionEncoder:
@@ -53,7 +53,9 @@ def limits(low: float, high: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", ["gelu_tanh", None])
-def test_an_activation_clips_what_it_reads_and_writes(kind: str | None, dtype: torch.dtype) -> None:
+def test_an_activation_clamps_what_it_reads_and_writes(
+    kind: str | None, dtype: torch.dtype
+) -> None:
     from encoders.accelerated.triton_kernels.activations import activate
 
     x, up = (3 * drawn(3, 140, dtype=dtype, seed=seed) for seed in range(2))
@@ -69,7 +71,7 @@ def test_an_activation_clips_what_it_reads_and_writes(kind: str | None, dtype: t
 
 
 @pytest.mark.parametrize("inner", [None, "RMS norm"])
-def test_a_norm_clips_the_branch_that_it_adds(inner: str | None) -> None:
+def test_a_norm_clamps_the_branch_that_it_adds(inner: str | None) -> None:
     from encoders.accelerated.triton_kernels.norms import Norm, Sum, add_normalise
 
     norm = Norm(1 + drawn(72, seed=4), None, 1e-6, True)
@@ -84,7 +86,7 @@ def test_a_norm_clips_the_branch_that_it_adds(inner: str | None) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("fused_in_interpreter")
-def test_a_clipped_tower_gives_the_references_outputs() -> None:
+def test_a_bounded_tower_gives_the_references_outputs() -> None:
     encoder = tight()
     fast, truth = encoder.accelerated(), run(encoder, NAME)
     assert_close(run_twice(fast, NAME), truth)
@@ -106,7 +108,7 @@ def test_a_bound_written_in_place_is_seen() -> None:
 
 
 @pytest.mark.usefixtures("fused")
-def test_a_wrapped_or_hooked_layer_that_clips_is_called_and_counted() -> None:
+def test_a_wrapped_or_hooked_layer_that_clamps_is_called_and_counted() -> None:
     encoder = tight()
     fast, block, before = encoder.accelerated(), encoder.blocks[1], run(encoder, NAME)
 
@@ -133,7 +135,7 @@ def test_a_wrapped_or_hooked_layer_that_clips_is_called_and_counted() -> None:
 
 
 @pytest.mark.usefixtures("fused")
-def test_layers_that_clip_stay_out_of_fp8() -> None:
+def test_layers_that_clamp_stay_out_of_fp8() -> None:
     encoder = tight().bfloat16()
     fast = encoder.accelerated(precision="fp8")
     run(fast, NAME)
@@ -143,7 +145,7 @@ def test_layers_that_clip_stay_out_of_fp8() -> None:
 
 @pytest.mark.usefixtures("fused")
 @torch.no_grad()
-def test_graphs_of_a_clipped_tower_replay_its_fused_blocks() -> None:
+def test_graphs_of_a_bounded_tower_replay_its_fused_blocks() -> None:
     encoder, grids = tight(), [[1, 4, 6], [1, 2, 4]]
     fast = encoder.accelerated()
     graphed = GraphedEncoder(fast, [8, 16], backend="static")

@@ -1,4 +1,4 @@
-"""Linear layers that clip what they read and what they return.
+"""Linear layers that clamp what they read and what they return.
 
 Source: ``Gemma4ClippableLinear`` of transformers 5.23.0.
 """
@@ -12,13 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 Range: TypeAlias = tuple[Tensor, Tensor]
-"""The smallest and the largest value that clipping lets through, each a 0-dim tensor."""
+"""The smallest and the largest value that clamping lets through, each a 0-dim tensor."""
 
 
 class Bounds(nn.Module):
     """The bounds of the input and of the output of a linear layer, 0-dim buffers.
 
-    They are infinite, which clips nothing, until a checkpoint is loaded.
+    They are infinite, which clamps nothing, until a checkpoint is loaded.
     """
 
     input_min: Tensor
@@ -47,8 +47,8 @@ class Bounds(nn.Module):
         return F.linear(x.clamp(*self.input), weight).clamp(*self.output)
 
 
-class ClippedLinear(nn.Linear):
-    """Several linear layers with one input and a joint weight; each clips its input and output.
+class BoundedLinear(nn.Linear):
+    """Several linear layers with one input and a joint weight; each clamps its input and output.
 
     Args:
         columns: width of the input.
@@ -76,8 +76,8 @@ class ClippedLinear(nn.Linear):
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
 
-def make_linear(columns: int, rows: int, parts: int = 1, *, clipped: bool) -> nn.Linear:
-    """Make a linear layer without bias, a :class:`ClippedLinear` of ``parts`` if ``clipped``."""
-    if clipped:
-        return ClippedLinear(columns, rows, parts)
+def make_linear(columns: int, rows: int, parts: int = 1, *, bounded: bool) -> nn.Linear:
+    """Make a linear layer without bias, a :class:`BoundedLinear` of ``parts`` if ``bounded``."""
+    if bounded:
+        return BoundedLinear(columns, rows, parts)
     return nn.Linear(columns, rows, bias=False)

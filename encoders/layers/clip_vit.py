@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from .blocks import Block, BlockSizes, resize_table
 
 
-class Clip(nn.Module):
+class ClipVit(nn.Module):
     """The layers of a CLIP tower; the encoder that owns it runs ``blocks``."""
 
     def __init__(self, sizes: BlockSizes, positions: int) -> None:
