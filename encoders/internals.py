@@ -11,11 +11,11 @@ from torch import Tensor
 
 from .base.encoder import Encoder
 from .base.saving import in_halves, in_pairs
+from .data import VisionInputs
 from .hf_config import read_ratio, read_size
 from .layers.torch_internals import share_modules
 
-if TYPE_CHECKING:
-    from .data import VisionInputs
+if TYPE_CHECKING:  # the module with the type imports PIL and numpy
     from .streams.keywords import MapSettings
 
 __all__ = [

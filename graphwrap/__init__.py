@@ -21,7 +21,7 @@ modules, in the order of a call's way through them:
 from .budget_sizes import fit_budgets
 from .budgets import Budget
 from .described_encoder import FeatureMaps, Preprocess
-from .encoder_forms import joins_paths, with_paths
+from .encoder_forms import FormKernels, joins_paths, with_paths
 from .graphed_encoder import GraphedEncoder
 from .graphs.replay import OutTensors
 from .guards import Backend, BackendInUse, OnOverflow, read_outputs, require_choice
@@ -33,6 +33,7 @@ __all__ = [
     "Budget",
     "BudgetStats",
     "FeatureMaps",
+    "FormKernels",
     "GraphStats",
     "GraphedEncoder",
     "OnOverflow",

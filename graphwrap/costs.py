@@ -14,12 +14,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TypedDict
+
+from encoders.contract import Accelerator
 
 from .budgets import Budget, BudgetSet
-
-if TYPE_CHECKING:
-    from encoders.contract import Accelerator
 
 RUN_ROWS = 64
 """The cost in rows that each replay costs besides its input rows, if nothing is measured: of two

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol, cast, overload
+from typing import Protocol, cast, overload
 
 from torch import Tensor, nn
 
-from encoders.contract import FeatureRows, GridLike, VisionInputs
-
-if TYPE_CHECKING:
-    from encoders.contract import EncoderConfig
-    from encoders.streams import Images, Videos
+from encoders.contract import EncoderConfig, FeatureRows, GridLike, VisionInputs
+from encoders.streams import Images, Videos
 
 
 class FeatureMaps(Protocol):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias, cast
+from typing import Literal, NamedTuple, Protocol, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,13 +15,16 @@ from torch import Tensor, nn
 from encoders.contract import (
     Accelerable,
     AcceleratesItself,
+    Accelerator,
     EncoderOutput,
     GraphableEncoder,
     Grid,
+    Kernels,
     Metadata,
     MultiPathEncoder,
     Output,
     OutputField,
+    Precision,
     VisionInputs,
 )
 
@@ -29,10 +32,8 @@ from .budgets import Budget
 from .guards import BackendInUse, as_module, require_graphable
 from .torch_internals import compiled
 
-if TYPE_CHECKING:
-    from encoders.contract import Accelerator, Kernels, Precision
-
-    FormKernels: TypeAlias = Kernels | Literal["reference"]
+FormKernels: TypeAlias = Kernels | Literal["reference"]
+"""The kernels of a form: those of ``accelerated()``, or "reference" for the module as it is."""
 
 
 class FormSettings(NamedTuple):

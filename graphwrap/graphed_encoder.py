@@ -8,12 +8,12 @@ import traceback
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn, overload
+from typing import NoReturn, overload
 
 import torch
 from torch import Tensor, nn
 
-from encoders.contract import GridLike, OutputField, PartialOutput, VisionInputs
+from encoders.contract import GridLike, OutputField, PartialOutput, Precision, VisionInputs
 from encoders.streams import EncodesItems, ItemEncoder
 
 from . import encoder_forms, guards
@@ -24,9 +24,6 @@ from .graphs.capture import capture_encoder
 from .graphs.measuring import fingerprint
 from .graphs.replay import Captured, Inputs, OutTensors
 from .stats import GraphStats
-
-if TYPE_CHECKING:
-    from encoders.contract import Precision
 
 CAPTURE_LOCK = threading.RLock()
 """Held while graphs are captured or freed: a thread that synchronises would break a capture."""

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from .guards import BackendInUse
+from .guards import BackendInUse
 
 
 @dataclass

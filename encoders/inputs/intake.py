@@ -24,7 +24,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import torch
@@ -34,16 +34,16 @@ from torch import Tensor
 
 from .image_files import DAMAGED, FileLike, Readable, lock_of, naming, open_image
 
-AnyArray: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.generic[object]]]"
-"""An array of numpy of any shape and any type of numbers."""
+if TYPE_CHECKING:
+    AnyArray: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.generic[object]]]
+    """An array of numpy of any shape and any type of numbers."""
+else:
+    AnyArray = np.ndarray  # when code runs, numpy's generic takes no argument
+
 FileFields: TypeAlias = Mapping[str, bytes | str | None]
 """An image of the ``datasets`` package that is not decoded: its "bytes", or its "path"."""
-ImageLike: TypeAlias = "Image.Image | AnyArray | Tensor | FileLike | FileFields"
+ImageLike: TypeAlias = Image.Image | AnyArray | Tensor | FileLike | FileFields
 """One image in a form that :func:`to_rgb` takes."""
-VideoLike: TypeAlias = "Video | str | os.PathLike[str] | AnyArray | Tensor | Sequence[ImageLike]"
-"""One video: frames with their rate, the path of a video file, or frames alone."""
-ItemLike: TypeAlias = "ImageLike | VideoLike | Mapping[str, object]"
-"""One item of a stream: an image, a clip, or a row of a ``datasets`` column."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,12 @@ class Video:
     """A sequence of images of one size, numpy [F, H, W, C] or a uint8 tensor [F, C, H, W]."""
     fps: float | None = None
     """The frames per second at which the frames of the source were recorded."""
+
+
+VideoLike: TypeAlias = Video | str | os.PathLike[str] | AnyArray | Tensor | Sequence[ImageLike]
+"""One video: frames with their rate, the path of a video file, or frames alone."""
+ItemLike: TypeAlias = ImageLike | VideoLike | Mapping[str, object]
+"""One item of a stream: an image, a clip, or a row of a ``datasets`` column."""
 
 
 def to_rgb(image: ImageLike) -> Tensor:

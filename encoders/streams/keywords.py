@@ -7,19 +7,17 @@ kind of result, take them from here.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, TypedDict, TypeVar
+from typing import Literal, NamedTuple, TypeAlias, TypedDict, TypeVar
 
+from ..inputs.intake import ImageLike, ItemLike, VideoLike
 from .pooling import VectorPool
 
-if TYPE_CHECKING:
-    from ..inputs.intake import ImageLike, ItemLike, VideoLike
-
 Key = TypeVar("Key")
-Images: TypeAlias = "Sequence[ImageLike]"
+Images: TypeAlias = Sequence[ImageLike]
 """Images, as ``preprocess`` takes them."""
-Videos: TypeAlias = "Sequence[VideoLike]"
+Videos: TypeAlias = Sequence[VideoLike]
 """Videos, as ``preprocess`` takes them."""
-Pairs: TypeAlias = Iterable[tuple[Key, "ItemLike"]]
+Pairs: TypeAlias = Iterable[tuple[Key, ItemLike]]
 """Pairs of a key and an item."""
 Raise: TypeAlias = Literal["raise"]
 Keep: TypeAlias = Literal["keep"]

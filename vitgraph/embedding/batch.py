@@ -8,20 +8,17 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sized
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, cast, get_args
+from typing import Any, TypedDict, cast, get_args
 
 import numpy as np
 import torch
 
 from encoders import Encoder
-from encoders.streams import ItemError, VectorPool, check_pool
+from encoders.contract import OutputField
+from encoders.inputs import ItemLike
+from encoders.streams import ItemError, PooledStream, VectorPool, check_pool
 from graphwrap import GraphedEncoder
-
-if TYPE_CHECKING:
-    from encoders.contract import OutputField
-    from encoders.inputs import ItemLike
-    from encoders.streams import PooledStream
-    from weights import DtypeName
+from weights import DtypeName
 
 VECTORS, ERRORS = "embedding", "error"
 """The names of the two columns that :class:`EmbedBatch` adds: vectors, and texts of errors."""

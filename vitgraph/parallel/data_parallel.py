@@ -27,9 +27,14 @@ from encoders.grids import read_grid
 from encoders.internals import attention_maps
 from encoders.streams import (
     EncodesItems,
+    Heads,
+    Images,
     ItemPath,
     MapSettings,
+    Pool,
+    Queries,
     ResultSettings,
+    Videos,
     join_outputs,
     select_items,
 )
@@ -43,7 +48,7 @@ from .status import StatusExchange
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from encoders.streams import Heads, Images, Pool, Pooled, Queries, Videos, Whole
+    from encoders.streams import Pooled, Whole
 
     Encode: TypeAlias = Callable[[VisionInputs], list[PartialOutput] | list[Tensor]]
 
@@ -114,10 +119,8 @@ class DataParallelEncoder:
 
     @overload
     def __call__(self, pixel_values: VisionInputs) -> list[PartialOutput]: ...
-
     @overload
     def __call__(self, pixel_values: Tensor, grid_thw: GridLike) -> PartialOutput: ...
-
     def __call__(
         self, pixel_values: Tensor | VisionInputs, grid_thw: GridLike | None = None
     ) -> PartialOutput | list[PartialOutput]:
@@ -147,7 +150,7 @@ class DataParallelEncoder:
             if self._several and isinstance(inputs, VisionInputs):
                 return self._result_of_items(inputs, self.encoder)
             shares = self._share(grids)
-            return self._result(shares, self._encode(shares.select(rows), shares.own_grids))
+            return self._result(shares, self.encoder(shares.select(rows), shares.own_grids))
 
         with self._lock, torch.no_grad():
             result = self._run_on_all_ranks(work)
@@ -220,7 +223,7 @@ class DataParallelEncoder:
             shares = self._share(inputs.grid_thw)
             rows = shares.select(inputs.pixel_values)
             if not shares.own_items:
-                return self._empty_result(shares, self._encode(rows, []), pool)
+                return self._empty_result(shares, self.encoder(rows, []), pool)
             own_grids = inputs.grid_thw[torch.tensor(shares.own_items)]
             tiles = inputs.tiles and [inputs.tiles[item] for item in shares.own_items]
             own_inputs = inputs._replace(pixel_values=rows, grid_thw=own_grids, tiles=tiles)
@@ -325,9 +328,6 @@ class DataParallelEncoder:
             return Shares(grids, specs, [items] * self.size, items)
         by_rank = assign_items(costs, self.size)
         return Shares(grids, specs, by_rank, by_rank[self.rank])
-
-    def _encode(self, pixel_values: Tensor, grids: list[Grid]) -> PartialOutput:
-        return self.encoder(pixel_values, grids)
 
     def _result_of_items(self, inputs: VisionInputs, encode: Encode) -> RankResult:
         """Assign items to ranks, and encode this rank's, for an encoder with several input paths.
