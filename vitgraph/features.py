@@ -4,10 +4,10 @@ For item i (counted from 0; images in the order given, then videos):
 
 - ``item{i}.pooler_output`` [tokens, out]: the merged tokens that a language model is fed;
 - ``item{i}.last_hidden_state`` [patches, D]: the features before the merger, in merge-block order
-  (InternViT [tiles, 1+h*w, D]);
+  (towers over tiles [tiles, rows, D]);
 - ``item{i}.deepstack.{j}`` [tokens, out]: the output of DeepStack merger j (Qwen3-VL and Qwen3-Omni
   only);
-- ``item{i}.grid_thw`` [3] int64: t, h, w in patches (InternViT: tiles, h, w).
+- ``item{i}.grid_thw`` [3] int64: t, h, w in patches (towers over tiles: tiles, h, w).
 
 With a pool, ``item{i}.vector`` [D] takes the place of the first three.
 
@@ -63,8 +63,8 @@ class Item(NamedTuple):
     frames: int
     """The number of frames of the file; 1 for an image."""
     grid_thw: tuple[int, int, int]
-    """Steps, rows and columns of the patches; for InternViT the number of tiles, and rows and
-    columns of one tile."""
+    """Steps, rows and columns of the patches; for towers over tiles the number of tiles, and rows
+    and columns of one tile."""
     tiles: tuple[int, int, bool] | None
     """How the tiles of an item lie: (columns, rows, whether a thumbnail follows); None for encoders
     that take no tiles."""

@@ -237,12 +237,11 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
                 a numpy array [H, W, C] or tensor [C, H, W] of uint8 or of floats from 0 to 1.
             videos: one video or several. A video is the path of a video file, a :class:`Video`, a
                 sequence of images, a numpy array [F, H, W, C] or a tensor [F, C, H, W].
-            min_pixels: smallest area in pixels, of towers that take images of any size (Qwen3-VL:
-                of a whole clip).
-            max_pixels: largest area in pixels, of the same towers.
-            max_tiles: most tiles an image is cut into, thumbnail not counted (InternViT,
-                DeepSeek-OCR, DeepSeek-VL2, LFM2-VL).
-            max_soft_tokens: most tokens per image or frame: 70, 140, 280, 560 or 1120 (Gemma 4).
+            min_pixels: smallest area of an image in pixels (Qwen3-VL: of a whole clip).
+            max_pixels: largest area of an image in pixels. ``docs/families.md`` lists the families
+                that take each of these keywords.
+            max_tiles: most tiles an image is cut into, thumbnail not counted.
+            max_soft_tokens: most tokens per image or frame: 70, 140, 280, 560 or 1120.
             fps: sample videos at this many frames per second; by default every frame is used.
             num_frames: sample videos to this many frames.
 

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.integrations
 
 
 def test_the_page_of_families_is_what_its_script_prints() -> None:
-    assert PAGE.read_text("utf-8") == page(), "run python tests/support/families/page.py"
+    assert PAGE.read_text("utf-8") == page(), "run PYTHONPATH=tests python -m support.families.page"
 
 
 def test_at_least_38_of_47_architectures_of_vllm_have_their_tower_here() -> None:

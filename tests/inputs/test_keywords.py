@@ -1,14 +1,23 @@
-"""Every family takes a keyword of ``preprocess``, or says which it takes in place of that."""
+"""Keywords of ``preprocess``: who takes each, and what errors and documents say about that."""
 
 from __future__ import annotations
 
+import argparse
 import re
+from pathlib import Path
 
 import pytest
 
-from support.families.keywords import VALUES, encoders_of, refusal
+from encoders import Encoder
+from support.families.keywords import VALUES, encoders_of, keyword_rows, refusal
+from vitgraph.commands.arguments import add_sizes
 from weights import FAMILIES
 from weights.families.family import Family
+
+DOCS = Path(__file__).parents[2] / "docs"
+LIMITS = re.compile(r"\b(?:min|max)[_-](?:pixels|tiles)\b|\bpool=\"cls\"")
+"""The keywords whose families only the table in ``docs/families.md`` lists."""
+TITLES = ("InternViT", "Qwen", "DeepSeek", "GLM", "LFM2", "Llama", "Pixtral", "Kimi", "PaddleOCR")
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
@@ -16,6 +25,7 @@ def test_a_refused_keyword_is_answered_with_one_that_the_family_takes(family: Fa
     for encoder in encoders_of(family):
         errors = {keyword: refusal(encoder, keyword) for keyword in VALUES}
         taken = {keyword for keyword, error in errors.items() if error is None}
+        assert ("fps" in taken) == ("num_frames" in taken)
         for keyword, error in errors.items():
             if error is not None:
                 assert error.startswith(f"{keyword}={VALUES[keyword]}: ")
@@ -23,3 +33,23 @@ def test_a_refused_keyword_is_answered_with_one_that_the_family_takes(family: Fa
                 assert named <= taken
                 assert named or "leave it out" in error
                 assert ("tile" in error) <= (keyword == "max_tiles" or "max_tiles" in taken)
+
+
+def test_the_table_of_keywords_names_the_families_that_take_them() -> None:
+    text = (DOCS / "families.md").read_text("utf-8")
+    rows = list(keyword_rows())
+    assert all(f"| {keyword} | {families} |\n" in text for keyword, families in rows)
+    assert "InternViT; DeepSeek-OCR; DeepSeek-VL2; Llama 4; LFM2-VL" in dict(rows).values()
+
+
+def test_no_other_text_lists_families_of_a_limit() -> None:
+    parser = argparse.ArgumentParser()
+    add_sizes(parser)
+    texts = [str(Encoder.preprocess.__doc__), parser.format_help()]
+    texts += [(DOCS / name).read_text("utf-8") for name in ("embedding.md", "command_line.md")]
+    for text in texts:
+        sentences = re.split(r"(?<=[.:;])\s|\n\n|\n- |\n\|", text)
+        limits = [sentence for sentence in sentences if LIMITS.search(sentence)]
+        assert limits
+        for sentence in limits:
+            assert not any(title in sentence for title in TITLES), sentence

@@ -176,10 +176,14 @@ LIMITS = (*SIZES, "fps", "num_frames")
 
 def add_sizes(group: argparse._ActionsContainer) -> None:
     """Add an option per keyword of ``preprocess`` that bounds the size of an image or video."""
-    group.add_argument("--min-pixels", type=int, help="smallest image area (Qwen)")
-    group.add_argument("--max-pixels", type=int, help="largest image area (Qwen)")
-    group.add_argument("--max-tiles", type=int, help="most tiles per image (InternViT)")
-    group.add_argument("--max-soft-tokens", type=int, help="most tokens per image (Gemma 4)")
+    group.add_argument("--min-pixels", type=int, help="smallest area of an image in pixels")
+    group.add_argument("--max-pixels", type=int, help="largest area of an image in pixels")
+    group.add_argument("--max-tiles", type=int, help="most tiles per image, besides a thumbnail")
+    group.add_argument(
+        "--max-soft-tokens",
+        type=int,
+        help="most tokens per image: 70, 140, ...; docs/families.md: which families take which",
+    )
 
 
 def add_encoder(group: argparse._ActionsContainer) -> None:

@@ -3,8 +3,8 @@
 With a pool the columns are ``key`` and ``embedding``, a list of fixed size D. Without one they are
 ``key``, the grid ``t``, ``h``, ``w``, how many ``tokens`` the item has in ``pooler_output`` and in
 each DeepStack feature, how many ``rows`` in ``last_hidden_state`` (0 where that was not written),
-and one column per field: a list of rows, each a list of fixed size D (in InternViT's
-``last_hidden_state`` of 1+h*w lists of D).
+and one column per field: a list of rows, each a list of fixed size D (in the
+``last_hidden_state`` of towers over tiles, of one list of lists of D per tile).
 
 Text in parquet is UTF-8. A byte of a file name that is not becomes six characters in ``key``: 0xff
 is written ``\\udcff``. The row table beside the file keeps the bytes.

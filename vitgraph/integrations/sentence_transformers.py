@@ -85,8 +85,8 @@ class ImageEncoder(InputModule):  # type: ignore[misc]  # the library is not the
     Args:
         encoder: an encoder of ``load_encoder``, or a :class:`GraphedEncoder` around one, which
             cannot be sent to the process pool of sentence-transformers.
-        pool: "mean" or "max" over the tokens of an image, "cls" for the class token of InternViT,
-            averaged over the tiles, or "head" for the head of SigLIP and SigLIP2.
+        pool: "mean" or "max" over the tokens of an image, "cls" for the class token, averaged over
+            the tiles, or "head" for the head of SigLIP and SigLIP2.
         min_pixels, max_pixels, max_tiles, max_soft_tokens: as for ``encoder.preprocess``; None
             takes the checkpoint's.
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from PIL import Image
 
 from encoders import Encoder
+from weights import FAMILIES
 from weights.families import build_config
 from weights.families.family import Family
 
@@ -37,3 +38,42 @@ def refusal(encoder: Encoder, keyword: str) -> str | None:
     except ValueError as error:
         return str(error)
     return None
+
+
+def takes(encoder: Encoder, keyword: str) -> bool:
+    """Return whether an encoder takes a keyword of :data:`VALUES` or a pool such as "cls"."""
+    if keyword in VALUES:
+        return refusal(encoder, keyword) is None
+    try:
+        encoder.encode([], pool=keyword)
+    except ValueError:
+        return False
+    return True
+
+
+MEANINGS = {
+    "min_pixels": "`min_pixels`, the smallest area of an image in pixels",
+    "max_pixels": "`max_pixels`, the largest area of an image in pixels",
+    "max_tiles": "`max_tiles`, the most tiles of an image, a thumbnail not counted",
+    "max_soft_tokens": "`max_soft_tokens`, the most tokens of an image or frame",
+    "fps": "`fps` or `num_frames`, which sample the frames of videos",
+    "cls": '`pool="cls"`, the class token',
+    "head": '`pool="head"`, the head that pools by attention',
+}
+"""The rows of the table of keywords by the keyword or pool that encoders are asked about."""
+
+
+def keyword_rows() -> Iterator[tuple[str, str]]:
+    """Yield the cells of each row of the table of keywords: the keyword, and who takes it."""
+    encoders = {family.title: list(encoders_of(family)) for family in FAMILIES.values()}
+    for keyword, meaning in MEANINGS.items():
+        answers = {
+            title: [takes(encoder, keyword) for encoder in asked]
+            for title, asked in encoders.items()
+        }
+        titles = (
+            title if all(answer) else f"{title} (some repos)"
+            for title, answer in answers.items()
+            if any(answer)
+        )
+        yield meaning, "; ".join(titles)

@@ -1,7 +1,8 @@
 """Writes ``docs/families.md`` from the records of the families.
 
-``python tests/support/families/page.py`` writes the page anew. ``vllm_encoder_graphs.json``, beside
-this file, holds which architectures of vLLM have encoder graphs.
+``PYTHONPATH=tests python -m support.families.page`` writes the page anew.
+``vllm_encoder_graphs.json``, beside this file, holds which architectures of vLLM have encoder
+graphs.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from encoders.inputs.preprocessors.llama4 import CanvasPreprocessor
 from encoders.inputs.preprocessors.patches import PatchPreprocessor
 from encoders.inputs.preprocessors.siglip import StretchPreprocessor
 from encoders.inputs.preprocessors.step3 import CropPreprocessor
+from support.families.keywords import keyword_rows
 from vitgraph.embedding import feature_store
 from vitgraph.integrations import vllm
 from vitgraph.integrations.model_towers.records import CALLS
@@ -56,8 +58,8 @@ OTHER_FILES = ("glm5_next",)
 """Model types whose repos publish other processor files than the record of their layout has."""
 TOP = """# Families
 
-`python tests/support/families/page.py` writes this page from the records in `weights/families`.
-`vitgraph list` prints the same repos, and what loads besides them.
+`PYTHONPATH=tests python -m support.families.page` writes this page from the records in
+`weights/families`. `vitgraph list` prints the same repos, and what loads besides them.
 
 ## Where each runs
 
@@ -77,6 +79,12 @@ follows in brackets. Limits are those of the processor files in the records, and
 come first. Where a family has them, `min_pixels`, `max_pixels`, `max_tiles` and `max_soft_tokens`
 change them per call. A side becomes a whole number of tokens.
 """
+KEYWORDS = """
+## Which keywords each takes
+
+A family refuses the keywords of `preprocess` and `encode` that mean nothing to it, and the error
+says what to pass in their place, or to leave them out. Options of commands have the same names.
+"""
 
 
 class Row(NamedTuple):
@@ -89,7 +97,8 @@ class Row(NamedTuple):
 
 def page() -> str:
     """Return the text of ``docs/families.md``."""
-    lines = [*TOP.splitlines(), "", *overview(), *INPUTS.splitlines()]
+    lines = [*TOP.splitlines(), "", *overview(), *KEYWORDS.splitlines(), ""]
+    lines += [*table(("keyword", "families"), list(keyword_rows())), *INPUTS.splitlines()]
     for family in FAMILIES.values():
         lines += ["", f"### {family.title}", "", *section(family)]
     return "\n".join([*lines, "", *engines(), ""])

@@ -70,7 +70,7 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
         "--pool",
         choices=POOLS,
         default="none",
-        help="write one vector per item, over its tokens; cls is InternViT's class token, "
+        help="write one vector per item, over its tokens; cls is the class token, "
         "head what SigLIP's head makes of them; by default none: all features",
     )
     group.add_argument("--normalize", action="store_true", help="vectors of length 1")
