@@ -41,6 +41,7 @@ from .layers.blocks import BlockSizes, nested_sizes
 from .layers.clip_vit import ClipVit
 from .layers.products import convolve
 from .layers.sam import Sam, SamSizes, read_channels
+from .layers.segments import BlockContext
 
 if TYPE_CHECKING:
     from .contract import Preprocessor
@@ -308,7 +309,7 @@ class DeepseekOCRTower(TileEncoder):
         """The transformer blocks of SAM, which users select by the name "sam"."""
         return {"sam": InnerStack(self.sam_model.blocks, self._embed_views)}
 
-    def _block_context(self, hidden: Tensor, metadata: Metadata) -> object:
+    def _block_context(self, hidden: Tensor, metadata: Metadata) -> BlockContext:
         """Return segment offsets for CLIP's blocks, None for SAM's (``hidden`` [B, h, w, D])."""
         return super()._block_context(hidden, metadata) if hidden.ndim == 3 else None
 

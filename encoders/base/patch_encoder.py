@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..data import EncoderItemSpec, Grid, GridLike, Metadata, Tiling
 from ..grids import read_grid
-from ..layers.segments import RotarySegments
+from ..layers.segments import BlockContext, RotarySegments
 from .checks import check_rows
 from .vision_encoder import VisionEncoder
 
@@ -76,7 +76,7 @@ class PatchEncoder(VisionEncoder):
         metadata = self._resolve_metadata(pixel_values, grid_thw, None)
         yield from self._run_blocks(self._embed(pixel_values, metadata), metadata, numbers)
 
-    def _block_context(self, hidden: Tensor, metadata: Metadata) -> object:
+    def _block_context(self, hidden: Tensor, metadata: Metadata) -> BlockContext:
         """Return the tensors that blocks read: rotary angles, offsets of sequences, padding."""
         return RotarySegments.of(metadata)
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..data import EncoderItemSpec, Grid, GridLike, Metadata, Tiling
 from ..grids import read_grid
-from ..layers.segments import TileSegments
+from ..layers.segments import BlockContext, TileSegments
 from .checks import check_input_size, check_rows, require_tensor
 from .vision_encoder import VisionEncoder
 
@@ -63,7 +63,7 @@ class TileEncoder(VisionEncoder):
         """Height and width of a tile in pixels."""
         return self.config.tile_size if self._side is None else self._side
 
-    def _block_context(self, hidden: Tensor, metadata: Metadata) -> object:
+    def _block_context(self, hidden: Tensor, metadata: Metadata) -> BlockContext:
         """Return the tensors that blocks read: offsets of tiles and, in rotary towers, angles."""
         return TileSegments.of(metadata, hidden)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
@@ -26,7 +27,7 @@ from ..data import (
     output_like,
 )
 from ..grids import split_rows
-from ..layers.segments import segment_metadata
+from ..layers.segments import BlockContext, segment_metadata
 from .checks import (
     check_pixels,
     check_rows,
@@ -260,7 +261,7 @@ class VisionEncoder(Encoder):
         return pixel_values.to(device=weight.device, dtype=weight.dtype)
 
     @abstractmethod
-    def _block_context(self, hidden: Tensor, metadata: Metadata) -> object:
+    def _block_context(self, hidden: Tensor, metadata: Metadata) -> BlockContext:
         """Return the tensors, made once per forward, that all blocks read with the hidden state."""
 
     def _run_blocks(
@@ -319,10 +320,11 @@ class VisionEncoder(Encoder):
             return False
         return hidden.requires_grad or any(weight.requires_grad for weight in self.parameters())
 
-    def _run_block(self, block: nn.Module, *args: object) -> Tensor:
+    def _run_block(self, block: nn.Module, hidden: Tensor, context: BlockContext) -> Tensor:
         """Run one block; the backward recomputes it if ``gradient_checkpointing`` is on."""
         recompute = self.gradient_checkpointing and torch.is_grad_enabled()
-        out: Tensor = checkpoint(block, *args, use_reentrant=False) if recompute else block(*args)
+        run = partial(checkpoint, block, use_reentrant=False) if recompute else block
+        out: Tensor = run(hidden, context)
         return out
 
     def accelerated(self: Self, kernels: Kernels = "auto", precision: Precision = "bf16") -> Self:

@@ -151,7 +151,7 @@ class SamBlock(nn.Module):
         self.norm2 = nn.LayerNorm(sizes.hidden_size, eps=sizes.layer_norm_eps)
         self.mlp = MLP(sizes.hidden_size, sizes.intermediate_size, "gelu")
 
-    def forward(self, hidden: Tensor, context: object = None) -> Tensor:
+    def forward(self, hidden: Tensor, context: None = None) -> Tensor:
         """Run the block on views [B, h, w, D]; ``context`` is unused, as attention needs none."""
         hidden = hidden + self.cut_views(self.attn, self.norm1(hidden))
         out: Tensor = hidden + self.mlp(self.norm2(hidden))

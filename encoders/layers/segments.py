@@ -6,13 +6,15 @@ Shapes: T packed rows, S segments, B tiles of n rows; ``cu_seqlens`` [S+1] are o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from ..data import Metadata
 
+BlockContext: TypeAlias = tuple[Tensor, ...] | tuple[tuple[Tensor, ...], ...] | None
+"""The tensors, made once per forward, that the blocks of a family read with the hidden state."""
 BELONGING_METADATA = "pass what prepare_encoder_metadata makes of the grid_thw of these pixels"
 
 
