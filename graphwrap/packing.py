@@ -224,8 +224,8 @@ class Packer:
     ) -> tuple[list[list[int]], list[int]]:
         """Put each item of ``order`` into the first group that has room for it.
 
-        The rule of :meth:`Budget.fits` is applied here to what is left of each capacity. Summing
-        each group and asking the budget takes 30 ms longer for 10,000 items.
+        The rule of :meth:`Budget.fits` is applied here to what is left of each capacity, so that
+        no group is summed again for every item.
 
         Args:
             order: places of the items in ``specs``, the largest item first.

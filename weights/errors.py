@@ -12,7 +12,8 @@ LONGEST_NAME = 200
 MOST_LISTED = 8
 """The most names that a message lists per kind of problem, besides their number."""
 MOST_NEAR = 10_000
-"""The most names that are compared to find the one spelt most alike, which takes 0.1 s."""
+"""The most names that are compared to find the one spelt most alike: so many take about half a
+second on a CPU core."""
 LONGEST_COMPARED = 256
 """The most characters of a name that is compared with others; the time grows with their square."""
 

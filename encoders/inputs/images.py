@@ -86,8 +86,8 @@ def resize(image: Tensor, height: int, width: int, mode: Resample = "bicubic") -
     if image.shape[1:] == (height, width):
         return image
     # interpolate has a fast path for memory laid out as [H, W, C], which it recognises by the batch
-    # stride. 640x427 to 640x416 takes 0.14 ms that way, 0.40 ms if [C, H, W] is copied to that
-    # layout here, and 0.80 ms on [C, H, W] itself.
+    # stride. On a CPU core 640x427 to 640x416 takes 0.16 ms that way, 0.44 ms if [C, H, W] is
+    # copied to that layout here, and 0.65 ms on [C, H, W] itself.
     if image.stride(0) != 1:
         image = torch.stack(image.unbind(), dim=-1).permute(2, 0, 1)
     batch = image.as_strided((1, *image.shape), (image.numel(), *image.stride()))
@@ -163,7 +163,8 @@ def stack_frames(frames: Sequence[Tensor], pinned: bool) -> Tensor:
     """Copy frames into one tensor.
 
     NumPy copies in the calling thread. ``torch.stack`` starts a team of OpenMP threads in each
-    thread of a stream that decodes, and takes 7 ms for planes of 1280x720 where NumPy takes 0.6 ms.
+    thread of a stream that decodes: with four such threads on two CPU cores, a frame of 1280x720
+    laid out as [H, W, C] took 0.5 ms, and 0.2 ms with NumPy.
 
     Args:
         frames: uint8 [3, H, W] each, of one size, laid out in any way.

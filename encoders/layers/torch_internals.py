@@ -23,7 +23,7 @@ def is_plain(*layers: nn.Module, types: tuple[type[nn.Module], ...] = _KNOWN) ->
     """Return whether calling each layer computes with its weight and bias and nothing else.
 
     The answer is no for a subclass, a wrapper, a ``forward`` set on the instance, a hook on the
-    layer, and a weight that is a tensor subclass or no parameter. It takes 0.3 us per layer.
+    layer, and a weight that is a tensor subclass or no parameter. It takes 0.3 us per layer (CPU).
 
     Args:
         layers: modules, which may wrap or replace layers.
@@ -132,7 +132,7 @@ def fp8_product(
 def gelu_tanh_product(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Return ``gelu_tanh(rows @ weight.T + bias)``, [T, N], with bias and GELU in the product.
 
-    Public functions launch two kernels for this: 124 us instead of 104 us at 6,272 rows.
+    Public functions launch two kernels for this: 124 us instead of 104 us at 6,272 rows (H200).
     """
     return torch._addmm_activation(bias, rows, weight.t(), use_gelu=True)
 

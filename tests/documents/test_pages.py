@@ -92,6 +92,7 @@ def test_a_weakness_is_reported_in_private() -> None:
     text = (ROOT / "SECURITY.md").read_text("utf-8")
     assert "in private, not in an issue" in text.partition("## Report a weakness")[2]
     assert len(text.splitlines()) <= 25
+    assert max(map(len, text.splitlines())) <= 100
 
 
 def test_the_changelog_begins_with_the_version_of_the_package() -> None:

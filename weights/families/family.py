@@ -137,7 +137,7 @@ class _WithoutInit(TorchFunctionMode):
     """Skip initialisation, which fills nothing on the meta device.
 
     On that device, ``torch.randn`` and the initialisation of ``nn.Embedding`` would import 500 and
-    900 modules of torch's compiler (0.9 s and 36 MB, 1.9 s and 149 MB).
+    900 modules of torch's compiler: on a CPU core 0.3 s and 35 MB, 1.1 s and 152 MB (torch 2.15).
     """
 
     def __torch_function__(  # type: ignore[explicit-any]  # called for every function of torch

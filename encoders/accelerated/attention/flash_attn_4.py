@@ -1,7 +1,7 @@
 """The forward of flash-attn-4, which is a private function of that package.
 
 The public ``flash_attn_varlen_func`` takes neither the buffer that the result is written to nor a
-tiling, without which one image of 784 rows takes 1.25 to 1.42 times as long
+tiling, without which one image of 784 rows takes 1.25 to 1.42 times as long on an H200
 (``candidates.flash4_tile``). The extra ``flash`` admits 4.0 alone, and the keywords that
 are passed are compared with the function's own before its first call.
 
