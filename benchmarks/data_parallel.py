@@ -166,7 +166,7 @@ def measure(
     dtype = next(encoder.parameters()).dtype
     pixels = torch.randn(rows, *encoder.row_shape, generator=dice).to(device, dtype)
     parallel = DataParallelEncoder(graphed, outputs=FIELDS)
-    shares = parallel._share(grids)
+    shares = parallel._assign_grids(grids)
     own_rows = shares.select(pixels)
     part = parallel._result(shares, graphed(own_rows, shares.own_grids))
 

@@ -53,11 +53,11 @@ class EncoderOutput(NamedTuple):
 
     def clone(self) -> EncoderOutput:
         """Copy all tensors: an item of ``split`` is a view that keeps its whole batch in memory."""
-        return _changed(self, Tensor.clone)
+        return _map_tensors(self, Tensor.clone)
 
     def to(self, device: DeviceOrDtype = None, dtype: torch.dtype | None = None) -> EncoderOutput:
         """Move and cast all tensors of an output to a device, to a dtype, or to both."""
-        return _changed(self, lambda tensor: _move(tensor, device, dtype))
+        return _map_tensors(self, lambda tensor: _move(tensor, device, dtype))
 
 
 class PartialOutput(NamedTuple):
@@ -83,11 +83,11 @@ class PartialOutput(NamedTuple):
 
     def clone(self) -> PartialOutput:
         """Copy all tensors: an item of ``split`` is a view that keeps its whole batch in memory."""
-        return _changed(self, Tensor.clone)
+        return _map_tensors(self, Tensor.clone)
 
     def to(self, device: DeviceOrDtype = None, dtype: torch.dtype | None = None) -> PartialOutput:
         """Move and cast all tensors of an output to a device, to a dtype, or to both."""
-        return _changed(self, lambda tensor: _move(tensor, device, dtype))
+        return _map_tensors(self, lambda tensor: _move(tensor, device, dtype))
 
 
 FeatureRows: TypeAlias = Tensor | Sequence[Tensor | EncoderOutput | PartialOutput]
@@ -115,7 +115,7 @@ def _field(output: tuple[object, ...], key: OutputField | SupportsIndex | _Slice
     return tuple.__getitem__(output, OUTPUT_FIELDS.index(key))
 
 
-def _changed(output: Output, change: Callable[[Tensor], Tensor]) -> Output:
+def _map_tensors(output: Output, change: Callable[[Tensor], Tensor]) -> Output:
     """Return an output with ``change`` applied to every tensor; None stays None."""
     hidden, pooled, layers = output
     return output_like(

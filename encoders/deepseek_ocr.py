@@ -173,7 +173,7 @@ class DeepseekOCREncoder(PathsEncoder):
     def __init__(self, config: DeepseekOCRConfig, preprocessor: Preprocessor | None = None) -> None:
         super().__init__()
         tower = DeepseekOCRTower(config)
-        self._share(tower)
+        self._share_modules(tower)
         self.image_newline = nn.Parameter(torch.randn(config.out_hidden_size))
         self.view_seperator = nn.Parameter(torch.randn(config.out_hidden_size))  # sic, as published
         self._preprocessor = preprocessor
@@ -252,7 +252,7 @@ class DeepseekOCREncoder(PathsEncoder):
         for name, (_, grid_thw, numbers) in inputs.paths.items():
             for item, (_, h, w) in zip(numbers, grid_thw.tolist(), strict=True):
                 columns, rows = (1, 1) if name == "image" else tilings[item]
-                items[item][name] = Picture((cells(h), cells(w)), columns, rows)
+                items[item][name] = Picture((compressed_side(h), compressed_side(w)), columns, rows)
         return items
 
     def _check_inputs(self, inputs: VisionInputs) -> None:
@@ -315,7 +315,7 @@ class DeepseekOCRTower(TileEncoder):
 
     def _row_grid(self, h: int, w: int) -> tuple[int, int]:
         """Return rows and columns of the compressor's map of a view of ``h`` x ``w`` patches."""
-        return cells(h), cells(w)
+        return compressed_side(h), compressed_side(w)
 
     def _embed(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:
         return self.vision_model.embed(self._compress(pixel_values, grid_thw))
@@ -366,6 +366,6 @@ def _in_mode(preprocessor: Preprocessor, mode: Mode) -> Preprocessor:
     return replace(preprocessor, **mode._asdict())
 
 
-def cells(patches: int) -> int:
+def compressed_side(patches: int) -> int:
     """Return the side of the compressor's map for views of ``patches`` patches: a quarter of it."""
     return -(-patches // 4)

@@ -248,9 +248,9 @@ class DeepseekVLHybridEncoder(PathsEncoder):
         if not outputs:
             return []
         low, high = outputs["image"], outputs["high"]
-        halves = _beside(high.pooler_output, low.pooler_output)
+        halves = _concatenate(high.pooler_output, low.pooler_output)
         tokens = None if halves is None else self.aligner(F.gelu(halves))
-        hidden = _beside(high.last_hidden_state, low.last_hidden_state)
+        hidden = _concatenate(high.last_hidden_state, low.last_hidden_state)
         joined = output_like(low, hidden, tokens, low.deepstack_features)
         return self.low.split(joined, inputs.grid_thw)
 
@@ -372,6 +372,6 @@ class Aligner(nn.Module):
         return out
 
 
-def _beside(left: Tensor | None, right: Tensor | None) -> Tensor | None:
+def _concatenate(left: Tensor | None, right: Tensor | None) -> Tensor | None:
     """Return two features concatenated by column, or None if one of them is None."""
     return None if left is None or right is None else torch.cat((left, right), dim=-1)

@@ -140,7 +140,7 @@ class DeepseekVL2Encoder(PathsEncoder):
     def __init__(self, config: DeepseekVL2Config, preprocessor: Preprocessor | None = None) -> None:
         super().__init__()
         tower = DeepseekVL2Tower(config)
-        self._share(tower)
+        self._share_modules(tower)
         self.image_newline = nn.Parameter(torch.randn(config.out_hidden_size))
         self.view_seperator = nn.Parameter(torch.randn(config.out_hidden_size))  # sic, as published
         self.config: DeepseekVL2Config = config
@@ -245,7 +245,7 @@ class DeepseekVL2Tower(TileEncoder):
         metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
         hidden = self.vision.norm(self._hidden_after(hidden, metadata, self.config.depth))
         h, w = (size // self.config.patch_size for size in pixel_values.shape[2:])
-        tokens = self.projector(two_by_two(hidden.unflatten(1, (h, w))))
+        tokens = self.projector(unfold_2x2(hidden.unflatten(1, (h, w))))
         return EncoderOutput(hidden, tokens.flatten(0, 1), ())
 
     @property
@@ -278,7 +278,7 @@ class Projector(nn.Module):
         return out
 
 
-def two_by_two(patches: Tensor) -> Tensor:
+def unfold_2x2(patches: Tensor) -> Tensor:
     """Put 2x2 patches side by side, as ``F.unfold`` does: each channel's four values together.
 
     Args:

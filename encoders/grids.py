@@ -76,7 +76,7 @@ def _read_item(row: object, merge: int, merge_name: str) -> Grid:
             return t, h, w
     values = plain_values(row)
     numbers = [plain_values(v) for v in values] if isinstance(values, Sequence) else [values]
-    sizes = [int(v) for v in numbers if _is_whole(v) and v > 0]
+    sizes = [int(v) for v in numbers if _is_integer(v) and v > 0]
     if len(numbers) != 3 or len(sizes) != 3:
         text = repr(numbers)
         row_text = text if len(text) <= LONGEST_ROW else f"{text[:LONGEST_ROW]}..."
@@ -93,7 +93,7 @@ def _read_item(row: object, merge: int, merge_name: str) -> Grid:
     return t, h, w
 
 
-def _is_whole(value: object) -> TypeGuard[int | float]:
+def _is_integer(value: object) -> TypeGuard[int | float]:
     return isinstance(value, int) or (isinstance(value, float) and value.is_integer())
 
 

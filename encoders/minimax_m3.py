@@ -169,10 +169,10 @@ class MiniMaxM3Encoder(PatchEncoder):
         dtype = torch.promote_types(self.patch_embed.proj.weight.dtype, torch.float32)
         merge = self.config.spatial_merge_size
         rows = check_input_size(sum(t * h * w for t, h, w in grids), max_input_size, merge**2)
-        places = torch.cat(
+        positions = torch.cat(
             (frame_numbers(grids, rows)[:, None], merge_order_positions(grids, merge, rows)), 1
         )
-        cos, sin = rotary_cos_sin(places, self.config.head_size, self.config.rope_theta, dtype)
+        cos, sin = rotary_cos_sin(positions, self.config.head_size, self.config.rope_theta, dtype)
         return {"rotary_pos_emb_cos": cos, "rotary_pos_emb_sin": sin}
 
     def _embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
@@ -271,16 +271,16 @@ def frame_numbers(segments: Sequence[Grid], rows: int) -> Tensor:
 
 
 def rotary_cos_sin(
-    places: Tensor, head_size: int, theta: float, dtype: torch.dtype
+    positions: Tensor, head_size: int, theta: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Return cos and sin [P, r] of the angles of ``places`` [P, 3]: frame pair, row, column.
+    """Return cos and sin [P, r] of the angles of ``positions`` [P, 3]: frame pair, row, column.
 
     r is 3 * (head_size // 6) pairs of columns; ``theta`` is the base.
     """
     columns = 2 * (head_size // 3 // 2)
-    steps = torch.arange(0, columns, 2, dtype=dtype, device=places.device)
+    steps = torch.arange(0, columns, 2, dtype=dtype, device=positions.device)
     turns = theta ** (steps / columns)
-    angles = (places[:, :, None].to(dtype) / turns).flatten(1)
+    angles = (positions[:, :, None].to(dtype) / turns).flatten(1)
     return angles.cos(), angles.sin()
 
 

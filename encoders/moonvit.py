@@ -174,7 +174,7 @@ class MoonViTEncoder(RasterEncoder):
         metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
         hidden = self._embed(pixel_values, metadata)
         hidden = self._hidden_after(hidden, metadata, self.config.depth)
-        return EncoderOutput(hidden, self.projector(self._over_time(hidden, metadata)), ())
+        return EncoderOutput(hidden, self.projector(self._mean_over_time(hidden, metadata)), ())
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> RotarySegments:
         """Return the tensors that blocks read: rotary angles, offsets of sequences, padding."""
@@ -219,7 +219,7 @@ class MoonViTEncoder(RasterEncoder):
         taps, weights = metadata["pos_embed_index"], metadata["pos_embed_weight"]
         return self._add_weighted_rows(timed, self.pos_embed, taps, weights).to(patches.dtype)
 
-    def _over_time(self, hidden: Tensor, metadata: Metadata) -> Tensor:
+    def _mean_over_time(self, hidden: Tensor, metadata: Metadata) -> Tensor:
         """Normalise patches [P, D] and average them over the frames of each chunk, [N*4, D]."""
         normed, index, weight = self.norm(hidden), metadata["merge_index"], metadata["merge_weight"]
         total: Tensor = normed[index[:, 0]] * weight[:, :1]

@@ -82,15 +82,15 @@ def fit_budgets(token_counts: Iterable[SupportsIndex], max_graphs: SupportsIndex
     Raises:
         ValueError: no counts, or a number that is not a positive integer.
     """
-    max_count = positive("max_graphs", max_graphs)
-    tally = Counter(positives("token_counts", "token count", token_counts))
+    max_count = require_positive("max_graphs", max_graphs)
+    tally = Counter(require_positives("token_counts", "token count", token_counts))
     if not tally:
         raise ValueError("token_counts is empty: pass the output tokens of the items you saw")
     sizes = sorted(tally)
     return _least_padding(sizes, [tally[size] for size in sizes], max_count)
 
 
-def positive(name: str, value: SupportsIndex) -> int:
+def require_positive(name: str, value: SupportsIndex) -> int:
     """Return ``value`` as an int; it may be an integer of NumPy or torch.
 
     A ValueError, which calls the value ``name``, is raised unless it is from 1 to ``MOST``.
@@ -107,7 +107,7 @@ def positive(name: str, value: SupportsIndex) -> int:
     return number
 
 
-def positives(names: str, name: str, values: Iterable[SupportsIndex]) -> list[int]:
+def require_positives(names: str, name: str, values: Iterable[SupportsIndex]) -> list[int]:
     """Return the entries of ``values`` as ints; raise a ValueError if one is not positive.
 
     An error calls the whole argument ``names`` and one entry ``name``.
@@ -118,7 +118,7 @@ def positives(names: str, name: str, values: Iterable[SupportsIndex]) -> list[in
         entries = [cast(SupportsIndex, values)] if is_text else list(values)
     except TypeError as error:
         raise ValueError(f"{names}={values!r}: must be a list: write [{values}]") from error
-    return [positive(name, value) for value in entries]
+    return [require_positive(name, value) for value in entries]
 
 
 def _round_numbers(low: int, high: int) -> list[int]:

@@ -16,7 +16,7 @@ from typing import NamedTuple, SupportsIndex, TypeAlias
 
 from encoders.contract import EncoderItemSpec, GraphableEncoder, Grid
 
-from .budget_sizes import default_budgets, positive, positives, square_counts
+from .budget_sizes import default_budgets, require_positive, require_positives, square_counts
 from .caller_warnings import warn_caller
 
 LONG_SEGMENTS = 8
@@ -121,21 +121,21 @@ def choose_budgets(
     met. ``max_frames_per_batch`` has no effect where segments are tiles of one length: the tokens
     of a budget then say how many tiles it holds.
     """
-    items = _given("max_batch_size", max_batch_size)
-    frames = _given("max_frames_per_batch", max_frames_per_batch)
-    low, high = _given("min_budget", min_budget), _given("max_budget", max_budget)
-    max_count = positive("max_graphs", max_graphs)
+    items = _read_optional("max_batch_size", max_batch_size)
+    frames = _read_optional("max_frames_per_batch", max_frames_per_batch)
+    low, high = _read_optional("min_budget", min_budget), _read_optional("max_budget", max_budget)
+    max_count = require_positive("max_graphs", max_graphs)
     if budgets is not None:
         if low is not None or high is not None:
             raise ValueError("budgets given: min_budget and max_budget only bound inferred ones")
-        token_counts = sorted(set(positives("budgets", "budget", budgets)))
+        token_counts = sorted(set(require_positives("budgets", "budget", budgets)))
         if not token_counts:
             raise ValueError("budgets is empty: give at least one number of output tokens, or None")
         if len(token_counts) > max_count:
             raise ValueError(
                 f"{len(token_counts)} budgets, max_graphs={max_count}: drop some or raise it"
             )
-        tokens = _whole(encoder, token_counts)
+        tokens = _round_up(encoder, token_counts)
         if tokens != token_counts:
             warn_caller(f"budgets {token_counts} rounded up to what items can make: {tokens}")
     else:
@@ -143,7 +143,7 @@ def choose_budgets(
         long_count, short_count = _segment_counts(frames, items or min(64, low))
         two_shapes = short_count > long_count and not _is_tiled(encoder, high)
         count = max_count - max_count // SHORT_SHARE if two_shapes else max_count
-        tokens = default_budgets(low, high, count, partial(_whole, encoder))
+        tokens = default_budgets(low, high, count, partial(_round_up, encoder))
     if items is None:
         items = min(64, tokens[0])
     elif items > tokens[0]:
@@ -187,8 +187,8 @@ def read_specs(encoder: GraphableEncoder, grids: Sequence[Grid]) -> list[Encoder
     return [EncoderItemSpec(*map(operator.index, spec)) for spec in encoder.item_specs(grids)]
 
 
-def _given(name: str, value: SupportsIndex | None) -> int | None:
-    return None if value is None else positive(name, value)
+def _read_optional(name: str, value: SupportsIndex | None) -> int | None:
+    return None if value is None else require_positive(name, value)
 
 
 def _specs(encoder: GraphableEncoder, tokens: Sequence[int]) -> list[EncoderItemSpec]:
@@ -196,7 +196,7 @@ def _specs(encoder: GraphableEncoder, tokens: Sequence[int]) -> list[EncoderItem
     return read_specs(encoder, [encoder.grid_for(count) for count in tokens]) if tokens else []
 
 
-def _whole(encoder: GraphableEncoder, tokens: Sequence[int]) -> list[int]:
+def _round_up(encoder: GraphableEncoder, tokens: Sequence[int]) -> list[int]:
     """Return token counts rounded up to counts that one item can have, ascending and each once.
 
     Where the encoder cuts images into tiles, these are the tokens of whole tiles.

@@ -30,7 +30,7 @@ from encoders.contract import (
 
 from .budgets import Budget
 from .guards import BackendInUse, as_module, require_graphable
-from .torch_internals import compiled
+from .torch_internals import compile_module
 
 FormKernels: TypeAlias = Kernels | Literal["reference"]
 """The kernels of a form: those of ``accelerated()``, or "reference" for the module as it is."""
@@ -170,7 +170,7 @@ def captured_forward(form: EncoderForm, budgets: int) -> Forward:
     """
     if not form.settings.compile:
         return form.encoder
-    return compiled(form.encoder, times=2 * budgets)
+    return compile_module(form.encoder, times=2 * budgets)
 
 
 def capacity_metadata(encoder: GraphableEncoder, budget: Budget, grids: Sequence[Grid]) -> Metadata:

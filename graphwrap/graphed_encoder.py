@@ -186,7 +186,7 @@ class GraphedEncoder(DescribesItself, EncodesItems[PartialOutput]):
             self._locate()
             if captured is None or self.backend != "eager":
                 self._counts = GraphStats(self.backend)
-            with CAPTURE_LOCK, guards.settled(self.device):
+            with CAPTURE_LOCK, guards.settle_modes(self.device):
                 self._captured = capture_encoder(
                     self.encoder,
                     self._forms,
@@ -306,7 +306,7 @@ class GraphedEncoder(DescribesItself, EncodesItems[PartialOutput]):
         pixel_values.check(self._budget_sets)
         path_inputs = {name: path[:2] for name, path in pixel_values.paths.items() if path.items}
         outputs = self._encode(path_inputs)
-        with guards.settled(self.device):
+        with guards.settle_modes(self.device):
             return self.join(outputs, pixel_values)
 
     def join(
@@ -330,7 +330,7 @@ class GraphedEncoder(DescribesItself, EncodesItems[PartialOutput]):
             for name, (pixels, _) in inputs.items():
                 guards.check_pixels(pixels, captured.paths[name].row_shape, self.device)
                 captured.guard.check_gradients(pixels)
-            with guards.settled(self.device):
+            with guards.settle_modes(self.device):
                 return captured.encode(inputs, out, refuses=self.on_overflow == "raise")
 
     def item_encoder(self) -> ItemEncoder[PartialOutput]:

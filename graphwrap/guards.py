@@ -25,7 +25,7 @@ OnOverflow: TypeAlias = Literal["eager", "raise"]
 """Whether an item over every budget runs eagerly or raises."""
 OVERFLOWS: tuple[OnOverflow, ...] = get_args(OnOverflow)
 AS_IT_IS = nullcontext()
-"""A context that changes nothing, which :func:`settled` returns if no mode has to be changed."""
+"""A context that changes nothing, which :func:`settle_modes` returns if no mode has to change."""
 TensorSlot: TypeAlias = tuple[dict[str, object], str, Tensor]
 """A tensor of a module: the ``__dict__`` that holds it, its name there, and the tensor."""
 
@@ -172,7 +172,7 @@ def _is_cuda(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def settled(device: torch.device) -> AbstractContextManager[object]:
+def settle_modes(device: torch.device) -> AbstractContextManager[object]:
     """Return a context that sets torch's modes for captures and calls on ``device``.
 
     Gradients, inference mode and autocast are off (a replay could not follow autocast, so eager

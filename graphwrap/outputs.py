@@ -49,7 +49,7 @@ def as_output(fields: Mapping[str, Tensor], names: Sequence[str]) -> PartialOutp
     return PartialOutput(fields.get(hidden), fields.get(pooled), layers_or_none)
 
 
-def owned(
+def copy_shared(
     fields: Mapping[str, Tensor], inputs: Iterable[Tensor], weights: frozenset[int]
 ) -> dict[str, Tensor]:
     """Return the fields, copied where they share memory with other tensors or with one another.

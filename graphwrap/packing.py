@@ -127,11 +127,11 @@ class Packer:
         best = min(best, self._eager_groups(order, specs) if fitting else overflow, key=_cost)
         replays = self._replays(fitting, specs, _cost(best) - _cost(overflow))
 
-        def explained(group: Group) -> Group:
+        def with_reasons(group: Group) -> Group:
             of_items = tuple([reasons[item] for item in group.items])
             return group if group.budget else group._replace(reasons=of_items)
 
-        return sorted(map(explained, replays + overflow if replays else best))
+        return sorted(map(with_reasons, replays + overflow if replays else best))
 
     def why_eager(self, spec: EncoderItemSpec) -> str:
         """Return why an item of these sizes would run eagerly.

@@ -55,7 +55,7 @@ def slots_of(module: nn.Module, kind: str) -> dict[str, object]:
     return slots
 
 
-def compiled(module: Callable[Given, Result], times: int) -> Callable[Given, Result]:
+def compile_module(module: Callable[Given, Result], times: int) -> Callable[Given, Result]:
     """Return ``module`` as a function that torch compiles at most ``times`` times.
 
     It compiles once for each shape of the inputs. The default is at most eight times, and the

@@ -155,7 +155,7 @@ def writing_features(
 
         def add(item: Item, result: EncoderOutput | PartialOutput | Tensor) -> None:
             spool.add(f"item{len(items)}.grid_thw", torch.tensor(item.grid_thw))
-            for name, tensor in _named(result):
+            for name, tensor in _named_tensors(result):
                 stored_tensor = _cast(tensor, file_format.dtype, item.name)
                 spool.add(f"item{len(items)}.{name}", stored_tensor)
             items.append(item)
@@ -175,7 +175,7 @@ def writing_features(
             spool.write(file, {"vitgraph": json.dumps(header)})
 
 
-def _named(result: EncoderOutput | PartialOutput | Tensor) -> list[tuple[str, Tensor]]:
+def _named_tensors(result: EncoderOutput | PartialOutput | Tensor) -> list[tuple[str, Tensor]]:
     """Return the tensors of an output, or a pooled vector, with the ends of their names in the
     file.
 

@@ -119,7 +119,7 @@ class Fetcher:
                 names the URL, without its query, which may be a secret.
         """
         deadline = time.monotonic() + self.seconds
-        hop, name = url, shown(url)
+        hop, name = url, displayed_url(url)
         for _ in range(MOST_REDIRECTS + 1):
             try:
                 answer = self._get(hop, deadline)
@@ -138,10 +138,10 @@ class Fetcher:
             if isinstance(answer, bytes):
                 return answer
             hop = urljoin(hop, answer)
-            name = f"{shown(url)}: leads to {shown(hop)}"
+            name = f"{displayed_url(url)}: leads to {displayed_url(hop)}"
         raise ValueError(
-            f"{shown(url)}: is redirected more than {MOST_REDIRECTS} times; pass the URL of the "
-            "file itself"
+            f"{displayed_url(url)}: is redirected more than {MOST_REDIRECTS} times; pass the URL "
+            "of the file itself"
         )
 
     @cached_property
@@ -164,11 +164,11 @@ class Fetcher:
         addresses = self._checked_addresses(parts, deadline)
         connection = HTTPSConnection(parts.host, parts.port)
         with closing(self._connect(parts, addresses, deadline)) as plain:
-            plain.settimeout(_left(deadline))
+            plain.settimeout(_seconds_left(deadline))
             with self._context.wrap_socket(plain, server_hostname=parts.host) as sock:
                 # With a socket, HTTPSConnection neither resolves the name again nor asks a proxy.
                 connection.sock = sock
-                sock.settimeout(_left(deadline))
+                sock.settimeout(_seconds_left(deadline))
                 connection.request("GET", parts.path, headers=_HEADERS)
                 answer = _BoundedResponse(sock, deadline)
                 answer.begin()
@@ -185,7 +185,7 @@ class Fetcher:
             ValueError: an address is not public, and the host is not in ``allowed_hosts``.
             OSError: the host has no address, or the deadline has passed.
         """
-        addresses = _within(deadline, lambda: self._resolve(url.host, url.port))
+        addresses = _resolve_within(deadline, lambda: self._resolve(url.host, url.port))
         if not addresses:
             raise OSError(f"{url.host} has no address")
         if url.host in self.allowed_hosts:
@@ -211,7 +211,7 @@ class Fetcher:
             OSError: no address answers in time.
         """
         for number, address in enumerate(addresses, 1):
-            seconds = min(_left(deadline), _CONNECT_SECONDS)
+            seconds = min(_seconds_left(deadline), _CONNECT_SECONDS)
             try:
                 return socket.create_connection((address, url.port), seconds)
             except OSError as error:
@@ -300,11 +300,11 @@ class _BoundedReader(io.RawIOBase):
 
     def readinto(self, buffer: WriteableBuffer) -> int:
         """Receive bytes into ``buffer`` by the deadline, and return how many came, 0 at the end."""
-        self._sock.settimeout(_left(self._deadline))
+        self._sock.settimeout(_seconds_left(self._deadline))
         return self._sock.recv_into(buffer)
 
 
-def _left(deadline: float) -> float:
+def _seconds_left(deadline: float) -> float:
     """Return the seconds until a deadline by the clock ``time.monotonic``.
 
     Raises:
@@ -316,7 +316,7 @@ def _left(deadline: float) -> float:
     return seconds
 
 
-def _within(deadline: float, resolve: Callable[[], Sequence[str]]) -> Sequence[str]:
+def _resolve_within(deadline: float, resolve: Callable[[], Sequence[str]]) -> Sequence[str]:
     """Call ``resolve`` in a thread, because a resolver takes no timeout, and return its addresses.
 
     Args:
@@ -337,7 +337,7 @@ def _within(deadline: float, resolve: Callable[[], Sequence[str]]) -> Sequence[s
             answer.set_exception(OSError(str(error)))
 
     Thread(target=work, name="resolver", daemon=True).start()
-    return answer.result(_left(deadline))
+    return answer.result(_seconds_left(deadline))
 
 
 def is_url(source: object) -> bool:
@@ -345,7 +345,7 @@ def is_url(source: object) -> bool:
     return isinstance(source, str) and source.lower().startswith(("http://", "https://"))
 
 
-def shown(url: str) -> str:
+def displayed_url(url: str) -> str:
     """Return a URL as messages may show it: without user name and query, at most 200 characters."""
     return re.sub(r"//[^/]*@", "//", re.split(r"[?#]", url, maxsplit=1)[0])[:200]
 
@@ -363,11 +363,11 @@ def load_image(url_or_path: str | os.PathLike[str]) -> Image.Image:
     Raises:
         ValueError: the file cannot be fetched, does not exist, or is no image.
     """
-    from encoders.inputs import naming, open_image
+    from encoders.inputs import open_image, prefix_errors
 
     if not is_url(url_or_path):
         return open_image(url_or_path)
     url = os.fspath(url_or_path)
     data = Fetcher().read(url)
-    with naming(shown(url)):
+    with prefix_errors(displayed_url(url)):
         return open_image(data)

@@ -26,7 +26,7 @@ def refuse_shadows() -> None:
             script.
     """
     for name in PACKAGES:
-        found_path = _place_of(_spec_of(name))
+        found_path = _path_of(_spec_of(name))
         own_path = os.path.join(_ROOT, name)
         if found_path and os.path.realpath(found_path) != os.path.realpath(own_path):
             raise ImportError(
@@ -43,7 +43,7 @@ def _spec_of(name: str) -> ModuleSpec | None:
     return find_spec(name) if module is None else module.__spec__
 
 
-def _place_of(spec: ModuleSpec | None) -> str | None:
+def _path_of(spec: ModuleSpec | None) -> str | None:
     """Return the folder of a package, or the file of a module, from its import spec; None without
     spec."""
     if spec is None:

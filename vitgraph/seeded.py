@@ -170,13 +170,13 @@ def small_config(family: Family, published: JsonObject, depth: int, width: int) 
     config: JsonDict = deepcopy(dict(published))
     if "architecture" in config:  # timm names an architecture; model_args override its sizes
         sizes = {"embed_dim": width, "depth": depth, "num_heads": width // HEAD}
-        if "out_features" in _inside(config, "model_args"):
+        if "out_features" in _section_of(config, "model_args"):
             sizes["out_features"] = TEXT_WIDTH
         return {**config, "model_args": sizes}
     facts = family_facts(family.name)
     section = vision_section(config)[0]
     assert isinstance(section, dict)  # a part of the copy
-    for part in (_inside(config, "llm_config"), _inside(config, "text_config")):
+    for part in (_section_of(config, "llm_config"), _section_of(config, "text_config")):
         if part:
             part["hidden_size"] = TEXT_WIDTH
     # PaddleOCR-VL has the sizes of its language model at the top level of the config.
@@ -185,7 +185,7 @@ def small_config(family: Family, published: JsonObject, depth: int, width: int) 
     for part in _sections(section):
         part.update(facts.named_sizes.get(str(part.get("model_name", "")), {}))
     small = _tower_sizes(section, depth, width)
-    for outer in (section, _inside(config, "high_res_vision_config")):
+    for outer in (section, _section_of(config, "high_res_vision_config")):
         for part in _sections(outer):
             _shrink(part, small, depth)
     own = {name: _times(scale, width) for name, scale in facts.small_widths.items()}
@@ -195,7 +195,7 @@ def small_config(family: Family, published: JsonObject, depth: int, width: int) 
     return config
 
 
-def _inside(config: JsonDict, name: str) -> JsonDict:
+def _section_of(config: JsonDict, name: str) -> JsonDict:
     """Return the object in a config under a name, an empty one if there is none."""
     section = config.get(name)
     return section if isinstance(section, dict) else {}
@@ -289,12 +289,12 @@ def seeded_tower(
     encoder = family.on_meta(build_config(family, config, None, "seeded"))
     norms = {name for name, module in encoder.named_modules() if "Norm" in type(module).__name__}
     return {
-        name: _random(name, tensor, name.rsplit(".", 1)[0] in norms, seed).to(dtype)
+        name: _random_like(name, tensor, name.rsplit(".", 1)[0] in norms, seed).to(dtype)
         for name, tensor in encoder.state_dict().items()
     }
 
 
-def _random(name: str, tensor: Tensor, norm: bool, seed: int) -> Tensor:
+def _random_like(name: str, tensor: Tensor, norm: bool, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(crc32(name.encode()) ^ seed)
     noise = torch.randn(tensor.shape, generator=generator)
     if norm and name.endswith("weight"):

@@ -47,7 +47,9 @@ def legible(name: str) -> str:
     return short if short.isprintable() else ascii(short)
 
 
-def listed(kind: str, names: list[str], candidates: Iterable[str] = (), word: str = "") -> str:
+def problem_line(
+    kind: str, names: list[str], candidates: Iterable[str] = (), word: str = ""
+) -> str:
     """Return a line of a message that lists names with one kind of problem, at most eight of them.
 
     Args:

@@ -152,7 +152,7 @@ def _extract(tower: FoundTower, out: Path, overwrite: bool) -> None:
     work = out.with_name(f".{out.name}.extract")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        with _alone(out.parent):
+        with _lock_folder(out.parent):
             _restore(work, out)  # an extraction that was killed may have moved the old tower away
             _check_target(out, overwrite)
             needed_bytes = sum(tensor.entry.nbytes for tensor in tower_files.tensors)
@@ -177,7 +177,7 @@ def _extract(tower: FoundTower, out: Path, overwrite: bool) -> None:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _lock_folder(folder: Path) -> Iterator[None]:
     """Lock a folder while the block runs, so that one process writes a tower into the folder."""
     if sys.platform == "win32":
         yield

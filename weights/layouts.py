@@ -172,14 +172,14 @@ class Layout:
             for axis, length in zip(source_axes, shape, strict=True)
         }
         names = [axis.removesuffix("²") for axis in target_axes]
-        if _sized(source_axes, lengths) != shape or any(
+        if _axis_lengths(source_axes, lengths) != shape or any(
             length != 1 for axis, length in lengths.items() if axis not in names
         ):
             return shape
-        return _sized(target_axes, lengths)
+        return _axis_lengths(target_axes, lengths)
 
 
-def _sized(axes: Sequence[str], lengths: Mapping[str, int]) -> tuple[int, ...]:
+def _axis_lengths(axes: Sequence[str], lengths: Mapping[str, int]) -> tuple[int, ...]:
     """Return the length of each named axis: the number in ``lengths``, or 1 without one.
 
     An axis ``s²`` is as long as the square of the length of ``s``.

@@ -17,10 +17,10 @@ import torch
 
 from encoders import Encoder
 
-from .errors import CheckpointError, DamagedError, legible, listed
+from .errors import CheckpointError, DamagedError, legible, problem_line
 from .families import build_config, find_family
 from .families.family import Family, FamilyConfig
-from .files.checkpoint import Checkpoint, TowerFiles, TowerTensor, WholeCheckpoint
+from .files.checkpoint import Checkpoint, PublishedCheckpoint, TowerFiles, TowerTensor
 from .files.index import Contents, adapter_error, adapter_names, read_contents
 from .files.tower_folder import describe, transformers_class
 from .layouts import Layout, Prefix, find_layout
@@ -150,7 +150,7 @@ def find_tower(contents: Contents, family: Family) -> FoundTower:
         for name, shape in joined_shapes.items()
     }
     config = build_config(family, contents.config, shapes, label)
-    published = contents.checkpoint.published or WholeCheckpoint(
+    published = contents.checkpoint.published or PublishedCheckpoint(
         prefix.full, len(contents.files), shards
     )
     tower_files = TowerFiles(tensors, published, contents.small_files)
@@ -199,9 +199,9 @@ def _check_fit(tower: FoundTower, expected: Mapping[str, tuple[int, ...]]) -> No
         if name in published and tensor.entry.shape != published[name]
     ]
     problems = [
-        listed("missing", missing, extra or list(tower.contents.files), "nearest present"),
-        listed("unexpected", extra, missing or list(published), "nearest expected"),
-        listed("wrong shape", wrong),
+        problem_line("missing", missing, extra or list(tower.contents.files), "nearest present"),
+        problem_line("unexpected", extra, missing or list(published), "nearest expected"),
+        problem_line("wrong shape", wrong),
     ]
     if mismatches := [problem for problem in problems if problem]:
         raise CheckpointError(
@@ -267,6 +267,6 @@ def _refuse_dtypes(tensors: Iterable[TowerTensor], label: str) -> None:
     if wrong := [f"{tensor.name} is {tensor.entry.dtype}" for tensor in odd]:
         raise CheckpointError(
             f"{label}: the tower is quantised or not made of weights:\n  "
-            + listed("wrong dtype", wrong)
+            + problem_line("wrong dtype", wrong)
             + f"\nTowers are loaded from {', '.join(STORED_DTYPES)}: use the original repo."
         )

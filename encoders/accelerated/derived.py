@@ -128,7 +128,7 @@ class DerivedWeights:
     def _update(self) -> None:
         """Make every derived copy of a weight anew, and record its source's address and version."""
         for owner, entry in list(self._entries.items()):
-            if all(self._alike(*pair[:2]) for pair in entry.pairs):
+            if all(self._is_like(*pair[:2]) for pair in entry.pairs):
                 self._fill(entry.pairs)
             else:  # the source was cast or moved, so no captured graph reads this copy any more
                 self._entries[owner] = self._new_entry(entry.make)
@@ -169,7 +169,7 @@ class DerivedWeights:
             for source, copy in pairs:
                 copy.copy_(source)
 
-    def _alike(self, source: Tensor, copy: Tensor) -> bool:
+    def _is_like(self, source: Tensor, copy: Tensor) -> bool:
         """Return whether a weight still has the shape, dtype and device of its derived copy."""
         return (source.shape, source.dtype, source.device) == (copy.shape, copy.dtype, copy.device)
 
@@ -199,7 +199,7 @@ class QuantisedWeights(DerivedWeights):
         table, rows = _table_of(pairs)
         quantise_weights(table, rows, pairs[0][0].dtype, force=True)
 
-    def _alike(self, source: Tensor, copy: Tensor) -> bool:
+    def _is_like(self, source: Tensor, copy: Tensor) -> bool:
         return (source.shape, source.device) == (copy.shape, copy.device)
 
     def _compare(self) -> None:

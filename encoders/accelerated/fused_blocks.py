@@ -29,7 +29,7 @@ from .attention.candidates import HALF_DTYPES
 from .attention.choices import KernelChoices, graph_milliseconds
 from .attention.fused import BlocksRun, FusedAttention
 from .derived import DerivedWeights
-from .obstacles import clamps, fusible, is_norm, only_ranges
+from .obstacles import clamps, fusible_parts, is_norm, single_ranges
 
 if TYPE_CHECKING:
     from ..contract import CallBlock
@@ -85,17 +85,17 @@ class FusedForward:
         so it is yielded then.
         """
         blocks = list(islice(stack, max(numbers) + 1))
-        parts_of_blocks = [self._fusible(block) for block in blocks]
+        parts_of_blocks = [self._fusible_parts(block) for block in blocks]
         for number, (block, parts) in enumerate(zip(blocks, parts_of_blocks, strict=True)):
             yields_input = number - 1 in numbers
             if parts is None:
                 if yields_input or not self.stream.complete:
-                    self._complete()
+                    self._complete_stream()
                 if yields_input:
                     yield self.stream.hidden.view(self.shape)
                 self._call_block(block)
                 continue
-            rows = self._normed(parts.norm1, yields_input, self._in_fp8("qkv", parts))
+            rows = self._apply_norm(parts.norm1, yields_input, self._in_fp8("qkv", parts))
             if yields_input:
                 yield self.kept_stream.view(self.shape)
             self._project(parts, self._attend(parts, rows), self._in_fp8("proj", parts))
@@ -105,17 +105,17 @@ class FusedForward:
         self.derived.refresh()
         if self.fp8 is not None:
             self.fp8.derived.refresh()
-        self._complete()
+        self._complete_stream()
         yield self.stream.hidden.view(self.shape)
 
-    def _fusible(self, block: nn.Module) -> BlockParts | None:
+    def _fusible_parts(self, block: nn.Module) -> BlockParts | None:
         """Return the layers of a block to run in fused steps, or None to call its module."""
-        parts = fusible(block)
+        parts = fusible_parts(block)
         if parts is None or not self.attention.takes(parts, self.stream.hidden):
             return None
         return parts
 
-    def _complete(self) -> None:
+    def _complete_stream(self) -> None:
         """Add to the residual stream the branch output and bias that are still missing from it."""
         if not self.stream.complete:
             self._go_on_from(self.norms.add(self.stream))
@@ -151,17 +151,17 @@ class FusedForward:
         def call() -> None:
             trial.stream, trial.writable = self.norms.Sum(stream), True
             if step == "qkv":
-                trial._linear(parts.qkv, trial._normed(parts.norm1, quantised=fp8))
+                trial._apply_linear(parts.qkv, trial._apply_norm(parts.norm1, quantised=fp8))
             elif step == "proj":
                 trial._project(parts, attended, fp8)
-                trial._normed(parts.norm2)
+                trial._apply_norm(parts.norm2)
             else:
                 trial._mlp(parts, fp8)
-                trial._normed(parts.norm1)
+                trial._apply_norm(parts.norm1)
 
         return graph_milliseconds(call)
 
-    def _normed(self, norm: PartNorm, keep: bool = False, quantised: bool = False) -> Rows:
+    def _apply_norm(self, norm: PartNorm, keep: bool = False, quantised: bool = False) -> Rows:
         """Return ``norm`` of the residual stream, [T, D], in fp8 if ``quantised``.
 
         With ``keep``, ``self.kept_stream`` is the stream before the norm, and no later step
@@ -169,7 +169,7 @@ class FusedForward:
         """
         if not is_norm(norm):
             self.run_record.called_count += 1
-            self._complete()
+            self._complete_stream()
             self.kept_stream, self.writable = self.stream.hidden, self.writable and not keep
             normed: Tensor = norm(self.stream.hidden.view(self.shape)).flatten(0, -2).contiguous()
             return self.fp8.quantise(normed) if quantised and self.fp8 is not None else normed
@@ -209,11 +209,13 @@ class FusedForward:
             is_clamped: whether ``rows`` are already clamped to the input range of ``layer``.
         """
         if not isinstance(rows, Tensor) or not is_plain(layer):
-            self._leave(self._linear(layer, rows, is_clamped), scale, norm, only_ranges(layer)[1])
+            self._defer_branch(
+                self._apply_linear(layer, rows, is_clamped), scale, norm, single_ranges(layer)[1]
+            )
             return
         weight = layer.weight if weight is None else weight
         if scale is not None or norm is not None:
-            self._leave(F.linear(rows, weight, layer.bias), scale, norm)
+            self._defer_branch(F.linear(rows, weight, layer.bias), scale, norm)
             return
         hidden = self.stream.hidden
         if self.writable:
@@ -224,7 +226,7 @@ class FusedForward:
         if layer.bias is not None:
             self.stream = self.stream.plus_bias(layer.bias)
 
-    def _leave(
+    def _defer_branch(
         self,
         branch: Tensor,
         scale: Tensor | None,
@@ -252,7 +254,7 @@ class FusedForward:
 
     def _attend(self, parts: BlockParts, rows: Rows) -> Tensor:
         """Return a block's attention before the output product, from its normed input [T, D]."""
-        qkv = self._linear(parts.qkv, rows)
+        qkv = self._apply_linear(parts.qkv, rows)
         if not self._is_own(parts.qkv):  # a hook may hold what attention is going to overwrite
             qkv = qkv.clone(memory_format=torch.contiguous_format)
         return self.attention.attend(parts, qkv)
@@ -264,16 +266,16 @@ class FusedForward:
 
     def _mlp(self, parts: BlockParts, fp8: bool) -> None:
         """Apply the second norm and the MLP of a block; add the result to the residual stream."""
-        rows = self._normed(parts.norm2, quantised=fp8)
+        rows = self._apply_norm(parts.norm2, quantised=fp8)
         if isinstance(rows, Tensor):
-            inner, weight = self._inner(parts, rows)
+            inner, weight = self._activate_mlp(parts, rows)
             self._add(parts.down, inner, parts.scale2, parts.post_norm2, weight, is_clamped=True)
         else:
             assert self.fp8 is not None
             branch = self.fp8.mlp(parts, rows, partial(aligned_mlp, self.derived, parts))
-            self._leave(branch, parts.scale2, parts.post_norm2)
+            self._defer_branch(branch, parts.scale2, parts.post_norm2)
 
-    def _inner(self, parts: BlockParts, rows: Tensor) -> tuple[Tensor, Tensor | None]:
+    def _activate_mlp(self, parts: BlockParts, rows: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the input of the MLP's last product, and the padded weight of that product.
 
         ``rows`` are the normed input of the MLP, [T, D]. The weight is None if the layer's own
@@ -281,16 +283,19 @@ class FusedForward:
         """
         up, down, kind = parts.up, parts.down, parts.activation
         if parts.gate is not None:
-            return self._gated(parts, parts.gate, rows)
+            return self._activate_gated_mlp(parts, parts.gate, rows)
         fuses_gelu = rows.is_cuda and rows.dtype in HALF_DTYPES  # cuBLAS is less exact in float32
         fuses_gelu = fuses_gelu and is_plain(up) and not clamps(down)
         if kind == "gelu_tanh" and fuses_gelu and up.bias is not None:
             return gelu_tanh_product(rows, up.weight, up.bias), None
-        inner, ranges = self._linear(up, rows), (only_ranges(up)[1], None, only_ranges(down)[0])
+        inner, ranges = (
+            self._apply_linear(up, rows),
+            (single_ranges(up)[1], None, single_ranges(down)[0]),
+        )
         in_place = self._is_own(up)
         return self.activations.activate(inner, kind, ranges=ranges, in_place=in_place), None
 
-    def _gated(
+    def _activate_gated_mlp(
         self, parts: BlockParts, gate: nn.Linear, rows: Tensor
     ) -> tuple[Tensor, Tensor | None]:
         up, down = parts.up, parts.down
@@ -299,11 +304,11 @@ class FusedForward:
             gate_and_up, bias, weight = aligned_mlp(self.derived, parts, gate)
             gated, up_rows = F.linear(rows, gate_and_up, bias).chunk(2, dim=-1)
             return activate(gated, up=up_rows, in_place=True), weight
-        gated, up_rows = self._linear(gate, rows), self._linear(up, rows)
-        ranges = (only_ranges(gate)[1], only_ranges(up)[1], only_ranges(down)[0])
+        gated, up_rows = self._apply_linear(gate, rows), self._apply_linear(up, rows)
+        ranges = (single_ranges(gate)[1], single_ranges(up)[1], single_ranges(down)[0])
         return activate(gated, up=up_rows, ranges=ranges, in_place=self._is_own(gate)), None
 
-    def _linear(self, layer: nn.Linear, rows: Rows, is_clamped: bool = False) -> Tensor:
+    def _apply_linear(self, layer: nn.Linear, rows: Rows, is_clamped: bool = False) -> Tensor:
         """Apply a linear layer to rows [T, columns], as one product if the layer is plain.
 
         ``is_clamped`` says that rows are already clamped to the input range of a layer that clamps.
@@ -314,7 +319,7 @@ class FusedForward:
         if is_plain(layer):
             return F.linear(rows, layer.weight, layer.bias)
         if clamps(layer):
-            return self._bounded(layer, rows, is_clamped)
+            return self._apply_bounded(layer, rows, is_clamped)
         self.run_record.called_count += 1
         if len(self.shape) > 2:  # views, as when the block calls the layer
             views: Tensor = layer(rows.view(*self.shape[:-1], -1))
@@ -322,7 +327,7 @@ class FusedForward:
         out: Tensor = layer(rows)
         return out.contiguous()
 
-    def _bounded(self, layer: BoundedLinear, rows: Tensor, is_clamped: bool) -> Tensor:
+    def _apply_bounded(self, layer: BoundedLinear, rows: Tensor, is_clamped: bool) -> Tensor:
         """Apply a layer that clamps to rows [T, columns]; ``is_clamped``: they already are.
 
         The next kernel clamps the output, unless the layer has several parts with own bounds.

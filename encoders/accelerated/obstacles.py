@@ -61,7 +61,7 @@ def names_its_parts(block: nn.Module) -> bool:
     return isinstance(block, NamesItsParts)
 
 
-def fusible(block: nn.Module) -> BlockParts | None:
+def fusible_parts(block: nn.Module) -> BlockParts | None:
     """Return the layers of a block by role; None if it or a part of it is hooked or replaced."""
     parts = block.parts() if isinstance(block, NamesItsParts) else None
     if parts is None or not all(map(is_untouched, parts.containers)):
@@ -96,7 +96,7 @@ def clamps(layer: nn.Module) -> TypeGuard[BoundedLinear]:
     return all(type(part) is Bounds and is_untouched(part) for part in layer.bounds)
 
 
-def only_ranges(layer: nn.Module) -> tuple[Range | None, Range | None]:
+def single_ranges(layer: nn.Module) -> tuple[Range | None, Range | None]:
     """Return a layer's only input and output range; (None, None) if it has none or several."""
     if not clamps(layer) or len(layer.bounds) > 1:
         return None, None

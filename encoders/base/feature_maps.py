@@ -33,9 +33,9 @@ class MapsFeatures(nn.Module, ABC):
 
         With ``tiles``, (columns, rows, thumbnail) per item, the tiles of an image make one map.
         """
-        raise self._tensors_alone("feature_maps")
+        raise self._bare_tensors_error("feature_maps")
 
-    def _tensors_alone(self, method: str) -> ValueError:
+    def _bare_tensors_error(self, method: str) -> ValueError:
         """Return the error of ``method`` for bare tensors, which may be of any kind of input."""
         dotted = "" if method == "forward" else f".{method}"
         arguments = "features, inputs" if method == "feature_maps" else "inputs"
@@ -163,7 +163,7 @@ class MapsFeatures(nn.Module, ABC):
                 if (path := pixel_values.paths[name]).items
             }
         if (tower := self.paths["image"]) is not self:
-            raise self._tensors_alone("forward_intermediates")
+            raise self._bare_tensors_error("forward_intermediates")
         assert grid_thw is not None  # check_arguments refuses tensors without a grid
         run = tower._block_outputs
         return states_of_blocks(tower, run, pixel_values, grid_thw, indices, output_fmt)

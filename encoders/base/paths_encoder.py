@@ -45,7 +45,7 @@ class PathsEncoder(Encoder):
         encoder_metadata: Metadata | None = None,
     ) -> EncoderOutput:
         """Raise a ValueError: this encoder takes the result of ``preprocess``, not tensors."""
-        raise self._tensors_alone("forward")
+        raise self._bare_tensors_error("forward")
 
     def split_paths(
         self, outputs: Mapping[str, Output], inputs: VisionInputs
@@ -70,7 +70,7 @@ class PathsEncoder(Encoder):
                 items[item][name] = entry
         return items
 
-    def _share(self, tower: nn.Module, *, tensors: bool = False) -> None:
+    def _share_modules(self, tower: nn.Module, *, tensors: bool = False) -> None:
         """Share the submodules of a tower and, with ``tensors``, the tower's direct weights."""
         from ..layers.torch_internals import share_modules
 
@@ -153,7 +153,7 @@ class TilesThenImage(PathsEncoder):
     ) -> None:
         super().__init__()
         self.config, self._preprocessor = image.config, preprocessor
-        self._share(image, tensors=True)
+        self._share_modules(image, tensors=True)
         self.paths = {"image": image, "tiles": tiles}
 
     def join(self, outputs: Mapping[str, Output], inputs: VisionInputs) -> list[Output]:

@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from ..data import Limits
-from .image_files import naming
+from .image_files import prefix_errors
 from .intake import ImageLike, Video, VideoLike, is_one_image, is_picture, to_rgb
 from .video_files import VideoFrames
 
@@ -116,7 +116,7 @@ def read_videos(
     for number, video in enumerate(several):
         if error is not None:
             raise error.with_traceback(None)
-        with naming(f"video {number}"):
+        with prefix_errors(f"video {number}"):
             clips.append(_read_video(video, choose))
     return clips
 
@@ -151,7 +151,7 @@ def _read_video(video: object, choose: ChooseFrames) -> list[Tensor]:
         raise ValueError("has no frames: a video needs at least one")
     pixels: list[Tensor] = []
     for number in choose(len(frames), source_fps=fps):
-        with naming(f"frame {number}"):
+        with prefix_errors(f"frame {number}"):
             frame = to_rgb(frames[number])
             if pixels and frame.shape != pixels[0].shape:
                 raise ValueError(

@@ -68,7 +68,7 @@ def open_image(source: FileLike) -> Image.Image:
             its path if that was given.
     """
     if isinstance(source, str | os.PathLike):
-        with naming(str(source)):
+        with prefix_errors(str(source)):
             return _open(_find_file(source))
     if isinstance(source, bytes | bytearray | memoryview):
         return _open(io.BytesIO(source))
@@ -153,7 +153,7 @@ def _is_heif(head: bytes) -> bool:
 
 
 @contextmanager
-def naming(item: str) -> Iterator[None]:
+def prefix_errors(item: str) -> Iterator[None]:
     """Prefix the message of a ValueError raised in the block by ``item``, such as "image 3"."""
     try:
         yield

@@ -112,7 +112,7 @@ def _lanczos(batch: Tensor, height: int, width: int) -> Tensor:
         return torch.from_numpy(resized).permute(2, 0, 1)[None].to(batch.device)
 
 
-def laid_over(
+def lay_over(
     image: Tensor, height: int, width: int, top: int, left: int, colour: PerChannel
 ) -> Tensor:
     """Lay an image over a canvas of one colour.
@@ -134,7 +134,7 @@ def laid_over(
     return canvas
 
 
-def padded(image: Tensor, height: int, width: int, colour: PerChannel) -> Tensor:
+def pad_to_canvas(image: Tensor, height: int, width: int, colour: PerChannel) -> Tensor:
     """Resize an image, keeping its aspect ratio, and centre it on a canvas that it just fits.
 
     This is PIL's ``ImageOps.pad``, with Python's ``round`` (half to even). A side that is rounded
@@ -144,7 +144,7 @@ def padded(image: Tensor, height: int, width: int, colour: PerChannel) -> Tensor
         image: uint8 [3, h, w].
         height: height of the canvas in pixels.
         width: width of the canvas in pixels.
-        colour: red, green and blue around the image, as :func:`laid_over` takes them.
+        colour: red, green and blue around the image, as :func:`lay_over` takes them.
 
     Returns:
         uint8 [3, height, width].
@@ -156,7 +156,7 @@ def padded(image: Tensor, height: int, width: int, colour: PerChannel) -> Tensor
     elif shape < canvas:
         image_width = max(round(image.shape[2] / image.shape[1] * height), 1)
     top, left = round((height - image_height) * 0.5), round((width - image_width) * 0.5)
-    return laid_over(resize(image, image_height, image_width), height, width, top, left, colour)
+    return lay_over(resize(image, image_height, image_width), height, width, top, left, colour)
 
 
 def stack_frames(frames: Sequence[Tensor], pinned: bool) -> Tensor:
@@ -181,7 +181,7 @@ def stack_frames(frames: Sequence[Tensor], pinned: bool) -> Tensor:
 
 
 @lru_cache(maxsize=16)
-def folded_mean_std(mean: PerChannel, std: PerChannel) -> tuple[Tensor, Tensor]:
+def fold_mean_std(mean: PerChannel, std: PerChannel) -> tuple[Tensor, Tensor]:
     """Convert mean and std of pixels from 0 to 1 to those from 0 to 255, float32 [3, 1, 1] each."""
     mean_std = torch.tensor((mean, std), dtype=torch.float32, device="cpu") * 255.0
     return mean_std[0].view(3, 1, 1), mean_std[1].view(3, 1, 1)
@@ -199,7 +199,7 @@ def normalize(pixels: Tensor, mean: PerChannel, std: PerChannel) -> Tensor:
         float32 [N, 3, ...].
     """
     mean_std = (
-        _pinned_mean_std(mean, std) if pixels.is_cuda else torch.stack(folded_mean_std(mean, std))
+        _pinned_mean_std(mean, std) if pixels.is_cuda else torch.stack(fold_mean_std(mean, std))
     )
     low, scale = mean_std.to(pixels.device, non_blocking=True).view(2, 3, *[1] * (pixels.ndim - 2))
     return pixels.to(torch.float32).sub_(low).div_(scale)
@@ -211,7 +211,7 @@ def _pinned_mean_std(mean: PerChannel, std: PerChannel) -> Tensor:
 
     A copy from pageable memory to a GPU would wait until all batches that are queued have run.
     """
-    return torch.stack(folded_mean_std(mean, std)).pin_memory()
+    return torch.stack(fold_mean_std(mean, std)).pin_memory()
 
 
 def grid_tensor(grids: Sequence[Grid]) -> Tensor:
@@ -231,14 +231,14 @@ def check_limits(limits: Limits) -> None:
             if value is not None and read_rate(value) is None:
                 raise ValueError(f"fps={value!r}: must be a positive number of frames per second")
             continue
-        number = 1 if value is None else _whole(value)
+        number = 1 if value is None else _as_integer(value)
         if number < 1:
             raise ValueError(f"{name}={value!r}: must be a positive integer")
         if name == "min_pixels" and number > MOST_PIXELS:
             raise ValueError(f"min_pixels={value}: must be at most {MOST_PIXELS}, an area")
 
 
-def _whole(value: object) -> int:
+def _as_integer(value: object) -> int:
     """Return ``value`` as int if it is an integer of any type but bool, and 0 otherwise."""
     if isinstance(value, bool):
         return 0

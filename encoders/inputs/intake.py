@@ -32,7 +32,7 @@ from PIL import Image
 from PIL.ImageFile import ImageFile
 from torch import Tensor
 
-from .image_files import DAMAGED, FileLike, Readable, lock_of, naming, open_image
+from .image_files import DAMAGED, FileLike, Readable, lock_of, open_image, prefix_errors
 
 if TYPE_CHECKING:
     AnyArray: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.generic[object]]]
@@ -79,7 +79,7 @@ def to_rgb(image: ImageLike) -> Tensor:
     """
     if isinstance(image, str | os.PathLike):
         picture = open_image(image)
-        with naming(str(image)):
+        with prefix_errors(str(image)):
             return _from_pil(picture)
     if isinstance(image, bytes | bytearray | memoryview):
         return _from_pil(open_image(image))
@@ -132,7 +132,7 @@ def read_images(images: ImageLike | Iterable[ImageLike]) -> list[Tensor]:
         )
     pixels = []
     for number, image in enumerate(several):
-        with naming(f"image {number}"):
+        with prefix_errors(f"image {number}"):
             pixels.append(to_rgb(image))
     return pixels
 
@@ -221,7 +221,7 @@ def _from_array(array: AnyArray) -> Tensor:
         )
     _require_layout(array.shape, "[H, W, C] or [H, W]", -1)
     writable = torch.from_numpy(np.require(array, requirements=["C", "W"]))
-    return _spread(writable[None] if array.ndim == 2 else writable.permute(2, 0, 1))
+    return _to_three_channels(writable[None] if array.ndim == 2 else writable.permute(2, 0, 1))
 
 
 def _from_tensor(image: Tensor) -> Tensor:
@@ -236,7 +236,7 @@ def _from_tensor(image: Tensor) -> Tensor:
         raise ValueError(f"tensor of {image.dtype}: pixels must be uint8, 0..255; {_fix(kind)}")
     _require_layout(image.shape, "[C, H, W] or [H, W]", 0)
     image = image.cpu()
-    return _spread(image[None] if image.ndim == 2 else image)
+    return _to_three_channels(image[None] if image.ndim == 2 else image)
 
 
 def _from_unit(image: Tensor, subject: str) -> Tensor:
@@ -276,7 +276,7 @@ def _require_pixels(height: int, width: int) -> None:
         )
 
 
-def _spread(image: Tensor) -> Tensor:
+def _to_three_channels(image: Tensor) -> Tensor:
     """Convert uint8 [C, H, W] with 1 (grey), 3 (RGB) or 4 (RGBA) channels to uint8 [3, H, W].
 
     Transparency is laid over white, with torchvision's order of operations.

@@ -37,7 +37,7 @@ class PixelRules:
     max_pixels: int
     mean: PerChannel = CLIP_MEAN
     std: PerChannel = CLIP_STD
-    whole_clip: bool = False
+    bounds_all_frames: bool = False
     """Whether ``min_pixels`` and ``max_pixels`` bound the area of all frames together (Qwen3-VL,
     GLM), not that of each frame; an image then counts as two frames."""
     min_frames: int = 4
@@ -81,12 +81,14 @@ class PixelRules:
 QWEN2_IMAGES = PixelRules(56 * 56, 1280 * 28**2)
 QWEN2_VIDEOS = PixelRules(128 * 28**2, 768 * 28**2)
 QWEN3_VIDEOS = PixelRules(
-    128 * 32**2, 768 * 32**2, HALF, HALF, whole_clip=True, sampling="qwen3_vl"
+    128 * 32**2, 768 * 32**2, HALF, HALF, bounds_all_frames=True, sampling="qwen3_vl"
 )
 _TOKEN = 2 * 28**2  # pixels: GLM's limits count two frames of 28x28 per token
-_GLM4V = PixelRules(112**2, 15_000 * 28**2, whole_clip=True, sampling="glm4v")
+_GLM4V = PixelRules(112**2, 15_000 * 28**2, bounds_all_frames=True, sampling="glm4v")
 _GLM46V = replace(_GLM4V, sampling="glm46v")
-_GLM5 = PixelRules(16 * _TOKEN, 8_000 * _TOKEN, whole_clip=True, sampling="glm5_next", canvas=True)
+_GLM5 = PixelRules(
+    16 * _TOKEN, 8_000 * _TOKEN, bounds_all_frames=True, sampling="glm5_next", canvas=True
+)
 _MINIMAX_M3 = PixelRules(4 * 28**2, 672**2, sampling="uniform")
 _ERNIE = PixelRules(56 * 56, 6177 * 28**2, sampling="ernie")
 _ERNIE_VIDEOS = PixelRules(
@@ -326,7 +328,7 @@ def _pixel_bounds(label: str, section: Section, defaults: PixelRules) -> tuple[i
         ("max_pixels", "longest_edge", defaults.max_pixels),
     ):
         # Qwen3VLVideoProcessor and ERNIE's processors read only the spelling inside of ``size``.
-        in_size_alone = defaults.whole_clip or defaults.sampling == "ernie"
+        in_size_alone = defaults.bounds_all_frames or defaults.sampling == "ernie"
         value = None if in_size_alone else section.get(old)
         if value is None and size is not None:
             value = size.get(new, size.get(old))

@@ -66,7 +66,7 @@ def sample_frames(
             qwen3_vl rule), no frame at all, or a rate that is not a positive number.
     """
     if fps is None and num_frames is None:
-        return _filled(list(range(total)), temporal_patch_size if rule == "ernie" else 1)
+        return _repeat_last(list(range(total)), temporal_patch_size if rule == "ernie" else 1)
     if fps is not None and num_frames is not None:
         raise ValueError(f"fps={fps} and num_frames={num_frames}: give one of them")
     if rule in ("glm4v", "glm46v", "glm5_next"):
@@ -86,7 +86,7 @@ def sample_frames(
             target_count = _check_count(num_frames or 0, total, None, 1)
         else:
             target_count = min(max(target_count, min_frames), max_frames, total)
-        return _filled(_steps(0, total, target_count), temporal_patch_size)
+        return _repeat_last(_steps(0, total, target_count), temporal_patch_size)
     if rule == "uniform":
         count = num_frames if num_frames is not None else max(int(target_count), 1)
         return [frame * total // count for frame in range(_check_count(count, total, fps, 1))]
@@ -150,7 +150,7 @@ def _steps(start: float, total: int, count: float) -> list[int]:
     return indices[: math.ceil(count)]
 
 
-def _filled(frames: list[int], multiple: int) -> list[int]:
+def _repeat_last(frames: list[int], multiple: int) -> list[int]:
     """Return the chosen frames, the last one repeated to fill a multiple of ``multiple``."""
     return frames + frames[-1:] * (-len(frames) % multiple)
 
@@ -203,7 +203,7 @@ def _sample_glm(
             frames = _sample_in_order(total, rate, _rate_of_length(total / rate) * pair, 640, 2400)
         else:
             frames = _sample_in_order(total, rate, target_rate, max_frames, max_duration)
-    return _filled(list(dict.fromkeys(frames)), pair)
+    return _repeat_last(list(dict.fromkeys(frames)), pair)
 
 
 def _at_times(total: int, source_rate: float, target_rate: float, max_duration: float) -> list[int]:

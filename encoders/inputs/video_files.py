@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast, overload
 import torch
 from torch import Tensor
 
-from .image_files import naming, refuse_address
+from .image_files import prefix_errors, refuse_address
 
 if TYPE_CHECKING:
     from av.video.frame import VideoFrame
@@ -112,7 +112,7 @@ class VideoFrames(Sequence[Tensor]):
             current.decoder, current.position = enumerate(self._decode()), -1
         while current.position < number:
             self._advance(current, current.decoder)
-        return _upright(current.frame)
+        return _turn_upright(current.frame)
 
     def _advance(self, current: _Pass, decoder: Iterator[tuple[int, VideoFrame]]) -> None:
         current.decoder = None  # a decoder that raises cannot be used again
@@ -128,7 +128,7 @@ class VideoFrames(Sequence[Tensor]):
     def _decode(self) -> Iterator[VideoFrame]:
         import av
 
-        with naming(str(self.path)):
+        with prefix_errors(str(self.path)):
             refuse_address(self.path, "download it and pass the path of the file")
         if self._file.is_dir():
             raise ValueError(f"{self.path}: is a folder; pass the paths of the clips in it")
@@ -150,7 +150,7 @@ class VideoFrames(Sequence[Tensor]):
             ) from error
 
 
-def _upright(frame: VideoFrame) -> Tensor:
+def _turn_upright(frame: VideoFrame) -> Tensor:
     """Convert a frame to RGB [3, H, W], turned and mirrored by its display matrix.
 
     A matrix (a b, c d) shows the pixel (x, y) at (a*x + c*y, b*x + d*y), y downwards; it is rounded

@@ -277,8 +277,8 @@ def relative_rows(table: Tensor) -> Tensor:
         [size, size, K], queries first.
     """
     size = (len(table) + 1) // 2
-    places = torch.arange(size, device=table.device)
-    return table[places[:, None] - places + size - 1]
+    positions = torch.arange(size, device=table.device)
+    return table[positions[:, None] - positions + size - 1]
 
 
 def relative_columns(q: Tensor, k: Tensor, rows_h: Tensor, rows_w: Tensor) -> tuple[Tensor, Tensor]:

@@ -50,7 +50,7 @@ def pool_items(
         return [pool(output, method, grid, normalize) for output, grid in pairs]
     tokens = [output.pooler_output for output in outputs]
     if head is None or any(rows is None for rows in tokens):
-        raise ValueError(_NO_HEAD if head is None else _missing(method))
+        raise ValueError(_NO_HEAD if head is None else _missing_field(method))
     if not tokens:
         return []
     vectors = head([rows for rows in tokens if rows is not None])
@@ -84,7 +84,7 @@ def pool(
         raise ValueError("pool='head' needs the encoder's head: call encode(pool='head')")
     rows = _class_rows(output.last_hidden_state, grid) if method == "cls" else output.pooler_output
     if rows is None:
-        raise ValueError(_missing(method))
+        raise ValueError(_missing_field(method))
     dtype = torch.promote_types(rows.dtype, torch.float32)
     vector = rows.amax(0).to(dtype) if method == "max" else rows.mean(0, dtype=dtype)
     return F.normalize(vector, dim=0) if normalize else vector
@@ -132,7 +132,7 @@ def check_fields(
     if method == "head" and head is None:
         raise ValueError(_NO_HEAD)
     if (field := "last_hidden_state" if method == "cls" else "pooler_output") not in fields:
-        raise ValueError(f"{_missing(method)} (it returns {', '.join(fields)}, not {field})")
+        raise ValueError(f"{_missing_field(method)} (it returns {', '.join(fields)}, not {field})")
 
 
 _NO_CLASS_TOKEN = "pool='cls': this encoder has no class token; take pool='mean' or 'max'"
@@ -142,7 +142,7 @@ _NO_HEAD = (
 )
 
 
-def _missing(method: Pool) -> str:
+def _missing_field(method: Pool) -> str:
     field = "last_hidden_state" if method == "cls" else "pooler_output"
     return (
         f"pool={method!r} reads {field}, which this encoder leaves out: name it in "

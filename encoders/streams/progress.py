@@ -49,7 +49,7 @@ class Progress:
         if kind is None and self.count:
             self.total = self.count  # ``total`` may have been an estimate
         if self._bar is None:
-            self._say()
+            self._print_line()
         else:
             self._bar.total = self.total
             self._bar.close()
@@ -59,14 +59,14 @@ class Progress:
         self.count += 1
         if self._bar is None:
             if self.count % self.per_line == 0 or self.count == self.total:
-                self._say()
+                self._print_line()
             return
         self._bar.set_postfix_str(self.note, refresh=False)
         self._bar.update()
         if self.count == self.total:  # the consumer may stop after the last result
             self._bar.refresh()
 
-    def _say(self) -> None:
+    def _print_line(self) -> None:
         """Print a line with the count, unless this count has a line already."""
         if not self.shown or self._printed_count == self.count:
             return

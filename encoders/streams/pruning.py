@@ -68,7 +68,7 @@ def prune_video_tokens(
         )
     frames, rows, columns = _token_grid(grid_thw, len(tokens))
     count = max(rows * columns, int(len(tokens) * (1 - rate)))
-    order = _changes(tokens.unflatten(0, (frames, rows * columns))).argsort(
+    order = _token_changes(tokens.unflatten(0, (frames, rows * columns))).argsort(
         descending=True, stable=True
     )
     kept_index = order[:count].sort().values
@@ -96,7 +96,7 @@ def _check(output: object, rate: object) -> None:
         )
 
 
-def _changes(tokens: Tensor) -> Tensor:
+def _token_changes(tokens: Tensor) -> Tensor:
     """Return 1 - cosine between each token [t, n, D] and that of the frame before, [t * n].
 
     The value is infinite for the tokens of the first frame, so that all of them are kept.

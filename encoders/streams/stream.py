@@ -223,7 +223,7 @@ class _Stream:
         except Exception as error:  # noqa: BLE001
             # The item is the user's: reading it runs code of its own (a member of a zip file, a
             # lazy data set, a store), which may raise any class, and says nothing about the others.
-            item.value = _about_one(without_traceback(error) if self.keep else error)
+            item.value = _without_item_name(without_traceback(error) if self.keep else error)
         else:
             item.inputs, item.grid, item.tokens = inputs, grid, tokens
             item.layout = _layout_of(inputs)
@@ -371,7 +371,7 @@ def without_traceback(error: Exception) -> Exception:
     return error
 
 
-def _about_one(error: Exception) -> Exception:
+def _without_item_name(error: Exception) -> Exception:
     """Return the error without "image 0: " or "video 0: ", as the stream itself names the item."""
     if not isinstance(error, ValueError):
         return error

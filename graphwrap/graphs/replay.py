@@ -16,7 +16,7 @@ from encoders.grids import read_grid
 from ..budgets import Batch, Budget, read_specs
 from ..encoder_forms import EncoderForm, capacity_metadata
 from ..guards import WeightGuard
-from ..outputs import as_output, is_per_row, output_fields, owned, read_out, share_storage
+from ..outputs import as_output, copy_shared, is_per_row, output_fields, read_out, share_storage
 from ..packing import Group, Packer, Schedule, Span, Step, make_schedule, refuse_overflow
 from ..stats import BudgetStats, GraphStats
 from .budget_graph import BudgetGraph
@@ -236,7 +236,11 @@ class Executor:
             self.counts.eager_calls += 1
             self.counts.eager_items += len(step.grids)
             self.counts.eager_reasons.update(step.reasons)
-        return owned(fields, [pixels, *metadata.values()], self.guard.storages) if copy else fields
+        return (
+            copy_shared(fields, [pixels, *metadata.values()], self.guard.storages)
+            if copy
+            else fields
+        )
 
     def _prepare(self, key: object, step: Step) -> Metadata:
         """Return the metadata of a step on the device, computed once and kept under ``key``."""

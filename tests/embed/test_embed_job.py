@@ -170,7 +170,7 @@ def test_what_killed_workers_left_is_removed_and_what_live_ones_use_is_not(
     left = [".00001.npy.123.abcd.tmp", ".00000_stats.json.9.ef.tmp", ".manifest.json.1.a.tmp"]
     for name in (*left, ".00001.lock.tmp", ".00003.npy.5.ab.tmp"):
         (out / name).write_bytes(b"half")
-    with LocalFolder(out).alone("00003"):  # a live worker writes this shard
+    with LocalFolder(out).exclusive("00003"):  # a live worker writes this shard
         assert main([*command, "--shard", "0/2"]) == 0
         assert [path.name for path in sorted(out.glob(".*"))] == [
             ".00003.lock.tmp",

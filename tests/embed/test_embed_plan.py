@@ -11,7 +11,7 @@ import pytest
 from support.commands.command_line import Cli, refusal
 from support.photographs import china
 from vitgraph.embedding.planning.estimate import Estimate, Rate, Sample, report
-from vitgraph.embedding.planning.sample import choose, seconds_by_tokens, seconds_of
+from vitgraph.embedding.planning.sample import sample_files, seconds_by_tokens, seconds_of
 from vitgraph.embedding.sources.reading import File
 from vitgraph.terminal import readable
 
@@ -94,12 +94,12 @@ def test_seconds_lie_on_a_line_between_measured_sizes_and_grow_in_proportion() -
 
 def test_every_file_has_the_same_chance_to_be_chosen() -> None:
     files = [File(f"{number}", "") for number in range(400)]
-    count, chosen = choose(iter(files), 40)
+    count, chosen = sample_files(iter(files), 40)
     assert (count, len(chosen), len(set(chosen))) == (400, 40, 40)
     quarters = Counter(int(file.key) // 100 for file in chosen)
     assert min(quarters.values()) >= 5
-    assert choose(iter(files), 40)[1] == chosen
-    assert choose(files[:3], 40) == (3, files[:3])
+    assert sample_files(iter(files), 40)[1] == chosen
+    assert sample_files(files[:3], 40) == (3, files[:3])
 
 
 def test_bytes_are_shown_with_the_unit_that_suits_them() -> None:

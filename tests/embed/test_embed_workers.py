@@ -66,12 +66,12 @@ def test_each_worker_has_a_gpu_and_a_part_of_the_cores(
     monkeypatch.setattr("sys.platform", "darwin")
     monkeypatch.setattr(os, "cpu_count", lambda: 32)
     worker = read_worker(None, dict(zip(LAUNCHERS, ["9", "16", "5", "8"], strict=True)))
-    assert worker.place(torch.device("cuda")) == torch.device("cuda", 1)
-    assert worker.place(torch.device("cuda:3")) == torch.device("cuda", 3)
-    assert worker.place(torch.device("cpu")) == torch.device("cpu")
+    assert worker.device_for(torch.device("cuda")) == torch.device("cuda", 1)
+    assert worker.device_for(torch.device("cuda:3")) == torch.device("cuda", 3)
+    assert worker.device_for(torch.device("cpu")) == torch.device("cpu")
     assert worker.threads() == 4
     alone_on_host = read_worker("3/8", {})
-    assert alone_on_host.place(torch.device("cuda")) == torch.device("cuda")
+    assert alone_on_host.device_for(torch.device("cuda")) == torch.device("cuda")
     assert alone_on_host.threads() == 16
 
 
@@ -149,8 +149,8 @@ def test_two_workers_on_one_shard_write_it_once(
         go_on.set()  # the shard is encoded, and the first worker still holds it
         return plain(folder, name)
 
-    plain = LocalFolder.alone
-    monkeypatch.setattr(LocalFolder, "alone", arrive)
+    plain = LocalFolder.exclusive
+    monkeypatch.setattr(LocalFolder, "exclusive", arrive)
     first = threading.Thread(target=hold)
     first.start()
     assert entered.wait(30)
@@ -241,5 +241,5 @@ def test_workers_killed_at_fifty_moments_lose_nothing_and_repeat_nothing(
 
 def test_every_shard_belongs_to_one_worker() -> None:
     for size in range(1, 9):
-        own = [Worker(rank, size).own(range(50)) for rank in range(size)]
+        own = [Worker(rank, size).shards_of_worker(range(50)) for rank in range(size)]
         assert sorted(number for shards in own for number in shards) == list(range(50))

@@ -35,7 +35,7 @@ from weights.cache.store import cache_root
 from weights.files.index import read_contents
 from weights.hub.repo import HubOptions
 from weights.hub.hub_checkpoint import open_repo
-from weights.files.checkpoint import TowerTensor, WholeCheckpoint, TowerFiles
+from weights.files.checkpoint import TowerTensor, PublishedCheckpoint, TowerFiles
 
 def fetch(way="ranges"):
     options = HubOptions(fetch=way, max_workers=3, progress=False)
@@ -50,7 +50,7 @@ def fetch(way="ranges"):
         if name.startswith(prefix)
     ]
     sizes = {file: header.file_bytes for file, header in headers.items()}
-    published = WholeCheckpoint(prefix, len(contents.files), sizes)
+    published = PublishedCheckpoint(prefix, len(contents.files), sizes)
     files = lambda: checkpoint.contents(["config.json", "preprocessor_config.json"])
     return checkpoint.locate(TowerFiles(tensors, published, files))
 

@@ -52,7 +52,7 @@ def compare_with_shares(rank: int, name: str, graphs: bool, table: str) -> list[
             assert found.pooler_output is not None
             assert found.pooler_output.device == torch.device("cuda", rank)
             items = encoder.split(found, grids)
-            shares = parallel._share(grids)
+            shares = parallel._assign_grids(grids)
             for share in shares.by_rank:
                 theirs = shares._replace(mine=share)
                 output = wrapped(theirs.select(given), theirs.own_grids)

@@ -59,9 +59,9 @@ def test_sampling_a_file_keeps_only_the_sampled_frames(
 ) -> None:
     write_video(tmp_path / "clip.mp4", moving_square(30), 12)
     converted = []
-    to_rgb = encoders.inputs.video_files._upright
+    to_rgb = encoders.inputs.video_files._turn_upright
     monkeypatch.setattr(
-        "encoders.inputs.video_files._upright", lambda f: converted.append(f) or to_rgb(f)
+        "encoders.inputs.video_files._turn_upright", lambda f: converted.append(f) or to_rgb(f)
     )
     inputs = QWEN3(videos=[read_video(tmp_path / "clip.mp4")], num_frames=4)
     assert inputs.grid_thw[0, 0] == 2

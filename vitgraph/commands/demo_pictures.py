@@ -124,7 +124,7 @@ def run_demo(out: Path, repos: Sequence[str] = ()) -> Path:
         media = sample_media(Path(folder))
         loaded = zip(names, map(_load, repos), strict=True) if repos else _seeded(Path(folder))
         encoded = {
-            title: list(encode_items(encoder, _fitting(encoder, media)))
+            title: list(encode_items(encoder, _media_for(encoder, media)))
             for title, encoder in loaded
         }
     rows = [(title, *row(item)) for title, items in encoded.items() for item in items]
@@ -165,7 +165,7 @@ def draw_nearest(picture: Path) -> None:
     figure.savefig(picture, dpi=120)
 
 
-def _fitting(encoder: Encoder, media: Sequence[Media]) -> list[Media]:
+def _media_for(encoder: Encoder, media: Sequence[Media]) -> list[Media]:
     """Return the media in a form that an encoder takes.
 
     Args:

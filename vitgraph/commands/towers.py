@@ -111,11 +111,11 @@ def _rows(tower: PublishedTower) -> list[tuple[str, ...]]:
     limits = tower.family.images_only
     layouts = [f"{name} (no video)" if name in limits else name for name in tower.layouts]
     first_line, *other_lines = zip_longest(
-        _wrapped(layouts, _LAYOUTS), _wrapped(tower.repo_ids, _IDS), fillvalue=""
+        _wrap_names(layouts, _LAYOUTS), _wrap_names(tower.repo_ids, _IDS), fillvalue=""
     )
     numbers = tuple(f"{count / 1e6:.1f}" for count in counts)
     return [(*numbers, *first_line), *(("", "", *cells) for cells in other_lines)]
 
 
-def _wrapped(names: Sequence[str], width: int) -> list[str]:
+def _wrap_names(names: Sequence[str], width: int) -> list[str]:
     return wrap(", ".join(names), width, break_long_words=False, break_on_hyphens=False)

@@ -78,7 +78,7 @@ class Job:
         self.dtype: torch.dtype = DTYPES[settings["out_dtype"]]
         self.shards = shards_of(storage, manifest)
         self.missing = missing_of(self.shards)
-        self.todo = worker.own(self.missing)
+        self.todo = worker.shards_of_worker(self.missing)
         self._files_of: dict[int, list[File]] = {}
         self._listing = threading.Lock()
 
@@ -330,7 +330,7 @@ class Job:
         if not errors:
             self.storage.delete(["errors.csv"])
             return JobReport([line], 0)
-        with self.storage.alone(JOB), self.storage.writing("errors.csv") as temporary:
+        with self.storage.exclusive(JOB), self.storage.writing("errors.csv") as temporary:
             temporary.write_bytes(csv_bytes([("key", "error"), *errors]))
         failures = f"{counted(len(errors), 'file')} could not be encoded: {name}/errors.csv"
         return JobReport([line, failures], 3)
@@ -345,7 +345,7 @@ class Job:
         Returns:
             The counts, with the exit code 0, or 3 if files of this worker could not be encoded.
         """
-        own_shards = set(self.worker.own(range(len(self.shards)))).difference(missing)
+        own_shards = set(self.worker.shards_of_worker(range(len(self.shards)))).difference(missing)
         stats = read_all_stats([self.shards[number] for number in sorted(own_shards)])
         errors = sum(len(shard_stats["errors"]) for shard_stats in stats)
         shard_text, error_text = counted(len(own_shards), "shard"), counted(errors, "error")

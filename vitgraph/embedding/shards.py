@@ -101,7 +101,7 @@ class Shard:
             OSError: the folder cannot be written to, or the disk is full; the shard has no
                 statistics.
         """
-        with self.storage.alone(f"{self.number:05d}"):
+        with self.storage.exclusive(f"{self.number:05d}"):
             if self.is_done:  # another process wrote the shard while this one waited for the lock
                 return
             files = self._write_files(rows, empty)

@@ -35,7 +35,7 @@ SPARE = 1 << 20
 class Storage(ABC):
     """The folder of an embedding job.
 
-    A subclass that can lock overrides :meth:`alone`; one whose space is limited overrides
+    A subclass that can lock overrides :meth:`exclusive`; one whose space is limited overrides
     :meth:`free`.
     """
 
@@ -87,7 +87,7 @@ class Storage(ABC):
         """Delete files by name; a file that is not there is no error."""
 
     @contextmanager
-    def alone(self, name: str) -> Iterator[None]:
+    def exclusive(self, name: str) -> Iterator[None]:
         """Let one process at a time run blocks with the same ``name``; without locks, all run at
         once.
         """
@@ -205,7 +205,7 @@ class LocalFolder(Storage):
             (self.folder / name).unlink(missing_ok=True)
 
     @contextmanager
-    def alone(self, name: str) -> Iterator[None]:
+    def exclusive(self, name: str) -> Iterator[None]:
         """Hold the lock ``name`` in this folder; the system frees it when a process ends."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f".{name}.lock.tmp"

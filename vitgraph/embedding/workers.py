@@ -38,12 +38,12 @@ class Worker(NamedTuple):
     def __str__(self) -> str:
         return f"worker {self.rank} of {self.size} ({self.said_by})"
 
-    def own(self, shards: Iterable[int]) -> list[int]:
+    def shards_of_worker(self, shards: Iterable[int]) -> list[int]:
         """Return those of the given shard numbers that this worker writes: number modulo ``size``
         is ``rank``."""
         return [number for number in shards if number % self.size == self.rank]
 
-    def place(self, device: torch.device) -> torch.device:
+    def device_for(self, device: torch.device) -> torch.device:
         """Return the device of this worker.
 
         Args:

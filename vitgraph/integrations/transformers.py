@@ -134,8 +134,8 @@ class VisionTower(nn.Module):
                 f"{name} is no tower of a model of type {kind!r}, but of "
                 f"{', '.join(self._call.models)}: load the encoder of the model's own checkpoint"
             )
-        place, holder = self._call.models[kind], model.base_model
-        if place.projector:
+        attributes, base_model = self._call.models[kind], model.base_model
+        if attributes.projector:
             token_width = _unwrap(self.encoder).out_features
             width = model.config.get_text_config().hidden_size
             if token_width != width:
@@ -143,8 +143,8 @@ class VisionTower(nn.Module):
                     f"{name} makes tokens of width {token_width}, and this model's are {width} "
                     "wide: load the encoder of the model's own checkpoint"
                 )
-            setattr(holder, place.projector, self.projector)
-        setattr(holder, place.tower, self)
+            setattr(base_model, attributes.projector, self.projector)
+        setattr(base_model, attributes.tower, self)
 
     def forward(
         self,

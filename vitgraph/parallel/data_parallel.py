@@ -149,7 +149,7 @@ class DataParallelEncoder:
             rows, grids = self._read_form(inputs, grid_thw)
             if self._several and isinstance(inputs, VisionInputs):
                 return self._result_of_items(inputs, self.encoder)
-            shares = self._share(grids)
+            shares = self._assign_grids(grids)
             return self._result(shares, self.encoder(shares.select(rows), shares.own_grids))
 
         with self._lock, torch.no_grad():
@@ -220,7 +220,7 @@ class DataParallelEncoder:
                 return self._result_of_items(
                     inputs, lambda own_inputs: item_encoder.encode(own_inputs, settings)
                 )
-            shares = self._share(inputs.grid_thw)
+            shares = self._assign_grids(inputs.grid_thw)
             rows = shares.select(inputs.pixel_values)
             if not shares.own_items:
                 return self._empty_result(shares, self.encoder(rows, []), pool)
@@ -314,7 +314,7 @@ class DataParallelEncoder:
         inputs.check(self._paths)
         return inputs.pixel_values, inputs.grid_thw
 
-    def _share(self, grid_thw: GridLike) -> Shares:
+    def _assign_grids(self, grid_thw: GridLike) -> Shares:
         """Assign the items of a call to ranks, for an encoder of one kind of input."""
         grids = read_grid(grid_thw)
         specs = self._paths["image"].item_specs(grids)

@@ -82,5 +82,5 @@ class RowExchange:
         try:
             dist.all_gather_into_tensor(received, sent, group=self._group)
         except RuntimeError as error:
-            raise self._status.silence() from error
+            raise self._status.silence_error() from error
         return gathered.to(rows.device).index_select(0, indices)

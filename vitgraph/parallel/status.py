@@ -79,7 +79,7 @@ class StatusExchange:
             statuses = self._exchange(status)
         except RuntimeError as error:
             if failure is None:
-                failure = self.silence()
+                failure = self.silence_error()
                 failure.__cause__ = error
         if failure is not None:
             raise failure
@@ -99,10 +99,10 @@ class StatusExchange:
         try:
             dist.all_gather_object(values, value, group=self._group)
         except RuntimeError as error:
-            raise self.silence() from error
+            raise self.silence_error() from error
         return values
 
-    def silence(self) -> RuntimeError:
+    def silence_error(self) -> RuntimeError:
         """Return the error that says that nothing is heard from another rank any more."""
         return RuntimeError(
             f"rank {self.rank} of {self.size} heard nothing from another rank: one has ended, or "

@@ -14,7 +14,13 @@ from typing import TypedDict
 from zlib import crc32
 
 from ..errors import CheckpointError, DamagedError
-from ..files.checkpoint import Checkpoint, TensorLocation, TowerFiles, TowerTensor, WholeCheckpoint
+from ..files.checkpoint import (
+    Checkpoint,
+    PublishedCheckpoint,
+    TensorLocation,
+    TowerFiles,
+    TowerTensor,
+)
 from ..files.index import SINGLE
 from ..files.tensor_file import Header, TensorEntry, file_crc32, header_bytes, read_header
 from ..strict_json import JsonDict
@@ -31,7 +37,7 @@ class Checked(TypedDict):
     commit: str | None
     subfolder: str | None
     published: JsonDict
-    """The fields of :class:`weights.files.checkpoint.WholeCheckpoint`."""
+    """The fields of :class:`weights.files.checkpoint.PublishedCheckpoint`."""
 
 
 class Record(Checked):
@@ -112,7 +118,7 @@ class KeptTower(Checkpoint):
             if header.metadata[_SEAL] != _seal(entries, text) or self.record["version"] != VERSION:
                 raise DamagedError(f"{path}: its header is not what was written")
             self.sums = {name: int(value, 16) for name, value in self.record["crc32"].items()}
-            self.published = WholeCheckpoint(**self.record["published"])
+            self.published = PublishedCheckpoint(**self.record["published"])
             self._files = {name: (folder / name).read_bytes() for name in self.record["files"]}
         except (CheckpointError, OSError, LookupError, TypeError, ValueError) as error:
             raise DamagedError(

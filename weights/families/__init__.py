@@ -190,7 +190,7 @@ def build_config(
         CheckpointError: a size that the encoder cannot have, or one that is missing.
     """
     try:
-        completed = _completed(family, config, shapes or {})
+        completed = _complete_config(family, config, shapes or {})
         if shapes is not None and family.read_config is not None:
             return family.read_config(completed, shapes)
         return family.config.from_hf(completed)
@@ -198,7 +198,7 @@ def build_config(
         raise CheckpointError(f"{label}: config.json: {error}") from error
 
 
-def _completed(family: Family, config: JsonObject, shapes: Shapes) -> JsonDict:
+def _complete_config(family: Family, config: JsonObject, shapes: Shapes) -> JsonDict:
     """Return a copy of ``config`` with the missing fields that ``shapes`` of tensors tell.
 
     The part of the copy for the tower is ``vision_config``, or the whole config if there is no
@@ -209,12 +209,12 @@ def _completed(family: Family, config: JsonObject, shapes: Shapes) -> JsonDict:
     if "model_type" not in config and read_timm is not None:
         arguments = config.get("model_args")
         section = read_timm(arguments if isinstance(arguments, Mapping) else {})
-    completed = _filled(section, family.fields, shapes)
+    completed = _fill_fields(section, family.fields, shapes)
     outer = {**config, "vision_config": completed} if parents else completed
-    return _filled(outer, family.outer_fields, shapes)
+    return _fill_fields(outer, family.outer_fields, shapes)
 
 
-def _filled(config: JsonObject, fields: Fields, shapes: Shapes) -> JsonDict:
+def _fill_fields(config: JsonObject, fields: Fields, shapes: Shapes) -> JsonDict:
     """Return a copy of ``config`` in which missing fields are supplied by shapes of tensors.
 
     Args:

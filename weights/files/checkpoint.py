@@ -30,7 +30,7 @@ class TowerTensor:
 
 
 @dataclass(frozen=True)
-class WholeCheckpoint:
+class PublishedCheckpoint:
     """Facts about the whole published checkpoint, recorded where the tower alone was fetched."""
 
     prefix: str  # prefix of the names of the tower's tensors
@@ -43,7 +43,7 @@ class TowerFiles:
     """The tensors and small files of a tower that have to be on this disk to load it."""
 
     tensors: Sequence[TowerTensor]
-    published: WholeCheckpoint
+    published: PublishedCheckpoint
     files: Callable[[], Mapping[str, bytes]]
     """The function that returns the config and processor files as published: name -> bytes."""
 
@@ -81,7 +81,7 @@ class Checkpoint:
     commit: str | None = None  # commit of every file; None for a folder
     offline = False  # whether files that are not on this disk count as absent
     cached = "local"  # the value of Traffic.cached
-    published: WholeCheckpoint | None = None  # only a kept tower records these facts
+    published: PublishedCheckpoint | None = None  # only a kept tower records these facts
     advice = ""  # how to repair the files, said at the end of errors about their tensors
 
     def __init__(self, folder: Path, weights: str | None = None, label: str = "") -> None:

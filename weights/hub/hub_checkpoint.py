@@ -25,7 +25,7 @@ from ..strict_json import parse_json
 from ..threads import in_parallel
 from .downloads import download_shards, fetch_tower
 from .http import RangesUnsupported, RemoteFile
-from .messages import OFFLINE, not_here
+from .messages import OFFLINE, missing_file_text
 from .ranges import in_order, plan_requests
 from .repo import HubOptions, Repo
 
@@ -251,7 +251,7 @@ class HubCheckpoint(Checkpoint):
         """Return the error for a file ``name`` that is needed and not on this disk, offline."""
         if self.damage is not None:
             return self._cannot_repair("the kept tower", self.damage)
-        return CheckpointError(f"{self.label}: {not_here(name, OFFLINE)}")
+        return CheckpointError(f"{self.label}: {missing_file_text(name, OFFLINE)}")
 
     def _cannot_repair(self, subject: str, damage: DamagedError) -> CheckpointError:
         return CheckpointError(

@@ -37,7 +37,7 @@ def explain(error: BaseException, repo_id: str, revision: str, name: str, page: 
         errors.RevisionNotFoundError: f"the repo has no revision {revision!r}: pass a branch, tag "
         "or commit that exists",
         errors.RemoteEntryNotFoundError: f"the repo has no file {name}",
-        errors.LocalEntryNotFoundError: not_here(name, obstacle(error)),
+        errors.LocalEntryNotFoundError: missing_file_text(name, obstacle(error)),
         errors.HFValidationError: f"not a repo id: {error}",
         Unreachable: f"{name}: given up after {error}; {KEPT}",
     }
@@ -68,7 +68,7 @@ def obstacle(error: BaseException) -> str:
     return f"{type(cause).__name__}: {_one_line(cause)}"
 
 
-def not_here(name: str, reason: str) -> str:
+def missing_file_text(name: str, reason: str) -> str:
     """Return a message that the file ``name`` is not on this disk and cannot be fetched.
 
     The message gives the ``reason`` why the Hub cannot be reached, and says what to do.

@@ -32,7 +32,7 @@ from ..files.checkpoint import LONGEST_PART, check_name, json_limit
 from ..files.writing import write_atomic
 from ..published import similar_names
 from .http import RemoteFile, Unreachable
-from .messages import OFFLINE, explain, is_absence, not_here, obstacle
+from .messages import OFFLINE, explain, is_absence, missing_file_text, obstacle
 
 CONFIG = "config.json"
 Fetch: TypeAlias = Literal["auto", "ranges", "shards"]
@@ -147,7 +147,7 @@ class Repo:
         last_commit = None if self.options.force_download else self._known_commit(record)
         if self.offline:
             if last_commit is None:
-                raise self._unknown(OFFLINE)
+                raise self._unknown_revision(OFFLINE)
             return last_commit, {}
         try:
             commit, config = self.ask(lambda: self._ask_commit(patient=last_commit is None), CONFIG)
@@ -158,7 +158,7 @@ class Repo:
             if last_commit is not None and may_recover:
                 return last_commit, {}
             if isinstance(cause, Unreachable):
-                raise self._unknown(obstacle(cause)) from cause
+                raise self._unknown_revision(obstacle(cause)) from cause
             raise
         with suppress(OSError):  # only later loads offline need the file
             if not (record.is_file() and record.read_text() == commit):
@@ -200,7 +200,7 @@ class Repo:
                     dated.append((path.stat().st_mtime_ns, commit))
         return max(dated)[1] if dated else None
 
-    def _unknown(self, reason: str) -> CheckpointError:
+    def _unknown_revision(self, reason: str) -> CheckpointError:
         """Return the error for a revision whose commit the cache lacks while the Hub is offline.
 
         The message gives the ``reason`` why the Hub cannot be reached.
@@ -208,7 +208,7 @@ class Repo:
         has_files = repo_folder(self.root, self.repo_id).is_dir() or self.clients_folder.is_dir()
         hint = "; `vitgraph cache list` shows commits that load as revision= (--revision)"
         return CheckpointError(
-            f"{self.label}: no such folder here, and {not_here(CONFIG, reason)}"
+            f"{self.label}: no such folder here, and {missing_file_text(CONFIG, reason)}"
             f"{hint if has_files else similar_names(self.repo_id)}"
         )
 

@@ -72,7 +72,7 @@ class KernelChoices:
             if len(names) > 1:
                 self._milliseconds[key] = self._time(names, q, shape)
                 names = sorted(self._milliseconds[key], key=self._milliseconds[key].__getitem__)
-            name = names[0] if names else self._none(shape, q.dtype)
+            name = names[0] if names else self._fall_back(shape, q.dtype)
             self._chosen[key] = name
         return name
 
@@ -88,7 +88,7 @@ class KernelChoices:
             and KERNELS[name].takes(shape, q.dtype, capability)
         ]
 
-    def _none(self, shape: AttentionShape, dtype: torch.dtype) -> str:
+    def _fall_back(self, shape: AttentionShape, dtype: torch.dtype) -> str:
         """Return the name of the reference attention, for a shape that no kernel takes.
 
         If the user asked for a kernel by name, a warning says why that kernel cannot run.

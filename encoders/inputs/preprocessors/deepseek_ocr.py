@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from einops import rearrange
 from torch import Tensor
 
-from ..images import padded, resize
+from ..images import pad_to_canvas, resize
 from ..sizes import best_tiling, check_area
 from .views import ViewPreprocessor, Views
 
@@ -61,7 +61,7 @@ class OcrPreprocessor(ViewPreprocessor):
         """
         base, side = self.base_size, self.tile_size
         if self.keep_shape:
-            whole_view = padded(image, base, base, self.mean)
+            whole_view = pad_to_canvas(image, base, base, self.mean)
         else:
             whole_view = resize(image, base, base)
         tile_limit = self.max_tiles if max_tiles is None else max_tiles

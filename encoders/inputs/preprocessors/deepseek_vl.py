@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..images import laid_over, resize
+from ..images import lay_over, resize
 from ..processor_files import (
     CLIP_MEAN,
     CLIP_STD,
@@ -75,7 +75,7 @@ class SquarePreprocessor(ViewPreprocessor):
             max(int(width / longer * side), self.min_size),
         )
         free_rows, free_columns = side - small.shape[1], side - small.shape[2]
-        return laid_over(small, side, side, free_rows // 2, free_columns // 2, self.colour)
+        return lay_over(small, side, side, free_rows // 2, free_columns // 2, self.colour)
 
     def with_section(self, label: str, section: Section) -> SquarePreprocessor:
         """Return a copy with the mean, the std and the smallest side that a processor file sets.

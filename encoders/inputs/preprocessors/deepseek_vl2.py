@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from einops import rearrange
 from torch import Tensor
 
-from ..images import padded
+from ..images import pad_to_canvas
 from ..processor_files import (
     Section,
     require_supported,
@@ -62,9 +62,9 @@ class CandidatePreprocessor(ViewPreprocessor):
             if max_tiles is None or size[0] * size[1] <= max_tiles * side * side
         ]
         width, height = best_candidate(image.shape[2], image.shape[1], allowed)
-        canvas = padded(image, height, width, self.mean)
+        canvas = pad_to_canvas(image, height, width, self.mean)
         tiles = rearrange(canvas, "c (r h) (q w) -> (r q) c h w", h=side, w=side)
-        whole_view, patches = padded(image, side, side, self.mean), self.sides["image"]
+        whole_view, patches = pad_to_canvas(image, side, side, self.mean), self.sides["image"]
         views = [view[:, :patches, :patches] for view in (whole_view, *tiles)]
         return Views({"image": views}, (width // side, height // side, True))
 

@@ -52,7 +52,7 @@ class SplitPreprocessor(StagedViews):
     def views(self, image: Tensor, max_tiles: int | None) -> Views:
         """Return the tiles of an image row by row, then the whole one; ``max_tiles`` is unused."""
         size, side = self.image_size, self.sides["image"]
-        height, width = fitted(image.shape[1], image.shape[2], self.longest_edge)
+        height, width = fit_longest(image.shape[1], image.shape[2], self.longest_edge)
         image = resize(image, height, width, self.resample)
         if not self.split:
             return Views({"image": [resize(image, size, size, self.resample)[:, :side, :side]]})
@@ -115,7 +115,7 @@ def _longest(label: str, section: Section, name: str, default: int) -> int:
     return read_positive(label, name, value, default, MOST_PER_SIDE)
 
 
-def fitted(height: int, width: int, longest: int) -> tuple[int, int]:
+def fit_longest(height: int, width: int, longest: int) -> tuple[int, int]:
     """Return the size to which an image is resized before it is resized to whole tiles.
 
     Args:

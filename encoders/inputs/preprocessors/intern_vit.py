@@ -27,7 +27,7 @@ from ..clips import read_videos
 from ..images import (
     StagedItem,
     check_limits,
-    folded_mean_std,
+    fold_mean_std,
     grid_tensor,
     normalize,
     resize,
@@ -139,9 +139,9 @@ class TilePreprocessor:
         counts = [_count(tiling) * len(frames) for frames, tiling, _, _ in items]
         size = self.image_size
         pixel_values = torch.empty(sum(counts), 3, size, size, dtype=torch.float32, device="cpu")
-        places = pixel_values.split(counts)
-        for (frames, tiling, *mean_std), out in zip(items, places, strict=True):
-            mean, std = folded_mean_std(*mean_std)
+        targets = pixel_values.split(counts)
+        for (frames, tiling, *mean_std), out in zip(items, targets, strict=True):
+            mean, std = fold_mean_std(*mean_std)
             tiles = (tile for frame in frames for tile in _cut(frame, tiling, size))
             for tile, target in zip(tiles, out, strict=True):
                 target.copy_(tile).sub_(mean).div_(std)

@@ -21,7 +21,7 @@ from einops import rearrange
 from torch import Tensor
 
 from ...data import Limits, PathInputs
-from ..images import check_limits, folded_mean_std, grid_tensor, resize
+from ..images import check_limits, fold_mean_std, grid_tensor, resize
 from ..intake import ImageLike, VideoLike
 from ..pixel_rules import PixelRules
 from ..processor_files import (
@@ -215,7 +215,7 @@ class PatchTilesPreprocessor(ViewPreprocessor):
             name: the name of the path.
             items: the views of each image; one without views of this path gets no grid entry.
         """
-        low, scale = folded_mean_std(*self.mean_std(name))
+        low, scale = fold_mean_std(*self.mean_std(name))
         patch, grids, parts, users = self.patch_size, [], [], []
         for item, views in enumerate(items):
             path_views = views.paths.get(name, [])

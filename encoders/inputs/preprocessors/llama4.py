@@ -24,7 +24,7 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from ..images import laid_over, resize
+from ..images import lay_over, resize
 from ..processor_files import (
     Resample,
     Section,
@@ -77,14 +77,14 @@ class CanvasPreprocessor(StagedViews):
         check_area(tile_limit, size)
         height, width = image.shape[1:]
         rows, columns = best_canvas(height, width, tile_limit, size, self.largest)
-        small = resize(image, *self.covered(height, width, rows, columns), self.resample)
-        canvas = laid_over(small, rows * size, columns * size, 0, 0, (0.0, 0.0, 0.0))
+        small = resize(image, *self.covered_size(height, width, rows, columns), self.resample)
+        canvas = lay_over(small, rows * size, columns * size, 0, 0, (0.0, 0.0, 0.0))
         tiles = [*rearrange(canvas, "c (r h) (q w) -> (r q) c h w", h=size, w=size)]
         if len(tiles) > 1:
             tiles.append(resize(image, size, size, self.resample))
         return Views({"image": tiles}, (columns, rows, len(tiles) > 1))
 
-    def covered(self, height: int, width: int, rows: int, columns: int) -> tuple[int, int]:
+    def covered_size(self, height: int, width: int, rows: int, columns: int) -> tuple[int, int]:
         """Return height and width in pixels of the part of a canvas that an image covers.
 
         The part lies at the top left of the canvas.

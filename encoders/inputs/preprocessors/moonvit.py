@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from ...data import Grid
-from ..images import laid_over, resize
+from ..images import lay_over, resize
 from ..pixel_rules import PixelRules, check_sizes
 from ..processor_files import (
     CLIP_MEAN,
@@ -182,7 +182,7 @@ class NavitPreprocessor(PatchPreprocessor):
         resized = [resize(frame, *content) for frame in frames]
         if content == (height, width):
             return resized
-        return [laid_over(frame, height, width, 0, 0, BLACK) for frame in resized]
+        return [lay_over(frame, height, width, 0, 0, BLACK) for frame in resized]
 
     def _content(self, height: int, width: int, rules: PixelRules) -> tuple[int, int]:
         """Return height and width in pixels that an image is shrunk to before it is padded."""

@@ -33,13 +33,13 @@ from torch import Tensor
 
 from ...data import Grid, Limits, VisionInputs
 from ..clips import IMAGES_ALONE, read_videos, refuse_sampling
-from ..image_files import naming
+from ..image_files import prefix_errors
 from ..images import (
     StagedItem,
     check_limits,
-    folded_mean_std,
+    fold_mean_std,
     grid_tensor,
-    laid_over,
+    lay_over,
     normalize,
     resize,
     stack_frames,
@@ -294,7 +294,7 @@ class PatchPreprocessor:
                 defaults.bounded(limits.min_pixels, limits.max_pixels) if frame_lists else defaults
             )
             for number, frames in enumerate(frame_lists):
-                with naming(f"{kind} {number}"):
+                with prefix_errors(f"{kind} {number}"):
                     items.append((frames, rules, self._grid(frames, rules)))
         return items
 
@@ -304,7 +304,7 @@ class PatchPreprocessor:
         low, high = rules.min_pixels, rules.max_pixels
         if rules.longest_edge:
             height, width = long_side_resize(height, width, factor, rules.longest_edge, low, high)
-        elif rules.whole_clip:
+        elif rules.bounds_all_frames:
             fit = canvas_size if rules.canvas else smart_resize_video
             count = max(len(frames), pair)
             height, width = fit(count, height, width, factor, low, high, pair)
@@ -326,7 +326,7 @@ class PatchPreprocessor:
         tall, wide = frames[0].shape[1:]
         content = content_size(count, tall, wide, height, width, rules.min_pixels)
         contents = [resize(frame, *content) for frame in frames]
-        return [laid_over(frame, height, width, 0, 0, BLACK) for frame in contents]
+        return [lay_over(frame, height, width, 0, 0, BLACK) for frame in contents]
 
     def _fill(self, items: Sequence[tuple[list[Tensor], PixelRules, Grid]]) -> VisionInputs:
         grids = [grid for _, _, grid in items]
@@ -336,10 +336,10 @@ class PatchPreprocessor:
         for rows, (frames, rules, (t, h, w)) in zip(pixel_values.split(counts), items, strict=True):
             blocks = (t, h // m, w // m, m, m)
             if self.channels_last:
-                places = rows.view(*blocks, pair, p, p, 3).movedim(-1, 5)
+                target = rows.view(*blocks, pair, p, p, 3).movedim(-1, 5)
             else:
-                places = rows.view(*blocks, 3, pair, p, p)
-            self._write(frames, rules, places)
+                target = rows.view(*blocks, 3, pair, p, p)
+            self._write(frames, rules, target)
         return VisionInputs(pixel_values, grid_tensor(grids))
 
     def _write(self, frames: Sequence[Tensor], rules: PixelRules, out: Tensor) -> None:
@@ -350,7 +350,7 @@ class PatchPreprocessor:
         rows, columns, pair = out.shape[1], out.shape[2], out.shape[6]
         side = self.patch_size * self.merge_size
         strip = max(1, _STRIP // (columns * side**2))
-        mean, std = folded_mean_std(rules.mean, rules.std)
+        mean, std = fold_mean_std(rules.mean, rules.std)
         for step, target in enumerate(out):
             group = frames[step * pair : (step + 1) * pair]
             group = self._resized(group, rules, len(frames), rows * side, columns * side)

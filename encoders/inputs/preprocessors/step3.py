@@ -144,7 +144,7 @@ class CropPreprocessor(ViewPreprocessor):
 
     def views(self, image: Tensor, max_tiles: int | None) -> Views:
         """Return the whole view and the tiles row by row, all uint8; ``max_tiles`` is not used."""
-        image = _scaled(_squared(image))
+        image = _shrink(_pad_to_square(image))
         height, width = image.shape[1:]
         whole_view = resize(image, self.image_size, self.image_size, "bilinear")
         crops = Crops(width, height, 0)
@@ -180,7 +180,7 @@ class CropPreprocessor(ViewPreprocessor):
         return [resize(part, self.tile_size, self.tile_size, "bilinear") for part in parts]
 
 
-def _squared(image: Tensor) -> Tensor:
+def _pad_to_square(image: Tensor) -> Tensor:
     """Lay a thin image on a black square, in the top left corner; return others as they are.
 
     An image is thin if one side is under 32 pixels and the other is over 4 times as long.
@@ -200,7 +200,7 @@ def _squared(image: Tensor) -> Tensor:
     return F.pad(image, (0, long - width, 0, long - height))
 
 
-def _scaled(image: Tensor) -> Tensor:
+def _shrink(image: Tensor) -> Tensor:
     """Scale an image down to at most 3024 pixels per side; return a smaller one unchanged.
 
     Sides are rounded down.

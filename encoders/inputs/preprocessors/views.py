@@ -15,11 +15,11 @@ from torch import Tensor
 
 from ...data import Limits, PathInputs, Tiling, VisionInputs
 from ..clips import IMAGES_ALONE, refuse_sampling
-from ..image_files import naming
+from ..image_files import prefix_errors
 from ..images import (
     StagedItem,
     check_limits,
-    folded_mean_std,
+    fold_mean_std,
     grid_tensor,
     normalize,
     stack_frames,
@@ -179,7 +179,7 @@ class ViewPreprocessor(ABC):
         if len(decoded) > 1 and max_tiles is None and not self.tiles_several:
             max_tiles = 1
         for number, image in enumerate(decoded):
-            with naming(f"image {number}"):
+            with prefix_errors(f"image {number}"):
                 items.append(self.views(image, max_tiles))
         return items
 
@@ -201,7 +201,7 @@ class ViewPreprocessor(ABC):
         counts = [len(item.paths.get(name, ())) for item in items]
         side, patches = self.sides[name], self.sides[name] // self.patch_size
         pixels = torch.empty(sum(counts), 3, side, side, dtype=torch.float32, device="cpu")
-        low, scale = folded_mean_std(*self.mean_std(name))
+        low, scale = fold_mean_std(*self.mean_std(name))
         views = (view for item in items for view in item.paths.get(name, ()))
         for view, target in zip(views, pixels, strict=True):
             target.copy_(view).sub_(low).div_(scale)

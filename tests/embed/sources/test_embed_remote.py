@@ -202,9 +202,9 @@ def test_a_member_of_a_remote_tar_file_is_one_request(
 
     monkeypatch.setattr(s3fs.S3FileSystem, "_call_s3", noting)
     content = read(files[1])
-    place, size = files[1].place, files[1].size
-    assert content == (tmp_path / "x.tar").read_bytes()[place : place + size]
-    assert requests == [("get_object", f"bytes={place}-{place + size - 1}")]
+    position, size = files[1].position, files[1].size
+    assert content == (tmp_path / "x.tar").read_bytes()[position : position + size]
+    assert requests == [("get_object", f"bytes={position}-{position + size - 1}")]
 
 
 @pytest.mark.parametrize("source", ["photos", "x.tar"])
@@ -272,7 +272,7 @@ def test_images_of_the_web_are_files_lists_and_tar_files(
     assert [file.key for file in files] == ["02.png", *(f"x.tar/{n}.png" for n in range(3))]
     tar = (folder / "x.tar").read_bytes()
     assert read(files[0]) == (photos / "02.png").read_bytes()
-    assert read(files[2]) == tar[files[2].place : files[2].place + files[2].size]
+    assert read(files[2]) == tar[files[2].position : files[2].position + files[2].size]
 
 
 def test_files_of_a_data_set_are_listed_and_read_at_one_commit(
@@ -292,6 +292,6 @@ def test_files_of_a_data_set_are_listed_and_read_at_one_commit(
     members = find_files("hf://datasets/owner/photos/*.tar")
     assert [file.key for file in members] == [f"x.tar/{n}.png" for n in range(3)]
     tar, last = (folder / "x.tar").read_bytes(), members[2]
-    assert read(last) == tar[last.place : last.place + last.size]
+    assert read(last) == tar[last.position : last.position + last.size]
     (one,) = find_files("hf://datasets/owner/photos/photos/01.png")
     assert read(one) == (photos / "01.png").read_bytes()

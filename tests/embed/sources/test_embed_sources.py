@@ -128,7 +128,7 @@ def test_a_tar_file_that_changes_after_listing_gives_no_image(
     write_tar(path, {"a.png": images[0], "b.png": images[1]})
     first, last = find_files(str(path))
     assert read(last) == images[1]
-    path.write_bytes(path.read_bytes()[: last.place + 10])
+    path.write_bytes(path.read_bytes()[: last.position + 10])
     with pytest.raises(OSError, match=r"x.tar: has changed since the job listed it"):
         read(first)
     with pytest.raises(OSError, match=r"x.tar: has changed since|x.tar: ends before byte"):

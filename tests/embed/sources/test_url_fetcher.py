@@ -16,7 +16,7 @@ from PIL import Image
 import vitgraph
 from support.hub.tls_server import TlsServer, make_certificate, resolver
 from support.photographs import china
-from vitgraph.fetching import Fetcher, addresses_of, is_public, shown
+from vitgraph.fetching import Fetcher, addresses_of, displayed_url, is_public
 
 PUBLIC = "93.184.216.34"
 
@@ -271,8 +271,8 @@ def test_the_system_s_resolver_knows_loopback() -> None:
 
 
 def test_a_url_is_shown_without_its_secrets() -> None:
-    assert shown("https://me:pw@x.org/a.png?sig=1#b") == "https://x.org/a.png"
-    assert len(shown("https://x.org/" + "a" * 1000)) == 200
+    assert displayed_url("https://me:pw@x.org/a.png?sig=1#b") == "https://x.org/a.png"
+    assert len(displayed_url("https://x.org/" + "a" * 1000)) == 200
 
 
 # --- load_image -----------------------------------------------------------------------------------

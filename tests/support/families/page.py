@@ -223,7 +223,7 @@ def video_sizes(family: Family, rules: Any) -> str:
         return NO_VIDEO
     if isinstance(rules, SoftTokenPreprocessor):
         return f"{family.video}, at most {soft_tokens(rules, rules.videos)} soft tokens each"
-    whole = " for all frames together" if rules.videos.whole_clip else " per frame"
+    whole = " for all frames together" if rules.videos.bounds_all_frames else " per frame"
     return f"{family.video}, {area(rules.videos, whole)}"
 
 
@@ -236,7 +236,7 @@ def area(rules: PixelRules, of: str = "") -> str:
     """Describe the bounds on an area in pixels; ``of`` says what has that area."""
     if rules.longest_edge is not None:
         return f"longest side {rules.longest_edge}"
-    twice = ", counted twice" if rules.whole_clip and not of else ""
+    twice = ", counted twice" if rules.bounds_all_frames and not of else ""
     least = f"{rules.min_pixels:,} to " if rules.min_pixels > 1 else "at most "
     return f"{least}{rules.max_pixels:,} pixels{of}{twice}"
 

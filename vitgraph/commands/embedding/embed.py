@@ -222,7 +222,7 @@ def _open_job(command: Command, storage: Storage, load: Load) -> Job:
 
     manifest = Manifest.find(storage)
     if manifest is None:
-        with storage.alone(JOB):
+        with storage.exclusive(JOB):
             manifest = Manifest.find(storage)
             if manifest is None:
                 job = _begin_job(command, storage, load)
@@ -347,7 +347,7 @@ def _load(command: Command, commit: str) -> Encoder | GraphedEncoder:
     source = read_source(options)
     if not is_folder:
         source["revision"] = commit
-    device = command.worker.place(read_device(options.device))
+    device = command.worker.device_for(read_device(options.device))
     with enough_memory(options.repo, "give --dtype bfloat16 or another --device"):
         encoder = load_encoder(
             options.repo,

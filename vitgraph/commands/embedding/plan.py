@@ -16,7 +16,7 @@ from weights import HubOptions, describe_encoder, inspect_checkpoint
 
 from ...devices import DTYPES
 from ...embedding.planning.estimate import THREADS_PER_GPU, Estimate, report
-from ...embedding.planning.sample import choose, committed_rate, measure_rate, take_sample
+from ...embedding.planning.sample import committed_rate, measure_rate, sample_files, take_sample
 from ..arguments import read_hub, read_source
 from .options import Command
 
@@ -42,7 +42,7 @@ def print_plan(command: Command, load: Callable[[], Encoder | GraphedEncoder]) -
     count, description = count_written(encoder, command.pool, command.fields, limits)
     out_dtype: str = command.out_dtype or _dtype_of_weights(options)
     size = DTYPES[out_dtype].itemsize
-    total, sampled_files = choose(command.source)
+    total, sampled_files = sample_files(command.source)
     for line in (*command.source.notes, *command.source.describe_left_out()):
         print(line)
     sample, images = take_sample(

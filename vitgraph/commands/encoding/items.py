@@ -25,7 +25,7 @@ HEADER = ("item", "size", "grid_thw", "tokens", "pooler_output", "ms")
 """The titles of the columns of the table that ``vitgraph encode`` prints."""
 NO_LIMITS = Limits()
 """The limits that bound nothing, so that ``preprocess`` takes those of the checkpoint."""
-WHOLE = ResultSettings()
+UNPOOLED = ResultSettings()
 """The settings that return the whole output of each item instead of one vector."""
 ONE_BY_ONE = StreamOptions(batch_tokens=1, progress=False)
 """The stream options with which each item is a call of its own."""
@@ -110,7 +110,7 @@ def encode_items(
     encoder: Encoder,
     media: Iterable[Media],
     limits: Limits = NO_LIMITS,
-    settings: ResultSettings = WHOLE,
+    settings: ResultSettings = UNPOOLED,
     options: StreamOptions = ONE_BY_ONE,
     graphed: GraphedEncoder | None = None,
 ) -> Iterator[Encoded]:
@@ -196,7 +196,7 @@ def _describe(
     if isinstance(preprocessor, ViewPreprocessor) and preprocessor.pads:
         feature_map = crop_padding(feature_map, item.size)
     if isinstance(preprocessor, CanvasPreprocessor) and tiles is not None:
-        sides = preprocessor.covered(*item.size[::-1], tiles[1], tiles[0])
+        sides = preprocessor.covered_size(*item.size[::-1], tiles[1], tiles[0])
         rows, columns = (-(-side // preprocessor.patch_size) for side in sides)
         feature_map = feature_map[:, :rows, :columns]
     vector = None

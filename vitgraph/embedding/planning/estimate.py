@@ -119,7 +119,7 @@ def report(estimate: Estimate, source: str, gpus: int | None, output_description
         (
             f"{count}",
             f"{count * estimate.per_second:,.0f}",
-            _shown(estimate.hours(count)),
+            _format_hours(estimate.hours(count)),
             f"{count * estimate.cores:,.1f}",
             f"{count * estimate.per_second * sample.read_bytes / 1e6:,.1f}",
         )
@@ -136,6 +136,6 @@ def report(estimate: Estimate, source: str, gpus: int | None, output_description
     return "\n".join([*head, table, *tail])
 
 
-def _shown(hours: float) -> str:
+def _format_hours(hours: float) -> str:
     """Return hours with two decimals, or with two significant digits if they are below 0.01."""
     return f"{hours:,.2f}" if hours >= 0.01 else f"{hours:.2g}"

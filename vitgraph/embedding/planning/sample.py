@@ -51,7 +51,7 @@ class _Measured(NamedTuple):
     tokens: int
 
 
-def choose(files: Iterable[File], max_count: int = SAMPLED) -> tuple[int, list[File]]:
+def sample_files(files: Iterable[File], max_count: int = SAMPLED) -> tuple[int, list[File]]:
     """Count files, and choose some of them at random, each with the same chance.
 
     Args:

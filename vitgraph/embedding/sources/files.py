@@ -236,7 +236,7 @@ def entries_below(root: str) -> Iterator[tuple[os.DirEntry[str], str]]:
 # --- names inside files ---------------------------------------------------------------------------
 
 
-def beside(folder: str, name: str, any_path: bool) -> str:
+def path_beside(folder: str, name: str, any_path: bool) -> str:
     """Return the path of a file that a list of files or a table cell names.
 
     Args:

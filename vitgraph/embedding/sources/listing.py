@@ -27,13 +27,13 @@ from urllib.parse import urlsplit
 
 from ...terminal import counted
 from .files import (
-    beside,
     entries_below,
     explaining,
     is_remote,
     is_web,
     local_path,
     open_filesystem,
+    path_beside,
     read_file,
     version_in,
     version_of,
@@ -126,7 +126,7 @@ class Source:
     def _find(self) -> Iterator[File]:
         name = self.name
         if name == "-":
-            return self._inside(self._listed(self._text, "", any_path=True))
+            return self._expand_archives(self._files_of_list(self._text, "", any_path=True))
         if is_dataset(name):
             return self._rows_of_dataset(name.removeprefix(DATASET))
         if is_remote(name):
@@ -136,21 +136,21 @@ class Source:
     def _find_local(self, name: str) -> Iterator[File]:
         path = Path(os.path.abspath(name))
         if path.is_dir():
-            return self._walk(str(path))
+            return self._files_below(str(path))
         if path.suffix.lower() == ".txt" and path.is_file():
             text = path.read_text(encoding="utf-8", errors="surrogateescape")
-            return self._inside(self._listed(text, str(path.parent)))
+            return self._expand_archives(self._files_of_list(text, str(path.parent)))
         if path.exists():
-            return self._inside([_local_file(str(path), path.name)])
+            return self._expand_archives([_local_file(str(path), path.name)])
         fixed = path.parts[:-1]
         depth = next((n for n, part in enumerate(fixed) if glob.has_magic(part)), len(fixed))
         root = os.path.join(*fixed[:depth])
         names = glob.glob(str(path), recursive=True)
         keys = {Path(name_found).relative_to(root).as_posix(): name_found for name_found in names}
         files = (_local_file(keys[key], key) for key in sorted(keys) if os.path.isfile(keys[key]))
-        return self._inside(files)
+        return self._expand_archives(files)
 
-    def _walk(self, root: str) -> Iterator[File]:
+    def _files_below(self, root: str) -> Iterator[File]:
         """Yield the image files below a local folder, sorted by key; hidden files are left out.
 
         Until all files are sorted, each is kept as one short text to save memory. NUL separates the
@@ -182,17 +182,17 @@ class Source:
         name = posixpath.basename(urlsplit(url).path)
         if name.lower().endswith(".txt"):
             text = read_file(url).decode("utf-8", "surrogateescape")
-            return self._inside(self._listed(text, posixpath.dirname(url)))
+            return self._expand_archives(self._files_of_list(text, posixpath.dirname(url)))
         if is_web(url):
-            return self._inside([File(name or url, url, version=version_of(url))])
+            return self._expand_archives([File(name or url, url, version=version_of(url))])
         fs, path = open_filesystem(url)
         with explaining(url):
             if glob.has_magic(path):
                 infos, root = fs.glob(path, detail=True), _fixed_part(path)
-                return self._inside(_remote_files(fs, infos, root))
+                return self._expand_archives(_remote_files(fs, infos, root))
             infos = fs.find(path, detail=True)
         if set(infos) == {path}:
-            return self._inside(_remote_files(fs, infos, posixpath.dirname(path)))
+            return self._expand_archives(_remote_files(fs, infos, posixpath.dirname(path)))
         return self._images_of(_remote_files(fs, infos, path.rstrip("/")))
 
     def _images_of(self, files: Iterable[File]) -> Iterator[File]:
@@ -211,7 +211,7 @@ class Source:
             self.left_out[suffix or "without a suffix"] += 1
         return suffix in suffixes()
 
-    def _listed(self, text: str, folder: str, any_path: bool = False) -> Iterator[File]:
+    def _files_of_list(self, text: str, folder: str, any_path: bool = False) -> Iterator[File]:
         """Yield the files that the lines of a list name.
 
         Args:
@@ -230,12 +230,12 @@ class Source:
                 yield File(name, name, kind="url")
                 continue
             try:
-                path = beside(folder, local_path(name), any_path)
+                path = path_beside(folder, local_path(name), any_path)
             except ValueError as error:
                 raise ValueError(f"{self.name}: line {number}: {error}") from error
-            yield _named(path, folder)
+            yield _file_of_line(path, folder)
 
-    def _inside(self, files: Iterable[File]) -> Iterator[File]:
+    def _expand_archives(self, files: Iterable[File]) -> Iterator[File]:
         """Yield files, but for each tar or parquet file the images inside it.
 
         The headers of up to 16 remote tar files are read at the same time.
@@ -280,7 +280,7 @@ class Source:
             if not posixpath.basename(member.name).startswith(".") and self._takes(member.name):
                 kind: FileKind = "sparse" if member.sparse else "member"
                 key = f"{tar.key}/{member.name}"
-                yield File(key, tar.path, member.size, tar.version, kind, member.place)
+                yield File(key, tar.path, member.size, tar.version, kind, member.offset)
 
     def _rows(
         self, table: ParquetTable | DataSet, path: str, version: str, key: str
@@ -324,7 +324,7 @@ def _read_standard_input() -> str:
     return sys.stdin.read()
 
 
-def _named(path: str, folder: str) -> File:
+def _file_of_line(path: str, folder: str) -> File:
     """Return the file at a path that a list names.
 
     The file's key is its path relative to ``folder``, where the list lies, or the path as it is if

@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache
 from typing import Literal, NamedTuple, TypeAlias
 
 from ...fetching import Fetcher
-from .files import beside, is_remote, is_web, read_file, require_version
+from .files import is_remote, is_web, path_beside, read_file, require_version
 from .tables import DATASET, DataSet, ParquetTable
 from .tars import NOWHERE, read_sparse
 
@@ -50,7 +50,7 @@ class File(NamedTuple):
     version: str = ""
     """A text that changes with the content of ``path``; empty if nothing tells of a change."""
     kind: FileKind = "file"
-    place: int = 0
+    position: int = 0
     """The byte offset of the image in a tar file, or the number of its row in a table, from 0."""
 
 
@@ -93,13 +93,13 @@ class ImageReader:
             return self._read_url(file.path)
         if file.kind == "row":
             table = self._opened_table(file.path, file.version)
-            return self._read_cell(table.cell(file.place), table.folders)
+            return self._read_cell(table.cell(file.position), table.folders)
         if file.kind == "sparse":
-            return read_sparse(file.path, file.version, file.place)
+            return read_sparse(file.path, file.version, file.position)
         if file.kind == "member":
-            if file.place == NOWHERE:
+            if file.position == NOWHERE:
                 raise OSError(f"is a link that names no file of {file.path}")
-            return read_file(file.path, file.version, file.place, file.size)
+            return read_file(file.path, file.version, file.position, file.size)
         if is_remote(file.path) and file.size > 0:  # given a range, fsspec saves a request for size
             content = read_file(file.path, "", 0, file.size)
             require_version(file.path, file.version)
@@ -160,10 +160,10 @@ class ImageReader:
         """
         for folder in folders[:-1]:
             try:
-                return beside(folder, name, False)
+                return path_beside(folder, name, False)
             except ValueError:
                 continue
-        return beside(folders[-1], name, self.options.any_path)
+        return path_beside(folders[-1], name, self.options.any_path)
 
     def _read_url(self, url: str) -> bytes:
         if not self.options.fetch_urls:

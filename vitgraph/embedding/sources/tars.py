@@ -23,7 +23,7 @@ class Member(NamedTuple):
     """One file inside a tar file: its name, its byte offset, and its size in bytes."""
 
     name: str
-    place: int
+    offset: int
     """The byte offset of the file's content in the tar file; of its header if the file is sparse.
     """
     size: int

@@ -84,7 +84,7 @@ def run_tiles(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) -> Ten
     return torch.unflatten(tokens, 0, (len(tiles), -1))
 
 
-def run_whole_tiles(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) -> Tensor:
+def run_unpadded_tiles(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) -> Tensor:
     """Encode B tiles of Idefics3 and SmolVLM as :func:`run_tiles` does, if none has padding.
 
     Raises:

@@ -52,11 +52,11 @@ from .calls import (
     run_positions,
     run_shuffled_tiles,
     run_tiles,
-    run_whole_tiles,
+    run_unpadded_tiles,
 )
 
 
-class Place(NamedTuple):
+class TowerAttributes(NamedTuple):
     """The names of the attributes of a model that hold its tower and its projector.
 
     ``projector`` is empty where the tower itself ends in the projection.
@@ -69,7 +69,7 @@ class Place(NamedTuple):
 class Call(NamedTuple):
     """The models of transformers that have one tower, and how they call it."""
 
-    models: Mapping[str, Place]
+    models: Mapping[str, TowerAttributes]
     """Where each model has its tower, by the model type in its config."""
     run: Callable[[Encode, VisionEncoder, BatchInputs], Tensor] | None = None
     """Encodes the keywords with which a model calls its tower to what the model expects back; None
@@ -77,8 +77,8 @@ class Call(NamedTuple):
 
 
 _VISION, _PROJECTOR = "vision_tower", "multi_modal_projector"
-_BESIDE, _VISUAL = Place(_VISION, _PROJECTOR), Place("visual")
-_IDEFICS = Place("vision_model", "connector")
+_BESIDE, _VISUAL = TowerAttributes(_VISION, _PROJECTOR), TowerAttributes("visual")
+_IDEFICS = TowerAttributes("vision_model", "connector")
 
 CALLS: Mapping[type[Encoder], Call] = {
     Qwen2VLEncoder: Call({"qwen2_vl": _VISUAL}),
@@ -92,22 +92,24 @@ CALLS: Mapping[type[Encoder], Call] = {
         {
             "mistral3": _BESIDE,
             "llava": _BESIDE,
-            "lighton_ocr": Place("vision_encoder", "vision_projection"),
+            "lighton_ocr": TowerAttributes("vision_encoder", "vision_projection"),
         },
         run_images,
     ),
     Gemma3Encoder: Call({"gemma3": _BESIDE}, run_tiles),
-    SiglipEncoder: Call({"siglip": Place("vision_model")}, run_tiles),
-    Gemma4Encoder: Call({"gemma4": Place(_VISION, "embed_vision")}, run_positions),
-    DeepseekVLEncoder: Call({"deepseek_vl": Place("vision_model", "aligner")}, run_tiles),
-    Idefics3Encoder: Call({"idefics3": _IDEFICS, "smolvlm": _IDEFICS}, run_whole_tiles),
-    MoonViTEncoder: Call({"kimi_k25": Place(_VISION, "mm_projector")}, run_flat),
-    PaddleOCRVLEncoder: Call({"paddleocr_vl": Place("visual", "projector")}, run_flat),
+    SiglipEncoder: Call({"siglip": TowerAttributes("vision_model")}, run_tiles),
+    Gemma4Encoder: Call({"gemma4": TowerAttributes(_VISION, "embed_vision")}, run_positions),
+    DeepseekVLEncoder: Call({"deepseek_vl": TowerAttributes("vision_model", "aligner")}, run_tiles),
+    Idefics3Encoder: Call({"idefics3": _IDEFICS, "smolvlm": _IDEFICS}, run_unpadded_tiles),
+    MoonViTEncoder: Call({"kimi_k25": TowerAttributes(_VISION, "mm_projector")}, run_flat),
+    PaddleOCRVLEncoder: Call({"paddleocr_vl": TowerAttributes("visual", "projector")}, run_flat),
     Lfm2VLEncoder: Call({"lfm2_vl": _BESIDE}, run_padded),
-    Llama4Encoder: Call({"llama4": Place("vision_model", _PROJECTOR)}, run_tiles),
+    Llama4Encoder: Call({"llama4": TowerAttributes("vision_model", _PROJECTOR)}, run_tiles),
     InternViT: Call({"internvl": _BESIDE}, run_shuffled_tiles),
     MiniMaxM3Encoder: Call({"minimax_m3_vl": _BESIDE}, run_patches),
-    Ernie4_5VLEncoder: Call({"ernie4_5_vl_moe": Place(_VISION, "resampler_model")}, run_flat),
+    Ernie4_5VLEncoder: Call(
+        {"ernie4_5_vl_moe": TowerAttributes(_VISION, "resampler_model")}, run_flat
+    ),
 }
 """The encoders that can replace a tower of transformers, each with how models call it."""
 

@@ -234,7 +234,7 @@ class Tower(nn.Module):
                 self._filled.setdefault(slot.name, {*range(slot.chunks)}).discard(slot.chunk)
                 filled.add(f"encoder.{slot.name}")
         if problems:
-            raise ValueError(_listed("tensors that do not fit", problems))
+            raise ValueError(_name_list("tensors that do not fit", problems))
         return filled
 
     def take(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
@@ -288,7 +288,7 @@ class Tower(nn.Module):
         names = [name for name in self.encoder.state_dict() if self._filled.get(name, {0})]
         if names:
             missing = [part for name in names for part in self._layout.published_names(name)]
-            raise ValueError(_listed("no tensors for", missing))
+            raise ValueError(_name_list("no tensors for", missing))
 
 
 class PackedTower(Tower):
@@ -335,7 +335,7 @@ class TileTower(Tower):
         return torch.unflatten(tokens, 0, (tiles, -1)).clone()
 
 
-def _listed(problem: str, names: Sequence[str]) -> str:
+def _name_list(problem: str, names: Sequence[str]) -> str:
     rest_line = f"\n  and {len(names) - LISTED} more" if len(names) > LISTED else ""
     return (
         f"vitgraph: the checkpoint has {problem} ({len(names)}):\n  "
