@@ -9,8 +9,7 @@ encoded alone; most have one, named "image" (what lies on a disk is a *file* or 
 tower sees, the whole or a *tile* of it. A *row* is one entry of ``pixel_values``, a *patch* or a
 tile; a *segment* is one attention sequence (an image, a frame pair, a tile); a *token* is one
 output row after the merge. A *budget* is the number of tokens that a captured graph holds. A *form*
-of an encoder is the way it runs: as it is, accelerated or compiled. A *twin* of an encoder is a
-copy that shares its weights.
+of an encoder is the way it runs: as it is, accelerated or compiled.
 
 Shapes, with one meaning per letter in all files: P patches (rows of ``pixel_values``), T rows of
 attention (the patches of all segments, packed, and what a tower adds to them, such as class
@@ -208,11 +207,11 @@ class GraphableEncoder(Protocol):
 
 @runtime_checkable
 class MultiPathEncoder(Protocol):
-    """An encoder of several kinds of input, "image" and others, that joins outputs per item."""
+    """An encoder of several input paths, "image" and others, that joins outputs per item."""
 
     @property
     def paths(self) -> Mapping[str, GraphableEncoder]:
-        """One encoder per kind of input by its name, "image" first; they share parameters."""
+        """One encoder per input path by its name, "image" first; they share parameters."""
         ...
 
     def join(self, outputs: Mapping[str, Output], inputs: VisionInputs) -> list[Output]:

@@ -134,7 +134,7 @@ def _move(tensor: Tensor, device: DeviceOrDtype, dtype: torch.dtype | None) -> T
 
 
 class PathInputs(NamedTuple):
-    """The pixels of one kind of input, e.g. "tiles", with the item that each entry belongs to."""
+    """The pixels of one input path, e.g. "tiles", with the item that each entry belongs to."""
 
     pixel_values: Tensor
     grid_thw: Tensor

@@ -68,7 +68,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class CostTable:
-    """The measured times and kernel choices of one kind of input ("image"), read from a file."""
+    """The measured times and kernel choices of one input path ("image"), read from a file."""
 
     file: str
     made_on: Mapping[str, str]
@@ -120,7 +120,7 @@ class CostTable:
 
 
 class TableRecord(TypedDict):
-    """The JSON of the measured times of one kind of input of an encoder, such as "image"."""
+    """The JSON of the measured times of one input path of an encoder, such as "image"."""
 
     fingerprint: Mapping[str, str]
     eager_runs: list[dict[str, float]]
@@ -133,9 +133,9 @@ class TableRecord(TypedDict):
 def write_tables(file: str | os.PathLike[str], tables: Mapping[str, CostTable]) -> None:
     """Write one JSON file with the ``tables`` of costs, by path name ("image", "tiles")."""
     body: dict[str, TableRecord] = {}
-    for path, table in tables.items():
+    for path_name, table in tables.items():
         costs = table.costs
-        body[path] = {
+        body[path_name] = {
             "fingerprint": table.made_on,
             "eager_runs": [{"rows": rows, "ms": ms} for rows, ms in costs.eager_runs],
             "budgets": [{**budget._asdict(), "ms": ms} for budget, ms in costs.replays.items()],
@@ -144,16 +144,16 @@ def write_tables(file: str | os.PathLike[str], tables: Mapping[str, CostTable]) 
     Path(file).write_text(json.dumps(body, indent=1) + "\n")
 
 
-def read_tables(file: str | os.PathLike[str], paths: Collection[str]) -> dict[str, CostTable]:
+def read_tables(file: str | os.PathLike[str], path_names: Collection[str]) -> dict[str, CostTable]:
     """Read the table of costs of each input path from a file that :func:`write_tables` wrote.
 
-    A ValueError is raised for any other file, and unless it has exactly the ``paths`` named.
+    A ValueError is raised for any other file, and unless it has exactly the ``path_names`` named.
     """
     try:
         body = json.loads(Path(file).read_text())
-        if body.keys() != set(paths):
-            raise ValueError(f"it has the paths {list(body)}, this encoder has {list(paths)}")
-        return {path: _parse(os.fspath(file), body[path]) for path in paths}
+        if body.keys() != set(path_names):
+            raise ValueError(f"it has the paths {list(body)}, this encoder has {list(path_names)}")
+        return {path_name: _parse(os.fspath(file), body[path_name]) for path_name in path_names}
     except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{file} is no table that save_table wrote ({type(error).__name__}: {error}): {REMEDY}"

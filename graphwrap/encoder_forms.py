@@ -75,13 +75,13 @@ class Forward(Protocol):
 
 
 class OnePath(NamedTuple):
-    """Presents an encoder of one kind of input ("image") as a :class:`MultiPathEncoder`."""
+    """Presents an encoder of one input path ("image") as a :class:`MultiPathEncoder`."""
 
     encoder: GraphableEncoder
 
     @property
     def paths(self) -> Mapping[str, GraphableEncoder]:
-        """The wrapped encoder under "image", the name of its only kind of input."""
+        """The wrapped encoder under "image", the name of its only input path."""
         return {"image": self.encoder}
 
     def join(self, outputs: Mapping[str, Output], inputs: VisionInputs) -> list[Output]:

@@ -323,7 +323,7 @@ class GraphedEncoder(DescribesItself, EncodesItems[PartialOutput]):
     def _encode(
         self, inputs: Mapping[str, Inputs], out: OutTensors | None = None
     ) -> dict[str, PartialOutput]:
-        """Return the output of each kind of input in ``inputs``; ``out`` requires a single one."""
+        """Return the output of each input path in ``inputs``; ``out`` requires a single one."""
         guards.check_alone(self._lock, self.device)
         with self._lock:
             captured = self._ready()

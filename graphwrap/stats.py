@@ -74,7 +74,7 @@ class GraphStats:
 
     @property
     def padding(self) -> float:
-        """The share of padding: padded tokens over real tokens, minus one, of all replays."""
+        """The padding: padded tokens over real tokens, minus one, of all replays."""
         real = sum(budget.real_tokens for budget in self.budgets)
         padded = sum(budget.padded_tokens for budget in self.budgets)
         return padded / real - 1 if real else 0.0

@@ -20,10 +20,10 @@ class MapsFeatures(nn.Module, ABC):
     @property
     @abstractmethod
     def paths(self) -> Mapping[str, VisionEncoder]:
-        """The encoder of each kind of input by name: "image" first, then for example "tiles"."""
+        """The encoder of each input path by name: "image" first, then for example "tiles"."""
 
     def _check_inputs(self, inputs: VisionInputs) -> None:
-        """Raise a ValueError unless ``inputs`` have the kinds of input that this encoder takes."""
+        """Raise a ValueError unless ``inputs`` have the input paths that this encoder has."""
         inputs.check(self.paths)
 
     def _maps_of_grids(
@@ -36,7 +36,7 @@ class MapsFeatures(nn.Module, ABC):
         raise self._bare_tensors_error("feature_maps")
 
     def _bare_tensors_error(self, method: str) -> ValueError:
-        """Return the error of ``method`` for bare tensors, which may be of any kind of input."""
+        """Return the error of ``method`` for bare tensors, which may be of any input path."""
         dotted = "" if method == "forward" else f".{method}"
         arguments = "features, inputs" if method == "feature_maps" else "inputs"
         return ValueError(

@@ -70,7 +70,7 @@ class VisionEncoder(Encoder):
 
     @property
     def paths(self) -> Mapping[str, VisionEncoder]:
-        """The encoder itself under the name "image", because it takes only one kind of input."""
+        """The encoder itself under the name "image", because it has only one input path."""
         return {"image": self}
 
     @property

@@ -53,7 +53,7 @@ class BoundedLinear(nn.Linear):
     Args:
         columns: width of the input.
         rows: width of the output of all layers together.
-        parts: number of layers, which have equal shares of ``rows``.
+        parts: number of layers, which divide ``rows`` equally.
     """
 
     def __init__(self, columns: int, rows: int, parts: int = 1) -> None:

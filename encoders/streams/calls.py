@@ -35,7 +35,7 @@ from .pooling import Pool, PoolingHead, check_fields, check_pool, pool_items
 
 
 class ItemPath(Protocol):
-    """The methods that ``encode`` needs of an encoder of one kind of input, e.g. "tiles"."""
+    """The methods that ``encode`` needs of an encoder of one input path, e.g. "tiles"."""
 
     def grid_for(self, tokens: int) -> Grid: ...
 
@@ -62,7 +62,7 @@ class Preprocesses(Protocol):
 
 
 class JoinsOutputs(Preprocesses, Protocol[Output]):
-    """The methods that ``encode`` needs of an encoder of one or several kinds of input."""
+    """The methods that ``encode`` needs of an encoder of one or several input paths."""
 
     def join(self, outputs: Mapping[str, Output], inputs: VisionInputs) -> list[Output]: ...
 
@@ -116,7 +116,7 @@ class ItemEncoder(Generic[Output]):
             check_fields(results.pool, self.fields, grid, path.item_specs([grid])[0], self.head)
 
     def tokens(self, inputs: VisionInputs) -> int:
-        """Return the number of output tokens of preprocessed items, over all kinds of input."""
+        """Return the number of output tokens of preprocessed items, over all input paths."""
         return sum(
             spec.output_tokens
             for name, path in self.paths.items()

@@ -28,7 +28,7 @@ class EncodesItems(ABC, Generic[Output]):
 
     @abstractmethod
     def item_encoder(self) -> ItemEncoder[Output]:
-        """Return the encoder as ``encode`` uses it, with a function per kind of input."""
+        """Return the encoder as ``encode`` uses it, with a function per input path."""
 
     @overload
     def encode(

@@ -50,7 +50,7 @@ def prune_video_tokens(
         grid_thw: the clip's (t, h, w) in patches, [3] or [1, 3]; t is the number of segments where
             the tower averages the frames of a segment (MoonViT-3D), of pairs where it joins them
             (ERNIE-4.5-VL).
-        rate: share of the tokens to drop, at least 0 and below 1.
+        rate: fraction of the tokens to drop, at least 0 and below 1.
 
     Returns:
         The kept tokens, and where they were.
@@ -87,7 +87,7 @@ def _check(output: object, rate: object) -> None:
     """Raise a ValueError unless ``output`` is an encoder's output and ``0 <= rate < 1``."""
     if not isinstance(rate, SupportsFloat) or not 0 <= float(rate) < 1:
         raise ValueError(
-            f"rate={rate!r}: the share of tokens to drop must be a number from 0 to below 1"
+            f"rate={rate!r}: the fraction of tokens to drop must be a number from 0 to below 1"
         )
     if not isinstance(output, EncoderOutput | PartialOutput):
         raise ValueError(

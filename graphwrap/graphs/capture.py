@@ -95,7 +95,7 @@ def capture_encoder(
 
 @dataclass
 class Capturer:
-    """Captures the CUDA graphs of one kind of input ("image", "tiles"), one per size."""
+    """Captures the CUDA graphs of one input path ("image", "tiles"), one per size."""
 
     form: EncoderForm
     budget_set: BudgetSet

@@ -70,7 +70,7 @@ class Cache(Generic[Value]):
 
 @dataclass
 class PathGraphs:
-    """The captured graphs of one kind of input ("tiles"), and what packs its items into them."""
+    """The captured graphs of one input path ("tiles"), and what packs its items into them."""
 
     arena: Arena
     packer: Packer
@@ -81,7 +81,7 @@ class PathGraphs:
 
 @dataclass
 class Executor:
-    """Runs the calls with one kind of input ("image", "tiles"), by CUDA graphs or eagerly."""
+    """Runs the calls with one input path ("image", "tiles"), by CUDA graphs or eagerly."""
 
     form: EncoderForm
     graphs: PathGraphs

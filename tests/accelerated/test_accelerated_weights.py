@@ -71,15 +71,15 @@ def test_copies_and_pickles_run_on_their_own(name: str) -> None:
     encoder = fresh(name)
     fast, truth = encoder.accelerated(), run(encoder, name)
     run(fast, name)
-    twins = [copy.deepcopy(fast), pickle.loads(pickle.dumps(fast)), copy.deepcopy(encoder)]
+    copies = [copy.deepcopy(fast), pickle.loads(pickle.dumps(fast)), copy.deepcopy(encoder)]
     for weight in encoder.parameters():
         weight.zero_()
-    for twin in twins:
-        assert_close(run_twice(twin, name), truth)
-    assert twins[2].accelerator is None
-    for twin in twins[:2]:
-        assert twin.accelerator is not fast.accelerator
-        assert_fused(twin)
+    for copied in copies:
+        assert_close(run_twice(copied, name), truth)
+    assert copies[2].accelerator is None
+    for copied in copies[:2]:
+        assert copied.accelerator is not fast.accelerator
+        assert_fused(copied)
 
 
 @pytest.mark.usefixtures("fused")

@@ -48,7 +48,7 @@ def test_towers_answer_each_for_itself_about_the_same_place() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"points": [(0.5, 1.5)]}, r"point \(0.5, 1.5\): must be shares"),
+        ({"points": [(0.5, 1.5)]}, r"point \(0.5, 1.5\): must be fractions"),
         ({"source": 3}, "3 maps, source=3, top=1: pass at least two maps"),
         ({"top": 0}, "top=0"),
         ({"maps": [noise(1, 4, 4, 8)]}, "1 maps, source=0"),

@@ -90,7 +90,7 @@ def test_the_slow_tier_has_twenty_grids_a_family() -> None:
 
 
 def grids_of(family: Family, tier: str) -> list[Grids]:
-    if family.twin and not family.tiled and tier == "fast":
+    if family.variant and not family.tiled and tier == "fast":
         return QWEN_FAST[:2]
     lists = {
         (False, "fast"): QWEN_FAST,
@@ -133,7 +133,7 @@ def assert_within(worst: dict[str, float], bound: float) -> None:
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_published_widths_match_transformers(family: Family) -> None:
     """A tower that is like an earlier one has few grids here, and all of them at its depth."""
-    grids = grids_of(family, "fast" if family.twin else "slow")
+    grids = grids_of(family, "fast" if family.variant else "slow")
     assert_within(worst_distances(family, family.shallow, grids), FLOAT32)
 
 

@@ -239,9 +239,9 @@ def test_state_dict_and_copies_are_as_before(name: str) -> None:
     for module in (encoder, fast, copy.deepcopy(fast)):
         state = module.state_dict()
         assert {key: (value.shape, value.dtype) for key, value in state.items()} == keys
-    twin = copy.deepcopy(fast)
-    twin.load_kernel_choices(fast.kernel_choices())
-    assert_same_bits(twin(pixels, grids), answer)
+    copied = copy.deepcopy(fast)
+    copied.load_kernel_choices(fast.kernel_choices())
+    assert_same_bits(copied(pixels, grids), answer)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")

@@ -79,9 +79,9 @@ def test_an_open_video_can_be_copied_and_pickled(
     if used:
         assert len(list(clip.frames)) == 7
     monkeypatch.chdir("/")
-    for twin in (copy.deepcopy(clip), copy.copy(clip), pickle.loads(pickle.dumps(clip))):
-        assert twin.fps == 12
-        assert all(map(torch.equal, twin.frames, clip.frames))
+    for copied in (copy.deepcopy(clip), copy.copy(clip), pickle.loads(pickle.dumps(clip))):
+        assert copied.fps == 12
+        assert all(map(torch.equal, copied.frames, clip.frames))
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         assert torch.equal(pool.apply(getitem, (clip.frames, 3)), clip.frames[3])
 

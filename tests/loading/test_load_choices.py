@@ -130,9 +130,9 @@ def test_tensors_have_the_signs_of_their_own_family_alone(tmp_path: Path, name: 
 
 
 def test_a_family_loads_an_unknown_type(newer: Path, tmp_path: Path) -> None:
-    twin = write_seeded_checkpoint(tmp_path / "twin", "qwen3_vl", width=64)
+    again = write_seeded_checkpoint(tmp_path / "again", "qwen3_vl", width=64)
     loaded = load_encoder(newer, family="qwen3_vl")
-    assert same_weights(loaded, load_encoder(twin))
+    assert same_weights(loaded, load_encoder(again))
     assert inspect_checkpoint(newer, family="qwen3_vl").family == "qwen3_vl"
     extract_encoder(newer, tmp_path / "tower", family="qwen3_vl")
     assert same_weights(loaded, load_encoder(tmp_path / "tower", family="qwen3_vl"))

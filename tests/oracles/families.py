@@ -119,7 +119,7 @@ FAMILIES = [
         shallow=QWEN2_5_SHALLOW,
         narrow=QWEN2_5_NARROW,
         tiny={**QWEN2_5_NARROW, **QWEN2_5_SHALLOW},
-        twin=True,
+        variant=True,
     ),
     make_row(
         "exaone4_5", "LGAI-EXAONE/EXAONE-4.5-33B",
@@ -128,7 +128,7 @@ FAMILIES = [
         shallow={"depth": 2, "fullatt_block_indexes": [1]},
         narrow={**QWEN2_5_NARROW, "num_key_value_heads": 2},
         tiny={**QWEN2_5_NARROW, **QWEN2_5_SHALLOW, "num_key_value_heads": 2},
-        twin=True,
+        variant=True,
     ),
     make_row(
         "qwen3_vl", "Qwen/Qwen3-VL-8B-Instruct",
@@ -147,7 +147,7 @@ FAMILIES = [
         shallow=QWEN3_SHALLOW,
         narrow=QWEN3_NARROW,
         tiny={**QWEN3_NARROW, **QWEN3_SHALLOW},
-        twin=True,
+        variant=True,
     ),
     make_row(
         "qwen3_5", "Qwen/Qwen3.5-27B",
@@ -156,7 +156,7 @@ FAMILIES = [
         shallow={"depth": 2},
         narrow=QWEN3_NARROW,
         tiny={**QWEN3_NARROW, "depth": 3},
-        twin=True,
+        variant=True,
     ),
     make_row(
         "glm4v", "zai-org/GLM-4.1V-9B-Thinking",
@@ -173,7 +173,7 @@ FAMILIES = [
         shallow={"depth": 2},
         narrow=GLM4V_NARROW,
         tiny={**GLM4V_NARROW, "depth": 3},
-        twin=True,
+        variant=True,
     ),
     make_row(
         "glm_ocr", "zai-org/GLM-OCR",
@@ -182,7 +182,7 @@ FAMILIES = [
         shallow={"depth": 2},
         narrow=GLM4V_NARROW,
         tiny={**GLM4V_NARROW, "depth": 3},
-        twin=True,
+        variant=True,
     ),
     make_row(
         "glm5_next", "zai-org/GLM-5.3-Flash",
@@ -205,7 +205,7 @@ FAMILIES = [
         shallow={"num_hidden_layers": 2},
         narrow={**PIXTRAL_NARROW, "hidden_act": "gelu"},
         tiny={**PIXTRAL_NARROW, "num_hidden_layers": 3, "hidden_act": "gelu"},
-        twin=True,
+        variant=True,
     ),
     make_row(
         "moonvit", "moonshotai/Kimi-K2.5", MoonViTReference, moonvit_keys, moonvit_output,
@@ -215,7 +215,7 @@ FAMILIES = [
     make_row(
         "kimi_vl", "moonshotai/Kimi-VL-A3B-Instruct", MoonViTReference, moonvit_keys,
         moonvit_output, shallow={"num_hidden_layers": 2},
-        narrow=KIMI_VL, tiny={**KIMI_VL, "num_hidden_layers": 3}, twin=True,
+        narrow=KIMI_VL, tiny={**KIMI_VL, "num_hidden_layers": 3}, variant=True,
     ),
     make_row(
         "llama4", "meta-llama/Llama-4-Scout-17B-16E-Instruct", llama4_reference, llama4_keys,
@@ -244,7 +244,7 @@ FAMILIES = [
         shallow={"num_hidden_layers": 2},
         narrow=GEMMA4_NARROW,
         tiny={**GEMMA4_NARROW, "num_hidden_layers": 3, "pooling_kernel_size": 2},
-        twin=True,
+        variant=True,
     ),
     *SEVERAL_VIEWS,
     make_row(
@@ -259,7 +259,7 @@ FAMILIES = [
         shallow={**HEADLESS, "num_hidden_layers": 2},
         narrow={**HEADLESS, **SIZES},
         tiny={**HEADLESS, **SIZES, "num_hidden_layers": 3, "image_size": 112},
-        twin=True,
+        variant=True,
     ),
     make_row(
         "gemma3", "google/gemma-3-4b-it", gemma3_reference, gemma3_keys, gemma3_output,
@@ -269,7 +269,7 @@ FAMILIES = [
             **SIZES, "num_hidden_layers": 3, "image_size": 112, "mm_tokens_per_image": 16,
             "llm_width": 48,
         },
-        twin=True,
+        variant=True,
     ),
     make_row(
         "paddleocr_vl", "PaddlePaddle/PaddleOCR-VL", paddle_reference, paddle_keys, paddle_output,
@@ -283,7 +283,7 @@ FAMILIES = [
         shallow={"num_hidden_layers": 1},
         narrow={**SIZES, "llm_width": 48},
         tiny={**SIZES, "num_hidden_layers": 3, "image_size": 112, "llm_width": 48},
-        twin=True,
+        variant=True,
     ),
     make_row(
         "lfm2_vl", "LiquidAI/LFM2-VL-450M", lfm2_reference, lfm2_keys, lfm2_output,
@@ -297,7 +297,7 @@ FAMILIES = [
         shallow={"num_hidden_layers": 2},
         narrow={**SIZES, "llm_width": 48},
         tiny={**SIZES, "num_hidden_layers": 3, "llm_width": 48},
-        twin=True,
+        variant=True,
         tower=Lfm2VLTower,
     ),
 ]  # fmt: skip

@@ -43,7 +43,7 @@ class Family:
     """Changes for the many tests that need a tower and not its size."""
     side: int | None
     """Side of a tile in pixels, for a tower whose published tiles are too large for most tests."""
-    twin: bool
+    variant: bool
     """Whether most tests leave the tower out, because an earlier one in the table is like it."""
 
     @property
@@ -69,7 +69,7 @@ def make_row(
     shallow: Config,
     narrow: Config,
     tiny: Config,
-    twin: bool = False,
+    variant: bool = False,
     tower: type[VisionEncoder] | None = None,
     side: int | None = None,
 ) -> Family:
@@ -90,5 +90,5 @@ def make_row(
         narrow,
         tiny,
         side,
-        twin,
+        variant,
     )

@@ -22,8 +22,8 @@ from .drawn import build_pair, draw_pixels, fields_of, in_tokens_of
 from .family import Family, Grids
 from .lift import LiftFloat32
 from .references.deepseek import hybrid, ocr, siglip
-from .references.deepseek_vl2 import VL2Twin
-from .references.step import Step3Twin
+from .references.deepseek_vl2 import VL2Reference
+from .references.step import Step3Reference
 
 LARGE_QWEN: list[Grids] = [
     [[1, 64, 64]],
@@ -108,7 +108,7 @@ class Trio:
         exact, truth = build_pair(family, six_blocks(family), torch.float64, lift)
         exact.load_state_dict(encoder.state_dict(), strict=True)
         truth.load_state_dict(family.keys(exact.state_dict()), strict=True)
-        if isinstance(reference, Step3Twin | VL2Twin):
+        if isinstance(reference, Step3Reference | VL2Reference):
             reference, truth = encoder, exact
         return cls(family, encoder.cuda(), reference.cuda(), truth.cuda())
 

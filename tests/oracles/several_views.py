@@ -27,9 +27,9 @@ from .references.deepseek import (
     vl_output,
     vl_reference,
 )
-from .references.deepseek_vl2 import VL2Twin, vl2_output
+from .references.deepseek_vl2 import VL2Reference, vl2_output
 from .references.step import (
-    Step3Twin,
+    Step3Reference,
     Step3VLReference,
     step3_output,
     step3_vl_keys,
@@ -49,11 +49,11 @@ SEVERAL_VIEWS = [
         tower=Step3VLTower,
     ),
     make_row(
-        "step3", "stepfun-ai/step3", Step3Twin, same_keys, step3_output,
+        "step3", "stepfun-ai/step3", Step3Reference, same_keys, step3_output,
         shallow={"num_hidden_layers": 1},
         narrow=STEP3_NARROW,
         tiny={**STEP3_NARROW, "num_hidden_layers": 3, "image_size": 112},
-        twin=True,
+        variant=True,
         tower=Step3Tower,
     ),
     make_row(
@@ -64,7 +64,7 @@ SEVERAL_VIEWS = [
             **siglip(width=64, heads=4, intermediate_size=112, layers=3, image_size=128),
             "llm_width": 48,
         },
-        twin=True,
+        variant=True,
     ),
     make_row(
         "deepseek_vl_hybrid", "deepseek-ai/deepseek-vl-7b-chat", hybrid_low_reference,
@@ -75,17 +75,17 @@ SEVERAL_VIEWS = [
             **hybrid(low={**NARROW, "layers": 3, "image_size": 128}, high=SAM_TINY),
             "llm_width": 48,
         },
-        twin=True,
+        variant=True,
         tower=LowResolution,
     ),
     make_row(
-        "deepseek_vl2", "deepseek-ai/deepseek-vl2-tiny", VL2Twin, same_keys, vl2_output,
+        "deepseek_vl2", "deepseek-ai/deepseek-vl2-tiny", VL2Reference, same_keys, vl2_output,
         shallow={"layers": 1},
         narrow={"width": 64, "heads": 4, "mlp_ratio": 1.75, "llm_width": 48},
         tiny={
             "width": 64, "heads": 4, "mlp_ratio": 1.75, "layers": 3, "llm_width": 48,
         },
-        twin=True,
+        variant=True,
         tower=DeepseekVL2Tower,
     ),
     make_row(
@@ -97,7 +97,7 @@ SEVERAL_VIEWS = [
             **ocr(clip={**NARROW, "layers": 3}, sam={**SAM_TINY, "downsample_channels": [40, 64]}),
             "image_size": 128, "llm_width": 48,
         },
-        twin=True,
+        variant=True,
         tower=DeepseekOCRTower,
         side=128,
     ),

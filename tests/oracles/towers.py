@@ -16,7 +16,7 @@ def slow(name: str) -> Any:
 
 
 BY_NAME = {family.name: family for family in FAMILIES}
-TOWERS = [family.name for family in FAMILIES if not family.twin]
+TOWERS = [family.name for family in FAMILIES if not family.variant]
 """Names of the towers whose maths differ; most tests run over these."""
 WHOLE = [name for name in TOWERS if BY_NAME[name].tower_class is BY_NAME[name].encoder_class]
 """Names of the towers that are encoders by themselves and not a path of one."""

@@ -350,7 +350,7 @@ QWEN_LIKE = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "paddleocr_vl", "glm4v", "glm
 
 
 @pytest.mark.parametrize(
-    ("twin", "names"),
+    ("name", "families"),
     [
         ("rotary_cos_sin", QWEN_LIKE),
         ("rotate", (*QWEN_LIKE, "pixtral")),
@@ -359,11 +359,13 @@ QWEN_LIKE = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "paddleocr_vl", "glm4v", "glm
         ("axis_weights", ("siglip2", "lfm2_vl")),
     ],
 )
-def test_twins_of_several_towers_are_textually_identical(twin: str, names: tuple[str, ...]) -> None:
+def test_copies_in_several_families_are_textually_identical(
+    name: str, families: tuple[str, ...]
+) -> None:
     texts = set()
-    for name in names:
-        text = (ROOT / "encoders" / f"{name}.py").read_text()
-        (node,) = [node for node in ast.parse(text).body if getattr(node, "name", "") == twin]
+    for family in families:
+        text = (ROOT / "encoders" / f"{family}.py").read_text()
+        (node,) = [node for node in ast.parse(text).body if getattr(node, "name", "") == name]
         texts.add(ast.get_source_segment(text, node))
     assert len(texts) == 1
 

@@ -55,13 +55,13 @@ def nearest_patches(
     """For places of one photograph, find the most similar patches of the other photographs.
 
     Several towers are searched one by one, since features of different towers have no cosine. The
-    places are shares of the photograph's height and width, so they are the same for every tower.
+    places are fractions of the photograph's height and width, so they are the same for every tower.
 
     Args:
         maps: one map [t, h, w, D] per photograph, as ``feature_maps`` returns them; where that is a
             dict with one map per input path of the encoder, "image" is taken. For several towers, a
             dict with such a list per tower.
-        points: (y, x) from 0 at the top left to 1, as shares of the height and the width.
+        points: (y, x) from 0 at the top left to 1, as fractions of the height and the width.
         source: index of the photograph that the points lie in, from 0.
         top: number of matches per point.
 
@@ -113,7 +113,7 @@ def _rows_at(frame: Tensor, points: Sequence[tuple[float, float]]) -> Tensor:
 
     Args:
         frame: the map [h, w, D].
-        points: (y, x) as shares of the height and the width, from 0 at the top left to 1.
+        points: (y, x) as fractions of the height and the width, from 0 at the top left to 1.
 
     Raises:
         ValueError: a share that is not between 0 and 1.
@@ -122,7 +122,7 @@ def _rows_at(frame: Tensor, points: Sequence[tuple[float, float]]) -> Tensor:
     for y, x in points:
         if not (0 <= y <= 1 and 0 <= x <= 1):
             raise ValueError(
-                f"point ({y}, {x}): must be shares of the height and the width, from 0 to 1"
+                f"point ({y}, {x}): must be fractions of the height and the width, from 0 to 1"
             )
     cells = [(min(int(y * height), height - 1), min(int(x * width), width - 1)) for y, x in points]
     return torch.stack([frame[cell] for cell in cells])

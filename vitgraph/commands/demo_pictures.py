@@ -47,8 +47,7 @@ PHOTOGRAPHS = {
 """Sample images inside installed packages: per name, the package and the path inside it."""
 
 CHOSEN = ((0.22, 0.26), (0.45, 0.30), (0.62, 0.80), (0.83, 0.51))
-"""The points of the photograph for ``nearest_patches.jpg``: (y, x) as shares of height and width.
-"""
+"""Points of the photograph for ``nearest_patches.jpg``: (y, x) as fractions of height and width."""
 
 
 def sample_photographs() -> dict[str, Path]:

@@ -116,7 +116,9 @@ def _check_exportable(encoder: object) -> None:
             "GraphedEncoder pass its encoder, graphed.encoder"
         )
     if encoder.paths["image"] is not encoder:
-        calls = " and ".join(f"export_program(encoder.paths[{path!r}])" for path in encoder.paths)
+        calls = " and ".join(
+            f"export_program(encoder.paths[{path_name!r}])" for path_name in encoder.paths
+        )
         raise ValueError(
             f"{name} runs several towers or joins their tokens, which is no single program: "
             f"call {calls}, and encoder.join on what they return"

@@ -117,9 +117,9 @@ class ImageEncoder(InputModule):  # type: ignore[misc]  # the library is not the
         self.graphed = encoder if isinstance(encoder, GraphedEncoder) else None
         inner = encoder.encoder if isinstance(encoder, GraphedEncoder) else encoder
         if not isinstance(inner, VisionEncoder):
-            paths = ", ".join(inner.paths) if isinstance(inner, Encoder) else "of its own kind"
+            path_names = ", ".join(inner.paths) if isinstance(inner, Encoder) else "of its own kind"
             raise ValueError(
-                f"{type(inner).__name__} has the paths {paths}, and ImageEncoder hands over one: "
+                f"{type(inner).__name__} has the paths {path_names}, and ImageEncoder runs one: "
                 "call encoder.encode_many(images, pool=...) instead"
             )
         self.encoder = inner
@@ -129,7 +129,7 @@ class ImageEncoder(InputModule):  # type: ignore[misc]  # the library is not the
 
     @property
     def modalities(self) -> list[str]:
-        """The kinds of input that the encoder takes: images only."""
+        """The modalities that the encoder takes: images only."""
         return ["image"]
 
     def preprocess(

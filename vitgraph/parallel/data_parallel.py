@@ -315,7 +315,7 @@ class DataParallelEncoder:
         return inputs.pixel_values, inputs.grid_thw
 
     def _assign_grids(self, grid_thw: GridLike) -> Shares:
-        """Assign the items of a call to ranks, for an encoder of one kind of input."""
+        """Assign the items of a call to ranks, for an encoder of one input path."""
         grids = read_grid(grid_thw)
         specs = self._paths["image"].item_specs(grids)
         return self._assign(grids, specs, [cost_of(spec) for spec in specs])

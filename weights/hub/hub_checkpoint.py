@@ -30,7 +30,7 @@ from .ranges import in_order, plan_requests
 from .repo import HubOptions, Repo
 
 SAVING = 0.9
-"""``fetch="auto"`` fetches byte ranges if they transfer at most this share of what whole shards
+"""``fetch="auto"`` fetches byte ranges if they transfer at most this fraction of what whole shards
 would. Shards are preferred beyond it, because other programs can use them, too."""
 FIRST_READ = 1 << 16  # bytes of the first read of a header of which nothing is known
 LISTING = ".listing.json"  # the kept list of a repo's files, under a name that no repo has

@@ -1,4 +1,4 @@
-"""DeepSeek's encoders of several views against transformers, or a twin: the joined tokens."""
+"""DeepSeek's encoders of several views against references: the joined tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from encoders import PartialOutput, VisionInputs
 from encoders.streams.calls import split_inputs
 from graphwrap import GraphedEncoder
 from oracles import NO_LIFT, LiftFloat32, distance
-from oracles.references.deepseek_vl2 import VL2Twin
+from oracles.references.deepseek_vl2 import VL2Reference
 from support.towers.deepseek import (
     FAMILIES,
     OCR_TILES,
@@ -71,13 +71,13 @@ def test_hybrid_tokens_match_transformers(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)
 def test_vl2_tokens_match_the_twin(dtype: torch.dtype) -> None:
     encoder = build("deepseek_vl2", dtype)
-    twin: VL2Twin = build_reference("deepseek_vl2", encoder, dtype)
+    reference: VL2Reference = build_reference("deepseek_vl2", encoder, dtype)
     inputs = draw_inputs(encoder, VL2_TILES, dtype)
     views = inputs.pixel_values.split(inputs.grid_thw[:, 0].tolist())
     for item, pixels, (columns, rows, _) in zip(encoder(inputs), views, VL2_TILES, strict=True):
-        theirs = twin.sequence(pixels, columns, rows)
+        theirs = reference.sequence(pixels, columns, rows)
         assert distance(item.pooler_output, theirs) <= BOUNDS[dtype]
-        hidden = torch.stack([twin.view(view)[0].flatten(0, 1) for view in pixels])
+        hidden = torch.stack([reference.view(view)[0].flatten(0, 1) for view in pixels])
         assert distance(item.last_hidden_state, hidden) <= BOUNDS[dtype]
 
 
@@ -166,11 +166,11 @@ def test_paths_of_the_hybrid_follow_casts_copies_and_new_weights() -> None:
     encoder, other = build(name), build(name, torch.float64)
     inputs = draw_inputs(encoder, TILES[name])
     before = tokens_of(encoder(inputs))
-    twin = copy.deepcopy(encoder)
-    twin.to(torch.float64).load_state_dict(
+    copied = copy.deepcopy(encoder)
+    copied.to(torch.float64).load_state_dict(
         {key: 0.9 * value for key, value in other.state_dict().items()}, assign=True
     )
-    after = tokens_of(twin(inputs.to(dtype=torch.float64)))
+    after = tokens_of(copied(inputs.to(dtype=torch.float64)))
     assert after.dtype == torch.float64
     assert distance(after.float(), before) > 1e-3
     assert torch.equal(tokens_of(encoder(inputs)), before)

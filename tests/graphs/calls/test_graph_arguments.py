@@ -150,9 +150,9 @@ def test_a_copy_is_refused_and_the_error_says_how(how: Any, captured: bool) -> N
         graphed.capture(progress=False)
     with pytest.raises(TypeError, match=r"GraphedEncoder\(copy.deepcopy\(graphed.encoder\)"):
         how(graphed)
-    twin = static(copy.deepcopy(graphed.encoder), [4], outputs=EVERY_FIELD)
-    pixels = pixels_for(twin.encoder, SMALL)
-    assert_same_bits(twin(pixels, SMALL), graphed(pixels, SMALL))
+    copied = static(copy.deepcopy(graphed.encoder), [4], outputs=EVERY_FIELD)
+    pixels = pixels_for(copied.encoder, SMALL)
+    assert_same_bits(copied(pixels, SMALL), graphed(pixels, SMALL))
 
 
 class BufferToy(ToyEncoder):

@@ -1,6 +1,6 @@
-"""The reference of DeepSeek-VL2, a twin of our own.
+"""The reference of DeepSeek-VL2, an implementation of our own.
 
-Nothing that can be installed runs DeepSeek-VL2's projector and assembly. The twin is written from
+Nothing that can be installed runs DeepSeek-VL2's projector and assembly. It is written from
 the description of its forward, with plain loops and sums in float64 in place of the layers and
 kernels that the encoder uses, so that one mistake is unlikely to stand in both.
 """
@@ -21,7 +21,7 @@ from ..configs import Config
 from ..keys import State
 
 
-class VL2Twin(nn.Module):
+class VL2Reference(nn.Module):
     """DeepSeek-VL2's tower, projector and sequence of tokens, slowly and in float64."""
 
     def __init__(self, config: Config) -> None:
@@ -112,7 +112,7 @@ class VL2Twin(nn.Module):
 
 
 def vl2_output(reference: nn.Module, pixels: Tensor, grid_thw: Tensor) -> EncoderOutput:
-    """Run the twin, which stays on the CPU, on every view, without newlines."""
+    """Run this reference, which stays on the CPU, on every view, without newlines."""
     views = [reference.view(view) for view in pixels.double().cpu()]
     hidden = torch.stack([grid.flatten(0, 1) for grid, _ in views])
     tokens = torch.cat([rows.flatten(0, 1) for _, rows in views])

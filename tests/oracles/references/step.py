@@ -1,6 +1,6 @@
-"""The references of the Step towers: transformers' for Step3-VL, a twin of our own for Step3.
+"""The references of the Step towers: transformers' for Step3-VL, our own for Step3.
 
-Nothing that can be installed runs Step3's tower. The twin is written from the description of its
+Nothing that can be installed runs Step3's tower. It is written from the description of its
 forward, in float64 throughout and with sums in place of the layers and kernels that the encoder
 uses, so that one mistake is unlikely to stand in both.
 """
@@ -100,7 +100,7 @@ def step3_vl_output(reference: nn.Module, pixels: Tensor, grid_thw: Tensor) -> E
     return EncoderOutput(states[0], projected.flatten(0, 1), ())
 
 
-class Step3Twin(nn.Module):
+class Step3Reference(nn.Module):
     """Step3's tower in float64, view by view, from a state dict with our names."""
 
     def __init__(self, config: Config) -> None:
@@ -208,6 +208,6 @@ def _keys(x: float, a: float = -0.5) -> float:
 
 
 def step3_output(reference: nn.Module, pixels: Tensor, grid_thw: Tensor) -> EncoderOutput:
-    """Run the twin, which stays on the CPU, on every view."""
+    """Run this reference, which stays on the CPU, on every view."""
     hidden, tokens = zip(*(reference(view) for view in pixels.double().cpu()), strict=True)
     return EncoderOutput(torch.stack(hidden), torch.cat(tokens), ()).to(pixels.device)

@@ -25,7 +25,7 @@ from oracles.references.deepseek import (
     vl_keys,
     vl_reference,
 )
-from oracles.references.deepseek_vl2 import VL2Twin
+from oracles.references.deepseek_vl2 import VL2Reference
 from weights import FAMILIES as RECORDS
 
 _SAM = {
@@ -74,7 +74,7 @@ _SHRINK: dict[str, Callable[[Config], None]] = {
 _REFERENCES: dict[str, tuple[Callable[[Config], nn.Module], Callable[[Any], Any]]] = {
     "deepseek_vl": (vl_reference, vl_keys),
     "deepseek_vl_hybrid": (hybrid_reference, hybrid_keys),
-    "deepseek_vl2": (VL2Twin, lambda state: state),
+    "deepseek_vl2": (VL2Reference, lambda state: state),
     "deepseek_ocr": (ocr_reference, ocr_keys),
 }
 SIDES = {"image": 128, "tiles": 64}

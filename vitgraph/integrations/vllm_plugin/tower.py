@@ -112,7 +112,7 @@ class Tower(nn.Module):
 
     @property
     def single(self) -> VisionEncoder:
-        """The encoder, which takes one kind of input."""
+        """The encoder, which has one input path."""
         assert isinstance(self.encoder, VisionEncoder)
         return self.encoder
 
