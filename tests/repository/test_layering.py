@@ -359,9 +359,7 @@ QWEN_LIKE = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "paddleocr_vl", "glm4v", "glm
         ("axis_weights", ("siglip2", "lfm2_vl")),
     ],
 )
-def test_copies_in_several_families_are_textually_identical(
-    name: str, families: tuple[str, ...]
-) -> None:
+def test_copies_in_families_are_identical(name: str, families: tuple[str, ...]) -> None:
     texts = set()
     for family in families:
         text = (ROOT / "encoders" / f"{family}.py").read_text()
