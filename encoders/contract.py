@@ -46,7 +46,7 @@ from .data import (
 )
 
 if TYPE_CHECKING:
-    from .inputs.intake import ImageLike, VideoLike
+    from .inputs.intake import ImagesLike, VideosLike
 
 __all__ = [
     "OUTPUT_FIELDS",
@@ -106,8 +106,8 @@ class Preprocessor(Protocol):
 
     def __call__(
         self,
-        images: Sequence[ImageLike] = (),
-        videos: Sequence[VideoLike] = (),
+        images: ImagesLike = (),
+        videos: VideosLike = (),
         *,
         min_pixels: int | None = None,
         max_pixels: int | None = None,

@@ -8,7 +8,7 @@ from typing import Protocol, cast, overload
 from torch import Tensor, nn
 
 from encoders.contract import EncoderConfig, FeatureRows, GridLike, VisionInputs
-from encoders.streams import Images, Videos
+from encoders.streams import ImagesLike, VideosLike
 
 
 class FeatureMaps(Protocol):
@@ -31,8 +31,8 @@ class Preprocess(Protocol):
 
     def __call__(
         self,
-        images: Images = (),
-        videos: Videos = (),
+        images: ImagesLike = (),
+        videos: VideosLike = (),
         *,
         min_pixels: int | None = None,
         max_pixels: int | None = None,

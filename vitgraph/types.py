@@ -51,7 +51,7 @@ from encoders import (
 )
 from encoders.contract import DeviceOrDtype, Kernels, Precision
 from encoders.inputs import AnyArray, ImageLike, ItemLike, VideoLike
-from encoders.streams import Heads, Images, OnError, Pool, Queries, VectorPool, Videos
+from encoders.streams import Heads, ImagesLike, OnError, Pool, Queries, VectorPool, VideosLike
 from graphwrap import (
     Backend,
     BackendInUse,
@@ -102,7 +102,7 @@ __all__ = [
     "Heads",
     "Idefics3Config",
     "ImageLike",
-    "Images",
+    "ImagesLike",
     "InternViTConfig",
     "ItemLike",
     "JsonDict",
@@ -142,6 +142,6 @@ __all__ = [
     "Tiling",
     "VectorPool",
     "VideoLike",
-    "Videos",
+    "VideosLike",
     "VisionConfig",
 ]

@@ -20,7 +20,7 @@ from .feature_maps import MapsFeatures
 
 if TYPE_CHECKING:
     from ..contract import EncoderConfig, Kernels, Precision, Preprocessor
-    from ..inputs.intake import ImageLike, VideoLike
+    from ..inputs.intake import ImagesLike, VideosLike
     from ..streams.calls import ItemEncoder
     from ..streams.keywords import MapSettings
     from .saving import Publication
@@ -181,7 +181,7 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
         return ItemEncoder(self, paths, paths, self.device, stager=stager, head=head)
 
     def _attention_maps(
-        self, images: Sequence[ImageLike], videos: Sequence[VideoLike], settings: MapSettings
+        self, images: ImagesLike, videos: VideosLike, settings: MapSettings
     ) -> list[list[Tensor]]:
         return self._maps_of_inputs(self.preprocess(images, videos), settings)
 
@@ -219,8 +219,8 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
 
     def preprocess(
         self,
-        images: Sequence[ImageLike] = (),
-        videos: Sequence[VideoLike] = (),
+        images: ImagesLike = (),
+        videos: VideosLike = (),
         *,
         min_pixels: int | None = None,
         max_pixels: int | None = None,

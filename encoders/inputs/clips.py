@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..data import Limits
 from .image_files import prefix_errors
-from .intake import ImageLike, Video, VideoLike, is_one_image, is_picture, to_rgb
+from .intake import ImageLike, Video, VideoLike, VideosLike, is_one_image, is_picture, to_rgb
 from .video_files import VideoFrames
 
 IMAGES_ALONE = "this tower takes images alone: pass the frames of a video as images"
@@ -86,7 +86,7 @@ def read_video(file: str | os.PathLike[str]) -> Video:
 
 
 def read_videos(
-    videos: VideoLike | Iterable[VideoLike],
+    videos: VideosLike,
     choose: ChooseFrames,
     error: ValueError | None = None,
 ) -> list[list[Tensor]]:
@@ -106,19 +106,29 @@ def read_videos(
         ValueError: a bad frame, frames of different sizes, no frames, something that is no video,
             or ``error``.
     """
+    clips = []
+    for number, video in enumerate(_listed(videos)):
+        if error is not None:
+            raise error.with_traceback(None)
+        with prefix_errors(f"video {number}"):
+            clips.append(_read_video(video, choose))
+    return clips
+
+
+def refuse_videos(videos: VideosLike) -> None:
+    """Raise a ValueError if there is a video, for a tower that takes images alone."""
+    for _ in _listed(videos):
+        raise ValueError(IMAGES_ALONE)
+
+
+def _listed(videos: VideosLike) -> Iterable[object]:
     several: object = [videos] if _is_one_video(videos) else videos
     is_array = isinstance(several, np.ndarray | Tensor)
     if (is_one_image(several) and not is_array) or not isinstance(several, Iterable):
         raise ValueError(
             f"videos is one {type(videos).__name__}: pass a video, or a list of videos"
         )
-    clips = []
-    for number, video in enumerate(several):
-        if error is not None:
-            raise error.with_traceback(None)
-        with prefix_errors(f"video {number}"):
-            clips.append(_read_video(video, choose))
-    return clips
+    return several
 
 
 def _is_one_video(videos: object) -> bool:

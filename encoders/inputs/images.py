@@ -19,7 +19,7 @@ from PIL import Image
 from torch import Tensor
 
 from ..data import Grid, Limits, Tiling, VisionInputs
-from .intake import ImageLike, VideoLike
+from .intake import ImagesLike, VideosLike
 from .processor_files import PerChannel, Resample
 from .sampling import read_rate
 from .sizes import MOST_PIXELS
@@ -50,8 +50,8 @@ class StagedPreprocessor(Protocol):
 
     def stage(
         self,
-        images: Sequence[ImageLike],
-        videos: Sequence[VideoLike],
+        images: ImagesLike,
+        videos: VideosLike,
         limits: Limits,
         pinned: bool = False,
     ) -> list[StagedItem]:

@@ -58,6 +58,10 @@ class Video:
 
 VideoLike: TypeAlias = Video | str | os.PathLike[str] | AnyArray | Tensor | Sequence[ImageLike]
 """One video: frames with their rate, the path of a video file, or frames alone."""
+ImagesLike: TypeAlias = ImageLike | Iterable[ImageLike]
+"""One image, or several in any mix; one array or tensor of a batch is several, too."""
+VideosLike: TypeAlias = VideoLike | Iterable[VideoLike]
+"""One video, or several in any mix."""
 ItemLike: TypeAlias = ImageLike | VideoLike | Mapping[str, object]
 """One item of a stream: an image, a clip, or a row of a ``datasets`` column."""
 
@@ -112,7 +116,7 @@ def _from_mapping(image: FileFields) -> Tensor:
     )
 
 
-def read_images(images: ImageLike | Iterable[ImageLike]) -> list[Tensor]:
+def read_images(images: ImagesLike) -> list[Tensor]:
     """Convert every image with :func:`to_rgb`.
 
     Args:

@@ -21,6 +21,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ..inputs.intake import ImagesLike as ImagesLike
+    from ..inputs.intake import VideosLike as VideosLike
     from .calls import EitherItemEncoder as EitherItemEncoder
     from .calls import ItemEncoder as ItemEncoder
     from .calls import ItemPath as ItemPath
@@ -30,13 +32,11 @@ if TYPE_CHECKING:
     from .calls import select_items as select_items
     from .items import EncodesItems as EncodesItems
     from .keywords import Heads as Heads
-    from .keywords import Images as Images
     from .keywords import MapSettings as MapSettings
     from .keywords import Pooled as Pooled
     from .keywords import PooledStream as PooledStream
     from .keywords import Queries as Queries
     from .keywords import SizeKeywords as SizeKeywords
-    from .keywords import Videos as Videos
     from .keywords import Whole as Whole
     from .pooling import Pool as Pool
     from .pooling import VectorPool as VectorPool
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from .stream import stream_items as stream_items
 
 _NAMES = {
+    ".inputs.intake": ("ImagesLike", "VideosLike"),
     "calls": (
         "EitherItemEncoder",
         "ItemEncoder",
@@ -66,12 +67,10 @@ _NAMES = {
     "keywords": (
         "MapSettings",
         "Heads",
-        "Images",
         "Pooled",
         "PooledStream",
         "Queries",
         "SizeKeywords",
-        "Videos",
         "Whole",
     ),
     "pooling": ("Pool", "VectorPool", "check_pool", "pool", "pool_items"),

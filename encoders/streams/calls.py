@@ -30,7 +30,7 @@ from ..data import (
 )
 from ..grids import read_grid
 from ..inputs.images import StagedPreprocessor
-from ..inputs.intake import ImageLike, VideoLike
+from ..inputs.intake import ImagesLike, VideosLike
 from .pooling import Pool, PoolingHead, check_fields, check_pool, pool_items
 
 
@@ -49,8 +49,8 @@ class Preprocesses(Protocol):
 
     def preprocess(
         self,
-        images: Sequence[ImageLike] = (),
-        videos: Sequence[VideoLike] = (),
+        images: ImagesLike = (),
+        videos: VideosLike = (),
         *,
         min_pixels: int | None = None,
         max_pixels: int | None = None,

@@ -16,7 +16,7 @@ from ..data import Limits, Output
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ..inputs.intake import ImageLike, ItemLike, VideoLike
+    from ..inputs.intake import ImagesLike, ItemLike, VideosLike
     from . import keywords as kw
     from .calls import ItemEncoder
     from .pooling import Pool
@@ -32,16 +32,16 @@ class EncodesItems(ABC, Generic[Output]):
 
     @overload
     def encode(
-        self, images: kw.Images = (), videos: kw.Videos = (), **how: Unpack[kw.Whole]
+        self, images: ImagesLike = (), videos: VideosLike = (), **how: Unpack[kw.Whole]
     ) -> list[Output]: ...
     @overload
     def encode(
-        self, images: kw.Images = (), videos: kw.Videos = (), **how: Unpack[kw.Pooled]
+        self, images: ImagesLike = (), videos: VideosLike = (), **how: Unpack[kw.Pooled]
     ) -> list[Tensor]: ...
     def encode(
         self,
-        images: Sequence[ImageLike] = (),
-        videos: Sequence[VideoLike] = (),
+        images: ImagesLike = (),
+        videos: VideosLike = (),
         *,
         pool: Pool = "none",
         normalize: bool = False,
@@ -180,8 +180,8 @@ class EncodesItems(ABC, Generic[Output]):
 
     def attention_maps(
         self,
-        images: Sequence[ImageLike] = (),
-        videos: Sequence[VideoLike] = (),
+        images: ImagesLike = (),
+        videos: VideosLike = (),
         *,
         blocks: int | Sequence[int] | None = (-1,),
         queries: kw.Queries = None,
@@ -218,7 +218,7 @@ class EncodesItems(ABC, Generic[Output]):
         return self._attention_maps(images, videos, MapSettings(blocks, queries, heads, path))
 
     def _attention_maps(
-        self, images: Sequence[ImageLike], videos: Sequence[VideoLike], settings: kw.MapSettings
+        self, images: ImagesLike, videos: VideosLike, settings: kw.MapSettings
     ) -> list[list[Tensor]]:
         raise ValueError(
             f"{type(self).__name__} gives no attention maps: call attention_maps of the encoder "

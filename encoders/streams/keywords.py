@@ -9,14 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple, TypeAlias, TypedDict, TypeVar
 
-from ..inputs.intake import ImageLike, ItemLike, VideoLike
+from ..inputs.intake import ItemLike
 from .pooling import VectorPool
 
 Key = TypeVar("Key")
-Images: TypeAlias = Sequence[ImageLike]
-"""Images, as ``preprocess`` takes them."""
-Videos: TypeAlias = Sequence[VideoLike]
-"""Videos, as ``preprocess`` takes them."""
 Pairs: TypeAlias = Iterable[tuple[Key, ItemLike]]
 """Pairs of a key and an item."""
 Raise: TypeAlias = Literal["raise"]

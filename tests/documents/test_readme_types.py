@@ -14,6 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 KNOWN = """
 from collections.abc import Iterator
+from PIL import Image
 from torch import Tensor
 from typing import Literal
 from typing_extensions import assert_type
@@ -32,7 +33,15 @@ assert_type(output[1], Tensor)
 whole = vitgraph.GraphedEncoder(encoder, outputs=["pooler_output"])(inputs)[0]
 assert_type(whole, vitgraph.PartialOutput)
 
+for images in ("a.jpg", Image.open("a.jpg"), tokens):
+    assert_type(encoder.preprocess(images), vitgraph.VisionInputs)
+    assert_type(encoder.encode(images, pool="mean"), list[Tensor])
+mixed = encoder.preprocess([Image.open("a.jpg"), "b.jpg", tokens])
 assert_type(encoder.encode(["a.jpg"], pool="mean"), list[Tensor])
+for videos in ("a.mp4", vitgraph.read_video("a.mp4"), [["1.jpg", "2.jpg"], "a.mp4"]):
+    assert_type(encoder.preprocess(videos=videos), vitgraph.VisionInputs)
+generated: vitgraph.types.ImagesLike = (f"{number}.jpg" for number in range(2))
+assert_type(encoder.encode(generated), list[vitgraph.EncoderOutput])
 pairs = [("a", "a.jpg"), ("b", "b.jpg")]
 for key, out in encoder.encode_many(pairs, batch_tokens=512):
     assert_type(key, str)

@@ -327,6 +327,15 @@ def test_one_image_needs_no_list(preprocess: Any, bare: Any) -> None:
     assert torch.equal(preprocess(bare).pixel_values, preprocess([china()]).pixel_values)
 
 
+@pytest.mark.parametrize("preprocess", [QWEN, TilePreprocessor(image_size=56)])
+def test_images_and_videos_may_come_from_any_iterable(preprocess: Any) -> None:
+    frames = np.stack([np.asarray(china())] * 2)
+    got = preprocess((image for image in [china()]), (video for video in [frames]))
+    wanted = preprocess([china()], [frames])
+    assert torch.equal(got.pixel_values, wanted.pixel_values)
+    assert torch.equal(got.grid_thw, preprocess(china(), Video(frames)).grid_thw)
+
+
 def test_no_image_at_all_is_refused() -> None:
     with pytest.raises(ValueError, match="images is one NoneType: pass an image, or a list"):
         QWEN(None)

@@ -22,8 +22,8 @@ WHY_MISSING = {
         *("Precision", "Preprocessor", "Publication", "TileConfig", "VisionConfig"),
     },
     "Their modules import PIL and numpy.": {
-        *("AnyArray", "MapSettings", "Image", "ImageLike", "ItemEncoder", "ItemLike"),
-        *("OnError", "Pool", "VideoLike", "kw"),
+        *("AnyArray", "MapSettings", "Image", "ImagesLike", "ItemEncoder", "ItemLike"),
+        *("OnError", "Pool", "VideosLike", "kw"),
     },
     "Its module imports the module that names it.": {"VisionEncoder"},
     "A dataclass's __init__ is read in the module of the subclass, which inherits the field.": {

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from encoders import Encoder
-from encoders.inputs import ImageLike, read_images
-from encoders.streams import Progress
+from encoders.inputs import read_images
+from encoders.streams import ImagesLike, Progress
 
 FEWEST = 4
 """The fewest samples that can be compared, because the estimator divides by n - 3."""
@@ -29,7 +29,7 @@ NUMBERS_AT_ONCE = 1 << 24
 def similarity_of_blocks(
     a: Encoder,
     b: Encoder,
-    images: Sequence[ImageLike],
+    images: ImagesLike,
     *,
     samples: Literal["images", "patches"] = "images",
     progress: bool = True,

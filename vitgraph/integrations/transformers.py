@@ -27,8 +27,8 @@ from encoders import (
     VisionEncoder,
 )
 from encoders.contract import Grid, PathInputs, VisionInputs
-from encoders.inputs import ImageLike, VideoLike
 from encoders.internals import share_modules
+from encoders.streams import ImagesLike, VideosLike
 from graphwrap import GraphedEncoder
 
 from .model_towers.calls import Passing
@@ -262,8 +262,8 @@ def _refuse_saving(module: nn.Module, prefix: str, keep_vars: bool) -> None:
 
 def mm_encoder_outputs(
     encoder: VisionEncoder | GraphedEncoder,
-    images: Sequence[ImageLike] = (),
-    videos: Sequence[VideoLike] = (),
+    images: ImagesLike = (),
+    videos: VideosLike = (),
     *,
     min_pixels: int | None = None,
     max_pixels: int | None = None,

@@ -40,7 +40,7 @@ from encoders import (
     Qwen3VLEncoder,
     VisionEncoder,
 )
-from encoders.inputs import ImageLike, VideoLike
+from encoders.streams import ImagesLike, VideosLike
 from graphwrap import GraphedEncoder
 
 from ..embedding.feature_store import FeatureStore, language_rows
@@ -57,8 +57,8 @@ TOWERS = (Qwen2VLEncoder, Qwen2_5VLEncoder, Qwen3VLEncoder, InternViT)
 
 def multi_modal_data(
     encoder: VisionEncoder | GraphedEncoder,
-    images: Sequence[ImageLike] = (),
-    videos: Sequence[VideoLike] = (),
+    images: ImagesLike = (),
+    videos: VideosLike = (),
     *,
     timestamps: Sequence[Sequence[float]] | None = None,
     min_pixels: int | None = None,

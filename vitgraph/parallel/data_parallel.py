@@ -28,13 +28,13 @@ from encoders.internals import attention_maps
 from encoders.streams import (
     EncodesItems,
     Heads,
-    Images,
+    ImagesLike,
     ItemPath,
     MapSettings,
     Pool,
     Queries,
     ResultSettings,
-    Videos,
+    VideosLike,
     join_outputs,
     select_items,
 )
@@ -161,17 +161,17 @@ class DataParallelEncoder:
 
     @overload
     def encode(
-        self, images: Images = (), videos: Videos = (), **how: Unpack[Whole]
+        self, images: ImagesLike = (), videos: VideosLike = (), **how: Unpack[Whole]
     ) -> list[PartialOutput]: ...
     @overload
     def encode(
-        self, images: Images = (), videos: Videos = (), **how: Unpack[Pooled]
+        self, images: ImagesLike = (), videos: VideosLike = (), **how: Unpack[Pooled]
     ) -> list[Tensor]: ...
 
     def encode(
         self,
-        images: Images = (),
-        videos: Videos = (),
+        images: ImagesLike = (),
+        videos: VideosLike = (),
         *,
         pool: Pool = "none",
         normalize: bool = False,
@@ -241,8 +241,8 @@ class DataParallelEncoder:
 
     def attention_maps(
         self,
-        images: Images = (),
-        videos: Videos = (),
+        images: ImagesLike = (),
+        videos: VideosLike = (),
         *,
         blocks: int | Sequence[int] | None = (-1,),
         queries: Queries = None,

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from ...data import Grid, Limits
-from ..intake import ImageLike, VideoLike
+from ..intake import ImagesLike, VideosLike
 from ..pixel_rules import PixelRules
 from ..processor_files import (
     HALF,
@@ -95,7 +95,7 @@ class SoftTokenPreprocessor(PatchPreprocessor):
         return self.patch_size * self.pool
 
     def _read(
-        self, images: Sequence[ImageLike], videos: Sequence[VideoLike], limits: Limits
+        self, images: ImagesLike, videos: VideosLike, limits: Limits
     ) -> list[tuple[list[Tensor], PixelRules, Grid]]:
         preprocessor = self
         if limits.max_soft_tokens is not None:

@@ -33,7 +33,7 @@ from ..images import (
     resize,
     stack_frames,
 )
-from ..intake import ImageLike, VideoLike, read_images
+from ..intake import ImagesLike, VideosLike, read_images
 from ..processor_files import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -123,8 +123,8 @@ class TilePreprocessor:
 
     def __call__(
         self,
-        images: Sequence[ImageLike] = (),
-        videos: Sequence[VideoLike] = (),
+        images: ImagesLike = (),
+        videos: VideosLike = (),
         *,
         min_pixels: int | None = None,
         max_pixels: int | None = None,
@@ -150,8 +150,8 @@ class TilePreprocessor:
 
     def stage(
         self,
-        images: Sequence[ImageLike],
-        videos: Sequence[VideoLike],
+        images: ImagesLike,
+        videos: VideosLike,
         limits: Limits,
         pinned: bool = False,
     ) -> list[StagedItem]:
@@ -198,8 +198,8 @@ class TilePreprocessor:
 
     def _read(
         self,
-        images: Sequence[ImageLike],
-        videos: Sequence[VideoLike],
+        images: ImagesLike,
+        videos: VideosLike,
         limits: Limits,
     ) -> list[tuple[list[Tensor], Tiling, PerChannel, PerChannel]]:
         """Decode images and videos, before they are resized, cut into tiles and normalised.

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ...data import Limits, PathInputs
 from ..images import check_limits, fold_mean_std, grid_tensor, resize
-from ..intake import ImageLike, VideoLike
+from ..intake import ImagesLike, VideosLike
 from ..pixel_rules import PixelRules
 from ..processor_files import (
     HALF,
@@ -158,9 +158,7 @@ class PatchTilesPreprocessor(ViewPreprocessor):
             use_thumbnail=section.get("use_thumbnail") is not False,
         )
 
-    def read(
-        self, images: Sequence[ImageLike], videos: Sequence[VideoLike], limits: Limits
-    ) -> list[Views]:
+    def read(self, images: ImagesLike, videos: VideosLike, limits: Limits) -> list[Views]:
         """Return the views of each image: the whole image and its tiles.
 
         Args:

@@ -44,7 +44,7 @@ from ..images import (
     resize,
     stack_frames,
 )
-from ..intake import ImageLike, VideoLike, read_images
+from ..intake import ImagesLike, VideosLike, read_images
 from ..pixel_rules import (
     PATCH_RULES,
     PatchRule,
@@ -179,8 +179,8 @@ class PatchPreprocessor:
 
     def __call__(
         self,
-        images: Sequence[ImageLike] = (),
-        videos: Sequence[VideoLike] = (),
+        images: ImagesLike = (),
+        videos: VideosLike = (),
         *,
         min_pixels: int | None = None,
         max_pixels: int | None = None,
@@ -195,8 +195,8 @@ class PatchPreprocessor:
 
     def stage(
         self,
-        images: Sequence[ImageLike],
-        videos: Sequence[VideoLike],
+        images: ImagesLike,
+        videos: VideosLike,
         limits: Limits,
         pinned: bool = False,
     ) -> list[StagedItem]:
@@ -261,8 +261,8 @@ class PatchPreprocessor:
 
     def _read(
         self,
-        images: Sequence[ImageLike],
-        videos: Sequence[VideoLike],
+        images: ImagesLike,
+        videos: VideosLike,
         limits: Limits,
     ) -> list[tuple[list[Tensor], PixelRules, Grid]]:
         """Return for each item its frames, uint8 [3, H, W], pixel rules and grid (t, h, w)."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...data import Limits, PathInputs, Tiling, VisionInputs
-from ..clips import IMAGES_ALONE, refuse_sampling
+from ..clips import refuse_sampling, refuse_videos
 from ..image_files import prefix_errors
 from ..images import (
     StagedItem,
@@ -24,7 +24,7 @@ from ..images import (
     normalize,
     stack_frames,
 )
-from ..intake import ImageLike, VideoLike, read_images
+from ..intake import ImagesLike, VideosLike, read_images
 from ..processor_files import (
     HALF,
     PerChannel,
@@ -138,8 +138,8 @@ class ViewPreprocessor(ABC):
 
     def __call__(
         self,
-        images: Sequence[ImageLike] = (),
-        videos: Sequence[VideoLike] = (),
+        images: ImagesLike = (),
+        videos: VideosLike = (),
         *,
         min_pixels: int | None = None,
         max_pixels: int | None = None,
@@ -154,9 +154,7 @@ class ViewPreprocessor(ABC):
         paths = {name: self._path(name, items) for name in self.sides}
         return VisionInputs(*paths.pop("image")[:2], [item.tiles for item in items], paths)
 
-    def read(
-        self, images: Sequence[ImageLike], videos: Sequence[VideoLike], limits: Limits
-    ) -> list[Views]:
+    def read(self, images: ImagesLike, videos: VideosLike, limits: Limits) -> list[Views]:
         """Decode images and make the views of each.
 
         Args:
@@ -173,8 +171,7 @@ class ViewPreprocessor(ABC):
             if value is not None and name not in self.sizing:
                 raise ValueError(f"{name}={value}: {self._takes()}")
         max_tiles = limits.max_tiles
-        if len(videos):
-            raise ValueError(IMAGES_ALONE)
+        refuse_videos(videos)
         items, decoded = [], read_images(images)
         if len(decoded) > 1 and max_tiles is None and not self.tiles_several:
             max_tiles = 1
@@ -244,8 +241,8 @@ class StagedViews(ViewPreprocessor):
 
     def stage(
         self,
-        images: Sequence[ImageLike],
-        videos: Sequence[VideoLike],
+        images: ImagesLike,
+        videos: VideosLike,
         limits: Limits,
         pinned: bool = False,
     ) -> list[StagedItem]:

@@ -12,6 +12,7 @@ from PIL import Image
 from torch import Tensor
 from transformers.models.step3p7.image_processing_step3p7 import Step3p7ImageProcessor
 
+from encoders.inputs.intake import Video
 from encoders.inputs.preprocessors.step3 import CropPreprocessor
 from encoders.inputs.processor_files import CLIP_MEAN, CLIP_STD
 from support.photographs import china, hopper
@@ -183,8 +184,10 @@ def test_keywords_that_would_change_the_cut_are_refused(
 
 
 def test_a_video_is_refused_and_the_fix_is_named() -> None:
-    with pytest.raises(ValueError, match="images alone: pass the frames of a video as images"):
-        OURS(videos=[[blank((100, 100))] * 2])
+    frames = [blank((100, 100))] * 2
+    for videos in ([frames], frames, Video(frames), iter([frames]), "clip.mp4"):
+        with pytest.raises(ValueError, match="images alone: pass the frames of a video as images"):
+            OURS(videos=videos)
 
 
 @pytest.mark.parametrize(
