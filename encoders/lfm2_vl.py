@@ -241,7 +241,7 @@ class Lfm2VLTower(RasterEncoder):
     def _embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
         pixels = self._admit_pixels(pixel_values, self.pos_embed)
         rows, columns = metadata["pos_embed_rows"], metadata["pos_embed_columns"]
-        check_rows(len(pixels), len(rows), "but encoder_metadata is for")
+        check_rows(pixels.shape[0], rows.shape[0], "but encoder_metadata is for")
         patches: Tensor = self.patch_embed(pixels)
         weights = (rows[:, :, None] * columns[:, None]).flatten(1)
         return patches + (weights @ self.pos_embed.to(weights.dtype)).to(patches.dtype)

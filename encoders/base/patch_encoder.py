@@ -87,8 +87,9 @@ class PatchEncoder(VisionEncoder):
             ValueError: no tensor, integer pixels, or rows that ``metadata`` were not made for.
         """
         pixels = self._admit_pixels(pixel_values, weight)
-        rows = len(metadata["rotary_pos_emb_cos"])
-        check_rows(len(pixels), rows, "but encoder_metadata is for")
+        # ``len`` would make the number of patches a constant of an exported program.
+        rows = metadata["rotary_pos_emb_cos"].shape[0]
+        check_rows(pixels.shape[0], rows, "but encoder_metadata is for")
         return pixels
 
     @abstractmethod
