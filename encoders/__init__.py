@@ -6,8 +6,9 @@ names in ``__all__`` of this package and of ``contract``, ``grids``, ``inputs``,
 image library: ``Video``, ``ItemError`` and a few more are imported when they are first used.
 Besides the families there are:
 
-- ``data``: what encoders take and return; ``contract``: also what graphs ask of an encoder
-- ``grids``: grids read and checked; ``hf_config``, ``configs``: configs read, and their sizes
+- ``data``: the values that encoders take and return, which every family imports
+- ``contract``: the methods that ``graphwrap`` and accelerators call; it offers those values, too
+- ``hf_config``: a published ``config.json`` read; ``grids``: grids read and checked
 - ``internals``: helpers that other packages use and users do not
 - ``block_parts``: the layers of a block by role, for accelerators
 - ``base``: the base classes; ``layers``: layers that several families share
@@ -20,11 +21,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from .base.configs import PatchConfig, TileConfig, VisionConfig
 from .base.encoder import Encoder
 from .base.patch_encoder import PatchEncoder
 from .base.paths_encoder import PathsEncoder
 from .base.vision_encoder import VisionEncoder
-from .configs import PatchConfig, TileConfig, VisionConfig
 from .contract import EncoderConfig, GraphableEncoder, Preprocessor
 from .data import (
     EncoderItemSpec,

@@ -6,6 +6,7 @@
 - ``vision_encoder``: encoders of one input path, and how their blocks run
 - ``patch_encoder``, ``tile_encoder``: towers over packed patches, and over square tiles
 - ``paths_encoder``: encoders of several input paths
+- ``configs``: the sizes that base classes read from the config of a family
 - ``checks``: checks of the arguments of an encoder's methods
 - ``saving``: encoders as checkpoints
 """

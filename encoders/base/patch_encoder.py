@@ -20,7 +20,7 @@ from .checks import check_rows
 from .vision_encoder import VisionEncoder
 
 if TYPE_CHECKING:
-    from ..configs import PatchConfig
+    from .configs import PatchConfig
 
 
 class PatchEncoder(VisionEncoder):

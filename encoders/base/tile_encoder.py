@@ -22,7 +22,7 @@ from .checks import check_input_size, check_rows, require_tensor
 from .vision_encoder import VisionEncoder
 
 if TYPE_CHECKING:
-    from ..configs import TileConfig
+    from .configs import TileConfig
 
 Own = TypeVar("Own", bound="TileEncoder")
 

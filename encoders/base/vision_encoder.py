@@ -39,9 +39,9 @@ from .checks import (
 from .encoder import Encoder
 
 if TYPE_CHECKING:
-    from ..configs import VisionConfig
     from ..contract import Accelerator, Kernels, Precision
     from .attention_maps import AttentionObserver
+    from .configs import VisionConfig
     from .intermediates import BlockOutputs
     from .tile_encoder import InnerStack
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from .contract import EncoderConfig
+from ..contract import EncoderConfig
 
 
 class VisionConfig(EncoderConfig, Protocol):
