@@ -31,8 +31,8 @@ def test_padded_metadata_of_other_tiles_is_refused_on_the_cpu(compiled: bool) ->
         run = torch.compile(run, fullgraph=True, backend="aot_eager")
     for grids, words in (
         ([[3, 4, 4]], r"a segment of 17 rows, these pixels make segments of 65: pass what"),
-        ([[4, 8, 8]], r"end at row 260, there are 195: pass what"),
-        ([[3, 16, 16]], r"end at row 771, there are 195"),
+        ([[4, 8, 8]], r"these pixels make 195 rows, cu_seqlens end at 260: pass what"),
+        ([[3, 16, 16]], r"make 195 rows, cu_seqlens end at 771"),
     ):
         metadata = encoder.prepare_encoder_metadata(
             grids, max_frames_per_batch=6, max_seqlen_override=300
