@@ -4,16 +4,16 @@ The source and the repo ids of a family are listed at the top of its file. Other
 names in ``__all__`` of this package and of ``contract``, ``grids``, ``inputs``, ``streams``,
 ``accelerated`` and ``internals``; all other modules are private. Importing an encoder imports no
 image library: ``Video``, ``ItemError`` and a few more are imported when they are first used.
-Besides the families there are:
+Besides the families there are, in the order in which a value travels:
 
+- ``hf_config``: a published ``config.json`` read
+- ``inputs``: images and videos to pixels and grids; ``grids``: grids read and checked
 - ``data``: the values that encoders take and return, which every family imports
-- ``contract``: the methods that ``graphwrap`` and accelerators call; it offers those values, too
-- ``hf_config``: a published ``config.json`` read; ``grids``: grids read and checked
-- ``internals``: helpers that other packages use and users do not
-- ``block_parts``: the layers of a block by role, for accelerators
 - ``base``: the base classes; ``layers``: layers that several families share
-- ``inputs``: images and videos to pixels; ``streams``: ``encode`` and ``encode_many``
-- ``accelerated``: the blocks with fused steps and fast kernels
+- ``block_parts``: the layers of a block by role; ``accelerated``: those run by fast kernels
+- ``streams``: ``encode`` and ``encode_many``
+- ``contract``: the methods that ``graphwrap`` and accelerators call; it offers ``data``, too
+- ``internals``: helpers that other packages use and users do not
 """
 
 from __future__ import annotations
