@@ -314,10 +314,10 @@ class HighResolution(TileEncoder):
 
     def _on_grid(self, maps: Tensor) -> Tensor:
         """Resize SAM's maps [B, C, h, w] in float32, then convolve them to SigLIP's grid."""
-        wide = maps.to(torch.promote_types(maps.dtype, torch.float32))
+        precise = maps.to(torch.promote_types(maps.dtype, torch.float32))
         side = 4 * self.grid
-        wide = F.interpolate(wide, size=(side, side), mode="bilinear", align_corners=False)
-        maps = wide.to(maps.dtype)
+        precise = F.interpolate(precise, size=(side, side), mode="bilinear", align_corners=False)
+        maps = precise.to(maps.dtype)
         for layer in self.downsamples:
             maps = convolve(layer, maps)
         return maps

@@ -218,10 +218,10 @@ class Gemma4Encoder(RasterEncoder):
 
     def _pool(self, hidden: Tensor, index: Tensor) -> Tensor:
         """Return tokens [N, D]: means of the patches at ``index`` [N, 9], scaled, standardised."""
-        wide = torch.promote_types(hidden.dtype, torch.float32)
-        tokens: Tensor = hidden[index].mean(1, dtype=wide) * self.config.hidden_size**0.5
+        dtype = torch.promote_types(hidden.dtype, torch.float32)
+        tokens: Tensor = hidden[index].mean(1, dtype=dtype) * self.config.hidden_size**0.5
         if self.config.standardize:
-            tokens = (tokens - self.std_bias.to(wide)) * self.std_scale.to(wide)
+            tokens = (tokens - self.std_bias.to(dtype)) * self.std_scale.to(dtype)
         return tokens.to(hidden.dtype)
 
 

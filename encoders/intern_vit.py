@@ -245,8 +245,8 @@ class Embeddings(nn.Module):
         table = self.position_embedding
         if (h, w) == (self.side, self.side):
             return table
-        wide = table[:, 1:].to(torch.promote_types(table.dtype, torch.float32))
-        grid = rearrange(wide, "b (h w) d -> b d h w", h=self.side)
+        float_table = table[:, 1:].to(torch.promote_types(table.dtype, torch.float32))
+        grid = rearrange(float_table, "b (h w) d -> b d h w", h=self.side)
         grid = F.interpolate(grid, size=(h, w), mode="bicubic", align_corners=False)
         rows = rearrange(grid, "b d h w -> b (h w) d").to(table.dtype)
         return torch.cat((table[:, :1], rows), dim=1)

@@ -244,14 +244,14 @@ class Projector(nn.Module):
     def __init__(self, config: MiniMaxM3Config) -> None:
         super().__init__()
         inner, out = config.projector_size, config.out_hidden_size
-        self.wide = out * config.spatial_merge_size**2
+        self.merged_width = out * config.spatial_merge_size**2
         self.linear_1 = nn.Linear(config.hidden_size, inner)
         self.linear_2 = nn.Linear(inner, out)
-        self.merge_linear_1 = nn.Linear(self.wide, inner)
+        self.merge_linear_1 = nn.Linear(self.merged_width, inner)
         self.merge_linear_2 = nn.Linear(inner, out)
 
     def forward(self, patches: Tensor) -> Tensor:
-        tokens = self.linear_2(F.gelu(self.linear_1(patches))).view(-1, self.wide)
+        tokens = self.linear_2(F.gelu(self.linear_1(patches))).view(-1, self.merged_width)
         out: Tensor = self.merge_linear_2(F.gelu(self.merge_linear_1(tokens)))
         return out
 

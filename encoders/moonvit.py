@@ -289,13 +289,13 @@ class Projector(nn.Module):
 
     def __init__(self, config: MoonViTConfig) -> None:
         super().__init__()
-        self.wide = config.hidden_size * config.spatial_merge_size**2
+        self.merged_width = config.hidden_size * config.spatial_merge_size**2
         self.pre_norm = nn.LayerNorm(config.hidden_size, eps=config.projector_norm_eps)
-        self.linear_1 = nn.Linear(self.wide, self.wide)
-        self.linear_2 = nn.Linear(self.wide, config.out_hidden_size)
+        self.linear_1 = nn.Linear(self.merged_width, self.merged_width)
+        self.linear_2 = nn.Linear(self.merged_width, config.out_hidden_size)
 
     def forward(self, patches: Tensor) -> Tensor:
-        tokens = self.pre_norm(patches).view(-1, self.wide)
+        tokens = self.pre_norm(patches).view(-1, self.merged_width)
         out: Tensor = self.linear_2(F.gelu(self.linear_1(tokens)))
         return out
 

@@ -262,8 +262,8 @@ class Projector(nn.Module):
 
     def forward(self, maps: Tensor) -> Tensor:
         """Return tokens [B, rows, columns, out] of normed patches [B, h, w, D]."""
-        wide = torch.promote_types(maps.dtype, torch.float32)
+        dtype = torch.promote_types(maps.dtype, torch.float32)
         squares = rearrange(maps, "b (r a) (c e) d -> b r a c e d", a=self.side, e=self.side)
-        means = squares.mean((2, 4), dtype=wide)
+        means = squares.mean((2, 4), dtype=dtype)
         gain = 1 + self.norm.to(means.dtype)
         return F.rms_norm(means, gain.shape, gain, self.eps).to(maps.dtype) @ self.projection

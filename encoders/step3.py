@@ -140,11 +140,11 @@ class Step3Tower(TileEncoder):
         self.config: Step3Config = config
         self.embeddings = Embeddings(config)
         self.transformer = Transformer(config)
-        width, wide = config.downsampled_size, 2 * config.downsampled_size
+        width, merged_width = config.downsampled_size, 2 * config.downsampled_size
         self.vit_downsampler = nn.Conv2d(config.hidden_size, width, 2, stride=2)
-        self.vit_downsampler2 = nn.Conv2d(width, wide, 3, stride=2, padding=1)
+        self.vit_downsampler2 = nn.Conv2d(width, merged_width, 3, stride=2, padding=1)
         self.vit_large_projector = nn.Linear(
-            wide, config.out_hidden_size, bias=config.projector_bias
+            merged_width, config.out_hidden_size, bias=config.projector_bias
         )
 
     def forward(
@@ -221,8 +221,8 @@ class Embeddings(nn.Module):
         table = self.position_embedding[1:]
         if (h, w) == (self.side, self.side):
             return table
-        wide = table.to(torch.promote_types(table.dtype, torch.float32))
-        grid = rearrange(wide, "(h w) d -> 1 d h w", h=self.side)
+        float_table = table.to(torch.promote_types(table.dtype, torch.float32))
+        grid = rearrange(float_table, "(h w) d -> 1 d h w", h=self.side)
         size = (h, w)
         grid = F.interpolate(grid, size, mode="bicubic", antialias=True, align_corners=False)
         return rearrange(grid, "1 d h w -> (h w) d").to(table.dtype)

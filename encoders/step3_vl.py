@@ -232,8 +232,8 @@ class Step3VLTower(TileEncoder):
         table, side = self.positional_embedding, self.config.image_size // self.config.patch_size
         if (h, w) == (side, side):
             return table
-        wide = table.to(torch.promote_types(table.dtype, torch.float32))
-        grid = rearrange(wide, "(h w) d -> 1 d h w", h=side)
+        float_table = table.to(torch.promote_types(table.dtype, torch.float32))
+        grid = rearrange(float_table, "(h w) d -> 1 d h w", h=side)
         grid = F.interpolate(grid, size=(h, w), mode="bilinear", align_corners=False)
         return rearrange(grid, "1 d h w -> (h w) d").to(table.dtype)
 

@@ -211,10 +211,10 @@ def require_graphable(encoder: object) -> None:
             f"encoder={encoder!r} is a {type(encoder).__name__}, not a module: load one first, as "
             "vitgraph.load_encoder(repo_id) does"
         )
-    asked = cast(GraphableEncoder, encoder)
+    graphable = cast(GraphableEncoder, encoder)
     try:
-        _ = (asked.budget_range, asked.row_shape, asked.grid_for, asked.item_specs)
-        _ = (asked.prepare_encoder_metadata, asked.split)
+        _ = (graphable.budget_range, graphable.row_shape, graphable.grid_for, graphable.item_specs)
+        _ = (graphable.prepare_encoder_metadata, graphable.split)
     except AttributeError as error:
         raise TypeError(
             f"{type(encoder).__name__} cannot be replayed as graphs: {error}; it needs "

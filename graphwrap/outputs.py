@@ -146,10 +146,10 @@ def _overlaps_itself(tensor: Tensor) -> bool:
     return False
 
 
-def share_storage(one: Tensor, other: Tensor) -> bool:
+def share_storage(a: Tensor, b: Tensor) -> bool:
     """Return whether the storages of two tensors overlap."""
-    if not one.numel() or not other.numel() or one.device != other.device:
+    if not a.numel() or not b.numel() or a.device != b.device:
         return False
-    first, second = one.untyped_storage(), other.untyped_storage()
+    first, second = a.untyped_storage(), b.untyped_storage()
     start, other_start = first.data_ptr(), second.data_ptr()
     return start < other_start + second.nbytes() and other_start < start + first.nbytes()

@@ -188,10 +188,10 @@ def small_config(family: Family, published: JsonObject, depth: int, width: int) 
     for outer in (section, _section_of(config, "high_res_vision_config")):
         for part in _sections(outer):
             _shrink(part, small, depth)
-    own = {name: _times(scale, width) for name, scale in facts.small_widths.items()}
-    own |= dict.fromkeys(facts.text_widths, TEXT_WIDTH)
+    tower_fields = {name: _times(scale, width) for name, scale in facts.small_widths.items()}
+    tower_fields |= dict.fromkeys(facts.text_widths, TEXT_WIDTH)
     for part in _sections(config):
-        part.update({name: size for name, size in own.items() if name in part})
+        part.update({name: size for name, size in tower_fields.items() if name in part})
     return config
 
 

@@ -230,11 +230,11 @@ def read_tensors(tower: FoundTower, dtype: torch.dtype, device: torch.device) ->
         target = tensors[slot.name]
         rows = target.chunk(slot.chunks)[slot.chunk] if slot.chunks > 1 else target
         reads.append((locations[tensor.name], tensor, rows))
-    reads.sort(key=lambda read: (str(read[0].path), read[0].offset))
+    reads.sort(key=lambda entry: (str(entry[0].path), entry[0].offset))
     # For a GPU one thread reads, so that the host holds one stored tensor at a time.
     readers = min(MOST_READERS, os.cpu_count() or 1) if device.type == "cpu" else 1
     with ThreadPoolExecutor(readers) as threads:
-        list(threads.map(lambda read: _fill(checkpoint.label, *read), reads))
+        list(threads.map(lambda entry: _fill(checkpoint.label, *entry), reads))
     for _, tensor, target in reads:
         if tensor.slot is not None and tensor.slot.rotary_halves:
             target.copy_(in_pairs(target, tower.num_heads))
@@ -281,7 +281,7 @@ def _publication(
             for tensor in tower.tower_files.tensors
             if tensor.slot is not None and tensor.slot.rotary_halves
         },
-        beside=(PROJECTOR, sorted(tower.projector_names)),
+        projector_file=(PROJECTOR, sorted(tower.projector_names)),
         usage=usage(tower.contents.config, tower.family, layout),
         repo_id=None if tower.contents.checkpoint.commit is None else repo_id,
         commit=tower.contents.checkpoint.commit,

@@ -50,7 +50,7 @@ class Publication:
     rotary_halves: Mapping[str, int] = field(default_factory=dict)
     """Name of a published tensor of queries or keys -> number of heads, for the tensors whose rows
     are published in the order of :func:`in_halves`."""
-    beside: tuple[str, Sequence[str]] = ("", ())
+    projector_file: tuple[str, Sequence[str]] = ("", ())
     """The name of a second file of weights, and the names of the published tensors that lie in it
     instead of ``model.safetensors``; empty without such a file."""
     usage: str = ""
@@ -125,7 +125,7 @@ def _save(encoder: SavedEncoder, folder: Path, name: str) -> None:
     dtype = _only_dtype(tensors)
     folder.mkdir(parents=True, exist_ok=True)
     _refuse_other_weights(folder, tensors)
-    file, names = published.beside
+    file, names = published.projector_file
     _write_tensors({name: tensors[name] for name in tensors if name not in names}, folder)
     _write_beside({name: tensors[name] for name in names}, folder / file)
     files = {**published.files, "config": _with_dtype(published.files["config"], dtype)}

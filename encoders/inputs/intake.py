@@ -208,11 +208,11 @@ def _pil_to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _eight_bits(grey: AnyArray) -> AnyArray:
-    wide = grey.astype(np.int64)
-    low, high = int(wide.min()), int(wide.max())
+    levels = grey.astype(np.int64)
+    low, high = int(levels.min()), int(levels.max())
     if low < 0 or high > 65535:
         raise ValueError(f"grey values from {low} to {high} are not 16-bit: scale them to 0..65535")
-    return ((wide + 128) // 257).astype(np.uint8)
+    return ((levels + 128) // 257).astype(np.uint8)
 
 
 def _from_array(array: AnyArray) -> Tensor:

@@ -129,8 +129,8 @@ def resize_table(table: Tensor, h: int, w: int, antialias: bool) -> Tensor:
     side = round(len(table) ** 0.5)
     if (h, w) == (side, side):
         return table
-    wide = table.to(torch.promote_types(table.dtype, torch.float32))
-    grid = rearrange(wide, "(h w) d -> 1 d h w", h=side)
+    float_table = table.to(torch.promote_types(table.dtype, torch.float32))
+    grid = rearrange(float_table, "(h w) d -> 1 d h w", h=side)
     # On the CPU, torch 2.15 antialiases contiguous float maps to one column wrongly. In the memory
     # format channels_last it agrees with PIL.
     grid = grid.clone(memory_format=torch.channels_last)

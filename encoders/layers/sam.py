@@ -263,8 +263,8 @@ def resize_relative(table: Tensor, size: int) -> Tensor:
     """
     if len(table) == 2 * size - 1:
         return table
-    wide = table.to(torch.promote_types(table.dtype, torch.float32)).t()[None]
-    return F.interpolate(wide, size=2 * size - 1, mode="linear")[0].t().to(table.dtype)
+    float_table = table.to(torch.promote_types(table.dtype, torch.float32)).t()[None]
+    return F.interpolate(float_table, size=2 * size - 1, mode="linear")[0].t().to(table.dtype)
 
 
 def relative_rows(table: Tensor) -> Tensor:

@@ -169,10 +169,10 @@ def attend_efficient(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, longes
     """
     pad = -q.shape[-1] % 8  # the kernel wants 16-byte rows; zeros change neither scores nor values
     scale = q.shape[-1] ** -0.5
-    wide = [F.pad(x, (0, pad)) if pad else x for x in (q, k, v)]
+    padded_qkv = [F.pad(x, (0, pad)) if pad else x for x in (q, k, v)]
     needs_lse = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     out: Tensor = torch.ops.aten._efficient_attention_forward(
-        *(x.unsqueeze(0) for x in wide),
+        *(x.unsqueeze(0) for x in padded_qkv),
         None,
         cu_seqlens,
         cu_seqlens,

@@ -25,8 +25,8 @@ class Progress:
             1,000 if ``total`` is None.
     """
 
-    def __init__(self, total: int | None, shown: bool, per_line: int | None = None) -> None:
-        self.count, self.total, self.shown = 0, total, shown
+    def __init__(self, total: int | None, visible: bool, per_line: int | None = None) -> None:
+        self.count, self.total, self.visible = 0, total, visible
         guess = _PER_LINE if total is None else max(-(-total // 100), _FEWEST_PER_LINE)
         self.per_line = per_line or guess
         self.note = ""
@@ -37,7 +37,7 @@ class Progress:
 
     def __enter__(self) -> Progress:
         self._start_time = time.perf_counter()
-        self._bar = _new_bar(self.total) if self.shown else None
+        self._bar = _new_bar(self.total) if self.visible else None
         return self
 
     def __exit__(
@@ -68,7 +68,7 @@ class Progress:
 
     def _print_line(self) -> None:
         """Print a line with the count, unless this count has a line already."""
-        if not self.shown or self._printed_count == self.count:
+        if not self.visible or self._printed_count == self.count:
             return
         from tqdm import tqdm
 

@@ -101,8 +101,8 @@ def _token_changes(tokens: Tensor) -> Tensor:
 
     The value is infinite for the tokens of the first frame, so that all of them are kept.
     """
-    wide = tokens.to(torch.promote_types(tokens.dtype, torch.float32))
-    change = 1 - F.cosine_similarity(wide[1:], wide[:-1], dim=-1)
+    float_tokens = tokens.to(torch.promote_types(tokens.dtype, torch.float32))
+    change = 1 - F.cosine_similarity(float_tokens[1:], float_tokens[:-1], dim=-1)
     first = change.new_full((1, tokens.shape[1]), torch.inf)
     return torch.cat((first, change)).flatten()
 

@@ -55,7 +55,8 @@ def measure(
     points = [(_rows(encoder, small_grids), CLOSE * _eager_ms(encoder, small_grids, pixels))]
     for divisor in ROW_DIVISORS:
         distances = {
-            abs(other.rows - large.rows / divisor): other for other in sorted(graphs)[::-1]
+            abs(candidate.rows - large.rows / divisor): candidate
+            for candidate in sorted(graphs)[::-1]
         }
         budget = distances[min(distances)]
         grids = full_grids(encoder, budget)

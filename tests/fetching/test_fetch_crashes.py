@@ -22,7 +22,7 @@ from support.hub.client import REPO, environment
 from support.hub.server import HubServer
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, extract_encoder, inspect_checkpoint, load_encoder
-from weights.cache.kept import KeptTower
+from weights.cache.kept_tower import KeptTower
 from weights.hub.downloads import _Fetch
 from weights.hub.ranges import RangeRequest
 
@@ -30,7 +30,7 @@ KILLS = 60
 
 FETCH = """
 import os, random, signal, sys, time
-from weights.cache.kept import KeptTower
+from weights.cache.kept_tower import KeptTower
 from weights.cache.store import cache_root
 from weights.files.index import read_contents
 from weights.hub.repo import HubOptions

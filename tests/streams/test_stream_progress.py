@@ -93,7 +93,7 @@ def test_a_log_says_where_an_error_ended_the_stream(capsys: pytest.CaptureFixtur
 
 
 def test_lines_per_item_can_be_chosen(capsys: pytest.CaptureFixture[str]) -> None:
-    with Progress(4, shown=True, per_line=2) as progress:
+    with Progress(4, visible=True, per_line=2) as progress:
         for _ in range(4):
             progress.update()
     assert [line[:16] for line in lines_of(capsys)] == ["encode: 2 of 4 i", "encode: 4 of 4 i"]

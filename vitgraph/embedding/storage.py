@@ -292,8 +292,8 @@ class RemoteFolder(Storage):
 
     def exists(self, name: str) -> bool:
         with explaining(self.name):
-            found: bool = self._fs.exists(self._path(name))
-        return found
+            is_there: bool = self._fs.exists(self._path(name))
+        return is_there
 
     def read(self, name: str, start: int = 0, end: int | None = None) -> bytes:
         with explaining(self.name):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import CheckpointError, DamagedError
-from .kept import KeptTower
+from .kept_tower import KeptTower
 from .store import TOWERS_FOLDER, Store, cache_root
 
 

@@ -25,7 +25,7 @@ from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import tqdm
 
-from ..cache.kept import Checked, KeptTower, sealed_header
+from ..cache.kept_tower import Checked, KeptTower, sealed_header
 from ..errors import CheckpointError, DamagedError
 from ..files.checkpoint import TensorLocation, TowerFiles
 from ..files.index import SINGLE

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import huggingface_hub
 
-from ..cache.kept import KeptTower
+from ..cache.kept_tower import KeptTower
 from ..errors import AbsentError, CheckpointError, DamagedError
 from ..files.checkpoint import Checkpoint, Route, TensorLocation, TowerFiles, Traffic, json_limit
 from ..files.tensor_file import Header

@@ -82,8 +82,8 @@ def _attention_kernel(
     head, tile, segment = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     if SEARCH:  # `tile` counts through all segments, see `attend`
         number = tl.arange(0, SEARCH)
-        at = tl.load(offsets + number, mask=number < segments, other=2147483647)
-        segment = tl.sum((at // BLOCK_M + number <= tile).to(tl.int32), 0) - 1
+        begin = tl.load(offsets + number, mask=number < segments, other=2147483647)
+        segment = tl.sum((begin // BLOCK_M + number <= tile).to(tl.int32), 0) - 1
         tile -= tl.load(offsets + segment) // BLOCK_M + segment
     start = tl.load(offsets + segment)
     end = tl.load(offsets + segment + 1)
@@ -111,8 +111,8 @@ def _attention_kernel(
     result = tl.zeros([BLOCK_M, MAIN], tl.float32)
     result_rest = tl.zeros([BLOCK_M, REST if REST else 16], tl.float32)
     whole_tiles_end = start + (end - start) // BLOCK_N * BLOCK_N
-    for at in tl.range(start, whole_tiles_end, BLOCK_N):
-        n = at + tl.arange(0, BLOCK_N)
+    for key_row in tl.range(start, whole_tiles_end, BLOCK_N):
+        n = key_row + tl.arange(0, BLOCK_N)
         highest, total, result, result_rest = _step(
             q,
             q_rest,

@@ -130,23 +130,23 @@ def fit_longest(height: int, width: int, longest: int) -> tuple[int, int]:
     aspect = width / height
     if width >= height:
         short = int(longest / aspect)
-        tall, wide = max(short + short % 2, 1), longest
+        new_height, new_width = max(short + short % 2, 1), longest
     else:
         short = int(longest * aspect)
-        tall, wide = longest, max(short + short % 2, 1)
-    aspect = wide / tall
-    if wide >= tall and wide > MOST_PER_SIDE:
-        tall, wide = int(MOST_PER_SIDE / aspect), MOST_PER_SIDE
-    elif tall > wide and tall > MOST_PER_SIDE:
-        tall, wide = MOST_PER_SIDE, int(MOST_PER_SIDE * aspect)
-    return max(tall, 1), max(wide, 1)
+        new_height, new_width = longest, max(short + short % 2, 1)
+    aspect = new_width / new_height
+    if new_width >= new_height and new_width > MOST_PER_SIDE:
+        new_height, new_width = int(MOST_PER_SIDE / aspect), MOST_PER_SIDE
+    elif new_height > new_width and new_height > MOST_PER_SIDE:
+        new_height, new_width = MOST_PER_SIDE, int(MOST_PER_SIDE * aspect)
+    return max(new_height, 1), max(new_width, 1)
 
 
 def whole_tiles(height: int, width: int, tile: int) -> tuple[int, int]:
     """Round height and width in pixels up to multiples of ``tile``, in about the same shape."""
     aspect = width / height
     if width >= height:
-        wide = math.ceil(width / tile) * tile
-        return math.ceil(int(wide / aspect) / tile) * tile, wide
-    tall = math.ceil(height / tile) * tile
-    return tall, math.ceil(int(tall * aspect) / tile) * tile
+        new_width = math.ceil(width / tile) * tile
+        return math.ceil(int(new_width / aspect) / tile) * tile, new_width
+    new_height = math.ceil(height / tile) * tile
+    return new_height, math.ceil(int(new_height * aspect) / tile) * tile

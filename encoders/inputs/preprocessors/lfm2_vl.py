@@ -200,11 +200,11 @@ class PatchTilesPreprocessor(ViewPreprocessor):
 
     def _fits(self, height: int, width: int) -> bool:
         """Return whether an image is too small, in pixels, to be cut into tiles."""
-        tall, wide = (
+        new_height, new_width = (
             max(self.patch_size, round(side / self.factor) * self.factor)
             for side in (height, width)
         )
-        return tall * wide <= 2 * self.max_pixels
+        return new_height * new_width <= 2 * self.max_pixels
 
     def _path(self, name: str, items: Sequence[Views]) -> PathInputs:
         """Normalise the views of one input path and cut them into patches.
@@ -247,18 +247,20 @@ def whole_size(
     Raises:
         ValueError: an image so thin that the result is over the limit of ``MOST_PIXELS``.
     """
-    tall, wide = (max(factor, round(side / factor) * factor) for side in (height, width))
-    if tall * wide > max_pixels:
+    new_height, new_width = (max(factor, round(side / factor) * factor) for side in (height, width))
+    if new_height * new_width > max_pixels:
         shrink = math.sqrt(height * width / max_pixels)
-        tall, wide = (
+        new_height, new_width = (
             max(factor, math.floor(side / shrink / factor) * factor) for side in (height, width)
         )
-    elif tall * wide < min_pixels:
+    elif new_height * new_width < min_pixels:
         grow = math.sqrt(min_pixels / (height * width))
-        tall, wide = (math.ceil(side * grow / factor) * factor for side in (height, width))
-    if tall * wide > MOST_PIXELS:
-        raise ValueError(
-            f"is {width}x{height} pixels, which makes {wide}x{tall}: at most {MOST_PIXELS} pixels; "
-            "crop it"
+        new_height, new_width = (
+            math.ceil(side * grow / factor) * factor for side in (height, width)
         )
-    return tall, wide
+    if new_height * new_width > MOST_PIXELS:
+        raise ValueError(
+            f"is {width}x{height} pixels, which makes {new_width}x{new_height}: at most "
+            f"{MOST_PIXELS} pixels; crop it"
+        )
+    return new_height, new_width

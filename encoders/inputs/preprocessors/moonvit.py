@@ -158,10 +158,10 @@ class NavitPreprocessor(PatchPreprocessor):
 
     def _grid(self, frames: Sequence[Tensor], rules: PixelRules) -> Grid:
         height, width = frames[0].shape[1:]
-        tall, wide = self._content(height, width, rules)
+        new_height, new_width = self._content(height, width, rules)
         rows, columns = (
             -(-side // (self.patch_size * self.token_size)) * self.token_size
-            for side in (tall, wide)
+            for side in (new_height, new_width)
         )
         return len(frames), rows, columns
 
@@ -177,8 +177,8 @@ class NavitPreprocessor(PatchPreprocessor):
             height: height of the canvas in pixels.
             width: width of the canvas in pixels.
         """
-        tall, wide = frames[0].shape[1:]
-        content = self._content(tall, wide, rules)
+        new_height, new_width = frames[0].shape[1:]
+        content = self._content(new_height, new_width, rules)
         resized = [resize(frame, *content) for frame in frames]
         if content == (height, width):
             return resized

@@ -323,8 +323,8 @@ class PatchPreprocessor:
         if not rules.canvas:
             return [resize(frame, height, width, self.resample) for frame in frames]
         count = max(count, self.temporal_patch_size)
-        tall, wide = frames[0].shape[1:]
-        content = content_size(count, tall, wide, height, width, rules.min_pixels)
+        new_height, new_width = frames[0].shape[1:]
+        content = content_size(count, new_height, new_width, height, width, rules.min_pixels)
         contents = [resize(frame, *content) for frame in frames]
         return [lay_over(frame, height, width, 0, 0, BLACK) for frame in contents]
 

@@ -185,8 +185,8 @@ class ViewPreprocessor(ABC):
         *others, last = self.sizing or ("",)
         if not last:
             return "this family takes images in views of fixed sizes; leave it out"
-        known = f"{', '.join(others)} or {last}" if others else last
-        return f"this family has no such limit; pass {known} instead"
+        keywords = f"{', '.join(others)} or {last}" if others else last
+        return f"this family has no such limit; pass {keywords} instead"
 
     def _path(self, name: str, items: Sequence[Views]) -> PathInputs:
         """Normalise the views of one input path.

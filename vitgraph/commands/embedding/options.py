@@ -45,7 +45,7 @@ def check_embed(options: argparse.Namespace) -> None:
             source of the images does not exist.
     """
     _check_plan(options)
-    written = read_written(options)
+    output_options = read_written(options)
     required = {"REPO_OR_FOLDER": options.repo, "FOLDER": options.files}
     if not options.plan:
         required["--out"] = options.out
@@ -56,7 +56,7 @@ def check_embed(options: argparse.Namespace) -> None:
         value = getattr(options, name)
         if value is not None and value < 1:
             raise ValueError(f"--{name.replace('_', '-')} {value}: must be at least 1")
-    if options.normalize and written.pool == "none":
+    if options.normalize and output_options.pool == "none":
         raise ValueError("--normalize: needs one vector per item; leave --pool none out")
     read_worker(options.shard, os.environ)
     if not options.plan and "://" not in options.out:

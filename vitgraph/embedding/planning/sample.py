@@ -61,14 +61,14 @@ def sample_files(files: Iterable[File], max_count: int = SAMPLED) -> tuple[int, 
     Returns:
         The number of all files, and the chosen ones.
     """
-    chance, chosen, count = Random(0), list[File](), 0
+    chance, sampled, count = Random(0), list[File](), 0
     for file in files:
         count += 1
-        if len(chosen) < max_count:
-            chosen.append(file)
+        if len(sampled) < max_count:
+            sampled.append(file)
         elif (index := chance.randrange(count)) < max_count:
-            chosen[index] = file
-    return count, chosen
+            sampled[index] = file
+    return count, sampled
 
 
 def take_sample(

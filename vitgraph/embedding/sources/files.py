@@ -310,8 +310,8 @@ def open_filesystem(url: str) -> tuple[AbstractFileSystem, str]:
     from fsspec.core import url_to_fs
 
     try:
-        opened: tuple[AbstractFileSystem, str] = url_to_fs(url, use_listings_cache=False)
-        return opened
+        fs_and_path: tuple[AbstractFileSystem, str] = url_to_fs(url, use_listings_cache=False)
+        return fs_and_path
     except ImportError as error:
         extra = _EXTRAS.get(protocol_of(url))
         if extra is None:

@@ -33,7 +33,7 @@ def leave_few_fields(config: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", STRANGERS)
-def test_few_fields_are_enough_and_strangers_are_refused(tmp_path: Path, kind: str) -> None:
+def test_few_fields_are_enough_and_other_tensors_are_refused(tmp_path: Path, kind: str) -> None:
     folder = write_seeded_checkpoint(tmp_path / kind, kind, width=64)
     whole = load_encoder(folder)
     edit_config(folder, leave_few_fields)
