@@ -6,13 +6,16 @@ import os
 from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from .families.family import FamilyConfig
 from .files.checkpoint import Route
 from .hub.repo import Fetch, HubOptions
 from .opening import open_checkpoint
 from .published import check_family
 from .strict_json import JsonDict
+
+if TYPE_CHECKING:  # an unknown name is refused before torch is imported
+    from .families.family import FamilyConfig
 
 
 @dataclass(frozen=True)
