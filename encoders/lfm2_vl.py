@@ -32,7 +32,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .base.checks import check_input_size, check_rows
+from .base.checks import check_input_size, check_rows, require_metadata
 from .base.patch_encoder import RasterEncoder, merge_order, merge_order_positions
 from .base.paths_encoder import TilesThenImage
 from .data import EncoderOutput, Grid, GridLike, Metadata
@@ -240,6 +240,7 @@ class Lfm2VLTower(RasterEncoder):
 
     def _embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
         pixels = self._admit_pixels(pixel_values, self.pos_embed)
+        require_metadata(metadata, "pos_embed_rows")
         rows, columns = metadata["pos_embed_rows"], metadata["pos_embed_columns"]
         check_rows(pixels.shape[0], rows.shape[0], "but encoder_metadata is for")
         patches: Tensor = self.patch_embed(pixels)

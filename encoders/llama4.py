@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from .base.checks import check_input_size, check_rows
+from .base.checks import check_input_size, check_rows, require_metadata
 from .base.tile_encoder import TileEncoder
 from .data import EncoderOutput, Grid, GridLike, Metadata
 from .hf_config import find_section, read_rope_theta, read_size, require_divisible, require_value
@@ -152,6 +152,7 @@ class Llama4Encoder(TileEncoder):
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> RotarySegments:
         """Return the tensors that blocks read: rotary angles, offsets of sequences, padding."""
+        require_metadata(metadata, "rotary_pos_emb_cos")
         cos, sin = metadata["rotary_pos_emb_cos"], metadata["rotary_pos_emb_sin"]
         segments = TileSegments.of(metadata, hidden)
         if hidden.shape[0]:

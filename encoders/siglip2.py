@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from .base.checks import check_input_size, check_rows
+from .base.checks import check_input_size, check_rows, require_metadata
 from .base.patch_encoder import RasterEncoder, merge_order_positions
 from .data import EncoderOutput, Grid, GridLike, Metadata
 from .hf_config import find_section, read_epsilon, read_flag, read_size, require_value
@@ -184,6 +184,7 @@ class Siglip2Encoder(RasterEncoder):
 
     def _embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
         pixels = self._admit_pixels(pixel_values, self.pos_embed)
+        require_metadata(metadata, "pos_embed_rows")
         rows, columns = metadata["pos_embed_rows"], metadata["pos_embed_columns"]
         check_rows(pixels.shape[0], rows.shape[0], "but encoder_metadata is for")
         patches: Tensor = self.patch_embed(pixels)

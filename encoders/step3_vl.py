@@ -33,7 +33,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from .base.checks import check_input_size, check_rows
+from .base.checks import check_input_size, check_rows, require_metadata
 from .base.paths_encoder import TilesThenImage
 from .base.tile_encoder import LARGEST_BATCH, TileEncoder
 from .data import EncoderOutput, Grid, GridLike, Metadata
@@ -186,6 +186,7 @@ class Step3VLTower(TileEncoder):
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> RotarySegments:
         """Return the tensors that blocks read: rotary angles, offsets of sequences, padding."""
+        require_metadata(metadata, "rotary_pos_emb_cos")
         cos, sin = metadata["rotary_pos_emb_cos"], metadata["rotary_pos_emb_sin"]
         segments = TileSegments.of(metadata, hidden)
         if hidden.shape[0]:

@@ -92,7 +92,7 @@ class OnePath(NamedTuple):
         return self.encoder.split(outputs["image"], inputs.grid_thw) if outputs else []
 
 
-def with_paths(encoder: nn.Module) -> MultiPathEncoder:
+def with_paths(encoder: object) -> MultiPathEncoder:
     """Return the encoder as one of named input paths.
 
     An encoder that names no paths has itself as its only path, "image". So has a wrapper that
@@ -100,8 +100,11 @@ def with_paths(encoder: nn.Module) -> MultiPathEncoder:
     out the steps of the wrapper's own forward.
 
     Raises:
-        TypeError: a path lacks a member of :class:`encoders.contract.GraphableEncoder`.
+        TypeError: no module, or a path lacks a member of
+            :class:`encoders.contract.GraphableEncoder`.
     """
+    if not isinstance(encoder, nn.Module):
+        require_graphable(encoder)
     # The members are checked below, and not by isinstance, which asks no wrapper for them.
     path_encoder: MultiPathEncoder = OnePath(cast(GraphableEncoder, encoder))
     if isinstance(encoder, MultiPathEncoder) and not _passes_on_its_path(encoder):

@@ -19,6 +19,7 @@ another dtype is asked for, vectors are float32 and all else keeps the encoder's
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -251,9 +252,10 @@ def load_features(path: str | Path) -> Features:
     A field of an output that was left out is None; DeepStack features are an empty tuple then.
 
     Raises:
-        ValueError: the file is no features file, or is damaged.
-        OSError: there is no such file.
+        ValueError: there is no such file, or it is no features file or damaged.
     """
+    if not os.path.isfile(path):
+        raise ValueError(f"{path}: there is no such file; `vitgraph encode` writes features files")
     try:
         with safe_open(str(path), framework="pt") as file:
             metadata = file.metadata() or {}

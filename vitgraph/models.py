@@ -64,6 +64,8 @@ def list_models(pattern: str = "*") -> list[str]:
     """
     from weights.published import PUBLISHED
 
+    if not isinstance(pattern, str):
+        raise TypeError(f"pattern={pattern!r}: must be text, such as 'qwen3*'")
     pattern = pattern.lower()
     return [
         repo_id

@@ -177,8 +177,9 @@ def _check_device(device: torch.device | str | None) -> torch.device:
         else:
             target = accelerator() if device == "auto" else torch.device(device)
         torch.empty(0, device=target)
-    except (RuntimeError, AssertionError, ImportError) as error:
-        # Torch raises one of these if the device's backend is absent.
+    except (RuntimeError, AssertionError, ImportError, TypeError) as error:
+        # Torch raises a TypeError for what names no device, and one of the others if the device's
+        # backend is absent.
         reason = shorten(str(error).partition("\n")[0], 120, placeholder=" ...")
         raise ValueError(
             f"device={str(device)!r} is not one of this machine ({reason}): pass one that is, or "

@@ -117,7 +117,9 @@ def _open_local(path: Path, subfolder: str | None) -> Checkpoint:
         return Checkpoint(path.parent, path.name)
     folder = path / check_name(subfolder, str(path)) if subfolder else path
     if not folder.is_dir():
-        raise CheckpointError(f"{path}: has no folder {subfolder!r}")
+        raise CheckpointError(
+            f"{path}: has no folder {subfolder!r}; pass one that it has, or leave subfolder out"
+        )
     return Checkpoint(folder)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import SupportsIndex
 
 import torch
 from torch import Tensor
@@ -35,13 +36,13 @@ def require_output(output: object) -> None:
         )
 
 
-def require_metadata(metadata: object) -> None:
-    """Raise a ValueError unless ``metadata`` is a dict of tensors that has "cu_seqlens"."""
+def require_metadata(metadata: object, needed: str = "cu_seqlens") -> None:
+    """Raise a ValueError unless ``metadata`` is a dict of tensors that has the entry ``needed``."""
     fix = "pass what this encoder's prepare_encoder_metadata returned"
-    if not isinstance(metadata, Mapping) or "cu_seqlens" not in metadata:
+    if not isinstance(metadata, Mapping) or needed not in metadata:
         raise ValueError(
             f"encoder_metadata is of type {type(metadata).__name__} and must be a dict of tensors "
-            f"that has 'cu_seqlens': {fix}"
+            f"that has {needed!r}: {fix}"
         )
     for name, value in metadata.items():
         if not isinstance(value, Tensor):
@@ -132,9 +133,9 @@ def check_input_size(rows: int, max_input_size: int | None, group: int = 1) -> i
     """
     if max_input_size is None:
         return rows
-    if max_input_size % group:
+    if not isinstance(max_input_size, SupportsIndex) or max_input_size % group:
         raise ValueError(
-            f"max_input_size={max_input_size} must be a multiple of {group}, the patches per token"
+            f"max_input_size={max_input_size!r}: must be a multiple of {group}, patches per token"
         )
     if rows > max_input_size:
         raise ValueError(

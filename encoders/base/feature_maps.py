@@ -89,7 +89,7 @@ class MapsFeatures(nn.Module, ABC):
 
         if isinstance(inputs, VisionInputs):
             if tiles is not None:
-                raise ValueError("tiles was given with the result of preprocess, which has it")
+                raise ValueError("tiles was given with the result of preprocess: leave it out")
             self._check_inputs(inputs)
             return self._maps_of_items(rows_of_all(features), inputs)
         return self._maps_of_grids(rows_of_all(features), inputs, tiles)

@@ -98,8 +98,9 @@ def _require_features(features: object) -> None:
     """Raise a ValueError unless ``features``, the argument of ``feature_maps``, is a tensor."""
     if not isinstance(features, Tensor):
         raise ValueError(
-            f"features is of type {type(features).__name__}: feature_maps takes one tensor; pass "
-            "output.last_hidden_state, output.pooler_output or one of output.deepstack_features"
+            f"features is of type {type(features).__name__}: feature_maps takes one tensor (pass "
+            "output.last_hidden_state, output.pooler_output or one of output.deepstack_features), "
+            "or a list with one tensor or output per item"
         )
 
 

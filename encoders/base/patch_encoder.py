@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..data import EncoderItemSpec, Grid, GridLike, Metadata, Tiling
 from ..grids import read_grid
 from ..layers.segments import BlockContext, RotarySegments
-from .checks import check_rows
+from .checks import check_rows, require_metadata
 from .vision_encoder import VisionEncoder
 
 if TYPE_CHECKING:
@@ -87,6 +87,7 @@ class PatchEncoder(VisionEncoder):
             ValueError: no tensor, integer pixels, or rows that ``metadata`` were not made for.
         """
         pixels = self._admit_pixels(pixel_values, weight)
+        require_metadata(metadata, "rotary_pos_emb_cos")
         # ``len`` would make the number of patches a constant of an exported program.
         rows = metadata["rotary_pos_emb_cos"].shape[0]
         check_rows(pixels.shape[0], rows, "but encoder_metadata is for")

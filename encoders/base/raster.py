@@ -62,7 +62,7 @@ def raster_maps(
         ]
     raise ValueError(
         f"features have {features.shape[0]} rows: the grid makes {sum(patches)} patches "
-        f"or {sum(tokens)} tokens"
+        f"or {sum(tokens)} tokens; pass the inputs that these features were made of"
     )
 
 

@@ -147,14 +147,19 @@ def _checked_folder(save_directory: str | os.PathLike[str]) -> Path:
     """Return the path of the folder to write, with the home folder in place of ``~``.
 
     Raises:
-        ValueError: the path has a name of more than ``LONGEST_PART`` bytes.
+        ValueError: the path is empty, that of a file, or has a name of more than ``LONGEST_PART``
+            bytes.
     """
+    if not os.fspath(save_directory):
+        raise ValueError("save_directory='': pass a folder ('.' is the current one)")
     folder = Path(save_directory).expanduser()
     if long := [part for part in folder.parts if len(os.fsencode(part)) > LONGEST_PART]:
         raise ValueError(
             f"save_directory={str(folder)[:80]!r}...: has a name of {len(os.fsencode(long[0]))} "
             f"bytes, and no disk takes one of over {LONGEST_PART}; pass a shorter name"
         )
+    if folder.is_file():
+        raise ValueError(f"save_directory={str(folder)!r}: is a file; pass a folder")
     return folder
 
 

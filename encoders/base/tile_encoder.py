@@ -166,7 +166,10 @@ class TileEncoder(VisionEncoder):
         sizes = [t if features.ndim == 3 else t * self._tokens_of(h, w) for t, h, w in grids]
         if features.shape[0] != sum(sizes):
             kind = "tiles" if features.ndim == 3 else "tokens"
-            raise ValueError(f"features have {len(features)} {kind}: the grid makes {sum(sizes)}")
+            raise ValueError(
+                f"features have {len(features)} {kind}: the grid makes {sum(sizes)}; pass the "
+                "inputs that these features were made of"
+            )
         parts = zip(features.split(sizes), grids, strict=True)
         maps = [
             self._row_maps(part, h, w) if part.ndim == 3 else self._token_maps(part, h, w)

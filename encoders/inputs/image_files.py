@@ -67,11 +67,18 @@ def open_image(source: FileLike) -> Image.Image:
         ValueError: a file that is missing, damaged, too large or no image; the message begins with
             its path if that was given.
     """
+    if source == "":
+        raise ValueError("'' is an empty path; pass the path of an image file")
     if isinstance(source, str | os.PathLike):
         with prefix_errors(str(source)):
             return _open(_find_file(source))
     if isinstance(source, bytes | bytearray | memoryview):
         return _open(io.BytesIO(source))
+    if not isinstance(source, Readable):
+        raise ValueError(
+            f"is of type {type(source).__name__}: pass the path of an image file, its bytes, or an "
+            "open binary file"
+        )
     with lock_of(source):
         # A lazy file object opens its file now. If that fails, the error is not one of the image,
         # as which ``_open`` would report it.

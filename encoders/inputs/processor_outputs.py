@@ -21,6 +21,11 @@ def pixels_and_grid(features: Mapping[str, object]) -> tuple[Tensor, Tensor]:
     Raises:
         ValueError: ``features`` have neither pair of pixels and grid, or half of a pair.
     """
+    if not isinstance(features, Mapping):
+        raise ValueError(
+            f"the processor gave a {type(features).__name__}: pass its output, which has "
+            "pixel_values and image_grid_thw, or pixel_values_videos and video_grid_thw"
+        )
     pairs = []
     for kind, pixels in (("image", "pixel_values"), ("video", "pixel_values_videos")):
         grid = f"{kind}_grid_thw"

@@ -6,7 +6,7 @@ Shapes: T packed rows, S segments, B tiles of n rows; ``cu_seqlens`` [S+1] are o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, SupportsIndex, TypeAlias
 
 import torch
 from torch import Tensor
@@ -45,10 +45,10 @@ def segment_metadata(
     name = "max_batch_size" if max_frames_per_batch is None else "max_frames_per_batch"
     longest = max(lengths, default=0)
     if max_seqlen_override is not None:
-        if max_seqlen_override < longest:
+        if not isinstance(max_seqlen_override, SupportsIndex) or max_seqlen_override < longest:
             raise ValueError(
-                f"max_seqlen_override={max_seqlen_override} is below the longest segment of "
-                f"{longest} rows: attention would truncate it; pass at least {longest}"
+                f"max_seqlen_override={max_seqlen_override!r}: must be an integer of at least "
+                f"{longest}, the rows of the longest segment, or attention would truncate it"
             )
         longest = max_seqlen_override
     return {
@@ -76,10 +76,12 @@ def padded_offsets(
     Raises:
         ValueError: more segments or windows than the capacity.
     """
-    if capacity is not None and len(lengths) > capacity:
+    if capacity is not None and (
+        not isinstance(capacity, SupportsIndex) or len(lengths) > capacity
+    ):
         raise ValueError(
-            f"{len(lengths)} {kind} do not fit {name}={capacity}: raise it to {len(lengths)} "
-            "or pass fewer items"
+            f"{len(lengths)} {kind} do not fit {name}={capacity!r}: raise it to {len(lengths)}, an "
+            "integer, or pass fewer items"
         )
     padding = 0 if capacity is None else capacity - len(lengths)
     steps = torch.tensor([0, *lengths, *[0] * padding], dtype=torch.int64, device="cpu")

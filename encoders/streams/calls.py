@@ -108,8 +108,8 @@ class ItemEncoder(Generic[Output]):
         limit = results.max_tokens_per_call
         if limit is not None and (type(limit) is not int or limit < 1):
             raise ValueError(
-                f"max_tokens_per_call={limit}: must be a positive number of output tokens, or None "
-                "for one call"
+                f"max_tokens_per_call={limit!r}: must be a positive number of output tokens, or "
+                "None for one call"
             )
         for path in self.paths.values():
             grid = path.grid_for(1)

@@ -94,10 +94,13 @@ def check_pool(method: Pool, normalize: bool) -> None:
     """Check the arguments ``pool`` (here ``method``) and ``normalize`` of ``encode``.
 
     Raises:
-        ValueError: an unknown ``method``, or ``normalize`` with "none", which has no vector.
+        ValueError: an unknown ``method``, a ``normalize`` that is no bool, or a true one with
+            "none", which has no vector.
     """
     if method not in POOLS:
         raise ValueError(f"pool={method!r}: must be one of {', '.join(map(repr, POOLS))}")
+    if not isinstance(normalize, bool):
+        raise ValueError(f"normalize={normalize!r}: must be True or False")
     if normalize and method == "none":
         raise ValueError(
             "normalize=True needs one vector per item: also pass pool='mean', 'max', 'cls' or "

@@ -88,7 +88,7 @@ def test_normalized_vectors_have_length_one_and_the_same_direction() -> None:
         ({"normalize": True}, "needs one vector per item: also pass pool='mean'"),
         ({"max_tokens_per_call": 0}, "max_tokens_per_call=0: must be a positive number"),
         ({"max_tokens_per_call": 1.5}, "max_tokens_per_call=1.5: must be a positive number"),
-        ({"max_tokens_per_call": "9"}, "max_tokens_per_call=9: must be a positive number"),
+        ({"max_tokens_per_call": "9"}, "max_tokens_per_call='9': must be a positive number"),
         ({"max_tokens_per_call": -5}, "max_tokens_per_call=-5: must be a positive number"),
     ],
 )

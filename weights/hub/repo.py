@@ -66,6 +66,11 @@ class HubOptions:
             raise ValueError(f"fetch={self.fetch!r}: must be one of {', '.join(FETCHES)}")
         if type(self.max_workers) is not int or not 1 <= self.max_workers <= 64:
             raise ValueError(f"max_workers={self.max_workers!r}: must be an integer from 1 to 64")
+        for name, value in (("revision", self.revision), ("subfolder", self.subfolder)):
+            if value is not None and not isinstance(value, str):
+                raise ValueError(f"{name}={value!r}: must be text, or None")
+        if not isinstance(self.cache_dir, str | Path | None):
+            raise ValueError(f"cache_dir={self.cache_dir!r}: must be a path, or None")
         if self.cache_dir == "":
             raise ValueError("cache_dir='': pass a folder, or None for the Hub client's own cache")
         parts = Path(self.cache_dir or ".").parts
