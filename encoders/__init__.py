@@ -73,8 +73,8 @@ from .step3_vl import Step3VLConfig, Step3VLEncoder
 if TYPE_CHECKING:
     from .base.saving import Publication
     from .inputs.intake import Video
+    from .streams.item_errors import ItemError
     from .streams.pruning import PrunedTokens, prune_video_tokens
-    from .streams.stream import ItemError
 
 __all__ = [
     "BlockSizes",
@@ -158,7 +158,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    "ItemError": ".streams.stream",
+    "ItemError": ".streams.item_errors",
     "PrunedTokens": ".streams.pruning",
     "Publication": ".base.saving",
     "Video": ".inputs.intake",

@@ -6,6 +6,7 @@ code.
 - ``items``: the methods ``encode`` and ``encode_many``; ``keywords``: their keywords as types
 - ``calls``: preprocessed items to one result each, in one call of the encoder or in several
 - ``stream``: items of an iterable to results, in order and in bounded memory
+- ``item_errors``: the results of items that could not be encoded
 - ``prefetch``: the threads that prepare items ahead
 - ``device``: the copies of batches to a device, and their runs on it
 - ``progress``: a bar on a terminal, lines in a log
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from .calls import join_inputs as join_inputs
     from .calls import join_outputs as join_outputs
     from .calls import select_items as select_items
+    from .item_errors import ItemError as ItemError
     from .items import EncodesItems as EncodesItems
     from .keywords import Heads as Heads
     from .keywords import MapSettings as MapSettings
@@ -46,7 +48,6 @@ if TYPE_CHECKING:
     from .progress import Progress as Progress
     from .pruning import PrunedTokens as PrunedTokens
     from .pruning import prune_video_tokens as prune_video_tokens
-    from .stream import ItemError as ItemError
     from .stream import ItemResult as ItemResult
     from .stream import OnError as OnError
     from .stream import StreamOptions as StreamOptions
@@ -63,6 +64,7 @@ _NAMES = {
         "join_outputs",
         "select_items",
     ),
+    "item_errors": ("ItemError",),
     "items": ("EncodesItems",),
     "keywords": (
         "MapSettings",
@@ -76,7 +78,7 @@ _NAMES = {
     "pooling": ("Pool", "VectorPool", "check_pool", "pool", "pool_items"),
     "progress": ("Progress",),
     "pruning": ("PrunedTokens", "prune_video_tokens"),
-    "stream": ("ItemError", "ItemResult", "OnError", "StreamOptions", "stream_items"),
+    "stream": ("ItemResult", "OnError", "StreamOptions", "stream_items"),
 }
 """Per module, the names that other packages may import."""
 _MODULES = {name: f".{module}" for module, names in _NAMES.items() for name in names}

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from ..inputs.intake import ImagesLike, ItemLike, VideosLike
     from . import keywords as kw
     from .calls import ItemEncoder
+    from .item_errors import ItemError
     from .pooling import Pool
-    from .stream import ItemError, OnError
+    from .stream import OnError
 
 
 class EncodesItems(ABC, Generic[Output]):

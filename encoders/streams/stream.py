@@ -22,8 +22,15 @@ from ..grids import read_grid
 from ..inputs.clips import read_item
 from ..inputs.images import StagedItem
 from ..inputs.intake import ItemLike, is_one_item
-from .calls import EitherItemEncoder, ResultSettings, advising_limit, is_out_of_memory, join_inputs
+from .calls import EitherItemEncoder, ResultSettings, advising_limit, join_inputs
 from .device import DeviceQueue
+from .item_errors import (
+    FAILURES,
+    ItemError,
+    raise_if_not_the_items,
+    without_item_name,
+    without_traceback,
+)
 from .prefetch import Prefetch
 from .progress import Progress
 
@@ -33,29 +40,8 @@ OnError: TypeAlias = Literal["raise", "keep"]
 """Whether a bad item stops a stream, or gets an :class:`ItemError` in its place."""
 Encoded: TypeAlias = EncoderOutput | PartialOutput | Tensor
 """An item that was encoded: its whole output, or a vector [D]."""
-_FAILURES = (
-    ValueError,
-    TypeError,
-    LookupError,
-    ArithmeticError,
-    OSError,
-    RuntimeError,
-    MemoryError,
-)
-"""The exceptions that a bad item raises while it is encoded."""
 _FAILED_TOKENS = 64
 """The assumed tokens of an item that could not be prepared, so that a batch of them is bounded."""
-
-
-class ItemError(NamedTuple):
-    """The result of an item that could not be encoded, if ``on_error="keep"`` was given."""
-
-    index: int  # type: ignore[assignment]  # hides tuple.index
-    """Number of the item, from 0."""
-    key: object
-    """Key of the item, None if it had none."""
-    error: Exception
-    """The exception, without its traceback, which would hold the pixels."""
 
 
 class ItemResult(NamedTuple):
@@ -223,7 +209,7 @@ class _Stream:
         except Exception as error:  # noqa: BLE001
             # The item is the user's: reading it runs code of its own (a member of a zip file, a
             # lazy data set, a store), which may raise any class, and says nothing about the others.
-            item.value = _without_item_name(without_traceback(error) if self.keep else error)
+            item.value = without_item_name(without_traceback(error) if self.keep else error)
         else:
             item.inputs, item.grid, item.tokens = inputs, grid, tokens
             item.layout = _layout_of(inputs)
@@ -267,14 +253,14 @@ class _Stream:
             values = [value.clone() for value in encoded] if views else encoded
         except torch.AcceleratorError:
             raise  # a CUDA device does not recover from this error
-        except _FAILURES as error:
+        except FAILURES as error:
             values = [without_traceback(error) if self.keep else error] * len(items)
         for item, value in zip(items, values, strict=True):
             item.value = value
         if self.keep and len(items) > 1 and isinstance(values[0], Exception):
             for item in items:
                 self._encode([item])
-            _raise_if_not_the_items([item.value for item in items])
+            raise_if_not_the_items([item.value for item in items])
 
     def _inputs(self, items: Sequence[_StreamItem]) -> VisionInputs:
         """Return the inputs of several items as one batch, on the device if that is a GPU."""
@@ -357,36 +343,6 @@ def _layout_of(inputs: VisionInputs | StagedItem) -> VisionInputs:
         tiles = None if inputs.tiles is None else [inputs.tiles]
         return VisionInputs(torch.empty(0), torch.tensor([inputs.grid]), tiles)
     return inputs.with_pixels(lambda pixels: pixels.new_empty(0))
-
-
-def without_traceback(error: Exception) -> Exception:
-    """Drop the tracebacks of an error and of its causes, which would keep pixels in memory."""
-    cause: BaseException | None = error
-    cause_ids: set[int] = set()
-    # `raise error from error` makes a circle of causes.
-    while cause is not None and id(cause) not in cause_ids:
-        cause_ids.add(id(cause))
-        cause.__traceback__ = None
-        cause = cause.__cause__ or cause.__context__
-    return error
-
-
-def _without_item_name(error: Exception) -> Exception:
-    """Return the error without "image 0: " or "video 0: ", as the stream itself names the item."""
-    if not isinstance(error, ValueError):
-        return error
-    message = str(error)
-    return ValueError(message.removeprefix("image 0: ").removeprefix("video 0: "))
-
-
-def _raise_if_not_the_items(values: Sequence[object]) -> None:
-    """Raise the first error if each of a batch's values is a RuntimeError and none is about memory.
-
-    The items are then not to blame, but the encoder or the device.
-    """
-    errors = [value for value in values if isinstance(value, RuntimeError)]
-    if len(errors) == len(values) and not any(map(is_out_of_memory, errors)):
-        raise errors[0]
 
 
 def _tensors(value: object) -> Iterator[Tensor]:

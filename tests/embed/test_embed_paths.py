@@ -14,8 +14,8 @@ import pytest
 
 from support.commands.embed_jobs import run_job
 from support.photographs import china
-from vitgraph.embedding.sources import listing
-from vitgraph.embedding.sources.listing import Source, find_files, suffixes
+from vitgraph.embedding.sources import suffixes
+from vitgraph.embedding.sources.listing import Source, find_files
 from vitgraph.embedding.sources.reading import ImageReader, SourceOptions
 
 read = ImageReader(SourceOptions()).read
@@ -79,13 +79,11 @@ def test_photographs_of_phones_are_taken_or_the_extra_is_named(
     (folder / "phone.HEIC").write_bytes(b"x")
     for installed in (True, False):
         found = installed or None
-        monkeypatch.setattr(listing, "find_spec", lambda _, found=found: found)
-        suffixes.cache_clear()
+        monkeypatch.setattr(suffixes, "find_spec", lambda _, found=found: found)
         source = Source(str(folder))
         assert len(list(source)) == 1 + installed
-        said = "".join(source.describe_left_out())
+        said = "".join(source.left_out.describe())
         assert ("1 .heic; pip install 'vitgraph[heif]' reads .heic" in said) is not installed
-    suffixes.cache_clear()
 
 
 # --- lists and cells ------------------------------------------------------------------------------

@@ -30,7 +30,8 @@ from .feature_store import FeatureStore, language_rows
 from .manifest import FileList, Manifest
 from .parquet_files import VECTORS, Array
 from .records import JobReport, ShardStats
-from .shards import Row, csv_bytes, missing_of, read_all_stats, shards_of
+from .shard import Row, csv_bytes
+from .shards import missing_of, read_all_stats, shards_of
 from .sources.reading import File, ImageReader
 from .storage import JOB, TENSOR, Storage
 from .workers import Worker

@@ -13,7 +13,8 @@ from weights.files import file_crc32
 from ..terminal import counted
 from .manifest import Manifest, digest_keys
 from .records import JobReport, ShardStats
-from .shards import Shard, missing_of, read_all_stats, shards_of
+from .shard import Shard
+from .shards import missing_of, read_all_stats, shards_of
 from .storage import open_storage
 
 _MOST_LINES = 20

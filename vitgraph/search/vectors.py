@@ -16,7 +16,8 @@ from tqdm import tqdm
 
 from ..embedding.manifest import FileList, Manifest
 from ..embedding.parquet_files import VECTORS
-from ..embedding.shards import Shard, finished_shards
+from ..embedding.shard import Shard
+from ..embedding.shards import finished_shards
 from ..embedding.sources.reading import File
 from ..embedding.storage import open_storage
 

@@ -20,7 +20,7 @@ from support.hub.server import HubServer
 from support.photographs import china
 from support.processes.own import start
 from vitgraph.cli import main
-from vitgraph.embedding.shards import Row, Shard
+from vitgraph.embedding.shard import Row, Shard
 from vitgraph.embedding.sources.listing import find_files
 from vitgraph.embedding.sources.reading import ImageReader, SourceOptions
 from vitgraph.embedding.storage import open_storage

@@ -256,7 +256,7 @@ def _begin_job(command: Command, storage: Storage, load: Load) -> Job | None:
     file_list = write_list(storage, source, command.items_per_shard)
     created = False
     try:
-        notes = [*source.notes, *source.describe_left_out()]
+        notes = [*source.notes, *source.left_out.describe()]
         for line in notes:
             print(line)
         file_list.files["said"] = notes

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ...embedding.manifest import Manifest
 from ...embedding.sources.files import entries_below
-from ...embedding.sources.listing import Source, suffixes
+from ...embedding.sources.listing import Source
 from ...embedding.sources.reading import ImageReader, SourceOptions
+from ...embedding.sources.suffixes import suffixes
 from ...embedding.storage import STORE, local_folder, open_storage
 from ...embedding.workers import read_worker
 from ..arguments import check_checkpoint, check_names, check_source, is_video

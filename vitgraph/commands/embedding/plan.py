@@ -43,7 +43,7 @@ def print_plan(command: Command, load: Callable[[], Encoder | GraphedEncoder]) -
     out_dtype: str = command.out_dtype or _dtype_of_weights(options)
     size = DTYPES[out_dtype].itemsize
     total, sampled_files = sample_files(command.source)
-    for line in (*command.source.notes, *command.source.describe_left_out()):
+    for line in (*command.source.notes, *command.source.left_out.describe()):
         print(line)
     sample, images = take_sample(
         sampled_files, command.reader.read, encoder, limits, lambda image: count(image) * size

@@ -16,11 +16,8 @@ import posixpath
 import stat
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -39,6 +36,7 @@ from .files import (
     version_of,
 )
 from .reading import File, FileKind, SourceOptions, refuse_url, url_in
+from .suffixes import LeftOut
 from .tables import DATASET, DataSet, ParquetTable, is_dataset, pin_dataset, pin_files
 from .tars import Listed, list_members
 
@@ -48,21 +46,10 @@ if TYPE_CHECKING:
     from weights import JsonObject
 
 
-_SUFFIXES = frozenset(
-    f".{name}"
-    for name in (
-        *("apng", "avif", "bmp", "dib", "gif", "ico", "j2k", "jfif", "jp2", "jpe", "jpeg", "jpg"),
-        *("pbm", "pgm", "png", "pnm", "ppm", "tga", "tif", "tiff", "webp"),
-    )
-)
-_HEIF = frozenset((".heic", ".heif", ".hif"))
-"""The suffixes of HEIF photographs, which PIL reads only if pillow-heif is installed."""
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 """The endings of compressed tar files, which are refused."""
 LISTING = 16
 """The number of tar files on a remote store whose headers are read at the same time."""
-_MOST_SUFFIXES = 8
-"""The most suffixes that a message about ignored files names one by one."""
 
 
 class Source:
@@ -81,7 +68,7 @@ class Source:
         self.options = options or SourceOptions()
         self.name = local_path(source)
         self._text = _read_standard_input() if source == "-" else ""
-        self.left_out: Counter[str] = Counter()
+        self.left_out = LeftOut()
         self.notes: list[str] = []
 
     def identity(self) -> str:
@@ -104,24 +91,12 @@ class Source:
             count += 1
             yield file
         if not count:
-            left_out = "".join(f" ({line})" for line in self.describe_left_out())
+            left_out = "".join(f" ({line})" for line in self.left_out.describe())
             raise ValueError(
                 f"{self.name}: names no image{left_out}; give a folder with images, a pattern in "
                 "quotes, a .txt file with one path per line, - for paths on standard input, or "
                 f"{DATASET}NAME"
             )
-
-    def describe_left_out(self) -> list[str]:
-        """Return one line about the files that are no images by their suffixes; no line if there
-        are none."""
-        if not self.left_out:
-            return []
-        common = self.left_out.most_common(_MOST_SUFFIXES)
-        parts = [f"{count:,} {suffix}" for suffix, count in common]
-        if other_count := self.left_out.total() - sum(count for _, count in common):
-            parts.append(f"{other_count:,} others")
-        hint = "; pip install 'vitgraph[heif]' reads .heic" if _HEIF & self.left_out.keys() else ""
-        return [f"left out, because they are no images by their names: {', '.join(parts)}{hint}"]
 
     def _find(self) -> Iterator[File]:
         name = self.name
@@ -161,7 +136,7 @@ class Source:
         """
         lines: list[str] = []
         for entry, key in entries_below(root):
-            if not self._takes(entry.name):
+            if not self.left_out.takes(entry.name):
                 continue
             try:
                 state = entry.stat()
@@ -171,7 +146,7 @@ class Source:
             if stat.S_ISREG(state.st_mode):
                 lines.append(f"{key}\0{state.st_size}\0{state.st_mtime_ns}")
             else:
-                self.left_out["pipes or devices"] += 1
+                self.left_out.counts["pipes or devices"] += 1
         lines.sort()
         for text in lines:
             key, size, time_ns = text.split("\0")
@@ -199,17 +174,9 @@ class Source:
         """Yield the files with the suffix of an image outside hidden folders, and count other
         suffixes."""
         for file in files:
-            if any(part.startswith(".") for part in file.key.split("/")):
-                continue
-            if self._takes(file.key):
+            hidden = any(part.startswith(".") for part in file.key.split("/"))
+            if not hidden and self.left_out.takes(file.key):
                 yield file
-
-    def _takes(self, name: str) -> bool:
-        """Return whether a file name has the suffix of an image; count the suffix if it has not."""
-        suffix = posixpath.splitext(name)[1].lower()
-        if suffix not in suffixes():
-            self.left_out[suffix or "without a suffix"] += 1
-        return suffix in suffixes()
 
     def _files_of_list(self, text: str, folder: str, any_path: bool = False) -> Iterator[File]:
         """Yield the files that the lines of a list name.
@@ -277,7 +244,8 @@ class Source:
 
     def _members(self, tar: File, listing: Listed) -> Iterator[File]:
         for member in listing.members:
-            if not posixpath.basename(member.name).startswith(".") and self._takes(member.name):
+            hidden = posixpath.basename(member.name).startswith(".")
+            if not hidden and self.left_out.takes(member.name):
                 kind: FileKind = "sparse" if member.sparse else "member"
                 key = f"{tar.key}/{member.name}"
                 yield File(key, tar.path, member.size, tar.version, kind, member.offset)
@@ -309,12 +277,6 @@ class Source:
 def find_files(source: str, options: SourceOptions | None = None) -> list[File]:
     """Return all images of a source as a list, with the arguments of :class:`Source`."""
     return list(Source(source, options))
-
-
-@cache
-def suffixes() -> frozenset[str]:
-    """Return the file suffixes that mark images in folders and tar files; a list may name any."""
-    return _SUFFIXES | _HEIF if find_spec("pillow_heif") else _SUFFIXES
 
 
 def _read_standard_input() -> str:

@@ -1,0 +1,60 @@
+"""The results of items that could not be encoded, and the errors that are an item's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from .calls import is_out_of_memory
+
+FAILURES = (
+    ValueError,
+    TypeError,
+    LookupError,
+    ArithmeticError,
+    OSError,
+    RuntimeError,
+    MemoryError,
+)
+"""The exceptions that a bad item raises while it is encoded."""
+
+
+class ItemError(NamedTuple):
+    """The result of an item that could not be encoded, if ``on_error="keep"`` was given."""
+
+    index: int  # type: ignore[assignment]  # hides tuple.index
+    """Number of the item, from 0."""
+    key: object
+    """Key of the item, None if it had none."""
+    error: Exception
+    """The exception, without its traceback, which would hold the pixels."""
+
+
+def without_traceback(error: Exception) -> Exception:
+    """Drop the tracebacks of an error and of its causes, which would keep pixels in memory."""
+    cause: BaseException | None = error
+    cause_ids: set[int] = set()
+    # `raise error from error` makes a circle of causes.
+    while cause is not None and id(cause) not in cause_ids:
+        cause_ids.add(id(cause))
+        cause.__traceback__ = None
+        cause = cause.__cause__ or cause.__context__
+    return error
+
+
+def without_item_name(error: Exception) -> Exception:
+    """Return the error without "image 0: " or "video 0: ", as the stream itself names the item."""
+    if not isinstance(error, ValueError):
+        return error
+    message = str(error)
+    return ValueError(message.removeprefix("image 0: ").removeprefix("video 0: "))
+
+
+def raise_if_not_the_items(values: Sequence[object]) -> None:
+    """Raise the first error if each of a batch's values is a RuntimeError and none is about memory.
+
+    The items are then not to blame, but the encoder or the device.
+    """
+    errors = [value for value in values if isinstance(value, RuntimeError)]
+    if len(errors) == len(values) and not any(map(is_out_of_memory, errors)):
+        raise errors[0]

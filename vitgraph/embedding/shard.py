@@ -1,0 +1,316 @@
+"""A shard of an embedding job: the files of a fixed number of items, written and read.
+
+In the folder of a job::
+
+    manifest.json      what every shard has in common, and a digest of it
+    files.*.jsonl      the list of all images, in order (:mod:`vitgraph.embedding.manifest`)
+    00000.npy          the vectors of shard 0, [rows, D]; or 00000.safetensors, 00000.parquet
+                       (:mod:`vitgraph.embedding.parquet_files`)
+    00000.csv          its row table: one line per row, with the key of the item
+    00000_stats.json   written last: the shard is done
+    errors.csv         the items that could not be encoded
+
+On a store without locks (``s3://``) the names hold the writer, ``00000.<writer>.npy``, and the
+statistics, which are created exclusively, say which files count.
+
+With ``pool="none"`` there is one array per field, ``00000.pooler_output.npy``, or one column of a
+parquet file. The row table says which rows belong to an item, from ``offset`` on ``tokens`` rows of
+``pooler_output`` and of a DeepStack feature, from ``row_offset`` on ``rows`` rows of
+``last_hidden_state``, and its grid (``t``, ``h``, ``w``). Every file is written under a temporary
+name that ends in ``.tmp``, and renamed when it is whole.
+
+With ``format="vllm"`` each item has a file of its own (:mod:`vitgraph.embedding.feature_store`);
+the row table has its key in the column ``uuid``.
+
+A shard is done when its ``_stats.json`` is there. That file holds the size and the CRC-32 of the
+others and, for each item that could not be encoded, its place in the shard.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+from weights.files import file_crc32
+
+from .parquet_files import VECTORS, Array, read_arrays, write_tokens, write_vectors
+from .records import Format, ShardStats, WrittenStats
+from .storage import STORED, TENSOR, Storage
+
+if TYPE_CHECKING:
+    from encoders.streams import Pool
+
+_STATS = frozenset(("items", "rows", "seconds", "worker", "written", "errors", "tag", "files"))
+"""The keys that a shard's statistics must have; a file without them is damaged."""
+
+
+class Row(NamedTuple):
+    """One encoded image of a shard: key, grid (t, h, w) in patches, and arrays."""
+
+    key: str
+    grid: tuple[int, int, int]
+    arrays: dict[str, Array]
+    """Arrays [rows, D] by output field, or the one pooled vector [D] under :data:`VECTORS`."""
+    uuid: str = ""
+    """The key of the image in a feature store; empty in other formats."""
+
+
+class Shard:
+    """One shard of an embedding job; ``number`` counts from 0, ``pool`` is "none" for whole
+    outputs.
+    """
+
+    def __init__(self, storage: Storage, number: int, format: Format, pool: Pool) -> None:
+        self.storage, self.number, self.format, self.pool = storage, number, format, pool
+
+    @property
+    def stats_name(self) -> str:
+        """The name of the file of statistics, which is written last and marks a complete shard."""
+        return f"{self.number:05d}_stats.json"
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all files of the shard are written."""
+        return self.storage.exists(self.stats_name)
+
+    def write(self, rows: Sequence[Row], empty: Mapping[str, Array], stats: ShardStats) -> None:
+        """Write arrays, row table and statistics, in this order; nothing if the shard is written
+        already.
+
+        All files of a shard come from one writer. Where there are locks, one process at a time
+        writes. Elsewhere the writer that creates the statistics first has written the shard, and
+        the files of all others are removed.
+
+        Args:
+            rows: the images that were encoded, in order.
+            empty: an array without rows per field, for a shard without such images.
+            stats: the statistics of the shard.
+
+        Raises:
+            OSError: the folder cannot be written to, or the disk is full; the shard has no
+                statistics.
+        """
+        with self.storage.exclusive(f"{self.number:05d}"):
+            if self.is_done:  # another process wrote the shard while this one waited for the lock
+                return
+            files = self._write_files(rows, empty)
+            content: WrittenStats = {**stats, "tag": self.storage.tag, "files": files}
+            text = json.dumps(content, indent=1) + "\n"
+            if self.storage.create(self.stats_name, text.encode()) and self.format != "vllm":
+                present = self.storage.names(f"{self.number:05d}.")
+                self.storage.delete(name for name in present if name not in files)
+            elif self.storage.tag:
+                self.storage.delete(files)
+
+    def _write_files(
+        self, rows: Sequence[Row], empty: Mapping[str, Array]
+    ) -> dict[str, tuple[int, int]]:
+        """Write the arrays and the table of ``rows``; return (bytes, CRC-32) of each file by its
+        name.
+        """
+        size = sum(array.nbytes for row in rows for array in row.arrays.values())
+        self.storage.require_space(size)
+        files: dict[str, tuple[int, int]] = {}
+        arrays: dict[str, Array] = {}
+        if self.format == "vllm":
+            files |= self._store_items(rows)
+        else:
+            join = np.stack if self.pool != "none" else np.concatenate
+            for name, none in empty.items():
+                arrays[name] = join([row.arrays[name] for row in rows]) if rows else none
+        for ending, write in self._writers(rows, arrays):
+            name = self._name(self.storage.tag, ending)
+            with self.storage.writing(name) as temporary:
+                write(temporary)
+                files[name] = (temporary.stat().st_size, file_crc32(temporary))
+        return files
+
+    def _writers(
+        self, rows: Sequence[Row], arrays: dict[str, Array]
+    ) -> Iterator[tuple[str, Callable[[Path], object]]]:
+        """Yield the ending of the name of each file of the shard, and a function that writes it."""
+        keys = [row.key for row in rows]
+        if self.format == "safetensors":
+            yield "safetensors", partial(save_file, arrays)
+        elif self.format == "parquet" and self.pool != "none":
+            yield "parquet", lambda path: write_vectors(path, keys, arrays[VECTORS])
+        elif self.format == "parquet":
+            grids = [row.grid for row in rows]
+            counts = {name: [len(row.arrays[name]) for row in rows] for name in arrays}
+            yield "parquet", lambda path: write_tokens(path, keys, grids, arrays, counts)
+        else:
+            for name, array in arrays.items():
+                yield ("npy" if name == VECTORS else f"{name}.npy"), partial(_save_npy, array)
+        yield "csv", lambda path: path.write_bytes(csv_bytes(list(self._lines(rows))))
+
+    def _store_items(self, rows: Sequence[Row]) -> Iterator[tuple[str, tuple[int, int]]]:
+        """Write one file per image into the feature store; yield (name, (size in bytes, CRC-32)) of
+        each."""
+        from .feature_store import FeatureStore  # imported here, because it imports torch
+
+        store = FeatureStore(self.storage.name)
+        for row in rows:
+            # LocalFolder.tidy removes leftovers whose names begin with the number of a shard.
+            temporary_path = store.folder / f"{self.number:05d}.{row.uuid}"
+            store.write_array(row.uuid, row.arrays[TENSOR], temporary_path)
+            path = store.folder / row.uuid / STORED
+            yield f"{row.uuid}/{STORED}", (path.stat().st_size, file_crc32(path))
+
+    def _name(self, tag: str, ending: str) -> str:
+        return f"{self.number:05d}.{tag}{ending}"
+
+    @cached_property
+    def tag(self) -> str:
+        """The part of the file names that stands for the writer of the shard; empty on a local
+        disk.
+        """
+        return self.read_stats()["tag"] if not self.storage.is_local else ""
+
+    def _lines(self, rows: Sequence[Row]) -> Iterator[Sequence[object]]:
+        if self.pool != "none":
+            yield ("key",)
+            yield from ((row.key,) for row in rows)
+            return
+        stored = self.format == "vllm"
+        yield "key", "t", "h", "w", "offset", "tokens", "row_offset", "rows", *["uuid"] * stored
+        offset = row_offset = 0
+        for row in rows:
+            t, h, w = row.grid
+            hidden = row.arrays.get("last_hidden_state")
+            tokens = max(
+                (len(a) for name, a in row.arrays.items() if name != "last_hidden_state"), default=0
+            )
+            count = 0 if hidden is None else len(hidden)
+            yield row.key, t, h, w, offset, tokens, row_offset, count, *[row.uuid] * stored
+            offset, row_offset = offset + tokens, row_offset + count
+
+    def read_table(self) -> list[dict[str, str]]:
+        """Return the row table, one dict per encoded image with the columns as keys."""
+        with (
+            self.storage.reading(self._name(self.tag, "csv")) as path,
+            open(path, encoding="utf-8", errors="surrogateescape", newline="") as file,
+        ):
+            return list(csv.DictReader(file))
+
+    def read_keys(self, vectors: int) -> list[str]:
+        """Return the keys of the images of the shard, one per vector.
+
+        Raises:
+            ValueError: the table has not as many keys as there are ``vectors``.
+        """
+        keys = [line["key"] for line in self.read_table()]
+        if len(keys) != vectors:
+            raise ValueError(
+                f"{self.storage.name}: shard {self.number} has {len(keys)} keys and {vectors} "
+                f"vectors; delete {self.stats_name} and run the command of the job again"
+            )
+        return keys
+
+    def read_stats(self) -> WrittenStats:
+        """Return the statistics that the shard was written with.
+
+        Raises:
+            ValueError: the file of statistics is damaged.
+        """
+        try:
+            stats: WrittenStats | None = json.loads(self.storage.read(self.stats_name))
+        except ValueError:
+            stats = None
+        if not (isinstance(stats, dict) and stats.keys() >= _STATS):
+            raise ValueError(
+                f"{self.storage.name}/{self.stats_name}: is damaged; delete it and run the command "
+                "of the job again"
+            )
+        return stats
+
+    def read_arrays(self, field: str | None = None) -> dict[str, Array]:
+        """Return the arrays by output field; npy files on a disk are mapped into memory, not read.
+
+        Args:
+            field: name of the only array to return, if the shard has it; None for all.
+        """
+        if self.format == "npy":
+            return self._read_npy(field)
+        if self.format == "vllm":
+            from .feature_store import FeatureStore  # imported here, because it imports torch
+
+            store = FeatureStore(self.storage.name)
+            return {TENSOR: store.read_arrays([line["uuid"] for line in self.read_table()])}
+        with self.storage.reading(self._name(self.tag, self.format)) as path:
+            if self.format == "parquet":
+                return read_arrays(path, field)
+            with safe_open(path, framework="numpy") as file:
+                names = [name for name in file.keys() if field in (None, name)]  # noqa: SIM118
+                return {name: file.get_tensor(name) for name in names}
+
+    def _read_npy(self, field: str | None) -> dict[str, Array]:
+        start, arrays = self._name(self.tag, ""), dict[str, Array]()
+        files = self.storage.names(start) if self.pool == "none" else [f"{start}npy"]
+        for file in files:
+            name = file[len(start) :].removesuffix("npy").rstrip(".") or VECTORS
+            if file.endswith(".npy") and field in (None, name):
+                with self.storage.reading(file) as path:
+                    arrays[name] = np.load(path, mmap_mode="r" if self.storage.is_local else None)
+        return arrays
+
+    def read_rows_in_order(self, field: str | None = None) -> list[Row]:
+        """Return the encoded images of the shard, in order.
+
+        Args:
+            field: name of the only array to read; None for all.
+
+        Raises:
+            ValueError: the row table and the arrays do not have equally many rows.
+        """
+        arrays, table = self.read_arrays(field), self.read_table()
+        if self.pool != "none":
+            matrix = arrays[VECTORS]
+            if len(table) != len(matrix):
+                raise ValueError(f"{len(table)} lines of the row table for {len(matrix)} vectors")
+            return [
+                Row(line["key"], (0, 0, 0), {VECTORS: vector})
+                for line, vector in zip(table, matrix, strict=True)
+            ]
+        rows = []
+        ends = dict.fromkeys(arrays, 0)
+        for line in table:
+            t, h, w, offset, tokens, row_offset, count = (
+                int(line[name])
+                for name in ("t", "h", "w", "offset", "tokens", "row_offset", "rows")
+            )
+            parts = {}
+            for name, array in arrays.items():
+                hidden = name == "last_hidden_state"
+                start, length = (row_offset, count) if hidden else (offset, tokens)
+                parts[name] = array[start : start + length]
+                ends[name] = start + length
+            rows.append(Row(line["key"], (t, h, w), parts))
+        for name, end in ends.items():
+            if end != len(arrays[name]):
+                raise ValueError(f"the row table describes {end} of {len(arrays[name])} {name}")
+        return rows
+
+
+def _save_npy(array: Array, path: Path) -> None:
+    with open(path, "wb") as file:  # numpy would add a suffix to a path
+        np.save(file, array)
+
+
+def csv_bytes(table: Sequence[Sequence[object]]) -> bytes:
+    """Return the bytes of a CSV table; parts of file names that are not UTF-8 keep their bytes."""
+    # All cells are quoted if one has a carriage return, which csv.writer alone would not quote.
+    odd = any("\r" in str(cell) for line in table for cell in line)
+    text = io.StringIO(newline="")
+    csv.writer(
+        text, lineterminator="\n", quoting=csv.QUOTE_ALL if odd else csv.QUOTE_MINIMAL
+    ).writerows(table)
+    return text.getvalue().encode("utf-8", "surrogateescape")

@@ -1,0 +1,50 @@
+"""The files that are images by the suffixes of their names, and the number of all others."""
+
+from __future__ import annotations
+
+import posixpath
+from collections import Counter
+from importlib.util import find_spec
+
+_SUFFIXES = frozenset(
+    f".{name}"
+    for name in (
+        *("apng", "avif", "bmp", "dib", "gif", "ico", "j2k", "jfif", "jp2", "jpe", "jpeg", "jpg"),
+        *("pbm", "pgm", "png", "pnm", "ppm", "tga", "tif", "tiff", "webp"),
+    )
+)
+_HEIF = frozenset((".heic", ".heif", ".hif"))
+"""The suffixes of HEIF photographs, which PIL reads only if pillow-heif is installed."""
+_MOST_SUFFIXES = 8
+"""The most suffixes that a message about ignored files names one by one."""
+
+
+def suffixes() -> frozenset[str]:
+    """Return the file suffixes that mark images in folders and tar files; a list may name any."""
+    return _SUFFIXES | _HEIF if find_spec("pillow_heif") else _SUFFIXES
+
+
+class LeftOut:
+    """Counts files that are no images, by suffix or by what they are instead."""
+
+    def __init__(self) -> None:
+        self.suffixes, self.counts = suffixes(), Counter[str]()
+
+    def takes(self, name: str) -> bool:
+        """Return whether a file name has the suffix of an image; count the suffix if it has not."""
+        suffix = posixpath.splitext(name)[1].lower()
+        taken = suffix in self.suffixes
+        if not taken:
+            self.counts[suffix or "without a suffix"] += 1
+        return taken
+
+    def describe(self) -> list[str]:
+        """Return one line with the most common of the suffixes; no line if nothing is left out."""
+        if not self.counts:
+            return []
+        common = self.counts.most_common(_MOST_SUFFIXES)
+        parts = [f"{count:,} {suffix}" for suffix, count in common]
+        if other_count := self.counts.total() - sum(count for _, count in common):
+            parts.append(f"{other_count:,} others")
+        hint = "; pip install 'vitgraph[heif]' reads .heic" if _HEIF & self.counts.keys() else ""
+        return [f"left out, because they are no images by their names: {', '.join(parts)}{hint}"]
