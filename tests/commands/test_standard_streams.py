@@ -12,7 +12,7 @@ from PIL import Image
 
 from vitgraph.cli import main
 from vitgraph.features import load_features
-from vitgraph.terminal import counted
+from vitgraph.terminal import counted, format_table
 
 ROOT = Path(__file__).parents[2]
 
@@ -209,3 +209,8 @@ def test_a_plot_shows_the_first_items_and_says_so(
 @pytest.mark.parametrize(("number", "said"), [(0, "0 files"), (1, "1 file"), (1000, "1,000 files")])
 def test_a_count_of_one_is_singular(number: int, said: str) -> None:
     assert counted(number, "file") == said
+
+
+def test_numbers_stand_to_the_right_in_a_table() -> None:
+    lines = format_table(["name", "tokens"], [["a", "7"], ["bcdef", "1,234"]]).splitlines()
+    assert lines == ["name   tokens", "-----  ------", "a           7", "bcdef   1,234"]
