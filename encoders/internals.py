@@ -1,12 +1,13 @@
 """Helpers of encoders that ``weights`` and ``vitgraph`` use as well, and that users do not need.
 
-All but ``attention_maps`` are defined where their subject lies: reading configs, saving, torch.
+Most are defined where their subject lies: reading configs, saving, torch.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from .base.encoder import Encoder
@@ -19,6 +20,7 @@ if TYPE_CHECKING:  # the module with the type imports PIL and numpy
     from .streams.keywords import MapSettings
 
 __all__ = [
+    "accelerator",
     "attention_maps",
     "in_halves",
     "in_pairs",
@@ -45,3 +47,10 @@ def attention_maps(
         ValueError: an accelerated encoder, or blocks, queries, heads or a path that do not exist.
     """
     return encoder._maps_of_inputs(inputs, settings)
+
+
+def accelerator() -> torch.device:
+    """Return the first CUDA device, else MPS, else the CPU; ``device="auto"`` means this."""
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from weights import accelerator
+from encoders.internals import accelerator
 
 from .terminal import counted
 

@@ -1,4 +1,4 @@
-"""Read videos by the encoders' ``read_video``, and write small video files for the demo (PyAV)."""
+"""The frames of a video file, and small video files written for the demo (PyAV)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from encoders.inputs import VideoFrames, read_video, require_av
+from encoders.inputs import VideoFrames, require_av
 
-__all__ = ["VideoFrames", "read_video", "require_av", "write_video"]
+__all__ = ["VideoFrames", "write_video"]
 
 
 def write_video(path: str | Path, frames: Tensor, fps: int) -> None:

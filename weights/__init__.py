@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from .layouts import Prefix as Prefix
     from .layouts import Slot as Slot
     from .load import DtypeName as DtypeName
-    from .load import accelerator as accelerator
     from .load import describe_encoder as describe_encoder
     from .load import load_encoder as load_encoder
     from .match import STORED_DTYPES as STORED_DTYPES
@@ -61,7 +60,7 @@ _NAMES = {
     "hub.repo": ("Fetch", "HubOptions"),
     "inspection": ("CheckpointInfo", "inspect_checkpoint"),
     "layouts": ("Layout", "Prefix", "Slot"),
-    "load": ("DtypeName", "accelerator", "describe_encoder", "load_encoder"),
+    "load": ("DtypeName", "describe_encoder", "load_encoder"),
     "match": ("STORED_DTYPES",),
     "opening": ("open_checkpoint", "resolve_commit"),
     "strict_json": ("JsonDict", "JsonObject"),

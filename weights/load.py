@@ -21,7 +21,7 @@ from torch import Tensor
 from encoders import Encoder, Publication
 from encoders.contract import Preprocessor
 from encoders.inputs import image_section
-from encoders.internals import in_pairs
+from encoders.internals import accelerator, in_pairs
 
 from .errors import CheckpointError, DamagedError
 from .files.checkpoint import TensorLocation, TowerTensor
@@ -191,13 +191,6 @@ def _check_device(device: torch.device | str | None) -> torch.device:
     if device is None and target.type == "cpu" and torch.cuda.device_count():
         _say_that_the_gpu_is_idle()
     return target
-
-
-def accelerator() -> torch.device:
-    """Return the first CUDA device, else MPS, else the CPU; ``device="auto"`` means this."""
-    if torch.cuda.is_available():
-        return torch.device("cuda")
-    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
 
 @cache

@@ -19,8 +19,9 @@ from PIL import Image
 from torch import Tensor
 
 import encoders.inputs.video_files
+from encoders.inputs import read_video
 from encoders.inputs.preprocessors.patches import PatchPreprocessor
-from vitgraph.video import read_video, write_video
+from vitgraph.video import write_video
 
 QWEN3 = PatchPreprocessor.published("qwen3_vl", patch_size=16, temporal_patch_size=2, merge_size=2)
 

@@ -9,11 +9,12 @@ import pytest
 import torch
 from PIL import Image
 
+from encoders.internals import accelerator
 from support.hub.checkpoints import edit_config, edit_tensors, same_weights
 from vitgraph.cli import main
 from vitgraph.seeded import SEEDED, write_seeded_checkpoint
 from weights import FAMILIES, CheckpointError, extract_encoder, inspect_checkpoint, load_encoder
-from weights.load import _say_that_the_gpu_is_idle, accelerator
+from weights.load import _say_that_the_gpu_is_idle
 
 NORM = "model.visual.blocks.0.norm1.weight"
 

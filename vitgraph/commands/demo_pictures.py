@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 
 from encoders import Encoder
-from encoders.inputs import to_rgb
+from encoders.inputs import read_video, to_rgb
 from weights import FAMILIES, load_encoder
 
 from ..plots import plot_feature_maps, plot_nearest_patches, write_figure
 from ..seeded import write_seeded_checkpoint
 from ..terminal import counted, format_table
-from ..video import read_video, write_video
+from ..video import write_video
 from .encoding.items import HEADER, Encoded, Media, encode_items, row
 
 SEEDED_NAMES = {

@@ -12,14 +12,13 @@ from torch import Tensor
 
 from encoders import Encoder
 from encoders.contract import EncoderOutput, Limits, PartialOutput, VisionInputs
-from encoders.inputs import CanvasPreprocessor, Video, ViewPreprocessor, to_rgb
+from encoders.inputs import CanvasPreprocessor, Video, ViewPreprocessor, read_video, to_rgb
 from encoders.streams import ItemError, ResultSettings, StreamOptions, pool, stream_items
 from graphwrap import GraphedEncoder
 
 from ...devices import enough_memory
 from ...features import Item
 from ...plots import crop_padding
-from ...video import read_video
 
 HEADER = ("item", "size", "grid_thw", "tokens", "pooler_output", "ms")
 """The titles of the columns of the table that ``vitgraph encode`` prints."""
