@@ -16,7 +16,7 @@ from ...layers.bounded_linear import Range
 
 
 @triton.jit
-def clamped(x, limits):
+def clamped(x: tl.tensor, limits: tl.tensor) -> tl.tensor:
     """Return x clamped to the two bounds at the addresses ``limits``, if given; NaN stays NaN."""
     if limits is not None:
         low, high = tl.load(limits[0]).to(tl.float32), tl.load(limits[1]).to(tl.float32)
@@ -27,16 +27,16 @@ def clamped(x, limits):
 
 @triton.jit
 def activated(
-    x,
-    up,
-    column,
-    mask,
-    limit,
+    x: tl.tensor,
+    up: tl.tensor,
+    column: tl.tensor,
+    mask: tl.tensor,
+    limit: tl.tensor,
     LIMITED: tl.constexpr,
     GATED: tl.constexpr,
     KIND: tl.constexpr,
-    ranges,
-):
+    ranges: tl.tuple,
+) -> tl.tensor:
     """Return some columns of a row, activated and multiplied by ``up``, in float32.
 
     Args:
@@ -75,20 +75,20 @@ def activated(
 
 @triton.jit
 def _activation_kernel(
-    x,
-    up,
-    out,
-    columns,
-    x_stride,
-    up_stride,
-    out_stride,
-    limit,
-    ranges,
+    x: tl.tensor,
+    up: tl.tensor,
+    out: tl.tensor,
+    columns: tl.tensor,
+    x_stride: tl.tensor,
+    up_stride: tl.tensor,
+    out_stride: tl.tensor,
+    limit: tl.tensor,
+    ranges: tl.tuple,
     LIMITED: tl.constexpr,
     GATED: tl.constexpr,
     KIND: tl.constexpr,
     BLOCK: tl.constexpr,
-):
+) -> None:
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = column < columns

@@ -11,7 +11,9 @@ STEP, SAMPLED = 8, 32
 
 
 @triton.jit
-def _compare_kernel(table, WIDE: tl.constexpr, STEP: tl.constexpr, SAMPLED: tl.constexpr):
+def _compare_kernel(
+    table: tl.tensor, WIDE: tl.constexpr, STEP: tl.constexpr, SAMPLED: tl.constexpr
+) -> None:
     kind: tl.constexpr = tl.int32 if WIDE else tl.int16
     row = table + tl.program_id(0) * 8
     source = tl.load(row).to(tl.pointer_type(kind))

@@ -23,25 +23,25 @@ from .quantise import E4M3, Rows8, row_scale
 
 @triton.jit
 def _add_norm_kernel(
-    hidden,
-    branch,
-    branch_weight,
-    branch_range,
-    scale,
-    offset,
-    pending,
-    shifted,
-    weight,
-    bias,
-    total,
-    normed,
-    scales,
-    hidden_stride,
-    branch_stride,
-    normed_stride,
-    columns,
-    branch_eps,
-    eps,
+    hidden: tl.tensor,
+    branch: tl.tensor,
+    branch_weight: tl.tensor,
+    branch_range: tl.tensor,
+    scale: tl.tensor,
+    offset: tl.tensor,
+    pending: tl.tensor,
+    shifted: tl.tensor,
+    weight: tl.tensor,
+    bias: tl.tensor,
+    total: tl.tensor,
+    normed: tl.tensor,
+    scales: tl.tensor,
+    hidden_stride: tl.tensor,
+    branch_stride: tl.tensor,
+    normed_stride: tl.tensor,
+    columns: tl.tensor,
+    branch_eps: tl.tensor,
+    eps: tl.tensor,
     ADD: tl.constexpr,
     BRANCH_NORM: tl.constexpr,
     SCALE: tl.constexpr,
@@ -53,7 +53,7 @@ def _add_norm_kernel(
     BIAS: tl.constexpr,
     QUANTISE: tl.constexpr,
     BLOCK: tl.constexpr,
-):
+) -> None:
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     mask = column < columns
@@ -98,19 +98,19 @@ def _add_norm_kernel(
 
 @triton.jit
 def _head_norm_kernel(
-    rows,
-    weight,
-    bias,
-    stride,
-    heads,
-    columns,
-    eps,
+    rows: tl.tensor,
+    weight: tl.tensor,
+    bias: tl.tensor,
+    stride: tl.tensor,
+    heads: tl.tensor,
+    columns: tl.tensor,
+    eps: tl.tensor,
     RMS: tl.constexpr,
     WEIGHT: tl.constexpr,
     BIAS: tl.constexpr,
     HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
-):
+) -> None:
     row = tl.program_id(0).to(tl.int64)
     head, column = tl.arange(0, HEADS)[:, None], tl.arange(0, BLOCK)[None]
     mask = (head < heads) & (column < columns)

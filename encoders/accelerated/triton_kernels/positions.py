@@ -12,8 +12,15 @@ from torch import Tensor
 
 @triton.jit
 def _positions_kernel(
-    rows, table, index, weight, out, columns, TAPS: tl.constexpr, BLOCK: tl.constexpr
-):
+    rows: tl.tensor,
+    table: tl.tensor,
+    index: tl.tensor,
+    weight: tl.tensor,
+    out: tl.tensor,
+    columns: tl.tensor,
+    TAPS: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     mask = column < columns

@@ -32,27 +32,27 @@ class Rows8(NamedTuple):
 
 
 @triton.jit
-def row_scale(largest):
+def row_scale(largest: tl.tensor) -> tl.tensor:
     """Return the scale of a row, with which its ``largest`` magnitude is stored as 448 in e4m3."""
     return tl.maximum(largest, 1e-12) / 448.0
 
 
 @triton.jit
 def _rows_kernel(
-    x,
-    up,
-    values,
-    scales,
-    columns,
-    x_stride,
-    up_stride,
-    limit,
+    x: tl.tensor,
+    up: tl.tensor,
+    values: tl.tensor,
+    scales: tl.tensor,
+    columns: tl.tensor,
+    x_stride: tl.tensor,
+    up_stride: tl.tensor,
+    limit: tl.tensor,
     LIMITED: tl.constexpr,
     GATED: tl.constexpr,
     KIND: tl.constexpr,
     FIRST: tl.constexpr,
     REST: tl.constexpr,
-):
+) -> None:
     row = tl.program_id(0).to(tl.int64)
     x += row * x_stride
     up += row * up_stride
@@ -120,8 +120,12 @@ def quantise(
 
 @triton.jit
 def _weights_kernel(
-    table, FORCE: tl.constexpr, SOURCE: tl.constexpr, STEP: tl.constexpr, SAMPLED: tl.constexpr
-):
+    table: tl.tensor,
+    FORCE: tl.constexpr,
+    SOURCE: tl.constexpr,
+    STEP: tl.constexpr,
+    SAMPLED: tl.constexpr,
+) -> None:
     row = table + tl.program_id(0) * 8
     source = tl.load(row).to(tl.pointer_type(SOURCE))
     copy = tl.load(row + 1).to(tl.pointer_type(tl.float8e4nv))

@@ -25,21 +25,21 @@ from .triton_attention import LOG2_E
 
 @triton.jit
 def _relative_kernel(
-    qkv,
-    bias,
-    products,
-    out,
-    h,
-    w,
-    segment_h,
-    segment_w,
-    windows_across,
-    windows,
-    blocks,
-    rows,
-    columns,
-    row_stride,
-    scale,
+    qkv: tl.tensor,
+    bias: tl.tensor,
+    products: tl.tensor,
+    out: tl.tensor,
+    h: tl.tensor,
+    w: tl.tensor,
+    segment_h: tl.tensor,
+    segment_w: tl.tensor,
+    windows_across: tl.tensor,
+    windows: tl.tensor,
+    blocks: tl.tensor,
+    rows: tl.tensor,
+    columns: tl.tensor,
+    row_stride: tl.tensor,
+    scale: tl.tensor,
     HEADS: tl.constexpr,
     SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -48,7 +48,7 @@ def _relative_kernel(
     EXACT: tl.constexpr,
     CUT: tl.constexpr,
     LOG2_E: tl.constexpr,
-):
+) -> None:
     program, head = tl.program_id(0), tl.program_id(1)
     window = program // blocks % windows
     origin = (program // blocks // windows).to(tl.int64) * h  # the first line of the view

@@ -13,14 +13,14 @@ from torch import Tensor
 # Without this, Triton would compile again for numbers that are 1 or multiples of 16.
 @triton.jit(do_not_specialize=["segments"])
 def _rotate_kernel(
-    qkv,
-    cos,
-    sin,
-    offsets,
-    segments,
-    row_stride,
-    period,
-    factor,
+    qkv: tl.tensor,
+    cos: tl.tensor,
+    sin: tl.tensor,
+    offsets: tl.tensor,
+    segments: tl.tensor,
+    row_stride: tl.tensor,
+    period: tl.tensor,
+    factor: tl.tensor,
     QUERIES: tl.constexpr,
     ROTATED: tl.constexpr,
     VALUES: tl.constexpr,
@@ -29,7 +29,7 @@ def _rotate_kernel(
     DISTANCE: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK: tl.constexpr,
-):
+) -> None:
     row = tl.program_id(0).to(tl.int64)
     # Heads of queries, then heads of keys.
     head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)[:, None]
@@ -112,7 +112,15 @@ HEADS_PER_PROGRAM, WARPS = 8, 4
 
 
 @triton.jit(do_not_specialize=["segments", "rows"])
-def _clear_kernel(x, offsets, segments, rows, row_stride, columns, BLOCK: tl.constexpr):
+def _clear_kernel(
+    x: tl.tensor,
+    offsets: tl.tensor,
+    segments: tl.tensor,
+    rows: tl.tensor,
+    row_stride: tl.tensor,
+    columns: tl.tensor,
+    BLOCK: tl.constexpr,
+) -> None:
     row = (tl.load(offsets + segments) + tl.program_id(0)).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     zero = tl.zeros([BLOCK], x.dtype.element_ty)

@@ -34,7 +34,14 @@ MAIN, REST = 64, 16
 
 # Without this, Triton would compile again for numbers that are 1 or multiples of 16.
 @triton.jit(do_not_specialize=["segments", "tiles"])
-def _plan_kernel(offsets, plan, segments, tiles, BLOCK_M: tl.constexpr, STEP: tl.constexpr):
+def _plan_kernel(
+    offsets: tl.tensor,
+    plan: tl.tensor,
+    segments: tl.tensor,
+    tiles: tl.tensor,
+    BLOCK_M: tl.constexpr,
+    STEP: tl.constexpr,
+) -> None:
     own_segment, step = tl.program_id(0), tl.arange(0, STEP)
     begin = tl.load(offsets + own_segment, mask=own_segment < segments, other=0)
     end = tl.load(offsets + own_segment + 1, mask=own_segment < segments, other=0)
@@ -61,16 +68,16 @@ def _plan_kernel(offsets, plan, segments, tiles, BLOCK_M: tl.constexpr, STEP: tl
 
 @triton.jit
 def _attention_kernel(
-    query,
-    query_rest,
-    key,
-    key_rest,
-    value,
-    value_rest,
-    out,
-    plan,
-    out_stride,
-    scale,
+    query: tl.tensor_descriptor,
+    query_rest: tl.tensor_descriptor,
+    key: tl.tensor_descriptor,
+    key_rest: tl.tensor_descriptor,
+    value: tl.tensor_descriptor,
+    value_rest: tl.tensor_descriptor,
+    out: tl.tensor,
+    plan: tl.tensor,
+    out_stride: tl.tensor,
+    scale: tl.tensor,
     SIZE: tl.constexpr,
     GROUP: tl.constexpr,
     MAIN: tl.constexpr,
@@ -78,7 +85,7 @@ def _attention_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
-):
+) -> None:
     head, row = tl.program_id(0), plan + tl.program_id(1) * 4
     first, start, end = tl.load(row), tl.load(row + 1), tl.load(row + 2)
     shared = head // GROUP

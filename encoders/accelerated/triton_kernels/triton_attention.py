@@ -19,23 +19,23 @@ from torch import Tensor
 
 @triton.jit
 def _step(
-    q,
-    q_rest,
-    key,
-    value,
-    n,
-    end,
-    stride,
-    column,
-    rest_column,
-    scale,
-    highest,
-    total,
-    result,
-    result_rest,
+    q: tl.tensor,
+    q_rest: tl.tensor,
+    key: tl.tensor,
+    value: tl.tensor,
+    n: tl.tensor,
+    end: tl.tensor,
+    stride: tl.tensor,
+    column: tl.tensor,
+    rest_column: tl.tensor,
+    scale: tl.tensor,
+    highest: tl.tensor,
+    total: tl.tensor,
+    result: tl.tensor,
+    result_rest: tl.tensor,
     REST: tl.constexpr,
     RAGGED: tl.constexpr,
-):
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
     row = n
     if RAGGED:
         # Rows beyond the end read the segment's last row, and are masked out below.
@@ -62,15 +62,15 @@ def _step(
 # Without this, Triton would compile again for numbers that are 1 or multiples of 16.
 @triton.jit(do_not_specialize=["segments"])
 def _attention_kernel(
-    query,
-    key,
-    value,
-    out,
-    offsets,
-    segments,
-    row_stride,
-    out_stride,
-    scale,
+    query: tl.tensor,
+    key: tl.tensor,
+    value: tl.tensor,
+    out: tl.tensor,
+    offsets: tl.tensor,
+    segments: tl.tensor,
+    row_stride: tl.tensor,
+    out_stride: tl.tensor,
+    scale: tl.tensor,
     SIZE: tl.constexpr,
     GROUP: tl.constexpr,
     MAIN: tl.constexpr,
@@ -78,7 +78,7 @@ def _attention_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     SEARCH: tl.constexpr,
-):
+) -> None:
     head, tile, segment = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     if SEARCH:  # `tile` counts through all segments, see `attend`
         number = tl.arange(0, SEARCH)
