@@ -211,9 +211,9 @@ class Gemma4Encoder(RasterEncoder):
 
     def _embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
         table = self.position_embedding_table
+        patches: Tensor = self.patch_embed(self._admit_patches(pixel_values, table, metadata))
         columns, rows = table.unbind()
         x, y = metadata["position_ids"].unbind(1)
-        patches: Tensor = self.patch_embed(self._admit_patches(pixel_values, table, metadata))
         return patches + (F.embedding(x, columns) + F.embedding(y, rows))
 
     def _pool(self, hidden: Tensor, index: Tensor) -> Tensor:

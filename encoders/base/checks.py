@@ -139,7 +139,6 @@ def check_input_size(rows: int, max_input_size: int | None, group: int = 1) -> i
         )
     if rows > max_input_size:
         raise ValueError(
-            f"the grid has {rows} rows, more than max_input_size={max_input_size}: raise it or "
-            "pass fewer items"
+            f"{rows} rows do not fit max_input_size={max_input_size}: raise it or pass fewer items"
         )
     return max_input_size
