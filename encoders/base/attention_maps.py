@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from ..data import Metadata, VisionInputs
 from ..grids import plain_values
 from ..layers.attention import observe_attention
-from ..streams.keywords import Heads, MapSettings
+from ..streams.keywords import Heads, MapSettings, Queries
 from .encoder import Encoder
 from .intermediates import BlockOutputs, block_indices
 from .raster import stitch_items
@@ -281,7 +281,7 @@ def _weights(call: AttentionCall, query_weights: Tensor) -> Tensor:
     return weights
 
 
-def _query_weights(rows: dict[int, Tensor], queries: object, shape: torch.Size) -> Tensor:
+def _query_weights(rows: dict[int, Tensor], queries: Queries, shape: torch.Size) -> Tensor:
     """Return the factor of each row as a query in the mean over the queries of its item.
 
     Args:
@@ -335,7 +335,7 @@ def _class_rows(numbers: Tensor, queries: str, shape: torch.Size) -> Tensor:
     return (first[:, None] + torch.arange(class_count, device=first.device)).flatten()
 
 
-def _rows_of_points(numbers: Tensor, queries: object) -> Tensor:
+def _rows_of_points(numbers: Tensor, queries: Queries) -> Tensor:
     """Return the row numbers of the patches at some points of an item, [points].
 
     Args:

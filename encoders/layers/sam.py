@@ -191,10 +191,9 @@ class SamAttention(nn.Module):
         observe_attention(wide_q, wide_k, None, scale=1.0)
         # One width for q, k and v lets flash attention take it; the added columns of v are zero.
         wide_v = F.pad(v.flatten(2, 3), (0, h + w))
-        out = F.scaled_dot_product_attention(wide_q, wide_k, wide_v, scale=1.0)
-        out = rearrange(out[..., : v.shape[-1]], "b n (h w) k -> b h w (n k)", h=h)
-        projected: Tensor = self.proj(out)
-        return projected
+        rows = F.scaled_dot_product_attention(wide_q, wide_k, wide_v, scale=1.0)[..., : v.shape[-1]]
+        out: Tensor = self.proj(rearrange(rows, "b n (h w) k -> b h w (n k)", h=h))
+        return out
 
     def tables(self, h: int, w: int) -> tuple[Tensor, Tensor]:
         """Return the relative positions [2*h - 1, K] and [2*w - 1, K] of views of h*w patches."""

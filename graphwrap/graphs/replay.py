@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeAlias, TypeVar
 
@@ -46,16 +46,16 @@ class Cache(Generic[Value]):
     def __init__(self, max_size: int) -> None:
         self.max_size = max_size
         self.size = 0
-        self._values: OrderedDict[object, tuple[Value, int]] = OrderedDict()
+        self._values: OrderedDict[Hashable, tuple[Value, int]] = OrderedDict()
 
-    def get(self, key: object) -> Value | None:
+    def get(self, key: Hashable) -> Value | None:
         """Return the value kept for a key, None if there is none; it becomes the one used last."""
         entry = self._values.get(key)
         if entry is not None:
             self._values.move_to_end(key)
         return entry and entry[0]
 
-    def put(self, key: object, value: Value, size: int) -> None:
+    def put(self, key: Hashable, value: Value, size: int) -> None:
         """Keep a value of this size; the values unused for longest are dropped to make room.
 
         A value that alone is larger than ``max_size`` is not kept.
@@ -96,7 +96,7 @@ class Executor:
     prepared: Cache[Metadata] = field(default_factory=lambda: Cache(METADATA_BYTES))
     """The metadata of steps seen before: by name for an eager run, as one run of bytes for a
     replay."""
-    written_key: object = None
+    written_key: Hashable = None
     """The key of the step whose metadata is in the static buffers; None if that is unknown."""
 
     def __post_init__(self) -> None:
@@ -242,7 +242,7 @@ class Executor:
             else fields
         )
 
-    def _prepare(self, key: object, step: Step) -> Metadata:
+    def _prepare(self, key: Hashable, step: Step) -> Metadata:
         """Return the metadata of a step on the device, computed once and kept under ``key``."""
         prepared = self.prepared.get(key)
         if prepared is None:
