@@ -7,7 +7,6 @@ that encoders and their wrappers share this code.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Generic, NamedTuple, Protocol, TypeAlias
@@ -31,6 +30,7 @@ from ..data import (
 from ..grids import read_grid
 from ..inputs.images import StagedPreprocessor
 from ..inputs.intake import ImagesLike, VideosLike
+from .item_errors import advising_limit
 from .pooling import Pool, PoolingHead, check_fields, check_pool, pool_items
 
 
@@ -355,38 +355,3 @@ def join_outputs(parts: Sequence[Output]) -> Output:
         None if pooled[0] is None else torch.cat(pooled),
         None if deepstack[0] is None else tuple(map(torch.cat, zip(*deepstack, strict=True))),
     )
-
-
-@contextmanager
-def advising_limit(tokens: int, device: torch.device) -> Iterator[None]:
-    """Advise to lower ``max_tokens_per_call`` if the ``with`` block runs out of memory.
-
-    Args:
-        tokens: output tokens that the block encodes, of which the message proposes half.
-        device: the device that the block runs on.
-
-    Raises:
-        torch.OutOfMemoryError: the device ran out of memory.
-        MemoryError: the host ran out of memory.
-    """
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        kind = torch.OutOfMemoryError if device.type != "cpu" else MemoryError
-        raise kind(
-            f"a call of {tokens:,} output tokens ran out of memory on {device}: pass "
-            f"max_tokens_per_call={max(tokens // 2, 1)} or less to encode in more calls (an item "
-            "is cut between its frames or tiles); one image that is too large needs a smaller "
-            "max_pixels, pixels of a batch that do not fit need a smaller batch_tokens"
-        ) from error
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error says that memory ran out.
-
-    On the CPU, torch raises a plain RuntimeError, which its message identifies.
-    """
-    kinds = (torch.OutOfMemoryError, MemoryError)
-    return isinstance(error, kinds) or "can't allocate memory" in str(error)

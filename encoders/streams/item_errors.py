@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
-from .calls import is_out_of_memory
+import torch
 
 FAILURES = (
     ValueError,
@@ -58,3 +59,38 @@ def raise_if_not_the_items(values: Sequence[object]) -> None:
     errors = [value for value in values if isinstance(value, RuntimeError)]
     if len(errors) == len(values) and not any(map(is_out_of_memory, errors)):
         raise errors[0]
+
+
+@contextmanager
+def advising_limit(tokens: int, device: torch.device) -> Iterator[None]:
+    """Advise to lower ``max_tokens_per_call`` if the ``with`` block runs out of memory.
+
+    Args:
+        tokens: output tokens that the block encodes, of which the message proposes half.
+        device: the device that the block runs on.
+
+    Raises:
+        torch.OutOfMemoryError: the device ran out of memory.
+        MemoryError: the host ran out of memory.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        kind = torch.OutOfMemoryError if device.type != "cpu" else MemoryError
+        raise kind(
+            f"a call of {tokens:,} output tokens ran out of memory on {device}: pass "
+            f"max_tokens_per_call={max(tokens // 2, 1)} or less to encode in more calls (an item "
+            "is cut between its frames or tiles); one image that is too large needs a smaller "
+            "max_pixels, pixels of a batch that do not fit need a smaller batch_tokens"
+        ) from error
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error says that memory ran out.
+
+    On the CPU, torch raises a plain RuntimeError, which its message identifies.
+    """
+    kinds = (torch.OutOfMemoryError, MemoryError)
+    return isinstance(error, kinds) or "can't allocate memory" in str(error)

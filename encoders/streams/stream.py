@@ -22,11 +22,12 @@ from ..grids import read_grid
 from ..inputs.clips import read_item
 from ..inputs.images import StagedItem
 from ..inputs.intake import ItemLike, is_one_item
-from .calls import EitherItemEncoder, ResultSettings, advising_limit, join_inputs
+from .calls import EitherItemEncoder, ResultSettings, join_inputs
 from .device import DeviceQueue
 from .item_errors import (
     FAILURES,
     ItemError,
+    advising_limit,
     raise_if_not_the_items,
     without_item_name,
     without_traceback,

@@ -100,34 +100,15 @@ def find_family(
     section, parents = vision_section(config)
     types = [part.get("model_type") for part in (section, *parents)]
     _check_refused(types, label)
-    model_types = [kind for kind in types if isinstance(kind, str)]
-    # MiniMax-M3's tower has the type clip_vision_model, as towers of CLIP do, so that the type of
-    # the whole model decides.
-    telling_types = [kind for kind in model_types if kind != "clip_vision_model"] or model_types
-    kind = telling_types[0] if telling_types else None
-    architecture, description = config.get("architecture"), ""
-    candidates = list(FAMILIES.values())
+    kind = _telling_type(types)
     if saved is not None:
-        candidates = [FAMILIES[saved]]
-    elif kind is not None:
-        description = f"model_type {legible(kind)!r}"
-        candidates = [family for family in candidates if kind in family.model_types]
-    elif isinstance(architecture, str):
-        description = f"timm architecture {legible(architecture)!r}"
-        candidates = [family for family in candidates if architecture in family.timm]
+        candidates, description = [FAMILIES[saved]], ""
     else:
-        description = "a config.json without model_type"
+        candidates, description = _families_of_type(kind, config.get("architecture"))
     if len(candidates) > 1:  # the tensors say more than a type that several families have
         description = f"{description}, with tensors of no known tower,"
         outer_types = {other for other in types if isinstance(other, str) and other != kind}
-        of_outer_type = [
-            family for family in candidates if outer_types.intersection(family.model_types)
-        ]
-        with_signs = [
-            family for family in of_outer_type or candidates if _has_signs(family, [*names])
-        ]
-        fitting = [family for family in candidates if not outer_types and fits(family)]
-        candidates = with_signs or (of_outer_type if len(of_outer_type) == 1 else fitting)
+        candidates = _families_of_tensors(candidates, outer_types, [*names], fits)
     if len(candidates) > 1:  # only a shape tells SigLIP from SigLIP2 NaFlex
         candidates = [family for family in candidates if fits(family)] or candidates
     if candidates and family_name not in (None, candidates[0].name):
@@ -136,8 +117,61 @@ def find_family(
             f"family={family_name!r}: leave family (--family) out; it is for types that are "
             "not known"
         )
-    if candidates or family_name is not None:
-        return candidates[0] if candidates else FAMILIES[family_name or ""]
+    if candidates:
+        return candidates[0]
+    if family_name is not None:
+        return FAMILIES[family_name]
+    raise _unsupported(description, label, fits)
+
+
+def _telling_type(types: Iterable[object]) -> str | None:
+    """Return the model type that says which tower it is, the innermost first, or None without one.
+
+    MiniMax-M3's tower has the type clip_vision_model, as towers of CLIP do, so that the type of the
+    whole model decides there.
+    """
+    model_types = [kind for kind in types if isinstance(kind, str)]
+    telling_types = [kind for kind in model_types if kind != "clip_vision_model"]
+    return next(iter(telling_types or model_types), None)
+
+
+def _families_of_type(kind: str | None, architecture: object) -> tuple[list[Family], str]:
+    """Return the families that have a model type, else a timm architecture, and these in words."""
+    families = list(FAMILIES.values())
+    if kind is not None:
+        of_type = [family for family in families if kind in family.model_types]
+        return of_type, f"model_type {legible(kind)!r}"
+    if isinstance(architecture, str):
+        of_timm = [family for family in families if architecture in family.timm]
+        return of_timm, f"timm architecture {legible(architecture)!r}"
+    return families, "a config.json without model_type"
+
+
+def _families_of_tensors(
+    candidates: list[Family],
+    outer_types: set[str],
+    names: list[str],
+    fits: Callable[[Family], bool],
+) -> list[Family]:
+    """Return the candidates that the names of tensors and the types of the whole model leave.
+
+    Args:
+        candidates: the families that have the type of the tower.
+        outer_types: the other model types of the config.
+        names: the checkpoint's tensor names.
+        fits: whether the checkpoint's config and tensors fit a family.
+    """
+    of_outer_type = [
+        family for family in candidates if outer_types.intersection(family.model_types)
+    ]
+    with_signs = [family for family in of_outer_type or candidates if _has_signs(family, names)]
+    if with_signs or len(of_outer_type) == 1:
+        return with_signs or of_outer_type
+    return [family for family in candidates if not outer_types and fits(family)]
+
+
+def _unsupported(description: str, label: str, fits: Callable[[Family], bool]) -> CheckpointError:
+    """Return the error for a checkpoint of no known family, with the families that it fits."""
     kinds = dict.fromkeys(kind for family in FAMILIES.values() for kind in family.model_types)
     timm = ", ".join(name for family in FAMILIES.values() for name in family.timm)
     suggestion = "".join(
@@ -146,7 +180,7 @@ def find_family(
         for family in FAMILIES.values()
         if fits(family)
     )
-    raise CheckpointError(
+    return CheckpointError(
         f"{label}: {description} is not supported{suggestion}; supported model types: "
         f"{', '.join(kinds)}; timm architectures: {timm}"
     )

@@ -115,8 +115,19 @@ class FusedAttention:
                 q.mul_(factor)
             if kernel.reads_beyond and shape.pads:
                 self.rotary.clear_rows(qkv.flatten(1), offsets, kernel.reads_beyond)
+        return self._run_kernel(kernel, shape, (q, k, v), self.buffer, offsets).flatten(1)
+
+    def _run_kernel(
+        self,
+        kernel: AttentionKernel,
+        shape: AttentionShape,
+        qkv: tuple[Tensor, Tensor, Tensor],
+        buffer: Tensor,
+        offsets: Tensor,
+    ) -> Tensor:
+        """Return the attention of queries, keys and values [rows, heads, head size] by a kernel."""
         try:
-            out = kernel.attend(q, k, v, self.buffer, offsets, shape)
+            return kernel.attend(*qkv, buffer, offsets, shape)
         except torch.OutOfMemoryError:
             raise
         except kernel_errors() as error:
@@ -124,7 +135,6 @@ class FusedAttention:
                 f"attention kernel {kernel.name!r} failed on {shape}: {error}; pin another "
                 "one with kernels=..., or use the reference"
             ) from error
-        return out.flatten(1)
 
     def _attend_relative(
         self, parts: BlockParts, relative: RelativePositions, rows: Tensor

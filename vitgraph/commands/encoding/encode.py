@@ -139,9 +139,7 @@ def encode(options: argparse.Namespace) -> None:
     from PIL import Image
 
     from encoders.streams import ResultSettings
-    from weights import load_encoder
 
-    from ...devices import enough_memory, read_device
     from .graphs import graph_encoder, summary
     from .items import HEADER, encode_items, open_media, row
 
@@ -149,12 +147,7 @@ def encode(options: argparse.Namespace) -> None:
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)
     limits = _limits(options)
     settings = ResultSettings(options.pool, options.normalize, options.max_tokens_per_call)
-    device = read_device(options.device)
-    with enough_memory(options.repo, "give --dtype bfloat16 or another --device"):
-        # With None, which means the CPU, load_encoder logs that the machine has an idle GPU.
-        load_device = device if options.device else None
-        source = read_source(options)
-        encoder = load_encoder(options.repo, **source, dtype=options.dtype, device=load_device)
+    encoder = _load(options)
     encoder.item_encoder().check(settings)
     graphed = graph_encoder(encoder, graphs, options.precision) if graphs else None
     if graphed is None and options.precision == "fp8":
@@ -181,6 +174,20 @@ def encode(options: argparse.Namespace) -> None:
         print(f"wrote {printable(str(path))}")
     if options.plot and len(rows) > len(plotted):
         print(f"the plot shows the first {len(plotted)} of {len(rows)} items")
+
+
+def _load(options: argparse.Namespace) -> Encoder:
+    """Load the encoder that the options name, on their device and in their dtype."""
+    from weights import load_encoder
+
+    from ...devices import enough_memory, read_device
+
+    device = read_device(options.device)
+    with enough_memory(options.repo, "give --dtype bfloat16 or another --device"):
+        # With None, which means the CPU, load_encoder logs that the machine has an idle GPU.
+        load_device = device if options.device else None
+        source = read_source(options)
+        return load_encoder(options.repo, **source, dtype=options.dtype, device=load_device)
 
 
 def _stream_options(options: argparse.Namespace, graphs: GraphOptions | None) -> StreamOptions:
