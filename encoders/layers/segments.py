@@ -76,14 +76,13 @@ def padded_offsets(
     Raises:
         ValueError: more segments or windows than the capacity.
     """
-    if capacity is not None and (
-        not isinstance(capacity, SupportsIndex) or len(lengths) > capacity
-    ):
+    count = len(lengths)
+    if capacity is not None and (not isinstance(capacity, SupportsIndex) or count > capacity):
         raise ValueError(
-            f"{len(lengths)} {kind} do not fit {name}={capacity!r}: raise it to {len(lengths)}, an "
-            "integer, or pass fewer items"
+            f"{count} {kind} do not fit {name}={capacity!r}: raise it to {count}, an integer, or "
+            "pass fewer items"
         )
-    padding = 0 if capacity is None else capacity - len(lengths)
+    padding = 0 if capacity is None else capacity - count
     steps = torch.tensor([0, *lengths, *[0] * padding], dtype=torch.int64, device="cpu")
     return steps.cumsum(0).to(torch.int32)
 
