@@ -40,7 +40,16 @@ from encoders.streams import (
 )
 from graphwrap import GraphedEncoder, joins_paths, read_outputs, require_choice, with_paths
 
-from .rank_result import RankResult, complete, fields_of, kinds_of, output_of
+from .rank_result import (
+    RankResult,
+    complete,
+    empty_fields,
+    fields_of,
+    kinds_of,
+    output_of,
+    result_of_fields,
+    split_rows,
+)
 from .rows import RowExchange, find_channel
 from .shares import Shares, assign_items, cost_of, costs_of_items
 from .status import StatusExchange
@@ -156,7 +165,7 @@ class DataParallelEncoder:
             result = self._run_on_all_ranks(work)
             gathered = self._gather(result)
             if isinstance(inputs, VisionInputs):
-                return self._split(gathered, result)
+                return split_rows(gathered, result, self.outputs)
             return output_of(gathered, self.outputs)
 
     @overload
@@ -223,21 +232,22 @@ class DataParallelEncoder:
             shares = self._assign_grids(inputs.grid_thw)
             rows = shares.select(inputs.pixel_values)
             if not shares.own_items:
-                return self._empty_result(shares, self.encoder(rows, []), pool)
+                fields = empty_fields(self.encoder(rows, []), self.outputs, pool)
+                return result_of_fields(shares, fields, self._device)
             own_grids = inputs.grid_thw[torch.tensor(shares.own_items)]
             tiles = inputs.tiles and [inputs.tiles[item] for item in shares.own_items]
             own_inputs = inputs._replace(pixel_values=rows, grid_thw=own_grids, tiles=tiles)
             outputs, vectors = kinds_of(item_encoder.encode(own_inputs, settings))
             if outputs:
                 return self._result(shares, join_outputs(outputs))
-            return self._new_result(shares, [("vectors", torch.stack(vectors))])
+            return result_of_fields(shares, [("vectors", torch.stack(vectors))], self._device)
 
         with self._lock, torch.no_grad():
             result = self._run_on_all_ranks(work, repr((pool, normalize)))
             gathered = self._gather(result)
             if pool != "none":
                 return [vector.clone() for rows in gathered for vector in rows]
-            return [item.clone() for item in self._split(gathered, result)]
+            return [item.clone() for item in split_rows(gathered, result, self.outputs)]
 
     def attention_maps(
         self,
@@ -351,26 +361,7 @@ class DataParallelEncoder:
         return RankResult(shares, fields, counts, description, self._device)
 
     def _result(self, shares: Shares, output: PartialOutput) -> RankResult:
-        return self._new_result(shares, fields_of(output, self.outputs))
-
-    def _new_result(self, shares: Shares, fields: list[tuple[str, Tensor]]) -> RankResult:
-        """Return this rank's result from the output ``fields`` of an encoder of one input."""
-        counts = [shares.counts(name) for name, _ in fields]
-        result = RankResult(shares, fields, counts, "", self._device)
-        return result._replace(description=repr((shares.grids, result.types)))
-
-    def _empty_result(self, shares: Shares, empty: PartialOutput, pool: Pool) -> RankResult:
-        """Return the result of a rank without items from its encoder's output for none, ``empty``.
-
-        Its fields have no rows, and widths and dtypes as on the other ranks.
-        """
-        if pool == "none":
-            return self._result(shares, empty)
-        rows = empty.last_hidden_state if pool == "cls" else empty.pooler_output
-        assert rows is not None  # `check` has raised an error where rows are missing
-        dtype = torch.promote_types(rows.dtype, torch.float32)
-        vectors = rows.new_zeros((0, rows.shape[-1]), dtype=dtype)
-        return self._new_result(shares, [("vectors", vectors)])
+        return result_of_fields(shares, fields_of(output, self.outputs), self._device)
 
     def _run_on_all_ranks(self, work: Callable[[], RankResult], agreed: str = "") -> RankResult:
         """Return this rank's result if no rank failed; ``agreed`` must be equal on all ranks."""
@@ -388,12 +379,3 @@ class DataParallelEncoder:
         if not self.scatter:
             return [rows for _, rows in result.fields]
         return self._rows.gather(result)
-
-    def _split(self, gathered: list[Tensor], result: RankResult) -> list[PartialOutput]:
-        """Return the output of each item as views of ``gathered``, the fields of all items."""
-        pairs = zip(gathered, result.counts, strict=True)
-        fields = [rows.split(counts) for rows, counts in pairs]
-        return [
-            output_of([field[item] for field in fields], self.outputs)
-            for item in range(len(result.shares.grids))
-        ]

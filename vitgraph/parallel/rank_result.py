@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -12,6 +12,9 @@ from encoders.contract import OutputField, PartialOutput
 
 from .shares import Shares
 from .status import StatusExchange
+
+if TYPE_CHECKING:
+    from encoders.streams import Pool
 
 FieldTypes: TypeAlias = list[tuple[str, torch.dtype, tuple[int, ...]]]
 """The name of each output field, its dtype, and its shape without the first axis."""
@@ -105,3 +108,39 @@ def complete(result: RankResult, status: StatusExchange) -> RankResult:
         for name, dtype, shape in types
     ]
     return result._replace(fields=result.fields or nothing, counts=counts)
+
+
+def result_of_fields(
+    shares: Shares, fields: list[tuple[str, Tensor]], device: torch.device
+) -> RankResult:
+    """Return a rank's result from the output ``fields`` of an encoder of one input."""
+    counts = [shares.counts(name) for name, _ in fields]
+    result = RankResult(shares, fields, counts, "", device)
+    return result._replace(description=repr((shares.grids, result.types)))
+
+
+def empty_fields(
+    empty: PartialOutput, outputs: Sequence[OutputField], pool: Pool
+) -> list[tuple[str, Tensor]]:
+    """Return the fields of a rank without items from its encoder's output for none, ``empty``.
+
+    They have no rows, and widths and dtypes as on the other ranks.
+    """
+    if pool == "none":
+        return fields_of(empty, outputs)
+    rows = empty.last_hidden_state if pool == "cls" else empty.pooler_output
+    assert rows is not None  # `check` has raised an error where rows are missing
+    dtype = torch.promote_types(rows.dtype, torch.float32)
+    return [("vectors", rows.new_zeros((0, rows.shape[-1]), dtype=dtype))]
+
+
+def split_rows(
+    gathered: list[Tensor], result: RankResult, outputs: Sequence[OutputField]
+) -> list[PartialOutput]:
+    """Return the output of each item as views of ``gathered``, the fields of all items."""
+    pairs = zip(gathered, result.counts, strict=True)
+    fields = [rows.split(counts) for rows, counts in pairs]
+    return [
+        output_of([field[item] for field in fields], outputs)
+        for item in range(len(result.shares.grids))
+    ]
