@@ -353,8 +353,7 @@ class Projector(nn.Module):
         self.layers = nn.Linear(width, out)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.layers(x)
-        return out
+        return self.layers(x)
 
 
 def _in_mode(preprocessor: Preprocessor, mode: Mode) -> Preprocessor:

@@ -368,8 +368,7 @@ class Aligner(nn.Module):
         self.layers = nn.Sequential(nn.Linear(width, out), nn.GELU(), nn.Linear(out, out))
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.layers(x)
-        return out
+        return self.layers(x)
 
 
 def _concatenate(left: Tensor | None, right: Tensor | None) -> Tensor | None:

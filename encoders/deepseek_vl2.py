@@ -274,8 +274,7 @@ class Projector(nn.Module):
         self.layers = nn.Sequential(*layers[:-1])
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.layers(x)
-        return out
+        return self.layers(x)
 
 
 def unfold_2x2(patches: Tensor) -> Tensor:

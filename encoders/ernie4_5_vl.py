@@ -186,8 +186,7 @@ class Ernie4_5VLEncoder(PatchEncoder):
 
     def _embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
         patches = self._admit_patches(pixel_values, self.ln.weight, metadata)
-        hidden: Tensor = self.patch_embed(patches)
-        return hidden
+        return self.patch_embed(patches)
 
 
 class PatchEmbed(nn.Module):
@@ -198,8 +197,7 @@ class PatchEmbed(nn.Module):
         self.proj = nn.Linear(config.patch_dim, config.hidden_size, bias=False)
 
     def forward(self, patches: Tensor) -> Tensor:
-        out: Tensor = self.proj(patches)
-        return out
+        return self.proj(patches)
 
 
 class Block(nn.Module):
@@ -214,8 +212,7 @@ class Block(nn.Module):
 
     def forward(self, hidden: Tensor, context: RotarySegments) -> Tensor:
         hidden = hidden + self.attn(self.norm1(hidden), context)
-        out: Tensor = hidden + self.mlp(self.norm2(hidden))
-        return out
+        return hidden + self.mlp(self.norm2(hidden))
 
     def parts(self) -> BlockParts | None:
         """Return the block's layers by role, or None if attention or MLP was replaced."""
@@ -242,8 +239,7 @@ class Attention(nn.Module):
         offsets, longest = context.cu_seqlens, context.max_seqlen
         v_THK = qkv_T3HK[:, 2]
         out_THK = attention(q_THK, k_THK, v_THK, offsets, longest, padding=context.padding)
-        out: Tensor = self.proj(out_THK.flatten(1))
-        return out
+        return self.proj(out_THK.flatten(1))
 
 
 class MLP(nn.Module):
@@ -256,8 +252,7 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.fc1(x)
-        out: Tensor = self.fc2(x * torch.sigmoid(1.702 * x))
-        return out
+        return self.fc2(x * torch.sigmoid(1.702 * x))
 
 
 class Resampler(nn.Module):
@@ -275,8 +270,7 @@ class Resampler(nn.Module):
         """Merge patches [P, D] to tokens [N, out], each of two cells of 2x2 patches."""
         cells = self.spatial_linear(patches.view(-1, self.width))
         tokens = self.temporal_linear(cells[pair_index].flatten(1))
-        out: Tensor = self.after_norm(self.mlp(tokens))
-        return out
+        return self.after_norm(self.mlp(tokens))
 
 
 class Merge(nn.Module):
@@ -289,8 +283,7 @@ class Merge(nn.Module):
         self.ln = nn.LayerNorm(out, eps=eps)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.ln(self.fc2(F.gelu(self.fc1(x))))
-        return out
+        return self.ln(self.fc2(F.gelu(self.fc1(x))))
 
 
 def rotary_cos_sin(

@@ -240,8 +240,7 @@ class Block(nn.Module):
 
     def forward(self, hidden: Tensor, context: RotarySegments) -> Tensor:
         hidden = hidden + self.post_norm1(self.attn(self.norm1(hidden), context))
-        out: Tensor = hidden + self.post_norm2(self.mlp(self.norm2(hidden)))
-        return out
+        return hidden + self.post_norm2(self.mlp(self.norm2(hidden)))
 
     def parts(self) -> BlockParts | None:
         """Return the block's layers by role, or None if attention or MLP was replaced."""
@@ -294,8 +293,7 @@ class Attention(nn.Module):
         q_THK = rotate(self.q_norm(q_THK), cos * root, sin * root)
         k_THK = rotate(self.k_norm(k_THK), cos, sin)
         out_THK = attention(q_THK, k_THK, self.v_norm(v_THK), *offsets)
-        out: Tensor = self.proj(out_THK.flatten(1))
-        return out
+        return self.proj(out_THK.flatten(1))
 
 
 class MLP(nn.Module):
@@ -311,8 +309,7 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         gate = F.gelu(self.gate_proj(x), approximate="tanh")
-        out: Tensor = self.down_proj(gate * self.up_proj(x))
-        return out
+        return self.down_proj(gate * self.up_proj(x))
 
 
 class Projector(nn.Module):
@@ -326,8 +323,7 @@ class Projector(nn.Module):
         self.embedding_projection = nn.Linear(width, out, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        out: Tensor = self.embedding_projection(self.norm(tokens))
-        return out
+        return self.embedding_projection(self.norm(tokens))
 
 
 def rotary_cos_sin(

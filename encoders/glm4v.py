@@ -228,8 +228,7 @@ class Block(nn.Module):
 
     def forward(self, hidden: Tensor, context: RotarySegments) -> Tensor:
         hidden = hidden + self.attn(self.norm1(hidden), context)
-        out: Tensor = hidden + self.mlp(self.norm2(hidden))
-        return out
+        return hidden + self.mlp(self.norm2(hidden))
 
     def parts(self) -> BlockParts | None:
         """Return the block's layers by role, or None if attention or MLP was replaced."""
@@ -267,8 +266,7 @@ class Attention(nn.Module):
         offsets, longest = context.cu_seqlens, context.max_seqlen
         v_THK = qkv_T3HK[:, 2]
         out_THK = attention(q_THK, k_THK, v_THK, offsets, longest, padding=context.padding)
-        out: Tensor = self.proj(out_THK.flatten(1))
-        return out
+        return self.proj(out_THK.flatten(1))
 
 
 class MLP(nn.Module):
@@ -281,8 +279,7 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-        return out
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 class Merger(nn.Module):
@@ -299,8 +296,7 @@ class Merger(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = F.gelu(self.post_projection_norm(self.proj(tokens)))
-        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-        return out
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 def rotary_cos_sin(

@@ -180,8 +180,7 @@ class GlmOCREncoder(PatchEncoder):
 
     def _embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
         weight = self.patch_embed.proj.weight
-        hidden: Tensor = self.patch_embed(self._admit_patches(pixel_values, weight, metadata))
-        return hidden
+        return self.patch_embed(self._admit_patches(pixel_values, weight, metadata))
 
     def _downsample(self, hidden: Tensor) -> Tensor:
         """Merge patches [P, D] to tokens [N, out]; the 2x2 patches of a token are adjacent rows."""
@@ -202,8 +201,7 @@ class Block(nn.Module):
 
     def forward(self, hidden: Tensor, context: RotarySegments) -> Tensor:
         hidden = hidden + self.attn(self.norm1(hidden), context)
-        out: Tensor = hidden + self.mlp(self.norm2(hidden))
-        return out
+        return hidden + self.mlp(self.norm2(hidden))
 
     def parts(self) -> BlockParts | None:
         """Return the block's layers by role, or None if attention or MLP was replaced."""
@@ -251,8 +249,7 @@ class Attention(nn.Module):
         q_THK, k_THK = rotate(normed_T2HK, context.cos, context.sin).unbind(1)
         offsets, longest = context.cu_seqlens, context.max_seqlen
         out_THK = attention(q_THK, k_THK, v_THK, offsets, longest, padding=context.padding)
-        out: Tensor = self.proj(out_THK.flatten(1))
-        return out
+        return self.proj(out_THK.flatten(1))
 
 
 class MLP(nn.Module):
@@ -266,8 +263,7 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down_proj(gated(self.gate_proj(x), self.up_proj(x), self.limit))
-        return out
+        return self.down_proj(gated(self.gate_proj(x), self.up_proj(x), self.limit))
 
 
 class Merger(nn.Module):
@@ -285,8 +281,7 @@ class Merger(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = F.gelu(self.post_projection_norm(self.proj(tokens)))
-        out: Tensor = self.down_proj(gated(self.gate_proj(x), self.up_proj(x), self.limit))
-        return out
+        return self.down_proj(gated(self.gate_proj(x), self.up_proj(x), self.limit))
 
 
 def gated(gate: Tensor, up: Tensor, limit: float | None) -> Tensor:

@@ -211,8 +211,7 @@ class InternViT(TileEncoder):
 
     def _embed(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:
         weight = self.embeddings.class_embedding
-        hidden: Tensor = self.embeddings(self._admit_tiles(pixel_values, weight, grid_thw))
-        return hidden
+        return self.embeddings(self._admit_tiles(pixel_values, weight, grid_thw))
 
     def _token_maps(self, tokens: Tensor, h: int, w: int) -> Tensor:
         order = "(b h w)" if self.config.ps_version == "v2" else "(b w h)"
@@ -311,8 +310,7 @@ class MLP(nn.Module):
         self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.fc2(F.gelu(self.fc1(x)))
-        return out
+        return self.fc2(F.gelu(self.fc1(x)))
 
 
 def norm(config: InternViTConfig) -> nn.LayerNorm | nn.RMSNorm:

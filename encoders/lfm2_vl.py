@@ -261,8 +261,7 @@ class Projector(nn.Module):
 
     def forward(self, patches: Tensor) -> Tensor:
         rows = self.layer_norm(patches.view(-1, self.width))
-        out: Tensor = self.linear_2(F.gelu(self.linear_1(rows)))
-        return out
+        return self.linear_2(F.gelu(self.linear_1(rows)))
 
 
 @lru_cache(maxsize=256)

@@ -189,8 +189,7 @@ class Llama4Encoder(TileEncoder):
         rows = torch.cat((cls, self.patch_embed(patches)), dim=1)
         table = self.pos_embed
         positions = torch.cat((table[-1:], resize_table(table[:-1], h, w, antialias=False)))
-        hidden: Tensor = self.norm_pre(rows + positions)
-        return hidden
+        return self.norm_pre(rows + positions)
 
 
 class Block(nn.Module):
@@ -205,8 +204,7 @@ class Block(nn.Module):
 
     def forward(self, hidden: Tensor, context: RotarySegments) -> Tensor:
         hidden = hidden + self.attn(self.norm1(hidden), context)
-        out: Tensor = hidden + self.mlp(self.norm2(hidden))
-        return out
+        return hidden + self.mlp(self.norm2(hidden))
 
     def parts(self) -> BlockParts | None:
         """Return the block's layers by role, or None if attention or MLP was replaced."""

@@ -178,8 +178,7 @@ class MiniMaxM3Encoder(PatchEncoder):
     def _embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
         weight = self.patch_embed.proj.weight
         patches = self._admit_patches(pixel_values, weight, metadata)
-        hidden: Tensor = self.norm_pre(self.patch_embed(patches))
-        return hidden
+        return self.norm_pre(self.patch_embed(patches))
 
 
 class Block(nn.Module):
@@ -194,8 +193,7 @@ class Block(nn.Module):
 
     def forward(self, hidden: Tensor, context: RotarySegments) -> Tensor:
         hidden = hidden + self.attn(self.norm1(hidden), context)
-        out: Tensor = hidden + self.mlp(self.norm2(hidden))
-        return out
+        return hidden + self.mlp(self.norm2(hidden))
 
     def parts(self) -> BlockParts | None:
         """Return the block's layers by role, or None if attention or MLP was replaced."""
@@ -221,8 +219,7 @@ class Attention(nn.Module):
         offsets, longest = context.cu_seqlens, context.max_seqlen
         v_THK = qkv_T3HK[:, 2]
         out_THK = attention(q_THK, k_THK, v_THK, offsets, longest, padding=context.padding)
-        out: Tensor = self.proj(out_THK.flatten(1))
-        return out
+        return self.proj(out_THK.flatten(1))
 
 
 class MLP(nn.Module):
@@ -234,8 +231,7 @@ class MLP(nn.Module):
         self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.fc2(F.gelu(self.fc1(x)))
-        return out
+        return self.fc2(F.gelu(self.fc1(x)))
 
 
 class Projector(nn.Module):
@@ -252,8 +248,7 @@ class Projector(nn.Module):
 
     def forward(self, patches: Tensor) -> Tensor:
         tokens = self.linear_2(F.gelu(self.linear_1(patches))).view(-1, self.merged_width)
-        out: Tensor = self.merge_linear_2(F.gelu(self.merge_linear_1(tokens)))
-        return out
+        return self.merge_linear_2(F.gelu(self.merge_linear_1(tokens)))
 
 
 def frame_numbers(segments: Sequence[Grid], rows: int) -> Tensor:

@@ -197,8 +197,7 @@ class Block(nn.Module):
 
     def forward(self, hidden: Tensor, context: RotarySegments) -> Tensor:
         hidden = hidden + self.attn(self.norm1(hidden), context)
-        out: Tensor = hidden + self.mlp(self.norm2(hidden))
-        return out
+        return hidden + self.mlp(self.norm2(hidden))
 
     def parts(self) -> BlockParts | None:
         """Return the block's layers by role, or None if attention or MLP was replaced."""
@@ -223,8 +222,7 @@ class Attention(nn.Module):
         offsets, longest = context.cu_seqlens, context.max_seqlen
         v_THK = qkv_T3HK[:, 2]
         out_THK = attention(q_THK, k_THK, v_THK, offsets, longest, padding=context.padding)
-        out: Tensor = self.proj(out_THK.flatten(1))
-        return out
+        return self.proj(out_THK.flatten(1))
 
 
 class Projector(nn.Module):
@@ -239,8 +237,7 @@ class Projector(nn.Module):
 
     def forward(self, patches: Tensor) -> Tensor:
         rows = self.pre_norm(patches).view(-1, self.width)
-        out: Tensor = self.linear_2(F.gelu(self.linear_1(rows)))
-        return out
+        return self.linear_2(F.gelu(self.linear_1(rows)))
 
 
 def rotary_cos_sin(

@@ -195,8 +195,7 @@ class PixtralEncoder(PatchEncoder):
     def _embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
         weight = self.patch_embed.proj.weight
         patches = self._admit_patches(pixel_values, weight, metadata)
-        hidden: Tensor = self.ln_pre(self.patch_embed(patches))
-        return hidden
+        return self.ln_pre(self.patch_embed(patches))
 
 
 class Block(nn.Module):
@@ -211,8 +210,7 @@ class Block(nn.Module):
 
     def forward(self, hidden: Tensor, context: RotarySegments) -> Tensor:
         hidden = hidden + self.attn(self.norm1(hidden), context)
-        out: Tensor = hidden + self.mlp(self.norm2(hidden))
-        return out
+        return hidden + self.mlp(self.norm2(hidden))
 
     def parts(self) -> BlockParts | None:
         """Return the block's layers by role, or None if attention or MLP was replaced."""
@@ -250,8 +248,7 @@ class Attention(nn.Module):
         offsets, longest = context.cu_seqlens, context.max_seqlen
         v_THK = qkv_T3HK[:, 2]
         out_THK = attention(q_THK, k_THK, v_THK, offsets, longest, padding=context.padding)
-        out: Tensor = self.proj(out_THK.flatten(1))
-        return out
+        return self.proj(out_THK.flatten(1))
 
 
 class MLP(nn.Module):
@@ -266,8 +263,7 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         activate = F.silu if self.activation == "silu" else F.gelu
-        out: Tensor = self.down_proj(activate(self.gate_proj(x)) * self.up_proj(x))
-        return out
+        return self.down_proj(activate(self.gate_proj(x)) * self.up_proj(x))
 
 
 class Projector(nn.Module):
@@ -288,8 +284,7 @@ class Projector(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         groups = self.norm(hidden).unflatten(0, (-1, self.group))
         tokens = self.merging_layer(groups.mT.flatten(1))  # channel-major, as the weight
-        out: Tensor = self.linear_2(F.gelu(self.linear_1(tokens)))
-        return out
+        return self.linear_2(F.gelu(self.linear_1(tokens)))
 
 
 def rotary_cos_sin(

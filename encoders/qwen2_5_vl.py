@@ -250,8 +250,7 @@ class Block(nn.Module):
 
     def forward(self, hidden: Tensor, context: Context) -> Tensor:
         hidden = hidden + self.attn(self.norm1(hidden), context)
-        out: Tensor = hidden + self.mlp(self.norm2(hidden))
-        return out
+        return hidden + self.mlp(self.norm2(hidden))
 
     def parts(self) -> BlockParts | None:
         """Return the block's layers by role, or None if attention or MLP was replaced."""
@@ -302,8 +301,7 @@ class Attention(nn.Module):
         if self.group > 1:
             k_THK, v_THK = (part.repeat_interleave(self.group, 1) for part in (k_THK, v_THK))
         out_THK = attention(q_THK, k_THK, v_THK, *offsets)
-        out: Tensor = self.proj(out_THK.flatten(1))
-        return out
+        return self.proj(out_THK.flatten(1))
 
 
 class MLP(nn.Module):
@@ -316,8 +314,7 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-        return out
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 class Merger(nn.Module):
@@ -334,8 +331,7 @@ class Merger(nn.Module):
         )
 
     def forward(self, hidden: Tensor) -> Tensor:
-        out: Tensor = self.mlp(self.ln_q(hidden).view(-1, self.width))
-        return out
+        return self.mlp(self.ln_q(hidden).view(-1, self.width))
 
 
 def rotary_cos_sin(

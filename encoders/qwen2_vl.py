@@ -160,8 +160,7 @@ class Qwen2VLEncoder(PatchEncoder):
 
     def _embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
         weight = self.patch_embed.proj.weight
-        hidden: Tensor = self.patch_embed(self._admit_patches(pixel_values, weight, metadata))
-        return hidden
+        return self.patch_embed(self._admit_patches(pixel_values, weight, metadata))
 
 
 class Block(nn.Module):
@@ -176,8 +175,7 @@ class Block(nn.Module):
 
     def forward(self, hidden: Tensor, context: RotarySegments) -> Tensor:
         hidden = hidden + self.attn(self.norm1(hidden), context)
-        out: Tensor = hidden + self.mlp(self.norm2(hidden))
-        return out
+        return hidden + self.mlp(self.norm2(hidden))
 
     def parts(self) -> BlockParts | None:
         """Return the block's layers by role, or None if attention or MLP was replaced."""
@@ -204,8 +202,7 @@ class Attention(nn.Module):
         offsets, longest = context.cu_seqlens, context.max_seqlen
         v_THK = qkv_T3HK[:, 2]
         out_THK = attention(q_THK, k_THK, v_THK, offsets, longest, padding=context.padding)
-        out: Tensor = self.proj(out_THK.flatten(1))
-        return out
+        return self.proj(out_THK.flatten(1))
 
 
 class MLP(nn.Module):
@@ -218,8 +215,7 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.fc1(x)
-        out: Tensor = self.fc2(x * torch.sigmoid(1.702 * x))
-        return out
+        return self.fc2(x * torch.sigmoid(1.702 * x))
 
 
 class Merger(nn.Module):
@@ -236,8 +232,7 @@ class Merger(nn.Module):
         )
 
     def forward(self, hidden: Tensor) -> Tensor:
-        out: Tensor = self.mlp(self.ln_q(hidden).view(-1, self.width))
-        return out
+        return self.mlp(self.ln_q(hidden).view(-1, self.width))
 
 
 def rotary_cos_sin(

@@ -218,8 +218,7 @@ class Block(nn.Module):
 
     def forward(self, hidden: Tensor, context: RotarySegments) -> Tensor:
         hidden = hidden + self.attn(self.norm1(hidden), context)
-        out: Tensor = hidden + self.mlp(self.norm2(hidden))
-        return out
+        return hidden + self.mlp(self.norm2(hidden))
 
     def parts(self) -> BlockParts | None:
         """Return the block's layers by role, or None if attention or MLP was replaced."""
@@ -256,8 +255,7 @@ class Attention(nn.Module):
         offsets, longest = context.cu_seqlens, context.max_seqlen
         v_THK = qkv_T3HK[:, 2]
         out_THK = attention(q_THK, k_THK, v_THK, offsets, longest, padding=context.padding)
-        out: Tensor = self.proj(out_THK.flatten(1))
-        return out
+        return self.proj(out_THK.flatten(1))
 
 
 class MLP(nn.Module):
@@ -269,8 +267,7 @@ class MLP(nn.Module):
         self.linear_fc2 = nn.Linear(config.intermediate_size, config.hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.linear_fc2(F.gelu(self.linear_fc1(x), approximate="tanh"))
-        return out
+        return self.linear_fc2(F.gelu(self.linear_fc1(x), approximate="tanh"))
 
 
 class Merger(nn.Module):
@@ -290,8 +287,7 @@ class Merger(nn.Module):
             x = self.norm(hidden.view(-1, self.group * hidden.shape[-1]))
         else:
             x = self.norm(hidden).view(-1, self.group * hidden.shape[-1])
-        out: Tensor = self.linear_fc2(F.gelu(self.linear_fc1(x)))
-        return out
+        return self.linear_fc2(F.gelu(self.linear_fc1(x)))
 
 
 def rotary_cos_sin(

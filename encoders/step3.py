@@ -190,8 +190,7 @@ class Step3Tower(TileEncoder):
 
     def _embed(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:
         weight = self.embeddings.class_embedding
-        hidden: Tensor = self.embeddings(self._admit_tiles(pixel_values, weight, grid_thw))
-        return hidden
+        return self.embeddings(self._admit_tiles(pixel_values, weight, grid_thw))
 
 
 class Embeddings(nn.Module):
@@ -248,8 +247,7 @@ class Block(nn.Module):
 
     def forward(self, hidden: Tensor, context: TileSegments) -> Tensor:
         hidden = hidden + self.layer_norm1(self.self_attn(hidden, context))
-        out: Tensor = hidden + self.layer_norm2(self.mlp(hidden))
-        return out
+        return hidden + self.layer_norm2(self.mlp(hidden))
 
 
 class Attention(nn.Module):
@@ -279,5 +277,4 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.fc1(x)
-        out: Tensor = self.fc2(x * torch.sigmoid(1.702 * x))
-        return out
+        return self.fc2(x * torch.sigmoid(1.702 * x))

@@ -225,8 +225,7 @@ class Step3VLTower(TileEncoder):
         h, w = (size // patch for size in pixels.shape[2:])
         patches = rearrange(pixels, "b c (h p) (w q) -> b (h w) (c p q)", p=patch, q=patch)
         rows = patch_product(self.conv1, patches, self.patch)
-        hidden: Tensor = self.ln_pre(rows + self._positions(h, w))
-        return hidden
+        return self.ln_pre(rows + self._positions(h, w))
 
     def _positions(self, h: int, w: int) -> Tensor:
         """Return position embeddings [h*w, D]: the table, or a bilinear resize of it."""
@@ -314,8 +313,7 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.c_fc(x)
-        out: Tensor = self.c_proj(x * torch.sigmoid(1.702 * x))
-        return out
+        return self.c_proj(x * torch.sigmoid(1.702 * x))
 
 
 def rotary_cos_sin(h: int, w: int, head_size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -131,8 +131,7 @@ def _read_path(paths: Mapping[str, ObservedPath], path_name: str) -> tuple[str, 
 
 def _call_without_context(block: nn.Module, hidden: Tensor) -> Tensor:
     """Call a block that takes the hidden state and no metadata, such as one of SAM."""
-    out: Tensor = block(hidden, None)
-    return out
+    return block(hidden, None)
 
 
 class AttentionCall(NamedTuple):

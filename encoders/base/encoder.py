@@ -122,10 +122,7 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
                 and the errors of ``forward``.
         """
         if not isinstance(pixel_values, VisionInputs):
-            output: EncoderOutput = super().__call__(
-                pixel_values, grid_thw, encoder_metadata=encoder_metadata
-            )
-            return output
+            return super().__call__(pixel_values, grid_thw, encoder_metadata=encoder_metadata)
         if grid_thw is not None or encoder_metadata is not None:
             raise ValueError(
                 "the result of preprocess was given with grid_thw or encoder_metadata: pass it "

@@ -324,8 +324,7 @@ class VisionEncoder(Encoder):
         """Run one block; the backward recomputes it if ``gradient_checkpointing`` is on."""
         recompute = self.gradient_checkpointing and torch.is_grad_enabled()
         run = partial(checkpoint, block, use_reentrant=False) if recompute else block
-        out: Tensor = run(hidden, context)
-        return out
+        return run(hidden, context)
 
     def accelerated(self: Self, kernels: Kernels = "auto", precision: Precision = "bf16") -> Self:
         from ..accelerated import accelerate  # only where it is asked for: it needs Triton

@@ -58,8 +58,7 @@ def attention(
             CPU; on a GPU nothing is read back to see it.
     """
     if torch.compiler.is_compiling():
-        out: Tensor = _attention_node(q, k, v, cu_seqlens, max_seqlen, padding, segment_rows)
-        return out
+        return _attention_node(q, k, v, cu_seqlens, max_seqlen, padding, segment_rows)
     observe_attention(q, k, cu_seqlens, q.shape[-1] ** -0.5)
     return _attend(q, k, v, cu_seqlens, max_seqlen, padding, segment_rows)
 

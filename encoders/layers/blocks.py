@@ -65,8 +65,7 @@ class Block(nn.Module):
 
     def forward(self, hidden: Tensor, context: TileSegments) -> Tensor:
         hidden = hidden + self.attn(self.norm1(hidden), context)
-        out: Tensor = hidden + self.mlp(self.norm2(hidden))
-        return out
+        return hidden + self.mlp(self.norm2(hidden))
 
     def parts(self) -> BlockParts | None:
         """Return the block's layers by role, or None if attention or MLP has another type."""
@@ -103,8 +102,7 @@ class MLP(nn.Module):
         self.fc2 = nn.Linear(inner, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.fc2(activate(self.fc1(x), self.activation))
-        return out
+        return self.fc2(activate(self.fc1(x), self.activation))
 
 
 def activate(x: Tensor, activation: Gelu) -> Tensor:

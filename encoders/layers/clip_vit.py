@@ -34,8 +34,7 @@ class ClipVit(nn.Module):
 
     def embed(self, features: Tensor) -> Tensor:
         """Put the class token before the features [B, h, w, D] and add positions: [B, 1+h*w, D]."""
-        hidden: Tensor = self.pre_layrnorm(self.embeddings(features))
-        return hidden
+        return self.pre_layrnorm(self.embeddings(features))
 
 
 class Embeddings(nn.Module):

@@ -94,8 +94,7 @@ def convolve(layer: nn.Module, maps: Tensor) -> Tensor:
         or not is_plain(layer)
         or (maps.dtype != torch.float32 and layer.weight.numel() < LARGE)
     ):
-        out: Tensor = layer(maps)
-        return out
+        return layer(maps)
     kernel, pad, stride = layer.kernel_size[0], int(layer.padding[0]), layer.stride[0]
     columns = F.unfold(maps, kernel, padding=pad, stride=stride)
     # The batch is flattened to one matrix: given a transposed batch, torch takes another product

@@ -154,8 +154,7 @@ class SamBlock(nn.Module):
     def forward(self, hidden: Tensor, context: None = None) -> Tensor:
         """Run the block on views [B, h, w, D]; ``context`` is unused, as attention needs none."""
         hidden = hidden + self.cut_views(self.attn, self.norm1(hidden))
-        out: Tensor = hidden + self.mlp(self.norm2(hidden))
-        return out
+        return hidden + self.mlp(self.norm2(hidden))
 
     def cut_views(self, attend: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         """Apply ``attend`` to the windows of views ``x`` [B, h, w, D], or to whole views."""
@@ -192,8 +191,7 @@ class SamAttention(nn.Module):
         # One width for q, k and v lets flash attention take it; the added columns of v are zero.
         wide_v = F.pad(v.flatten(2, 3), (0, h + w))
         rows = F.scaled_dot_product_attention(wide_q, wide_k, wide_v, scale=1.0)[..., : v.shape[-1]]
-        out: Tensor = self.proj(rearrange(rows, "b n (h w) k -> b h w (n k)", h=h))
-        return out
+        return self.proj(rearrange(rows, "b n (h w) k -> b h w (n k)", h=h))
 
     def tables(self, h: int, w: int) -> tuple[Tensor, Tensor]:
         """Return the relative positions [2*h - 1, K] and [2*w - 1, K] of views of h*w patches."""
