@@ -8,6 +8,7 @@ graphs.
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from math import isqrt
@@ -101,7 +102,14 @@ def page() -> str:
     lines += [*table(("keyword", "families"), list(keyword_rows())), *INPUTS.splitlines()]
     for family in FAMILIES.values():
         lines += ["", f"### {family.title}", "", *section(family)]
-    return "\n".join([*lines, "", *engines(), ""])
+    return "\n".join([one for line in [*lines, "", *engines(), ""] for one in wrapped(line)])
+
+
+def wrapped(line: str) -> list[str]:
+    """Return the lines of at most 100 columns of a line of prose; rows of tables stay whole."""
+    if line.startswith("|"):
+        return [line]
+    return textwrap.wrap(line, 100, break_on_hyphens=False) or [""]
 
 
 def overview() -> Iterator[str]:
