@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from benchmarks.measuring.torch_flash import attend_by_torch
 from encoders.base.vision_encoder import VisionEncoder
 from tests.oracles import BY_NAME, Grids
 from weights.published import PUBLISHED
@@ -47,7 +48,8 @@ class Tower:
 
         Args:
             encoder: this library's tower.
-            attention: the implementation of attention, by transformers' name for it.
+            attention: the implementation of attention, by transformers' name for it, or "flash2"
+                for the kernels of flash-attention 2 that torch brings.
         """
         family = BY_NAME[self.family]
         dtype = next(encoder.parameters()).dtype
@@ -56,7 +58,10 @@ class Tower:
         reference.load_state_dict(family.keys(encoder.state_dict()), strict=True)
         if attention != "sdpa":
             assert isinstance(reference, PreTrainedModel)
-            reference.set_attn_implementation(attention)
+            if attention == "flash2":
+                attend_by_torch(reference)
+            else:
+                reference.set_attn_implementation(attention)
         return reference.eval().requires_grad_(False)
 
     @property

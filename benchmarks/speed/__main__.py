@@ -8,8 +8,9 @@ process and in turn, for each workload:
 
 - ``hf_ms``: transformers' tower (sdpa), called as a user calls it. Workloads of more than 3,500
   tokens run it five times; it is left out for random workloads and for towers beside the table.
-- ``hf_flash_ms``: transformers' tower with flash-attention 2, which needs the package flash-attn,
-  if ``--transformers sdpa flash_attention_2`` asks for it.
+- ``hf_flash_ms``: transformers' tower with flash-attention 2, which takes all segments in one call.
+  The kernels are those that torch brings; ``--transformers sdpa flash_attention_2`` takes those of
+  the package flash-attn instead.
 - ``reference_graph_ms``: ``GraphedEncoder(encoder, kernels="reference")``, captured for those
   of the default budgets that the workloads take.
 - ``graphed_ms``: ``GraphedEncoder(encoder, kernels=...)`` with the default budgets, for each value
@@ -65,7 +66,7 @@ CACHES = ("TRITON_CACHE_DIR", "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR")
 """Where Triton and flash-attn-4 keep what they compiled."""
 
 
-THEIRS = {"sdpa": "hf_ms", "flash_attention_2": "hf_flash_ms"}
+THEIRS = {"sdpa": "hf_ms", "flash2": "hf_flash_ms", "flash_attention_2": "hf_flash_ms"}
 """Implementations of attention in transformers, and the figures of its tower with each."""
 
 
@@ -199,7 +200,9 @@ def read_options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--towers", nargs="*", default=[*TABLE, *BESIDE], choices=list(TOWERS))
     parser.add_argument("--runs", type=int, default=15)
     parser.add_argument("--kernels", nargs="+", default=["auto", "torch", "fp8"])
-    parser.add_argument("--transformers", nargs="+", default=["sdpa"], choices=list(THEIRS))
+    parser.add_argument(
+        "--transformers", nargs="+", default=["sdpa", "flash2"], choices=list(THEIRS)
+    )
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
     parser.add_argument("--keep-caches", action="store_true", help="use kernels compiled before")
     return parser.parse_args(arguments)
