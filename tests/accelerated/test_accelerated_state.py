@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from encoders.accelerated.accelerator import FusedBlocks
 from oracles import BY_NAME, distances, draw_pixels, fields_of
@@ -54,6 +56,21 @@ def test_metadata_kept_in_inference_mode_may_be_changed_and_copied() -> None:
         fast(pixels, ONE)
     kept = fast._resolve_metadata(pixels, ONE, None)
     assert not any(entry.is_inference() for entry in kept.values())
+
+
+def test_a_call_after_an_export_of_its_grid_is_right() -> None:
+    encoder = fresh("qwen3_vl")
+    fast, pixels = encoder.accelerated(), draw_pixels(encoder, ONE)
+    torch.export.export(fast, (pixels, ONE), strict=False)
+    assert_close(fast(pixels, ONE), encoder(pixels, ONE))
+
+
+def test_a_call_after_one_with_fake_pixels_is_right() -> None:
+    encoder = fresh("qwen3_vl")
+    fast, pixels = encoder.accelerated(), draw_pixels(encoder, ONE)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode, suppress(DataDependentOutputException):
+        fast(mode.from_tensor(pixels), ONE)
+    assert_close(fast(pixels, ONE), encoder(pixels, ONE))
 
 
 # --- threads --------------------------------------------------------------------------------------

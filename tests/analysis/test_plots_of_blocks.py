@@ -77,5 +77,5 @@ def test_missing_matplotlib_says_how_to_install_it(monkeypatch: pytest.MonkeyPat
         lambda: vitgraph.plot_similarity(torch.rand(3, 3)),
         lambda: vitgraph.plot_feature_maps([image(40, 30)], [torch.rand(1, 3, 4, 8)]),
     ):
-        with pytest.raises(ValueError, match=r"pip install 'vitgraph\[plots\]'"):
+        with pytest.raises(ValueError, match=r"pip install 'matplotlib>=3\.8'"):
             call()

@@ -117,9 +117,7 @@ def test_clip_pans_from_the_left_edge_to_the_right() -> None:
 
 def test_missing_sample_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitgraph.commands.demo_pictures.find_spec", lambda name: None)
-    with pytest.raises(
-        ValueError, match=r"'vitgraph\[demo\]', or in a clone pip install '\.\[demo\]'"
-    ):
+    with pytest.raises(ValueError, match=r"pip install 'matplotlib>=3\.8' 'scikit-learn>=1\.4'"):
         sample_photographs()
 
 

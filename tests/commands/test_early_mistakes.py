@@ -226,7 +226,7 @@ def test_a_picture_larger_than_pil_opens_is_named_with_what_helps(
     assert "set PIL.Image.MAX_IMAGE_PIXELS = None in Python" in error
 
 
-def test_a_photograph_of_a_phone_is_encoded_or_the_extra_is_named(
+def test_a_photograph_of_a_phone_is_encoded_or_the_package_is_named(
     cli: Cli, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pillow_heif = pytest.importorskip("pillow_heif")
@@ -237,7 +237,7 @@ def test_a_photograph_of_a_phone_is_encoded_or_the_extra_is_named(
     monkeypatch.setitem(sys.modules, "pillow_heif", None)
     error = refusal(cli("encode", checkpoint, path, "--out", out))
     assert f"{path}: is a HEIF file" in error
-    assert "pip install 'vitgraph[heif]'" in error
+    assert "pip install 'pillow-heif>=1.0'" in error
 
 
 @pytest.mark.filterwarnings("default")

@@ -80,7 +80,7 @@ def test_plot_without_matplotlib_is_one_line(
     arguments = ("--out", tmp_path / "f.safetensors", "--plot", tmp_path / "maps.png")
     assert_one_line(
         cli("encode", checkpoint, photo, *arguments),
-        "'vitgraph[plots]', or in a clone pip install '.[plots]'",
+        "plots need matplotlib: pip install 'matplotlib>=3.8'",
     )
 
 
@@ -106,7 +106,7 @@ def test_video_without_av_is_one_line(
 ) -> None:
     monkeypatch.setitem(sys.modules, "av", None)
     run = cli("encode", checkpoint, "--video", clip, "--out", tmp_path / "f.safetensors")
-    assert_one_line(run, "'vitgraph[video]', or in a clone pip install '.[video]'")
+    assert_one_line(run, "reading video files needs PyAV: pip install 'av>=17.1'")
 
 
 def test_what_is_no_features_file_is_never_written_over(

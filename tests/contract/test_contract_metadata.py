@@ -10,23 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from encoders.contract import Metadata
-from oracles import BY_NAME, MERGING_TOWERS, TOWERS, Grids, grids_for, tiny
+from oracles import MERGING_TOWERS, TOWERS, Grids, grids_for, tiny
+from support.towers.capacities import CAPACITIES, kind
 
 EMPTY: Grids = []
-
-CAPACITIES: dict[str, dict[str, int]] = {
-    "tiles": {"max_frames_per_batch": 6, "max_input_size": 6, "max_seqlen_override": 65},
-    "patches": {
-        "max_frames_per_batch": 6,
-        "max_input_size": 160,
-        "max_seqlen_override": 120,
-        "max_windows_per_batch": 20,
-    },
-}
-
-
-def kind(name: str) -> str:
-    return "tiles" if BY_NAME[name].tiled else "patches"
 
 
 def prepare(name: str, grids: Any, **capacities: Any) -> Metadata:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_contract_metadata import CAPACITIES, kind
 
 from encoders.base.vision_encoder import VisionEncoder
 from encoders.contract import EncoderOutput
 from oracles import TOWERS, Grids, draw_pixels, fields_of, grids_for, tiny
+from support.towers.capacities import CAPACITIES, kind
 
 
 def assert_same_bits(ours: EncoderOutput, theirs: EncoderOutput) -> None:

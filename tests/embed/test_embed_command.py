@@ -91,7 +91,7 @@ def test_parquet_without_pyarrow_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     assert embed(photos, "--format", "parquet") == 2
-    assert "'vitgraph[parquet]', or in a clone pip install '.[parquet]'" in capsys.readouterr().err
+    assert "parquet files need pyarrow: pip install 'pyarrow>=15'" in capsys.readouterr().err
 
 
 def test_loading_says_what_a_folder_has_not(embed: Embed, photos: Path, tmp_path: Path) -> None:

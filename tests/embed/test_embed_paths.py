@@ -73,7 +73,7 @@ def test_what_is_left_out_is_counted_by_suffix(
     assert ".txt" not in said
 
 
-def test_photographs_of_phones_are_taken_or_the_extra_is_named(
+def test_photographs_of_phones_are_taken_or_the_package_is_named(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder / "phone.HEIC").write_bytes(b"x")
@@ -83,7 +83,7 @@ def test_photographs_of_phones_are_taken_or_the_extra_is_named(
         source = Source(str(folder))
         assert len(list(source)) == 1 + installed
         said = "".join(source.left_out.describe())
-        assert ("1 .heic; pip install 'vitgraph[heif]' reads .heic" in said) is not installed
+        assert ("1 .heic; .heic needs pillow-heif: pip install 'pillow-heif>=1.0'" in said) is not installed
 
 
 # --- lists and cells ------------------------------------------------------------------------------

@@ -13,10 +13,10 @@ from threading import Barrier, Event
 from types import SimpleNamespace
 
 import pytest
-from test_fetch_crashes import FETCH
 
 from support.hub.checkpoints import same_weights
 from support.hub.client import REPO, environment
+from support.hub.fetch_script import FETCH
 from support.hub.server import Fault, HubServer
 from weights import CheckpointError, load_encoder
 from weights.threads import Stopped, in_parallel

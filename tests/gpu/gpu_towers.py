@@ -40,6 +40,7 @@ from encoders.accelerated.attention.candidates import (
 from encoders.base.tile_encoder import TileEncoder
 from encoders.base.vision_encoder import VisionEncoder
 from encoders.block_parts import BlockParts, NamesItsParts
+from encoders.contract import EncoderOutput
 from encoders.intern_vit import InternViTConfig
 from encoders.qwen2_5_vl import Qwen2_5VLConfig
 from encoders.qwen2_vl import Qwen2VLConfig
@@ -276,3 +277,17 @@ def any_sync_is_an_error() -> Iterator[None]:
         yield
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def fail_at(encoder: VisionEncoder, rows: int, run: int, fail: Callable[[], None]) -> None:
+    """Make ``forward`` fail after its work, the ``run``-th time it sees so many rows."""
+    forward, seen = encoder.forward, [0]
+
+    def failing(pixel_values: Tensor, *args: Any, **kwargs: Any) -> EncoderOutput:
+        output = forward(pixel_values, *args, **kwargs)
+        seen[0] += len(pixel_values) == rows
+        if len(pixel_values) == rows and seen[0] == run:
+            fail()
+        return output
+
+    encoder.forward = failing  # type: ignore[method-assign]

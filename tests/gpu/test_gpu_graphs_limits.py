@@ -6,7 +6,6 @@ import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,15 +15,13 @@ from gpu_towers import (
     any_sync_is_an_error,
     budgets_of,
     calls_of,
+    fail_at,
     new_tower,
     on_gpu,
     replaying,
     tower,
 )
-from torch import Tensor
 
-from encoders.base.vision_encoder import VisionEncoder
-from encoders.contract import EncoderOutput
 from graphwrap import GraphedEncoder
 from support.graphs.outputs import EVERY_FIELD, assert_same_bits, copy_of, fields, worst_distance
 
@@ -186,20 +183,6 @@ def allocator_assertion() -> None:
 
 def interrupt() -> None:
     raise KeyboardInterrupt
-
-
-def fail_at(encoder: VisionEncoder, rows: int, run: int, fail: Callable[[], None]) -> None:
-    """Make ``forward`` fail after its work, the ``run``-th time it sees so many rows."""
-    forward, seen = encoder.forward, [0]
-
-    def failing(pixel_values: Tensor, *args: Any, **kwargs: Any) -> EncoderOutput:
-        output = forward(pixel_values, *args, **kwargs)
-        seen[0] += len(pixel_values) == rows
-        if len(pixel_values) == rows and seen[0] == run:
-            fail()
-        return output
-
-    encoder.forward = failing  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("lost", [256, 1024], ids=["the middle", "the largest"])

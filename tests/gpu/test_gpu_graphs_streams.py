@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from gpu_towers import new_tower, on_gpu, replaying, tower
-from test_gpu_graphs_limits import fail_at
+from gpu_towers import fail_at, new_tower, on_gpu, replaying, tower
 from torch import Tensor
 
 from encoders.contract import EncoderOutput

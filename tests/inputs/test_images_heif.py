@@ -52,11 +52,11 @@ def test_a_heic_photograph_is_turned_upright_once(tmp_path: Path) -> None:
     assert float((got - to_rgb(upright).int()).abs().float().mean()) < 4
 
 
-def test_without_pillow_heif_the_extra_is_named(
+def test_without_pillow_heif_the_package_is_named(
     photo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pillow_heif", None)
-    told = r"is a HEIF file .*pip install 'vitgraph\[heif\]'"
+    told = r"is a HEIF file .*pip install 'pillow-heif>=1.0'"
     with pytest.raises(ValueError, match=rf"IMG_0001\.HEIC: {told}"):
         to_rgb(photo)
     with pytest.raises(ValueError, match=told):

@@ -14,10 +14,11 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from PIL import Image
+from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import Qwen2VLImageProcessor
 from transformers.image_transforms import convert_to_rgb
 
-from encoders.inputs.images import resize
+from encoders.inputs.images import normalize, resize
 from encoders.inputs.intake import Video, to_rgb
 from encoders.inputs.preprocessors.intern_vit import TilePreprocessor
 from encoders.inputs.preprocessors.patches import PatchPreprocessor
@@ -373,3 +374,10 @@ def test_a_url_and_a_strange_dict_are_refused() -> None:
         to_rgb(np.full((4, 4), 9, np.float32) * np.eye(4, dtype=np.float32))
     with pytest.raises(ValueError, match=r"is a dict of \['pixels'\]: an image of the datasets"):
         to_rgb({"pixels": 1})
+
+
+def test_pixels_after_fake_ones_are_normalised_alike() -> None:
+    pixels, mean_std = torch.full((1, 3, 2, 2), 51, dtype=torch.uint8), ((0.1,) * 3, (0.5,) * 3)
+    with FakeTensorMode() as mode:
+        normalize(mode.from_tensor(pixels), *mean_std)
+    torch.testing.assert_close(normalize(pixels, *mean_std), torch.full((1, 3, 2, 2), 0.2))

@@ -119,6 +119,14 @@ def test_no_pixels_and_no_tiles_are_refused() -> None:
         best_tiling(5, 5, 2, 1, 448)
 
 
+@pytest.mark.parametrize(("factor", "most", "name"), [(0, 1, "factor"), (28, 0, "max_pixels")])
+def test_a_factor_or_area_of_zero_is_refused(factor: int, most: int, name: str) -> None:
+    with pytest.raises(ValueError, match=f"^{name}=0: must be at least 1$"):
+        smart_resize(10, 10, factor, 1, most)
+    with pytest.raises(ValueError, match=f"^{name}=0: must be at least 1$"):
+        smart_resize_video(2, 10, 10, factor, 1, most)
+
+
 def reference_indices(processor: Any, total: int, **request: Any) -> list[int] | None:
     metadata = VideoMetadata(total_num_frames=total, fps=24.0)
     try:

@@ -68,6 +68,17 @@ def test_a_folder_shows_at_most_fourteen_modules() -> None:
         assert name in MODULE_PER_FAMILY or len(modules) <= most, f"{name}: {modules}"
 
 
+def test_no_test_module_imports_another_test_module() -> None:
+    """So pytest can collect each file alone: what tests share stands in ``tests/support``."""
+    for path in sources("tests"):
+        imported = {node.module for node in nodes_of(path) if isinstance(node, ast.ImportFrom)}
+        for node in nodes_of(path):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name for alias in node.names}
+        tests = [name for name in imported if name and name.split(".")[-1].startswith("test_")]
+        assert tests == [], path
+
+
 def test_library_never_prints_exits_or_probes() -> None:
     for path in sources(*LIBRARY):
         assert calls(path, "print", "exit", "hasattr", "breakpoint") == [], path

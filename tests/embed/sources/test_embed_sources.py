@@ -292,4 +292,4 @@ def test_without_the_datasets_package_the_error_names_it(
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "datasets", None)
     assert run_job(repo, "hf://datasets/beans", tmp_path / "out") == 2
-    assert "beans: is read by the datasets package: pip install data" in capsys.readouterr().err
+    assert "beans: needs the datasets package: pip install 'data" in capsys.readouterr().err

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_graph_packing import default_budgets_of
 from torch import Tensor
 
 from graphwrap.budgets import Batch, choose_budgets
@@ -16,6 +15,7 @@ from graphwrap.graphs.budget_graph import BudgetGraph
 from graphwrap.graphs.measuring import CLOSE, _milliseconds, full_grids, measure
 from support.graphs.cases import executor_of, pixels_for, toy
 from support.graphs.outputs import assert_same_bits
+from support.graphs.packing import default_budgets_of
 from support.towers.toy_encoder import ToyEncoder
 
 

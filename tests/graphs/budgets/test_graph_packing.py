@@ -6,45 +6,24 @@ import json
 import random
 import time
 from collections.abc import Callable, Sequence
-from functools import cache
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from encoders.contract import EncoderItemSpec
-from graphwrap.budgets import Batch, Budget, choose_budgets
+from graphwrap.budgets import Batch, Budget
 from graphwrap.costs import Costs
-from graphwrap.packing import WORTH_A_SPLIT, Group, Packer
-from oracles import BY_NAME
+from graphwrap.packing import WORTH_A_SPLIT, Packer
 from support.graphs.cases import executor_of, toy
 from support.graphs.exact_packing import cost_of, least_cost
+from support.graphs.packing import check_groups, default_budgets_of, line, measured
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results" / "graphs_h200.json"
 IMAGES = [(4, 4), (8, 8), (14, 18), (16, 16), (30, 46), (32, 32), (36, 64), (46, 82), (64, 64)]
 CLIPS = [(2, 16, 16), (4, 8, 8), (8, 16, 16), (16, 24, 32), (32, 16, 16), (16, 32, 32)]
 EAGER_TOKENS = 16_384
-
-
-@cache
-def default_budgets_of(name: str) -> tuple[Budget, ...]:
-    family = BY_NAME[name]
-    with torch.device("meta"):
-        encoder = family.encoder_class(family.config_class.from_hf(family.config))
-    return choose_budgets(encoder).budgets
-
-
-def line(ms: float, row_ms: float) -> list[tuple[float, float]]:
-    """Eager runs of so many milliseconds plus so many per row."""
-    return [(0, ms), (1000, ms + 1000 * row_ms)]
-
-
-def measured(budgets: Sequence[Budget], host_ms: float = 13.5) -> Costs:
-    """Costs of the order measured on one H200 for a Qwen tower at true size."""
-    times = {b: max(1.9, 0.6 + b.rows * 0.0048) + 2e-4 * b.rows**0.5 for b in budgets}
-    return Costs(times, line(host_ms, 0.0046))
 
 
 COSTS: dict[str, Callable[[Sequence[Budget]], Costs]] = {
@@ -86,27 +65,6 @@ def draw_specs(draw: random.Random, count: int) -> list[EncoderItemSpec]:
 
 def tiles(count: int) -> EncoderItemSpec:
     return EncoderItemSpec(count, count * 256, count, 1025)
-
-
-def check_groups(packer: Packer, specs: Sequence[EncoderItemSpec], groups: list[Group]) -> None:
-    """Each item once, in order inside its group, every capacity kept, eager items with why."""
-    assert sorted(item for group in groups for item in group.items) == list(range(len(specs)))
-    assert [group.items[0] for group in groups] == sorted(group.items[0] for group in groups)
-    for items, budget, _, reasons in groups:
-        assert list(items) == sorted(items)
-        batch = Batch.of([specs[item] for item in items])
-        if budget is None:
-            assert reasons == tuple(packer.why_eager(specs[item]) for item in items)
-            assert batch.tokens <= packer.eager_tokens or batch.items == 1
-            continue
-        assert reasons == ()
-        assert budget in packer.budgets
-        assert batch.items <= packer.max_batch_size
-        assert batch.tokens <= budget.tokens
-        assert batch.rows <= budget.rows
-        assert batch.segments <= budget.segments
-        assert batch.longest_segment <= budget.longest_segment
-        assert batch.windows <= budget.windows
 
 
 # --- near the optimum -----------------------------------------------------------------------------

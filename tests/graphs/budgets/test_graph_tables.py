@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_graph_packing import default_budgets_of, measured
 from torch import nn
 
 from encoders import Qwen3VLEncoder
@@ -23,6 +22,7 @@ from graphwrap.graphs.buffers import Memory
 from graphwrap.graphs.capture import Capturer
 from graphwrap.graphs.measuring import fingerprint
 from support.graphs.cases import executor_of, pixels_for, static, toy
+from support.graphs.packing import default_budgets_of, measured
 from support.towers.toy_encoder import ToyEncoder
 
 BUDGETS = default_budgets_of("qwen2_5_vl")

@@ -12,7 +12,10 @@ from encoders.contract import EncoderOutput
 from graphwrap import GraphedEncoder
 from oracles import Grids
 from support.graphs.cases import (
+    LARGE,
     OURS,
+    ROUTES,
+    SMALL,
     executor_of,
     mixes,
     pixels_for,
@@ -23,19 +26,6 @@ from support.graphs.cases import (
 )
 from support.graphs.outputs import EVERY_FIELD, assert_same_bits, fields, worst_distance
 from support.towers.toy_encoder import ToyEncoder
-
-SMALL: Grids = [[1, 1, 6]]
-LARGE: Grids = [[1, 4, 10], [2, 2, 2]]
-SPLIT: Grids = [[1, 8, 7], [1, 8, 6]]
-OVER: Grids = [[1, 10, 10]]
-ROUTES = {
-    "replay": SMALL,
-    "a replay of two": LARGE,
-    "split": SPLIT,
-    "eager": OVER,
-    "both": [*SMALL, *OVER],
-}
-
 
 # --- one face -------------------------------------------------------------------------------------
 

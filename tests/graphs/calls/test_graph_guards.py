@@ -18,12 +18,18 @@ from encoders.contract import EncoderOutput
 from encoders.qwen2_5_vl import Qwen2_5VLConfig
 from graphwrap import GraphedEncoder
 from graphwrap.guards import WeightGuard
-from support.graphs.cases import executor_of, new_tower, pixels_for, single, static, tower
+from support.graphs.cases import (
+    OVER,
+    SMALL,
+    executor_of,
+    new_tower,
+    pixels_for,
+    single,
+    static,
+    tower,
+)
 from support.graphs.outputs import EVERY_FIELD, assert_same_bits, fields, worst_distance
 from support.towers.toy_encoder import WIDTH, ToyEncoder
-
-SMALL = [[1, 1, 6]]
-OVER = [[1, 10, 10]]
 
 
 class DeepToy(ToyEncoder):

@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from test_graph_calls import LARGE, OVER, ROUTES, SMALL, SPLIT
 from torch import Tensor
 
 from encoders.contract import EncoderOutput, Metadata
 from graphwrap import GraphedEncoder
 from oracles import Grids
-from support.graphs.cases import pixels_for, toy
+from support.graphs.cases import LARGE, OVER, ROUTES, SMALL, SPLIT, pixels_for, toy
 from support.graphs.outputs import EVERY_FIELD, assert_same_bits, copy_of, fields, worst_distance
 from support.towers.toy_encoder import ToyEncoder
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_graph_packing import check_groups
 
 from encoders.contract import EncoderItemSpec
 from graphwrap import GraphedEncoder
@@ -21,6 +20,7 @@ from graphwrap.packing import Packer, make_schedule
 from oracles import Grids
 from support.graphs.cases import pixels_for, tower, toy
 from support.graphs.outputs import EVERY_FIELD, assert_same_bits, fields, worst_distance
+from support.graphs.packing import check_groups
 from support.towers.toy_encoder import ToyEncoder
 
 QUICK = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])

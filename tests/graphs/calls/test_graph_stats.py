@@ -13,13 +13,10 @@ from encoders.contract import EncoderItemSpec, GridLike
 from graphwrap import BudgetStats, GraphedEncoder, GraphStats
 from graphwrap.graphs import replay
 from oracles import Grids
-from support.graphs.cases import executor_of, is_tiled, pixels_for, static, tower, toy
+from support.graphs.cases import OVER, SMALL, executor_of, is_tiled, pixels_for, static, tower, toy
 from support.graphs.outputs import EVERY_FIELD, assert_same_bits, worst_distance
 from support.photographs import china, flower, panning_clip
 from support.towers.toy_encoder import ToyEncoder
-
-SMALL: Grids = [[1, 1, 6]]
-OVER: Grids = [[1, 10, 10]]
 
 
 def call(graphed: GraphedEncoder, grids: Grids) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_graph_packing import measured
 from torch import nn
 
 from encoders.contract import Accelerable, EncoderOutput
@@ -18,6 +17,7 @@ from graphwrap.graphs.budget_graph import BudgetGraph
 from oracles import add_noise
 from support.graphs.cases import executor_of, pixels_for, static, tower
 from support.graphs.outputs import EVERY_FIELD, assert_same_bits
+from support.graphs.packing import measured
 from support.towers.toy_accelerated import FakeAccelerator, FastToy
 from support.towers.toy_encoder import ToyEncoder
 

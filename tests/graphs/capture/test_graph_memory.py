@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_graph_failures import ERRORS, FailingEncoder, failing
 from torch import Tensor
 
 from encoders.contract import EncoderOutput, Metadata
@@ -21,6 +20,7 @@ from graphwrap.graphs import capture
 from graphwrap.graphs.buffers import Arena, Memory
 from graphwrap.graphs.capture import Capturer
 from support.graphs.cases import executor_of, pixels_for, static, toy
+from support.graphs.failing import ERRORS, FailingEncoder, failing
 from support.graphs.outputs import EVERY_FIELD, assert_same_bits
 from support.towers.toy_encoder import ToyEncoder
 

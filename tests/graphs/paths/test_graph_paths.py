@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from test_graph_packing import measured
 from torch import Tensor
 
 from encoders.contract import EncoderOutput
 from graphwrap import GraphedEncoder
 from support.graphs.cases import toy
 from support.graphs.outputs import EVERY_FIELD, assert_same_bits, fields, worst_distance
+from support.graphs.packing import measured
 from support.graphs.path_cases import (
     BUDGETS,
     CALLS,

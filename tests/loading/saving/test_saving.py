@@ -13,7 +13,13 @@ import torch
 from huggingface_hub import HfApi, ModelCard
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from test_tower_folder import (
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from encoders import Encoder, PathsEncoder, Qwen3VLEncoder
+from encoders.base.vision_encoder import VisionEncoder
+from support.hub.checkpoints import LAYOUTS, Written, edit_config, same_weights
+from support.hub.server import HubServer
+from support.hub.transformers_towers import (
     AUTO,
     RENAMED,
     TRANSFORMERS,
@@ -21,12 +27,6 @@ from test_tower_folder import (
     stored_in,
     transformers_class,
 )
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
-
-from encoders import Encoder, PathsEncoder, Qwen3VLEncoder
-from encoders.base.vision_encoder import VisionEncoder
-from support.hub.checkpoints import LAYOUTS, Written, edit_config, same_weights
-from support.hub.server import HubServer
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import extract_encoder, load_encoder
 

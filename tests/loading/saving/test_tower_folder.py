@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 from transformers import AutoModel
 
 from encoders import (
@@ -33,85 +30,24 @@ from support.hub.checkpoints import (
     LAYOUTS,
     Written,
     edit_config,
-    first_of_each,
     read_json,
     same_weights,
 )
-from vitgraph.seeded import SEEDED, write_seeded_checkpoint
+from support.hub.transformers_towers import (
+    AUTO,
+    RENAMED,
+    TRANSFORMERS_TOWERS,
+    stored_in,
+    transformers_class,
+)
+from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, extract_encoder, inspect_checkpoint, load_encoder
 from weights.files.tower_folder import PROJECTOR
 
 TOWER = "model.safetensors"
 
-TRANSFORMERS = {
-    "qwen2_vl": ("qwen2_vl", "Qwen2VisionTransformerPretrainedModel"),
-    "qwen2_5_vl": ("qwen2_5_vl", "Qwen2_5_VisionTransformerPretrainedModel"),
-    "qwen2_5_omni": ("qwen2_5_omni", "Qwen2_5OmniVisionEncoder"),
-    "qwen3_vl": ("qwen3_vl", "Qwen3VLVisionModel"),
-    "cosmos3": ("qwen3_vl", "Qwen3VLVisionModel"),
-    "qwen3_vl_moe": ("qwen3_vl_moe", "Qwen3VLMoeVisionModel"),
-    "qwen3_omni": ("qwen3_omni_moe", "Qwen3OmniMoeVisionEncoder"),
-    "qwen3_5": ("qwen3_5", "Qwen3_5VisionModel"),
-    "qwen4_exp": ("qwen4_exp", "Qwen4ExpVisionModel"),
-    "qwen_drive": ("qwen3_5", "Qwen3_5VisionModel"),
-    "cohere_compass": ("cohere_compass", "CohereCompassVisionModel"),
-    "exaone4_5": ("exaone4_5", "Exaone4_5_VisionModel"),
-    "glm4v": ("glm4v", "Glm4vVisionModel"),
-    "glm4v_moe": ("glm4v_moe", "Glm4vMoeVisionModel"),
-    "glm_ocr": ("glm_ocr", "GlmOcrVisionModel"),
-    "glm5_next": ("glm5_next", "Glm5NextVisionModel"),
-    "intern_vit_hf": ("internvl", "InternVLVisionModel"),
-    "deepseek_vl_hf": ("siglip", "SiglipVisionModel"),
-    "paddleocr_vl": ("paddleocr_vl", "PaddleOCRVisionModel"),
-    "idefics3": ("idefics3", "Idefics3VisionTransformer"),
-    "smolvlm": ("smolvlm", "SmolVLMVisionTransformer"),
-    "siglip": ("siglip", "SiglipVisionModel"),
-    "siglip2": ("siglip2", "Siglip2VisionModel"),
-    "lfm2_vl": ("siglip2", "Siglip2VisionModel"),
-    "lfm2_5_vl": ("siglip2", "Siglip2VisionModel"),
-    "gemma3": ("siglip", "SiglipVisionModel"),
-    "pixtral": ("pixtral", "PixtralVisionModel"),
-    "ministral3": ("pixtral", "PixtralVisionModel"),
-    "lighton_ocr": ("pixtral", "PixtralVisionModel"),
-    "gemma4": ("gemma4", "Gemma4VisionModel"),
-    "gemma4_e2b": ("gemma4", "Gemma4VisionModel"),
-    "kimi_k25_hf": ("kimi_k25", "Kimi_K25VisionModel"),
-    "llama4": ("llama4", "Llama4VisionModel"),
-    "ernie4_5_vl": ("ernie4_5_vl_moe", "Ernie4_5_VLMoeVisionTransformerPretrainedModel"),
-    "ernie4_5_vl_hf": ("ernie4_5_vl_moe", "Ernie4_5_VLMoeVisionTransformerPretrainedModel"),
-    "step3_vl": ("step3p7", "Step3p7VisionModel"),
-    "step3_vl_hf": ("step3p7", "Step3p7VisionModel"),
-}
-"""Recipe -> the module and class of transformers that is its tower alone."""
-TRANSFORMERS_TOWERS = first_of_each(TRANSFORMERS, lambda name: SEEDED[name].family.name)
-"""One per family runs in a plain pytest."""
-
-
-RENAMED = {"step3_vl", "step3_vl_hf"}
-"""Recipes whose tensors transformers renames and permutes while it reads them."""
-AUTO = {
-    *("qwen2_5_vl", "exaone4_5", "qwen3_vl", "cosmos3", "qwen3_vl_moe", "qwen3_5", "qwen4_exp"),
-    *("qwen_drive", "cohere_compass", "intern_vit_hf", "deepseek_vl_hf"),
-    *("glm4v", "glm4v_moe", "glm_ocr", "glm5_next"),
-    *("siglip", "siglip2", "lfm2_vl", "lfm2_5_vl", "gemma3", "idefics3", "smolvlm"),
-    *("pixtral", "ministral3", "lighton_ocr", "gemma4", "gemma4_e2b"),
-    "kimi_k25_hf",
-}
-"""Recipes whose towers ``AutoModel`` of transformers builds."""
 REFUSED_LATER = [slow(x) if isinstance(x, str) and x not in AUTO else x for x in LAYOUTS]
 """The first refusal imports the configs of all models of transformers, which takes two seconds."""
-
-
-def stored_in(folder: Path) -> dict[str, Tensor]:
-    """Return the tensors of all files of a tower's folder."""
-    files = [load_file(path) for path in folder.glob("*.safetensors")]
-    return {name: tensor for file in files for name, tensor in file.items()}
-
-
-def transformers_class(family: str) -> Any:
-    module, name = TRANSFORMERS[family]
-    found = importlib.import_module(f"transformers.models.{module}.modeling_{module}")
-    return vars(found)[name]
 
 
 @pytest.mark.parametrize("family", LAYOUTS)

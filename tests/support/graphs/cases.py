@@ -24,6 +24,18 @@ BUDGETS = [16, 48, 96]
 """Whole tiles of the tiny InternViT too: 16 tokens each."""
 NUMBERS = ["max_batch_size", "max_frames_per_batch", "min_budget", "max_budget", "max_graphs"]
 """The settings that are one number."""
+SMALL: Grids = [[1, 1, 6]]
+LARGE: Grids = [[1, 4, 10], [2, 2, 2]]
+SPLIT: Grids = [[1, 8, 7], [1, 8, 6]]
+OVER: Grids = [[1, 10, 10]]
+ROUTES = {
+    "replay": SMALL,
+    "a replay of two": LARGE,
+    "split": SPLIT,
+    "eager": OVER,
+    "both": [*SMALL, *OVER],
+}
+"""Calls of the toy encoder by what runs them."""
 CALM = 0.5
 """Weights at which float32 noise stays below the bound of design: relative L2 of 2e-6."""
 
