@@ -280,9 +280,10 @@ def position_taps(
         Row numbers int64 [rows, 4] in the order (r, c), (r, c+1), (r+1, c), (r+1, c+1), and weights
         [rows, 4] in ``dtype``; both are 0 beyond the patches.
     """
-    counts = torch.tensor([t * h * w for t, h, w in grids], dtype=torch.int64, device="cpu")
+    patches = [t * h * w for t, h, w in grids]
+    counts = torch.tensor(patches, dtype=torch.int64, device="cpu")
     sizes = torch.tensor([(h, w) for _, h, w in grids], dtype=dtype, device="cpu").view(-1, 2)
-    sizes = sizes.repeat_interleave(counts, 0)
+    sizes = sizes.repeat_interleave(counts, 0, output_size=sum(patches))
     coordinates = (positions[: len(sizes)].to(dtype) + 0.5) * side / sizes - 0.5
     coordinates = coordinates.clamp(0, side - 1)
     low = coordinates.to(torch.int64)

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from math import isqrt
 from typing import TYPE_CHECKING
 
@@ -173,11 +172,13 @@ class Siglip2Encoder(RasterEncoder):
         rows = check_input_size(sum(t * h * w for t, h, w in grids), max_input_size)
         side = self.config.position_side
         taps = torch.zeros(2, rows, side, dtype=dtype, device="cpu")
+        sizes = {size for _, h, w in grids for size in (h, w)}
+        weights_of = {size: axis_weights(side, size) for size in sizes}
         start = 0
         for t, h, w in grids:
             cells = merge_order_positions([(1, h, w)], 1, h * w)
             for axis, size in enumerate((h, w)):
-                weights = axis_weights(side, size)[cells[:, axis]]
+                weights = weights_of[size][cells[:, axis]]
                 taps[axis, start : start + t * h * w] = weights.repeat(t, 1)
             start += t * h * w
         return {"pos_embed_rows": taps[0], "pos_embed_columns": taps[1]}
@@ -217,7 +218,6 @@ class Head(nn.Module):
         return out[:, 0]
 
 
-@lru_cache(maxsize=256)
 def axis_weights(entries: int, size: int) -> Tensor:
     """Return the weights that resize one axis of the table of positions, with antialiasing.
 

@@ -1,0 +1,19 @@
+"""An export leaves nothing behind: later calls of the encoder are as they were."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from oracles import TILE_TOWERS, TOWERS, draw_pixels, tiny
+
+
+@pytest.mark.parametrize("name", TOWERS)
+def test_an_encoder_computes_the_same_after_an_export(name: str) -> None:
+    encoder = tiny(name)
+    # No other test has this size, so that nothing was computed for it before.
+    grids = [[3, 8, 8]] if name in TILE_TOWERS else [[1, 26, 4]]
+    pixels = draw_pixels(encoder, grids)
+    program = torch.export.export(encoder, (pixels, grids))
+    output, exported = encoder(pixels, grids), program.module()(pixels, grids)
+    assert torch.equal(output.pooler_output, exported.pooler_output)
