@@ -15,7 +15,8 @@ in ``__all__`` are public, and so is what ``features``, ``integrations``, ``plot
 - ``fetching``, ``video``: images of the web, and files of videos
 - ``cli``, ``commands``, ``terminal``: the command line
 - ``seeded``: small checkpoints with random weights
-- ``devices``, ``packages``: where encoders run, and the packages that are imported
+- ``devices``: where encoders run; ``packages``: optional packages that must be installed
+- ``shadows``: files of the user's that hide packages of this library
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from .packages import refuse_shadows
+from .shadows import refuse_shadows
 
 if TYPE_CHECKING:
     from encoders import DeepseekOCREncoder as DeepseekOCREncoder

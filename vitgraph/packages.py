@@ -1,58 +1,8 @@
-"""The packages that are imported: our own, which nothing may hide, and optional ones.
-
-Nothing is imported here that takes long.
-"""
+"""Optional packages, which are checked before torch is imported and before anything is fetched."""
 
 from __future__ import annotations
 
-import os
-import sys
 from importlib import import_module
-from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
-from pathlib import Path
-
-PACKAGES = ("encoders", "graphwrap", "weights")
-"""The packages that are installed beside ``vitgraph``; others may use the same names."""
-_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-
-
-def refuse_shadows() -> None:
-    """Check that no other module hides ``encoders``, ``graphwrap`` or ``weights``; none is
-    imported.
-
-    Raises:
-        ImportError: another module has one of the names, such as an ``encoders.py`` beside the
-            script.
-    """
-    for name in PACKAGES:
-        found_path = _path_of(_spec_of(name))
-        own_path = os.path.join(_ROOT, name)
-        if found_path and os.path.realpath(found_path) != os.path.realpath(own_path):
-            raise ImportError(
-                f"{found_path} hides the package {name!r} of vitgraph, which is {own_path}: rename "
-                "yours, or move it into a package, so that another name imports it; if it is "
-                "not imported at all, start Python in another folder",
-                name=name,
-                path=found_path,
-            )
-
-
-def _spec_of(name: str) -> ModuleSpec | None:
-    module = sys.modules.get(name)
-    return find_spec(name) if module is None else module.__spec__
-
-
-def _path_of(spec: ModuleSpec | None) -> str | None:
-    """Return the folder of a package, or the file of a module, from its import spec; None without
-    spec."""
-    if spec is None:
-        return None
-    folders = list(spec.submodule_search_locations or ())
-    return folders[0] if folders else spec.origin
-
-
-# --- optional packages ---------------------------------------------------------------------------
 
 
 def require_matplotlib() -> None:
@@ -61,35 +11,20 @@ def require_matplotlib() -> None:
     Raises:
         ValueError: matplotlib is not installed; the message says how to install it.
     """
-    _require("matplotlib", "plots need matplotlib", "plots")
+    _require("matplotlib", "plots need matplotlib: pip install 'matplotlib>=3.8'")
 
 
-def require_av() -> None:
-    """Check that PyAV is installed.
-
-    Raises:
-        ValueError: PyAV is not installed; the message says how to install it.
-    """
-    _require("av", "reading video files needs PyAV", "video")
-
-
-def learn_heif(file: Path) -> None:
-    """Let PIL read HEIF files, in which phones save photographs.
-
-    Args:
-        file: the HEIF file that is to be read, for the message.
+def require_pyarrow() -> None:
+    """Check that pyarrow is installed.
 
     Raises:
-        ValueError: pillow-heif is not installed; the message says how to install it.
+        ValueError: pyarrow is not installed; the message says how to install it.
     """
-    _require("pillow_heif", f"{file}: is a HEIF file (.heic), which needs pillow-heif", "heif")
-    import_module("pillow_heif").register_heif_opener()
+    _require("pyarrow", "parquet files need pyarrow: pip install 'pyarrow>=15'")
 
 
-def _require(module: str, need: str, extra: str) -> None:
+def _require(module: str, message: str) -> None:
     try:
         import_module(module)
     except ImportError:
-        raise ValueError(
-            f"{need}: pip install 'vitgraph[{extra}]', or in a clone pip install '.[{extra}]'"
-        ) from None
+        raise ValueError(message) from None

@@ -14,7 +14,7 @@ Other packages import the names in ``__all__`` from here, not from the modules.
 """
 
 from .clips import read_video
-from .image_files import open_image, prefix_errors
+from .image_files import learn_heif, open_image, prefix_errors
 from .images import StagedItem, resize
 from .intake import AnyArray, ImageLike, ItemLike, Video, VideoLike, read_images, to_rgb
 from .preprocessors.deepseek_ocr import OcrPreprocessor
@@ -48,6 +48,7 @@ __all__ = [
     "VideoLike",
     "ViewPreprocessor",
     "image_section",
+    "learn_heif",
     "open_image",
     "prefix_errors",
     "read_images",

@@ -112,7 +112,7 @@ def _open(file: Path | Readable) -> Image.Image:
             "raise PIL.Image.MAX_IMAGE_PIXELS if you trust it"
         ) from error
     except DAMAGED as error:
-        if isinstance(error, UnidentifiedImageError) and _learn_heif(file):
+        if isinstance(error, UnidentifiedImageError) and learn_heif(file):
             return _open(file)
         # For bytes, PIL's own message has only the address of an object in memory.
         unknown = isinstance(error, UnidentifiedImageError) and not isinstance(file, Path)
@@ -123,8 +123,11 @@ def _open(file: Path | Readable) -> Image.Image:
         ) from error
 
 
-def _learn_heif(file: Path | Readable) -> bool:
-    """Register pillow-heif with PIL if a file that PIL cannot open is HEIF.
+def learn_heif(file: Path | Readable) -> bool:
+    """Register pillow-heif with PIL if a file is HEIF and PIL does not know that format yet.
+
+    Args:
+        file: the path of the file, or the open binary file.
 
     Returns:
         Whether this call registered it, so that opening the file again may succeed.
@@ -139,7 +142,7 @@ def _learn_heif(file: Path | Readable) -> bool:
     except ImportError:
         raise ValueError(
             "is a HEIF file (.heic), which PIL reads with pillow-heif: pip install "
-            "'vitgraph[heif]', or in a clone pip install '.[heif]'; or convert it to JPEG"
+            "'pillow-heif>=1.0', or convert it to JPEG"
         ) from None
     register_heif_opener()
     return True

@@ -39,10 +39,7 @@ def require_av() -> None:
     try:
         import av  # noqa: F401
     except ImportError:
-        raise ValueError(
-            "reading video files needs PyAV: pip install 'vitgraph[video]', or in a clone pip "
-            "install '.[video]'"
-        ) from None
+        raise ValueError("reading video files needs PyAV: pip install 'av>=17.1'") from None
 
 
 class _Pass(threading.local):

@@ -125,6 +125,6 @@ def test_demo_without_matplotlib_says_so_before_any_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ValueError, match=r"vitgraph\[plots\]"):
+    with pytest.raises(ValueError, match=r"pip install 'matplotlib>=3\.8'"):
         check_demo(tmp_path / "demo", [])
     assert not (tmp_path / "demo").exists()

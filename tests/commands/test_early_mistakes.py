@@ -235,6 +235,9 @@ def test_a_photograph_of_a_phone_is_encoded_or_the_package_is_named(
     path.with_suffix(".heic").rename(path)
     assert cli("encode", checkpoint, path, "--out", out).code == 0
     monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    # PIL as it is in a new process, which has not been told of HEIF.
+    monkeypatch.setattr(Image, "OPEN", {k: v for k, v in Image.OPEN.items() if k != "HEIF"})
+    monkeypatch.setattr(Image, "ID", [name for name in Image.ID if name != "HEIF"])
     error = refusal(cli("encode", checkpoint, path, "--out", out))
     assert f"{path}: is a HEIF file" in error
     assert "pip install 'pillow-heif>=1.0'" in error

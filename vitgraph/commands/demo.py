@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..packages import require_av, require_matplotlib
+from ..packages import require_matplotlib
 from .arguments import check_repo
 
 
@@ -36,7 +36,7 @@ def demo(options: argparse.Namespace) -> None:
 
 
 def check_demo(out: Path, repos: Sequence[str]) -> None:
-    """Check the arguments of ``vitgraph demo`` before torch is imported.
+    """Check the arguments of ``vitgraph demo``, and the packages that it needs.
 
     Args:
         out: folder for the pictures; it need not exist.
@@ -47,10 +47,12 @@ def check_demo(out: Path, repos: Sequence[str]) -> None:
             last part of their name, or ``out`` is a file.
     """
     require_matplotlib()
-    require_av()
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out {out}: is a file; give a folder for the pictures")
     if len({Path(repo).name for repo in repos}) < len(repos):
         raise ValueError(f"{', '.join(repos)}: pass checkpoints whose last parts differ")
     for repo in repos:
         check_repo(repo, {})
+    from encoders.inputs import require_av  # comes last, because it imports torch
+
+    require_av()

@@ -65,8 +65,8 @@ def _package_file(package: str, file: str) -> Path:
     spec = find_spec(package)  # importing scikit-learn to find its folder would take a second
     if spec is None or spec.origin is None:
         raise ValueError(
-            f"the demo's photographs need {package}: pip install 'vitgraph[demo]', or in a clone "
-            "pip install '.[demo]'"
+            f"the demo's photographs need {package}: pip install 'matplotlib>=3.8' "
+            "'scikit-learn>=1.4'"
         )
     return Path(spec.origin).parent / file
 

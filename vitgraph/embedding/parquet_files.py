@@ -35,21 +35,6 @@ _GROUP = 64 << 20
 """The bytes of a row group; a reader has to read a whole row group for one item."""
 
 
-def require_parquet() -> None:
-    """Check that pyarrow is installed.
-
-    Raises:
-        ValueError: pyarrow is not installed; the message says how to install it.
-    """
-    try:
-        import pyarrow  # noqa: F401
-    except ImportError:
-        raise ValueError(
-            "parquet files need pyarrow: pip install 'vitgraph[parquet]', or in a clone pip "
-            "install '.[parquet]'"
-        ) from None
-
-
 def write_vectors(file: Path, keys: Sequence[str], matrix: Array) -> None:
     """Write the parquet file of a shard with one vector per item.
 

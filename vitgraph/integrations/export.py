@@ -97,7 +97,7 @@ def export_onnx(
         import onnxscript  # noqa: F401  # torch.onnx needs it, and says so late
     except ImportError as error:
         raise ImportError(
-            "exporting to ONNX needs onnx and onnxscript: pip install onnx onnxscript"
+            "exporting to ONNX needs two packages: pip install 'onnx>=1.19' 'onnxscript>=0.5'"
         ) from error
     program = export_program(encoder, grid_thw)
     assert program.example_inputs is not None

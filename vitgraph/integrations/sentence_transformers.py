@@ -47,8 +47,8 @@ vectors = model.encode([Image.open("photo.jpg")])
 ```
 
 The flag is needed although the repo holds no code: the class of the module is the installed
-vitgraph's (`pip install vitgraph`), and sentence-transformers imports a class of another package
-only with it.
+vitgraph's (`pip install .` in a clone of its repository), and sentence-transformers imports a class
+of another package only with it.
 
 The encoder alone, with its features per patch:
 

@@ -1,4 +1,4 @@
-"""Figures of feature maps, attention and similarity (``pip install 'vitgraph[plots]'``).
+"""Figures of feature maps, attention and similarity (``pip install 'matplotlib>=3.8'``).
 
 From photographs to a figure::
 

@@ -176,12 +176,12 @@ def run_worker(command: Command) -> int:
         ValueError: an option has an invalid value, or the folder holds a job with other settings.
         OSError: the folder cannot be written to, or the disk is full.
     """
-    from ...embedding.parquet_files import require_parquet
     from ...embedding.storage import open_storage
+    from ...packages import require_pyarrow
 
     options = command.options
     if options.format == "parquet":
-        require_parquet()
+        require_pyarrow()
     load = cache(partial(_load, command))
     if options.plan:
         from .plan import print_plan

@@ -1,4 +1,4 @@
-"""The checks of ``vitgraph encode`` before anything is fetched, and before torch is imported."""
+"""The checks of ``vitgraph encode`` before anything is fetched; they rarely import torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from PIL import Image
 from safetensors import SafetensorError, safe_open
 
-from ...packages import learn_heif, require_av, require_matplotlib
+from ...packages import require_matplotlib
 from ..arguments import LIMITS, check_checkpoint, check_names, is_video
 
 
@@ -127,10 +127,12 @@ def check_media(options: argparse.Namespace) -> None:
         raise ValueError("nothing to encode: name at least one image, or a --video")
     for path in options.images:
         _check_image(path, options)
-    if options.video:
-        require_av()
     for path in options.video:
         _check_file(path, "", "name the clips in it")
+    if options.video:
+        from encoders.inputs import require_av  # comes last, because it imports torch
+
+        require_av()
 
 
 def _check_image(file: Path, options: argparse.Namespace) -> None:
@@ -142,8 +144,11 @@ def _check_image(file: Path, options: argparse.Namespace) -> None:
     )
     if is_video(file):
         raise ValueError(f"{file}: is a video: `{_command(options, options.repo, file)}`")
-    if _is_heif(file):
-        learn_heif(file)
+    if _may_be_heif(file):
+        from encoders.inputs import learn_heif, prefix_errors
+
+        with prefix_errors(str(file)):
+            learn_heif(file)
     try:
         size = _read_size(file)
     except Image.DecompressionBombError as error:
@@ -169,11 +174,10 @@ def _read_size(file: Path) -> tuple[int, int]:
             return image.size
 
 
-def _is_heif(path: Path) -> bool:
-    """Return whether the first bytes of a file are those of HEIF, a format of phone cameras."""
+def _may_be_heif(path: Path) -> bool:
+    """Return whether a file begins as those of HEIF do, a format of phone cameras, AVIF and MP4."""
     with path.open("rb") as file:
-        head = file.read(32)
-    return head[4:8] == b"ftyp" and any(brand in head for brand in (b"heic", b"heix", b"mif1"))
+        return file.read(8)[4:] == b"ftyp"
 
 
 def _check_file(file: Path, of_url: str, of_folder: str) -> None:

@@ -21,15 +21,17 @@ from typing import IO, TYPE_CHECKING
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "http": "http", "https": "http"}
-"""The extra of this distribution that installs the driver of a protocol, by the protocol."""
+_STORES = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "http": "http", "https": "http"}
+"""The kind of store of each protocol whose driver is not installed with this distribution."""
+_DRIVERS = {"s3": "s3fs>=2025.3", "gs": "gcsfs>=2025.3", "http": "aiohttp>=3.9"}
+"""The package that fsspec reads a kind of store with."""
 _FAILURES = {
     "s3": ("botocore.exceptions.BotoCoreError", "botocore.exceptions.ClientError"),
     "gs": ("gcsfs.retry.HttpError", "google.auth.exceptions.GoogleAuthError"),
     "http": ("aiohttp.ClientError",),
     "hf": ("httpx.HTTPError",),
 }
-"""The exceptions that a driver raises beside OSError and ValueError, by its extra or protocol."""
+"""The exceptions that a driver raises beside OSError and ValueError, by its store or protocol."""
 _NONBLOCK = 0 if sys.platform == "win32" else os.O_NONBLOCK
 _STATES = ("ETag", "etag", "md5Hash", "blob_id", "Content-MD5", "Last-Modified", "LastModified")
 """The fields of a remote store's description of a file that change with its content; the first that
@@ -313,12 +315,12 @@ def open_filesystem(url: str) -> tuple[AbstractFileSystem, str]:
         fs_and_path: tuple[AbstractFileSystem, str] = url_to_fs(url, use_listings_cache=False)
         return fs_and_path
     except ImportError as error:
-        extra = _EXTRAS.get(protocol_of(url))
-        if extra is None:
+        store = _STORES.get(protocol_of(url))
+        if store is None:
             raise ValueError(f"{url}: {error}") from error
         raise ValueError(
             f"{url}: needs a driver that is not installed ({error}): pip install "
-            f"'vitgraph[{extra}]', or in a clone pip install '.[{extra}]'"
+            f"'{_DRIVERS[store]}'"
         ) from error
     except ValueError as error:
         raise ValueError(
@@ -342,6 +344,6 @@ def explaining(url: str) -> Iterator[None]:
 def _failures_of(protocol: str) -> tuple[type[Exception], ...]:
     """Return the exception classes of a protocol's driver, without those whose modules are not
     imported."""
-    names = _FAILURES.get(_EXTRAS.get(protocol, protocol), ())
+    names = _FAILURES.get(_STORES.get(protocol, protocol), ())
     parts = (name.rpartition(".") for name in names)
     return tuple(vars(sys.modules[m])[kind] for m, _, kind in parts if m in sys.modules)

@@ -46,5 +46,6 @@ class LeftOut:
         parts = [f"{count:,} {suffix}" for suffix, count in common]
         if other_count := self.counts.total() - sum(count for _, count in common):
             parts.append(f"{other_count:,} others")
-        hint = "; pip install 'vitgraph[heif]' reads .heic" if _HEIF & self.counts.keys() else ""
-        return [f"left out, because they are no images by their names: {', '.join(parts)}{hint}"]
+        if _HEIF & self.counts.keys():
+            parts[-1] += "; .heic needs pillow-heif: pip install 'pillow-heif>=1.0'"
+        return [f"left out, because they are no images by their names: {', '.join(parts)}"]

@@ -14,7 +14,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..parquet_files import require_parquet
+from ...packages import require_pyarrow
 from .files import is_remote, open_file, state_of
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class ParquetTable:
     """
 
     def __init__(self, path: str, version: str, column: str) -> None:
-        require_parquet()
+        require_pyarrow()
         from pyarrow import ArrowException, parquet
 
         self.path, self.version, self.column = path, version, column
@@ -142,7 +142,7 @@ def require_datasets(name: str) -> None:
         ValueError: the package is not installed.
     """
     if find_spec("datasets") is None:
-        raise ValueError(f"{DATASET}{name}: is read by the datasets package: pip install datasets")
+        raise ValueError(f"{DATASET}{name}: needs the datasets package: pip install 'datasets>=4'")
 
 
 def pin_dataset(name: str) -> tuple[str, str]:
