@@ -95,7 +95,7 @@ if TYPE_CHECKING:
     from .plots import plot_nearest_patches as plot_nearest_patches
     from .plots import plot_similarity as plot_similarity
 
-__version__ = "0.2.0"
+__version__ = "0.2.0.dev0"
 
 _NAMES = {
     "encoders": (

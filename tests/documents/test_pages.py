@@ -21,7 +21,7 @@ OURS = {"encoders", "graphwrap", "vitgraph", "weights"}
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.M | re.S)
 BASES = ("vision", "patch", "tile", "paths")
 """Modules of ``encoders.base`` with classes that a family subclasses."""
-CALLED = {"PIL": "pillow", "faiss": "faiss_cpu"}
+CALLED = {"PIL": "pillow", "faiss": "faiss_cpu", "sklearn": "scikit_learn"}
 """Names of distributions that differ from those of their modules."""
 
 
@@ -98,7 +98,8 @@ def test_a_weakness_is_reported_in_private() -> None:
 def test_the_changelog_begins_with_the_version_of_the_package() -> None:
     text = (ROOT / "CHANGELOG.md").read_text("utf-8")
     versions = re.findall(r"^## \[(\S+)\] - ", text, re.M)
-    assert versions == [vitgraph.__version__, "0.1.0"]
+    assert versions == [vitgraph.__version__.removesuffix(".dev0"), "0.1.0"]
+    assert ("- Unreleased" in text) == vitgraph.__version__.endswith(".dev0")
     kinds = re.findall(r"^### (\w+)", text, re.M)
     assert kinds == ["Added", "Changed", "Removed", "Fixed", "Security"]
 
