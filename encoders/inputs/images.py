@@ -8,7 +8,6 @@ normalised in float32 with the rescale by 1/255 folded into mean and std. Neithe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from operator import index
 from typing import NamedTuple, Protocol, SupportsIndex, runtime_checkable
 
@@ -180,7 +179,6 @@ def stack_frames(frames: Sequence[Tensor], pinned: bool) -> Tensor:
     return out
 
 
-@lru_cache(maxsize=16)
 def fold_mean_std(mean: PerChannel, std: PerChannel) -> tuple[Tensor, Tensor]:
     """Convert mean and std of pixels from 0 to 1 to those from 0 to 255, float32 [3, 1, 1] each."""
     mean_std = torch.tensor((mean, std), dtype=torch.float32, device="cpu") * 255.0
@@ -198,20 +196,11 @@ def normalize(pixels: Tensor, mean: PerChannel, std: PerChannel) -> Tensor:
     Returns:
         float32 [N, 3, ...].
     """
-    mean_std = (
-        _pinned_mean_std(mean, std) if pixels.is_cuda else torch.stack(fold_mean_std(mean, std))
-    )
+    mean_std = torch.stack(fold_mean_std(mean, std))
+    if pixels.is_cuda:  # a copy from pageable memory would wait for all batches that are queued
+        mean_std = mean_std.pin_memory()
     low, scale = mean_std.to(pixels.device, non_blocking=True).view(2, 3, *[1] * (pixels.ndim - 2))
     return pixels.to(torch.float32).sub_(low).div_(scale)
-
-
-@lru_cache(maxsize=16)
-def _pinned_mean_std(mean: PerChannel, std: PerChannel) -> Tensor:
-    """Return mean and std of pixels from 0 to 255 in page-locked memory, [2, 3, 1, 1].
-
-    A copy from pageable memory to a GPU would wait until all batches that are queued have run.
-    """
-    return torch.stack(fold_mean_std(mean, std)).pin_memory()
 
 
 def grid_tensor(grids: Sequence[Grid]) -> Tensor:

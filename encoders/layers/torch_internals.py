@@ -5,7 +5,7 @@ No other file of ``encoders`` uses such names. Towers import this file where the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -93,6 +93,14 @@ def versions_of(tensors: Sequence[Tensor]) -> list[int]:
     No public function tells whether weights were updated since copies of them were made.
     """
     return [tensor._version for tensor in tensors]
+
+
+def any_fake(tensors: Iterable[Tensor]) -> bool:
+    """Return whether a tensor has no numbers, as those that ``torch.export`` traces with.
+
+    No public function tells fake tensors from others.
+    """
+    return any(isinstance(tensor, FakeTensor) for tensor in tensors)
 
 
 def transforms_are_on() -> bool:
