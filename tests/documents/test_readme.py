@@ -21,12 +21,13 @@ from pathlib import Path
 import pytest
 import torch
 
+import vitgraph
 from encoders.inputs.intake import to_rgb
 from support.hub.server import HubServer
 from vitgraph.cli import main
 from vitgraph.commands.demo_pictures import panned_clip, sample_photographs
 from vitgraph.video import write_video
-from weights import load_encoder
+from weights import FAMILIES, load_encoder
 
 ROOT = Path(__file__).parents[2]
 REPO_ID = "Qwen/Qwen3-VL-2B-Instruct"
@@ -96,6 +97,8 @@ def test_readme_runs_from_top_to_bottom(
     run = [shlex.split(line)[1] for line in commands("README.md")]
     assert run == ["encode", "inspect", "extract", "embed", "list"]
     run_page("README.md", {REPO_ID: str(checkpoint)}, capsys)
+    assert "# torch.Size([260, 2048])" in blocks("README.md", "python")[0]  # width of the 2B model
+    assert capsys.readouterr().out.startswith("torch.Size([260, 96])\n" * 2)
     assert (workplace / "maps.png").stat().st_size > 10_000
     for path in map(workplace.joinpath, ("street.pt", "flower.pt")):
         assert torch.load(path).ndim == 1
@@ -181,13 +184,46 @@ def test_comparison_with_the_peers_ends_by_line_40() -> None:
     assert lines.index("", header) <= 40
 
 
-def test_install_clones_and_its_size_stands_on_a_page() -> None:
-    clone, *install = blocks("README.md", "sh")[0].splitlines()
-    assert clone.startswith("cd vitgraph  # a clone of this repository")
+def test_the_readme_installs_from_its_folder_and_sizes_stand_elsewhere() -> None:
+    install = blocks("README.md", "sh")[0].splitlines()
     assert [line.split()[:2] for line in install] == [["pip", "install"]] * 2
     assert "https://download.pytorch.org/whl/cpu" in install[0]
+    assert "# in the folder of this README: no package index has a release yet" in install[1]
     assert "GiB" not in (ROOT / "README.md").read_text()
     assert "| 0.8 GiB | 1.0 GiB |" in (ROOT / "docs" / "install.md").read_text()
+
+
+def test_the_first_ten_lines_say_version_licence_and_a_measured_speed() -> None:
+    """Measured anew? ``python -m benchmarks.table --write`` writes the page with the row."""
+    first = " ".join(" ".join((ROOT / "README.md").read_text().splitlines()[:10]).split())
+    assert f"Version {vitgraph.__version__} · Apache-2.0 · Python >= 3.10" in first
+    header, _, *rows = [
+        [cell.strip(" *`") for cell in line.split("|")[1:-1]]
+        for line in (ROOT / "benchmarks" / "RESULTS.md").read_text().splitlines()
+        if line.startswith("|")
+    ]
+    row = next(row for row in rows if row[:2] == ["Qwen3-VL-8B", "1x448"])
+    peer, ours, engine = (
+        next(cell for name, cell in zip(header, row, strict=True) if name.startswith(start))
+        for start in ("transformers", "flash` extra", "vLLM")
+    )
+    assert f"{ours} ms on an H200, transformers {peer} and vLLM {engine} " in first
+
+
+def test_the_readme_counts_the_families_and_names_those_not_verified() -> None:
+    text = " ".join((ROOT / "README.md").read_text().split())
+    assert f"[{len(FAMILIES)} families](#families)" in text
+    unverified = [family.title for family in FAMILIES.values() if not family.verified]
+    assert f"{' and '.join(unverified)} are not verified so" in text
+
+
+def test_the_readme_says_the_bounds_that_a_family_closes_over() -> None:
+    text = " ".join((ROOT / "README.md").read_text().split())
+    held = (ROOT / "tests" / "repository" / "test_layering.py").read_text()
+    bounds = re.findall(r"^CLOSURE\w* = \((\d+), (\d+)\)", held, re.M)
+    (files, lines), (more_files, more_lines) = [tuple(map(int, bound)) for bound in bounds]
+    assert f"at most {files} files and {lines:,} lines" in text
+    assert f"(DeepSeek's {more_files} files and {more_lines:,} lines)" in text
 
 
 def test_readme_is_short_ordered_and_wrapped_at_one_width() -> None:
