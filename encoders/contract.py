@@ -21,6 +21,8 @@ counts; (t, h, w) a grid, p patch size, m merge size, s side of a square. An ima
 
 from __future__ import annotations
 
+import inspect
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkable
 
@@ -75,6 +77,7 @@ __all__ = [
     "Preprocessor",
     "VisionInputs",
     "output_like",
+    "warn_caller",
 ]
 
 KernelName: TypeAlias = Literal["triton", "flash2", "cudnn", "flash4", "tma"]
@@ -83,7 +86,9 @@ Kernels: TypeAlias = Literal["auto", "torch", KernelName]
 """The attention kernels to choose from: all, those that come with torch, or one."""
 Precision: TypeAlias = Literal["bf16", "fp8"]
 """The precision of matrix products: the encoder's own half or full precision, or e4m3."""
-
+BETWEEN = {"encoders", "graphwrap", "weights", "vitgraph", "torch"}
+"""The import names of this library and of torch, whose frames lie between the user's line and the
+place of a warning."""
 
 CallBlock: TypeAlias = Callable[[nn.Module, Tensor], Tensor]
 """Calls one block of an encoder as a module, on the rows that it reads."""
@@ -298,3 +303,15 @@ class Accelerable(AcceleratesItself, Protocol):
     """An encoder whose blocks an accelerator can run; ``accelerator`` is None if none does."""
 
     accelerator: Accelerator | None
+
+
+def warn_caller(message: str) -> None:
+    """Give a UserWarning that names the user's line: the innermost one outside of ``BETWEEN``.
+
+    No fixed ``stacklevel`` serves: an encoder, one of several paths and a graphed encoder reach the
+    same warning over different numbers of frames.
+    """
+    frame, level = inspect.currentframe(), 1
+    while frame and str(frame.f_globals.get("__name__")).partition(".")[0] in BETWEEN:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level)

@@ -14,7 +14,6 @@ modules, in the order of a call's way through them:
 - ``packing``: items put into the groups that cost least
 - ``outputs``: outputs as fields by name, and the tensors that a caller gives for them
 - ``stats``: what was replayed, padded and run eagerly
-- ``caller_warnings``: warnings that name the line of the user's call
 - ``torch_internals``: the functions of torch that are called although they are not public
 """
 

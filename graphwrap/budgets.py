@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, SupportsIndex, TypeAlias
 
-from encoders.contract import EncoderItemSpec, GraphableEncoder, Grid
+from encoders.contract import EncoderItemSpec, GraphableEncoder, Grid, warn_caller
 
 from .budget_sizes import default_budgets, require_positive, require_positives, square_counts
-from .caller_warnings import warn_caller
 
 LONG_SEGMENTS = 8
 """The number of attention segments in the long shape of a budget. In the short shape segments are

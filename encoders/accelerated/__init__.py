@@ -13,12 +13,11 @@ This package knows no model. The blocks of an encoder list their layers by role,
 
 from __future__ import annotations
 
-import warnings
 from typing import get_args
 
 import torch
 
-from ..contract import Kernels, Precision
+from ..contract import Kernels, Precision, warn_caller
 from .accelerator import FusedBlocks
 from .attention.candidates import KERNELS
 from .obstacles import fp8_obstacle, obstacle
@@ -61,5 +60,5 @@ def accelerate(
         )
     because = obstacle(device, dtype)
     if because is not None and (device.type == "cuda" or kernels in KERNELS):
-        warnings.warn(f"the reference runs instead: {because}", stacklevel=3)
+        warn_caller(f"the reference runs instead: {because}")
     return FusedBlocks(kernels, precision, because)

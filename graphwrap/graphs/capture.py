@@ -18,8 +18,9 @@ import torch
 from torch import nn
 from tqdm.auto import tqdm
 
+from encoders.contract import warn_caller
+
 from ..budgets import Budget, BudgetSet
-from ..caller_warnings import warn_caller
 from ..costs import Costs, CostTable
 from ..encoder_forms import EncoderForm, capacity_metadata, captured_forward
 from ..guards import WeightGuard, as_module, plain_tensors

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
 from encoders.accelerated.attention.candidates import KERNELS, is_installed
 from encoders.accelerated.obstacles import obstacle
+from graphwrap import GraphedEncoder
 from oracles import tiny
 from support.accelerated.cases import OURS, run
+from support.towers.step3_paths import shared
 
 
 def test_an_unknown_kernel_is_refused_with_the_choices() -> None:
@@ -50,6 +54,17 @@ def test_a_kernel_by_name_on_the_cpu_warns_once(kernels: str) -> None:
     assert len(caught) == 1
     assert caught[0].filename == __file__
     run(fast, "qwen3_vl")
+
+
+@pytest.mark.parametrize("start", ["paths", "graphs"])
+def test_a_kernel_by_name_warns_at_the_line_of_the_caller(start: str) -> None:
+    starts: dict[str, Callable[[], object]] = {
+        "paths": lambda: shared("step3_vl").accelerated("triton"),
+        "graphs": lambda: GraphedEncoder(tiny("qwen3_vl"), kernels="triton"),
+    }
+    with pytest.warns(UserWarning, match="the reference runs instead") as caught:
+        starts[start]()
+    assert {warning.filename for warning in caught} == {__file__}
 
 
 def test_obstacles_are_said_in_words(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ attention, is dropped.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
@@ -15,7 +14,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from ...contract import Kernels
+from ...contract import Kernels, warn_caller
 from ...layers.attention import attention
 from .candidates import (
     KERNELS,
@@ -101,11 +100,9 @@ class KernelChoices:
         """Warn once, with the ``reason``, that the kernel the user named cannot run ``subject``."""
         if self.requested in KERNELS and not self._warned:
             self._warned = True
-            warnings.warn(
+            warn_caller(
                 f"attention kernel {self.requested!r} cannot run {subject} ({reason}): the "
-                "reference's "
-                'attention runs instead; use kernels="auto" to choose what can',
-                stacklevel=2,
+                'reference\'s attention runs instead; use kernels="auto" to choose what can'
             )
 
     def _agrees(self, name: str, q: Tensor, shape: AttentionShape) -> bool:
