@@ -72,7 +72,7 @@ class Budget(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name in tables and warnings: ``tokens (attention sequences x longest sequence)``."""
+        """The name in tables and warnings: ``tokens (segments x longest segment)``."""
         return f"{self.tokens} ({self.segments}x{self.longest_segment})"
 
     def exceeded_by(self, batch: Batch) -> str | None:
@@ -255,9 +255,9 @@ def _shapes(
 ) -> list[Budget]:
     """Return the budgets (sizes of CUDA graphs) to capture, at most ``max_count``.
 
-    Every token count gets a budget of few long segments (attention sequences). While ``max_count``
-    allows, token counts get a second budget of many short segments: first those of square images,
-    the largest of them first.
+    Every token count gets a budget of few long segments. While ``max_count`` allows, token counts
+    get a second budget of many short segments: first those of square images, the largest of them
+    first.
 
     Args:
         encoder: the encoder, which says how many rows and windows so many tokens take.

@@ -100,8 +100,7 @@ def with_paths(encoder: object) -> MultiPathEncoder:
     out the steps of the wrapper's own forward.
 
     Raises:
-        TypeError: no module, or a path lacks a member of
-            :class:`encoders.contract.GraphableEncoder`.
+        TypeError: no module, or a path lacks a member of :class:`GraphableEncoder`.
     """
     if not isinstance(encoder, nn.Module):
         require_graphable(encoder)

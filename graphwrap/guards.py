@@ -219,7 +219,7 @@ def require_graphable(encoder: object) -> None:
         raise TypeError(
             f"{type(encoder).__name__} cannot be replayed as graphs: {error}; it needs "
             "budget_range, row_shape, grid_for, item_specs, prepare_encoder_metadata and split, "
-            "see encoders.contract.GraphableEncoder"
+            "see vitgraph.GraphableEncoder"
         ) from error
 
 

@@ -26,7 +26,7 @@ def output_fields(
     if not isinstance(output, EncoderOutput | PartialOutput):
         raise TypeError(
             f"the encoder returned a {type(output).__name__}: a forward returns "
-            "encoders.contract.EncoderOutput(last_hidden_state, pooler_output, deepstack_features)"
+            "vitgraph.EncoderOutput(last_hidden_state, pooler_output, deepstack_features)"
         )
     fields: dict[str, Tensor] = {}
     values: tuple[Tensor | Sequence[Tensor] | None, ...] = output

@@ -23,14 +23,14 @@ CHEAPER = "cheaper"
 PLACEMENTS = 60
 """The most items that are placed for one call over all attempts: each attempt fills groups of one
 budget's capacity with all items, so that of more items fewer budgets are tried. With 200 instead,
-random calls cost 1.4 % less and take 0.65 ms to pack, not 0.20 (``benchmarks/NOTES.md``)."""
+random calls cost 1.4 % less and take 0.65 ms to pack, not 0.20."""
 OPEN_GROUPS = 4
 """The number of groups that an item may still join; when another one opens, the oldest closes. If
-none closed, packing 10,000 items would take 1.0 s instead of 0.04 (``benchmarks/NOTES.md``)."""
+none closed, packing 10,000 items would take 1.0 s instead of 0.04."""
 WORTH_A_SPLIT = 1.1
 """Several groups are taken only where one costs 10 % more than the sum of theirs: attention is
 slower in small groups than in a large one, which no cost includes. On an H200 that was 2 to 10 %
-of a call (``benchmarks/NOTES.md``)."""
+of a call."""
 Key: TypeAlias = tuple[Grid, ...]
 
 

@@ -102,7 +102,7 @@ def _attend(
 
 
 def _attend_runs(q: Tensor, k: Tensor, v: Tensor, offsets: list[int], segment_rows: int) -> Tensor:
-    """Attend on the CPU with one dense call per run of equally long sequences, for speed."""
+    """Attend on the CPU with one dense call per run of equally long segments, for speed."""
     lengths = [end - start for start, end in pairwise(offsets) if end > start]
     _check_lengths(lengths, q.shape[0], segment_rows)
     parts, start = [], 0

@@ -88,7 +88,7 @@ def padded_offsets(
 
 
 def padding_rows(cu_seqlens: Tensor, rows: int) -> Tensor:
-    """Return which of ``rows`` packed rows are padding after all sequences, bool [rows, 1, 1]."""
+    """Return which of ``rows`` packed rows are padding after all segments, bool [rows, 1, 1]."""
     return (torch.arange(rows, device=cu_seqlens.device) >= cu_seqlens[-1])[:, None, None]
 
 

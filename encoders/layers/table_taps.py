@@ -113,8 +113,9 @@ def pooled_rows(
         dtype: dtype of the weights.
 
     Returns:
-        Row numbers int64 [rows, most] and weights [rows, most] that sum to 1. A frame that a
-        segment lacks has weight 0 and some row of the segment; beyond the patches both are 0.
+        Row numbers int64 [rows, max_frames], and weights of that shape, which sum to 1 in each row.
+        A frame that a segment lacks has weight 0 and some row of the segment; beyond the patches
+        both are 0.
     """
     index = torch.zeros(rows, max_frames, dtype=torch.int64, device="cpu")
     weight = torch.zeros(rows, max_frames, dtype=dtype, device="cpu")

@@ -20,7 +20,7 @@ class Progress:
 
     Args:
         total: number of items, None if it is not known.
-        shown: whether anything is shown.
+        visible: whether anything is shown.
         per_line: items per line of a log; None takes a hundredth of all items, at least 100, or
             1,000 if ``total`` is None.
     """

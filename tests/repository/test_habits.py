@@ -182,6 +182,31 @@ def test_a_docstring_says_what_an_argument_is_by_a_noun() -> None:
             assert not (found := fragment.search(text)), f"{path}: {found and found[0]!r}"
 
 
+def test_every_argument_of_a_docstring_is_a_parameter() -> None:
+    """A class documents the parameters of its ``__init__``, or else its fields."""
+    entry = re.compile(r"^ {4}(\w+(?:, \w+)*): ", re.M)
+    listed = 0
+    for path in sources(*PACKAGES):
+        for node in nodes_of(path):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                section = (ast.get_docstring(node) or "").partition("\nArgs:\n")[2]
+                section = re.split(r"^\S", section, maxsplit=1, flags=re.M)[0]
+                names = {name for entries in entry.findall(section) for name in entries.split(", ")}
+                listed += len(names)
+                unknown = sorted(names - parameters(node))
+                assert not unknown, f"{path}: line {node.lineno}: {node.name} lists {unknown}"
+    assert listed > 1000
+
+
+def parameters(node: ast.FunctionDef | ast.ClassDef) -> set[str]:
+    """The parameters of a function, or those that a class is made with."""
+    if isinstance(node, ast.FunctionDef):
+        return {found.arg for found in ast.walk(node.args) if isinstance(found, ast.arg)}
+    fields = {part.target.id for part in node.body if isinstance(part, ast.AnnAssign)}
+    inits = (part for part in node.body if getattr(part, "name", "") == "__init__")
+    return next(map(parameters, inits), fields)
+
+
 def docstrings(path: Path) -> Iterator[str]:
     """The docstring of the file, and of each of its classes and functions, as it is indented."""
     kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef

@@ -67,7 +67,7 @@ class HubCheckpoint(Checkpoint):
 
     Args:
         repo: the repo at its commit.
-        brought: small files that finding the commit has fetched, by name; None for a file that the
+        answers: small files that finding the commit has fetched, by name; None for a file that the
             repo does not have.
         damage: why the tower in the cache is not used, None if there is none.
     """

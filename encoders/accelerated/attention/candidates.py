@@ -57,7 +57,7 @@ class AttentionShape(NamedTuple):
 
     @property
     def pads(self) -> bool:
-        """Whether rows of padding may follow the last attention sequence."""
+        """Whether rows of padding may follow the last segment."""
         return not self.equal or self.segments > 1
 
     @property
@@ -155,7 +155,7 @@ def flash4_tile(shape: AttentionShape) -> tuple[int, int, bool] | None:
 
     Measured on an H200: with the package's own tile of 192 x 144, one image of 784 rows takes 1.25
     and 1.42 times as long as with the tile returned here (heads of 72 and 80 columns), and 32 such
-    images 1.07 and 1.06 times (``benchmarks/NOTES.md``).
+    images 1.07 and 1.06 times.
 
     Returns:
         Query rows, keys, and whether probabilities stay in registers for the second product.

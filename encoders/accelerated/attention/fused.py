@@ -39,7 +39,7 @@ class FusedAttention:
         choices: the attention kernels of the encoder.
         hidden: the hidden states that the pass starts with, [T, D] or views [B, .., D].
         metadata: the result of the encoder's ``prepare_encoder_metadata``.
-        ran: the record of the kernels that the pass used.
+        run_record: the record of the kernels that the pass used.
 
     Raises:
         ValueError: the metadata has rotary angles for views of another size.
@@ -158,7 +158,7 @@ class FusedAttention:
         return RelativeShape(width // parts.num_heads, h, w, relative.window, self.dtype)
 
     def _segments(self, parts: BlockParts) -> tuple[Tensor, int]:
-        """Return offsets of a block's attention sequences, int32 [S+1], and the longest length."""
+        """Return offsets of a block's segments, int32 [S+1], and the longest length."""
         if parts.windowed:
             return self.metadata["cu_window_seqlens"], int(self.metadata["max_window_seqlen"])
         longest = self.metadata["max_seqlen"]

@@ -11,7 +11,7 @@ values are multiplied by 0, so NaN in them spreads: rows beyond the last offset 
 (``AttentionKernel.reads_beyond``).
 
 Measured on an H200 beside ``triton_attention``: 1.11 to 1.28 times as fast for heads of 72 columns,
-1.24 to 1.33 for heads of 80 (``benchmarks/NOTES.md``).
+1.24 to 1.33 for heads of 80.
 
 Shapes: T packed rows, H heads, K head size, S segments, Q groups of queries.
 """

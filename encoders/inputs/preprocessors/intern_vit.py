@@ -133,7 +133,7 @@ class TilePreprocessor:
         fps: float | None = None,
         num_frames: int | None = None,
     ) -> VisionInputs:
-        """Return tiles [n, 3, s, s] of images, then videos; see ``VisionEncoder.preprocess``."""
+        """Return tiles [n, 3, s, s] of images, then videos; see ``Encoder.preprocess``."""
         limits = Limits(min_pixels, max_pixels, max_tiles, max_soft_tokens, fps, num_frames)
         items = self._read(images, videos, limits)
         counts = [_count(tiling) * len(frames) for frames, tiling, _, _ in items]

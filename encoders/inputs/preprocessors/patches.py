@@ -189,7 +189,7 @@ class PatchPreprocessor:
         fps: float | None = None,
         num_frames: int | None = None,
     ) -> VisionInputs:
-        """Return patches [P, 3*F*p*p] of images, then videos; see ``VisionEncoder.preprocess``."""
+        """Return patches [P, 3*F*p*p] of images, then videos; see ``Encoder.preprocess``."""
         limits = Limits(min_pixels, max_pixels, max_tiles, max_soft_tokens, fps, num_frames)
         return self._fill(self._read(images, videos, limits))
 
