@@ -8,6 +8,7 @@ import re
 import sys
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -116,14 +117,34 @@ def test_the_notice_names_every_family_and_its_source(family: str) -> None:
     assert any(one in notice for one in named), source
 
 
-def test_the_recipe_names_hooks_that_the_base_classes_have() -> None:
+def hooks_of_the_recipe() -> dict[str, set[tuple[str, str]]]:
+    """Per table of the recipe, its base classes and hooks."""
     text = (ROOT / "docs/add_an_encoder.md").read_text("utf-8")
-    rows = re.findall(r"^\| `(\w+)` \| `(\w+)` \|", text, re.M)
+    tables = re.findall(r"^### (\w+)\n(.*?)(?=^###|\Z)", text, re.M | re.S)
+    found = {name: re.findall(r"^\| `(\w+)` \| `(\w+)` \|", rows, re.M) for name, rows in tables}
+    return {name: {*rows} for name, rows in found.items()}
+
+
+def bases() -> dict[str, Any]:
     modules = [import_module(f"encoders.base.{name}_encoder") for name in BASES]
-    bases = {name: value for module in modules for name, value in vars(module).items()}
-    assert {"_embed", "_block_context", "_token_grid", "join"} <= {hook for _, hook in rows}
-    for base, hook in rows:
-        assert hasattr(bases[base], hook), f"{base}.{hook}"
+    return {name: value for module in modules for name, value in vars(module).items()}
+
+
+def test_the_recipe_names_hooks_that_the_base_classes_have() -> None:
+    tables = hooks_of_the_recipe()
+    assert [*tables] == ["Must", "May", "Seldom"]
+    for base, hook in set().union(*tables.values()):
+        assert hasattr(bases()[base], hook), f"{base}.{hook}"
+
+
+def test_the_recipe_says_must_of_every_abstract_hook() -> None:
+    tables = hooks_of_the_recipe()
+    must = {hook for _, hook in tables["Must"]}
+    for base in ("PatchEncoder", "TileEncoder", "PathsEncoder"):
+        assert bases()[base].__abstractmethods__ <= must, base
+    for base, hook in tables["May"] | tables["Seldom"]:
+        concrete = "PatchEncoder" if base == "VisionEncoder" else base
+        assert hook not in bases()[concrete].__abstractmethods__, f"{base}.{hook}"
 
 
 def test_classifiers_are_those_that_exist_and_name_every_python() -> None:
