@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .base.encoder import Encoder
-from .base.saving import in_halves, in_pairs
+from .base.saving import STORED_DTYPES, in_halves, in_pairs
 from .data import VisionInputs
 from .hf_config import read_ratio, read_size
 from .layers.torch_internals import share_modules
@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # the module with the type imports PIL and numpy
     from .streams.keywords import MapSettings
 
 __all__ = [
+    "STORED_DTYPES",
     "accelerator",
     "attention_maps",
     "in_halves",

@@ -9,16 +9,12 @@ from pathlib import Path
 
 import torch
 
-from encoders.internals import accelerator
+from encoders.internals import STORED_DTYPES, accelerator
 
 from .terminal import counted
 
-DTYPES = {
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "float64": torch.float64,
-}
+DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in STORED_DTYPES.values()}
+"""The dtypes that options name, such as "float32"."""
 
 
 def read_device(name: str | None) -> torch.device:

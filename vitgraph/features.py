@@ -32,6 +32,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from encoders.contract import EncoderOutput, PartialOutput
+from encoders.internals import STORED_DTYPES
 from encoders.streams import Pool
 from weights import JsonObject
 from weights.files import TensorEntry, header_bytes, writing_atomic
@@ -200,13 +201,7 @@ def _cast(tensor: Tensor, dtype: torch.dtype | None, name: str) -> Tensor:
     return converted
 
 
-_DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-}
+_DTYPES = {dtype: name for name, dtype in STORED_DTYPES.items()} | {torch.int64: "I64"}
 """The dtypes that a features file can hold, and their names in a safetensors header."""
 
 

@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from .load import DtypeName as DtypeName
     from .load import describe_encoder as describe_encoder
     from .load import load_encoder as load_encoder
-    from .match import STORED_DTYPES as STORED_DTYPES
     from .opening import open_checkpoint as open_checkpoint
     from .opening import resolve_commit as resolve_commit
     from .strict_json import JsonDict as JsonDict
@@ -61,7 +60,6 @@ _NAMES = {
     "inspection": ("CheckpointInfo", "inspect_checkpoint"),
     "layouts": ("Layout", "Prefix", "Slot"),
     "load": ("DtypeName", "describe_encoder", "load_encoder"),
-    "match": ("STORED_DTYPES",),
     "opening": ("open_checkpoint", "resolve_commit"),
     "strict_json": ("JsonDict", "JsonObject"),
 }

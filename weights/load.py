@@ -21,7 +21,7 @@ from torch import Tensor
 from encoders import Encoder, Publication
 from encoders.contract import Preprocessor
 from encoders.inputs import image_section
-from encoders.internals import accelerator, in_pairs
+from encoders.internals import STORED_DTYPES, accelerator, in_pairs
 
 from .errors import CheckpointError, DamagedError
 from .files.checkpoint import TensorLocation, TowerTensor
@@ -29,7 +29,7 @@ from .files.index import PROCESSOR_FILES
 from .files.tensor_file import read_into
 from .files.tower_folder import PROJECTOR, usage
 from .hub.repo import Fetch, HubOptions
-from .match import STORED_DTYPES, FoundTower, find_encoder
+from .match import FoundTower, find_encoder
 from .opening import MOST_REPAIRS, open_checkpoint
 from .published import check_family
 from .strict_json import JsonDict, JsonObject

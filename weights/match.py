@@ -16,6 +16,7 @@ from functools import partial
 import torch
 
 from encoders import Encoder
+from encoders.internals import STORED_DTYPES
 
 from .errors import CheckpointError, DamagedError, legible, problem_line
 from .families import build_config, find_family
@@ -25,14 +26,6 @@ from .files.index import Contents, adapter_error, adapter_names, read_contents
 from .files.tower_folder import describe, transformers_class
 from .layouts import Layout, Prefix, find_layout
 from .strict_json import JsonDict
-
-STORED_DTYPES = {
-    "BF16": torch.bfloat16,
-    "F16": torch.float16,
-    "F32": torch.float32,
-    "F64": torch.float64,
-}
-"""The stored dtypes of tensors from which a tower can be loaded."""
 
 MOST_IN_LIST = 1024
 """The most entries of a list in a config, because each may make a module of the tower."""

@@ -17,8 +17,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-STORED = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
-"""The dtypes of stored weights that ``load_encoder`` reads, and thus may be saved."""
+STORED_DTYPES = {
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+}
+"""The dtypes in which towers are saved and loaded, by their names in a safetensors header."""
 LONGEST_PART = 255
 """The most bytes that file systems allow in the name of one file or folder."""
 CARD = """
@@ -246,10 +251,11 @@ def in_pairs(rows: Tensor, heads: int) -> Tensor:
 
 def _only_dtype(tensors: Mapping[str, Tensor]) -> torch.dtype:
     dtypes = {tensor.dtype for tensor in tensors.values()}
-    if len(dtypes) > 1 or not dtypes <= set(STORED):
+    if len(dtypes) > 1 or not dtypes <= {*STORED_DTYPES.values()}:
+        saved = ", ".join(map(str, STORED_DTYPES.values()))
         raise ValueError(
             f"the tensors are of dtype {', '.join(sorted(map(str, dtypes)))}: a tower is saved in "
-            f"one of {', '.join(map(str, STORED))}; cast it first, e.g. encoder.float()"
+            f"one of {saved}; cast it first, e.g. encoder.float()"
         )
     return dtypes.pop()
 

@@ -12,7 +12,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from oracles import draw_pixels
-from vitgraph.integrations.vllm_plugin.options import VARIABLE, Options, read_options
+from vitgraph.integrations.vllm_plugin.options import VARIABLE, PluginOptions, read_options
 from vitgraph.integrations.vllm_plugin.tower import PackedTower, TileTower, Tower, build_encoder
 from vitgraph.integrations.vllm_plugin.versions import counts_pools, refusal
 from vitgraph.seeded import write_seeded_checkpoint
@@ -37,14 +37,14 @@ def checkpoint(folder: Path, kind: str) -> tuple[dict[str, Any], Named]:
 
 
 def make(
-    folder: Path, kind: str, options: Options | None = None, **more: Any
+    folder: Path, kind: str, options: PluginOptions | None = None, **more: Any
 ) -> tuple[Tower, Named]:
     """A tower that is not filled yet, and the tensors that fill it."""
     config, tensors = checkpoint(folder, kind)
     family = FAMILIES[kind.removesuffix("_300m")]
     encoder = build_encoder(family, config, kind).to_empty(device="cpu").float()
     made = TileTower if kind == "intern_vit_300m" else PackedTower
-    return made(encoder, family, options or Options(), **more), tensors
+    return made(encoder, family, options or PluginOptions(), **more), tensors
 
 
 @pytest.mark.parametrize("backend", ["eager", "static"])
@@ -52,7 +52,7 @@ def make(
 def test_the_tower_returns_what_the_loaded_encoder_returns(
     tmp_path: Path, kind: str, backend: str
 ) -> None:
-    tower, tensors = make(tmp_path, kind, Options(backend=backend, budgets=[32]))
+    tower, tensors = make(tmp_path, kind, PluginOptions(backend=backend, budgets=[32]))
     assert tower.load_weights(tensors.items()) == {name for name, _ in tower.named_parameters()}
     tower.check_filled()
     encoder = load_encoder(tmp_path)
@@ -67,7 +67,9 @@ def test_the_tower_returns_what_the_loaded_encoder_returns(
 
 @pytest.mark.parametrize("backend", ["eager", "static"])
 def test_tiles_become_tokens_per_tile(tmp_path: Path, backend: str) -> None:
-    tower, tensors = make(tmp_path, "intern_vit_300m", Options(backend=backend, budgets=[512]))
+    tower, tensors = make(
+        tmp_path, "intern_vit_300m", PluginOptions(backend=backend, budgets=[512])
+    )
     tower.load_weights(tensors.items())
     tower.check_filled()
     encoder = load_encoder(tmp_path)
@@ -77,7 +79,7 @@ def test_tiles_become_tokens_per_tile(tmp_path: Path, backend: str) -> None:
 
 
 def test_results_stay_the_callers_own(tmp_path: Path) -> None:
-    tower, tensors = make(tmp_path, "qwen2_vl", Options(backend="static", budgets=[32]))
+    tower, tensors = make(tmp_path, "qwen2_vl", PluginOptions(backend="static", budgets=[32]))
     tower.load_weights(tensors.items())
     pixels = draw_pixels(tower.encoder, GRIDS)
     first = tower(pixels, GRIDS)
@@ -87,7 +89,7 @@ def test_results_stay_the_callers_own(tmp_path: Path) -> None:
 
 
 def test_weights_loaded_anew_are_seen_by_captured_graphs(tmp_path: Path) -> None:
-    tower, tensors = make(tmp_path, "qwen3_vl", Options(backend="static", budgets=[32]))
+    tower, tensors = make(tmp_path, "qwen3_vl", PluginOptions(backend="static", budgets=[32]))
     tower.load_weights(tensors.items())
     pixels = draw_pixels(tower.encoder, GRIDS)
     before = tower(pixels, GRIDS)
@@ -121,7 +123,9 @@ def test_a_table_of_times_is_measured_by_the_first_rank_alone(
             done.append("load")
 
     monkeypatch.setattr(f"{Tower.__module__}.GraphedEncoder", Graphed)
-    made = [make(tmp_path / str(n), "qwen3_vl", Options(table=str(file)))[0] for n in range(3)]
+    made = [
+        make(tmp_path / str(n), "qwen3_vl", PluginOptions(table=str(file)))[0] for n in range(3)
+    ]
     made[0].capture(first=True, wait=lambda: done.append("wait"))
     made[1].capture(first=False, wait=lambda: done.append("wait"))
     made[2].capture(first=True, wait=lambda: done.append("wait"))  # a restart
@@ -188,11 +192,11 @@ def test_sizes_that_no_tower_has_are_refused_before_weights(tmp_path: Path) -> N
 
 
 def test_options_come_from_the_environment_or_from_vllm() -> None:
-    wanted = Options(kernels="torch", budgets=[64, 128])
+    wanted = PluginOptions(kernels="torch", budgets=[64, 128])
     given = {"kernels": "torch", "budgets": [64, 128]}
     assert read_options({}, {VARIABLE: json.dumps(given)}) == wanted
     assert read_options({"vitgraph": given, "other": 1}, {}) == wanted
-    assert read_options(object(), {}) == Options()
+    assert read_options(object(), {}) == PluginOptions()
 
 
 @pytest.mark.parametrize(
@@ -213,10 +217,10 @@ def test_wrong_options_are_refused_with_the_known_ones(config: Any, text: str, m
 
 
 def test_enforce_eager_rules_graphs_out() -> None:
-    assert Options().backend_for(enforce_eager=True) == "eager"
-    assert Options(backend="cudagraph").backend_for(enforce_eager=True) == "eager"
-    assert Options(backend="static").backend_for(enforce_eager=True) == "static"
-    assert Options().backend_for(enforce_eager=False) == "auto"
+    assert PluginOptions().backend_for(enforce_eager=True) == "eager"
+    assert PluginOptions(backend="cudagraph").backend_for(enforce_eager=True) == "eager"
+    assert PluginOptions(backend="static").backend_for(enforce_eager=True) == "static"
+    assert PluginOptions().backend_for(enforce_eager=False) == "auto"
 
 
 def test_only_versions_that_were_read_are_taken() -> None:

@@ -20,12 +20,14 @@ from encoders.streams import ItemError, PooledStream, VectorPool, check_pool
 from graphwrap import GraphedEncoder
 from weights import DtypeName
 
-VECTORS, ERRORS = "embedding", "error"
-"""The names of the two columns that :class:`EmbedBatch` adds: vectors, and texts of errors."""
+from .parquet_files import VECTOR_COLUMN
+
+ERROR_COLUMN = "error"
+"""The column of texts of errors, which :class:`EmbedBatch` adds beside that of vectors."""
 _REPO_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 
 
-class SourceKeywords(TypedDict):
+class LoadKeywords(TypedDict):
     """The keywords of ``load_encoder`` that a user of :class:`EmbedBatch` may set."""
 
     dtype: DtypeName | None
@@ -99,7 +101,7 @@ class EmbedBatch:
             raise ValueError("pool='none' makes no vector: take 'mean', 'max', 'cls' or 'head'")
         self.repo, self.pool, self.column = str(repo), pool, column
         self.device, self.graph = device, graph
-        self._source: SourceKeywords = {
+        self._source: LoadKeywords = {
             "dtype": dtype,
             "revision": revision,
             "subfolder": subfolder,
@@ -171,7 +173,7 @@ class EmbedBatch:
                 f"the batch has no column {self.column!r}: name one of {', '.join(columns)} with "
                 "column="
             )
-        for name in (VECTORS, ERRORS):
+        for name in (VECTOR_COLUMN, ERROR_COLUMN):
             if name in columns:
                 raise ValueError(f"the batch has a column {name!r} already: rename or drop it")
         images = columns[self.column]
@@ -194,7 +196,7 @@ class EmbedBatch:
             else:
                 row, vector = result
                 vectors[row] = vector.float().cpu().numpy()
-        return {**columns, VECTORS: vectors, ERRORS: errors}
+        return {**columns, VECTOR_COLUMN: vectors, ERROR_COLUMN: errors}
 
     def _load(self, rank: int | None) -> tuple[Encoder | GraphedEncoder, int]:
         """Load the encoder, with CUDA graphs on a GPU unless ``graph`` says otherwise.

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 Array: TypeAlias = "AnyArray"
 VECTORS = "embeddings"
 """The name under which pooled vectors stand among the arrays of a shard."""
-_VECTOR = "embedding"
-"""The name of the column of vectors in a parquet file."""
+VECTOR_COLUMN = "embedding"
+"""The name of the column of vectors in a table, which has one vector per row."""
 _BESIDE = ("key", "t", "h", "w", "tokens", "rows")
 """The columns of a parquet file that hold no features."""
 _GROUP = 64 << 20
@@ -43,7 +43,7 @@ def write_vectors(file: Path, keys: Sequence[str], matrix: Array) -> None:
         keys: the keys of the items.
         matrix: [items, D].
     """
-    _write(file, keys, {_VECTOR: _nested(matrix)}, matrix.nbytes)
+    _write(file, keys, {VECTOR_COLUMN: _nested(matrix)}, matrix.nbytes)
 
 
 def write_tokens(
@@ -94,7 +94,7 @@ def read_arrays(path: Path, field: str | None = None) -> dict[str, Array]:
         columns = [name for name in file.schema_arrow.names if name not in _BESIDE]
         selected = [name for name in columns if field in (None, name)]
         table = file.read(columns=selected)
-    return {VECTORS if name == _VECTOR else name: _flat(table[name]) for name in selected}
+    return {VECTORS if name == VECTOR_COLUMN else name: _flat(table[name]) for name in selected}
 
 
 def _write(file: Path, keys: Sequence[str], columns: Mapping[str, object], size: int) -> None:

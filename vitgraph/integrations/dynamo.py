@@ -53,7 +53,7 @@ _NUMBERS = ("max_tokens", "min_pixels", "max_pixels", "max_tiles", "threads", "i
 _LARGEST_BUDGET, _MOST_THREADS = 8192, 16
 """The most output tokens of a batch, and the most threads, where the options give none."""
 _LOG = logging.getLogger(__name__)
-Item: TypeAlias = StagedItem | VisionInputs
+Prepared: TypeAlias = StagedItem | VisionInputs
 """A preprocessed image: resized alone if a GPU does the other steps, else patches with a grid."""
 Artifact: TypeAlias = Qwen3VLImageEncoding | Tensor
 """The features of an image for Dynamo: rows with their grid for Qwen3-VL, else rows alone."""
@@ -94,8 +94,10 @@ class Options(NamedTuple):
     measures them."""
 
 
-class Encoder(VisionEncoderBackend[str, Item, Artifact]):  # type: ignore[misc]  # not there for mypy
+class Encoder(VisionEncoderBackend[str, Prepared, Artifact]):  # type: ignore[misc]  # not there for mypy
     """A vision tower that Dynamo calls to fetch, batch and encode the images of requests.
+
+    Users give Dynamo the name of this class; the encoders of this library are ``Tower`` here.
 
     Attributes:
         options: the settings that the environment variables give.
@@ -149,7 +151,7 @@ class Encoder(VisionEncoderBackend[str, Item, Artifact]):  # type: ignore[misc] 
             checkpoint, revision=revision, device=device, dtype=dtype, progress=False
         )
 
-    def preprocess(self, raw: str) -> Preprocessed[Item]:
+    def preprocess(self, raw: str) -> Preprocessed[Prepared]:
         """Fetch, decode and resize one image on the CPU; any thread may call it.
 
         Args:
@@ -178,7 +180,9 @@ class Encoder(VisionEncoderBackend[str, Item, Artifact]):  # type: ignore[misc] 
             )
         return Preprocessed(item, tokens)
 
-    def forward_batch(self, items: list[Item], target_bucket: int | None = None) -> list[Artifact]:
+    def forward_batch(
+        self, items: list[Prepared], target_bucket: int | None = None
+    ) -> list[Artifact]:
         """Encode the images of a batch in one call.
 
         Args:
@@ -243,7 +247,7 @@ class Encoder(VisionEncoderBackend[str, Item, Artifact]):  # type: ignore[misc] 
             rule = f"cannot be read: send {allowed_url}, and at most {MOST_BYTES:,} bytes"
             raise _refusal(rule, error) from None
 
-    def _prepare(self, image: Image.Image) -> tuple[Item, int]:
+    def _prepare(self, image: Image.Image) -> tuple[Prepared, int]:
         """Preprocess a decoded image, and return it with the number of its output tokens."""
         item_encoder, options = self._built().item_encoder(), self.options
         limits = Limits(options.min_pixels, options.max_pixels, options.max_tiles)
@@ -255,7 +259,7 @@ class Encoder(VisionEncoderBackend[str, Item, Artifact]):  # type: ignore[misc] 
         (spec,) = item_encoder.paths["image"].item_specs([item.grid])
         return item, spec.output_tokens
 
-    def _join(self, items: Sequence[Item]) -> VisionInputs:
+    def _join(self, items: Sequence[Prepared]) -> VisionInputs:
         """Join preprocessed images to the input of one call, on the device of the encoder.
 
         Images that are only resized are normalised and divided into patches there.

@@ -3,7 +3,7 @@
 They lie beside the Hub client's own cache, which knows whole files only::
 
     <root>/towers/models--owner--name/<commit>/
-        tower/      config.json, the processor files and model.safetensors (see kept.py)
+        tower/      config.json, the processor files and model.safetensors (see kept_tower.py)
         partial/    a fetch of the tower that has not finished
         answers     the small files of a repo whose shards are in the client's cache, and a CRC-32
     <root>/towers/models--owner--name/refs/     the commit of each branch when it was last seen

@@ -15,7 +15,8 @@ from .tensor_file import Header, TensorEntry, read_header
 MAX_JSON_BYTES = 100_000_000
 """The most bytes of an index file; that of the largest published checkpoint has about 20 MB."""
 MAX_CONFIG_BYTES = 16_000_000  # limit for any other JSON file; published ones stay under 1 MB
-LONGEST_PART = 255  # bytes of the name of one file or folder
+LONGEST_PART = 255
+"""The most bytes of the name of a file or folder; ``encoders`` has the number, too, for saving."""
 
 
 @dataclass(frozen=True)

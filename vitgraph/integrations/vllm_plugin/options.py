@@ -14,7 +14,7 @@ VARIABLE = "VITGRAPH_VLLM_OPTIONS"
 
 
 @dataclass(frozen=True)
-class Options:
+class PluginOptions:
     """The settings of a tower in vLLM; all but ``table`` are arguments of ``GraphedEncoder``.
 
     None leaves a value to ``GraphedEncoder``.
@@ -38,7 +38,7 @@ class Options:
         return "eager" if enforce_eager and graphs else self.backend
 
 
-def read_options(additional_config: object, environment: Mapping[str, str]) -> Options:
+def read_options(additional_config: object, environment: Mapping[str, str]) -> PluginOptions:
     """Read the options from ``additional_config`` or from ``VITGRAPH_VLLM_OPTIONS``.
 
     Args:
@@ -58,11 +58,11 @@ def read_options(additional_config: object, environment: Mapping[str, str]) -> O
             raise ValueError(f"{VARIABLE} and {source} are both given: keep one of them")
         source, options = VARIABLE, _parse(text)
     if options is None:
-        return Options()
+        return PluginOptions()
     if not isinstance(options, Mapping):
         raise ValueError(f"{source}={options!r}: must be a JSON object of options")
     _check(source, options)
-    return Options(**options)
+    return PluginOptions(**options)
 
 
 def _parse(text: str) -> object:
@@ -73,7 +73,7 @@ def _parse(text: str) -> object:
 
 
 def _check(source: str, options: Mapping[str, object]) -> None:
-    types = {field.name: field.type for field in fields(Options)}
+    types = {field.name: field.type for field in fields(PluginOptions)}
     for key, value in options.items():
         if key not in types:
             raise ValueError(f"{source}: unknown key {key!r}; known are {', '.join(types)}")

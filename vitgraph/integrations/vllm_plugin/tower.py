@@ -18,11 +18,12 @@ from torch import Tensor, nn
 
 from encoders import PatchEncoder, PathsEncoder, Qwen3VLEncoder, VisionEncoder, VisionInputs
 from encoders.contract import GridLike, PartialOutput
+from encoders.internals import STORED_DTYPES
 from graphwrap import GraphedEncoder
-from weights import STORED_DTYPES, Family, JsonObject, Layout, Slot, build_config
+from weights import Family, JsonObject, Layout, Slot, build_config
 
 from .inputs import Packed, tokens_per_item
-from .options import Options
+from .options import PluginOptions
 
 VLLM_LAYOUTS = (
     *("qwen", "internvl", "glm4v", "glm_ocr", "gemma3", "pixtral", "idefics3", "kimi-vl"),
@@ -72,7 +73,7 @@ class Tower(nn.Module):
         self,
         encoder: VisionEncoder | PathsEncoder,
         family: Family,
-        options: Options,
+        options: PluginOptions,
         *,
         enforce_eager: bool = False,
         input_norm: nn.Module | None = None,
