@@ -55,9 +55,9 @@ def _kinds() -> Mapping[str, Seeded]:
     """Return every kind of small checkpoint by name, read from the families' facts once."""
     kinds = {}
     for family in FAMILIES.values():
-        models = {model.repo_id: model for model in family.published}
+        models = {model.repo_id: model for model in family.facts.published}
         layouts = {layout.name: layout for layout in family.layouts}
-        for name, small in family.small.items():
+        for name, small in family.facts.small.items():
             model = models[small.repo_id]
             layout = layouts[small.layout or model.layout]
             kinds[name] = Seeded(family, model, layout, small.around)

@@ -325,6 +325,6 @@ def _defaults_used(tower: FoundTower, preprocessor: Preprocessor) -> str:
     return (
         f"{checkpoint.label}: no preprocessor_config.json or processor_config.json "
         f"{'in the cache ' if checkpoint.offline else ''}says how images are prepared, so "
-        f"{tower.family.title}'s defaults are used ({values}), which may not be what the model was "
-        f"trained with: {fix}"
+        f"{tower.family.facts.title}'s defaults are used ({values}), which may not be what the "
+        f"model was trained with: {fix}"
     )

@@ -198,8 +198,8 @@ def _check_fit(tower: FoundTower, expected: Mapping[str, tuple[int, ...]]) -> No
     ]
     if mismatches := [problem for problem in problems if problem]:
         raise CheckpointError(
-            f"{checkpoint.label}: the tensors do not fit the {tower.family.title} tower of its "
-            f"config.json (layout {layout.name}, prefix {prefix.full!r}):\n  "
+            f"{checkpoint.label}: the tensors do not fit the {tower.family.facts.title} tower of "
+            f"its config.json (layout {layout.name}, prefix {prefix.full!r}):\n  "
             + "\n  ".join(mismatches)
             + "\nUse the config.json and weights of one and the same repo, downloaded whole"
             + (checkpoint.advice or ".")

@@ -1,10 +1,15 @@
 """The published checkpoints that are known to load, read from ``families/facts/<family>.json``.
 
-Each family has one such file, and a record in a Python file of ``families``. The file holds facts
-for the lists of families in documents and messages, and configs and processor files as the Hub has
-them, reduced to the fields that describe the tower. Checkpoints that differ in one width share a
-config, with ``"WIDTH"`` in its place. Tests and small checkpoints are made from these files, too;
-loading takes no size from them. A file is read when it is first needed. This module needs no torch.
+What is known of a family stands in two places. Its record, in a Python file of ``families``, says
+how its checkpoints are read: model types, layouts, rules for configs. Its JSON file, which this
+module reads, says which checkpoints there are: facts for lists in documents and messages, and
+configs and processor files as the Hub has them, reduced to the fields that describe the tower.
+``Family.facts`` leads from the first to the second, and ``vitgraph.models`` groups the checkpoints
+by tower for ``vitgraph list``.
+
+Checkpoints that differ in one width share a config, with ``"WIDTH"`` in its place. Tests and small
+checkpoints are made from these files, too; loading takes no size from them. A file is read when it
+is first needed. This module needs no torch.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def preprocessors() -> dict[str, Any]:
 def without_weights(repo_id: str) -> VisionEncoder:
     """Build a published tower on the meta device, so without weights."""
     for family in FAMILIES.values():
-        for model in family.published:
+        for model in family.facts.published:
             if model.repo_id == repo_id:
                 with torch.device("meta"):
                     return family.encoder(family.config.from_hf(model.config))

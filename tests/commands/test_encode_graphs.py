@@ -27,7 +27,7 @@ from weights.published import NO_VIDEO, PUBLISHED
 SEEDED = {
     family.name: next(
         name
-        for name, small in family.small.items()
+        for name, small in family.facts.small.items()
         if small.title and not RECIPES[name].layout.images_only
     )
     for family in FAMILIES.values()
@@ -69,7 +69,7 @@ def test_encode_through_graphs_writes_what_encode_without_writes(
     cli: Cli, checkpoints: dict[str, Path], media: Path, tmp_path: Path, family: str
 ) -> None:
     files = [media / "a.png", media / "b.png"]
-    clips = [] if FAMILIES[family].video == NO_VIDEO else ["--video", media / "clip.mp4"]
+    clips = [] if FAMILIES[family].facts.video == NO_VIDEO else ["--video", media / "clip.mp4"]
     common = [checkpoints[family], *files, *clips, "--dtype", "float64"]
     common += ["--max-tiles", 2] if family == "intern_vit" else []
     for name, options in (
@@ -201,7 +201,7 @@ def test_every_listed_family_replays_images_and_video(
     frames = 4 if "ernie" in family else 8  # its frames are large, for a budget on the CPU
     still, clip = Image.open(media / "a.png"), torch.zeros(frames, 3, 64, 96, dtype=torch.uint8)
     for kind, inputs in (("image", {"images": [still]}), ("video", {"videos": [clip]})):
-        if FAMILIES[family].replays[kind].startswith("no"):
+        if FAMILIES[family].facts.replays[kind].startswith("no"):
             with pytest.raises(ValueError, match="video"):
                 encoder.encode(**inputs)
             continue
@@ -219,10 +219,10 @@ def test_list_says_of_every_family_what_replays(cli: Cli) -> None:
     for name in {model.layout for model in PUBLISHED}:
         assert f" {name}{' (no video)' * (name in images_only)}" in out
     for family in FAMILIES.values():
-        said = f"graphs of images: {family.replays['image']}"
-        if family.video != NO_VIDEO:
-            said += f"; of videos: {family.replays['video']}"
-        assert f"\n{family.title}: " in out
+        said = f"graphs of images: {family.facts.replays['image']}"
+        if family.facts.video != NO_VIDEO:
+            said += f"; of videos: {family.facts.replays['video']}"
+        assert f"\n{family.facts.title}: " in out
         assert f"{said}\n" in out
 
 

@@ -60,9 +60,11 @@ def test_a_row_names_every_repo_id_of_its_tower(cli: Cli) -> None:
 def test_each_family_is_headed_by_what_holds_for_it(cli: Cli) -> None:
     text = cli("list")
     for family in FAMILIES.values():
-        (heading,) = [line for line in text.splitlines() if line.startswith(f"{family.title}: ")]
-        assert f"graphs of images: {family.replays['image']}" in heading
-        assert (family.video if family.video != NO_VIDEO else "no video") in heading
+        (heading,) = [
+            line for line in text.splitlines() if line.startswith(f"{family.facts.title}: ")
+        ]
+        assert f"graphs of images: {family.facts.replays['image']}" in heading
+        assert (family.facts.video if family.facts.video != NO_VIDEO else "no video") in heading
 
 
 @pytest.mark.parametrize("pattern", ["qwen3*", "nothing"])

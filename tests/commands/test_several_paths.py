@@ -21,7 +21,7 @@ FAMILIES_OF_PATHS = [
 
 
 def checkpoint(folder: Path, family: str) -> Path:
-    small = next(name for name, one in FAMILIES[family].small.items() if one.title)
+    small = next(name for name, one in FAMILIES[family].facts.small.items() if one.title)
     return write_seeded_checkpoint(folder / "checkpoint", small, width=64)
 
 

@@ -109,7 +109,7 @@ def test_the_changelog_begins_with_the_version_of_the_package() -> None:
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_the_notice_names_every_family_and_its_source(family: str) -> None:
     notice = " ".join((ROOT / "NOTICE").read_text("utf-8").split())
-    name = re.split(r", | and | \(", FAMILIES[family].title)[0]
+    name = re.split(r", | and | \(", FAMILIES[family].facts.title)[0]
     assert re.search(rf"{re.escape(name)}(?![\w-])", notice), name
     module = import_module(FAMILIES[family].encoder.__module__)
     (source,) = re.findall(r"\nSource: (.*?)\nRepo ids:", str(module.__doc__), re.S)

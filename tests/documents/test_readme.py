@@ -213,7 +213,7 @@ def test_the_first_ten_lines_say_version_licence_and_a_measured_speed() -> None:
 def test_the_readme_counts_the_families_and_names_those_not_verified() -> None:
     text = " ".join((ROOT / "README.md").read_text().split())
     assert f"[{len(FAMILIES)} families](#families)" in text
-    unverified = [family.title for family in FAMILIES.values() if not family.verified]
+    unverified = [family.facts.title for family in FAMILIES.values() if not family.facts.verified]
     assert f"{' and '.join(unverified)} are not verified so" in text
 
 

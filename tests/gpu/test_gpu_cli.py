@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 SEEDED = {
-    family.name: next(name for name, small in family.small.items() if small.title)
+    family.name: next(name for name, small in family.facts.small.items() if small.title)
     for family in FAMILIES.values()
 }
 

@@ -30,7 +30,7 @@ from .encoding.items import HEADER, Encoded, Media, encode_items, row
 SEEDED_NAMES = {
     small.title: name
     for family in FAMILIES.values()
-    for name, small in family.small.items()
+    for name, small in family.facts.small.items()
     if small.title
 }
 """Per title in the picture, the name under which ``write_seeded_checkpoint`` knows the small tower.

@@ -175,7 +175,7 @@ def _unsupported(description: str, label: str, fits: Callable[[Family], bool]) -
     kinds = dict.fromkeys(kind for family in FAMILIES.values() for kind in family.model_types)
     timm = ", ".join(name for family in FAMILIES.values() for name in family.timm)
     suggestion = "".join(
-        f"; its config and tensors fit the {family.title} tower: pass family={family.name!r} "
+        f"; its config and tensors fit the {family.facts.title} tower: pass family={family.name!r} "
         f"(--family {family.name}) to load it as one"
         for family in FAMILIES.values()
         if fits(family)

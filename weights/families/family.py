@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from encoders import Encoder
 
 from ..layouts import Layout
-from ..published import PublishedModel, SmallCheckpoint, family_facts
+from ..published import FamilyFacts, family_facts
 from ..strict_json import JsonDict, JsonObject
 
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
@@ -55,7 +55,7 @@ class TransformersClass:
 class Family:
     """One encoder and the published checkpoints that hold it.
 
-    Its title and further facts stand in the JSON file ``weights/families/facts/<name>.json``.
+    ``weights.published`` says how a family's record, facts and published checkpoints relate.
     """
 
     name: str
@@ -86,37 +86,9 @@ class Family:
     None if the encoder's ``config.from_hf`` suffices, which takes no shapes."""
 
     @property
-    def title(self) -> str:
-        """The family's name in lists and messages."""
-        return family_facts(self.name).title
-
-    @property
-    def replays(self) -> Mapping[str, str]:
-        """Whether items replay as CUDA graphs: a text such as "yes" by "image" and "video"."""
-        return family_facts(self.name).replays
-
-    @property
-    def video(self) -> str:
-        """The way a video enters the tower, in words; "no" (``NO_VIDEO``) if none does."""
-        return family_facts(self.name).video
-
-    @property
-    def verified(self) -> bool:
-        """Whether tests compare the tower with an upstream implementation, such as transformers'.
-
-        Where none can be installed, a second implementation written for the tests stands in.
-        """
-        return family_facts(self.name).verified
-
-    @property
-    def published(self) -> tuple[PublishedModel, ...]:
-        """The family's published checkpoints that are known to load."""
-        return family_facts(self.name).published
-
-    @property
-    def small(self) -> Mapping[str, SmallCheckpoint]:
-        """Small checkpoints of the family by the name that ``write_seeded_checkpoint`` takes."""
-        return family_facts(self.name).small
+    def facts(self) -> FamilyFacts:
+        """The title, the published checkpoints and what else the family's JSON file states."""
+        return family_facts(self.name)
 
     def on_meta(self, config: FamilyConfig) -> Encoder:
         """Build the encoder of a config on the meta device: its tensors have no memory.

@@ -228,7 +228,7 @@ def test_hybrid_pixels_are_within_a_level_of_transformers(size: tuple[int, int])
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name.startswith("deepseek")])
 def test_published_files_change_nothing(name: str) -> None:
     record = FAMILIES[name]
-    config = record.config.from_hf(record.published[0].config)
+    config = record.config.from_hf(record.facts.published[0].config)
     ours: Any = record.on_meta(config).preprocessor
     for layout in record.layouts:
         assert ours.with_files(layout.processor_files) == ours

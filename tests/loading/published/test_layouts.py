@@ -244,16 +244,16 @@ def test_projector_parameters_are_the_published_counts() -> None:
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.name)
 def test_the_parts_of_a_family_record_agree(family: Family) -> None:
     layouts = {layout.name for layout in family.layouts}
-    published = {model.repo_id: model for model in family.published}
+    published = {model.repo_id: model for model in family.facts.published}
     assert len(layouts) == len(family.layouts)
     assert all(Prefix("", "") in layout.prefixes for layout in family.layouts)  # of a tower alone
-    assert {model.family for model in family.published} == {family.name}
-    assert {model.layout for model in family.published} <= layouts
-    assert family.small
-    for small in family.small.values():
+    assert {model.family for model in family.facts.published} == {family.name}
+    assert {model.layout for model in family.facts.published} <= layouts
+    assert family.facts.small
+    for small in family.facts.small.values():
         assert (small.layout or published[small.repo_id].layout) in layouts
-    assert any(small.title for small in family.small.values())
-    assert family.replays.keys() == {"image", "video"}
+    assert any(small.title for small in family.facts.small.values())
+    assert family.facts.replays.keys() == {"image", "video"}
 
 
 @pytest.mark.parametrize("part", ["signs", "timm"])
@@ -265,7 +265,7 @@ def test_families_share_no_name(part: str) -> None:
 def test_families_of_one_model_type_are_told_apart_by_their_tensors() -> None:
     for family in FAMILIES.values():
         layouts = {layout.name: layout for layout in family.layouts}
-        model = family.published[0]
+        model = family.facts.published[0]
         config = build_config(family, model.config, None, model.repo_id)
         names = [
             published

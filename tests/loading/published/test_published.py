@@ -59,7 +59,7 @@ def test_the_file_of_a_family_agrees_with_its_record(family: Family) -> None:
     used = [layout.processor_files for one in FAMILIES.values() for layout in one.layouts]
     assert all(files in used for files in facts.processors.values())
     assert {small.repo_id for small in facts.small.values()} <= {
-        model.repo_id for model in family.published
+        model.repo_id for model in family.facts.published
     }
 
 

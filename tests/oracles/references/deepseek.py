@@ -34,7 +34,7 @@ SAM_TINY = {**SAM_NARROW, "layers": 3, "global_attn_indexes": [1], "image_size":
 
 
 def _published(name: str) -> Any:
-    return FAMILIES[name].published[0].config["vision_config"]
+    return FAMILIES[name].facts.published[0].config["vision_config"]
 
 
 def siglip(**changes: Any) -> Config:

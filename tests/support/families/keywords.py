@@ -26,7 +26,7 @@ IMAGE = Image.new("RGB", (400, 300))
 
 def encoders_of(family: Family) -> Iterator[Encoder]:
     """Yield one encoder, on the meta device, per model type of the family's checkpoints."""
-    by_type = {model.config.get("model_type"): model for model in family.published}
+    by_type = {model.config.get("model_type"): model for model in family.facts.published}
     for model in by_type.values():
         yield family.on_meta(build_config(family, model.config, None, model.repo_id))
 
@@ -65,7 +65,7 @@ MEANINGS = {
 
 def keyword_rows() -> Iterator[tuple[str, str]]:
     """Yield the cells of each row of the table of keywords: the keyword, and who takes it."""
-    encoders = {family.title: list(encoders_of(family)) for family in FAMILIES.values()}
+    encoders = {family.facts.title: list(encoders_of(family)) for family in FAMILIES.values()}
     for keyword, meaning in MEANINGS.items():
         answers = {
             title: [takes(encoder, keyword) for encoder in asked]

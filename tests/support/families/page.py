@@ -101,7 +101,7 @@ def page() -> str:
     lines = [*TOP.splitlines(), "", *overview(), *KEYWORDS.splitlines(), ""]
     lines += [*table(("keyword", "families"), list(keyword_rows())), *INPUTS.splitlines()]
     for family in FAMILIES.values():
-        lines += ["", f"### {family.title}", "", *section(family)]
+        lines += ["", f"### {family.facts.title}", "", *section(family)]
     return "\n".join([one for line in [*lines, "", *engines(), ""] for one in wrapped(line)])
 
 
@@ -121,8 +121,8 @@ def overview() -> Iterator[str]:
         ),
         [
             (
-                *(link(family), f"`{encoder_class(family).__name__}`", family.video),
-                *(family.replays["image"], family.replays["video"]),
+                *(link(family), f"`{encoder_class(family).__name__}`", family.facts.video),
+                *(family.facts.replays["image"], family.facts.replays["video"]),
                 yes(encoder_class(family) in CALLS),
                 yes(any(record.family == family.name for record in MODELS.values())),
                 yes(encoder_class(family) in vllm.TOWERS),
@@ -136,11 +136,11 @@ def overview() -> Iterator[str]:
 
 def section(family: Family) -> Iterator[str]:
     """Yield the lines of ``docs/families.md`` about one family."""
-    if not family.verified:
+    if not family.facts.verified:
         yield "No upstream implementation can be installed to compare this tower with."
         yield ""
     groups: dict[Row, list[PublishedModel]] = {}
-    for model in family.published:
+    for model in family.facts.published:
         groups.setdefault(described(family, model), []).append(model)
     rows = [
         (repos(models), millions(models), row.parts, row.images, row.videos)
@@ -223,16 +223,16 @@ def image_sizes(rules: Any) -> str:
 
 def video_sizes(family: Family, rules: Any) -> str:
     """Describe how a clip enters the tower."""
-    if family.video == NO_VIDEO:
+    if family.facts.video == NO_VIDEO:
         return NO_VIDEO
     if not isinstance(rules, PatchPreprocessor):
-        return family.video
+        return family.facts.video
     if rules.images_alone:
         return NO_VIDEO
     if isinstance(rules, SoftTokenPreprocessor):
-        return f"{family.video}, at most {soft_tokens(rules, rules.videos)} soft tokens each"
+        return f"{family.facts.video}, at most {soft_tokens(rules, rules.videos)} soft tokens each"
     whole = " for all frames together" if rules.videos.bounds_all_frames else " per frame"
-    return f"{family.video}, {area(rules.videos, whole)}"
+    return f"{family.facts.video}, {area(rules.videos, whole)}"
 
 
 def soft_tokens(rules: SoftTokenPreprocessor, limits: PixelRules) -> int:
@@ -303,7 +303,9 @@ def family_of(architecture: str) -> Family | None:
     stated = [
         family
         for family in FAMILIES.values()
-        if any(architecture in one.config.get("architectures", ()) for one in family.published)
+        if any(
+            architecture in one.config.get("architectures", ()) for one in family.facts.published
+        )
     ]
     found = stated or [family for family in FAMILIES.values() if kind in family.model_types]
     assert len(found) <= 1, (architecture, [family.name for family in found])
@@ -357,8 +359,8 @@ def encoder_class(family: Family) -> type:
 
 def link(family: Family) -> str:
     """Return the title of a family as a link to its section."""
-    kept = (letter for letter in family.title.lower() if letter.isalnum() or letter in " -_")
-    return f"[{family.title}](#{''.join(kept).replace(' ', '-')})"
+    kept = (letter for letter in family.facts.title.lower() if letter.isalnum() or letter in " -_")
+    return f"[{family.facts.title}](#{''.join(kept).replace(' ', '-')})"
 
 
 def square(side: int) -> str:

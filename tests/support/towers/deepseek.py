@@ -92,7 +92,7 @@ FAMILIES = list(TILES)
 
 def tiny_config(name: str) -> Config:
     """Return the published config of a DeepSeek family, with small sizes."""
-    config = deepcopy(dict(RECORDS[name].published[0].config))
+    config = deepcopy(dict(RECORDS[name].facts.published[0].config))
     _SHRINK[name](config)
     return config
 
