@@ -275,7 +275,11 @@ class Accelerator(Protocol):
         ...
 
     def refresh(self) -> bool:
-        """Update copies of changed weights in place, and return whether any had changed."""
+        """Update copies of changed weights in place, and return whether any had changed.
+
+        Every forward does so itself; a CUDA graph that you captured yourself needs the call before
+        its replay.
+        """
         ...
 
     def choices(self) -> dict[str, object]:

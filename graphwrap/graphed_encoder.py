@@ -26,7 +26,8 @@ from .graphs.replay import Captured, Inputs, OutTensors
 from .stats import GraphStats
 
 CAPTURE_LOCK = threading.RLock()
-"""Held while graphs are captured or freed: a thread that synchronises would break a capture."""
+"""Held while graphs are captured or freed: a thread that synchronises would break a capture. There
+is one lock for all encoders of the process, because they share the device's context and memory."""
 
 
 class GraphedEncoder(DescribesItself, EncodesItems[PartialOutput]):

@@ -27,8 +27,10 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 """Attributes of a module: the dicts of its forward hooks, which no public function lists."""
 _unended: list[torch.cuda.CUDAGraph] = []
 """Graphs whose capture could not be ended. The allocator of pinned memory, of which torch has one
-per process, may query a graph after its owner is gone, so these live as long as the process.
-Only :func:`abandon_capture` adds to this list, and nothing reads it."""
+per process, may query a graph after its owner is gone, so these live as long as the process, as no
+object of ours does. They hold no memory of the device, and there is one for each budget whose
+capture CUDA invalidated, as it does when memory runs out. Only :func:`abandon_capture` adds to this
+list, and nothing reads it."""
 
 
 def current_stream_numbers(device: torch.device) -> StreamNumbers:

@@ -32,7 +32,9 @@ from encoders import (
     MoonViTConfig,
     OutputField,
     PaddleOCRVLConfig,
+    PartialOutput,
     PatchConfig,
+    PathInputs,
     PixtralConfig,
     Preprocessor,
     PrunedTokens,
@@ -49,7 +51,7 @@ from encoders import (
     Tiling,
     VisionConfig,
 )
-from encoders.contract import DeviceOrDtype, Kernels, Precision
+from encoders.contract import Accelerator, CallBlock, DeviceOrDtype, Kernels, Precision
 from encoders.inputs import AnyArray, ImageLike, ItemLike, VideoLike
 from encoders.streams import Heads, ImagesLike, OnError, Pool, Queries, VectorPool, VideosLike
 from graphwrap import (
@@ -71,12 +73,14 @@ from .analysis.colours import Maps
 from .analysis.nearest import NearestPatch
 
 __all__ = [
+    "Accelerator",
     "AnyArray",
     "Backend",
     "BackendInUse",
     "BlockSizes",
     "Budget",
     "BudgetStats",
+    "CallBlock",
     "CheckpointInfo",
     "DeepseekOCRConfig",
     "DeepseekVL2Config",
@@ -120,7 +124,9 @@ __all__ = [
     "OutTensors",
     "OutputField",
     "PaddleOCRVLConfig",
+    "PartialOutput",
     "PatchConfig",
+    "PathInputs",
     "PixtralConfig",
     "Pool",
     "Precision",

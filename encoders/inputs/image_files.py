@@ -51,7 +51,9 @@ _HEIF_BRANDS = frozenset((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", 
 
 _LOCKS = tuple(threading.Lock() for _ in range(1021))
 """Locks for reading open files and PIL images that are not decoded yet. Two threads may be given
-the same one, and if both read it at once, PIL decodes wrong data."""
+the same one, and if both read it at once, PIL decodes wrong data. The images belong to the user,
+who may give one to several encoders, so the locks are the process's; a fixed number of them grows
+with no image. It is prime, because addresses, by which locks are chosen, are multiples of 16."""
 
 
 def open_image(source: FileLike) -> Image.Image:
