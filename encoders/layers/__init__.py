@@ -7,7 +7,9 @@
 - ``frame_pairs``: the cells of two frames that make one token
 - ``products``: convolutions computed from their weights, where that is the same
 - ``bounded_linear``: linear layers that clamp what they read and return
-- ``blocks``, ``clip_vit``, ``sam``, ``deepseek_siglip``: blocks, and towers inside other towers
+- ``blocks``: blocks of transformers, their sizes and their MLP
+- ``sam``, ``clip_vit``, ``deepseek_siglip``: whole towers, of which DeepSeek's encoders join one or
+  two; the last also reads its part of their configs
 - ``assembly``: the tokens of an image's views as one sequence
 - ``torch_internals``: the names of torch that are used although they are not public
 """
