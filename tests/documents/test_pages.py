@@ -23,6 +23,11 @@ OURS = {"encoders", "graphwrap", "vitgraph", "weights"}
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.M | re.S)
 BASES = ("vision", "patch", "tile", "paths")
 """Modules of ``encoders.base`` with classes that a family subclasses."""
+WRAPPED = sorted(
+    path.relative_to(ROOT).as_posix()
+    for pattern in ("*.md", "NOTICE", "docs/**/*.md", "examples/*.md")
+    for path in ROOT.glob(pattern)
+)
 CALLED = {"PIL": "pillow", "faiss": "faiss_cpu", "sklearn": "scikit_learn"}
 """Names of distributions that differ from those of their modules."""
 
@@ -75,6 +80,24 @@ def test_a_page_says_how_to_install_what_its_examples_need(page: str) -> None:
     asked = [name.replace("-", "_") for name in asked]
     for module in imported(text):
         assert CALLED.get(module, module) in {*comes, *asked}, f"{page}: {module}"
+
+
+@pytest.mark.parametrize("page", WRAPPED)
+def test_prose_wraps_at_100_columns(page: str) -> None:
+    """Tables, targets of links, code and passages that scripts write are as wide as they are."""
+    text = (ROOT / page).read_text("utf-8")
+    text = re.sub(
+        r"^```.*?^```|^<!-- \w+: (?:begin|generated).*?end -->", "", text, flags=re.M | re.S
+    )
+    prose = [line for line in text.splitlines() if not line.startswith(("|", "!["))]
+    assert not [line for line in prose if len(re.sub(r"\]\([^)]*\)", "]", line)) > 100]
+
+
+def test_the_page_of_notebooks_links_to_each() -> None:
+    linked = re.findall(
+        r"\]\(\.\./notebooks/(.*?)\)", (ROOT / "docs/notebooks.md").read_text("utf-8")
+    )
+    assert linked == sorted(path.name for path in (ROOT / "notebooks").glob("*.ipynb"))
 
 
 def test_nothing_names_an_address_of_the_project_before_it_has_one() -> None:
