@@ -50,8 +50,6 @@ if TYPE_CHECKING:
     from encoders import MiniMaxM3Encoder as MiniMaxM3Encoder
     from encoders import MoonViTEncoder as MoonViTEncoder
     from encoders import PaddleOCRVLEncoder as PaddleOCRVLEncoder
-    from encoders import PartialOutput as PartialOutput
-    from encoders import PathInputs as PathInputs
     from encoders import PathsEncoder as PathsEncoder
     from encoders import PixtralEncoder as PixtralEncoder
     from encoders import Qwen2_5VLEncoder as Qwen2_5VLEncoder
@@ -84,7 +82,6 @@ if TYPE_CHECKING:
     from .analysis.nearest import nearest_patches as nearest_patches
     from .analysis.similarity import similarity_of_blocks as similarity_of_blocks
     from .embedding.batch import EmbedBatch as EmbedBatch
-    from .features import Features as Features
     from .features import load_embeddings as load_embeddings
     from .features import load_features as load_features
     from .fetching import load_image as load_image
@@ -120,8 +117,6 @@ _NAMES = {
         "MiniMaxM3Encoder",
         "MoonViTEncoder",
         "PaddleOCRVLEncoder",
-        "PartialOutput",
-        "PathInputs",
         "PathsEncoder",
         "PixtralEncoder",
         "Qwen2VLEncoder",
@@ -148,7 +143,7 @@ _NAMES = {
     "vitgraph.analysis.nearest": ("nearest_patches",),
     "vitgraph.analysis.similarity": ("similarity_of_blocks",),
     "vitgraph.embedding.batch": ("EmbedBatch",),
-    "vitgraph.features": ("Features", "load_embeddings", "load_features"),
+    "vitgraph.features": ("load_embeddings", "load_features"),
     "vitgraph.fetching": ("load_image",),
     "vitgraph.models": ("list_models",),
     "vitgraph.parallel": ("DataParallelEncoder",),

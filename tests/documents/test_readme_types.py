@@ -31,7 +31,7 @@ assert_type(encoder.accelerated(), vitgraph.Encoder)
 
 assert_type(output[1], Tensor)
 whole = vitgraph.GraphedEncoder(encoder, outputs=["pooler_output"])(inputs)[0]
-assert_type(whole, vitgraph.PartialOutput)
+assert_type(whole, vitgraph.types.PartialOutput)
 
 for images in ("a.jpg", Image.open("a.jpg"), tokens):
     assert_type(encoder.preprocess(images), vitgraph.VisionInputs)
@@ -66,7 +66,7 @@ def vectors_or_outputs(
 
 
 for partial in vitgraph.GraphedEncoder(encoder).encode_many(["a.jpg"]):
-    assert_type(partial, vitgraph.PartialOutput)
+    assert_type(partial, vitgraph.types.PartialOutput)
 """
 """What a checker has to know of the names in the README's blocks."""
 FIELDS = """

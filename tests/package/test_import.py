@@ -81,7 +81,7 @@ def test_type_checkers_are_shown_the_names_that_are_there_at_run_time() -> None:
 
 
 def test_the_root_has_few_names_and_types_has_none_of_them() -> None:
-    assert len(vitgraph.__all__) <= 70
+    assert len(vitgraph.__all__) <= 66
     assert not {*vitgraph.__all__} & {*vitgraph.types.__all__}
     assert vitgraph.types.__all__ == sorted(set(vitgraph.types.__all__))
 

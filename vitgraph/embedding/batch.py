@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sized
 from pathlib import Path
-from typing import Any, TypedDict, cast, get_args
+from typing import TypedDict, cast, get_args
 
 import numpy as np
 import torch
@@ -142,9 +142,9 @@ class EmbedBatch:
         )
         self._pinned = True
 
-    def __call__(  # type: ignore[explicit-any]  # a column is of the caller's own type
+    def __call__(
         self, batch: Mapping[str, Collection[object]], rank: int | None = None
-    ) -> dict[str, Any]:
+    ) -> dict[str, Collection[object]]:
         """Encode the images of a batch.
 
         Args:

@@ -171,14 +171,17 @@ class LocalFolder(Storage):
 
     @contextmanager
     def reading(self, name: str) -> Iterator[Path]:
+        """Yield the path of the file itself."""
         yield self.folder / name
 
     @contextmanager
     def writing(self, name: str) -> Iterator[Path]:
+        """Yield a path beside the file, which takes the name of the file at the end."""
         with writing_atomic(self.folder / name) as temporary:
             yield temporary
 
     def create(self, name: str, content: bytes) -> bool:
+        """Link a whole file to the name, so that no reader sees a part of it."""
         with temporary_beside(self.folder / name) as temporary:
             temporary.write_bytes(content)
             flush(temporary)
@@ -231,6 +234,7 @@ class LocalFolder(Storage):
                     self.delete([*names, path.name])
 
     def free(self) -> int:
+        """Return the free bytes of the disk that holds, or will hold, the folder."""
         folder = self.folder.absolute()
         return shutil.disk_usage(next(p for p in (folder, *folder.parents) if p.exists())).free
 
@@ -302,6 +306,7 @@ class RemoteFolder(Storage):
 
     @contextmanager
     def reading(self, name: str) -> Iterator[Path]:
+        """Download the file into a temporary folder, and yield its path there."""
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / name
             with explaining(self.name):
@@ -310,6 +315,7 @@ class RemoteFolder(Storage):
 
     @contextmanager
     def writing(self, name: str) -> Iterator[Path]:
+        """Yield a path in a temporary folder, and upload the file that is written there."""
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / name
             yield path
@@ -317,6 +323,7 @@ class RemoteFolder(Storage):
                 self._fs.put_file(str(path), self._path(name))
 
     def create(self, name: str, content: bytes) -> bool:
+        """Ask the store to write the object unless it exists."""
         try:
             with explaining(self.name):
                 self._fs.pipe_file(self._path(name), content, mode="create")

@@ -74,8 +74,9 @@ class VisionTower(nn.Module):
         super().__init__()
         inner = _unwrap(encoder)
         self._call = _call_of(inner)
-        # Kept out of nn.Module's registry: its layers are registered by share_modules already.
         share_modules(self, inner, tensors=True)
+        # nn.Module must not register encoder and projector as modules of this one: the layers of
+        # the encoder are registered by share_modules, and the projector becomes one of the model.
         self.__dict__["encoder"] = encoder
         path = self._path()
         self.config = path.config

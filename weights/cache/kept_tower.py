@@ -129,12 +129,15 @@ class KeptTower(Checkpoint):
                 raise DamagedError(f"{folder / name}: not what was fetched")
 
     def content(self, name: str) -> bytes | None:
+        """Return the bytes of a small file, which were checked when the tower was opened."""
         return self._files.get(name)
 
     def headers(self, guesses: Mapping[str, int]) -> dict[str, Header]:
+        """Return the header of the one file of the tower, for whatever files are asked for."""
         return {SINGLE: self._header}
 
     def locate(self, tower_files: TowerFiles) -> dict[str, TensorLocation]:
+        """Return the place and the recorded CRC-32 of each tensor; nothing is fetched."""
         path, start, tensors = self.folder / SINGLE, self._header.data_start, self._header.tensors
         locations: dict[str, TensorLocation] = {}
         for tensor in tower_files.tensors:

@@ -94,11 +94,13 @@ class HubCheckpoint(Checkpoint):
         self._ranges_error: RangesUnsupported | None = None
 
     def content(self, name: str) -> bytes | None:
+        """Return the bytes of a small file, which is asked for at most once."""
         if name not in self._answers:
             self._answers[name] = self._find(name)
         return self._answers[name]
 
     def contents(self, names: Iterable[str]) -> dict[str, bytes]:
+        """Return the bytes of small files, which are fetched in parallel."""
         names = list(names)
         in_parallel(lambda name, _: self.content(name), names, self.repo.options.max_workers)
         return super().contents(names)
@@ -127,6 +129,7 @@ class HubCheckpoint(Checkpoint):
                 self.store.keep_answers(answers)
 
     def has(self, name: str) -> bool:
+        """Return whether the repo has a safetensors file, whose header may be fetched for that."""
         if name in self._headers or self._path(name) is not None:
             return True
         if self.offline or name in self._answers:
@@ -138,6 +141,7 @@ class HubCheckpoint(Checkpoint):
         return name not in self._answers
 
     def names(self) -> list[str]:
+        """Return the names of the files of the repo or, offline, of those on this disk."""
         listing = self._answers.get(LISTING)
         if listing is not None:
             return list(json.loads(listing))
@@ -160,6 +164,7 @@ class HubCheckpoint(Checkpoint):
         return names
 
     def headers(self, guesses: Mapping[str, int]) -> dict[str, Header]:
+        """Return headers by file; those of files that are not on this disk are fetched."""
         names, workers = list(guesses), self.repo.options.max_workers
         headers = in_parallel(lambda name, _: self._header(name, guesses[name]), names, workers)
         return dict(zip(names, headers, strict=True))
@@ -186,6 +191,7 @@ class HubCheckpoint(Checkpoint):
         return self._headers[name]
 
     def locate(self, tower_files: TowerFiles) -> dict[str, TensorLocation]:
+        """Fetch the tower as byte ranges or shards, and return where each tensor lies."""
         tower_files.files()
         self._keep_answers()
         if self._route(tower_files) == "ranges":
@@ -210,6 +216,7 @@ class HubCheckpoint(Checkpoint):
         self._downloaded.update(names)
 
     def traffic(self, tower_files: TowerFiles) -> Traffic:
+        """Return what is cached, and the bytes that fetching the rest would transfer."""
         self._keep_answers()
         present = [self._path(file) is not None for file in tower_files.published.shards]
         cached = "shards" if all(present) else "some shards" if any(present) else "nothing"

@@ -143,7 +143,8 @@ def encode(options: argparse.Namespace) -> None:
     from .graphs import graph_encoder, summary
     from .items import HEADER, encode_items, open_media, row
 
-    # check_media has already warned about very large images, with the name of the file.
+    # check_media has already warned about very large images, with the name of the file. When the
+    # command ends, ``cli.main`` restores the filters, which hold for the decoding threads, too.
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)
     limits = _limits(options)
     settings = ResultSettings(options.pool, options.normalize, options.max_tokens_per_call)
