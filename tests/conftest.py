@@ -18,13 +18,13 @@ from hypothesis import settings
 from PIL import Image
 
 from encoders import Encoder
-from support.commands.command_line import Cli, Run
-from support.commands.embed_jobs import run_job
-from support.families.one_family import family_of
-from support.hub.checkpoints import Written
-from support.hub.client import point_client_at
-from support.hub.loopback import keep_on_loopback
-from support.hub.server import HubServer
+from tests.support.commands.command_line import Cli, Run
+from tests.support.commands.embed_jobs import run_job
+from tests.support.families.one_family import family_of
+from tests.support.hub.checkpoints import Written
+from tests.support.hub.client import point_client_at
+from tests.support.hub.loopback import keep_on_loopback
+from tests.support.hub.server import HubServer
 from vitgraph.cli import main
 from vitgraph.seeded import write_seeded_checkpoint
 from vitgraph.video import write_video
@@ -255,7 +255,7 @@ def encoder(repo: Path) -> Encoder:
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of twelve small photographs, three of them equal."""
-    from support.photographs import china
+    from tests.support.photographs import china
 
     folder = tmp_path_factory.mktemp("photos")
     for number in range(12):
@@ -327,7 +327,7 @@ def fused_in_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def fused(monkeypatch: pytest.MonkeyPatch, fused_in_interpreter: None) -> None:
     """The same, with torch's own steps in the places of the element-wise kernels."""
-    from support.accelerated.cases import (  # with transformers
+    from tests.support.accelerated.cases import (  # with transformers
         copy_weights_in_numpy,
         run_steps_in_torch,
     )

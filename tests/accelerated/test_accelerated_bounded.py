@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from encoders.base.vision_encoder import VisionEncoder
 from graphwrap import GraphedEncoder
-from oracles import distances, draw_pixels
-from support.accelerated.cases import (
+from tests.oracles import distances, draw_pixels
+from tests.support.accelerated.cases import (
     DEVICE,
     DTYPES,
     NONE,
@@ -28,7 +28,7 @@ from support.accelerated.cases import (
     run_twice,
     summed,
 )
-from support.accelerated.wrapped_layers import Lora
+from tests.support.accelerated.wrapped_layers import Lora
 
 pytestmark = [
     needs_triton,

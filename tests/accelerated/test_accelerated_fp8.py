@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from encoders.base.vision_encoder import VisionEncoder
-from oracles import ONE_FAST, add_noise
-from oracles.versions import needs
-from support.accelerated.cases import (
+from tests.oracles import ONE_FAST, add_noise
+from tests.oracles.versions import needs
+from tests.support.accelerated.cases import (
     ACTIVATIONS,
     OURS,
     assert_close,

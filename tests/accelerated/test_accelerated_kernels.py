@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from support.accelerated.cases import (
+from tests.support.accelerated.cases import (
     ACTIVATIONS,
     DEVICE,
     DTYPES,

@@ -12,8 +12,8 @@ import torch.nn.utils.prune as prune
 from torch import Tensor, nn
 
 from encoders.base.vision_encoder import VisionEncoder
-from oracles import BY_NAME, build_encoder, distances, slow
-from support.accelerated.cases import (
+from tests.oracles import BY_NAME, build_encoder, distances, slow
+from tests.support.accelerated.cases import (
     OURS,
     assert_close,
     assert_fused,
@@ -22,7 +22,7 @@ from support.accelerated.cases import (
     needs_triton,
     run,
 )
-from support.accelerated.wrapped_layers import Lora
+from tests.support.accelerated.wrapped_layers import Lora
 
 pytestmark = [
     needs_triton,

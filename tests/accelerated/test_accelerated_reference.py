@@ -8,8 +8,8 @@ from torch import nn
 from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from oracles import FEW_FAST, draw_pixels, fields_of, tiny
-from support.accelerated.cases import (
+from tests.oracles import FEW_FAST, draw_pixels, fields_of, tiny
+from tests.support.accelerated.cases import (
     OURS,
     QWEN,
     assert_close,

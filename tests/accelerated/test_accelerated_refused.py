@@ -10,9 +10,9 @@ import torch
 from encoders.accelerated.attention.candidates import KERNELS, is_installed
 from encoders.accelerated.obstacles import obstacle
 from graphwrap import GraphedEncoder
-from oracles import tiny
-from support.accelerated.cases import OURS, run
-from support.towers.step3_paths import shared
+from tests.oracles import tiny
+from tests.support.accelerated.cases import OURS, run
+from tests.support.towers.step3_paths import shared
 
 
 def test_an_unknown_kernel_is_refused_with_the_choices() -> None:

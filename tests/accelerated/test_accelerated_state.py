@@ -13,8 +13,8 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from encoders.accelerated.accelerator import FusedBlocks
-from oracles import BY_NAME, distances, draw_pixels, fields_of
-from support.accelerated.cases import (
+from tests.oracles import BY_NAME, distances, draw_pixels, fields_of
+from tests.support.accelerated.cases import (
     OURS,
     assert_close,
     fresh,

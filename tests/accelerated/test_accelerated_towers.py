@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from encoders.contract import EncoderOutput
-from oracles import (
+from tests.oracles import (
     BY_NAME,
     FEW_FAST,
     build_encoder,
@@ -17,7 +17,7 @@ from oracles import (
     slow,
     tiny,
 )
-from support.accelerated.cases import (
+from tests.support.accelerated.cases import (
     CLOSE,
     OURS,
     assert_close,

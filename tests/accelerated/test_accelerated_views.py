@@ -12,8 +12,8 @@ from torch import Tensor
 
 from encoders import VisionEncoder
 from graphwrap import GraphedEncoder
-from oracles import FEW_FAST, draw_pixels
-from support.accelerated.cases import (
+from tests.oracles import FEW_FAST, draw_pixels
+from tests.support.accelerated.cases import (
     OURS,
     assert_close,
     fresh,
@@ -22,7 +22,7 @@ from support.accelerated.cases import (
     needs_triton,
     small,
 )
-from support.graphs.outputs import EVERY_FIELD
+from tests.support.graphs.outputs import EVERY_FIELD
 
 pytestmark = [
     needs_triton,

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from graphwrap import GraphedEncoder
-from oracles import (
+from tests.oracles import (
     BY_NAME,
     FEW_FAST,
     ONE_FAST,
@@ -23,7 +23,7 @@ from oracles import (
     draw_pixels,
     slow,
 )
-from support.accelerated.cases import (
+from tests.support.accelerated.cases import (
     CLOSE,
     OURS,
     assert_close,

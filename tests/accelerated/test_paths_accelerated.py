@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from oracles import distance
-from support.towers.step3_paths import IMAGES, shared, tokens
+from tests.oracles import distance
+from tests.support.towers.step3_paths import IMAGES, shared, tokens
 
 
 @pytest.mark.usefixtures("fused")

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import vitgraph
-from support.towers.step3_paths import image
-from support.towers.streams import tower
+from tests.support.towers.step3_paths import image
+from tests.support.towers.streams import tower
 
 
 def test_attention_is_drawn_over_the_photograph() -> None:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import vitgraph
-from support.towers.step3_paths import image, shared
-from support.towers.streams import tower
+from tests.support.towers.step3_paths import image, shared
+from tests.support.towers.streams import tower
 from vitgraph.analysis import similarity as module
 
 IMAGES = [image(60 + 8 * n, 90 - 5 * n, seed=n) for n in range(6)]

@@ -10,8 +10,8 @@ import torch
 
 from benchmarks import fp8
 from encoders.base.tile_encoder import TileEncoder
-from support.accelerated.cases import fresh, grids_for
-from support.commands.command_line import Cli, refusal
+from tests.support.accelerated.cases import fresh, grids_for
+from tests.support.commands.command_line import Cli, refusal
 from vitgraph.commands.benching.bench_accuracy import errors
 
 

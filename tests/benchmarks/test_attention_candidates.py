@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.attention_heads import __main__ as command
 from benchmarks.attention_heads import measure
-from support.accelerated.cases import needs_interpreter, needs_triton
+from tests.support.accelerated.cases import needs_interpreter, needs_triton
 
 pytestmark = [needs_triton, needs_interpreter]
 

@@ -11,7 +11,7 @@ from torch import nn
 from benchmarks import family_speed
 from encoders.base.encoder import Encoder
 from encoders.base.paths_encoder import PathsEncoder
-from oracles import BY_NAME
+from tests.oracles import BY_NAME
 
 SIZES = {"1x64": [(64, 64)], "mix": [(64, 96), (128, 64)]}
 """Widths and heights of images."""

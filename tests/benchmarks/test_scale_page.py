@@ -15,7 +15,7 @@ from benchmarks.data_parallel import table
 from benchmarks.scale import __main__ as scale
 from benchmarks.scale import measure
 from graphwrap import GraphedEncoder
-from support.towers.streams import tower
+from tests.support.towers.streams import tower
 
 EXTRAS = {"flash-attn-4": "4.0.0"}
 ABOUT = {"gpu": "NVIDIA H200", "torch": "2.11.0", "date": "2026-11-22", "extras": EXTRAS}

@@ -24,8 +24,8 @@ from benchmarks.table import results as speed_results
 from benchmarks.towers import TOWERS
 from benchmarks.traffic.random_workloads import MOST_TILES, MOST_TOKENS, random_workloads
 from graphwrap import GraphedEncoder
-from oracles import BY_NAME, build_encoder, build_pair
-from support.commands.command_line import Cli
+from tests.oracles import BY_NAME, build_encoder, build_pair
+from tests.support.commands.command_line import Cli
 from vitgraph.commands.benching import bench_speed
 
 ROOT = Path(__file__).parents[2]

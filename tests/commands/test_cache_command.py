@@ -13,10 +13,10 @@ from huggingface_hub import hf_hub_download
 from PIL import Image
 from safetensors import safe_open
 
-from support.commands.command_line import Cli
-from support.hub.checkpoints import same_weights
-from support.hub.client import REPO
-from support.hub.server import HubServer
+from tests.support.commands.command_line import Cli
+from tests.support.hub.checkpoints import same_weights
+from tests.support.hub.client import REPO
+from tests.support.hub.server import HubServer
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, inspect_checkpoint, load_encoder
 from weights.cache.listing import list_cached, remove_cached

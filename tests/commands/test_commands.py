@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 import vitgraph
-from support.commands.command_line import Cli
+from tests.support.commands.command_line import Cli
 from vitgraph.cli import main
 from vitgraph.features import load_features
 from weights import load_encoder

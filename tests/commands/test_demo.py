@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from encoders.inputs.intake import to_rgb
-from oracles.versions import needs
+from tests.oracles.versions import needs
 from vitgraph.cli import main
 from vitgraph.commands.demo import check_demo
 from vitgraph.commands.demo_pictures import (

@@ -17,7 +17,7 @@ from encoders.accelerated import CHOICES
 from encoders.accelerated.attention.candidates import KERNELS
 from encoders.contract import EncoderOutput, Precision
 from encoders.streams.pooling import Pool
-from support.commands.command_line import Cli, refusal
+from tests.support.commands.command_line import Cli, refusal
 from vitgraph.commands.arguments import DTYPE_NAMES, FETCHES, POOLS, PRECISIONS
 from vitgraph.commands.benching.bench_speed import KERNEL_NAMES
 from vitgraph.devices import DTYPES

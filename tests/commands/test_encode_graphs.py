@@ -13,7 +13,7 @@ from PIL import Image
 from encoders import PathsEncoder
 from encoders.contract import EncoderOutput
 from graphwrap.budgets import Batch
-from support.commands.command_line import Cli, refusal
+from tests.support.commands.command_line import Cli, refusal
 from vitgraph.commands.encoding.graph_options import MODALITIES, GraphOptions, read_graph_options
 from vitgraph.commands.encoding.graphs import graph_encoder, summary
 from vitgraph.features import load_features

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from support.commands.command_line import Cli, Run
+from tests.support.commands.command_line import Cli, Run
 
 
 def assert_one_line(run: Run, *parts: object) -> None:

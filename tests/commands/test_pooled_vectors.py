@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from encoders import EncoderOutput, InternViT
-from support.photographs import hopper
+from tests.support.photographs import hopper
 from vitgraph.cli import main
 from vitgraph.features import (
     FeatureFormat,

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from support.hub.client import REPO
-from support.hub.server import HubServer
+from tests.support.hub.client import REPO
+from tests.support.hub.server import HubServer
 from vitgraph.cli import main
 
 CODE = """

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from encoders import VisionInputs
-from oracles import (
+from tests.oracles import (
     BY_NAME,
     MERGING_TOWERS,
     PATCH_TOWERS,

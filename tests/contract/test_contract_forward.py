@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 from encoders.base.vision_encoder import VisionEncoder
 from encoders.contract import EncoderOutput, Metadata
-from oracles import (
+from tests.oracles import (
     BY_NAME,
     FEW_FAST,
     TOWERS,
@@ -25,8 +25,8 @@ from oracles import (
     grids_for,
     tiny,
 )
-from oracles.references.moonvit import MoonViTReference
-from oracles.references.step import Step3VLReference
+from tests.oracles.references.moonvit import MoonViTReference
+from tests.oracles.references.step import Step3VLReference
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from encoders.contract import EncoderOutput, VisionInputs
-from oracles import TOWERS, draw_pixels, grids_for, tiny
+from tests.oracles import TOWERS, draw_pixels, grids_for, tiny
 
 
 @pytest.mark.parametrize("name", TOWERS)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from encoders.contract import EncoderItemSpec
-from oracles import (
+from tests.oracles import (
     BLOCK_ORDER_TOWERS,
     BY_NAME,
     JOINING_TOWERS,
@@ -27,7 +27,7 @@ from oracles import (
     grids_for,
     tiny,
 )
-from oracles.references.pixtral import in_merge_order
+from tests.oracles.references.pixtral import in_merge_order
 
 FRAME_BY_FRAME = [name for name in MERGING_TOWERS if name not in JOINING_TOWERS]
 """Towers whose frames, or pairs of them, make tokens of their own."""

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from encoders.contract import EncoderOutput
-from oracles import BY_NAME, WHOLE, build_encoder, fields_of, tiny
+from tests.oracles import BY_NAME, WHOLE, build_encoder, fields_of, tiny
 
 
 def saved_bytes(item: EncoderOutput) -> int:

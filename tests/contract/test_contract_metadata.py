@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from encoders.contract import Metadata
-from oracles import MERGING_TOWERS, TOWERS, Grids, grids_for, tiny
-from support.towers.capacities import CAPACITIES, kind
+from tests.oracles import MERGING_TOWERS, TOWERS, Grids, grids_for, tiny
+from tests.support.towers.capacities import CAPACITIES, kind
 
 EMPTY: Grids = []
 

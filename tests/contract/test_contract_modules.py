@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from oracles import FEW_FAST, TOWERS, draw_pixels, fields_of, grids_for
-from support.accelerated.wrapped_layers import (
+from tests.oracles import FEW_FAST, TOWERS, draw_pixels, fields_of, grids_for
+from tests.support.accelerated.wrapped_layers import (
     PATCHED,
     Halved,
     Lora,

@@ -7,8 +7,8 @@ import torch
 
 from encoders.base.vision_encoder import VisionEncoder
 from encoders.contract import EncoderOutput
-from oracles import TOWERS, Grids, draw_pixels, fields_of, grids_for, tiny
-from support.towers.capacities import CAPACITIES, kind
+from tests.oracles import TOWERS, Grids, draw_pixels, fields_of, grids_for, tiny
+from tests.support.towers.capacities import CAPACITIES, kind
 
 
 def assert_same_bits(ours: EncoderOutput, theirs: EncoderOutput) -> None:

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from encoders import Qwen3VLEncoder
 from encoders.layers.products import patch_product
 from encoders.layers.torch_internals import is_plain
-from oracles import FEW_FAST, draw_pixels, grids_for, tiny
-from support.accelerated.wrapped_layers import Halved, Lora, fresh, worst
+from tests.oracles import FEW_FAST, draw_pixels, grids_for, tiny
+from tests.support.accelerated.wrapped_layers import Halved, Lora, fresh, worst
 
 
 @pytest.mark.parametrize("name", FEW_FAST)

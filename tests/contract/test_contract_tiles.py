@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from oracles import BY_NAME, TILE_TOWERS, build_encoder, distance, draw_pixels, tiny
+from tests.oracles import BY_NAME, TILE_TOWERS, build_encoder, distance, draw_pixels, tiny
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from encoders.contract import EncoderOutput
-from oracles import BY_NAME, TOWERS, draw_pixels, fields_of
-from support.accelerated.wrapped_layers import fresh
+from tests.oracles import BY_NAME, TOWERS, draw_pixels, fields_of
+from tests.support.accelerated.wrapped_layers import fresh
 
 
 def tokens_of(name: str) -> tuple[Callable[[Tensor], Tensor], list[Tensor]]:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from support.photographs import china
+from tests.support.photographs import china
 from vitgraph.features import load_embeddings
 from weights import load_encoder
 

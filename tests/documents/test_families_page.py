@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from support.families.page import ENGINES, PAGE, absence, page, towers_here
+from tests.support.families.page import ENGINES, PAGE, absence, page, towers_here
 from vitgraph.integrations.vllm_plugin.records import MODELS
 
 pytestmark = pytest.mark.integrations

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.language_models.tiny import write_repo
+from tests.support.language_models.tiny import write_repo
 from vitgraph.commands.demo_pictures import sample_photographs
 
 PAGE = Path(__file__).parents[2] / "docs" / "integrations.md"

@@ -23,7 +23,7 @@ import torch
 
 import vitgraph
 from encoders.inputs.intake import to_rgb
-from support.hub.server import HubServer
+from tests.support.hub.server import HubServer
 from vitgraph.cli import main
 from vitgraph.commands.demo_pictures import panned_clip, sample_photographs
 from vitgraph.video import write_video

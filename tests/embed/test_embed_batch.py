@@ -14,7 +14,7 @@ import torch
 
 import weights
 from encoders.base.vision_encoder import VisionEncoder
-from support.photographs import china, flower, photographs
+from tests.support.photographs import china, flower, photographs
 from vitgraph import EmbedBatch
 from weights import load_encoder
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from encoders.base.vision_encoder import VisionEncoder
-from support.commands.embed_jobs import close
-from support.photographs import china, flower, hopper
+from tests.support.commands.embed_jobs import close
+from tests.support.photographs import china, flower, hopper
 from vitgraph.cli import main
 from vitgraph.embedding.sources.reading import File, ImageReader
 from vitgraph.features import load_embeddings

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import weights
-from support.hub.client import REPO
-from support.hub.server import HubServer
-from support.processes.own import start
+from tests.support.hub.client import REPO
+from tests.support.hub.server import HubServer
+from tests.support.processes.own import start
 from vitgraph import EmbedBatch
 from vitgraph.cli import main
 from vitgraph.embedding.sources.listing import Source

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from support.commands.command_line import Cli, refusal
-from support.photographs import china
+from tests.support.commands.command_line import Cli, refusal
+from tests.support.photographs import china
 from vitgraph.embedding.planning.estimate import Estimate, Rate, Sample, report
 from vitgraph.embedding.planning.sample import sample_files, seconds_by_tokens, seconds_of
 from vitgraph.embedding.sources.reading import File

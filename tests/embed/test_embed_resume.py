@@ -15,8 +15,8 @@ import pytest
 
 import weights
 from encoders.base.vision_encoder import VisionEncoder
-from support.photographs import china, hopper
-from support.processes.own import start
+from tests.support.photographs import china, hopper
+from tests.support.processes.own import start
 from vitgraph.cli import main
 from vitgraph.embedding.parquet_files import read_arrays
 from vitgraph.embedding.sources.reading import Readable

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from encoders import Encoder
-from support.photographs import china, flower, hopper
+from tests.support.photographs import china, flower, hopper
 from vitgraph.cli import main
 from vitgraph.features import load_embeddings
 from vitgraph.integrations.vllm import FeatureStore, content_key, multi_modal_data

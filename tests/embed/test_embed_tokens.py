@@ -13,8 +13,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from encoders.base.vision_encoder import VisionEncoder
-from support.commands.embed_jobs import close
-from support.photographs import china, flower, hopper
+from tests.support.commands.embed_jobs import close
+from tests.support.photographs import china, flower, hopper
 from vitgraph.cli import main
 from vitgraph.embedding.parquet_files import read_arrays, write_tokens
 from vitgraph.features import load_embeddings

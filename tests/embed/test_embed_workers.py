@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 import torch
 
-from support.photographs import china
-from support.processes.own import start
+from tests.support.photographs import china
+from tests.support.processes.own import start
 from vitgraph.cli import main
 from vitgraph.embedding.job import Job
 from vitgraph.embedding.storage import LocalFolder

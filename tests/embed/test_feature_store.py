@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 
 from encoders import Encoder
 from graphwrap import GraphedEncoder
-from oracles import BY_NAME, edited, tiny
-from support.photographs import china, flower
+from tests.oracles import BY_NAME, edited, tiny
+from tests.support.photographs import china, flower
 from vitgraph.integrations.vllm import FeatureStore, content_key, multi_modal_data
 
 IMAGE = china().resize((96, 64))

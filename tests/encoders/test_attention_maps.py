@@ -24,12 +24,12 @@ from encoders.base import attention_maps as module
 from encoders.internals import attention_maps
 from encoders.streams.keywords import MapSettings
 from graphwrap import GraphedEncoder
-from oracles import BY_NAME, build_pair, draw_pixels, grids_for, window_walk
-from support.photographs import china, hopper
-from support.towers.deepseek import build, build_reference
-from support.towers.step3_paths import IMAGES as RANDOM_IMAGES
-from support.towers.step3_paths import shared
-from support.towers.streams import tower
+from tests.oracles import BY_NAME, build_pair, draw_pixels, grids_for, window_walk
+from tests.support.photographs import china, hopper
+from tests.support.towers.deepseek import build, build_reference
+from tests.support.towers.step3_paths import IMAGES as RANDOM_IMAGES
+from tests.support.towers.step3_paths import shared
+from tests.support.towers.streams import tower
 from vitgraph.seeded import SEEDED, write_seeded_checkpoint
 from weights import load_encoder
 

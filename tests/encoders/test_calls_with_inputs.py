@@ -10,11 +10,11 @@ from torch import Tensor
 
 from encoders import Encoder, EncoderOutput, PartialOutput, VisionInputs
 from graphwrap import GraphedEncoder
-from support.photographs import china, flower, hopper
-from support.towers.deepseek import build
-from support.towers.step3_paths import IMAGES as RANDOM_IMAGES
-from support.towers.step3_paths import shared
-from support.towers.streams import TOWERS, tower
+from tests.support.photographs import china, flower, hopper
+from tests.support.towers.deepseek import build
+from tests.support.towers.step3_paths import IMAGES as RANDOM_IMAGES
+from tests.support.towers.step3_paths import shared
+from tests.support.towers.streams import TOWERS, tower
 
 IMAGES = [china().resize((120, 90)), hopper().resize((200, 230)), flower().resize((64, 200))]
 STEP = ("step3_vl", "step3")

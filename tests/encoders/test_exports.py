@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from oracles import TILE_TOWERS, TOWERS, draw_pixels, tiny
+from tests.oracles import TILE_TOWERS, TOWERS, draw_pixels, tiny
 
 
 @pytest.mark.parametrize("name", TOWERS)

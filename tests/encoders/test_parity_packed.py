@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from encoders.base.vision_encoder import VisionEncoder
 from encoders.contract import EncoderOutput
-from oracles import (
+from tests.oracles import (
     BY_NAME,
     JOINING_TOWERS,
     PATCH_TOWERS,

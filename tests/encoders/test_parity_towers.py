@@ -14,7 +14,7 @@ import pytest
 import timm
 import torch
 
-from oracles import (
+from tests.oracles import (
     BY_NAME,
     FAMILIES,
     NO_LIFT,
@@ -35,7 +35,7 @@ from oracles import (
     tiny,
     window_walk,
 )
-from oracles.versions import OLDER_TOWERS, skip_without
+from tests.oracles.versions import OLDER_TOWERS, skip_without
 from weights import FAMILIES as RECORDS
 
 FLOAT32, FLOAT64 = 1e-5, 1e-10

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from support.towers.step3_paths import COUNTS, IMAGES, NAMES, shared
+from tests.support.towers.step3_paths import COUNTS, IMAGES, NAMES, shared
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -12,7 +12,7 @@ from encoders import Step3VLEncoder
 from encoders.contract import PathInputs
 from encoders.streams.calls import join_inputs, split_inputs
 from graphwrap import GraphedEncoder
-from support.towers.step3_paths import COUNTS, IMAGES, STEP3_VL, fresh, shared, tokens
+from tests.support.towers.step3_paths import COUNTS, IMAGES, STEP3_VL, fresh, shared, tokens
 
 
 def test_inputs_are_split_and_joined_without_loss() -> None:

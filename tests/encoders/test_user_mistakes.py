@@ -11,7 +11,7 @@ import torch
 import vitgraph
 from encoders import VisionInputs
 from graphwrap import GraphedEncoder
-from oracles import TOWERS, WHOLE, draw_pixels, tiny
+from tests.oracles import TOWERS, WHOLE, draw_pixels, tiny
 
 GRID = [[1, 8, 8]]
 IMAGE = torch.zeros(3, 64, 64, dtype=torch.uint8)

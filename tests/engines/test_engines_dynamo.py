@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 from encoders import Encoder as Tower
-from oracles import BY_NAME, build_pair
+from tests.oracles import BY_NAME, build_pair
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import load_encoder
 

@@ -10,11 +10,11 @@ from transformers import Ernie4_5_VLMoeConfig, Ernie4_5_VLMoeModel
 
 from encoders import EncoderItemSpec, Ernie4_5VLConfig
 from encoders.layers.frame_pairs import frame_pairs
-from oracles import distance, draw_pixels, tiny
-from support.graphs.cases import static
-from support.graphs.outputs import worst_distance
-from support.hub.checkpoints import edit_config
-from support.photographs import panning_clip
+from tests.oracles import distance, draw_pixels, tiny
+from tests.support.graphs.cases import static
+from tests.support.graphs.outputs import worst_distance
+from tests.support.hub.checkpoints import edit_config
+from tests.support.photographs import panning_clip
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, load_encoder
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from support.hub.checkpoints import edit_config, edit_tensors, same_weights
+from tests.support.hub.checkpoints import edit_config, edit_tensors, same_weights
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, load_encoder
 

@@ -10,7 +10,7 @@ from transformers.models.gemma4.image_processing_gemma4 import Gemma4ImageProces
 
 from encoders.gemma4 import Gemma4Encoder
 from encoders.inputs.preprocessors.gemma4 import SoftTokenPreprocessor
-from oracles import (
+from tests.oracles import (
     BY_NAME,
     add_noise,
     build_encoder,
@@ -20,8 +20,8 @@ from oracles import (
     draw_pixels,
     tiny,
 )
-from support.hub.checkpoints import edit_config, edit_tensors, same_weights
-from support.photographs import photographs
+from tests.support.hub.checkpoints import edit_config, edit_tensors, same_weights
+from tests.support.photographs import photographs
 from vitgraph.integrations.transformers import mm_encoder_outputs
 from vitgraph.integrations.vllm import multi_modal_data
 from vitgraph.seeded import write_seeded_checkpoint

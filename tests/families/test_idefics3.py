@@ -15,10 +15,10 @@ from encoders.idefics3 import nearest_below
 from encoders.inputs.images import resize
 from encoders.inputs.intake import to_rgb
 from encoders.inputs.preprocessors.idefics3 import SplitPreprocessor
-from oracles import BY_NAME, build_encoder, build_pair, distance, draw_pixels
-from oracles.references.idefics3 import idefics3_output
-from oracles.versions import needs
-from support.photographs import china, flower, photographs
+from tests.oracles import BY_NAME, build_encoder, build_pair, distance, draw_pixels
+from tests.oracles.references.idefics3 import idefics3_output
+from tests.oracles.versions import needs
+from tests.support.photographs import china, flower, photographs
 
 HALF = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 

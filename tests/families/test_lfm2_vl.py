@@ -17,10 +17,10 @@ from encoders import Lfm2VLEncoder
 from encoders.inputs.preprocessors.lfm2_vl import PatchTilesPreprocessor
 from encoders.inputs.sizes import best_tiling
 from graphwrap import GraphedEncoder
-from oracles import BY_NAME, build_pair, distance, distances
-from oracles.references.lfm2_vl import lfm2_output
-from support.hub.checkpoints import edit_config
-from support.photographs import china, hopper, photographs
+from tests.oracles import BY_NAME, build_pair, distance, distances
+from tests.oracles.references.lfm2_vl import lfm2_output
+from tests.support.hub.checkpoints import edit_config
+from tests.support.photographs import china, hopper, photographs
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, load_encoder
 from weights.published import family_facts

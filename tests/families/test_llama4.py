@@ -12,9 +12,9 @@ from transformers.models.llama4.image_processing_llama4 import Llama4ImageProces
 from encoders import Llama4Config
 from encoders.contract import VisionInputs
 from encoders.inputs.preprocessors.llama4 import CanvasPreprocessor, best_canvas
-from oracles import BY_NAME, build_pair, distance, draw_pixels
-from oracles.references.llama4 import llama4_output
-from support.photographs import china, photographs
+from tests.oracles import BY_NAME, build_pair, distance, draw_pixels
+from tests.oracles.references.llama4 import llama4_output
+from tests.support.photographs import china, photographs
 
 GOLDEN = {
     (336, 336): (1, 1),

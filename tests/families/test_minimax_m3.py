@@ -19,8 +19,8 @@ from transformers.models.minimax_m3_vl.video_processing_minimax_m3_vl import (
 from encoders import MiniMaxM3Config
 from encoders.contract import EncoderItemSpec
 from encoders.inputs.preprocessors.patches import PatchPreprocessor
-from oracles import BY_NAME, distances, draw_pixels, tiny
-from support.photographs import china, photographs
+from tests.oracles import BY_NAME, distances, draw_pixels, tiny
+from tests.support.photographs import china, photographs
 from weights.published import family_facts
 
 FILES = family_facts("minimax_m3").processors["minimax-m3"]

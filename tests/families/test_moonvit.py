@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from encoders import EncoderItemSpec, Video
-from oracles import draw_pixels, tiny
-from support.graphs.cases import static
-from support.graphs.outputs import worst_distance
-from support.photographs import china
+from tests.oracles import draw_pixels, tiny
+from tests.support.graphs.cases import static
+from tests.support.graphs.outputs import worst_distance
+from tests.support.photographs import china
 
 
 def test_the_segments_of_a_clip_may_be_items_of_their_own() -> None:

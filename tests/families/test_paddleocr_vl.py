@@ -15,11 +15,11 @@ from transformers.models.paddleocr_vl.image_processing_paddleocr_vl import (
 
 from encoders.inputs.preprocessors.paddleocr_vl import RasterPreprocessor
 from encoders.paddleocr_vl import merge_order, position_taps
-from oracles import tiny
-from support.hub.checkpoints import edit_config, edit_tensors, same_weights
-from support.hub.client import REPO
-from support.hub.server import HubServer
-from support.photographs import china, photographs
+from tests.oracles import tiny
+from tests.support.hub.checkpoints import edit_config, edit_tensors, same_weights
+from tests.support.hub.client import REPO
+from tests.support.hub.server import HubServer
+from tests.support.photographs import china, photographs
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, load_encoder
 

@@ -15,7 +15,7 @@ from encoders import Gemma3Config, SiglipConfig
 from encoders.base.vision_encoder import VisionEncoder
 from encoders.siglip2 import axis_weights
 from graphwrap import GraphedEncoder
-from oracles import (
+from tests.oracles import (
     BY_NAME,
     NO_LIFT,
     LiftFloat32,
@@ -25,8 +25,8 @@ from oracles import (
     draw_pixels,
     tiny,
 )
-from oracles.references.siglip import SIZES, gemma3_output, siglip2_inputs
-from support.photographs import china, flower, hopper
+from tests.oracles.references.siglip import SIZES, gemma3_output, siglip2_inputs
+from tests.support.photographs import china, flower, hopper
 
 SMALL = {**SIZES, "num_hidden_layers": 2}
 PHOTOS = [china(), flower().resize((64, 200)), hopper().resize((300, 90))]

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from support.hub.checkpoints import same_weights
-from support.hub.client import REPO, point_client_at
-from support.hub.server import Fault, HubServer
+from tests.support.hub.checkpoints import same_weights
+from tests.support.hub.client import REPO, point_client_at
+from tests.support.hub.server import Fault, HubServer
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, inspect_checkpoint, load_encoder
 from weights.errors import AbsentError

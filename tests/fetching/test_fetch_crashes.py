@@ -17,10 +17,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from support.hub.checkpoints import same_weights
-from support.hub.client import REPO, environment
-from support.hub.fetch_script import FETCH
-from support.hub.server import HubServer
+from tests.support.hub.checkpoints import same_weights
+from tests.support.hub.client import REPO, environment
+from tests.support.hub.fetch_script import FETCH
+from tests.support.hub.server import HubServer
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, extract_encoder, inspect_checkpoint, load_encoder
 from weights.cache.kept_tower import KeptTower

@@ -14,10 +14,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from support.hub.checkpoints import same_weights
-from support.hub.client import REPO, environment
-from support.hub.fetch_script import FETCH
-from support.hub.server import Fault, HubServer
+from tests.support.hub.checkpoints import same_weights
+from tests.support.hub.client import REPO, environment
+from tests.support.hub.fetch_script import FETCH
+from tests.support.hub.server import Fault, HubServer
 from weights import CheckpointError, load_encoder
 from weights.threads import Stopped, in_parallel
 

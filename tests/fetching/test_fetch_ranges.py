@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from support.hub.checkpoints import LAYOUTS, Written, same_weights
-from support.hub.client import REPO, sparse_around
-from support.hub.server import TOKEN, HubServer
+from tests.support.hub.checkpoints import LAYOUTS, Written, same_weights
+from tests.support.hub.client import REPO, sparse_around
+from tests.support.hub.server import TOKEN, HubServer
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, extract_encoder, inspect_checkpoint, load_encoder
 from weights.files.checkpoint import TowerTensor

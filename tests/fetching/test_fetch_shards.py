@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from huggingface_hub import snapshot_download
 
-from support.hub.checkpoints import same_weights
-from support.hub.client import REPO
-from support.hub.server import HubServer
+from tests.support.hub.checkpoints import same_weights
+from tests.support.hub.client import REPO
+from tests.support.hub.server import HubServer
 from weights import CheckpointError, extract_encoder, load_encoder
 from weights.cache.listing import remove_cached
 from weights.files.checkpoint import TensorLocation, TowerFiles

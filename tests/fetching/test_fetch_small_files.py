@@ -9,9 +9,9 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 
-from support.hub.checkpoints import same_weights
-from support.hub.client import REPO
-from support.hub.server import Fault, HubServer
+from tests.support.hub.checkpoints import same_weights
+from tests.support.hub.client import REPO
+from tests.support.hub.server import Fault, HubServer
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, extract_encoder, inspect_checkpoint, load_encoder
 from weights.cache.listing import list_cached, remove_cached

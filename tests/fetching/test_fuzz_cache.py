@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from support.hub.checkpoints import same_weights
-from support.hub.client import REPO, point_client_at, wait_no_longer
-from support.hub.server import Fault, HubServer
+from tests.support.hub.checkpoints import same_weights
+from tests.support.hub.client import REPO, point_client_at, wait_no_longer
+from tests.support.hub.server import Fault, HubServer
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, load_encoder
 

@@ -13,8 +13,8 @@ import huggingface_hub
 import pytest
 from huggingface_hub.utils import are_progress_bars_disabled
 
-from support.hub.client import REPO, environment
-from support.hub.server import TOKEN, HubServer
+from tests.support.hub.client import REPO, environment
+from tests.support.hub.server import TOKEN, HubServer
 from weights import load_encoder
 
 

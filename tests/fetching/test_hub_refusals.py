@@ -8,8 +8,8 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 
-from support.hub.client import REPO, point_client_at, wait_no_longer
-from support.hub.server import TOKEN, HubServer
+from tests.support.hub.client import REPO, point_client_at, wait_no_longer
+from tests.support.hub.server import TOKEN, HubServer
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, load_encoder
 

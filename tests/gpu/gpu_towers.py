@@ -49,7 +49,7 @@ from encoders.step3_vl import Step3VLConfig, Step3VLTower
 from graphwrap import GraphedEncoder
 from graphwrap.costs import Costs
 from graphwrap.packing import Packer
-from support.graphs.outputs import EVERY_FIELD, assert_same_bits, fields
+from tests.support.graphs.outputs import EVERY_FIELD, assert_same_bits, fields
 
 Grids = list[list[int]]
 FAMILIES = ["intern_vit", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "exaone4_5", "step3_vl"]

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from gpu_towers import calls_of, new_tower, pixels_for
 
 from graphwrap import GraphedEncoder
-from support.processes.ranks import Ranks
+from tests.support.processes.ranks import Ranks
 from vitgraph import DataParallelEncoder
 
 pytestmark = [

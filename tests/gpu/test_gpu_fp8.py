@@ -16,7 +16,7 @@ from gpu_towers import (
 from encoders.accelerated.fused_blocks import FusedForward
 from encoders.base.vision_encoder import VisionEncoder
 from graphwrap import GraphedEncoder
-from support.graphs.outputs import assert_same_bits, copy_of, worst_distance
+from tests.support.graphs.outputs import assert_same_bits, copy_of, worst_distance
 
 pytestmark = [
     pytest.mark.gpu,

@@ -25,7 +25,13 @@ from torch import Tensor
 
 from encoders.contract import EncoderOutput
 from graphwrap import GraphedEncoder
-from support.graphs.outputs import EVERY_FIELD, assert_same_bits, copy_of, fields, worst_distance
+from tests.support.graphs.outputs import (
+    EVERY_FIELD,
+    assert_same_bits,
+    copy_of,
+    fields,
+    worst_distance,
+)
 
 pytestmark = [
     pytest.mark.gpu,

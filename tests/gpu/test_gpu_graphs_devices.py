@@ -12,7 +12,13 @@ from gpu_towers import FAMILIES, budgets_of, calls_of, new_tower, on_gpu, replay
 from torch import nn
 
 from graphwrap import GraphedEncoder
-from support.graphs.outputs import EVERY_FIELD, assert_same_bits, copy_of, fields, worst_distance
+from tests.support.graphs.outputs import (
+    EVERY_FIELD,
+    assert_same_bits,
+    copy_of,
+    fields,
+    worst_distance,
+)
 
 pytestmark = [
     pytest.mark.gpu,

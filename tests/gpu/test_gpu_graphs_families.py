@@ -7,8 +7,8 @@ import torch
 from gpu_towers import on_gpu, replaying
 
 from graphwrap import GraphedEncoder
-from oracles import FAMILIES, Family, build_encoder
-from support.graphs.outputs import EVERY_FIELD, assert_same_bits, copy_of
+from tests.oracles import FAMILIES, Family, build_encoder
+from tests.support.graphs.outputs import EVERY_FIELD, assert_same_bits, copy_of
 
 pytestmark = [
     pytest.mark.gpu,

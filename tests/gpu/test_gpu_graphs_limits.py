@@ -23,7 +23,13 @@ from gpu_towers import (
 )
 
 from graphwrap import GraphedEncoder
-from support.graphs.outputs import EVERY_FIELD, assert_same_bits, copy_of, fields, worst_distance
+from tests.support.graphs.outputs import (
+    EVERY_FIELD,
+    assert_same_bits,
+    copy_of,
+    fields,
+    worst_distance,
+)
 
 pytestmark = [
     pytest.mark.gpu,

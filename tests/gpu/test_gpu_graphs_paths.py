@@ -14,9 +14,15 @@ from gpu_towers import replaying
 from encoders import PathsEncoder
 from encoders.contract import EncoderOutput
 from graphwrap import GraphedEncoder
-from support.graphs.outputs import EVERY_FIELD, assert_same_bits, copy_of, fields, worst_distance
-from support.towers.deepseek import build
-from support.towers.step3_paths import IMAGES, NAMES, shared
+from tests.support.graphs.outputs import (
+    EVERY_FIELD,
+    assert_same_bits,
+    copy_of,
+    fields,
+    worst_distance,
+)
+from tests.support.towers.deepseek import build
+from tests.support.towers.step3_paths import IMAGES, NAMES, shared
 
 pytestmark = [
     pytest.mark.gpu,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from encoders.contract import EncoderOutput
 from graphwrap import GraphedEncoder
-from support.graphs.outputs import assert_same_bits, copy_of, worst_distance
+from tests.support.graphs.outputs import assert_same_bits, copy_of, worst_distance
 
 pytestmark = [
     pytest.mark.gpu,

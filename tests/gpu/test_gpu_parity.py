@@ -18,7 +18,7 @@ from torch import Tensor
 from encoders.base.vision_encoder import VisionEncoder
 from encoders.layers.attention import _flash_takes, attention
 from encoders.layers.segments import padding_rows
-from oracles import (
+from tests.oracles import (
     BY_NAME,
     FAMILIES,
     TOWERS,
@@ -33,7 +33,7 @@ from oracles import (
     fields_of,
     in_tokens_of,
 )
-from oracles.halves import half_errors, six_blocks
+from tests.oracles.halves import half_errors, six_blocks
 
 pytestmark = [
     pytest.mark.gpu,

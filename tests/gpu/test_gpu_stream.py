@@ -10,8 +10,8 @@ import torch
 from encoders.base.vision_encoder import VisionEncoder
 from encoders.contract import Limits
 from graphwrap import GraphedEncoder
-from support.photographs import panning_clip, photographs
-from support.towers.streams import TOWERS, prefetch_threads, tower
+from tests.support.photographs import panning_clip, photographs
+from tests.support.towers.streams import TOWERS, prefetch_threads, tower
 
 pytestmark = [
     pytest.mark.gpu,

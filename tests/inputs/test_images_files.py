@@ -13,7 +13,7 @@ from transformers import AutoImageProcessor, AutoVideoProcessor
 from encoders.inputs.preprocessors.intern_vit import TilePreprocessor
 from encoders.inputs.preprocessors.patches import PatchPreprocessor
 from encoders.inputs.processor_files import CLIP_MEAN, CLIP_STD, HALF, IMAGENET_MEAN, IMAGENET_STD
-from support.photographs import china, panning_clip
+from tests.support.photographs import china, panning_clip
 
 SIZES = {"temporal_patch_size": 2, "merge_size": 2}
 P14 = {"patch_size": 14, **SIZES}

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from encoders.inputs.intake import to_rgb
-from support.photographs import china
+from tests.support.photographs import china
 
 pillow_heif = pytest.importorskip("pillow_heif")
 

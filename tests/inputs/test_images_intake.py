@@ -22,8 +22,8 @@ from encoders.inputs.images import normalize, resize
 from encoders.inputs.intake import Video, to_rgb
 from encoders.inputs.preprocessors.intern_vit import TilePreprocessor
 from encoders.inputs.preprocessors.patches import PatchPreprocessor
-from oracles.versions import needs
-from support.photographs import china, hopper
+from tests.oracles.versions import needs
+from tests.support.photographs import china, hopper
 
 QWEN = PatchPreprocessor.published("qwen2_vl", patch_size=14, temporal_patch_size=2, merge_size=2)
 

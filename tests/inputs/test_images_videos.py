@@ -16,7 +16,7 @@ from transformers import Qwen2VLVideoProcessor, Qwen3VLVideoProcessor
 from encoders.inputs.intake import Video
 from encoders.inputs.preprocessors.intern_vit import TilePreprocessor
 from encoders.inputs.preprocessors.patches import PatchPreprocessor
-from support.photographs import china, flower, panning_clip
+from tests.support.photographs import china, flower, panning_clip
 
 SIZES = {"temporal_patch_size": 2, "merge_size": 2}
 QWEN2 = PatchPreprocessor.published("qwen2_vl", patch_size=14, **SIZES)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from encoders import VisionEncoder
-from oracles import PATCH_TOWERS, draw_pixels, fresh, tiny
+from tests.oracles import PATCH_TOWERS, draw_pixels, fresh, tiny
 
 TOWERS = ["intern_vit_300m", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
 GRID = [[1, 8, 8]]

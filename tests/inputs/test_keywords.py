@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from encoders import Encoder
-from support.families.keywords import VALUES, encoders_of, keyword_rows, refusal
+from tests.support.families.keywords import VALUES, encoders_of, keyword_rows, refusal
 from vitgraph.commands.arguments import add_sizes
 from weights import FAMILIES
 from weights.families.family import Family

@@ -16,11 +16,11 @@ import torch
 from PIL import Image
 
 from encoders import Encoder
-from oracles import tiny
-from support.fakes.dynamo import import_integration
-from support.hub.tls_server import TlsServer, make_certificate
-from support.photographs import china, flower
-from support.towers import step3_paths
+from tests.oracles import tiny
+from tests.support.fakes.dynamo import import_integration
+from tests.support.hub.tls_server import TlsServer, make_certificate
+from tests.support.photographs import china, flower
+from tests.support.towers import step3_paths
 
 SIZES = [(96, 64), (64, 64), (130, 70), (64, 200)]
 Make = Callable[..., Any]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from encoders.base.vision_encoder import VisionEncoder
-from oracles import Grids, distance, draw_pixels, fields_of, tiny
+from tests.oracles import Grids, distance, draw_pixels, fields_of, tiny
 from vitgraph.integrations.export import export_onnx, export_program
 
 TOWERS = ["intern_vit_300m", "intern_vit_6b", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"]

@@ -13,8 +13,8 @@ from torch import Tensor
 from encoders import PathsEncoder
 from encoders.base.vision_encoder import VisionEncoder
 from graphwrap import GraphedEncoder
-from oracles import distance, fields_of, tiny
-from support.towers import deepseek, step3_paths
+from tests.oracles import distance, fields_of, tiny
+from tests.support.towers import deepseek, step3_paths
 from vitgraph.integrations.export import export_program
 from vitgraph.integrations.transformers import as_vision_tower
 from vitgraph.integrations.vllm import multi_modal_data

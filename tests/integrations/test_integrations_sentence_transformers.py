@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from encoders.base.vision_encoder import VisionEncoder
 from graphwrap import GraphedEncoder
-from support.photographs import photographs
+from tests.support.photographs import photographs
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import load_encoder
 

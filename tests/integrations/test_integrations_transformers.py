@@ -15,7 +15,7 @@ from transformers import AutoModelForImageTextToText, PreTrainedModel
 
 from encoders.base.vision_encoder import VisionEncoder
 from graphwrap import GraphedEncoder
-from support.language_models.tiny import (
+from tests.support.language_models.tiny import (
     CONFIGS,
     QWENS,
     build_model,

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from graphwrap import GraphedEncoder
-from oracles import tiny
-from support.photographs import china, flower, panning_clip
+from tests.oracles import tiny
+from tests.support.photographs import china, flower, panning_clip
 from vitgraph.integrations.vllm import multi_modal_data
 
 IMAGES = [china().resize((96, 64)), flower().resize((60, 130))]

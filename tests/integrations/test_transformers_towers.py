@@ -12,9 +12,9 @@ from transformers import CONFIG_MAPPING, PreTrainedModel, SiglipConfig, SiglipMo
 
 from encoders import Lfm2VLEncoder
 from graphwrap import GraphedEncoder
-from oracles import BY_NAME, build_pair, slow
-from oracles.versions import OLDER_TOWERS, skip_without
-from support.language_models.projected import CASES, build
+from tests.oracles import BY_NAME, build_pair, slow
+from tests.oracles.versions import OLDER_TOWERS, skip_without
+from tests.support.language_models.projected import CASES, build
 from vitgraph.integrations.model_towers.records import CALLS, REFUSED
 from vitgraph.integrations.transformers import as_vision_tower
 from weights import FAMILIES

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from encoders.base.paths_encoder import PathsEncoder
 from encoders.base.vision_encoder import VisionEncoder
-from support.fakes.vllm import LinearBase, UnquantizedLinearMethod, fake_vllm
+from tests.support.fakes.vllm import LinearBase, UnquantizedLinearMethod, fake_vllm
 from vitgraph.integrations import vllm_plugin
 from vitgraph.integrations.vllm_plugin.records import MODELS
 from vitgraph.seeded import write_seeded_checkpoint

@@ -16,7 +16,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from support.fakes.vllm import LinearBase, StageMissingLayer, UnquantizedLinearMethod, fake_vllm
+from tests.support.fakes.vllm import (
+    LinearBase,
+    StageMissingLayer,
+    UnquantizedLinearMethod,
+    fake_vllm,
+)
 from vitgraph.integrations import vllm_plugin
 from vitgraph.integrations.vllm_plugin.records import MODELS, Record
 

@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from oracles import draw_pixels
+from tests.oracles import draw_pixels
 from vitgraph.integrations.vllm_plugin.options import VARIABLE, PluginOptions, read_options
 from vitgraph.integrations.vllm_plugin.tower import PackedTower, TileTower, Tower, build_encoder
 from vitgraph.integrations.vllm_plugin.versions import counts_pools, refusal

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from support.hub.checkpoints import (
+from tests.support.hub.checkpoints import (
     INDEX,
     LAYOUTS,
     edit_config,

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from encoders.internals import accelerator
-from support.hub.checkpoints import edit_config, edit_tensors, same_weights
+from tests.support.hub.checkpoints import edit_config, edit_tensors, same_weights
 from vitgraph.cli import main
 from vitgraph.seeded import SEEDED, write_seeded_checkpoint
 from weights import FAMILIES, CheckpointError, extract_encoder, inspect_checkpoint, load_encoder

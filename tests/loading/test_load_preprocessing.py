@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.hub.checkpoints import read_json
-from support.hub.client import REPO
-from support.hub.server import HubServer
+from tests.support.hub.checkpoints import read_json
+from tests.support.hub.client import REPO
+from tests.support.hub.server import HubServer
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, extract_encoder, inspect_checkpoint, load_encoder
 

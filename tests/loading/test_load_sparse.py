@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support.hub.client import sparse_around
+from tests.support.hub.client import sparse_around
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import inspect_checkpoint
 

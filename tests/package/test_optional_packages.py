@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support.source_trees import nodes_of
+from tests.support.source_trees import nodes_of
 
 tomllib = pytest.importorskip("tomllib", reason="Python 3.10 has none")
 ROOT = Path(__file__).parents[2]

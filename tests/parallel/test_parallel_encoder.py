@@ -13,12 +13,12 @@ import torch
 
 from encoders.contract import EncoderItemSpec, EncoderOutput, VisionInputs
 from graphwrap import GraphedEncoder
-from support.graphs.outputs import EVERY_FIELD, assert_same_bits
-from support.photographs import panning_clip, photographs
-from support.processes import ranks as cases
-from support.processes.ranks import CALLS, Ranks, pixels_of
-from support.towers.streams import tower
-from support.towers.toy_encoder import ToyEncoder
+from tests.support.graphs.outputs import EVERY_FIELD, assert_same_bits
+from tests.support.photographs import panning_clip, photographs
+from tests.support.processes import ranks as cases
+from tests.support.processes.ranks import CALLS, Ranks, pixels_of
+from tests.support.towers.streams import tower
+from tests.support.towers.toy_encoder import ToyEncoder
 from vitgraph import DataParallelEncoder
 from vitgraph.parallel.shares import Shares, assign_items, cost_of
 

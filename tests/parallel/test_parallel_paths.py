@@ -17,12 +17,12 @@ from torch import Tensor
 from encoders import PathsEncoder, Step3Config, Step3Encoder, Step3VLConfig, Step3VLEncoder
 from encoders.contract import EncoderOutput, VisionInputs
 from encoders.streams.calls import join_inputs, select_items, split_inputs
-from oracles import draw_weights
-from support.graphs.outputs import EVERY_FIELD, assert_same_bits
-from support.processes import ranks as cases
-from support.processes.ranks import Ranks, form_of
-from support.towers.deepseek import build
-from support.towers.toy_paths import Item, TwoPaths, inputs_of
+from tests.oracles import draw_weights
+from tests.support.graphs.outputs import EVERY_FIELD, assert_same_bits
+from tests.support.processes import ranks as cases
+from tests.support.processes.ranks import Ranks, form_of
+from tests.support.towers.deepseek import build
+from tests.support.towers.toy_paths import Item, TwoPaths, inputs_of
 from vitgraph.parallel.shares import assign_items, cost_of, costs_of_items
 
 SIZES = {"depth": 2, "hidden_size": 64, "intermediate_size": 96, "num_heads": 4}

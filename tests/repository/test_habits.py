@@ -12,7 +12,7 @@ from typing import Protocol
 
 import pytest
 
-from support.source_trees import nodes_of, tree_of
+from tests.support.source_trees import nodes_of, tree_of
 
 ROOT = Path(__file__).parents[2]
 LIBRARY = ("encoders", "graphwrap", "weights")

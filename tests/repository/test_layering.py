@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from support.source_trees import nodes_of, tree_of
+from tests.support.source_trees import nodes_of, tree_of
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("encoders", "graphwrap", "weights", "vitgraph")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support.source_trees import tree_of
+from tests.support.source_trees import tree_of
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("encoders", "graphwrap", "weights", "vitgraph")

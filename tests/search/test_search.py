@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 import weights
-from support.commands.command_line import Cli, refusal
-from support.photographs import china
+from tests.support.commands.command_line import Cli, refusal
+from tests.support.photographs import china
 from vitgraph.features import load_embeddings
 from vitgraph.search import vectors as module
 from vitgraph.search.vectors import Vectors

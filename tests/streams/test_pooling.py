@@ -12,9 +12,9 @@ from encoders.streams.calls import ItemEncoder, ResultSettings, plan_calls
 from encoders.streams.pooling import pool
 from graphwrap import GraphedEncoder
 from graphwrap.encoder_forms import OnePath
-from support.photographs import china, flower, hopper, panning_clip
-from support.towers.streams import TOWERS, NumberEncoder, tower
-from support.towers.toy_encoder import ToyEncoder
+from tests.support.photographs import china, flower, hopper, panning_clip
+from tests.support.towers.streams import TOWERS, NumberEncoder, tower
+from tests.support.towers.toy_encoder import ToyEncoder
 
 IMAGES = [china().resize((120, 90)), hopper().resize((200, 230)), flower().resize((64, 200))]
 CLIP = panning_clip(6)

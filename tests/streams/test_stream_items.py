@@ -17,8 +17,8 @@ from encoders import ItemError, Video
 from encoders.contract import EncoderOutput
 from encoders.streams.items import EncodesItems
 from graphwrap import GraphedEncoder
-from support.photographs import china, flower, hopper, panning_clip, photographs
-from support.towers.streams import TOWERS, NumberEncoder, prefetch_threads, tower
+from tests.support.photographs import china, flower, hopper, panning_clip, photographs
+from tests.support.towers.streams import TOWERS, NumberEncoder, prefetch_threads, tower
 
 CLIP = panning_clip(5)
 

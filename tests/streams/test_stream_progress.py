@@ -10,7 +10,7 @@ import pytest
 import tqdm.auto  # noqa: F401  # before a test lets it look for a notebook
 
 from encoders.streams.progress import Progress
-from support.towers.streams import NumberEncoder
+from tests.support.towers.streams import NumberEncoder
 
 
 class Terminal(io.StringIO):

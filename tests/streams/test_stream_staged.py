@@ -18,9 +18,9 @@ from encoders.inputs.preprocessors.intern_vit import TilePreprocessor
 from encoders.inputs.preprocessors.patches import PatchPreprocessor
 from encoders.streams.device import DeviceQueue
 from graphwrap import GraphedEncoder
-from oracles import BY_NAME, slow, tiny
-from support.photographs import china, hopper, panning_clip, photographs
-from support.towers.streams import TOWERS, tower
+from tests.oracles import BY_NAME, slow, tiny
+from tests.support.photographs import china, hopper, panning_clip, photographs
+from tests.support.towers.streams import TOWERS, tower
 
 SIZES = {"temporal_patch_size": 2, "merge_size": 2}
 PREPROCESSORS: dict[str, StagedPreprocessor] = {

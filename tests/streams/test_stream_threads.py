@@ -17,8 +17,8 @@ import pytest
 import torch
 from PIL import Image
 
-from support.photographs import china
-from support.towers.streams import NumberEncoder, prefetch_threads, tower
+from tests.support.photographs import china
+from tests.support.towers.streams import NumberEncoder, prefetch_threads, tower
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -180,9 +180,8 @@ def test_closing_does_not_wait_for_a_source_that_is_stuck() -> None:
 
 
 INTERRUPTED = """
-import itertools, sys
-sys.path.insert(0, "tests")
-from support.towers.streams import NumberEncoder, prefetch_threads
+import itertools
+from tests.support.towers.streams import NumberEncoder, prefetch_threads
 encoder = NumberEncoder()
 encoder.seconds = {seconds}
 try:

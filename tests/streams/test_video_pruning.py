@@ -11,8 +11,8 @@ from torch import Tensor
 
 import vitgraph
 from encoders import EncoderOutput, prune_video_tokens
-from oracles import BY_NAME, build_encoder
-from support.graphs.cases import pixels_for, static, tower
+from tests.oracles import BY_NAME, build_encoder
+from tests.support.graphs.cases import pixels_for, static, tower
 
 CLIP = [[4, 8, 12]]
 VIDEO_TOWERS = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from encoders.accelerated.attention.candidates import KERNELS, REFERENCE, AttentionShape
-from support.accelerated.cases import DEVICE, DTYPES, attended, drawn, needs_triton, relative
+from tests.support.accelerated.cases import DEVICE, DTYPES, attended, drawn, needs_triton, relative
 
 pytestmark = needs_triton
 

@@ -20,8 +20,8 @@ from encoders.accelerated.attention.candidates import (
 )
 from encoders.accelerated.attention.choices import KernelChoices
 from encoders.layers.attention import attention
-from oracles import draw_pixels, tiny
-from support.accelerated.cases import (
+from tests.oracles import draw_pixels, tiny
+from tests.support.accelerated.cases import (
     OURS,
     assert_close,
     fresh,

@@ -14,9 +14,9 @@ from encoders.accelerated.attention.candidates import RelativeShape
 from encoders.accelerated.attention.choices import RELATIVE, KernelChoices
 from encoders.layers.sam import SamAttention, in_windows
 from graphwrap import GraphedEncoder
-from oracles import distances, draw_pixels, fields_of, slow
-from oracles.memory import LargestTensor
-from support.accelerated.cases import (
+from tests.oracles import distances, draw_pixels, fields_of, slow
+from tests.oracles.memory import LargestTensor
+from tests.support.accelerated.cases import (
     DEVICE,
     assert_close,
     assert_fused,
@@ -25,9 +25,9 @@ from support.accelerated.cases import (
     relative,
     same_bits,
 )
-from support.accelerated.wrapped_layers import Lora
-from support.graphs.outputs import EVERY_FIELD
-from support.towers.deepseek import build
+from tests.support.accelerated.wrapped_layers import Lora
+from tests.support.graphs.outputs import EVERY_FIELD
+from tests.support.towers.deepseek import build
 
 pytestmark = needs_triton
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from encoders.accelerated.attention.candidates import KERNELS, AttentionShape, flash4_tile
-from support.accelerated.cases import (
+from tests.support.accelerated.cases import (
     DEVICE,
     attended,
     drawn,

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from support.commands.embed_jobs import run_in_twos, upload
+from tests.support.commands.embed_jobs import run_in_twos, upload
 from vitgraph.cli import main
 from vitgraph.embedding.sources.listing import Source, find_files
 from vitgraph.embedding.sources.tables import is_dataset, pin_files

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.commands.embed_jobs import run_in_twos, upload
-from support.hub.server import HubServer
-from support.photographs import china
-from support.processes.own import start
+from tests.support.commands.embed_jobs import run_in_twos, upload
+from tests.support.hub.server import HubServer
+from tests.support.photographs import china
+from tests.support.processes.own import start
 from vitgraph.cli import main
 from vitgraph.embedding.shard import Row, Shard
 from vitgraph.embedding.sources.listing import find_files

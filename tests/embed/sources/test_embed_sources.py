@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.commands.embed_jobs import run_job
-from support.photographs import china
+from tests.support.commands.embed_jobs import run_job
+from tests.support.photographs import china
 from vitgraph.cli import main
 from vitgraph.embedding.sources.listing import find_files
 from vitgraph.embedding.sources.reading import ImageReader, SourceOptions

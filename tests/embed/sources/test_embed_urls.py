@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from encoders import Encoder
-from support.commands.command_line import Cli, refusal
-from support.hub.tls_server import TlsServer, make_certificate
-from support.photographs import china, flower
+from tests.support.commands.command_line import Cli, refusal
+from tests.support.hub.tls_server import TlsServer, make_certificate
+from tests.support.photographs import china, flower
 from vitgraph.features import load_embeddings
 
 IMAGES = {"/a.png": china().resize((80, 60)), "/b.png": flower().resize((60, 80))}

@@ -14,8 +14,8 @@ import pytest
 from PIL import Image
 
 import vitgraph
-from support.hub.tls_server import TlsServer, make_certificate, resolver
-from support.photographs import china
+from tests.support.hub.tls_server import TlsServer, make_certificate, resolver
+from tests.support.photographs import china
 from vitgraph.fetching import Fetcher, addresses_of, displayed_url, is_public
 
 PUBLIC = "93.184.216.34"

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from encoders import VisionEncoder
 from graphwrap import GraphedEncoder
-from oracles import LiftFloat32, distance, draw_pixels
-from oracles.references.deepseek import ocr_keys, ocr_output
-from support.towers.deepseek import build, build_reference, draw_inputs
+from tests.oracles import LiftFloat32, distance, draw_pixels
+from tests.oracles.references.deepseek import ocr_keys, ocr_output
+from tests.support.towers.deepseek import build, build_reference, draw_inputs
 
 PATHS = [("deepseek_vl_hybrid", "high"), ("deepseek_ocr", "tiles")]
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from encoders.base.raster import take_apart
-from support.towers.deepseek import FAMILIES, TILES, build, draw_inputs
+from tests.support.towers.deepseek import FAMILIES, TILES, build, draw_inputs
 
 
 @pytest.mark.parametrize("field", ["last_hidden_state", "pooler_output"])

@@ -7,7 +7,7 @@ import torch
 
 from encoders import DeepseekOCRConfig, DeepseekOCREncoder, VisionInputs
 from encoders.deepseek_ocr import MODES
-from support.towers.deepseek import build, draw_inputs, tiny_config, tokens_of
+from tests.support.towers.deepseek import build, draw_inputs, tiny_config, tokens_of
 
 
 def test_inputs_of_another_mode_with_the_same_paths_are_encoded() -> None:

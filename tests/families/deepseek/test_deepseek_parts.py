@@ -21,9 +21,9 @@ from encoders.layers.sam import (
     relative_rows,
     resize_relative,
 )
-from oracles import distance, distances, draw_pixels, draw_weights
-from oracles.memory import LargestTensor
-from support.towers.deepseek import build
+from tests.oracles import distance, distances, draw_pixels, draw_weights
+from tests.oracles.memory import LargestTensor
+from tests.support.towers.deepseek import build
 
 
 def test_relative_positions_make_no_tensor_of_patches_squared() -> None:

@@ -11,9 +11,9 @@ import torch
 from encoders import PartialOutput, VisionInputs
 from encoders.streams.calls import split_inputs
 from graphwrap import GraphedEncoder
-from oracles import NO_LIFT, LiftFloat32, distance
-from oracles.references.deepseek_vl2 import VL2Reference
-from support.towers.deepseek import (
+from tests.oracles import NO_LIFT, LiftFloat32, distance
+from tests.oracles.references.deepseek_vl2 import VL2Reference
+from tests.support.towers.deepseek import (
     FAMILIES,
     OCR_TILES,
     TILES,

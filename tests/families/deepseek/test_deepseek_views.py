@@ -22,8 +22,8 @@ from encoders.inputs.preprocessors.deepseek_vl import HybridPreprocessor, Square
 from encoders.inputs.preprocessors.deepseek_vl2 import CandidatePreprocessor
 from encoders.inputs.preprocessors.step3 import CropPreprocessor
 from encoders.inputs.preprocessors.views import ViewPreprocessor
-from oracles.versions import needs
-from support.photographs import china
+from tests.oracles.versions import needs
+from tests.support.photographs import china
 from weights import FAMILIES
 
 HALF = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}

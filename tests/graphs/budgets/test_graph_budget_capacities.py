@@ -10,9 +10,9 @@ from graphwrap import Budget
 from graphwrap.budgets import Batch, choose_budgets
 from graphwrap.costs import Costs
 from graphwrap.packing import Packer
-from oracles import JOINING_TOWERS
-from support.graphs.cases import OURS, at_true_size, is_tiled, pixels_for, static, tower
-from support.towers.toy_encoder import ToyEncoder
+from tests.oracles import JOINING_TOWERS
+from tests.support.graphs.cases import OURS, at_true_size, is_tiled, pixels_for, static, tower
+from tests.support.towers.toy_encoder import ToyEncoder
 
 CLIPS = {"32 frames of 448x448": (32, 448), "64 frames of 224x224": (64, 224)}
 WITH_VIDEO = [name for name in OURS if name not in ("step3_vl", "siglip2", "llama4")]

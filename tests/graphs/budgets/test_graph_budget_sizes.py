@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from graphwrap import fit_budgets
 from graphwrap.budgets import Batch, choose_budgets, default_budgets, square_counts
-from support.graphs.cases import at_true_size, pixels_for, tokens, toy
+from tests.support.graphs.cases import at_true_size, pixels_for, tokens, toy
 
 # --- the default budgets --------------------------------------------------------------------------
 

@@ -14,9 +14,17 @@ import torch
 from encoders.contract import EncoderItemSpec, GridLike
 from graphwrap import fit_budgets
 from graphwrap.budgets import choose_budgets
-from oracles import BY_NAME
-from support.graphs.cases import NUMBERS, OURS, at_true_size, is_tiled, pixels_for, static, tokens
-from support.towers.toy_encoder import ToyEncoder
+from tests.oracles import BY_NAME
+from tests.support.graphs.cases import (
+    NUMBERS,
+    OURS,
+    at_true_size,
+    is_tiled,
+    pixels_for,
+    static,
+    tokens,
+)
+from tests.support.towers.toy_encoder import ToyEncoder
 
 # --- four ways to configure -----------------------------------------------------------------------
 

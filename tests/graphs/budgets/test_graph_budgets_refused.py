@@ -11,8 +11,8 @@ import torch
 
 from graphwrap import GraphedEncoder, fit_budgets
 from graphwrap.budgets import choose_budgets
-from support.graphs.cases import NUMBERS, at_true_size, static
-from support.towers.toy_encoder import ToyEncoder
+from tests.support.graphs.cases import NUMBERS, at_true_size, static
+from tests.support.towers.toy_encoder import ToyEncoder
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, 2.0, "8", True, float("nan")], ids=repr)

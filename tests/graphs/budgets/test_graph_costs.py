@@ -13,10 +13,10 @@ from graphwrap.costs import Costs
 from graphwrap.graphs import measuring
 from graphwrap.graphs.budget_graph import BudgetGraph
 from graphwrap.graphs.measuring import CLOSE, _milliseconds, full_grids, measure
-from support.graphs.cases import executor_of, pixels_for, toy
-from support.graphs.outputs import assert_same_bits
-from support.graphs.packing import default_budgets_of
-from support.towers.toy_encoder import ToyEncoder
+from tests.support.graphs.cases import executor_of, pixels_for, toy
+from tests.support.graphs.outputs import assert_same_bits
+from tests.support.graphs.packing import default_budgets_of
+from tests.support.towers.toy_encoder import ToyEncoder
 
 
 @pytest.mark.parametrize("warm", [1.0, 1.07], ids=["steady clocks", "slower when warm"])

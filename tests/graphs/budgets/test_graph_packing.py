@@ -16,9 +16,9 @@ from encoders.contract import EncoderItemSpec
 from graphwrap.budgets import Batch, Budget
 from graphwrap.costs import Costs
 from graphwrap.packing import WORTH_A_SPLIT, Packer
-from support.graphs.cases import executor_of, toy
-from support.graphs.exact_packing import cost_of, least_cost
-from support.graphs.packing import check_groups, default_budgets_of, line, measured
+from tests.support.graphs.cases import executor_of, toy
+from tests.support.graphs.exact_packing import cost_of, least_cost
+from tests.support.graphs.packing import check_groups, default_budgets_of, line, measured
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results" / "graphs_h200.json"
 IMAGES = [(4, 4), (8, 8), (14, 18), (16, 16), (30, 46), (32, 32), (36, 64), (46, 82), (64, 64)]

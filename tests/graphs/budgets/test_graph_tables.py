@@ -21,9 +21,9 @@ from graphwrap.encoder_forms import EncoderForm, FormSettings
 from graphwrap.graphs.buffers import Memory
 from graphwrap.graphs.capture import Capturer
 from graphwrap.graphs.measuring import fingerprint
-from support.graphs.cases import executor_of, pixels_for, static, toy
-from support.graphs.packing import default_budgets_of, measured
-from support.towers.toy_encoder import ToyEncoder
+from tests.support.graphs.cases import executor_of, pixels_for, static, toy
+from tests.support.graphs.packing import default_budgets_of, measured
+from tests.support.towers.toy_encoder import ToyEncoder
 
 BUDGETS = default_budgets_of("qwen2_5_vl")
 MADE_ON = {"encoder": "Tower", "weights": "12ab", "device": "H200"}

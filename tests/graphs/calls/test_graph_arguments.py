@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from graphwrap import GraphedEncoder
-from support.graphs.cases import SMALL, pixels_for, static, tower, toy
-from support.graphs.outputs import EVERY_FIELD, assert_same_bits, worst_distance
-from support.towers.toy_encoder import WIDTH, ToyEncoder
+from tests.support.graphs.cases import SMALL, pixels_for, static, tower, toy
+from tests.support.graphs.outputs import EVERY_FIELD, assert_same_bits, worst_distance
+from tests.support.towers.toy_encoder import WIDTH, ToyEncoder
 from vitgraph.commands.encoding.graph_options import read_graph_options
 
 # --- grids ----------------------------------------------------------------------------------------

@@ -10,8 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from encoders.contract import EncoderOutput
 from graphwrap import GraphedEncoder
-from oracles import Grids
-from support.graphs.cases import (
+from tests.oracles import Grids
+from tests.support.graphs.cases import (
     LARGE,
     OURS,
     ROUTES,
@@ -24,8 +24,8 @@ from support.graphs.cases import (
     tower,
     toy,
 )
-from support.graphs.outputs import EVERY_FIELD, assert_same_bits, fields, worst_distance
-from support.towers.toy_encoder import ToyEncoder
+from tests.support.graphs.outputs import EVERY_FIELD, assert_same_bits, fields, worst_distance
+from tests.support.towers.toy_encoder import ToyEncoder
 
 # --- one face -------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from encoders.contract import EncoderOutput
 from encoders.qwen2_5_vl import Qwen2_5VLConfig
 from graphwrap import GraphedEncoder
 from graphwrap.guards import WeightGuard
-from support.graphs.cases import (
+from tests.support.graphs.cases import (
     OVER,
     SMALL,
     executor_of,
@@ -28,8 +28,8 @@ from support.graphs.cases import (
     static,
     tower,
 )
-from support.graphs.outputs import EVERY_FIELD, assert_same_bits, fields, worst_distance
-from support.towers.toy_encoder import WIDTH, ToyEncoder
+from tests.support.graphs.outputs import EVERY_FIELD, assert_same_bits, fields, worst_distance
+from tests.support.towers.toy_encoder import WIDTH, ToyEncoder
 
 
 class DeepToy(ToyEncoder):

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from encoders.contract import Metadata
-from support.graphs.cases import executor_of, pixels_for, static, toy
-from support.towers.toy_encoder import ToyEncoder
+from tests.support.graphs.cases import executor_of, pixels_for, static, toy
+from tests.support.towers.toy_encoder import ToyEncoder
 
 # --- our own invariants ---------------------------------------------------------------------------
 

@@ -12,9 +12,9 @@ from torch.nn.utils import prune
 from encoders.contract import EncoderOutput
 from graphwrap import GraphedEncoder
 from graphwrap.guards import resolve_backend
-from support.graphs.cases import executor_of, pixels_for, static, tower, toy
-from support.graphs.outputs import EVERY_FIELD, assert_same_bits, fields, worst_distance
-from support.towers.toy_encoder import ToyEncoder
+from tests.support.graphs.cases import executor_of, pixels_for, static, tower, toy
+from tests.support.graphs.outputs import EVERY_FIELD, assert_same_bits, fields, worst_distance
+from tests.support.towers.toy_encoder import ToyEncoder
 
 GRIDS = [[1, 1, 6], [2, 1, 4], [1, 4, 30]]
 """The last is over the budgets of 8 and 16 tokens."""

@@ -11,10 +11,16 @@ from torch import Tensor
 
 from encoders.contract import EncoderOutput, Metadata
 from graphwrap import GraphedEncoder
-from oracles import Grids
-from support.graphs.cases import LARGE, OVER, ROUTES, SMALL, SPLIT, pixels_for, toy
-from support.graphs.outputs import EVERY_FIELD, assert_same_bits, copy_of, fields, worst_distance
-from support.towers.toy_encoder import ToyEncoder
+from tests.oracles import Grids
+from tests.support.graphs.cases import LARGE, OVER, ROUTES, SMALL, SPLIT, pixels_for, toy
+from tests.support.graphs.outputs import (
+    EVERY_FIELD,
+    assert_same_bits,
+    copy_of,
+    fields,
+    worst_distance,
+)
+from tests.support.towers.toy_encoder import ToyEncoder
 
 
 def spaces(output: EncoderOutput) -> list[tuple[int, int]]:

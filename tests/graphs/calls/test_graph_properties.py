@@ -17,11 +17,11 @@ from graphwrap import GraphedEncoder
 from graphwrap.budgets import LONG_SEGMENTS, Batch, choose_budgets
 from graphwrap.costs import Costs
 from graphwrap.packing import Packer, make_schedule
-from oracles import Grids
-from support.graphs.cases import pixels_for, tower, toy
-from support.graphs.outputs import EVERY_FIELD, assert_same_bits, fields, worst_distance
-from support.graphs.packing import check_groups
-from support.towers.toy_encoder import ToyEncoder
+from tests.oracles import Grids
+from tests.support.graphs.cases import pixels_for, tower, toy
+from tests.support.graphs.outputs import EVERY_FIELD, assert_same_bits, fields, worst_distance
+from tests.support.graphs.packing import check_groups
+from tests.support.towers.toy_encoder import ToyEncoder
 
 QUICK = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from encoders.base.vision_encoder import VisionEncoder
 from encoders.contract import EncoderOutput
 from graphwrap import Budget
-from oracles import FEW_FAST, JOINING_TOWERS, Grids, slow
-from support.graphs.cases import (
+from tests.oracles import FEW_FAST, JOINING_TOWERS, Grids, slow
+from tests.support.graphs.cases import (
     BUDGETS,
     OURS,
     budgets_hit,
@@ -24,7 +24,13 @@ from support.graphs.cases import (
     tower,
     toy,
 )
-from support.graphs.outputs import EVERY_FIELD, assert_same_bits, copy_of, fields, worst_distance
+from tests.support.graphs.outputs import (
+    EVERY_FIELD,
+    assert_same_bits,
+    copy_of,
+    fields,
+    worst_distance,
+)
 
 MIXES = [
     "one image",

@@ -12,11 +12,20 @@ import torch
 from encoders.contract import EncoderItemSpec, GridLike
 from graphwrap import BudgetStats, GraphedEncoder, GraphStats
 from graphwrap.graphs import replay
-from oracles import Grids
-from support.graphs.cases import OVER, SMALL, executor_of, is_tiled, pixels_for, static, tower, toy
-from support.graphs.outputs import EVERY_FIELD, assert_same_bits, worst_distance
-from support.photographs import china, flower, panning_clip
-from support.towers.toy_encoder import ToyEncoder
+from tests.oracles import Grids
+from tests.support.graphs.cases import (
+    OVER,
+    SMALL,
+    executor_of,
+    is_tiled,
+    pixels_for,
+    static,
+    tower,
+    toy,
+)
+from tests.support.graphs.outputs import EVERY_FIELD, assert_same_bits, worst_distance
+from tests.support.photographs import china, flower, panning_clip
+from tests.support.towers.toy_encoder import ToyEncoder
 
 
 def call(graphed: GraphedEncoder, grids: Grids) -> None:

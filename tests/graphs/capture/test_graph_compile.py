@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from support.graphs.cases import mixes, pixels_for, static, tower
-from support.graphs.outputs import EVERY_FIELD, worst_distance
-from support.towers.toy_encoder import ToyEncoder
+from tests.support.graphs.cases import mixes, pixels_for, static, tower
+from tests.support.graphs.outputs import EVERY_FIELD, worst_distance
+from tests.support.towers.toy_encoder import ToyEncoder
 
 
 @pytest.mark.slow

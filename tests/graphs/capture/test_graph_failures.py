@@ -18,11 +18,11 @@ from torch import Tensor
 
 from encoders.contract import EncoderOutput
 from graphwrap import GraphedEncoder
-from oracles import Grids
-from support.graphs.cases import executor_of, mixes, pixels_for, static, tower, toy
-from support.graphs.failing import ERRORS, FailingEncoder, failing
-from support.graphs.outputs import EVERY_FIELD, assert_same_bits, copy_of, worst_distance
-from support.towers.toy_encoder import ToyEncoder
+from tests.oracles import Grids
+from tests.support.graphs.cases import executor_of, mixes, pixels_for, static, tower, toy
+from tests.support.graphs.failing import ERRORS, FailingEncoder, failing
+from tests.support.graphs.outputs import EVERY_FIELD, assert_same_bits, copy_of, worst_distance
+from tests.support.towers.toy_encoder import ToyEncoder
 
 SMALL: Grids = [[1, 1, 6]]
 MANY: Grids = [[1, 1, 6], [1, 2, 8], [2, 1, 4], [1, 1, 2]]

@@ -14,12 +14,12 @@ from torch import nn
 from encoders.contract import Accelerable, EncoderOutput
 from graphwrap import GraphedEncoder
 from graphwrap.graphs.budget_graph import BudgetGraph
-from oracles import add_noise
-from support.graphs.cases import executor_of, pixels_for, static, tower
-from support.graphs.outputs import EVERY_FIELD, assert_same_bits
-from support.graphs.packing import measured
-from support.towers.toy_accelerated import FakeAccelerator, FastToy
-from support.towers.toy_encoder import ToyEncoder
+from tests.oracles import add_noise
+from tests.support.graphs.cases import executor_of, pixels_for, static, tower
+from tests.support.graphs.outputs import EVERY_FIELD, assert_same_bits
+from tests.support.graphs.packing import measured
+from tests.support.towers.toy_accelerated import FakeAccelerator, FastToy
+from tests.support.towers.toy_encoder import ToyEncoder
 
 FITS = [[1, 1, 6], [2, 1, 4]]
 MIXED = [*FITS, [1, 4, 30]]

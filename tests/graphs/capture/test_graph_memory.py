@@ -19,10 +19,10 @@ from graphwrap.encoder_forms import EncoderForm, FormSettings
 from graphwrap.graphs import capture
 from graphwrap.graphs.buffers import Arena, Memory
 from graphwrap.graphs.capture import Capturer
-from support.graphs.cases import executor_of, pixels_for, static, toy
-from support.graphs.failing import ERRORS, FailingEncoder, failing
-from support.graphs.outputs import EVERY_FIELD, assert_same_bits
-from support.towers.toy_encoder import ToyEncoder
+from tests.support.graphs.cases import executor_of, pixels_for, static, toy
+from tests.support.graphs.failing import ERRORS, FailingEncoder, failing
+from tests.support.graphs.outputs import EVERY_FIELD, assert_same_bits
+from tests.support.towers.toy_encoder import ToyEncoder
 
 CPU = torch.device("cpu")
 

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from encoders.contract import EncoderOutput
 from graphwrap import GraphedEncoder
-from support.graphs.cases import toy
-from support.graphs.outputs import EVERY_FIELD, assert_same_bits, fields, worst_distance
-from support.graphs.packing import measured
-from support.graphs.path_cases import (
+from tests.support.graphs.cases import toy
+from tests.support.graphs.outputs import EVERY_FIELD, assert_same_bits, fields, worst_distance
+from tests.support.graphs.packing import measured
+from tests.support.graphs.path_cases import (
     BUDGETS,
     CALLS,
     MIXED,
@@ -24,9 +24,9 @@ from support.graphs.path_cases import (
     assert_agrees,
     graphed_of,
 )
-from support.towers.deepseek import build
-from support.towers.step3_paths import IMAGES, NAMES, shared
-from support.towers.toy_paths import TwoPaths, inputs_of
+from tests.support.towers.deepseek import build
+from tests.support.towers.step3_paths import IMAGES, NAMES, shared
+from tests.support.towers.toy_paths import TwoPaths, inputs_of
 
 # --- one face -------------------------------------------------------------------------------------
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphwrap import GraphedEncoder
-from support.graphs.outputs import assert_same_bits, copy_of, fields
-from support.graphs.path_cases import BUDGETS, CALLS, MIXED, assert_agrees, graphed_of
-from support.towers.toy_paths import Item, TwoPaths, inputs_of, with_pixels
+from tests.support.graphs.outputs import assert_same_bits, copy_of, fields
+from tests.support.graphs.path_cases import BUDGETS, CALLS, MIXED, assert_agrees, graphed_of
+from tests.support.towers.toy_paths import Item, TwoPaths, inputs_of, with_pixels
 
 
 def test_nan_in_every_stale_buffer_changes_no_bit_of_any_path() -> None:

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from graphwrap import GraphedEncoder
-from support.graphs.cases import static, toy
-from support.graphs.outputs import copy_of
-from support.graphs.path_cases import MIXED, ONE_OVER, graphed_of
-from support.towers.toy_encoder import ToyEncoder
-from support.towers.toy_paths import TwoPaths, inputs_of
+from tests.support.graphs.cases import static, toy
+from tests.support.graphs.outputs import copy_of
+from tests.support.graphs.path_cases import MIXED, ONE_OVER, graphed_of
+from tests.support.towers.toy_encoder import ToyEncoder
+from tests.support.towers.toy_paths import TwoPaths, inputs_of
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from transformers.video_utils import VideoMetadata
 
 from encoders.inputs.preprocessors.patches import PatchPreprocessor
 from encoders.inputs.sampling import sample_frames
-from support.photographs import china, panning_clip, photographs
+from tests.support.photographs import china, panning_clip, photographs
 from weights.published import family_facts
 
 ERNIE = PatchPreprocessor.published("ernie", patch_size=14, merge_size=2)

@@ -24,8 +24,8 @@ from encoders.inputs.preprocessors.gemma4 import (
     SoftTokenPreprocessor,
     soft_token_size,
 )
-from oracles.versions import needs
-from support.photographs import china, photographs
+from tests.oracles.versions import needs
+from tests.support.photographs import china, photographs
 from weights.published import family_facts
 
 OURS = SoftTokenPreprocessor.gemma4(16, 3)

@@ -19,7 +19,7 @@ from transformers.video_utils import VideoMetadata
 from encoders.inputs.intake import Video
 from encoders.inputs.preprocessors.patches import PatchPreprocessor
 from encoders.inputs.sampling import SamplingRule, sample_frames
-from support.photographs import china, panning_clip, photographs
+from tests.support.photographs import china, panning_clip, photographs
 from weights.published import family_facts
 
 SIZES = {"patch_size": 14, "temporal_patch_size": 2, "merge_size": 2}

@@ -13,7 +13,7 @@ from transformers import GotOcr2ImageProcessor, InternVLVideoProcessor
 
 from encoders.inputs.preprocessors.intern_vit import TilePreprocessor
 from encoders.inputs.sizes import best_tiling
-from support.photographs import china, hopper, panning_clip, photographs
+from tests.support.photographs import china, hopper, panning_clip, photographs
 
 OURS = TilePreprocessor()
 SETTINGS: dict[str, Any] = {

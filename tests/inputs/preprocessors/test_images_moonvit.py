@@ -19,9 +19,9 @@ from encoders import Video
 from encoders.contract import VisionInputs
 from encoders.inputs.preprocessors.moonvit import NavitPreprocessor
 from encoders.inputs.sampling import sample_frames
-from oracles.references.moonvit import cut
-from oracles.versions import needs
-from support.photographs import china, panning_clip, photographs
+from tests.oracles.references.moonvit import cut
+from tests.oracles.versions import needs
+from tests.support.photographs import china, panning_clip, photographs
 from weights.published import family_facts
 
 KIMI = NavitPreprocessor.kimi(14, 2, 4)

@@ -16,7 +16,7 @@ from transformers.models.pixtral.image_processing_pixtral import (
 
 from encoders.contract import VisionInputs
 from encoders.inputs.preprocessors.patches import PatchPreprocessor
-from support.photographs import china, panning_clip, photographs
+from tests.support.photographs import china, panning_clip, photographs
 
 MISTRAL = PatchPreprocessor.pixtral(patch_size=14, merge_size=2, longest_edge=1540)
 PIXTRAL = PatchPreprocessor.pixtral(patch_size=16, merge_size=1, longest_edge=1024)

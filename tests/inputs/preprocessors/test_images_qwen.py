@@ -12,7 +12,7 @@ from PIL import Image
 from transformers import Qwen2VLImageProcessor
 
 from encoders.inputs.preprocessors.patches import PatchPreprocessor
-from support.photographs import china, photographs
+from tests.support.photographs import china, photographs
 
 SIZES = {"temporal_patch_size": 2, "merge_size": 2}
 QWEN2 = PatchPreprocessor.published("qwen2_vl", patch_size=14, **SIZES)

@@ -14,7 +14,7 @@ from transformers.models.siglip2.image_processing_siglip2 import Siglip2ImagePro
 
 from encoders.inputs.preprocessors.siglip import StretchPreprocessor
 from encoders.inputs.preprocessors.siglip2 import NaflexPreprocessor, most_patches
-from support.photographs import china, flower, hopper, photographs
+from tests.support.photographs import china, flower, hopper, photographs
 from weights.published import family_facts
 
 GOLDEN = {

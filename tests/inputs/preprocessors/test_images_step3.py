@@ -15,7 +15,7 @@ from transformers.models.step3p7.image_processing_step3p7 import Step3p7ImagePro
 from encoders.inputs.intake import Video
 from encoders.inputs.preprocessors.step3 import CropPreprocessor
 from encoders.inputs.processor_files import CLIP_MEAN, CLIP_STD
-from support.photographs import china, hopper
+from tests.support.photographs import china, hopper
 
 OURS = CropPreprocessor()
 LEVELS = torch.tensor(CLIP_STD).view(3, 1, 1) * 255

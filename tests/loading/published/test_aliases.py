@@ -25,11 +25,11 @@ from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen3_5
 from transformers.models.qwen4_exp import configuration_qwen4_exp as qwen4_config
 from transformers.models.qwen4_exp import modeling_qwen4_exp as qwen4
 
-from oracles import LiftFloat32, distance, distances, draw_pixels
-from oracles.keys import intern_keys, renamed
-from oracles.references.intern_vit import intern_output
-from oracles.references.qwen import qwen2_5_output, qwen_output, qwen_reference
-from support.hub.checkpoints import edit_config, edit_tensors, read_json, same_weights
+from tests.oracles import LiftFloat32, distance, distances, draw_pixels
+from tests.oracles.keys import intern_keys, renamed
+from tests.oracles.references.intern_vit import intern_output
+from tests.oracles.references.qwen import qwen2_5_output, qwen_output, qwen_reference
+from tests.support.hub.checkpoints import edit_config, edit_tensors, read_json, same_weights
 from vitgraph.seeded import SEEDED, write_seeded_checkpoint
 from weights import CheckpointError, inspect_checkpoint, load_encoder
 from weights.families import build_config, vision_section

@@ -12,8 +12,8 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
-from oracles import BY_NAME
-from support.hub.checkpoints import LAYOUTS
+from tests.oracles import BY_NAME
+from tests.support.hub.checkpoints import LAYOUTS
 from vitgraph.seeded import SEEDED, seeded_tower, small_config, write_seeded_checkpoint
 from weights import FAMILIES, Family, inspect_checkpoint, load_encoder
 from weights.errors import CheckpointError

@@ -19,11 +19,11 @@ from transformers import (
     SiglipVisionModel,
 )
 
-from oracles import NO_LIFT, LiftFloat32, distance, draw_weights
-from support.hub.checkpoints import edit_tensors, same_weights
-from support.hub.client import REPO
-from support.hub.server import HubServer
-from support.photographs import china
+from tests.oracles import NO_LIFT, LiftFloat32, distance, draw_weights
+from tests.support.hub.checkpoints import edit_tensors, same_weights
+from tests.support.hub.client import REPO
+from tests.support.hub.server import HubServer
+from tests.support.photographs import china
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import FAMILIES, CheckpointError, extract_encoder, inspect_checkpoint, load_encoder
 from weights.published import PUBLISHED

@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import Cosmos3OmniConfig, Cosmos3OmniForConditionalGeneration
 
-from oracles import distance
-from support.hub.checkpoints import INDEX, edit_tensors, same_weights
-from support.hub.client import REPO
-from support.hub.server import HubServer
+from tests.oracles import distance
+from tests.support.hub.checkpoints import INDEX, edit_tensors, same_weights
+from tests.support.hub.client import REPO
+from tests.support.hub.server import HubServer
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, inspect_checkpoint, load_encoder
 

@@ -12,8 +12,8 @@ import torch
 
 from encoders import DeepseekVL2Config
 from encoders.deepseek_vl2 import Projector
-from support.hub.checkpoints import edit_config
-from support.towers.deepseek import tiny_config
+from tests.support.hub.checkpoints import edit_config
+from tests.support.towers.deepseek import tiny_config
 from vitgraph.seeded import TEXT_WIDTH, write_seeded_checkpoint
 from weights import FAMILIES, CheckpointError, load_encoder
 

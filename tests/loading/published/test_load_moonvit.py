@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from encoders import MoonViTConfig
-from support.hub.checkpoints import edit_config, same_weights
-from support.hub.server import HubServer
-from support.photographs import panning_clip
+from tests.support.hub.checkpoints import edit_config, same_weights
+from tests.support.hub.server import HubServer
+from tests.support.photographs import panning_clip
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, load_encoder
 

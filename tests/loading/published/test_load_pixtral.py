@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from support.hub.checkpoints import edit_config
+from tests.support.hub.checkpoints import edit_config
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, load_encoder
 

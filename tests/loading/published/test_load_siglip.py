@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from support.hub.checkpoints import edit_config, edit_tensors, same_weights
-from support.hub.client import REPO
-from support.hub.server import HubServer
+from tests.support.hub.checkpoints import edit_config, edit_tensors, same_weights
+from tests.support.hub.client import REPO
+from tests.support.hub.server import HubServer
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, inspect_checkpoint, load_encoder
 

@@ -10,11 +10,11 @@ import torch
 from transformers.models.step3p7.modeling_step3p7 import Step3p7VisionModel
 
 from encoders import Step3Config, Step3Encoder, Step3VLConfig, Step3VLEncoder
-from oracles import distance
-from oracles.versions import STEP_ROTATION, needs
-from support.hub.checkpoints import edit_config, edit_tensors, same_weights
-from support.hub.client import REPO
-from support.hub.server import HubServer
+from tests.oracles import distance
+from tests.oracles.versions import STEP_ROTATION, needs
+from tests.support.hub.checkpoints import edit_config, edit_tensors, same_weights
+from tests.support.hub.client import REPO
+from tests.support.hub.server import HubServer
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, extract_encoder, load_encoder
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from support.families.json_files import formatted
+from tests.support.families.json_files import formatted
 from weights import FAMILIES, Family, families, published
 from weights.families import build_config
 from weights.published import PUBLISHED, PublishedModel

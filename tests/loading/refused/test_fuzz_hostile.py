@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import torch
 
-from support.hub.checkpoints import INDEX, edit_config, read_json, same_weights
-from support.hub.client import REPO
-from support.hub.server import HubServer
+from tests.support.hub.checkpoints import INDEX, edit_config, read_json, same_weights
+from tests.support.hub.client import REPO
+from tests.support.hub.server import HubServer
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, load_encoder
 

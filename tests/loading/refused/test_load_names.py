@@ -11,8 +11,8 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 
-from support.hub.client import REPO, environment, wait_no_longer
-from support.hub.server import TOKEN, Fault, HubServer
+from tests.support.hub.client import REPO, environment, wait_no_longer
+from tests.support.hub.server import TOKEN, Fault, HubServer
 from weights import CheckpointError, extract_encoder, inspect_checkpoint, load_encoder
 
 PULL = "https://huggingface.co/Q/X/tree/refs%2Fpr%2F3/a/b?not-for-all-audiences=true#top"

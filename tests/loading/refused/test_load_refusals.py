@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from support.hub.checkpoints import INDEX, edit_config, edit_tensors, read_json
+from tests.support.hub.checkpoints import INDEX, edit_config, edit_tensors, read_json
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, load_encoder
 

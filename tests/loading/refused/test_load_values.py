@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from encoders.inputs.sizes import MOST_TILES, _tile_grids, best_tiling
-from support.hub.checkpoints import INDEX, edit_config, edit_tensors, read_json
+from tests.support.hub.checkpoints import INDEX, edit_config, edit_tensors, read_json
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, extract_encoder, inspect_checkpoint, load_encoder
 from weights.errors import legible

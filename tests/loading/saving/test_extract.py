@@ -12,7 +12,7 @@ from typing import NoReturn
 import pytest
 from safetensors.torch import load_file
 
-from support.hub.checkpoints import edit_config, same_weights
+from tests.support.hub.checkpoints import edit_config, same_weights
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, extract_encoder, load_encoder
 

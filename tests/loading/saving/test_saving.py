@@ -17,9 +17,9 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from encoders import Encoder, PathsEncoder, Qwen3VLEncoder
 from encoders.base.vision_encoder import VisionEncoder
-from support.hub.checkpoints import LAYOUTS, Written, edit_config, same_weights
-from support.hub.server import HubServer
-from support.hub.transformers_towers import (
+from tests.support.hub.checkpoints import LAYOUTS, Written, edit_config, same_weights
+from tests.support.hub.server import HubServer
+from tests.support.hub.transformers_towers import (
     AUTO,
     RENAMED,
     TRANSFORMERS,

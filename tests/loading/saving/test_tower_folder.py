@@ -21,11 +21,11 @@ from encoders import (
 )
 from encoders.base.patch_encoder import PatchEncoder
 from encoders.base.vision_encoder import VisionEncoder
-from oracles import slow
-from oracles.references.pixtral import in_merge_order, pixtral_states
-from oracles.references.siglip import siglip2_inputs
-from oracles.versions import STEP_ROTATION, skip_without
-from support.hub.checkpoints import (
+from tests.oracles import slow
+from tests.oracles.references.pixtral import in_merge_order, pixtral_states
+from tests.oracles.references.siglip import siglip2_inputs
+from tests.oracles.versions import STEP_ROTATION, skip_without
+from tests.support.hub.checkpoints import (
     INDEX,
     LAYOUTS,
     Written,
@@ -33,7 +33,7 @@ from support.hub.checkpoints import (
     read_json,
     same_weights,
 )
-from support.hub.transformers_towers import (
+from tests.support.hub.transformers_towers import (
     AUTO,
     RENAMED,
     TRANSFORMERS_TOWERS,

@@ -16,7 +16,7 @@ from torch import Tensor
 from encoders.base.tile_encoder import TileEncoder
 from encoders.base.vision_encoder import VisionEncoder
 from encoders.contract import EncoderOutput
-from oracles import (
+from tests.oracles import (
     BY_NAME,
     PATCH_TOWERS,
     TOWERS,

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map
 
 from encoders.base.vision_encoder import VisionEncoder
 from encoders.contract import EncoderOutput
-from oracles import BY_NAME, build_encoder, distances, draw_pixels, grids_for
+from tests.oracles import BY_NAME, build_encoder, distances, draw_pixels, grids_for
 
 PATCHED = (nn.Linear, nn.Conv2d, nn.Conv3d)
 

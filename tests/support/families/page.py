@@ -1,6 +1,6 @@
 """Writes ``docs/families.md`` from the records of the families.
 
-``PYTHONPATH=tests python -m support.families.page`` writes the page anew.
+``python -m tests.support.families.page`` writes the page anew.
 ``vllm_encoder_graphs.json``, beside this file, holds which architectures of vLLM have encoder
 graphs.
 """
@@ -30,7 +30,7 @@ from encoders.inputs.preprocessors.llama4 import CanvasPreprocessor
 from encoders.inputs.preprocessors.patches import PatchPreprocessor
 from encoders.inputs.preprocessors.siglip import StretchPreprocessor
 from encoders.inputs.preprocessors.step3 import CropPreprocessor
-from support.families.keywords import keyword_rows
+from tests.support.families.keywords import keyword_rows
 from vitgraph.embedding import feature_store
 from vitgraph.integrations import vllm
 from vitgraph.integrations.model_towers.records import CALLS
@@ -59,7 +59,7 @@ OTHER_FILES = ("glm5_next",)
 """Model types whose repos publish other processor files than the record of their layout has."""
 TOP = """# Families
 
-`PYTHONPATH=tests python -m support.families.page` writes this page from the records in
+`python -m tests.support.families.page` writes this page from the records in
 `weights/families`. `vitgraph list` prints the same repos, and what loads besides them.
 
 ## Where each runs

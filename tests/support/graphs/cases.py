@@ -14,7 +14,7 @@ from encoders.base.vision_encoder import VisionEncoder
 from graphwrap import Budget, GraphedEncoder, GraphStats
 from graphwrap.budgets import BudgetSet
 from graphwrap.graphs.replay import Executor
-from oracles import BY_NAME, TOWERS, Grids, build_encoder, draw_pixels, edited, in_tokens_of
+from tests.oracles import BY_NAME, TOWERS, Grids, build_encoder, draw_pixels, edited, in_tokens_of
 
 from ..towers.toy_encoder import WIDTH, ToyEncoder
 from .outputs import EVERY_FIELD

@@ -11,7 +11,7 @@ from encoders.contract import EncoderItemSpec
 from graphwrap.budgets import Batch, Budget, choose_budgets
 from graphwrap.costs import Costs
 from graphwrap.packing import Group, Packer
-from oracles import BY_NAME
+from tests.oracles import BY_NAME
 
 
 @cache

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
 
 from encoders import Encoder
-from oracles import BY_NAME, draw_weights, edited
+from tests.oracles import BY_NAME, draw_weights, edited
 from vitgraph.integrations.model_towers.records import CALLS
 
 WIDTH, VOCABULARY, MARK = 48, 64, 60

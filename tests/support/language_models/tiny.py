@@ -27,7 +27,7 @@ from transformers import (
 
 from encoders import Glm4VEncoder, GlmOCREncoder
 from encoders.base.vision_encoder import VisionEncoder
-from oracles import draw_weights
+from tests.oracles import draw_weights
 from vitgraph.seeded import SEEDED
 from weights import load_encoder
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oracles import BY_NAME
+from tests.oracles import BY_NAME
 
 CAPACITIES: dict[str, dict[str, int]] = {
     "tiles": {"max_frames_per_batch": 6, "max_input_size": 6, "max_seqlen_override": 65},

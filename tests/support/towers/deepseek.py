@@ -15,9 +15,9 @@ from transformers.initialization import no_init_weights
 from encoders import Encoder, PathsEncoder, VisionInputs
 from encoders.contract import PathInputs
 from encoders.inputs.preprocessors.deepseek_ocr import OcrPreprocessor
-from oracles import NO_LIFT, draw_weights
-from oracles.configs import Config
-from oracles.references.deepseek import (
+from tests.oracles import NO_LIFT, draw_weights
+from tests.oracles.configs import Config
+from tests.oracles.references.deepseek import (
     hybrid_keys,
     hybrid_reference,
     ocr_keys,
@@ -25,7 +25,7 @@ from oracles.references.deepseek import (
     vl_keys,
     vl_reference,
 )
-from oracles.references.deepseek_vl2 import VL2Reference
+from tests.oracles.references.deepseek_vl2 import VL2Reference
 from weights import FAMILIES as RECORDS
 
 _SAM = {

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from encoders import PathsEncoder, Step3Config, Step3Encoder, Step3VLConfig, Step3VLEncoder
 from encoders.contract import EncoderOutput
-from oracles import draw_weights
+from tests.oracles import draw_weights
 
 SIZES = {"depth": 2, "hidden_size": 64, "intermediate_size": 96, "num_heads": 4}
 STEP3_VL = Step3VLConfig(**SIZES, out_hidden_size=48, image_size=112, tile_size=84)
