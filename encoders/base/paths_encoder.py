@@ -76,6 +76,13 @@ class PathsEncoder(Encoder):
 
         share_modules(self, tower, tensors=tensors)
 
+    def train(self: Self, mode: bool = True) -> Self:
+        """Set ``training`` of this encoder, its paths and all layers; ``eval()`` calls it, too."""
+        super().train(mode)
+        for path in self.paths.values():  # they share the layers, and are no submodules
+            path.train(mode)
+        return self
+
     @property
     def blocks(self) -> nn.ModuleList:
         """The transformer blocks that encode whole images, ``paths["image"].blocks``."""

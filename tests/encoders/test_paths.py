@@ -19,8 +19,17 @@ from encoders.contract import (
     VisionInputs,
 )
 from encoders.streams.calls import ResultSettings
-from oracles import distance
-from support.towers.step3_paths import COUNTS, IMAGES, NAMES, STEP3_VL, fresh, shared, tokens
+from tests.oracles import distance
+from tests.support.towers.step3_paths import COUNTS, IMAGES, NAMES, STEP3_VL, fresh, shared, tokens
+from weights import FAMILIES as RECORDS
+from weights.published import PUBLISHED
+
+EVERY: dict[Any, Any] = {
+    record.encoder: record.config.from_hf(model.config)
+    for model in PUBLISHED
+    if issubclass((record := RECORDS[model.family]).encoder, PathsEncoder)
+}
+"""A published config of each class of several paths."""
 
 # --- what an encoder of paths is -----------------------------------------------------------------
 
@@ -42,6 +51,18 @@ def test_paths_are_encoders_over_the_same_parameters(name: str) -> None:
     assert (encoder.num_features, encoder.out_features) == (64, 48)
     assert (encoder.device, encoder.dtype) == (torch.device("cpu"), torch.float32)
     assert len(encoder.blocks) == encoder.config.depth
+
+
+@pytest.mark.parametrize("kind", EVERY, ids=lambda kind: kind.__name__)
+def test_training_and_evaluation_reach_every_path(kind: type[PathsEncoder]) -> None:
+    with torch.device("meta"):
+        encoder = kind(EVERY[kind])
+    for form in (encoder, encoder.accelerated()):
+        assert not form.eval().training
+        modules = [form, *form.paths.values()]
+        assert not any(part.training for module in modules for part in module.modules())
+        assert form.train() is form
+        assert all(part.training for module in modules for part in module.modules())
 
 
 @pytest.mark.parametrize("name", NAMES)
