@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from .base.paths_encoder import PathsEncoder, tilings_of
 from .base.tile_encoder import InnerStack, TileEncoder
 from .data import EncoderOutput, GridLike, Metadata, Output, VisionInputs, output_like
-from .hf_config import find_section, read_field, read_size, require_divisible, require_value
+from .hf_config import find_section, read_size, require_divisible, require_sizes, require_value
 from .layers.assembly import SEPARATOR, Picture, assemble, stitch
 from .layers.blocks import BlockSizes, nested_sizes
 from .layers.clip_vit import ClipVit
@@ -88,6 +88,7 @@ class DeepseekOCRConfig:
     """Whether images are tiled even if a call has several; not compared between configs."""
 
     def __post_init__(self) -> None:
+        require_sizes(vars(self))
         object.__setattr__(self, "sam", nested_sizes(SamSizes, self.sam))
         object.__setattr__(self, "clip_vit", nested_sizes(BlockSizes, self.clip_vit))
         if self.mode not in MODES:
@@ -131,12 +132,12 @@ class DeepseekOCRConfig:
             ValueError: a value that is not implemented, or sizes that disagree.
         """
         vision = find_section(config, "vision_config")
-        towers = read_field(vision, "width")
+        towers = vision.get("width")
         names = ("sam_vit_b", "clip-l-14-224")
         sam, clip = (towers.get(x) if isinstance(towers, Mapping) else None for x in names)
         if not isinstance(sam, Mapping) or not isinstance(clip, Mapping):
             raise ValueError(
-                f"config field width={towers!r}: must describe 'sam_vit_b' and 'clip-l-14-224'"
+                f"config: width must describe 'sam_vit_b' and 'clip-l-14-224', and is {towers!r}"
             )
         projector = find_section(config, "projector_config")
         require_value(vision, "model_name", "deeplip_b_l")
@@ -292,8 +293,8 @@ class DeepseekOCRTower(TileEncoder):
             ``last_hidden_state`` [B, n, D] (CLIP, then SAM), ``pooler_output`` [B*n, out] without
             newlines, no DeepStack features.
         """
-        features = self._compress(pixel_values, None if encoder_metadata is not None else grid_thw)
         metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
+        features = self._compress(pixel_values)
         rows = self.vision_model.embed(features)
         rows = self._hidden_after(rows, metadata, self.config.depth)
         hidden = torch.cat((rows[:, 1:], features.flatten(1, 2)), dim=-1)
@@ -317,18 +318,18 @@ class DeepseekOCRTower(TileEncoder):
         """Return rows and columns of the compressor's map of a view of ``h`` x ``w`` patches."""
         return compressed_side(h), compressed_side(w)
 
-    def _embed(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:
-        return self.vision_model.embed(self._compress(pixel_values, grid_thw))
+    def _embed(self, pixel_values: Tensor) -> Tensor:
+        """Embed views [B, C, H, W] as a class token and n cells, the rows of CLIP, [B, 1+n, D]."""
+        return self.vision_model.embed(self._compress(pixel_values))
 
-    def _compress(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:
+    def _compress(self, pixel_values: Tensor) -> Tensor:
         """Run SAM and compressor on views [B, 3, height, width]: [B, h/4, w/4, width of CLIP]."""
-        hidden, blocks = self._embed_views(pixel_values, grid_thw), self.sam_model.blocks
+        hidden, blocks = self._embed_views(pixel_values), self.sam_model.blocks
         return self.sam_model.compress(self._hidden_after(hidden, {}, len(blocks), blocks))
 
-    def _embed_views(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:
+    def _embed_views(self, pixel_values: Tensor) -> Tensor:
         """Return the patches [B, h, w, D of SAM] that SAM's first block reads."""
-        weight = self.sam_model.pos_embed
-        return self.sam_model.embed(self._admit_tiles(pixel_values, weight, grid_thw))
+        return self.sam_model.embed(self._admit_tiles(pixel_values, self.sam_model.pos_embed))
 
 
 class Compressor(Sam):

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from .base.paths_encoder import PathsEncoder
 from .base.tile_encoder import TileEncoder
 from .data import EncoderOutput, GridLike, Metadata, Output, VisionInputs, output_like
-from .hf_config import find_section, read_size, require_value
+from .hf_config import find_section, read_size, require_divisible, require_sizes, require_value
 from .layers.blocks import BlockSizes, nested_sizes
 from .layers.deepseek_siglip import Siglip, read_siglip
 from .layers.products import convolve
@@ -54,6 +54,10 @@ class DeepseekVLConfig:
     image_size: int = 384
     patch_size: int = 16
     in_channels: int = 3
+
+    def __post_init__(self) -> None:
+        require_sizes(vars(self))
+        require_divisible("image_size", self.image_size, "patch_size", self.patch_size)
 
     @property
     def tile_size(self) -> int:
@@ -177,8 +181,8 @@ class SiglipViews(TileEncoder):
             ``last_hidden_state`` [B, n, D] after the last norm, ``pooler_output`` [N, out], no
             DeepStack features.
         """
-        hidden = self._embed(pixel_values, None if encoder_metadata is not None else grid_thw)
         metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
+        hidden = self._embed(pixel_values)
         hidden = self.vision.norm(self._hidden_after(hidden, metadata, self.config.depth))
         return EncoderOutput(hidden, self.aligner(hidden).flatten(0, 1), ())
 
@@ -187,9 +191,9 @@ class SiglipViews(TileEncoder):
         """The transformer blocks of SigLIP."""
         return self.vision.blocks
 
-    def _embed(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:
-        weight = self.vision.pos_embed
-        return self.vision.embed(self._admit_tiles(pixel_values, weight, grid_thw))
+    def _embed(self, pixel_values: Tensor) -> Tensor:
+        """Embed views [B, C, H, W] as patches with positions, [B, n, D]."""
+        return self.vision.embed(self._admit_tiles(pixel_values, self.vision.pos_embed))
 
 
 class DeepseekVLEncoder(SiglipViews):
@@ -303,8 +307,8 @@ class HighResolution(TileEncoder):
             ``last_hidden_state`` [B, n, D] on the grid of the small view, ``pooler_output``
             [N, out/2], no DeepStack features.
         """
-        patches = self._embed(pixel_values, None if encoder_metadata is not None else grid_thw)
         metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
+        patches = self._embed(pixel_values)
         first, last = min(self.config.global_blocks), self.config.depth - 1
         states = list(self._run_blocks(patches, metadata, sorted({first, last})))
         maps = self._on_grid(self.sam.neck(states[-1]))
@@ -355,9 +359,9 @@ class HighResolution(TileEncoder):
         patches = rows.shape[1] == h * w  # else cells of the final map
         return torch.unflatten(rows, 1, (h, w) if patches else self._row_grid(h, w))
 
-    def _embed(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:
-        weight = self.sam.pos_embed
-        return self.sam.embed(self._admit_tiles(pixel_values, weight, grid_thw))
+    def _embed(self, pixel_values: Tensor) -> Tensor:
+        """Embed views [B, C, H, W] as patches with positions, [B, h, w, width of SAM]."""
+        return self.sam.embed(self._admit_tiles(pixel_values, self.sam.pos_embed))
 
 
 class Aligner(nn.Module):

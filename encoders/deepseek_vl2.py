@@ -43,7 +43,7 @@ from .data import (
     VisionInputs,
     output_like,
 )
-from .hf_config import find_section, read_field, read_ratio, read_size, require_value
+from .hf_config import find_section, read_field, read_ratio, read_size, require_sizes, require_value
 from .layers.assembly import SEPARATOR, Picture, assemble, stitch
 from .layers.blocks import BlockSizes
 from .layers.deepseek_siglip import Siglip
@@ -71,6 +71,10 @@ class DeepseekVL2Config:
     """Whether the tokens of the whole image come before those of its tiles."""
     candidate_resolutions: tuple[tuple[int, int], ...] = ((384, 384),)
     """The widths and heights in pixels to which an image may be resized before it is tiled."""
+
+    def __post_init__(self) -> None:
+        require_sizes(vars(self))
+        require_sizes({"patches per side": self.image_size // self.patch_size})
 
     @property
     def tile_size(self) -> int:
@@ -241,8 +245,8 @@ class DeepseekVL2Tower(TileEncoder):
             ``last_hidden_state`` [B, n, D] after the last norm, ``pooler_output`` [tokens, out]
             without newlines, no DeepStack features.
         """
-        hidden = self._embed(pixel_values, None if encoder_metadata is not None else grid_thw)
         metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
+        hidden = self._embed(pixel_values)
         hidden = self.vision.norm(self._hidden_after(hidden, metadata, self.config.depth))
         h, w = (size // self.config.patch_size for size in pixel_values.shape[2:])
         tokens = self.projector(unfold_2x2(hidden.unflatten(1, (h, w))))
@@ -257,9 +261,9 @@ class DeepseekVL2Tower(TileEncoder):
         """Return rows and columns of tokens of ``h`` x ``w`` patches: half of each, rounded up."""
         return -(-h // 2), -(-w // 2)
 
-    def _embed(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:
-        weight = self.vision.pos_embed
-        return self.vision.embed(self._admit_tiles(pixel_values, weight, grid_thw))
+    def _embed(self, pixel_values: Tensor) -> Tensor:
+        """Embed views [B, C, H, W] as patches with positions, [B, n, D]."""
+        return self.vision.embed(self._admit_tiles(pixel_values, self.vision.pos_embed))
 
 
 class Projector(nn.Module):

@@ -42,6 +42,7 @@ from .hf_config import (
     read_rope_theta,
     read_size,
     require_divisible,
+    require_sizes,
     require_value,
 )
 from .layers.attention import attention
@@ -74,7 +75,7 @@ class Ernie4_5VLConfig:
     rope_theta: float = 10000.0
 
     def __post_init__(self) -> None:
-        require_divisible("hidden_size", self.hidden_size, "num_heads", self.num_heads)
+        require_sizes(vars(self))
         require_divisible("head size", self.head_size, "rotary axes * 2", 4)
 
     @property
@@ -185,6 +186,7 @@ class Ernie4_5VLEncoder(PatchEncoder):
         }
 
     def _embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+        """Embed patches [P, patch_dim] as rows [P, D]."""
         patches = self._admit_patches(pixel_values, self.ln.weight, metadata)
         return self.patch_embed(patches)
 

@@ -44,6 +44,7 @@ from .hf_config import (
     read_rope_theta,
     read_size,
     require_divisible,
+    require_sizes,
     require_value,
 )
 from .layers.attention import attention
@@ -77,6 +78,7 @@ class Gemma4Config:
     rms_norm_eps: float = 1e-6
 
     def __post_init__(self) -> None:
+        require_sizes(vars(self))
         require_divisible("head_dim", self.head_size, "rotary axes * 2", 4)
 
     @property
@@ -210,6 +212,7 @@ class Gemma4Encoder(RasterEncoder):
         }
 
     def _embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+        """Embed patches [P, patch_dim], and add the positions of their column and row, [P, D]."""
         table = self.position_embedding_table
         patches: Tensor = self.patch_embed(self._admit_patches(pixel_values, table, metadata))
         columns, rows = table.unbind()

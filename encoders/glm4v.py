@@ -44,6 +44,7 @@ from .hf_config import (
     read_rope_theta,
     read_size,
     require_divisible,
+    require_sizes,
     require_value,
 )
 from .layers.attention import attention
@@ -81,7 +82,7 @@ class Glm4VConfig:
     rope_theta: float = 10000.0
 
     def __post_init__(self) -> None:
-        require_divisible("hidden_size", self.hidden_size, "num_heads", self.num_heads)
+        require_sizes(vars(self))
         require_divisible("head size", self.head_size, "rotary axes * 2", 4)
         require_divisible("image_size", self.image_size, "patch_size", self.patch_size)
 
@@ -194,6 +195,7 @@ class Glm4VEncoder(PatchEncoder):
         }
 
     def _embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+        """Embed and norm patches [P, patch_dim], and add interpolated positions, [P, D]."""
         weight = self.patch_embed.proj.weight
         patches = self.patch_embed(self._admit_patches(pixel_values, weight, metadata))
         taps, weights = metadata["pos_embed_index"], metadata["pos_embed_weight"]

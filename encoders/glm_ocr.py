@@ -40,6 +40,7 @@ from .hf_config import (
     read_rope_theta,
     read_size,
     require_divisible,
+    require_sizes,
     require_value,
 )
 from .layers.attention import attention
@@ -73,7 +74,7 @@ class GlmOCRConfig:
     rope_theta: float = 10000.0
 
     def __post_init__(self) -> None:
-        require_divisible("hidden_size", self.hidden_size, "num_heads", self.num_heads)
+        require_sizes(vars(self))
         require_divisible("head size", self.head_size, "rotary axes * 2", 4)
 
     @property
@@ -179,6 +180,7 @@ class GlmOCREncoder(PatchEncoder):
         }
 
     def _embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+        """Embed patches [P, patch_dim] as rows [P, D]."""
         weight = self.patch_embed.proj.weight
         return self.patch_embed(self._admit_patches(pixel_values, weight, metadata))
 

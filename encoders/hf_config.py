@@ -132,3 +132,17 @@ def require_divisible(name: str, value: int, divisor_name: str, divisor: int) ->
     """Raise a ValueError, with the names of both numbers, unless ``divisor`` divides ``value``."""
     if value % divisor:
         raise ValueError(f"config: {name}={value} must be a multiple of {divisor_name}={divisor}")
+
+
+def require_sizes(fields: Mapping[str, object], signed: str | None = None) -> None:
+    """Raise a ValueError unless the sizes of a config are positive and its heads divide its width.
+
+    ``fields`` are those of the config by name, and the integers are sizes, but not ``signed``. In a
+    config with a ``head_size``, the heads need not divide the width.
+    """
+    sizes = {name: value for name, value in fields.items() if type(value) is int}
+    for name, value in sizes.items():
+        if value < 1 and name != signed:
+            raise ValueError(f"config: {name}={value} must be at least 1")
+    if "num_heads" in sizes and "head_size" not in sizes:
+        require_divisible("hidden_size", sizes["hidden_size"], "num_heads", sizes["num_heads"])

@@ -31,7 +31,14 @@ from torch import Tensor, nn
 
 from .base.tile_encoder import TileEncoder
 from .data import EncoderOutput, GridLike, Metadata
-from .hf_config import find_section, read_epsilon, read_size, require_divisible, require_value
+from .hf_config import (
+    find_section,
+    read_epsilon,
+    read_size,
+    require_divisible,
+    require_sizes,
+    require_value,
+)
 from .layers.blocks import Block, BlockSizes
 from .layers.products import PatchEmbed
 
@@ -55,6 +62,8 @@ class Idefics3Config:
     layer_norm_eps: float = 1e-6
 
     def __post_init__(self) -> None:
+        require_sizes(vars(self))
+        require_sizes({"patches per side": self.side})
         require_divisible("patches per side", self.side, "scale_factor", self.scale_factor)
 
     @property
@@ -132,8 +141,8 @@ class Idefics3Encoder(TileEncoder):
             ``last_hidden_state`` [B, n, D] before the last norm, ``pooler_output`` [N, out], no
             DeepStack features.
         """
-        hidden = self._embed(pixel_values, None if encoder_metadata is not None else grid_thw)
         metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
+        hidden = self._embed(pixel_values)
         hidden = self._hidden_after(hidden, metadata, self.config.depth)
         h, side = pixel_values.shape[2] // self.config.patch_size, self.config.scale_factor
         squares = rearrange(
@@ -145,8 +154,9 @@ class Idefics3Encoder(TileEncoder):
         """Return rows and columns of tokens of ``h`` x ``w`` patches: one per square of patches."""
         return h // self.config.scale_factor, w // self.config.scale_factor
 
-    def _embed(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:
-        pixels = self._admit_tiles(pixel_values, self.pos_embed, grid_thw)
+    def _embed(self, pixel_values: Tensor) -> Tensor:
+        """Embed tiles [B, C, H, W] as patches with positions, [B, n, D]."""
+        pixels = self._admit_tiles(pixel_values, self.pos_embed)
         patches: Tensor = self.patch_embed(pixels)
         return patches.flatten(1, 2) + self._positions(*patches.shape[1:3])
 

@@ -44,6 +44,7 @@ from .hf_config import (
     read_flag,
     read_size,
     require_divisible,
+    require_sizes,
     require_value,
 )
 from .layers.attention import attention
@@ -84,7 +85,7 @@ class InternViTConfig:
     tile_size: int = 448
 
     def __post_init__(self) -> None:
-        require_divisible("hidden_size", self.hidden_size, "num_heads", self.num_heads)
+        require_sizes(vars(self), signed="select_layer")
         require_divisible("image_size", self.image_size, "patch_size", self.patch_size)
         require_divisible("tile size", self.tile_size, "patch_size * 2", self.patch_size * 2)
         if not 0 <= self.blocks_run <= self.depth:
@@ -186,8 +187,8 @@ class InternViT(TileEncoder):
         Returns:
             ``last_hidden_state`` [B, n, D], ``pooler_output`` [N, out], no DeepStack features.
         """
-        hidden = self._embed(pixel_values, None if encoder_metadata is not None else grid_thw)
         metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
+        hidden = self._embed(pixel_values)
         hidden = self._hidden_after(hidden, metadata, self.config.blocks_run)
         h, w = (size // self.config.patch_size for size in pixel_values.shape[2:])
         tokens = self.mlp1(pixel_shuffle(hidden[:, 1:], h, w, self.config.ps_version))
@@ -209,9 +210,9 @@ class InternViT(TileEncoder):
         """Return rows and columns of tokens of ``h`` x ``w`` patches: half of each."""
         return h // 2, w // 2
 
-    def _embed(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:
-        weight = self.embeddings.class_embedding
-        return self.embeddings(self._admit_tiles(pixel_values, weight, grid_thw))
+    def _embed(self, pixel_values: Tensor) -> Tensor:
+        """Embed tiles [B, C, H, W] as a class token and patches with positions, [B, 1+n, D]."""
+        return self.embeddings(self._admit_tiles(pixel_values, self.embeddings.class_embedding))
 
     def _token_maps(self, tokens: Tensor, h: int, w: int) -> Tensor:
         order = "(b h w)" if self.config.ps_version == "v2" else "(b w h)"

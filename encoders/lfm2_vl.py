@@ -41,6 +41,7 @@ from .hf_config import (
     read_flag,
     read_size,
     require_divisible,
+    require_sizes,
     require_value,
 )
 from .layers.blocks import Block, BlockSizes
@@ -73,6 +74,7 @@ class Lfm2VLConfig:
     layer_norm_eps: float = 1e-6
 
     def __post_init__(self) -> None:
+        require_sizes(vars(self))
         token = self.patch_size * self.spatial_merge_size
         require_divisible("tile_size", self.tile_size, "the side of a token", token)
         if self.position_side**2 != self.num_patches:
@@ -240,6 +242,7 @@ class Lfm2VLTower(RasterEncoder):
         }
 
     def _embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+        """Embed patches [P, patch_dim], and add interpolated positions, [P, D]."""
         pixels = self._admit_pixels(pixel_values, self.pos_embed)
         require_metadata(metadata, "pos_embed_rows")
         rows, columns = metadata["pos_embed_rows"], metadata["pos_embed_columns"]

@@ -34,7 +34,14 @@ from torch import Tensor, nn
 from .base.checks import check_input_size, check_rows, require_metadata
 from .base.tile_encoder import TileEncoder
 from .data import EncoderOutput, Grid, GridLike, Metadata
-from .hf_config import find_section, read_rope_theta, read_size, require_divisible, require_value
+from .hf_config import (
+    find_section,
+    read_rope_theta,
+    read_size,
+    require_divisible,
+    require_sizes,
+    require_value,
+)
 from .layers.attention import attention
 from .layers.blocks import MLP, resize_table
 from .layers.segments import RotarySegments, TileSegments
@@ -60,7 +67,7 @@ class Llama4Config:
     rope_theta: float = 10000.0
 
     def __post_init__(self) -> None:
-        require_divisible("hidden_size", self.hidden_size, "num_heads", self.num_heads)
+        require_sizes(vars(self))
         require_divisible("head size", self.head_size, "rotary axes * 2", 4)
         require_divisible("image_size", self.tile_size, "patch_size * 2", self.patch_size * 2)
 
@@ -141,8 +148,8 @@ class Llama4Encoder(TileEncoder):
             ``last_hidden_state`` [B, n, D] before the last norm, ``pooler_output`` [N, out], no
             DeepStack features.
         """
-        hidden = self._embed(pixel_values, None if encoder_metadata is not None else grid_thw)
         metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
+        hidden = self._embed(pixel_values)
         hidden = self._hidden_after(hidden, metadata, self.config.depth)
         h = pixel_values.shape[2] // self.config.patch_size
         squares = rearrange(
@@ -180,8 +187,9 @@ class Llama4Encoder(TileEncoder):
         cos, sin = rotary_cos_sin(h, w, self.config.head_size, self.config.rope_theta, dtype)
         return {"rotary_pos_emb_cos": cos, "rotary_pos_emb_sin": sin}
 
-    def _embed(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:
-        pixels = self._admit_tiles(pixel_values, self.class_embedding, grid_thw)
+    def _embed(self, pixel_values: Tensor) -> Tensor:
+        """Embed tiles [B, C, H, W] as a class token and patches with positions, [B, 1+n, D]."""
+        pixels = self._admit_tiles(pixel_values, self.class_embedding)
         patch = self.config.patch_size
         h, w = (size // patch for size in pixels.shape[2:])
         patches = rearrange(pixels, "b c (h p) (w q) -> b (h w) (c p q)", p=patch, q=patch)

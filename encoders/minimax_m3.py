@@ -38,7 +38,7 @@ from .hf_config import (
     read_epsilon,
     read_rope_theta,
     read_size,
-    require_divisible,
+    require_sizes,
     require_value,
 )
 from .layers.attention import attention
@@ -71,7 +71,7 @@ class MiniMaxM3Config:
     rope_theta: float = 10000.0
 
     def __post_init__(self) -> None:
-        require_divisible("hidden_size", self.hidden_size, "num_heads", self.num_heads)
+        require_sizes(vars(self))
         if self.head_size < 6:
             raise ValueError(f"config: head size={self.head_size} must be at least 6: three axes")
 
@@ -176,6 +176,7 @@ class MiniMaxM3Encoder(PatchEncoder):
         return {"rotary_pos_emb_cos": cos, "rotary_pos_emb_sin": sin}
 
     def _embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+        """Embed patches [P, patch_dim] as normed rows [P, D]."""
         weight = self.patch_embed.proj.weight
         patches = self._admit_patches(pixel_values, weight, metadata)
         return self.norm_pre(self.patch_embed(patches))

@@ -45,6 +45,7 @@ from .hf_config import (
     read_rope_theta,
     read_size,
     require_divisible,
+    require_sizes,
     require_value,
 )
 from .layers.attention import attention
@@ -78,7 +79,7 @@ class MoonViTConfig:
     rope_theta: float = 10000.0
 
     def __post_init__(self) -> None:
-        require_divisible("hidden_size", self.hidden_size, "num_heads", self.num_heads)
+        require_sizes(vars(self))
         require_divisible("head size", self.head_size, "rotary axes * 2", 4)
 
     @property
@@ -213,6 +214,7 @@ class MoonViTEncoder(RasterEncoder):
         }
 
     def _embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+        """Embed patches [P, patch_dim], and add positions in time and space, [P, D]."""
         weight = self.patch_embed.proj.weight
         patches = self.patch_embed(self._admit_patches(pixel_values, weight, metadata))
         timed = patches + metadata["frame_table"][metadata["frame_index"]]

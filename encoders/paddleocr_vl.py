@@ -37,6 +37,7 @@ from .hf_config import (
     read_rope_theta,
     read_size,
     require_divisible,
+    require_sizes,
     require_value,
 )
 from .layers.attention import attention
@@ -66,8 +67,9 @@ class PaddleOCRVLConfig:
     rope_theta: float = 10000.0
 
     def __post_init__(self) -> None:
-        require_divisible("hidden_size", self.hidden_size, "num_heads", self.num_heads)
+        require_sizes(vars(self))
         require_divisible("head size", self.head_size, "rotary axes * 2", 4)
+        require_sizes({"patches per side": self.position_side})
 
     @property
     def position_side(self) -> int:
@@ -179,6 +181,7 @@ class PaddleOCRVLEncoder(RasterEncoder):
         }
 
     def _embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+        """Embed patches [P, patch_dim], and add interpolated positions, [P, D]."""
         weight = self.patch_embed.proj.weight
         patches = self.patch_embed(self._admit_patches(pixel_values, weight, metadata))
         taps, weights = metadata["pos_embed_index"], metadata["pos_embed_weight"]

@@ -45,6 +45,7 @@ from .hf_config import (
     read_rope_theta,
     read_size,
     require_divisible,
+    require_sizes,
     require_value,
 )
 from .layers.attention import attention
@@ -79,7 +80,7 @@ class PixtralConfig:
     rope_theta: float = 10000.0
 
     def __post_init__(self) -> None:
-        require_divisible("hidden_size", self.hidden_size, "num_heads", self.num_heads)
+        require_sizes(vars(self))
         require_divisible("head size", self.head_size, "rotary axes * 2", 4)
 
     @property
@@ -193,6 +194,7 @@ class PixtralEncoder(PatchEncoder):
         }
 
     def _embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+        """Embed patches [P, patch_dim] as normed rows [P, D]."""
         weight = self.patch_embed.proj.weight
         patches = self._admit_patches(pixel_values, weight, metadata)
         return self.ln_pre(self.patch_embed(patches))

@@ -41,6 +41,7 @@ from .hf_config import (
     read_rope_theta,
     read_size,
     require_divisible,
+    require_sizes,
     require_value,
 )
 from .layers.attention import attention
@@ -75,7 +76,7 @@ class Qwen2_5VLConfig:
     def __post_init__(self) -> None:
         shared = self.num_key_value_heads or self.num_heads
         object.__setattr__(self, "num_key_value_heads", shared)
-        require_divisible("hidden_size", self.hidden_size, "num_heads", self.num_heads)
+        require_sizes(vars(self))
         require_divisible("num_heads", self.num_heads, "num_key_value_heads", shared)
         require_divisible("head size", self.head_size, "rotary axes * 2", 4)
         token = self.patch_size * self.spatial_merge_size
@@ -221,6 +222,7 @@ class Qwen2_5VLEncoder(PatchEncoder):
         ]
 
     def _embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+        """Embed patches [P, patch_dim] in the order of windows, [P, D]."""
         weight = self.patch_embed.proj.weight
         patches = self.patch_embed(self._admit_patches(pixel_values, weight, metadata))
         return self._reorder(patches, metadata["window_index"])

@@ -42,6 +42,7 @@ from .hf_config import (
     read_flag,
     read_size,
     require_divisible,
+    require_sizes,
     require_value,
 )
 from .layers.blocks import MLP, Block, BlockSizes, resize_table
@@ -64,6 +65,10 @@ class SiglipConfig:
     use_head: bool = True
     in_channels: int = 3
     layer_norm_eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        require_sizes(vars(self))
+        require_sizes({"patches per side": self.side})
 
     @property
     def tile_size(self) -> int:
@@ -118,6 +123,7 @@ class Gemma3Config(SiglipConfig):
     tokens_per_image: int = 256
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         side = isqrt(self.tokens_per_image)
         if side**2 != self.tokens_per_image:
             raise ValueError(
@@ -177,8 +183,8 @@ class SiglipEncoder(TileEncoder):
             ``last_hidden_state`` [B, n, D] before the last norm, ``pooler_output`` [N, out] after
             it (and the projector, if there is one), no DeepStack features.
         """
-        hidden = self._embed(pixel_values, None if encoder_metadata is not None else grid_thw)
         metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
+        hidden = self._embed(pixel_values)
         hidden = self._hidden_after(hidden, metadata, self.config.depth)
         h, w = (size // self.config.patch_size for size in pixel_values.shape[2:])
         return EncoderOutput(hidden, self._tokens(self.norm(hidden), h, w), ())
@@ -192,8 +198,9 @@ class SiglipEncoder(TileEncoder):
         """The head that pools the tokens of an item to one vector; None without such weights."""
         return self.head if self.config.use_head else None
 
-    def _embed(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:
-        pixels = self._admit_tiles(pixel_values, self.pos_embed, grid_thw)
+    def _embed(self, pixel_values: Tensor) -> Tensor:
+        """Embed views [B, C, H, W] as patches with positions, [B, n, D]."""
+        pixels = self._admit_tiles(pixel_values, self.pos_embed)
         patches: Tensor = self.patch_embed(pixels)
         h, w = patches.shape[1:3]
         return patches.flatten(1, 2) + resize_table(self.pos_embed, h, w, antialias=False)

@@ -33,7 +33,14 @@ from torch.nn.utils.rnn import pad_sequence
 from .base.checks import check_input_size, check_rows, require_metadata
 from .base.patch_encoder import RasterEncoder, merge_order_positions
 from .data import EncoderOutput, Grid, GridLike, Metadata
-from .hf_config import find_section, read_epsilon, read_flag, read_size, require_value
+from .hf_config import (
+    find_section,
+    read_epsilon,
+    read_flag,
+    read_size,
+    require_sizes,
+    require_value,
+)
 from .layers.blocks import MLP, Block, BlockSizes
 from .layers.segments import TileSegments, padding_rows
 
@@ -57,6 +64,7 @@ class Siglip2Config:
     layer_norm_eps: float = 1e-6
 
     def __post_init__(self) -> None:
+        require_sizes(vars(self))
         if self.position_side**2 != self.num_patches:
             raise ValueError(f"config: num_patches={self.num_patches} must be a square")
 
@@ -184,6 +192,7 @@ class Siglip2Encoder(RasterEncoder):
         return {"pos_embed_rows": taps[0], "pos_embed_columns": taps[1]}
 
     def _embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+        """Embed patches [P, patch_dim], and add interpolated positions, [P, D]."""
         pixels = self._admit_pixels(pixel_values, self.pos_embed)
         require_metadata(metadata, "pos_embed_rows")
         rows, columns = metadata["pos_embed_rows"], metadata["pos_embed_columns"]

@@ -35,7 +35,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from .base.paths_encoder import TilesThenImage
-from .base.tile_encoder import LARGEST_BATCH, TileEncoder
+from .base.tile_encoder import TileEncoder
 from .data import EncoderOutput, Grid, GridLike, Metadata
 from .hf_config import (
     find_section,
@@ -43,6 +43,7 @@ from .hf_config import (
     read_flag,
     read_size,
     require_divisible,
+    require_sizes,
     require_value,
 )
 from .layers.attention import attention
@@ -54,6 +55,10 @@ if TYPE_CHECKING:
 
 PREFIX_ROWS = 4
 """The number of copies of the class token before the patches of a view, as in training."""
+
+LARGEST_BATCH = {"image": 8, "tiles": 36}
+"""Views of the largest default CUDA graph of each input path. One whole image of Step3-VL is 10
+TFLOP: 2,704 patches through 1.8 billion parameters. Only a narrow item has more than 36 tiles."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +83,7 @@ class Step3Config:
     """Whether large images are encoded as tiles, too; if not, each is one view of the whole."""
 
     def __post_init__(self) -> None:
-        require_divisible("hidden_size", self.hidden_size, "num_heads", self.num_heads)
+        require_sizes(vars(self))
         require_divisible("image_size", self.image_size, "patch_size", self.patch_size)
         require_divisible("tile size", self.tile_size, "patch_size", self.patch_size)
 
@@ -160,8 +165,8 @@ class Step3Tower(TileEncoder):
             ``last_hidden_state`` [B, 4+n, D], the prefix rows first, ``pooler_output`` [N, out], no
             DeepStack features.
         """
-        hidden = self._embed(pixel_values, None if encoder_metadata is not None else grid_thw)
         metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
+        hidden = self._embed(pixel_values)
         hidden = self._hidden_after(hidden, metadata, self.config.depth)
         h, w = (size // self.config.patch_size for size in pixel_values.shape[2:])
         maps = hidden[:, PREFIX_ROWS:].mT.unflatten(2, (h, w))
@@ -188,9 +193,9 @@ class Step3Tower(TileEncoder):
                 )
         return grids
 
-    def _embed(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:
-        weight = self.embeddings.class_embedding
-        return self.embeddings(self._admit_tiles(pixel_values, weight, grid_thw))
+    def _embed(self, pixel_values: Tensor) -> Tensor:
+        """Embed views [B, C, H, W] as class tokens and patches with positions, [B, 4+n, D]."""
+        return self.embeddings(self._admit_tiles(pixel_values, self.embeddings.class_embedding))
 
 
 class Embeddings(nn.Module):

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 
 from .base.checks import check_input_size, check_rows, require_metadata
 from .base.paths_encoder import TilesThenImage
-from .base.tile_encoder import LARGEST_BATCH, TileEncoder
+from .base.tile_encoder import TileEncoder
 from .data import EncoderOutput, Grid, GridLike, Metadata
 from .hf_config import (
     find_section,
@@ -45,6 +45,7 @@ from .hf_config import (
     read_rope_theta,
     read_size,
     require_divisible,
+    require_sizes,
     require_value,
 )
 from .layers.attention import attention
@@ -54,6 +55,10 @@ from .layers.segments import RotarySegments, TileSegments
 if TYPE_CHECKING:
     from .block_parts import BlockParts
     from .contract import Preprocessor
+
+LARGEST_BATCH = {"image": 8, "tiles": 36}
+"""Views of the largest default CUDA graph of each input path. One whole image of Step3-VL is 10
+TFLOP: 2,704 patches through 1.8 billion parameters. Only a narrow item has more than 36 tiles."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +80,7 @@ class Step3VLConfig:
     """Whether large images are encoded as tiles, too; if not, each is one view of the whole."""
 
     def __post_init__(self) -> None:
-        require_divisible("hidden_size", self.hidden_size, "num_heads", self.num_heads)
+        require_sizes(vars(self))
         require_divisible("head size", self.head_size, "rotary axes * 2", 4)
         require_divisible("image_size", self.image_size, "patch_size", self.patch_size)
         require_divisible("tile size", self.tile_size, "patch_size", self.patch_size)
@@ -175,8 +180,8 @@ class Step3VLTower(TileEncoder):
         Returns:
             ``last_hidden_state`` [B, n, D], ``pooler_output`` [N, out], no DeepStack features.
         """
-        hidden = self._embed(pixel_values, None if encoder_metadata is not None else grid_thw)
         metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
+        hidden = self._embed(pixel_values)
         hidden = self._hidden_after(hidden, metadata, self.config.depth)
         h, w = (size // self.config.patch_size for size in pixel_values.shape[2:])
         maps = hidden.mT.unflatten(2, (h, w))
@@ -219,8 +224,9 @@ class Step3VLTower(TileEncoder):
         cos, sin = rotary_cos_sin(h, w, self.config.head_size, dtype)
         return {"rotary_pos_emb_cos": cos, "rotary_pos_emb_sin": sin}
 
-    def _embed(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:
-        pixels = self._admit_tiles(pixel_values, self.conv1.weight, grid_thw)
+    def _embed(self, pixel_values: Tensor) -> Tensor:
+        """Embed views [B, C, H, W] as normed patches with positions, [B, n, D]."""
+        pixels = self._admit_tiles(pixel_values, self.conv1.weight)
         patch = self.config.patch_size
         h, w = (size // patch for size in pixels.shape[2:])
         patches = rearrange(pixels, "b c (h p) (w q) -> b (h w) (c p q)", p=patch, q=patch)

@@ -84,7 +84,7 @@ def attention_maps(
     if inner is None:
         states = paths[path].outputs_for(observer)(pixels, grid_thw, numbers)
     else:
-        patches, call = inner.embed(pixels, grid_thw), _call_without_context
+        patches, call = inner.embed(pixels), _call_without_context
         states = observer.run_blocks(patches, {}, numbers, inner.blocks, call, iter(()))
     rows = _maps_of_path(encoder, inputs, settings.path, next(states))
     observer.query_weights = _query_weights(rows, settings.queries, observer.shape)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ..data import EncoderItemSpec, Grid, GridLike, Metadata, Tiling
 from ..grids import read_grid
 from ..layers.segments import BlockContext, TileSegments
-from .checks import check_input_size, check_rows, require_tensor
+from .checks import check_input_size, check_rows
 from .vision_encoder import VisionEncoder
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ class InnerStack(NamedTuple):
     """A stack of blocks over views [B, h, w, D] that a tower runs before its own ``blocks``."""
 
     blocks: nn.ModuleList
-    embed: Callable[[Tensor, GridLike | None], Tensor]
-    """Takes tiles and a grid, and returns the rows [B, h, w, D] that the first block reads."""
+    embed: Callable[[Tensor], Tensor]
+    """Takes tiles [B, C, H, W], and returns the rows [B, h, w, D] that the first block reads."""
 
 
 class TileEncoder(VisionEncoder):
@@ -79,11 +79,8 @@ class TileEncoder(VisionEncoder):
         return self._row_grid(h, w)
 
     @abstractmethod
-    def _embed(self, pixel_values: Tensor, grid_thw: GridLike | None) -> Tensor:
-        """Return the input of the first block, [B, n, D], from tiles [B, C, H, W].
-
-        ``grid_thw``, (tiles, h, w) per item, has to fit the tiles; None is not checked.
-        """
+    def _embed(self, pixel_values: Tensor) -> Tensor:
+        """Return the input of the first block, [B, n, D], from tiles [B, C, H, W]."""
 
     @property
     def budget_range(self) -> tuple[int, int]:
@@ -103,16 +100,16 @@ class TileEncoder(VisionEncoder):
     @property
     def _tile_tokens(self) -> int:
         side = self.side // self.config.patch_size
-        return self._tokens_of(side, side)
-
-    def _tokens_of(self, h: int, w: int) -> int:
-        return prod(self._token_grid(h, w))
+        return prod(self._token_grid(side, side))
 
     def item_specs(self, grid_thw: GridLike) -> list[EncoderItemSpec]:
-        """Return each item's tiles, output tokens, attention sequences (tiles) and their length."""
+        """Return each item's tiles, output tokens, segments (its tiles) and their length."""
         return [
             EncoderItemSpec(
-                t, t * self._tokens_of(h, w), t, self._rows_before + prod(self._row_grid(h, w))
+                input_size=t,
+                output_tokens=t * prod(self._token_grid(h, w)),
+                segments=t,
+                longest_segment=self._rows_before + prod(self._row_grid(h, w)),
             )
             for t, h, w in self._read(grid_thw)
         ]
@@ -121,29 +118,39 @@ class TileEncoder(VisionEncoder):
         self, pixel_values: Tensor, grid_thw: GridLike, numbers: Sequence[int]
     ) -> Iterator[Tensor]:
         """Embed tiles [B, C, H, W]; yield the state [B, n, D] after each block in ``numbers``."""
-        hidden = self._embed(pixel_values, grid_thw)
-        yield from self._run_blocks(hidden, self.prepare_encoder_metadata(grid_thw), numbers)
+        metadata = self._resolve_metadata(pixel_values, grid_thw, None)
+        yield from self._run_blocks(self._embed(pixel_values), metadata, numbers)
 
-    def _admit_tiles(
-        self, pixel_values: Tensor, weight: Tensor, grid_thw: GridLike | None
-    ) -> Tensor:
+    def _has_whole_tokens(self, pixel_values: Tensor) -> bool:
+        """Return whether height and width of tiles are multiples of those of a token."""
+        step, sizes = self.config.patch_size * self._grid_multiple, pixel_values.shape[2:]
+        return len(sizes) == 2 and all(size > 0 and size % step == 0 for size in sizes)
+
+    def _check_grids(self, pixel_values: Tensor, grids: list[Grid]) -> None:
+        """Check the number and the size of tiles [B, C, H, W] against the grids of their items."""
+        if not self._has_whole_tokens(pixel_values):
+            return  # ``_admit_tiles`` says what is wrong
+        check_rows(pixel_values.shape[0], sum(t for t, _, _ in grids), "but the grid makes")
+        patch, shape = self.config.patch_size, tuple(pixel_values.shape)
+        for _, h, w in grids:
+            if shape[2:] != (h * patch, w * patch):
+                raise ValueError(
+                    f"grid {h}x{w} means tiles of {h * patch}x{w * patch} pixels, these are "
+                    f"{shape}: pass the grid_thw that belongs to them"
+                )
+
+    def _admit_tiles(self, pixel_values: Tensor, weight: Tensor) -> Tensor:
         """Check tiles [B, C, H, W] and bring them to the dtype and device of ``weight``.
 
         Raises:
-            ValueError: no tensor, integer pixels, or tiles that do not fit the grid.
+            ValueError: integer pixels, or a height or width that cannot be encoded.
         """
-        require_tensor(pixel_values)
-        step, sizes = self.config.patch_size * self._grid_multiple, pixel_values.shape[2:]
-        fits_grid = len(sizes) == 2 and all(size > 0 and size % step == 0 for size in sizes)
-        pixels = self._admit_pixels(
-            pixel_values,
-            weight,
-            f" (or any height and width that are multiples of {step})",
-            (self.config.in_channels, *sizes) if fits_grid else (),
-        )
-        if grid_thw is not None:
-            _check_tiles(pixels, self._read(grid_thw), self.config.patch_size)
-        return pixels
+        whole: tuple[int, ...] = ()
+        if self._has_whole_tokens(pixel_values):
+            whole = (self.config.in_channels, *pixel_values.shape[2:])
+        step = self.config.patch_size * self._grid_multiple
+        hint = f" (or any height and width that are multiples of {step})"
+        return self._admit_pixels(pixel_values, weight, hint, whole)
 
     def _grid_metadata(
         self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
@@ -163,7 +170,7 @@ class TileEncoder(VisionEncoder):
         from .raster import stitch_items
 
         grids = self._read(grid_thw)
-        sizes = [t if features.ndim == 3 else t * self._tokens_of(h, w) for t, h, w in grids]
+        sizes = [t if features.ndim == 3 else t * prod(self._token_grid(h, w)) for t, h, w in grids]
         if features.shape[0] != sum(sizes):
             kind = "tiles" if features.ndim == 3 else "tokens"
             raise ValueError(
@@ -188,29 +195,3 @@ class TileEncoder(VisionEncoder):
 
     def _read(self, grid_thw: GridLike) -> list[Grid]:
         return read_grid(grid_thw, self._grid_multiple, "the pixel shuffle")
-
-
-LARGEST_BATCH = {"image": 8, "tiles": 36}
-"""Views of the largest default CUDA graph of each input path. One whole image of Step3-VL is 10
-TFLOP: 2,704 patches through 1.8 billion parameters. Only a narrow item has more than 36 tiles."""
-
-
-def _check_tiles(pixel_values: Tensor, grids: Sequence[Grid], patch_size: int) -> None:
-    """Check the number and the size of tiles against the grid.
-
-    Args:
-        pixel_values: [tiles, C, H, W].
-        grids: ``(tiles, h, w)`` per item, h and w in patches.
-        patch_size: side of a patch in pixels.
-
-    Raises:
-        ValueError: another number of tiles, or tiles of another size.
-    """
-    check_rows(pixel_values.shape[0], sum(t for t, _, _ in grids), "but the grid makes")
-    for _, h, w in grids:
-        height, width = h * patch_size, w * patch_size
-        if tuple(pixel_values.shape[2:]) != (height, width):
-            raise ValueError(
-                f"grid {h}x{w} means tiles of {height}x{width} pixels, these are "
-                f"{tuple(pixel_values.shape)}: pass the grid_thw that belongs to them"
-            )

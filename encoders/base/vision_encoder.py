@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
@@ -237,13 +236,17 @@ class VisionEncoder(Encoder):
         if grid_thw is None:
             raise ValueError(missing_grid(pixel_values, self.config.patch_size))
         grids = self._read(grid_thw)
-        if pixel_values.shape[1:] == self.row_shape:  # a grid in pixels would make huge metadata
-            rows = sum(spec.input_size for spec in self.item_specs(grids))
-            check_rows(len(pixel_values), rows, "but the grid makes")
+        self._check_grids(pixel_values, grids)  # a grid in pixels would make huge metadata
         if self.accelerator is None:
             return self.prepare_encoder_metadata(grids)
         weight = next(self.parameters())
         return self.accelerator.metadata_of(grids, weight, self.prepare_encoder_metadata)
+
+    def _check_grids(self, pixel_values: Tensor, grids: list[Grid]) -> None:
+        """Raise a ValueError if pixels of the right shape do not have the rows of the grids."""
+        if pixel_values.shape[1:] == self.row_shape:
+            rows = sum(spec.input_size for spec in self.item_specs(grids))
+            check_rows(len(pixel_values), rows, "but the grid makes")
 
     def _admit_pixels(
         self, pixel_values: Tensor, weight: Tensor, hint: str = "", shape: tuple[int, ...] = ()
@@ -322,9 +325,9 @@ class VisionEncoder(Encoder):
 
     def _run_block(self, block: nn.Module, hidden: Tensor, context: BlockContext) -> Tensor:
         """Run one block; the backward recomputes it if ``gradient_checkpointing`` is on."""
-        recompute = self.gradient_checkpointing and torch.is_grad_enabled()
-        run = partial(checkpoint, block, use_reentrant=False) if recompute else block
-        return run(hidden, context)
+        if self.gradient_checkpointing and torch.is_grad_enabled():
+            return checkpoint(block, hidden, context, use_reentrant=False)
+        return block(hidden, context)
 
     def accelerated(self: Self, kernels: Kernels = "auto", precision: Precision = "bf16") -> Self:
         from ..accelerated import accelerate  # only where it is asked for: it needs Triton

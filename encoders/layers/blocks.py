@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from ..hf_config import require_divisible
+from ..hf_config import require_sizes
 from .attention import attention
 from .segments import TileSegments
 
@@ -39,7 +39,7 @@ class BlockSizes:
     layer_norm_eps: float
 
     def __post_init__(self) -> None:
-        require_divisible("hidden_size", self.hidden_size, "num_heads", self.num_heads)
+        require_sizes(vars(self))
         if self.activation not in get_args(Gelu):
             raise ValueError(
                 f'activation={self.activation!r}: must be "gelu", "gelu_tanh" or "quick_gelu"'

@@ -29,7 +29,14 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from ..hf_config import read_indices, read_ratio, read_size, require_divisible, require_value
+from ..hf_config import (
+    read_indices,
+    read_ratio,
+    read_size,
+    require_divisible,
+    require_sizes,
+    require_value,
+)
 from .attention import observe_attention
 from .blocks import MLP, resize_table
 from .products import PatchEmbed, convolve
@@ -61,7 +68,7 @@ class SamSizes:
         """The width of tokens; None, because SAM has no projector of its own."""
 
     def __post_init__(self) -> None:
-        require_divisible("hidden_size", self.hidden_size, "num_heads", self.num_heads)
+        require_sizes(vars(self))
         require_divisible("image_size", self.image_size, "patch_size", self.patch_size)
         if not self.global_blocks or any(
             not 0 <= number < self.depth for number in self.global_blocks
