@@ -165,7 +165,7 @@ class GraphableEncoder(Protocol):
         ...
 
     def item_specs(self, grid_thw: GridLike) -> list[EncoderItemSpec]:
-        """Return input rows, tokens and attention sequences per item of ``grid_thw`` [items, 3]."""
+        """Return input rows, tokens and segments per item of ``grid_thw`` [items, 3]."""
         ...
 
     def prepare_encoder_metadata(

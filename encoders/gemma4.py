@@ -180,7 +180,7 @@ class Gemma4Encoder(RasterEncoder):
         return (1, h, w) if w <= self.config.position_embedding_size else (tokens, side, side)
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> RotarySegments:
-        """Return the tensors that blocks read: rotary angles, offsets of sequences, padding."""
+        """Return the tensors that blocks read: rotary angles, offsets of segments, padding."""
         return RotarySegments.of(metadata, repeated=False)
 
     def _grid_metadata(

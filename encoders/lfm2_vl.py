@@ -208,7 +208,7 @@ class Lfm2VLTower(RasterEncoder):
         return EncoderOutput(hidden, tokens, ())
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> TileSegments:
-        """Return the tensors that blocks read: offsets of attention sequences, and padding."""
+        """Return the tensors that blocks read: offsets of segments, and padding."""
         offsets = metadata["cu_seqlens"]
         return TileSegments(offsets, metadata["max_seqlen"], padding_rows(offsets, len(hidden)))
 

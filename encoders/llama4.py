@@ -158,7 +158,7 @@ class Llama4Encoder(TileEncoder):
         return EncoderOutput(hidden, self.projector(self.adapter(squares)), ())
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> RotarySegments:
-        """Return the tensors that blocks read: rotary angles, offsets of sequences, padding."""
+        """Return the tensors that blocks read: rotary angles, offsets of segments, padding."""
         require_metadata(metadata, "rotary_pos_emb_cos")
         cos, sin = metadata["rotary_pos_emb_cos"], metadata["rotary_pos_emb_sin"]
         segments = TileSegments.of(metadata, hidden)

@@ -178,7 +178,7 @@ class MoonViTEncoder(RasterEncoder):
         return EncoderOutput(hidden, self.projector(self._mean_over_time(hidden, metadata)), ())
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> RotarySegments:
-        """Return the tensors that blocks read: rotary angles, offsets of sequences, padding."""
+        """Return the tensors that blocks read: rotary angles, offsets of segments, padding."""
         return RotarySegments.of(metadata, repeated=False)
 
     def _grid_metadata(

@@ -163,7 +163,7 @@ class Siglip2Encoder(RasterEncoder):
         return self.head if self.config.use_head else None
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> TileSegments:
-        """Return the tensors that blocks read: offsets of attention sequences, and padding."""
+        """Return the tensors that blocks read: offsets of segments, and padding."""
         offsets = metadata["cu_seqlens"]
         return TileSegments(offsets, metadata["max_seqlen"], padding_rows(offsets, len(hidden)))
 

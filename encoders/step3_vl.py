@@ -190,7 +190,7 @@ class Step3VLTower(TileEncoder):
         return EncoderOutput(hidden, tokens, ())
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> RotarySegments:
-        """Return the tensors that blocks read: rotary angles, offsets of sequences, padding."""
+        """Return the tensors that blocks read: rotary angles, offsets of segments, padding."""
         require_metadata(metadata, "rotary_pos_emb_cos")
         cos, sin = metadata["rotary_pos_emb_cos"], metadata["rotary_pos_emb_sin"]
         segments = TileSegments.of(metadata, hidden)

@@ -50,7 +50,7 @@ class PatchEncoder(VisionEncoder):
         return 1, short * merge, long * merge
 
     def item_specs(self, grid_thw: GridLike) -> list[EncoderItemSpec]:
-        """Return each item's patches, tokens, attention sequences and patches per sequence."""
+        """Return each item's patches, tokens, segments and patches per segment."""
         unit, segment_frames = self.config.spatial_merge_size**2, self._segment_frames or 1
         return [
             EncoderItemSpec(
@@ -77,7 +77,7 @@ class PatchEncoder(VisionEncoder):
         yield from self._run_blocks(self._embed(pixel_values, metadata), metadata, numbers)
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> BlockContext:
-        """Return the tensors that blocks read: rotary angles, offsets of sequences, padding."""
+        """Return the tensors that blocks read: rotary angles, offsets of segments, padding."""
         return RotarySegments.of(metadata)
 
     def _admit_patches(self, pixel_values: Tensor, weight: Tensor, metadata: Metadata) -> Tensor:

@@ -88,7 +88,7 @@ class VisionEncoder(Encoder):
 
     @abstractmethod
     def item_specs(self, grid_thw: GridLike) -> list[EncoderItemSpec]:
-        """Return each item's input rows, tokens, attention sequences, their length and windows."""
+        """Return each item's input rows, tokens, segments, their length and windows."""
 
     @abstractmethod
     def forward(

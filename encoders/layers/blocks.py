@@ -77,7 +77,7 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Full attention inside each view [B, n, D], or each sequence (image) packed in [T, D]."""
+    """Full attention inside each view [B, n, D], or each segment (image) packed in [T, D]."""
 
     def __init__(self, sizes: BlockSizes) -> None:
         super().__init__()
