@@ -21,7 +21,6 @@ from vitgraph.seeded import SEEDED as RECIPES
 from vitgraph.seeded import write_seeded_checkpoint
 from vitgraph.video import write_video
 from weights import FAMILIES, load_encoder
-from weights.families import LAYOUTS
 from weights.published import NO_VIDEO, PUBLISHED
 
 SEEDED = {
@@ -215,7 +214,8 @@ def test_every_listed_family_replays_images_and_video(
 
 def test_list_says_of_every_family_what_replays(cli: Cli) -> None:
     _, out, _ = cli("list")
-    images_only = {layout.name for layout in LAYOUTS if layout.images_only}
+    layouts = [layout for family in FAMILIES.values() for layout in family.layouts]
+    images_only = {layout.name for layout in layouts if layout.images_only}
     for name in {model.layout for model in PUBLISHED}:
         assert f" {name}{' (no video)' * (name in images_only)}" in out
     for family in FAMILIES.values():

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from support.commands.embed_jobs import run_job
-from support.photographs import china
+from tests.support.commands.embed_jobs import find_files, run_job
+from tests.support.photographs import china
 from vitgraph.embedding.sources import suffixes
-from vitgraph.embedding.sources.listing import Source, find_files
+from vitgraph.embedding.sources.listing import Source
 from vitgraph.embedding.sources.reading import ImageReader, SourceOptions
 
 read = ImageReader(SourceOptions()).read
@@ -83,7 +83,9 @@ def test_photographs_of_phones_are_taken_or_the_package_is_named(
         source = Source(str(folder))
         assert len(list(source)) == 1 + installed
         said = "".join(source.left_out.describe())
-        assert ("1 .heic; .heic needs pillow-heif: pip install 'pillow-heif>=1.0'" in said) is not installed
+        assert (
+            "1 .heic; .heic needs pillow-heif: pip install 'pillow-heif>=1.0'" in said
+        ) is not installed
 
 
 # --- lists and cells ------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
+from math import prod
 from typing import NamedTuple
 
 import torch
@@ -219,7 +220,7 @@ class Job:
             rows = dict.fromkeys(empty, sum(spec.output_tokens for spec in specs))
             if "last_hidden_state" in rows:
                 rows["last_hidden_state"] = sum(spec.input_size for spec in specs)
-            numbers = sum(rows[name] * _row_numbers(array) for name, array in empty.items())
+            numbers = sum(rows[name] * prod(array.shape[1:]) for name, array in empty.items())
             sizes.append(numbers * self.dtype.itemsize)
         if not sizes:
             return 0, "an unknown number of bytes (no image of a sample can be read)"
@@ -360,11 +361,3 @@ class Job:
 def _blank() -> Tensor:
     """Return a small black image, uint8 [3, 64, 64]."""
     return torch.zeros(3, 64, 64, dtype=torch.uint8)
-
-
-def _row_numbers(array: Array) -> int:
-    """Return how many numbers one row of an array [rows, ...] holds, even if it has no rows."""
-    count = 1
-    for side in array.shape[1:]:
-        count *= side
-    return count

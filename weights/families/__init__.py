@@ -69,9 +69,6 @@ FAMILIES: Mapping[str, Family] = {
 }
 """Every family by name."""
 
-LAYOUTS = tuple(layout for family in FAMILIES.values() for layout in family.layouts)
-"""Every layout of every family."""
-
 
 def find_family(
     config: JsonObject,

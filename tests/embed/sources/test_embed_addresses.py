@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from tests.support.commands.embed_jobs import run_in_twos, upload
+from tests.support.commands.embed_jobs import find_files, run_in_twos, upload
 from vitgraph.cli import main
-from vitgraph.embedding.sources.listing import Source, find_files
+from vitgraph.embedding.sources.listing import Source
 from vitgraph.embedding.sources.tables import is_dataset, pin_files
 from vitgraph.embedding.storage import open_storage
 from vitgraph.features import load_embeddings

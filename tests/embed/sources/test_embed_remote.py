@@ -15,13 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.commands.embed_jobs import run_in_twos, upload
+from tests.support.commands.embed_jobs import find_files, run_in_twos, upload
 from tests.support.hub.server import HubServer
 from tests.support.photographs import china
 from tests.support.processes.own import start
 from vitgraph.cli import main
 from vitgraph.embedding.shard import Row, Shard
-from vitgraph.embedding.sources.listing import find_files
 from vitgraph.embedding.sources.reading import ImageReader, SourceOptions
 from vitgraph.embedding.storage import open_storage
 from vitgraph.features import load_embeddings

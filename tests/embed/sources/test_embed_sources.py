@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.commands.embed_jobs import run_job
+from tests.support.commands.embed_jobs import find_files, run_job
 from tests.support.photographs import china
 from vitgraph.cli import main
-from vitgraph.embedding.sources.listing import find_files
 from vitgraph.embedding.sources.reading import ImageReader, SourceOptions
 from vitgraph.features import load_embeddings
 

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from vitgraph.cli import main
+from vitgraph.embedding.sources.listing import Source
+from vitgraph.embedding.sources.reading import File, SourceOptions
 
 
 def run_job(repo: Path, source: object, out: object, *options: object) -> int:
@@ -19,6 +21,11 @@ def run_job(repo: Path, source: object, out: object, *options: object) -> int:
 def run_in_twos(repo: Path, source: object, out: object, *options: object) -> int:
     """Run ``vitgraph embed`` with two images per shard; returns its exit code."""
     return run_job(repo, source, out, "--shard-items", 2, *options)
+
+
+def find_files(source: str, options: SourceOptions | None = None) -> list[File]:
+    """Return all images of a source as a list, with the arguments of ``Source``."""
+    return list(Source(source, options))
 
 
 def close(one: Any, other: Any) -> bool:

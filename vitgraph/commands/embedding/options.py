@@ -16,7 +16,7 @@ from ...embedding.sources.reading import ImageReader, SourceOptions
 from ...embedding.sources.suffixes import suffixes
 from ...embedding.storage import STORE, local_folder, open_storage
 from ...embedding.workers import read_worker
-from ..arguments import check_checkpoint, check_names, check_source, is_video
+from ..arguments import SIZES, check_checkpoint, check_names, check_source, is_video
 
 if TYPE_CHECKING:
     from encoders.contract import OutputField
@@ -26,10 +26,7 @@ if TYPE_CHECKING:
     from ...embedding.records import OutDtype
 
 _POSITIVE = (
-    "min_pixels",
-    "max_pixels",
-    "max_tiles",
-    "max_soft_tokens",
+    *SIZES,
     "batch_tokens",
     "workers",
     "max_tokens_per_call",
@@ -205,8 +202,7 @@ class Command:
         """The keywords of ``preprocess`` that bound the size of an image; None where none was
         given.
         """
-        names = ("min_pixels", "max_pixels", "max_tiles", "max_soft_tokens")
-        return {name: vars(self.options)[name] for name in names}
+        return {name: vars(self.options)[name] for name in SIZES}
 
 
 def _read_fields(fields: str | None, pool: Pool) -> tuple[OutputField, ...]:

@@ -274,11 +274,6 @@ class Source:
         return self._rows(table, DATASET + pinned, version, options.split)
 
 
-def find_files(source: str, options: SourceOptions | None = None) -> list[File]:
-    """Return all images of a source as a list, with the arguments of :class:`Source`."""
-    return list(Source(source, options))
-
-
 def _read_standard_input() -> str:
     # By default, standard input cannot decode file names that are not UTF-8.
     if isinstance(sys.stdin, io.TextIOWrapper):
