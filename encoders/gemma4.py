@@ -102,7 +102,7 @@ class Gemma4Config:
         require_value(vision, "hidden_activation", "gelu_pytorch_tanh")
         require_value(vision, "attention_bias", False, None)
         heads = read_size(vision, "num_attention_heads", default=12)
-        require_value({"num_key_value_heads": 12, **vision}, "num_key_value_heads", heads)
+        require_value(vision, "num_key_value_heads", heads, default=12)
         text = find_section(config, "text_config")
         return cls(
             depth=read_size(vision, "num_hidden_layers", default=16, limit=1024),

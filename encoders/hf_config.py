@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 Choice = TypeVar("Choice")
-_NO_DEFAULT = object()
 
 
 def find_section(config: Mapping[str, object], *names: str) -> Mapping[str, object]:
@@ -20,12 +19,11 @@ def find_section(config: Mapping[str, object], *names: str) -> Mapping[str, obje
     return config
 
 
-def read_field(section: Mapping[str, object], *names: str, default: object = _NO_DEFAULT) -> object:
+def read_field(section: Mapping[str, object], *names: str, default: object = None) -> object:
     """Return the value in ``section`` under one of ``names`` (aliases), or ``default``.
 
     Raises:
-        ValueError: no name is there and no ``default`` is given, or two names have different
-            values.
+        ValueError: no name is there and ``default`` is None, or two names have different values.
     """
     present = {name: section[name] for name in names if section.get(name) is not None}
     values = list(present.values())
@@ -34,7 +32,7 @@ def read_field(section: Mapping[str, object], *names: str, default: object = _NO
         raise ValueError(f"config fields {fields} are names of one thing: give it one value")
     if present:
         return values[0]
-    if default is _NO_DEFAULT:
+    if default is None:
         raise ValueError(
             f"the vision config has no {' or '.join(names)} and there is no published default: "
             "use the config.json of the original repo"
@@ -43,7 +41,7 @@ def read_field(section: Mapping[str, object], *names: str, default: object = _NO
 
 
 def read_size(
-    section: Mapping[str, object], *names: str, default: object = _NO_DEFAULT, limit: int = 1 << 20
+    section: Mapping[str, object], *names: str, default: object = None, limit: int = 1 << 20
 ) -> int:
     """Return the integer, 1 to ``limit``, under one of ``names``; the list [14, 14] means 14."""
     value = read_field(section, *names, default=default)
@@ -120,12 +118,15 @@ def read_choice(
         if value == choice:
             return choice
     allowed = " or ".join(map(repr, choices))
-    raise ValueError(f"config field {name}={value!r} is not implemented: must be {allowed}")
+    given = f"field {name}={value!r}" if name in section else f"has no {name}; its default {value}"
+    raise ValueError(f"config {given} is not implemented: must be {allowed}")
 
 
-def require_value(section: Mapping[str, object], name: str, *allowed: object) -> None:
-    """Raise a ValueError if ``section`` has a value under ``name`` that is not ``allowed``."""
-    read_choice(section, name, *allowed, default=allowed[0])
+def require_value(
+    section: Mapping[str, object], name: str, *allowed: object, default: object = None
+) -> None:
+    """Raise a ValueError unless the field ``name`` is ``allowed``; by default, a missing one is."""
+    read_choice(section, name, *allowed, default=allowed[0] if default is None else default)
 
 
 def require_divisible(name: str, value: int, divisor_name: str, divisor: int) -> None:

@@ -93,10 +93,10 @@ class Llama4Config:
         width = read_size(vision, "hidden_size", default=768)
         # transformers reads "intermediate_size" for the MLP, and for the columns after the pixel
         # shuffle, which are 4 * width.
-        require_value({"intermediate_size": 5632, **vision}, "intermediate_size", 4 * width)
+        require_value(vision, "intermediate_size", 4 * width, default=5632)
         adapter = read_size(vision, "projector_output_dim", default=4096)
-        require_value({"projector_input_dim": 4096, **vision}, "projector_input_dim", adapter)
-        require_value({"vision_output_dim": 7680, **vision}, "vision_output_dim", adapter)
+        require_value(vision, "projector_input_dim", adapter, default=4096)
+        require_value(vision, "vision_output_dim", adapter, default=7680)
         return cls(
             depth=read_size(vision, "num_hidden_layers", default=34, limit=1024),
             hidden_size=width,

@@ -145,12 +145,11 @@ class TileEncoder(VisionEncoder):
         Raises:
             ValueError: integer pixels, or a height or width that cannot be encoded.
         """
-        whole: tuple[int, ...] = ()
-        if self._has_whole_tokens(pixel_values):
-            whole = (self.config.in_channels, *pixel_values.shape[2:])
+        sizes = (self.config.in_channels, *pixel_values.shape[2:])
+        shape = sizes if self._has_whole_tokens(pixel_values) else ()
         step = self.config.patch_size * self._grid_multiple
         hint = f" (or any height and width that are multiples of {step})"
-        return self._admit_pixels(pixel_values, weight, hint, whole)
+        return self._admit_pixels(pixel_values, weight, hint, shape)
 
     def _grid_metadata(
         self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None

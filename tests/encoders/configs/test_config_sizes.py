@@ -1,4 +1,4 @@
-"""The sizes in a config: positive, and the heads divide the width, for every family."""
+"""The sizes in a config: positive, the heads divide the width, and no field is missing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 
 import encoders
-from encoders import BlockSizes, PixtralConfig, SiglipConfig
+from encoders import (
+    BlockSizes,
+    Gemma4Config,
+    Lfm2VLConfig,
+    Llama4Config,
+    PixtralConfig,
+    Siglip2Config,
+    SiglipConfig,
+)
 from encoders.layers.sam import SamSizes
 from weights import FAMILIES as RECORDS
 from weights.published import PUBLISHED
@@ -66,3 +74,23 @@ def test_an_image_has_at_least_one_patch(kind: type) -> None:
 def test_a_published_image_smaller_than_a_patch_is_refused() -> None:
     with pytest.raises(ValueError, match="patches per side=0 must be at least 1"):
         SiglipConfig.from_hf({"image_size": 8})
+
+
+@pytest.mark.parametrize("kind", [SiglipConfig, Siglip2Config, Lfm2VLConfig])
+def test_a_field_without_default_is_said_to_be_missing(kind: Any) -> None:
+    with pytest.raises(ValueError, match="the vision config has no num_attention_heads"):
+        kind.from_hf({"hidden_size": 1024})
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "missing"),
+    [
+        (Gemma4Config, {"num_attention_heads": 8}, "num_key_value_heads; its default 12"),
+        (Llama4Config, {"hidden_size": 1024}, "intermediate_size; its default 5632"),
+    ],
+)
+def test_a_default_that_does_not_fit_is_named_as_one(
+    kind: Any, config: dict[str, int], missing: str
+) -> None:
+    with pytest.raises(ValueError, match=f"config has no {missing} is not implemented"):
+        kind.from_hf({"vision_config": config})
