@@ -22,7 +22,7 @@ from functools import cached_property
 from http.client import HTTPException, HTTPResponse, HTTPSConnection
 from ipaddress import IPv4Address, IPv4Network, IPv6Network, ip_address
 from threading import Thread
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeGuard
 from urllib.parse import quote, urljoin, urlsplit
 
 from . import __version__
@@ -340,7 +340,7 @@ def _resolve_within(deadline: float, resolve: Callable[[], Sequence[str]]) -> Se
     return answer.result(_seconds_left(deadline))
 
 
-def is_url(source: object) -> bool:
+def is_url(source: object) -> TypeGuard[str]:
     """Return whether a value is text that begins with http:// or https://."""
     return isinstance(source, str) and source.lower().startswith(("http://", "https://"))
 
@@ -367,7 +367,6 @@ def load_image(url_or_path: str | os.PathLike[str]) -> Image.Image:
 
     if not is_url(url_or_path):
         return open_image(url_or_path)
-    url = os.fspath(url_or_path)
-    data = Fetcher().read(url)
-    with prefix_errors(displayed_url(url)):
+    data = Fetcher().read(url_or_path)
+    with prefix_errors(displayed_url(url_or_path)):
         return open_image(data)

@@ -36,7 +36,7 @@ class Hit(NamedTuple):
     key: str
     cosine: float
     file: File | None
-    """The file that the job read; None if an early version of ``embed`` did not list its files."""
+    """The file that the job read; None if the list of the job does not have the key."""
 
 
 class Vectors:

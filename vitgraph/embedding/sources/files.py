@@ -293,11 +293,6 @@ def local_path(path: str) -> str:
     return os.path.expanduser(path.removeprefix("file://"))
 
 
-def is_web(path: str) -> bool:
-    """Return whether a path is a URL that begins with http:// or https://."""
-    return path.lower().startswith(("http://", "https://"))
-
-
 def protocol_of(url: str) -> str:
     """Return the protocol of an address in lower case, such as "s3"."""
     return url.partition("://")[0].lower()

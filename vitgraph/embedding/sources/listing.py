@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from ...fetching import is_url
 from ...terminal import counted
 from .files import (
     entries_below,
     explaining,
     is_remote,
-    is_web,
     local_path,
     open_filesystem,
     path_beside,
@@ -35,7 +35,7 @@ from .files import (
     version_in,
     version_of,
 )
-from .reading import File, FileKind, SourceOptions, refuse_url, url_in
+from .reading import File, FileKind, SourceOptions, refusal_of_url, url_in
 from .suffixes import LeftOut
 from .tables import DATASET, DataSet, ParquetTable, is_dataset, pin_dataset, pin_files
 from .tars import Listed, list_members
@@ -158,7 +158,7 @@ class Source:
         if name.lower().endswith(".txt"):
             text = read_file(url).decode("utf-8", "surrogateescape")
             return self._expand_archives(self._files_of_list(text, posixpath.dirname(url)))
-        if is_web(url):
+        if is_url(url):
             return self._expand_archives([File(name or url, url, version=version_of(url))])
         fs, path = open_filesystem(url)
         with explaining(url):
@@ -191,9 +191,9 @@ class Source:
             name = line.removesuffix("\r")
             if not name.strip():
                 continue
-            if is_web(name):
+            if is_url(name):
                 if not self.options.fetch_urls:
-                    raise ValueError(f"{self.name}: line {number}: {refuse_url(name)}")
+                    raise ValueError(f"{self.name}: line {number}: {refusal_of_url(name)}")
                 yield File(name, name, kind="url")
                 continue
             try:
@@ -262,7 +262,7 @@ class Source:
         if len(table) and table.holds_text and not self.options.fetch_urls:
             first = url_in(table.cell(0))
             if first is not None:
-                raise ValueError(f"{path}: column {self.options.column!r}: {refuse_url(first)}")
+                raise ValueError(f"{path}: column {self.options.column!r}: {refusal_of_url(first)}")
         for row in range(len(table)):
             yield File(f"{key}/{row}", path, -1, version, "row", row)
 
@@ -341,7 +341,7 @@ def _list_tar(file: File) -> Listed:
 
 
 def _ends(path: str, *endings: str) -> bool:
-    name = urlsplit(path).path if is_web(path) else path
+    name = urlsplit(path).path if is_url(path) else path
     return name.lower().endswith(endings)
 
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from typing import Literal, NamedTuple, TypeAlias
 
-from ...fetching import Fetcher
-from .files import is_remote, is_web, path_beside, read_file, require_version
+from ...fetching import Fetcher, is_url
+from .files import is_remote, path_beside, read_file, require_version
 from .tables import DATASET, DataSet, ParquetTable
 from .tars import NOWHERE, read_sparse
 
@@ -167,7 +167,7 @@ class ImageReader:
 
     def _read_url(self, url: str) -> bytes:
         if not self.options.fetch_urls:
-            raise ValueError(refuse_url(url))
+            raise ValueError(refusal_of_url(url))
         return self._fetcher.read(url)
 
     @cached_property
@@ -209,7 +209,7 @@ def content_key(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def refuse_url(url: str) -> str:
+def refusal_of_url(url: str) -> str:
     """Return the error text for a URL that is not read because ``--fetch-urls`` is missing."""
     return (
         f"{url} is a URL, and nothing is downloaded unless asked for: give --fetch-urls, or "
@@ -221,4 +221,4 @@ def url_in(cell: object) -> str | None:
     """Return the URL that a table cell holds in the place of an image, None if it holds none."""
     if isinstance(cell, dict):
         cell = cell.get("bytes") or cell.get("path")
-    return cell if isinstance(cell, str) and is_web(cell) else None
+    return cell if is_url(cell) else None
