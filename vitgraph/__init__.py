@@ -163,17 +163,19 @@ __all__ = sorted(("__version__", *_MODULES, *_SUBMODULES))
 refuse_shadows()
 
 
-def __getattr__(name: str) -> object:
-    """Return a public name of the package, which is imported when it is first asked for (PEP 562).
+if not TYPE_CHECKING:  # a checker would take any misspelt name for one that is there
 
-    Raises:
-        AttributeError: ``vitgraph`` has no such public name.
-    """
-    if name in _SUBMODULES:
-        return _import(f"{__name__}.{name}")
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return _found(name)
+    def __getattr__(name: str) -> object:
+        """Return a public name, which is imported when it is first asked for (PEP 562).
+
+        Raises:
+            AttributeError: ``vitgraph`` has no such public name.
+        """
+        if name in _SUBMODULES:
+            return _import(f"{__name__}.{name}")
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return _found(name)
 
 
 @cache

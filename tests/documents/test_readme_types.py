@@ -77,6 +77,7 @@ assert_type(whole["pooler_output"], Tensor | None)
 """
 """What pyright knows of a field by its name; to mypy each key of a named tuple is any of them."""
 MISTAKES = """
+vitgraph.load_model  # type: ignore[attr-defined]
 output["pooled_output"]  # type: ignore[call-overload]
 encoder.accelerated(kernels="quick")  # type: ignore[arg-type]
 encoder.accelerated(precision="int8")  # type: ignore[arg-type]
@@ -90,7 +91,7 @@ vitgraph.load_encoder("a/b", fetch="all")  # type: ignore[arg-type]
 vitgraph.load_encoder("a/b", dtype="bf16")  # type: ignore[arg-type]
 vitgraph.EmbedBatch("a/b", pool="none")  # type: ignore[arg-type]
 """
-"""Values that a setting does not take, each an error to mypy: it reports a needless ignore."""
+"""Names and values that there are not, each an error to mypy: it reports a needless ignore."""
 
 
 @pytest.fixture

@@ -75,7 +75,7 @@ def test_what_integrations_has_is_offered_without_importing_it() -> None:
 
 def test_type_checkers_are_shown_the_names_that_are_there_at_run_time() -> None:
     tree = ast.parse(inspect.getsource(vitgraph))
-    (shown,) = [node for node in tree.body if isinstance(node, ast.If)]
+    shown = next(node for node in tree.body if isinstance(node, ast.If))
     names = [alias.name for node in shown.body for alias in cast("ast.ImportFrom", node).names]
     assert sorted(("__version__", *names)) == vitgraph.__all__
 
