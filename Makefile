@@ -34,7 +34,7 @@ lint: $(VENV)/.test ## ruff: rules and format
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 
-types: $(VENV)/.test ## mypy --strict over the four packages
+types: $(VENV)/.test ## mypy --strict over the packages, the benchmarks and what tests share
 	$(PY) -m mypy
 
 fast: $(VENV)/.test ## the tests of a plain `pytest`

@@ -22,7 +22,6 @@ from vitgraph.cli import main as vitgraph_command
 from vitgraph.commands.demo_pictures import sample_photographs
 from vitgraph.seeded import write_seeded_checkpoint
 
-SIZE = {"depth": 6, "width": 96}
 BLOCKS = (0, 2, 3, 5)
 
 
@@ -84,7 +83,7 @@ def main() -> None:
     photographs = [Image.open(path).convert("RGB") for path in sample_photographs().values()]
     images = [part for one in photographs[:2] for part in windows(one, 4, 3)]
     with TemporaryDirectory() as name:
-        checkpoint = write_seeded_checkpoint(Path(name) / "tower", "qwen3_vl", **SIZE)
+        checkpoint = write_seeded_checkpoint(Path(name) / "tower", "qwen3_vl", depth=6, width=96)
         encoder = vitgraph.load_encoder(checkpoint, dtype=torch.float32, progress=False)
         draw_attention(encoder, photographs[1], options.folder / "attention.png")
         draw_similarity(encoder, images, options.folder / "similarity.png")

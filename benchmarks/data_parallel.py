@@ -31,17 +31,17 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as processes
 from torch import Tensor
+from torch.multiprocessing.spawn import spawn
 
 from encoders import VisionEncoder
-from encoders.contract import EncoderOutput, Grid
+from encoders.contract import Grid, OutputField, PartialOutput
 from graphwrap import GraphedEncoder
 from vitgraph import DataParallelEncoder
 from vitgraph.parallel.shares import Shares
 
 SIZES = [(640, 480), (480, 640), (1024, 768), (512, 512), (1280, 720), (800, 600), (336, 336)]
-FIELDS = ("pooler_output", "deepstack_features")
+FIELDS: tuple[OutputField, ...] = ("pooler_output", "deepstack_features")
 
 
 def main() -> None:
@@ -60,7 +60,7 @@ def main() -> None:
         parser.error(f"{ranks} GPU: at least two are needed")
     options.images = options.images or (64 if on_cuda else 8)
     with tempfile.TemporaryDirectory() as folder:
-        processes.spawn(run_rank, (ranks, folder, vars(options)), nprocs=ranks)
+        spawn(run_rank, (ranks, folder, vars(options)), nprocs=ranks)
         body = json.loads((Path(folder) / "result.json").read_text())
     for line in table(body):
         print(line)
@@ -127,7 +127,9 @@ def build(name: str | None, images: int) -> tuple[VisionEncoder, list[Grid]]:
 
         with tempfile.TemporaryDirectory() as folder:
             repo = write_seeded_checkpoint(folder, "qwen3_vl", width=64)
-            encoder = load_encoder(repo, dtype=torch.float32, progress=False)
+            loaded = load_encoder(repo, dtype=torch.float32, progress=False)
+        assert isinstance(loaded, VisionEncoder)
+        encoder = loaded
         sizes = [(width // 4, height // 4) for width, height in SIZES]
     several = [torch.zeros(3, height, width, dtype=torch.uint8) for width, height in sizes]
     each = [(t, h, w) for t, h, w in encoder.preprocess(several).grid_thw.tolist()]
@@ -159,7 +161,7 @@ def measure(
     runs: int,
 ) -> dict[str, Any]:
     """Return all figures, the same on all ranks; only rank 0 also encodes alone."""
-    encoder = graphed.encoder
+    encoder: Any = graphed.encoder
     specs = encoder.item_specs(grids)
     rows = sum(spec.input_size for spec in specs)
     dice = torch.Generator().manual_seed(0)
@@ -234,7 +236,7 @@ def wait(device: torch.device) -> None:
 
 
 def same_bits(
-    graphed: GraphedEncoder, found: EncoderOutput, shares: Shares, pixels: Tensor
+    graphed: GraphedEncoder, found: PartialOutput, shares: Shares, pixels: Tensor
 ) -> bool:
     """Return whether results equal those of every rank's share, run on this GPU alone."""
     encoder: Any = graphed.encoder

@@ -33,9 +33,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -62,7 +63,7 @@ def prepare(path: Path) -> VisionInputs:
 
 
 @torch.no_grad()
-def by_hand(encoder: VisionEncoder, paths: Sequence[Path], pool: Executor, batch: int) -> None:
+def by_hand(encoder: VisionEncoder, pool: Executor, batch: int, paths: Sequence[Path]) -> None:
     """Run the hand-written loop: a pool decodes and preprocesses four batches ahead."""
     left = iter(paths)
     vectors: list[Tensor] = []
@@ -85,8 +86,11 @@ def ours(encoder: Any, items: Sequence[Any], **options: Any) -> None:
     assert len(vectors) == len(items)
 
 
+Part = TypeVar("Part", bound=Sequence[Any])
+
+
 def rates(
-    runs: dict[str, Callable[[Sequence[Any]], None]], parts: Sequence[Sequence[Any]], repeats: int
+    runs: dict[str, Callable[[Part], None]], parts: Sequence[Part], repeats: int
 ) -> dict[str, list[float]]:
     """Return the items per second of each run over all parts, after one that warms up.
 
@@ -116,6 +120,7 @@ def on_cpu(options: argparse.Namespace) -> dict[str, Any]:
             Path(folder) / "repo", options.family, depth=options.depth, width=options.width
         )
         encoder = load_encoder(repo, dtype=torch.float32, progress=False)
+        assert isinstance(encoder, VisionEncoder)
         _ENCODER.append(encoder)
         fork = get_context("fork")
         workers: dict[str, Executor] = {
@@ -131,10 +136,10 @@ def on_cpu(options: argparse.Namespace) -> dict[str, Any]:
         for name, pool in workers.items():
             pools.enter_context(pool)
             for batch in (4, 12):
-                runs[f"{name}, batches of {batch}"] = lambda part, pool=pool, batch=batch: by_hand(
-                    encoder, part, pool, batch
-                )
-        parts = [paths[start : start + 200] for start in range(0, len(paths), 200)]
+                runs[f"{name}, batches of {batch}"] = partial(by_hand, encoder, pool, batch)
+        parts: list[Sequence[Path]] = [
+            paths[start : start + 200] for start in range(0, len(paths), 200)
+        ]
         found = rates(runs, parts, options.repeats)
     medians = {name: statistics.median(values) for name, values in found.items()}
     best = max((name for name in medians if name != "encode_many"), key=medians.__getitem__)
@@ -163,7 +168,7 @@ def on_gpu(options: argparse.Namespace) -> dict[str, Any]:
     from benchmarks.towers import TOWERS
 
     graphed = GraphedEncoder(TOWERS[options.tower].build()).capture()
-    encoder = graphed.encoder
+    encoder: Any = graphed.encoder
     sizes = [MIXED[number % len(MIXED)] for number in range(options.items)]
     settings = {"batch_tokens": options.batch_tokens, "workers": options.workers}
     with tempfile.TemporaryDirectory() as folder:

@@ -90,7 +90,7 @@ def pixtral_call(reference: Any, pixels: Tensor, grids: Grids) -> Call:
         return SimpleNamespace(last_hidden_state=[batch])
 
     record.config = reference.vision_tower.config  # type: ignore[attr-defined]
-    pixtral_states(record, pixels, grids, reference.merge)  # type: ignore[arg-type]
+    pixtral_states(record, pixels, grids, reference.merge)
     batch, sizes = held
 
     def call() -> Tensor:
@@ -214,19 +214,19 @@ def build(
     name: str,
     changes: Mapping[str, Any],
     device: str,
-    cast: Callable[[nn.Module], nn.Module] = nn.Module.bfloat16,
+    dtype: torch.dtype = torch.bfloat16,
 ) -> tuple[Encoder, nn.Module]:
-    """Build our tower and transformers' with equal random weights, in the dtype of ``cast``."""
+    """Build our tower and transformers' with equal random weights, in ``dtype``."""
     from tests.oracles.configs import edited
 
     family = BY_NAME[name]
     config = edited(family.config, **changes)
     torch.manual_seed(0)
     with torch.device(device):
-        encoder = cast(family.encoder_class(family.config_class.from_hf(config)))
-        reference = cast(family.reference(config))
+        encoder = family.encoder_class(family.config_class.from_hf(config)).to(dtype)
+        reference = family.reference(config).to(dtype)
     reference.load_state_dict(family.keys(encoder.state_dict()), strict=True)
-    return tuple(module.eval().requires_grad_(False) for module in (encoder, reference))
+    return encoder.eval().requires_grad_(False), reference.eval().requires_grad_(False)
 
 
 def prepare(encoder: Encoder, sizes: Sequence[tuple[int, int]]) -> Workload:
@@ -240,7 +240,9 @@ def prepare(encoder: Encoder, sizes: Sequence[tuple[int, int]]) -> Workload:
 
 def graphs_of(encoder: Encoder, loads: Sequence[Workload]) -> tuple[GraphedEncoder, list[int]]:
     """Wrap an encoder in graphs with the token counts of the workloads; return these, too."""
-    paths = encoder.paths if isinstance(encoder, PathsEncoder) else {"image": encoder}
+    paths: Mapping[str, Any] = (
+        encoder.paths if isinstance(encoder, PathsEncoder) else {"image": encoder}
+    )
     budgets: dict[str, list[int]] = {}
     totals, items = [0] * len(loads), 1
     for name, path in paths.items():
@@ -264,7 +266,8 @@ def measure(
         theirs = CALLS[name](reference, load.pixels, load.grids)
         joined = isinstance(encoder, PathsEncoder)
         given = (load.inputs,) if joined else (load.pixels, load.grids)
-        calls = {"hf_ms": theirs, "graphed_ms": partial(graphed, *given)}
+        ours: Callable[[], object] = partial(graphed, *given)
+        calls = {"hf_ms": theirs, "graphed_ms": ours}
         times = {label: statistics.median(ms) for label, ms in milliseconds(calls, runs).items()}
         faster = times["hf_ms"] / times["graphed_ms"]
         rows.append({"workload": key, "tokens": tokens, **times, "faster": faster})

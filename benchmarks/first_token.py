@@ -152,7 +152,7 @@ def main() -> None:
     options = parser.parse_args()
     tower = TOWERS["Qwen3-VL-8B"]
     names = ("1x224", "1x448", "1x1024", "8x448", "mix8")
-    workloads = {name: [tuple(grid) for grid in tower.workloads[name]] for name in names}
+    workloads = {name: [(t, h, w) for t, h, w in tower.workloads[name]] for name in names}
     vision = dict(tower.config)["vision_config"]
     rows = measure(dict(vision), workloads, "cuda", options.runs)
     result = {"about": about(options.runs), "tower": tower.name, "rows": rows}

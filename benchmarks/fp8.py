@@ -33,6 +33,7 @@ from benchmarks.speed.measure import MIB, empty_cache
 from benchmarks.towers import TOWERS, Tower
 from encoders.accelerated.fp8 import OUTLIER
 from encoders.base.vision_encoder import VisionEncoder
+from encoders.block_parts import NamesItsParts
 from graphwrap import GraphedEncoder
 from tests.oracles import Grids
 from vitgraph.commands.benching.bench_accuracy import COMPARED_FIELDS, errors
@@ -66,7 +67,9 @@ def add_outliers(encoder: VisionEncoder) -> None:
 def fill_scales(encoder: VisionEncoder) -> None:
     """Set layer scales, which a fresh InternViT has as zeros, to one."""
     for block in encoder.blocks:
+        assert isinstance(block, NamesItsParts)
         parts = block.parts()
+        assert parts is not None
         for scale in (parts.scale1, parts.scale2):
             if scale is not None:
                 scale.fill_(1.0)
@@ -109,8 +112,8 @@ def round_layer(layer: nn.Linear, factors: Tensor | None) -> None:
     factors = torch.ones_like(layer.weight[0]) if factors is None else factors.to(layer.weight)
     weight = rounded(layer.weight / factors).to(layer.weight.dtype)
 
-    def forward(rows: Tensor) -> Tensor:
-        return F.linear(rounded(rows * factors).to(rows.dtype), weight, layer.bias)
+    def forward(input: Tensor) -> Tensor:
+        return F.linear(rounded(input * factors).to(input.dtype), weight, layer.bias)
 
     layer.forward = forward  # type: ignore[method-assign]
 

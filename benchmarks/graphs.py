@@ -22,7 +22,7 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -107,11 +107,13 @@ def host_microseconds(
     runner = executor.graphs.by_budget[budget]
     stamps: list[float] = []
     graph = runner.captured
+    assert graph is not None
+    replay = graph.replay
 
     class Stamp:
         def replay(self) -> None:
             stamps.append(time.perf_counter())
-            graph.replay()
+            replay()
             stamps.append(time.perf_counter())
 
     def call() -> tuple[float, float]:
@@ -124,7 +126,7 @@ def host_microseconds(
         while not torch.cuda.current_stream().query():
             pass
 
-    runner.captured = Stamp()
+    runner.captured = cast("torch.cuda.CUDAGraph", Stamp())
     times: list[list[float]] = []
     for _ in range(15):
         awake()

@@ -32,10 +32,11 @@ from benchmarks.measuring.timing import interleaved
 from benchmarks.towers import TOWERS, Tower
 from benchmarks.traffic.sizes import fixed_sizes
 from encoders.base.vision_encoder import VisionEncoder
-from encoders.contract import EncoderOutput, Precision
+from encoders.contract import PartialOutput, Precision
 from encoders.inputs.sizes import best_tiling, smart_resize
 from graphwrap import GraphedEncoder
-from graphwrap.graphs.replay import Cache, Schedule
+from graphwrap.graphs.replay import Cache
+from graphwrap.packing import Schedule
 from tests.oracles import Grids
 
 BATCH_PIXELS = 1024 * 1024
@@ -105,12 +106,12 @@ def run(
     return {"eager_ms": list(costs.eager_runs), "replay_ms": replay_ms}, rows
 
 
-def forced_replay(graphed: GraphedEncoder) -> Callable[[Tensor, Grids], EncoderOutput]:
+def forced_replay(graphed: GraphedEncoder) -> Callable[[Tensor, Grids], PartialOutput]:
     """Return a call of the same graphs that replays everything that fits a budget."""
     executor = executor_of(graphed)
     own = Cache[Schedule](executor.schedules.max_size), replay_what_fits(executor)
 
-    def call(pixels: Tensor, grids: Grids) -> EncoderOutput:
+    def call(pixels: Tensor, grids: Grids) -> PartialOutput:
         kept = executor.schedules, executor.graphs.packer
         executor.schedules, executor.graphs.packer = own
         try:

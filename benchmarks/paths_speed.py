@@ -18,7 +18,8 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,12 @@ def random_inputs(encoder: PathsEncoder, sizes: list[tuple[int, int]]) -> Vision
     )
 
 
+def run_all(graphs: Sequence[Callable[[], object]]) -> None:
+    """Replay the graphs of all input paths."""
+    for replay in graphs:
+        replay()
+
+
 def run_transformers(tower: Tower, reference: nn.Module, inputs: VisionInputs) -> None:
     """Run transformers' tower over the views of each input path."""
     for path in inputs.paths.values():
@@ -86,12 +93,12 @@ def measure(tower: Tower, runs: int) -> list[dict[str, Any]]:
         used = {name: path for name, path in inputs.paths.items() if len(path.grid_thw)}
         graphs = [bare_replay(fast.paths[name], *path[:2]) for name, path in used.items()]
         calls: dict[str, Callable[[], object]] = {
-            "transformers": lambda inputs=inputs: run_transformers(tower, reference, inputs),
-            "reference": lambda inputs=inputs: encoder(inputs),
-            "reference_graph": lambda inputs=inputs: plain(inputs),
-            "accelerated": lambda inputs=inputs: fast(inputs),
-            "graph": lambda inputs=inputs: graphed(inputs),
-            "floor": lambda graphs=graphs: [replay() for replay in graphs],
+            "transformers": partial(run_transformers, tower, reference, inputs),
+            "reference": partial(encoder, inputs),
+            "reference_graph": partial(plain, inputs),
+            "accelerated": partial(fast, inputs),
+            "graph": partial(graphed, inputs),
+            "floor": partial(run_all, graphs),
         }
         medians = interleaved(calls, runs)
         gains = {name: round(medians[name] / medians["graph"], 2) for name in medians}

@@ -32,12 +32,12 @@ import torch
 from torch import Tensor
 
 from encoders import VisionEncoder
-from encoders.contract import EncoderOutput, Grid
+from encoders.contract import Grid, OutputField, PartialOutput
 from graphwrap import GraphedEncoder
 
 GROWTH = 0.01
 """How much memory may grow after the warm-up."""
-FIELDS = ("pooler_output", "deepstack_features")
+FIELDS: tuple[OutputField, ...] = ("pooler_output", "deepstack_features")
 
 
 class Call(NamedTuple):
@@ -59,7 +59,9 @@ def tower(name: str | None) -> VisionEncoder:
 
     with tempfile.TemporaryDirectory() as folder:
         repo = write_seeded_checkpoint(folder, "qwen3_vl", width=64)
-        return load_encoder(repo, dtype=torch.float32, progress=False)
+        encoder = load_encoder(repo, dtype=torch.float32, progress=False)
+    assert isinstance(encoder, VisionEncoder)
+    return encoder
 
 
 def draw_calls(encoder: VisionEncoder, count: int, largest: int, seed: int) -> list[Call]:
@@ -106,7 +108,7 @@ class Soak:
         self.graphed, self.calls = graphed, calls
         self.began = time.monotonic()
         self.end, self.warm = self.began + seconds, self.began + seconds / 10
-        self.first: list[EncoderOutput | None] = [None] * len(calls)
+        self.first: list[PartialOutput | None] = [None] * len(calls)
         self.wrong: list[str] = []
         self.milliseconds: dict[str, list[float]] = {}
         self.lock = threading.Lock()
@@ -148,9 +150,8 @@ class Soak:
             torch.cuda.current_stream(self.graphed.device).synchronize()
         milliseconds = (time.perf_counter() - began) * 1e3
         with self.lock:
-            first = self.first[number]
-            if first is None:
-                self.first[number] = first = output
+            first = self.first[number] or output
+            self.first[number] = first
             if time.monotonic() > self.warm:
                 self.milliseconds.setdefault(call.name, []).append(milliseconds)
         if not same_bits(output, first):
@@ -160,7 +161,7 @@ class Soak:
                 )
 
 
-def same_bits(one: EncoderOutput, other: EncoderOutput) -> bool:
+def same_bits(one: PartialOutput, other: PartialOutput) -> bool:
     """Return whether all fields of two outputs are equal bit for bit."""
     pairs = [(one.pooler_output, other.pooler_output)]
     pairs += zip(one.deepstack_features or (), other.deepstack_features or (), strict=True)

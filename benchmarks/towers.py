@@ -41,6 +41,7 @@ class Tower:
         torch.manual_seed(0)
         with torch.device(device):
             encoder = family.encoder_class(family.config_class.from_hf(self.config))
+        assert isinstance(encoder, VisionEncoder)
         return encoder.to(dtype).eval().requires_grad_(False)
 
     def reference(self, encoder: VisionEncoder, attention: str = "sdpa") -> nn.Module:

@@ -273,10 +273,12 @@ def measure(cell: Cell, family: str, device: torch.device, runs: int) -> list[di
     on_gpu = device.type == "cuda"
     capability = torch.cuda.get_device_capability() if on_gpu else (9, 0)
     values = draw(cell, device, torch.bfloat16 if on_gpu else torch.float16)
-    truth, calls, rows = sampled_truth(cell, values), {}, {}
+    truth, calls = sampled_truth(cell, values), dict[str, Callable[[], object]]()
+    rows: dict[str, dict[str, Any]] = {}
     for one in candidates(family, cell, capability):
-        rows[one.name] = row = {"cell": cell.name, "size": cell.size, "family": family}
+        row: dict[str, Any] = {"cell": cell.name, "size": cell.size, "family": family}
         row |= {"candidate": one.name, "layout": f"{one.apart} apart"}
+        rows[one.name] = row
         try:
             calls[one.name], row["relative_l2"] = prepare(cell, one, values, truth)
             if row["layout"] not in calls:

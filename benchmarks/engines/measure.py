@@ -20,7 +20,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from PIL import Image
@@ -52,6 +52,14 @@ sizes up to 512, which takes longer; prompts of more tokens run without a graph 
 WARM, RUNS = 5, 41
 """Requests per cell that are not timed, and that are. With 21, the host's noise moved the median of
 a first token of 30 ms by 2 ms."""
+
+
+class AnswersRequests(Protocol):
+    """An engine, or what is measured in its place."""
+
+    def answer(self, requests: Sequence[dict[str, Any]], tokens: int) -> list[Any]: ...
+
+    def stages(self) -> dict[str, float]: ...
 
 
 class Engine:
@@ -131,7 +139,7 @@ def request_of(cell: str, dice: np.random.Generator) -> dict[str, Any]:
     return {"prompt": IMAGE * count + "What is this?", "multi_modal_data": {"image": images}}
 
 
-def time_request(engine: Engine, cell: str, number: int) -> dict[str, float]:
+def time_request(engine: AnswersRequests, cell: str, number: int) -> dict[str, float]:
     """Return the seconds of a request to its first token and of its stages, and page faults."""
     request = request_of(cell, np.random.default_rng(number))
     faults, began = getrusage(RUSAGE_SELF).ru_minflt, time.perf_counter()
@@ -142,7 +150,9 @@ def time_request(engine: Engine, cell: str, number: int) -> dict[str, float]:
     return {**seconds, **engine.stages()}
 
 
-def serve(pipe: Connection, start: Callable[..., Engine], *about: Any, **more: Any) -> None:
+def serve(
+    pipe: Connection, start: Callable[..., AnswersRequests], *about: Any, **more: Any
+) -> None:
     """Start an engine, report the seconds that took, and time requests until the pipe closes."""
     began = time.perf_counter()
     engine = start(*about, **more)
@@ -166,7 +176,7 @@ class Apart:
         *,
         compiled: bool,
         share: float,
-        start: Callable[..., Engine] = Engine,
+        start: Callable[..., AnswersRequests] = Engine,
         allocator: Mapping[str, str] = ALLOCATOR,
     ) -> None:
         for name in ALLOCATOR:

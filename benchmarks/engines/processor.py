@@ -88,12 +88,16 @@ def main() -> None:
     record = recorder(options.json, lambda: {**describe(), "runs": options.runs})
     for model in options.models.split(","):
         for name, variables in ALLOCATORS.items():
+
+            def record_part(row: dict[str, Any], name: str = name) -> None:
+                record({**row, "part": f"allocator: {name}"})
+
             measure(
                 model,
                 KINDS,
                 options.cells.split(","),
                 LAYERS,
-                lambda row, name=name: record({**row, "part": f"allocator: {name}"}),
+                record_part,
                 compiled=False,
                 runs=options.runs,
                 start=partial(Apart, start=Processor, allocator=variables),

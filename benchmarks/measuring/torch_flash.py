@@ -28,7 +28,7 @@ def attend(
     scaling: float,
     cu_seq_lens_q: Tensor | None = None,
     max_length_q: int | None = None,
-    **_: object,
+    **ignored: object,
 ) -> tuple[Tensor, None]:
     """Return attention [B, T, H, K] of queries, keys and values [B, H, T, K], as transformers asks.
 
@@ -45,9 +45,9 @@ def attend(
         cu_seq_lens_q = torch.arange(0, (batch + 1) * rows, rows, dtype=torch.int32).to(
             query.device
         )
-    packed = [x.transpose(1, 2).flatten(0, 1) for x in (query, key, value)]
+    q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
     assert abs(scaling * query.shape[-1] ** 0.5 - 1) < 1e-6  # the only factor that it takes
-    out = attend_flash(*packed, cu_seq_lens_q, max_length_q or rows)
+    out = attend_flash(q, k, v, cu_seq_lens_q, max_length_q or rows)
     return out.unflatten(0, (batch, rows)), None
 
 

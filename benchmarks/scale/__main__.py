@@ -183,7 +183,11 @@ def fill(page: str, found: Mapping[str, str]) -> str:
     """Return the text of the page with its generated parts replaced."""
     for name, part in found.items():
         pattern = re.compile(f"({re.escape(begin(name))}\n).*?(\n{re.escape(END)})", re.S)
-        page, count = pattern.subn(lambda match, b=part: f"{match[1]}\n{b}\n{match[2]}", page)
+
+        def replaced(match: re.Match[str], part: str = part) -> str:
+            return f"{match[1]}\n{part}\n{match[2]}"
+
+        page, count = pattern.subn(replaced, page)
         assert count == 1, f"the page has no part {name!r}"
     return page
 

@@ -94,7 +94,9 @@ def without_weights(repo_id: str) -> VisionEncoder:
         for model in family.facts.published:
             if model.repo_id == repo_id:
                 with torch.device("meta"):
-                    return family.encoder(family.config.from_hf(model.config))
+                    encoder = family.encoder(family.config.from_hf(model.config))
+                assert isinstance(encoder, VisionEncoder)
+                return encoder
     raise ValueError(f"{repo_id}: is not a published repo that is known")
 
 
@@ -113,7 +115,7 @@ def cpu_seconds(call: Callable[[], object], repeats: int = 3) -> float:
 
 def measure_lists(count: int) -> dict[str, int]:
     """Return how many files and how many tar members are listed per second."""
-    from vitgraph.embedding.sources.listing import find_files
+    from tests.support.commands.embed_jobs import find_files
 
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)

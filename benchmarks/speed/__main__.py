@@ -51,6 +51,7 @@ from benchmarks.graphs import hf_call
 from benchmarks.measuring.machine import ROOT, about
 from benchmarks.speed.measure import (
     Case,
+    KernelsOrFp8,
     Setup,
     TheirCall,
     empty_cache,
@@ -97,7 +98,7 @@ def cases_of(tower: Tower, seed: int) -> list[Case]:
     return fixed + [Case(name, grids, drawn=True) for name, grids in drawn.items()]
 
 
-def in_order(kernels: Sequence[str]) -> tuple[str, ...]:
+def in_order(kernels: Sequence[KernelsOrFp8]) -> tuple[KernelsOrFp8, ...]:
     """Return values of ``--kernels`` in the order of capture: "auto" late, "fp8" last."""
     return tuple(sorted(set(kernels), key=lambda name: (name == "fp8", name == "auto", name)))
 

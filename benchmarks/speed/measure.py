@@ -12,9 +12,10 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -22,7 +23,9 @@ from torch import Tensor
 from benchmarks.graphs import bare_replay, draw
 from benchmarks.measuring.timing import milliseconds, synchronize
 from encoders.base.vision_encoder import VisionEncoder
+from encoders.contract import Kernels
 from graphwrap import GraphedEncoder
+from graphwrap.guards import Backend
 from tests.oracles import Grids
 
 SLOW_TOKENS, SLOW_RUNS = 3500, 5
@@ -30,6 +33,7 @@ SLOW_TOKENS, SLOW_RUNS = 3500, 5
 FEW_TOKENS, MORE_RUNS = 256, 3
 """Workloads of at most so many tokens run so many times as often: the host moves their medians."""
 MIB = 2**20
+KernelsOrFp8: TypeAlias = Kernels | Literal["fp8"]
 TheirCall: TypeAlias = Callable[[Tensor, Grids], Callable[[], object]]
 
 
@@ -46,12 +50,12 @@ class Case(NamedTuple):
 class Setup:
     """The settings of a measurement: kernels, runs, stages of capture, backend and budgets."""
 
-    kernels: tuple[str, ...] = ("torch", "auto")
+    kernels: tuple[KernelsOrFp8, ...] = ("torch", "auto")
     """Values of ``kernels``, or "fp8": kernels "auto" with products in fp8."""
     runs: int = 15
     stages: tuple[str, ...] = ("cold", "warm", "saved")
     """Captures of "auto"; other kernels are captured once."""
-    backend: str = "auto"
+    backend: Backend = "auto"
     max_budget: int | None = None
     max_graphs: int = 48
 
@@ -60,7 +64,7 @@ class Setup:
         """The one of :attr:`kernels` whose budgets the reference's graphs have: "auto" if given."""
         return "auto" if "auto" in self.kernels else self.kernels[-1]
 
-    def graph(self, encoder: VisionEncoder, kernels: str) -> GraphedEncoder:
+    def graph(self, encoder: VisionEncoder, kernels: KernelsOrFp8) -> GraphedEncoder:
         """Wrap an encoder in graphs of the default budgets, not yet captured."""
         return GraphedEncoder(
             encoder,
@@ -113,7 +117,8 @@ def capture_all(
     encoder: VisionEncoder, setup: Setup
 ) -> tuple[dict[str, GraphedEncoder], dict[str, Any]]:
     """Capture graphs for each value of ``kernels``; return them, and the cost of capture."""
-    graphs, captures = {}, {}
+    graphs: dict[str, GraphedEncoder] = {}
+    captures: dict[str, Any] = {}
     for kernels in setup.kernels:
         graphed = setup.graph(encoder, kernels)
         seconds = {}
@@ -217,8 +222,7 @@ def measure_case(
     pixels, grids = draw(encoder, case.grids), case.grids
     paths = {name: path_of(graphed, pixels, grids) for name, graphed in graphs.items()}
     calls: dict[str, Callable[[], object]] = {
-        f"graphed {name}": (lambda graphed=graphed: graphed(pixels, grids))
-        for name, graphed in graphs.items()
+        f"graphed {name}": partial(graphed, pixels, grids) for name, graphed in graphs.items()
     }
     calls["reference_graph_ms"] = lambda: reference(pixels, grids)
     tokens = sum(spec.output_tokens for spec in encoder.item_specs(grids))

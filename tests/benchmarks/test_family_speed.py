@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import nn
@@ -20,17 +18,17 @@ TILED = {"1x64": [(64, 64)], "mix": [(64, 96), (768, 768)]}
 
 
 def build(
-    name: str, cast: Callable[[nn.Module], nn.Module]
+    name: str, dtype: torch.dtype
 ) -> tuple[Encoder, nn.Module, dict[str, list[tuple[int, int]]]]:
     """Our tiny tower, transformers', and the sizes of the workloads."""
-    pair = family_speed.build(name, BY_NAME[name].tiny, "cpu", cast)
+    pair = family_speed.build(name, BY_NAME[name].tiny, "cpu", dtype)
     return *pair, TILED if isinstance(pair[0], PathsEncoder) else SIZES
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", family_speed.TOWERS)
 def test_a_newer_family_is_measured_beside_transformers(name: str) -> None:
-    encoder, reference, sizes = build(name, nn.Module.bfloat16)
+    encoder, reference, sizes = build(name, torch.bfloat16)
     with torch.no_grad():
         row = family_speed.measure(name, encoder, reference, 1, sizes)
     assert [one["workload"] for one in row["workloads"]] == list(sizes)
@@ -41,7 +39,7 @@ def test_a_newer_family_is_measured_beside_transformers(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in family_speed.TOWERS if name != "siglip2"])
 def test_the_measured_call_of_transformers_gives_our_tokens(name: str) -> None:
     """SigLIP2 is left out, because transformers leaves the padding in its tokens."""
-    encoder, reference, sizes = build(name, nn.Module.float)
+    encoder, reference, sizes = build(name, torch.float32)
     load = family_speed.prepare(encoder, sizes["mix"])
     paths = encoder.paths if isinstance(encoder, PathsEncoder) else {"image": encoder}
     with torch.no_grad():

@@ -9,11 +9,13 @@ from __future__ import annotations
 import re
 from contextlib import AbstractContextManager
 from functools import cache
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from transformers.initialization import no_init_weights
 
+from encoders.base.patch_encoder import PatchEncoder
 from encoders.base.tile_encoder import TileEncoder
 from encoders.base.vision_encoder import VisionEncoder
 from encoders.contract import EncoderOutput
@@ -23,8 +25,10 @@ from .family import Family, Grids
 from .lift import NO_LIFT
 from .towers import BY_NAME
 
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
-def draw_weights(module: nn.Module, seed: int = 0, calm: float = 1.0) -> nn.Module:
+
+def draw_weights(module: AnyModule, seed: int = 0, calm: float = 1.0) -> AnyModule:
     """Fill every parameter from a seed, at a scale at which its loss or misuse would show.
 
     ``calm`` below 1 shrinks the matrices and the position table, where float32 noise grows.
@@ -106,6 +110,7 @@ def fresh(name: str, dtype: torch.dtype = torch.float32) -> VisionEncoder:
 
 def in_tokens_of(encoder: VisionEncoder, grids: Grids) -> Grids:
     """Return grids for tokens of 2x2 patches as those with as many tokens of this encoder's."""
+    assert isinstance(encoder, PatchEncoder)
     side = encoder.config.spatial_merge_size
     return [[t, h // 2 * side, w // 2 * side] for t, h, w in grids]
 

@@ -8,11 +8,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from encoders.base.encoder import Encoder
 from encoders.base.paths_encoder import PathsEncoder
 from encoders.base.tile_encoder import TileEncoder
 from encoders.base.vision_encoder import VisionEncoder
 from encoders.contract import EncoderOutput
 from weights import FAMILIES as RECORDS
+from weights.families.family import FamilyConfig
 from weights.published import PUBLISHED
 
 from .configs import Config
@@ -28,8 +30,8 @@ class Family:
 
     name: str
     config: Config
-    config_class: type
-    encoder_class: type
+    config_class: type[FamilyConfig]
+    encoder_class: type[Encoder]
     tower_class: type[VisionEncoder]
     """The single-path encoder that the tests run: the encoder itself, or its path "image"."""
     reference: Callable[[Config], nn.Module]
@@ -56,7 +58,10 @@ class Family:
         encoder = self.encoder_class(config)
         tower = encoder.paths["image"] if isinstance(encoder, PathsEncoder) else encoder
         assert isinstance(tower, self.tower_class)
-        return tower if self.side is None else tower.at(self.side)
+        if self.side is None:
+            return tower
+        assert isinstance(tower, TileEncoder)
+        return tower.at(self.side)
 
 
 def make_row(
@@ -76,13 +81,14 @@ def make_row(
     """Make a row of the table from the record of the published model ``repo_id``."""
     model = next(model for model in PUBLISHED if model.repo_id == repo_id)
     record = RECORDS[model.family]
-    assert isinstance(record.encoder, type)
+    single = tower or record.encoder
+    assert issubclass(single, VisionEncoder)
     return Family(
         name,
         dict(model.config),
         record.config,
         record.encoder,
-        tower or record.encoder,
+        single,
         reference,
         keys,
         output,

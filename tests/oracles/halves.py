@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from encoders.base.vision_encoder import VisionEncoder
 from encoders.contract import EncoderOutput
+from graphwrap.encoder_forms import FormKernels
 
 from .configs import Config, vision_of
 from .drawn import build_pair, draw_pixels, fields_of, in_tokens_of
@@ -129,7 +130,7 @@ class Trio:
             return module(pixels, grids)
         return self.family.output(module, pixels, torch.tensor(grids, device="cuda"))
 
-    def forms(self, kernels: Sequence[str]) -> dict[str, VisionEncoder]:
+    def forms(self, kernels: Sequence[FormKernels]) -> dict[str, VisionEncoder]:
         """Return our encoder per kernel name; "reference" is the encoder itself."""
         return {
             name: self.encoder if name == "reference" else self.encoder.accelerated(name)
@@ -138,7 +139,7 @@ class Trio:
 
 
 def half_errors(
-    family: Family, dtype: torch.dtype, kernels: Sequence[str] = ("reference",)
+    family: Family, dtype: torch.dtype, kernels: Sequence[FormKernels] = ("reference",)
 ) -> dict[str, dict[str, Errors]]:
     """Return the errors of every output field over a tower's large grids, by kernels."""
     trio = Trio.on_gpu(family, dtype)

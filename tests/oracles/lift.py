@@ -36,13 +36,14 @@ class LiftFloat32(TorchFunctionMode):
 
     def __enter__(self) -> LiftFloat32:
         torch.set_default_dtype(torch.float64)
-        return super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]  # torch annotates no mode
+        return self
 
     def __exit__(self, *reason: object) -> None:
-        super().__exit__(*reason)
+        super().__exit__(*reason)  # type: ignore[no-untyped-call]
         torch.set_default_dtype(self.default)
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):
+    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         kwargs = dict(kwargs or {})
         if func is torch.Tensor.float:
             self.lifted["float"] += 1

@@ -11,7 +11,7 @@ class LargestTensor(TorchDispatchMode):
     """Keeps the number of elements of the largest tensor that any operation makes."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch annotates no mode
         self.numel = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]

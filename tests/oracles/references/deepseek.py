@@ -120,7 +120,7 @@ def hybrid_reference(config: Config) -> nn.Module:
 
 def hybrid_low_reference(config: Config) -> nn.Module:
     """Build the part of the hybrid for its path "image", which alone takes views of any size."""
-    model = hybrid_reference(config)
+    model: Any = hybrid_reference(config)
     low = {"vision_model": model.vision_model, "vision_proj": model.aligner.vision_proj}
     return nn.ModuleDict(low)
 
@@ -258,7 +258,7 @@ def ocr_keys(state: State) -> State:
     }
 
 
-def vl_output(reference: nn.Module, pixels: Tensor, grid_thw: Tensor) -> EncoderOutput:
+def vl_output(reference: Any, pixels: Tensor, grid_thw: Tensor) -> EncoderOutput:
     """Run transformers' DeepSeek-VL on views."""
     out = reference.get_image_features(pixels, interpolate_pos_encoding=True)
     return EncoderOutput(out.last_hidden_state, out.pooler_output.flatten(0, 1), ())
@@ -271,7 +271,7 @@ def hybrid_low_output(reference: Any, pixels: Tensor, grid_thw: Tensor) -> Encod
     return EncoderOutput(hidden, reference["vision_proj"](hidden).flatten(0, 1), ())
 
 
-def ocr_output(reference: nn.Module, pixels: Tensor, grid_thw: Tensor) -> EncoderOutput:
+def ocr_output(reference: Any, pixels: Tensor, grid_thw: Tensor) -> EncoderOutput:
     """Run transformers' tower and projector on views of one size."""
     hidden = reference.vision_tower(pixels).last_hidden_state
     return EncoderOutput(hidden, reference.multi_modal_projector(hidden).flatten(0, 1), ())

@@ -30,9 +30,11 @@ class VL2Reference(nn.Module):
         self.heads, self.patch = vision.get("heads", 16), vision["patch_size"]
         self.tensors: State = {}
 
-    def load_state_dict(self, state: Mapping[str, Tensor], strict: bool = True) -> Any:
+    def load_state_dict(
+        self, state_dict: Mapping[str, Tensor], strict: bool = True, assign: bool = False
+    ) -> Any:
         """Keep the encoder's tensors, widened."""
-        self.tensors = {key: value.double() for key, value in state.items()}
+        self.tensors = {key: value.double() for key, value in state_dict.items()}
 
     def _linear(self, name: str, x: Tensor) -> Tensor:
         return x @ self.tensors[f"{name}.weight"].T + self.tensors[f"{name}.bias"]
@@ -111,7 +113,7 @@ class VL2Reference(nn.Module):
         return torch.stack(out)
 
 
-def vl2_output(reference: nn.Module, pixels: Tensor, grid_thw: Tensor) -> EncoderOutput:
+def vl2_output(reference: Any, pixels: Tensor, grid_thw: Tensor) -> EncoderOutput:
     """Run this reference, which stays on the CPU, on every view, without newlines."""
     views = [reference.view(view) for view in pixels.double().cpu()]
     hidden = torch.stack([grid.flatten(0, 1) for grid, _ in views])

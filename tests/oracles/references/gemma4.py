@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,18 +22,17 @@ def gemma4_reference(config: Config) -> nn.Module:
     vision = Gemma4VisionConfig(**vision_of(config))
     text = SimpleNamespace(hidden_size=config["text_config"]["hidden_size"])
     tower = Gemma4VisionModel._from_config(vision, attn_implementation="sdpa")
-    embedder = Gemma4MultimodalEmbedder(vision, text)  # type: ignore[arg-type]
+    embedder = Gemma4MultimodalEmbedder(vision, text)
     return nn.ModuleDict({"vision_tower": tower, "embed_vision": embedder})
 
 
-def gemma4_output(reference: nn.Module, pixels: Tensor, grid_thw: Tensor) -> EncoderOutput:
+def gemma4_output(reference: Any, pixels: Tensor, grid_thw: Tensor) -> EncoderOutput:
     """Run a tower over each frame, and its projector.
 
     ``last_hidden_state`` is what the last block returned. The pixels, from -1 to 1, are brought to
     those from 0 to 1 that the tower takes.
     """
-    assert isinstance(reference, nn.ModuleDict)
-    tower, states, tokens = reference["vision_tower"], [], []
+    tower, states, tokens = reference["vision_tower"], list[Tensor](), []
     hook = tower.encoder.register_forward_hook(lambda *call: states.append(call[2][0][0]))
     for rows, places in zip(*frames(pixels, grid_thw), strict=True):
         out = tower(pixel_values=rows[None] / 2 + 0.5, pixel_position_ids=places[None])

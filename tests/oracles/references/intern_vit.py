@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 from transformers import InternVLConfig, InternVLModel
 
@@ -54,7 +56,7 @@ def intern_reference(config: Config) -> nn.Module:
     return model
 
 
-def intern_output(reference: nn.Module, pixels: Tensor, grid_thw: Tensor) -> EncoderOutput:
+def intern_output(reference: Any, pixels: Tensor, grid_thw: Tensor) -> EncoderOutput:
     """Run transformers' InternVL on tiles: tower, pixel shuffle v2, projector.
 
     ``get_image_features`` joins the three for square tiles; for others its parts run in turn.

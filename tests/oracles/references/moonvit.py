@@ -58,9 +58,11 @@ class MoonViTReference(nn.Module):
         """The blocks of the tower."""
         return self.vision_tower.layers
 
-    def load_state_dict(self, state: Mapping[str, Tensor], strict: bool = True) -> Any:
+    def load_state_dict(
+        self, state_dict: Mapping[str, Tensor], strict: bool = True, assign: bool = False
+    ) -> Any:
         """Load tensors whose rows of queries and keys are in our order."""
-        return super().load_state_dict(self.permuted(state), strict)
+        return super().load_state_dict(self.permuted(state_dict), strict)
 
     def permuted(self, state: Mapping[str, Tensor]) -> State:
         """Put our rows of queries and keys in the order that turns halves of a head."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from einops import rearrange
 from torch import Tensor, nn
@@ -45,7 +47,7 @@ class PixtralReference(nn.Module):
         return layers
 
 
-def pixtral_output(reference: nn.Module, pixels: Tensor, grid_thw: Tensor) -> EncoderOutput:
+def pixtral_output(reference: Any, pixels: Tensor, grid_thw: Tensor) -> EncoderOutput:
     """Run a reference on images made of the patches, and bring patches into merge-block order."""
     merge, grids = reference.merge, grid_thw.tolist()
     hidden, areas = pixtral_states(reference.vision_tower, pixels, grids, merge)
@@ -54,9 +56,7 @@ def pixtral_output(reference: nn.Module, pixels: Tensor, grid_thw: Tensor) -> En
     return EncoderOutput(in_merge_order(hidden, grids, merge), tokens, ())
 
 
-def pixtral_states(
-    tower: nn.Module, pixels: Tensor, grids: Grids, merge: int
-) -> tuple[Tensor, Tensor]:
+def pixtral_states(tower: Any, pixels: Tensor, grids: Grids, merge: int) -> tuple[Tensor, Tensor]:
     """Run a tower on padded images made of the patches; return its states and the images' sizes."""
     p, m = tower.config.patch_size, merge
     sizes = [(h, w) for t, h, w in grids for _ in range(t)]

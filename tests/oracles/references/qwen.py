@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from ..configs import Config, vision_of
 from ..family import Grids
 
 
-def qwen_reference(config_class: type, model_class: type) -> Callable[[Config], nn.Module]:
+def qwen_reference(config_class: Any, model_class: Any) -> Callable[[Config], nn.Module]:
     """Return a function that builds a Qwen tower of transformers from a published config."""
 
     def build(config: Config) -> nn.Module:
@@ -23,7 +24,7 @@ def qwen_reference(config_class: type, model_class: type) -> Callable[[Config], 
     return build
 
 
-def qwen_output(reference: nn.Module, pixels: Tensor, grid_thw: Tensor) -> EncoderOutput:
+def qwen_output(reference: Any, pixels: Tensor, grid_thw: Tensor) -> EncoderOutput:
     """Run a Qwen reference."""
     out = reference(pixels, grid_thw)
     return EncoderOutput(
@@ -31,7 +32,7 @@ def qwen_output(reference: nn.Module, pixels: Tensor, grid_thw: Tensor) -> Encod
     )
 
 
-def glm_output(reference: nn.Module, pixels: Tensor, grid_thw: Tensor) -> EncoderOutput:
+def glm_output(reference: Any, pixels: Tensor, grid_thw: Tensor) -> EncoderOutput:
     """Run a GLM reference on one row (1, h, w) per frame pair, as its model does for videos.
 
     Its own last hidden state are the tokens between convolution and merger, so that of the last
@@ -45,7 +46,7 @@ def glm_output(reference: nn.Module, pixels: Tensor, grid_thw: Tensor) -> Encode
     return EncoderOutput(states[0], out.pooler_output, ())
 
 
-def qwen2_5_output(reference: nn.Module, pixels: Tensor, grid_thw: Tensor) -> EncoderOutput:
+def qwen2_5_output(reference: Any, pixels: Tensor, grid_thw: Tensor) -> EncoderOutput:
     """Run a Qwen2.5 reference and bring its hidden state from window order to input order."""
     out = qwen_output(reference, pixels, grid_thw)
     order = torch.tensor(window_walk(grid_thw.tolist()), device=pixels.device)

@@ -41,9 +41,11 @@ class Step3VLReference(nn.Module):
         """The blocks of the tower."""
         return self.vision_model.layers
 
-    def load_state_dict(self, state: Mapping[str, Tensor], strict: bool = True) -> Any:
+    def load_state_dict(
+        self, state_dict: Mapping[str, Tensor], strict: bool = True, assign: bool = False
+    ) -> Any:
         """Load tensors whose rows of queries and keys are in our order."""
-        return super().load_state_dict(self.permuted(state), strict)
+        return super().load_state_dict(self.permuted(state_dict), strict)
 
     def permuted(self, state: Mapping[str, Tensor]) -> State:
         """Put our rows of queries and keys in the order that turns halves of a head."""
@@ -87,7 +89,7 @@ def step3_vl_keys(state: State) -> State:
     )
 
 
-def step3_vl_output(reference: nn.Module, pixels: Tensor, grid_thw: Tensor) -> EncoderOutput:
+def step3_vl_output(reference: Any, pixels: Tensor, grid_thw: Tensor) -> EncoderOutput:
     """Run transformers' tower and projector; its hidden state is caught before the convolutions."""
     states: list[Tensor] = []
     last = reference.vision_model.layers[-1]
@@ -105,10 +107,13 @@ class Step3Reference(nn.Module):
 
     def __init__(self, config: Config) -> None:
         super().__init__()
-        self.config, self.state = vision_of(config), {}
+        self.config = vision_of(config)
+        self.state: dict[str, Tensor] = {}
 
-    def load_state_dict(self, state: Mapping[str, Tensor], strict: bool = True) -> None:
-        self.state = {key: value.double().cpu() for key, value in state.items()}
+    def load_state_dict(
+        self, state_dict: Mapping[str, Tensor], strict: bool = True, assign: bool = False
+    ) -> Any:
+        self.state = {key: value.double().cpu() for key, value in state_dict.items()}
 
     def forward(self, view: Tensor) -> tuple[Tensor, Tensor]:
         """From one view [3, H, W] to hidden rows [4+h*w, D] and tokens [N, out]."""
@@ -207,7 +212,7 @@ def _keys(x: float, a: float = -0.5) -> float:
     return a * (((x - 5) * x + 8) * x - 4) if x < 2 else 0.0
 
 
-def step3_output(reference: nn.Module, pixels: Tensor, grid_thw: Tensor) -> EncoderOutput:
+def step3_output(reference: Any, pixels: Tensor, grid_thw: Tensor) -> EncoderOutput:
     """Run this reference, which stays on the CPU, on every view."""
     hidden, tokens = zip(*(reference(view) for view in pixels.double().cpu()), strict=True)
     return EncoderOutput(torch.stack(hidden), torch.cat(tokens), ()).to(pixels.device)

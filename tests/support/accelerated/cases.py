@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from importlib.util import find_spec
 from itertools import pairwise
 from typing import Any
@@ -51,8 +52,9 @@ def grids_for(name: str) -> Grids:
 def small(name: str) -> VisionEncoder:
     """Return a shared small encoder; an encoder of tiles takes the tiles of ``grids_for``."""
     encoder = tiny(name)
-    tiled = isinstance(encoder, TileEncoder)
-    return encoder.at(2 * encoder.config.patch_size) if tiled else encoder
+    if isinstance(encoder, TileEncoder):
+        return encoder.at(2 * encoder.config.patch_size)
+    return encoder
 
 
 def fresh(name: str, dtype: torch.dtype = torch.float32) -> VisionEncoder:
@@ -126,7 +128,7 @@ def same_bits(ours: EncoderOutput, truth: EncoderOutput) -> bool:
 
 # --- the steps of the kernels, in float64 ---------------------------------------------------------
 
-ACTIVATIONS = {
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
@@ -157,7 +159,9 @@ def clamped(x: Tensor, limits: Any) -> Tensor:
 
 def summed(stream: Any) -> Tensor:
     """Return the complete residual stream in float64, and store the sum of its biases."""
-    hidden, branch, scale, *biases = (None if x is None else x.double() for x in stream[:5])
+    hidden = stream.hidden.double()
+    branch, scale, *biases = (None if x is None else x.double() for x in stream[1:5])
+    given = [bias for bias in biases if bias is not None]
     if branch is not None:
         branch = clamped(branch, stream.branch_range)
     if branch is not None and stream.branch_norm is not None:
@@ -165,8 +169,8 @@ def summed(stream: Any) -> Tensor:
     if branch is not None:
         hidden = hidden + (branch if scale is None else branch * scale)
     if stream.shifted is not None:
-        stream.shifted.copy_(sum(bias for bias in biases if bias is not None))
-    return sum((bias for bias in biases if bias is not None), hidden)
+        stream.shifted.copy_(sum(given))
+    return sum(given, hidden)
 
 
 def normed(rows: Tensor, norm: Any) -> Tensor:
@@ -293,9 +297,8 @@ def copy_weights_in_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     def view(at: int, shape: list[int], strides: tuple[int, int], size: int) -> Any:
         steps = [size * step for step in strides]
         last = sum(step * (count - 1) for step, count in zip(steps, shape, strict=True))
-        return np.ndarray(
-            shape, f"i{size}", (ctypes.c_char * (last + size)).from_address(at), 0, steps
-        )
+        memory = memoryview((ctypes.c_char * (last + size)).from_address(at))
+        return np.ndarray(shape, f"i{size}", memory, 0, steps)
 
     def copy(table: Tensor, rows: int, size: int) -> None:
         for source, copy, *shape, stride, down, across, _ in table.tolist():

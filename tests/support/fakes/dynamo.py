@@ -15,7 +15,9 @@ from typing import Any, Generic, TypeVar
 import pytest
 from torch import Tensor
 
-Raw, Item, Artifact = TypeVar("Raw"), TypeVar("Item"), TypeVar("Artifact")
+Raw = TypeVar("Raw")
+Item = TypeVar("Item")
+Artifact = TypeVar("Artifact")
 ROOM = "dynamo.vllm.multimodal_utils.custom_encoder"
 
 
@@ -45,8 +47,10 @@ class VisionEncoderBackend(Generic[Raw, Item, Artifact]):
 
 def import_integration(patch: pytest.MonkeyPatch) -> Any:
     """Import ``vitgraph.integrations.dynamo`` anew, with these stand-ins for Dynamo's classes."""
-    names = {"backend": (Preprocessed, VisionEncoderBackend)}
-    names["adapter.qwen3_vl"] = (Qwen3VLImageEncoding,)
+    names: dict[str, tuple[type, ...]] = {
+        "backend": (Preprocessed, VisionEncoderBackend),
+        "adapter.qwen3_vl": (Qwen3VLImageEncoding,),
+    }
     for name, classes in names.items():
         module = ModuleType(f"{ROOM}.{name}")
         vars(module).update({one.__name__: one for one in classes})

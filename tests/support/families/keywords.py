@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from PIL import Image
 
@@ -11,7 +12,7 @@ from weights import FAMILIES
 from weights.families import build_config
 from weights.families.family import Family
 
-VALUES: dict[str, int | float] = {
+VALUES: dict[str, Any] = {
     "min_pixels": 90_000,
     "max_pixels": 200_000,
     "max_tiles": 2,
@@ -40,7 +41,7 @@ def refusal(encoder: Encoder, keyword: str) -> str | None:
     return None
 
 
-def takes(encoder: Encoder, keyword: str) -> bool:
+def takes(encoder: Encoder, keyword: Any) -> bool:
     """Return whether an encoder takes a keyword of :data:`VALUES` or a pool such as "cls"."""
     if keyword in VALUES:
         return refusal(encoder, keyword) is None

@@ -214,10 +214,9 @@ def image_sizes(rules: Any) -> str:
         case SquarePreprocessor():
             return f"padded to {square(rules.image_size)}"
         case CandidatePreprocessor():
-            most = max(width * height for width, height in rules.candidates)
-            side = square(rules.image_size)
-            count = most // rules.image_size**2
-            return f"the whole image at {side}, and up to {count} tiles of {side}"
+            pixels, side = rules.image_size**2, square(rules.image_size)
+            largest = max(width * height for width, height in rules.candidates)
+            return f"the whole image at {side}, and up to {largest // pixels} tiles of {side}"
     raise ValueError(f"{type(rules).__name__}: say in image_sizes what it makes of an image")
 
 
@@ -255,7 +254,8 @@ def tokens(encoder: Any) -> str:
         return f"; {encoder.budget_range[0]} tokens each"
     if not isinstance(encoder, PatchEncoder):
         return ""
-    rules, patches = encoder.preprocessor, 12  # per side: whole tokens of 1, 2 or 3 patches
+    rules: Any = encoder.preprocessor
+    patches = 12  # per side: whole tokens of 1, 2 or 3 patches
     (spec,) = encoder.item_specs([[1, patches, patches]])
     side = patches * rules.patch_size // isqrt(spec.output_tokens)
     return f"; one token per {square(side)}"
@@ -304,7 +304,8 @@ def family_of(architecture: str) -> Family | None:
         family
         for family in FAMILIES.values()
         if any(
-            architecture in one.config.get("architectures", ()) for one in family.facts.published
+            architecture in dict[str, Any](one.config).get("architectures", ())
+            for one in family.facts.published
         )
     ]
     found = stated or [family for family in FAMILIES.values() if kind in family.model_types]

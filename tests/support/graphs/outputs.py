@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from encoders.contract import EncoderOutput
+from encoders.contract import EncoderOutput, OutputField, PartialOutput
 
-EVERY_FIELD = ("last_hidden_state", "pooler_output", "deepstack_features")
+Output = EncoderOutput | PartialOutput
+EVERY_FIELD: tuple[OutputField, ...] = ("last_hidden_state", "pooler_output", "deepstack_features")
 
 
-def fields(output: EncoderOutput) -> dict[str, Tensor]:
+def fields(output: Output) -> dict[str, Tensor]:
     """Return the tensors of an output by name, without the fields that are None."""
     named = {
         "last_hidden_state": output.last_hidden_state,
@@ -20,13 +21,13 @@ def fields(output: EncoderOutput) -> dict[str, Tensor]:
     return {name: value for name, value in named.items() if value is not None}
 
 
-def assert_same_bits(ours: EncoderOutput, theirs: EncoderOutput) -> None:
+def assert_same_bits(ours: Output, theirs: Output) -> None:
     assert fields(ours).keys() == fields(theirs).keys()
     for name, value in fields(ours).items():
         assert torch.equal(value, fields(theirs)[name]), name
 
 
-def worst_distance(ours: EncoderOutput, theirs: EncoderOutput) -> float:
+def worst_distance(ours: Output, theirs: Output) -> float:
     """Return the largest relative L2 distance of any field of two outputs."""
     assert fields(ours).keys() == fields(theirs).keys()
     worst = 0.0
@@ -37,10 +38,10 @@ def worst_distance(ours: EncoderOutput, theirs: EncoderOutput) -> float:
     return worst
 
 
-def copy_of(output: EncoderOutput) -> EncoderOutput:
+def copy_of(output: Output) -> PartialOutput:
     """Return a copy of an output in other memory."""
     hidden, pooled, deep = output
-    return EncoderOutput(
+    return PartialOutput(
         None if hidden is None else hidden.clone(),
         None if pooled is None else pooled.clone(),
         None if deep is None else tuple(layer.clone() for layer in deep),

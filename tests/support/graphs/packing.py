@@ -7,6 +7,7 @@ from functools import cache
 
 import torch
 
+from encoders.base.vision_encoder import VisionEncoder
 from encoders.contract import EncoderItemSpec
 from graphwrap.budgets import Batch, Budget, choose_budgets
 from graphwrap.costs import Costs
@@ -19,6 +20,7 @@ def default_budgets_of(name: str) -> tuple[Budget, ...]:
     family = BY_NAME[name]
     with torch.device("meta"):
         encoder = family.encoder_class(family.config_class.from_hf(family.config))
+    assert isinstance(encoder, VisionEncoder)
     return choose_budgets(encoder).budgets
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from encoders.contract import EncoderOutput, VisionInputs
+from encoders.contract import PartialOutput, VisionInputs
 from graphwrap import GraphedEncoder
+from graphwrap.guards import Backend
 
 from ..towers.toy_paths import Item, TwoPaths
 from .outputs import EVERY_FIELD, assert_same_bits
@@ -19,13 +20,13 @@ CALLS = {"one path": SMALL, "both": MIXED, "one eager": ONE_OVER, "both eager": 
 BUDGETS = {"image": [4, 16, 32], "tiles": [2, 8]}
 
 
-def graphed_of(backend: str = "static", **settings_: Any) -> GraphedEncoder:
+def graphed_of(backend: Backend = "static", **settings_: Any) -> GraphedEncoder:
     """Return the toy encoder of two paths with graphs, by default of every output field."""
     settings_ = {"budgets": BUDGETS, "outputs": EVERY_FIELD, **settings_}
     return GraphedEncoder(TwoPaths(), backend=backend, **settings_)
 
 
-def assert_agrees(graphed: GraphedEncoder, inputs: VisionInputs) -> list[EncoderOutput]:
+def assert_agrees(graphed: GraphedEncoder, inputs: VisionInputs) -> list[PartialOutput]:
     """Assert that graphs give the encoder's outputs bit for bit; return one output per item."""
     outputs = graphed(inputs)
     expected = graphed.encoder(inputs)

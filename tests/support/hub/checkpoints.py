@@ -52,7 +52,7 @@ def edit_tensors(folder: Path, edit: Callable[[dict[str, Tensor]], object]) -> N
         path.unlink()
     edit(tensors)
     names = list(tensors)
-    placed = {}
+    placed: dict[str, str] = {}
     for number, part in enumerate((names[::2], names[1::2]), 1):
         file = f"part-{number}.safetensors"
         save_file({name: tensors[name].contiguous() for name in part}, folder / file)

@@ -162,7 +162,9 @@ def load_own(name: str, model: PreTrainedModel, folder: Path) -> VisionEncoder:
         if name == "internvl":
             content["size"] = {"height": 56, "width": 56}
         (folder / f"{file}.json").write_text(json.dumps(content))
-    return load_encoder(folder, progress=False)
+    encoder = load_encoder(folder, progress=False)
+    assert isinstance(encoder, VisionEncoder)
+    return encoder
 
 
 def photograph(height: int, width: int, seed: int = 0) -> Image.Image:
@@ -189,13 +191,16 @@ def make_prompt(
     limits: dict[str, int],
 ) -> Prompt:
     """Make a prompt with a placeholder per feature, all images before all videos."""
-    tokens, types, text, pixels = [3], [0], {}, {}
+    tokens, types = [3], [0]
+    text: dict[str, Tensor] = {}
+    pixels: dict[str, Tensor] = {}
     tiled = len(encoder.row_shape) > 1
     video_mark = IMAGE if _is_glm(encoder) else VIDEO
     for kind, items, mark in (("image", images, IMAGE), ("video", videos, video_mark)):
         if not items:
             continue
-        inputs = encoder.preprocess(**{f"{kind}s": items}, **limits)
+        given: dict[str, Any] = {f"{kind}s": items, **limits}
+        inputs = encoder.preprocess(**given)
         specs = encoder.item_specs(inputs.grid_thw)
         if tiled:
             mark = IMAGE

@@ -13,10 +13,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from encoders.contract import EncoderOutput, GridLike, VisionInputs
+from encoders.contract import EncoderOutput, GridLike, OutputField, PartialOutput, VisionInputs
 from graphwrap import GraphedEncoder
 from vitgraph import DataParallelEncoder
 
+from ..graphs.outputs import EVERY_FIELD
 from ..photographs import panning_clip, photographs
 from ..towers.streams import tower
 from ..towers.toy_encoder import WIDTH, ToyEncoder
@@ -116,7 +117,6 @@ class FailingEncoder(ToyEncoder):
         return super().forward(pixel_values, grid_thw, encoder_metadata=encoder_metadata)
 
 
-EVERY_FIELD = ("last_hidden_state", "pooler_output", "deepstack_features")
 CALLS = {
     "no item": [],
     "one item": [(1, 2, 2)],
@@ -140,24 +140,24 @@ def wrapped(form: str) -> Any:
 # --- what ranks do --------------------------------------------------------------------------------
 
 
-def call_all(rank: int, form: str) -> dict[str, EncoderOutput]:
+def call_all(rank: int, form: str) -> dict[str, PartialOutput]:
     """Encode the items of every entry of ``CALLS`` with a parallel encoder."""
-    outputs = ("pooler_output", "deepstack_features")
+    outputs: tuple[OutputField, ...] = ("pooler_output", "deepstack_features")
     parallel = DataParallelEncoder(wrapped(form), outputs=outputs)
     return {name: parallel(pixels_of(grids), grids) for name, grids in CALLS.items()}
 
 
-def call_in_pairs(rank: int) -> EncoderOutput:
+def call_in_pairs(rank: int) -> PartialOutput:
     """Make a call in a smaller group: of ranks 0 and 1, or of rank 2 alone."""
     groups = [dist.new_group(ranks) for ranks in ([0, 1], [2])]
-    group = groups[0] if rank < 2 else groups[1]
+    group: Any = groups[0] if rank < 2 else groups[1]
     parallel = DataParallelEncoder(ToyEncoder(), group, outputs=EVERY_FIELD)
     assert parallel.size == (2 if rank < 2 else 1)
     grids = CALLS["videos among images"]
     return parallel(pixels_of(grids), grids)
 
 
-def call_with_own_items(rank: int) -> tuple[EncoderOutput, list[Tensor]]:
+def call_with_own_items(rank: int) -> tuple[PartialOutput, list[Tensor]]:
     """Encode r items and r photographs on rank r, without exchanging results."""
     parallel = DataParallelEncoder(ToyEncoder(), scatter=False)
     grids = [(1, 2, 2 + 2 * n) for n in range(rank)]
@@ -167,8 +167,8 @@ def call_with_own_items(rank: int) -> tuple[EncoderOutput, list[Tensor]]:
 
 
 def encode_media(
-    rank: int, name: str, images: int, clips: int, pool: str
-) -> list[EncoderOutput] | list[Tensor]:
+    rank: int, name: str, images: int, clips: int, pool: Any
+) -> list[PartialOutput] | list[Tensor]:
     """Encode photographs and clips with a parallel small tower."""
     parallel = DataParallelEncoder(tower(name))
     return parallel.encode(photographs()[:images], [panning_clip(5)] * clips, pool=pool)
@@ -185,7 +185,7 @@ def attend_with_graphs(rank: int) -> Any:
     return DataParallelEncoder(GraphedEncoder(tower("qwen3_vl"))).attention_maps()
 
 
-def fail_on_one(rank: int, where: int, error: Exception) -> tuple[Any, EncoderOutput]:
+def fail_on_one(rank: int, where: int, error: Exception) -> tuple[Any, PartialOutput]:
     """Raise an error on rank ``where``; return the error that this rank gets, and the next
     output.
     """
@@ -204,7 +204,7 @@ def read_on_all_but_one(rank: int, good: str) -> list[Tensor]:
     return parallel.encode([good if rank != 1 else "/nowhere.jpg"], pool="mean")
 
 
-def call_with_other_items(rank: int) -> EncoderOutput:
+def call_with_other_items(rank: int) -> PartialOutput:
     """Call a parallel encoder to which rank 1 passes one item more than the others."""
     parallel = DataParallelEncoder(ToyEncoder())
     grids = [(1, 2, 2)] * (3 if rank == 1 else 2)
@@ -213,18 +213,18 @@ def call_with_other_items(rank: int) -> EncoderOutput:
 
 def encode_with_own_options(
     rank: int, name: str, of_ranks: Sequence[dict[str, Any]]
-) -> list[EncoderOutput] | list[Tensor]:
+) -> list[PartialOutput] | list[Tensor]:
     """Encode the same photographs on every rank, with options that differ between ranks."""
     return DataParallelEncoder(tower(name)).encode(photographs()[:2], **of_ranks[rank])
 
 
-def call_with_an_array(rank: int) -> EncoderOutput:
+def call_with_an_array(rank: int) -> PartialOutput:
     """Call a parallel encoder with an array instead of a tensor on every rank."""
     pixels: Any = pixels_of([(1, 2, 2)]).numpy()
     return DataParallelEncoder(ToyEncoder())(pixels, [(1, 2, 2)])
 
 
-def end_before_the_call(rank: int) -> EncoderOutput:
+def end_before_the_call(rank: int) -> PartialOutput:
     """Call a parallel encoder after rank 1 has ended its process."""
     parallel = DataParallelEncoder(ToyEncoder())
     if rank == 1:
@@ -232,7 +232,7 @@ def end_before_the_call(rank: int) -> EncoderOutput:
     return parallel(pixels_of([(1, 2, 2)]), [(1, 2, 2)])
 
 
-def end_before_the_exchange(rank: int) -> EncoderOutput:
+def end_before_the_exchange(rank: int) -> PartialOutput:
     """End rank 1 after it has reported success, before rows are exchanged."""
     parallel: Any = DataParallelEncoder(ToyEncoder())
     if rank == 1:
@@ -240,7 +240,7 @@ def end_before_the_exchange(rank: int) -> EncoderOutput:
     return parallel(pixels_of([(1, 2, 2)]), [(1, 2, 2)])
 
 
-def come_too_late(rank: int, seconds: float) -> EncoderOutput:
+def come_too_late(rank: int, seconds: float) -> PartialOutput:
     """Call a parallel encoder to which rank 1 comes later than the timeout."""
     parallel = DataParallelEncoder(ToyEncoder())
     if rank == 1:
@@ -251,15 +251,19 @@ def come_too_late(rank: int, seconds: float) -> EncoderOutput:
 # --- encoders of several paths --------------------------------------------------------------------
 
 
-def form_of(encoder: Any, graphed: bool, outputs: Sequence[str]) -> Any:
+def form_of(encoder: Any, graphed: bool, outputs: Sequence[OutputField]) -> Any:
     if not graphed:
         return encoder
     return GraphedEncoder(encoder, outputs=outputs, backend="static", max_graphs=2)
 
 
 def call_with_inputs(
-    rank: int, encoder: Any, calls: Sequence[VisionInputs], graphed: bool, outputs: Sequence[str]
-) -> list[list[EncoderOutput]]:
+    rank: int,
+    encoder: Any,
+    calls: Sequence[VisionInputs],
+    graphed: bool,
+    outputs: Sequence[OutputField],
+) -> list[list[PartialOutput]]:
     """Encode every entry of ``calls``, with the same items on all ranks."""
     parallel = DataParallelEncoder(form_of(encoder, graphed, outputs), outputs=outputs)
     return [parallel(inputs) for inputs in calls]
@@ -267,7 +271,7 @@ def call_with_inputs(
 
 def call_with_own_inputs(
     rank: int, encoder: Any, of_ranks: Sequence[VisionInputs], graphed: bool
-) -> list[EncoderOutput]:
+) -> list[PartialOutput]:
     """Encode items that only this rank has, without exchanging results."""
     wrapped = form_of(encoder, graphed, EVERY_FIELD)
     parallel = DataParallelEncoder(wrapped, scatter=False, outputs=EVERY_FIELD)
@@ -278,17 +282,17 @@ def encode_images(
     rank: int,
     encoder: Any,
     images: Sequence[Any],
-    pool: str,
+    pool: Any,
     scatter: bool = True,
     graphed: bool = False,
-) -> list[EncoderOutput] | list[Tensor]:
+) -> list[PartialOutput] | list[Tensor]:
     wrapped = form_of(encoder, graphed, EVERY_FIELD)
     return DataParallelEncoder(wrapped, scatter=scatter).encode(images, pool=pool)
 
 
 def call_with_a_bad_one(
     rank: int, encoder: Any, given: Sequence[Any], good: VisionInputs
-) -> tuple[ValueError, list[EncoderOutput]]:
+) -> tuple[ValueError, list[PartialOutput]]:
     """Pass each rank its own entry of ``given``; return the error raised, and the next output."""
     parallel = DataParallelEncoder(encoder)
     try:
@@ -300,6 +304,6 @@ def call_with_a_bad_one(
 
 def call_each_with_its_encoder(
     rank: int, encoders: Sequence[Any], images: Sequence[Any]
-) -> list[EncoderOutput]:
+) -> list[PartialOutput]:
     """Encode images with an encoder that differs between ranks."""
     return DataParallelEncoder(encoders[rank]).encode(images)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from encoders import PathsEncoder, Step3Config, Step3Encoder, Step3VLConfig, Ste
 from encoders.contract import EncoderOutput
 from tests.oracles import draw_weights
 
-SIZES = {"depth": 2, "hidden_size": 64, "intermediate_size": 96, "num_heads": 4}
+SIZES: dict[str, Any] = {"depth": 2, "hidden_size": 64, "intermediate_size": 96, "num_heads": 4}
 STEP3_VL = Step3VLConfig(**SIZES, out_hidden_size=48, image_size=112, tile_size=84)
 STEP3 = Step3Config(**SIZES, downsampled_size=40, out_hidden_size=48, image_size=112, tile_size=84)
 NAMES = ("step3_vl", "step3")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cache
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from encoders import VisionEncoder
 from encoders.contract import EncoderItemSpec, EncoderOutput, Grid, GridLike, VisionInputs
+from encoders.grids import read_grid
 from encoders.streams.calls import ItemEncoder
 from encoders.streams.items import EncodesItems
 from vitgraph.seeded import write_seeded_checkpoint
@@ -27,10 +28,12 @@ def tower(name: str, dtype: torch.dtype = torch.float32) -> VisionEncoder:
     """Build a small tower with seeded weights and the preprocessing of its family."""
     with TemporaryDirectory() as folder:
         write_seeded_checkpoint(folder, name, width=64)
-        return load_encoder(folder, dtype=dtype, progress=False)
+        encoder = load_encoder(folder, dtype=dtype, progress=False)
+    assert isinstance(encoder, VisionEncoder)
+    return encoder
 
 
-class NumberEncoder(EncodesItems):
+class NumberEncoder(EncodesItems[EncoderOutput]):
     """A toy encoder whose images are numbers: n makes ``tokens(n)`` tokens of value n.
 
     Attributes:
@@ -51,13 +54,11 @@ class NumberEncoder(EncodesItems):
         self.seconds = 0.0
         self.lock = threading.Lock()
 
-    def item_encoder(self) -> ItemEncoder:
-        paths = {"image": self}
+    def item_encoder(self) -> ItemEncoder[EncoderOutput]:
+        paths: Any = {"image": self}
         return ItemEncoder(self, paths, paths, torch.device("cpu"))
 
-    def preprocess(
-        self, images: Sequence[Any] = (), videos: Sequence[Any] = (), **limits: Any
-    ) -> VisionInputs:
+    def preprocess(self, images: Any = (), videos: Any = (), **limits: Any) -> VisionInputs:
         if not images:
             return VisionInputs(torch.zeros(0, 1), torch.zeros(0, 3, dtype=torch.int64))
         (number,) = images
@@ -73,8 +74,7 @@ class NumberEncoder(EncodesItems):
         return 1, 1, tokens
 
     def item_specs(self, grid_thw: GridLike) -> list[EncoderItemSpec]:
-        rows = grid_thw.tolist() if isinstance(grid_thw, Tensor) else grid_thw
-        return [EncoderItemSpec(t * h * w, t * h * w, t, h * w) for t, h, w in rows]
+        return [EncoderItemSpec(t * h * w, t * h * w, t, h * w) for t, h, w in read_grid(grid_thw)]
 
     def __call__(self, pixel_values: Tensor, grid_thw: GridLike) -> EncoderOutput:
         if self.poison & set(pixel_values.flatten().int().tolist()):

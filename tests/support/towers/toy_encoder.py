@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from encoders.contract import EncoderItemSpec, EncoderOutput, Grid, GridLike, Metadata
+from encoders.grids import read_grid
 
 WIDTH = 3
 
@@ -29,7 +30,8 @@ class ToyEncoder(nn.Module):
         return 1, 1, 2 * tokens
 
     def item_specs(self, grid_thw: GridLike) -> list[EncoderItemSpec]:
-        return [EncoderItemSpec(t * h * w, t * h * w // 2, t, h * w) for t, h, w in grid_thw]
+        grids = read_grid(grid_thw)
+        return [EncoderItemSpec(t * h * w, t * h * w // 2, t, h * w) for t, h, w in grids]
 
     def prepare_encoder_metadata(
         self,

@@ -6,6 +6,7 @@ Both paths multiply by one shared weight. Their items differ in size, and so do 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -60,9 +61,9 @@ class TwoPaths(nn.Module):
         for _, _, has_pieces in inputs.tiles:
             both = [next(parts[name]) for name in ["tiles"] * has_pieces + ["image"]]
             hidden, pooled, deep = zip(*both, strict=True)
-            layers = [None] if deep[0] is None else [tuple(map(torch.cat, zip(*deep, strict=True)))]
-            whole = [None if x[0] is None else torch.cat(x) for x in (hidden, pooled)]
-            joined.append(EncoderOutput(*whole, *layers))
+            layers: Any = deep[0] and tuple(map(torch.cat, zip(*deep, strict=True)))  # or None
+            whole: list[Any] = [None if x[0] is None else torch.cat(x) for x in (hidden, pooled)]
+            joined.append(EncoderOutput(whole[0], whole[1], layers))
         return joined
 
 
