@@ -21,7 +21,7 @@ from torch import Tensor
 from encoders import Encoder, Publication
 from encoders.contract import Preprocessor
 from encoders.inputs import image_section
-from encoders.internals import STORED_DTYPES, accelerator, in_pairs
+from encoders.internals import STORED_DTYPES, default_device, in_pairs
 
 from .errors import CheckpointError, DamagedError
 from .files.checkpoint import TensorLocation, TowerTensor
@@ -98,11 +98,11 @@ def load_encoder(
             unknown ``family`` or ``fetch``; nothing was fetched yet.
         TypeError: ``repo_id_or_path`` is neither text nor a path.
     """
-    cast_dtype = _check_dtype(dtype)
+    cast_dtype = _parse_dtype(dtype)
     check_family(family)
     source = (revision, subfolder, cache_dir, token, local_files_only)
     options = HubOptions(*source, force_download, fetch, max_workers, progress)
-    target = _check_device(device)
+    target = _parse_device(device)
     damages: list[DamagedError] = []
     with torch.inference_mode(mode=False):  # parameters outlive the caller's inference mode
         while True:
@@ -149,7 +149,7 @@ def _fill_encoder(encoder: Encoder, tensors: Mapping[str, Tensor]) -> None:
     )
 
 
-def _check_dtype(dtype: torch.dtype | DtypeName | None) -> torch.dtype | None:
+def _parse_dtype(dtype: torch.dtype | DtypeName | None) -> torch.dtype | None:
     """Return the dtype that tensors are cast to, None to keep the stored one.
 
     A ValueError is raised if ``dtype`` is not one of the floating dtypes that towers are stored in.
@@ -166,7 +166,7 @@ def _check_dtype(dtype: torch.dtype | DtypeName | None) -> torch.dtype | None:
     )
 
 
-def _check_device(device: torch.device | str | None) -> torch.device:
+def _parse_device(device: torch.device | str | None) -> torch.device:
     """Return the device that tensors are loaded to; None is torch's default device.
 
     A ValueError is raised if this machine has no such device, or if it is the meta device.
@@ -175,7 +175,7 @@ def _check_device(device: torch.device | str | None) -> torch.device:
         if device is None:
             target = torch.get_default_device()
         else:
-            target = accelerator() if device == "auto" else torch.device(device)
+            target = default_device() if device == "auto" else torch.device(device)
         torch.empty(0, device=target)
     except (RuntimeError, AssertionError, ImportError, TypeError) as error:
         # Torch raises a TypeError for what names no device, and one of the others if the device's

@@ -222,8 +222,8 @@ def build_config(
     """
     try:
         completed = _complete_config(family, config, shapes or {})
-        if shapes is not None and family.read_config is not None:
-            return family.read_config(completed, shapes)
+        if shapes is not None and family.parse_config is not None:
+            return family.parse_config(completed, shapes)
         return family.config.from_hf(completed)
     except (ValueError, TypeError, ArithmeticError) as error:
         raise CheckpointError(f"{label}: config.json: {error}") from error

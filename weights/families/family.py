@@ -81,7 +81,7 @@ class Family:
     refusals: Mapping[str, str] = field(default_factory=dict)
     """Model type, of a model or tower that resembles the family and is not supported -> what
     differs, as a clause for the error."""
-    read_config: Callable[[JsonObject, Shapes], FamilyConfig] | None = None
+    parse_config: Callable[[JsonObject, Shapes], FamilyConfig] | None = None
     """A function that makes the encoder's config from the published one and the shapes of tensors;
     None if the encoder's ``config.from_hf`` suffices, which takes no shapes."""
 

@@ -73,7 +73,7 @@ _CONFIG_FIELDS: Fields = {
 _OUT = "embed_vision.embedding_projection.weight"
 
 
-def _read_config(config: JsonObject, shapes: Shapes) -> Gemma4Config:
+def _parse_config(config: JsonObject, shapes: Shapes) -> Gemma4Config:
     """Read the encoder's config; it has a projector if the checkpoint has the projector's tensor.
 
     The shape of that tensor says the output width. The ``config`` is the published one.
@@ -98,5 +98,5 @@ GEMMA4 = Family(
         with_vision("gemma4_unified"),
         "Gemma 4 12B has no vision tower: its language model reads patches itself",
     ),
-    read_config=_read_config,
+    parse_config=_parse_config,
 )

@@ -96,7 +96,7 @@ _CONFIG_FIELDS: Fields = {
     ("qk_normalization", "use_qk_norm"): lambda shapes: "layers.0.attn.q_norm.weight" in shapes,
     ("norm_type",): lambda shapes: "layer_norm" if "layers.0.norm1.bias" in shapes else "rms_norm",
 }
-# The width of the projector's output. Without a projector it is 1, which ``_read_config`` drops.
+# The width of the projector's output. Without a projector it is 1, which ``_parse_config`` drops.
 _OUTER_FIELDS: Fields = {
     ("llm_config.hidden_size", "text_config.hidden_size"): (
         lambda shapes: shapes.get("mlp1.3.weight", (1,))[0]
@@ -104,7 +104,7 @@ _OUTER_FIELDS: Fields = {
 }
 
 
-def _read_config(config: JsonObject, shapes: Shapes) -> InternViTConfig:
+def _parse_config(config: JsonObject, shapes: Shapes) -> InternViTConfig:
     """Read the encoder's config; it has a projector exactly if the checkpoint has its tensors.
 
     The ``config`` is the published one, which may leave out the output width of the projector.
@@ -155,5 +155,5 @@ INTERN_VIT = Family(
         "not implemented",
     },
     timm={"vit_intern300m_patch14_448": _timm_section},
-    read_config=_read_config,
+    parse_config=_parse_config,
 )

@@ -79,7 +79,7 @@ _STEP3_FIELDS: Fields = {
 }
 
 
-def _read_step3(config: JsonObject, shapes: Shapes) -> Step3Config:
+def _parse_step3(config: JsonObject, shapes: Shapes) -> Step3Config:
     """Read the encoder's config from a published one and the shapes of the tower's tensors.
 
     The widths of MLP and downsampler, and whether the projector has a bias, are taken from the
@@ -120,5 +120,5 @@ STEP3 = Family(
     layouts=(_STEP3,),
     fields=_STEP3_FIELDS,
     outer_fields=_OUTER_FIELDS,
-    read_config=_read_step3,
+    parse_config=_parse_step3,
 )

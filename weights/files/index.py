@@ -9,7 +9,7 @@ from ..errors import AbsentError, CheckpointError, legible
 from ..strict_json import JsonObject
 from .checkpoint import Checkpoint, check_name
 from .tensor_file import Header
-from .tower_folder import PROJECTOR, read_description
+from .tower_folder import PROJECTOR, parse_description
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -59,7 +59,7 @@ def read_contents(checkpoint: Checkpoint) -> Contents:
     config = checkpoint.read_json("config.json")
     if config is None:
         raise _without_config(checkpoint)
-    description = read_description(config, checkpoint.label)
+    description = parse_description(config, checkpoint.label)
     files = _tensor_files(checkpoint)
     if description.projector and (checkpoint.weights is None or checkpoint.has(PROJECTOR)):
         files = {**files, **_projector_files(checkpoint)}

@@ -89,7 +89,7 @@ def vision_section(config: JsonObject) -> tuple[JsonObject, list[JsonObject]]:
     return config, []
 
 
-def read_description(config: JsonObject, label: str) -> Described:
+def parse_description(config: JsonObject, label: str) -> Described:
     """Return the published config that the config of a tower's folder was made from.
 
     Any other config is returned unchanged. A CheckpointError, which names the checkpoint by
