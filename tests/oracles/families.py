@@ -6,29 +6,6 @@ reference from transformers and the key map to it stand here.
 
 from __future__ import annotations
 
-from transformers.models.exaone4_5 import configuration_exaone4_5 as exaone_config
-from transformers.models.exaone4_5 import modeling_exaone4_5 as exaone
-from transformers.models.glm4v import configuration_glm4v as glm4v_config
-from transformers.models.glm4v import modeling_glm4v as glm4v
-from transformers.models.glm4v_moe import configuration_glm4v_moe as glm4v_moe_config
-from transformers.models.glm4v_moe import modeling_glm4v_moe as glm4v_moe
-from transformers.models.glm5_next import configuration_glm5_next as glm5_config
-from transformers.models.glm5_next import modeling_glm5_next as glm5
-from transformers.models.glm_ocr import configuration_glm_ocr as glm_ocr_config
-from transformers.models.glm_ocr import modeling_glm_ocr as glm_ocr
-from transformers.models.qwen2_5_omni import configuration_qwen2_5_omni as omni2_config
-from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as omni2
-from transformers.models.qwen2_5_vl import configuration_qwen2_5_vl as qwen2_5_config
-from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as qwen2_5
-from transformers.models.qwen2_vl import configuration_qwen2_vl as qwen2_config
-from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2
-from transformers.models.qwen3_5 import configuration_qwen3_5 as qwen3_5_config
-from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen3_5
-from transformers.models.qwen3_omni_moe import configuration_qwen3_omni_moe as omni3_config
-from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as omni3
-from transformers.models.qwen3_vl import configuration_qwen3_vl as qwen3_config
-from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3
-
 from encoders.lfm2_vl import Lfm2VLTower
 
 from .family import make_row
@@ -92,9 +69,7 @@ FAMILIES = [
     ),
     make_row(
         "qwen2_vl", "Qwen/Qwen2-VL-7B-Instruct",
-        qwen_reference(
-            qwen2_config.Qwen2VLVisionConfig, qwen2.Qwen2VisionTransformerPretrainedModel
-        ),
+        qwen_reference("qwen2_vl", "Qwen2VisionTransformerPretrainedModel"),
         same_keys, qwen_output,
         shallow={"depth": 2},
         narrow=QWEN2_NARROW,
@@ -102,9 +77,7 @@ FAMILIES = [
     ),
     make_row(
         "qwen2_5_vl", "Qwen/Qwen2.5-VL-7B-Instruct",
-        qwen_reference(
-            qwen2_5_config.Qwen2_5_VLVisionConfig, qwen2_5.Qwen2_5_VisionTransformerPretrainedModel
-        ),
+        qwen_reference("qwen2_5_vl", "Qwen2_5_VisionTransformerPretrainedModel"),
         same_keys, qwen2_5_output,
         shallow=QWEN2_5_SHALLOW,
         narrow=QWEN2_5_NARROW,
@@ -112,9 +85,7 @@ FAMILIES = [
     ),
     make_row(
         "qwen2_5_omni", "Qwen/Qwen2.5-Omni-7B",
-        qwen_reference(
-            omni2_config.Qwen2_5OmniVisionEncoderConfig, omni2.Qwen2_5OmniVisionEncoder
-        ),
+        qwen_reference("qwen2_5_omni", "Qwen2_5OmniVisionEncoder"),
         omni2_5_keys, qwen2_5_output,
         shallow=QWEN2_5_SHALLOW,
         narrow=QWEN2_5_NARROW,
@@ -123,7 +94,7 @@ FAMILIES = [
     ),
     make_row(
         "exaone4_5", "LGAI-EXAONE/EXAONE-4.5-33B",
-        qwen_reference(exaone_config.Exaone4_5_VisionConfig, exaone.Exaone4_5_VisionModel),
+        qwen_reference("exaone4_5", "Exaone4_5_VisionModel"),
         same_keys, qwen2_5_output,
         shallow={"depth": 2, "fullatt_block_indexes": [1]},
         narrow={**QWEN2_5_NARROW, "num_key_value_heads": 2},
@@ -132,7 +103,7 @@ FAMILIES = [
     ),
     make_row(
         "qwen3_vl", "Qwen/Qwen3-VL-8B-Instruct",
-        qwen_reference(qwen3_config.Qwen3VLVisionConfig, qwen3.Qwen3VLVisionModel),
+        qwen_reference("qwen3_vl", "Qwen3VLVisionModel"),
         same_keys, qwen_output,
         shallow=QWEN3_SHALLOW,
         narrow=QWEN3_NARROW,
@@ -140,9 +111,7 @@ FAMILIES = [
     ),
     make_row(
         "qwen3_omni", "Qwen/Qwen3-Omni-30B-A3B-Instruct",
-        qwen_reference(
-            omni3_config.Qwen3OmniMoeVisionEncoderConfig, omni3.Qwen3OmniMoeVisionEncoder
-        ),
+        qwen_reference("qwen3_omni_moe", "Qwen3OmniMoeVisionEncoder"),
         omni3_keys, qwen_output,
         shallow=QWEN3_SHALLOW,
         narrow=QWEN3_NARROW,
@@ -151,7 +120,7 @@ FAMILIES = [
     ),
     make_row(
         "qwen3_5", "Qwen/Qwen3.5-27B",
-        qwen_reference(qwen3_5_config.Qwen3_5VisionConfig, qwen3_5.Qwen3_5VisionModel),
+        qwen_reference("qwen3_5", "Qwen3_5VisionModel"),
         same_keys, qwen_output,
         shallow={"depth": 2},
         narrow=QWEN3_NARROW,
@@ -160,7 +129,7 @@ FAMILIES = [
     ),
     make_row(
         "glm4v", "zai-org/GLM-4.1V-9B-Thinking",
-        qwen_reference(glm4v_config.Glm4vVisionConfig, glm4v.Glm4vVisionModel),
+        qwen_reference("glm4v", "Glm4vVisionModel"),
         same_keys, glm_output,
         shallow={"depth": 2},
         narrow=GLM4V_NARROW,
@@ -168,7 +137,7 @@ FAMILIES = [
     ),
     make_row(
         "glm4v_moe", "zai-org/GLM-4.5V",
-        qwen_reference(glm4v_moe_config.Glm4vMoeVisionConfig, glm4v_moe.Glm4vMoeVisionModel),
+        qwen_reference("glm4v_moe", "Glm4vMoeVisionModel"),
         same_keys, glm_output,
         shallow={"depth": 2},
         narrow=GLM4V_NARROW,
@@ -177,7 +146,7 @@ FAMILIES = [
     ),
     make_row(
         "glm_ocr", "zai-org/GLM-OCR",
-        qwen_reference(glm_ocr_config.GlmOcrVisionConfig, glm_ocr.GlmOcrVisionModel),
+        qwen_reference("glm_ocr", "GlmOcrVisionModel"),
         same_keys, glm_output,
         shallow={"depth": 2},
         narrow=GLM4V_NARROW,
@@ -186,7 +155,7 @@ FAMILIES = [
     ),
     make_row(
         "glm5_next", "zai-org/GLM-5.3-Flash",
-        qwen_reference(glm5_config.Glm5NextVisionConfig, glm5.Glm5NextVisionModel),
+        qwen_reference("glm5_next", "Glm5NextVisionModel"),
         same_keys, glm_output,
         shallow={"depth": 2},
         narrow=GLM5_NARROW,

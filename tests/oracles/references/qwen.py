@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -14,12 +15,18 @@ from ..configs import Config, vision_of
 from ..family import Grids
 
 
-def qwen_reference(config_class: Any, model_class: Any) -> Callable[[Config], nn.Module]:
-    """Return a function that builds a Qwen tower of transformers from a published config."""
+def qwen_reference(module: str, name: str) -> Callable[[Config], nn.Module]:
+    """Return a function that builds a Qwen tower of transformers from a published config.
+
+    Args:
+        module: the module of transformers, which is imported once a tower is built.
+        name: the class of the tower.
+    """
 
     def build(config: Config) -> nn.Module:
+        found = vars(import_module(f"transformers.models.{module}.modeling_{module}"))[name]
         fields = {k: v for k, v in vision_of(config).items() if k not in ("model_type", "in_chans")}
-        return model_class._from_config(config_class(**fields), attn_implementation="sdpa")
+        return found._from_config(found.config_class(**fields), attn_implementation="sdpa")
 
     return build
 
