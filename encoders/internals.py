@@ -5,24 +5,20 @@ Most are defined where their subject lies: reading configs, saving, torch.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from .base.encoder import Encoder
+from .base.map_settings import MapSettings
 from .base.saving import STORED_DTYPES, in_halves, in_pairs
 from .data import VisionInputs
 from .hf_config import read_ratio, read_size
 from .layers.torch_internals import share_modules
 
-if TYPE_CHECKING:  # the module with the type imports PIL and numpy
-    from .streams.keywords import MapSettings
-
 __all__ = [
     "STORED_DTYPES",
-    "accelerator",
     "attention_maps",
+    "default_device",
     "in_halves",
     "in_pairs",
     "read_ratio",
@@ -50,7 +46,7 @@ def attention_maps(
     return encoder._maps_of_inputs(inputs, settings)
 
 
-def accelerator() -> torch.device:
+def default_device() -> torch.device:
     """Return the first CUDA device, else MPS, else the CPU; ``device="auto"`` means this."""
     if torch.cuda.is_available():
         return torch.device("cuda")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from encoders.internals import STORED_DTYPES, accelerator
+from encoders.internals import STORED_DTYPES, default_device
 
 from .terminal import counted
 
@@ -28,7 +28,7 @@ def read_device(name: str | None) -> torch.device:
         ValueError: torch knows no such device, or this machine does not have it.
     """
     try:
-        device = accelerator() if name == "auto" else torch.device(name or "cpu")
+        device = default_device() if name == "auto" else torch.device(name or "cpu")
     except RuntimeError:
         raise ValueError(f"--device {name}: must be auto, cpu, cuda, cuda:0, mps, ...") from None
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():

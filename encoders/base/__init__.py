@@ -1,7 +1,8 @@
 """The base classes of all encoders, checks of their arguments, and saving.
 
 - ``encoder``: the base class of all encoders, with their one call
-- ``feature_maps``, ``intermediates``, ``attention_maps``: feature maps, block outputs, attention
+- ``feature_maps``, ``intermediates``, ``attention_maps``: feature maps, block outputs, attention;
+  ``map_settings``: what attention maps show
 - ``raster``: rows of features as maps, from the orders that towers have them in
 - ``vision_encoder``: encoders of one input path, and how their blocks run
 - ``patch_encoder``, ``tile_encoder``: towers over packed patches, and over square tiles

@@ -23,9 +23,9 @@ from torch.overrides import TorchFunctionMode
 from ..data import Metadata, VisionInputs
 from ..grids import plain_values
 from ..layers.attention import observe_attention
-from ..streams.keywords import Heads, MapSettings, Queries
 from .encoder import Encoder
 from .intermediates import BlockOutputs, block_indices
+from .map_settings import Heads, MapSettings, Queries
 from .raster import stitch_items
 from .tile_encoder import InnerStack
 from .vision_encoder import VisionEncoder

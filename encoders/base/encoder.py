@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..contract import EncoderConfig, Kernels, Precision, Preprocessor
     from ..inputs.intake import ImagesLike, VideosLike
     from ..streams.calls import ItemEncoder
-    from ..streams.keywords import MapSettings
+    from .map_settings import MapSettings
     from .saving import Publication
 
 Self = TypeVar("Self", bound="Encoder")

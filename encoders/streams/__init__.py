@@ -22,6 +22,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ..base.map_settings import Heads as Heads
+    from ..base.map_settings import MapSettings as MapSettings
+    from ..base.map_settings import Queries as Queries
     from ..inputs.intake import ImagesLike as ImagesLike
     from ..inputs.intake import VideosLike as VideosLike
     from .calls import EitherItemEncoder as EitherItemEncoder
@@ -33,11 +36,8 @@ if TYPE_CHECKING:
     from .calls import select_items as select_items
     from .item_errors import ItemError as ItemError
     from .items import EncodesItems as EncodesItems
-    from .keywords import Heads as Heads
-    from .keywords import MapSettings as MapSettings
     from .keywords import Pooled as Pooled
     from .keywords import PooledStream as PooledStream
-    from .keywords import Queries as Queries
     from .keywords import SizeKeywords as SizeKeywords
     from .keywords import Whole as Whole
     from .pooling import Pool as Pool
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from .stream import stream_items as stream_items
 
 _NAMES = {
+    ".base.map_settings": ("Heads", "MapSettings", "Queries"),
     ".inputs.intake": ("ImagesLike", "VideosLike"),
     "calls": (
         "EitherItemEncoder",
@@ -66,15 +67,7 @@ _NAMES = {
     ),
     "item_errors": ("ItemError",),
     "items": ("EncodesItems",),
-    "keywords": (
-        "MapSettings",
-        "Heads",
-        "Pooled",
-        "PooledStream",
-        "Queries",
-        "SizeKeywords",
-        "Whole",
-    ),
+    "keywords": ("Pooled", "PooledStream", "SizeKeywords", "Whole"),
     "pooling": ("Pool", "VectorPool", "check_pool", "pool", "pool_items"),
     "progress": ("Progress",),
     "pruning": ("PrunedTokens", "prune_video_tokens"),

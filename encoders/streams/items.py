@@ -16,6 +16,7 @@ from ..data import Limits, Output
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from ..base.map_settings import Heads, MapSettings, Queries
     from ..inputs.intake import ImagesLike, ItemLike, VideosLike
     from . import keywords as kw
     from .calls import ItemEncoder
@@ -185,8 +186,8 @@ class EncodesItems(ABC, Generic[Output]):
         videos: VideosLike = (),
         *,
         blocks: int | Sequence[int] | None = (-1,),
-        queries: kw.Queries = None,
-        heads: kw.Heads = "mean",
+        queries: Queries = None,
+        heads: Heads = "mean",
         path: str = "image",
     ) -> list[list[Tensor]]:
         """Return the weight that attention gives to each patch, as maps in raster order.
@@ -214,12 +215,12 @@ class EncodesItems(ABC, Generic[Output]):
             ValueError: what ``preprocess`` refuses, a block, point or path that does not exist, no
                 class token, or an accelerated or wrapped encoder.
         """
-        from .keywords import MapSettings
+        from ..base.map_settings import MapSettings
 
         return self._attention_maps(images, videos, MapSettings(blocks, queries, heads, path))
 
     def _attention_maps(
-        self, images: ImagesLike, videos: VideosLike, settings: kw.MapSettings
+        self, images: ImagesLike, videos: VideosLike, settings: MapSettings
     ) -> list[list[Tensor]]:
         raise ValueError(
             f"{type(self).__name__} gives no attention maps: call attention_maps of the encoder "

@@ -1,4 +1,4 @@
-"""The keywords of ``encode``, ``encode_many`` and ``attention_maps`` as types.
+"""The keywords of ``encode`` and ``encode_many`` as types.
 
 A method lists its keywords in its own signature. Its overloads, of which there is one for each
 kind of result, take them from here.
@@ -6,8 +6,8 @@ kind of result, take them from here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Literal, NamedTuple, TypeAlias, TypedDict, TypeVar
+from collections.abc import Iterable
+from typing import Literal, TypeAlias, TypedDict, TypeVar
 
 from ..inputs.intake import ItemLike
 from .pooling import VectorPool
@@ -17,11 +17,6 @@ Pairs: TypeAlias = Iterable[tuple[Key, ItemLike]]
 """Pairs of a key and an item."""
 Raise: TypeAlias = Literal["raise"]
 Keep: TypeAlias = Literal["keep"]
-Queries: TypeAlias = Sequence[tuple[int, int, int]] | Literal["cls"] | None
-"""The queries of attention maps: points (frame, row, column) from 0, "cls" for the class token of
-each tile, or None for all patches."""
-Heads: TypeAlias = Literal["mean", "all"]
-"""Whether attention is shown as the mean over the heads or for each of them."""
 
 
 class SizeKeywords(TypedDict, total=False):
@@ -72,12 +67,3 @@ class WholeStream(Whole, StreamKeywords):
 
 class PooledStream(Pooled, StreamKeywords):
     """The keywords of a call of ``encode_many`` whose results are vectors."""
-
-
-class MapSettings(NamedTuple):
-    """The arguments of the method ``attention_maps`` besides images and videos."""
-
-    blocks: int | Sequence[int] | None
-    queries: Queries
-    heads: Heads
-    path: str

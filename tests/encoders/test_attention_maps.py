@@ -22,7 +22,7 @@ from transformers.models.unlimited_ocr.modeling_unlimited_ocr import (
 from encoders import Encoder, VisionInputs
 from encoders.base import attention_maps as module
 from encoders.internals import attention_maps
-from encoders.streams.keywords import MapSettings
+from encoders.streams import MapSettings
 from graphwrap import GraphedEncoder
 from tests.oracles import BY_NAME, build_pair, draw_pixels, grids_for, window_walk
 from tests.support.photographs import china, hopper

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from encoders.internals import accelerator
+from encoders.internals import default_device
 from tests.support.hub.checkpoints import edit_config, edit_tensors, same_weights
 from vitgraph.cli import main
 from vitgraph.seeded import SEEDED, write_seeded_checkpoint
@@ -57,11 +57,11 @@ def test_the_accelerator_is_cuda_then_mps_then_the_cpu(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
-    assert accelerator() == torch.device(expected)
+    assert default_device() == torch.device(expected)
 
 
 def test_the_device_auto_is_the_accelerator(folder: Path) -> None:
-    assert load_encoder(folder, device="auto").device.type == accelerator().type
+    assert load_encoder(folder, device="auto").device.type == default_device().type
 
 
 def test_an_idle_gpu_is_named_once_in_the_log(

@@ -78,11 +78,10 @@ COMMON = {
     "hf_config",
     "internals",
 }
-BASE_KNOWS_OF_STREAMS = {"streams.items", "streams.keywords"}
 # The files and folders of ``encoders`` that each of its folders may import at the top of a file.
 KNOWS = {
     "layers": {"data", "hf_config", "layers"},
-    "base": {"contract", "data", "grids", "layers", "base", *BASE_KNOWS_OF_STREAMS},
+    "base": {"contract", "data", "grids", "layers", "base", "streams.items"},
     "inputs": {"data", "inputs"},
     "streams": {"data", "grids", "inputs", "streams"},
     "accelerated": {"contract", "data", "block_parts", "layers", "accelerated"},
