@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     from .block_parts import BlockParts
     from .contract import Preprocessor
 
-Default = TypeVar("Default")
 _CONVERTED = ("internvl_vision", "interns1_vision")
 """Model types of towers whose configs have the names and defaults of transformers' classes."""
 
@@ -116,25 +115,22 @@ class InternViTConfig:
         require_value(config, "downsample_ratio", 0.5)
         require_value(config, "projector_hidden_act", "gelu")
         require_value(config, "vision_feature_select_strategy", "default")
-
-        def either(original: Default, conversion: Default) -> Default:
-            """Return ``conversion`` for a config in transformers' format, else ``original``."""
-            return conversion if converted else original
-
-        qk_norm = either(True, False)
+        # Each format has defaults of its own.
+        depth, width, inner, heads = (24, 1024, 4096, 16) if converted else (48, 3200, 12800, 25)
         norms, versions = ("rms_norm", "layer_norm"), ("v1", "v2")
-        image_size = read_size(vision, "image_size", default=either(224, 448))
+        qk_norm = not converted
+        image_size = read_size(vision, "image_size", default=448 if converted else 224)
         tiling = chat and not converted  # a -hf repo describes tiling in its processor files
         language = find_section(config, "llm_config", "text_config")
         return cls(
-            depth=read_size(vision, "num_hidden_layers", default=either(48, 24), limit=1024),
-            hidden_size=read_size(vision, "hidden_size", default=either(3200, 1024)),
-            intermediate_size=read_size(vision, "intermediate_size", default=either(12800, 4096)),
-            num_heads=read_size(vision, "num_attention_heads", default=either(25, 16)),
+            depth=read_size(vision, "num_hidden_layers", default=depth, limit=1024),
+            hidden_size=read_size(vision, "hidden_size", default=width),
+            intermediate_size=read_size(vision, "intermediate_size", default=inner),
+            num_heads=read_size(vision, "num_attention_heads", default=heads),
             image_size=image_size,
             qkv_bias=read_flag(vision, "qkv_bias", "attention_bias", default=qianfan),
             qk_normalization=read_flag(vision, "qk_normalization", "use_qk_norm", default=qk_norm),
-            norm_type=read_choice(vision, "norm_type", *norms, default=either(*norms)),
+            norm_type=read_choice(vision, "norm_type", *norms, default=norms[converted]),
             out_hidden_size=read_size(language, "hidden_size") if chat else None,
             layer_norm_eps=read_epsilon(vision, "layer_norm_eps", default=1e-6),
             patch_size=read_size(vision, "patch_size", default=14),

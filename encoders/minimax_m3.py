@@ -283,7 +283,8 @@ def rotary_cos_sin(
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate columns i and i + r of queries and keys ``x`` [T, 2, H, K] by a row's angle i.
 
-    ``cos`` and ``sin`` are [T, 1, 1, 2r]. Columns from 2r on are not rotated.
+    ``cos`` and ``sin`` are [T, 1, 1, 2r]: ``RotarySegments.of`` repeats those of the r angles, and
+    negates the first half of ``sin``. Columns from 2r on are not rotated.
     """
     rotated, unrotated = x.tensor_split((cos.shape[-1],), dim=-1)
     first, second = rotated.chunk(2, dim=-1)

@@ -306,7 +306,8 @@ def rotary_cos_sin(
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate columns i and i + K/2 of queries and keys ``x`` [T, 2, H, K] by the same angle.
 
-    ``cos`` and ``sin`` are [T, 1, 1, K] in float32 or wider, the first half of ``sin`` negated.
+    ``cos`` and ``sin`` are [T, 1, 1, K] in float32 or wider: ``RotarySegments.of`` repeats those of
+    the K/2 angles, and negates the first half of ``sin``.
     """
     first, second = x.chunk(2, dim=-1)
     swapped = torch.cat((second, first), dim=-1)

@@ -87,7 +87,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, context: TileSegments) -> Tensor:
         qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))
         q_THK, k_THK, v_THK = qkv.flatten(0, -4).unbind(1)
-        out_THK = attention(q_THK, k_THK, v_THK, *context, segment_rows=sum(x.shape[1:-1]))
+        rows = x.shape[1] if x.ndim == 3 else 0  # views are equally long, packed segments are not
+        out_THK = attention(q_THK, k_THK, v_THK, *context, segment_rows=rows)
         out: Tensor = self.proj(out_THK.flatten(1))
         return out.view_as(x)
 
