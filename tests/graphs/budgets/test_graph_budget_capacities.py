@@ -87,21 +87,25 @@ def test_an_item_over_every_budget_is_an_error_if_so_configured(name: str) -> No
         graphed(pixels_for(encoder, [grid]), [grid])
 
 
-def test_each_capacity_alone_makes_an_item_overflow() -> None:
-    budget = Budget(tokens=64, rows=128, segments=4, longest_segment=64, windows=6)
-    packer = Packer(Costs.unmeasured([budget]), 8, 16_384)
-    fits = EncoderItemSpec(128, 64, 2, 64, 6)
-    assert packer.why_eager(fits) == "cheaper"
-    assert budget.fits(Batch.of([fits]))
-    for change, reason in [
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
         ({"output_tokens": 65}, "tokens"),
         ({"input_size": 129}, "tokens"),
         ({"segments": 5}, "segments"),
         ({"longest_segment": 65}, "longest segment"),
         ({"windows": 7}, "windows"),
-    ]:
-        assert packer.why_eager(fits._replace(**change)) == f"over {reason}"
-        assert budget.exceeded_by(Batch.of([fits._replace(**change)])) == reason
+    ],
+    ids=str,
+)
+def test_each_capacity_alone_makes_an_item_overflow(change: dict[str, int], reason: str) -> None:
+    budget = Budget(tokens=64, rows=128, segments=4, longest_segment=64, windows=6)
+    packer = Packer(Costs.unmeasured([budget]), 8, 16_384)
+    fits = EncoderItemSpec(128, 64, 2, 64, 6)
+    assert packer.why_eager(fits) == "cheaper"
+    assert budget.fits(Batch.of([fits]))
+    assert packer.why_eager(fits._replace(**change)) == f"over {reason}"
+    assert budget.exceeded_by(Batch.of([fits._replace(**change)])) == reason
 
 
 def test_the_short_shapes_longest_segment_is_rounded_up() -> None:
@@ -109,7 +113,7 @@ def test_the_short_shapes_longest_segment_is_rounded_up() -> None:
     assert (short.rows, short.longest_segment) == (14, 2)
 
 
-def test_frames_given_are_the_segments_of_every_budget() -> None:
-    for frames in (1, 3, 8, 50):
-        chosen = choose_budgets(ToyEncoder(), [64], max_frames_per_batch=frames)
-        assert max(budget.segments for budget in chosen.budgets) == frames
+@pytest.mark.parametrize("frames", [1, 3, 8, 50])
+def test_frames_given_are_the_segments_of_every_budget(frames: int) -> None:
+    chosen = choose_budgets(ToyEncoder(), [64], max_frames_per_batch=frames)
+    assert max(budget.segments for budget in chosen.budgets) == frames

@@ -97,59 +97,69 @@ def test_out_that_does_not_fit_is_refused(change: Callable[[Tensor], Tensor]) ->
         graphed(pixels, SMALL, out=EncoderOutput(None, pooled, deep))
 
 
-def test_out_is_checked_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def sharing(good: EncoderOutput, pooled: Tensor, layer: Tensor) -> EncoderOutput:
+    return good._replace(
+        pooler_output=pooled, deepstack_features=(good.deepstack_features[0], layer)
+    )
+
+
+BAD_OUT: dict[str, tuple[Callable[[EncoderOutput, int], object], str]] = {
+    "too few layers": (
+        lambda good, n: good._replace(deepstack_features=good.deepstack_features[:1]),
+        "out has no deepst",
+    ),
+    "too many layers": (
+        lambda good, n: good._replace(
+            deepstack_features=(*good.deepstack_features, *torch.zeros(2, n, 3))
+        ),
+        r"out.deepstack_features.2 would not be written: outputs are .* None for others",
+    ),
+    "one twice": (
+        lambda good, n: good._replace(
+            deepstack_features=(good.pooler_output, good.deepstack_features[0])
+        ),
+        r"out.deepstack_features.0 shares memory with out.pooler_output",
+    ),
+    "half of one": (
+        lambda good, n: sharing(good, (both := torch.zeros(2 * n - 1, 3))[:n], both[-n:]),
+        r"out.deepstack_features.1 shares memory with out.pooler_output",
+    ),
+    "columns of one that lie apart": (
+        lambda good, n: sharing(good, (wide := torch.zeros(n, 8))[:, :3], wide[:, 5:]),
+        r"out.deepstack_features.1 shares memory with out.pooler_output",
+    ),
+    "expanded": (
+        lambda good, n: good._replace(pooler_output=torch.zeros(3).expand(n, 3)),
+        r"out.pooler_output .* is expanded",
+    ),
+    "unfolded": (
+        lambda good, n: good._replace(pooler_output=torch.zeros(n + 2).unfold(0, 3, 1)),
+        r"out.pooler_output .* is expanded or unfolded",
+    ),
+    "of inference mode": (
+        lambda good, n: good._replace(pooler_output=torch.inference_mode()(torch.zeros)(n, 3)),
+        r"out.pooler_output was made in inference mode",
+    ),
+    "a tuple": (lambda good, n: tuple(good), r"out is a tuple: pass PartialOutput\("),
+    "a tensor": (lambda good, n: good.pooler_output, r"out is a Tensor: pass PartialOutput\("),
+}
+"""Functions that make a bad ``out`` of a good one of n tokens, and the error about it."""
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("case", BAD_OUT)
+def test_out_is_checked_before_anything_runs(
+    monkeypatch: pytest.MonkeyPatch, case: str, route: str
+) -> None:
     """Whatever would fail, or be overwritten or left unwritten: no number is computed."""
-    graphed = toy().capture(progress=False)
+    graphed, grids = toy().capture(progress=False), ROUTES[route]
     monkeypatch.setattr(graphed.encoder, "forward", lambda *args, **kwargs: pytest.fail("it ran"))
-    for grids in ROUTES.values():
-        pixels = pixels_for(graphed.encoder, grids)
-        tokens = sum(spec.output_tokens for spec in graphed.encoder.item_specs(grids))
-        hidden, pooled, *deep = (torch.zeros(n, 3) for n in (len(pixels), *[tokens] * 4))
-        good = EncoderOutput(hidden, pooled, tuple(deep[:2]))
-        with torch.inference_mode():
-            inferred = torch.zeros(tokens, 3)
-        for bad, message in {
-            "too few layers": (good._replace(deepstack_features=(deep[0],)), "out has no deepst"),
-            "too many layers": (
-                good._replace(deepstack_features=tuple(deep)),
-                r"out.deepstack_features.2 would not be written: outputs are .* None for others",
-            ),
-            "one twice": (
-                good._replace(deepstack_features=(pooled, deep[0])),
-                r"out.deepstack_features.0 shares memory with out.pooler_output",
-            ),
-            "half of one": (
-                good._replace(
-                    pooler_output=(both := torch.zeros(2 * tokens - 1, 3))[:tokens],
-                    deepstack_features=(deep[0], both[-tokens:]),
-                ),
-                r"out.deepstack_features.1 shares memory with out.pooler_output",
-            ),
-            "columns of one that lie apart": (
-                good._replace(
-                    pooler_output=(wide := torch.zeros(tokens, 8))[:, :3],
-                    deepstack_features=(deep[0], wide[:, 5:]),
-                ),
-                r"out.deepstack_features.1 shares memory with out.pooler_output",
-            ),
-            "expanded": (
-                good._replace(pooler_output=torch.zeros(3).expand(tokens, 3)),
-                r"out.pooler_output .* is expanded",
-            ),
-            "unfolded": (
-                good._replace(pooler_output=torch.zeros(tokens + 2).unfold(0, 3, 1)),
-                r"out.pooler_output .* is expanded or unfolded",
-            ),
-            "of inference mode": (
-                good._replace(pooler_output=inferred),
-                r"out.pooler_output was made in inference mode",
-            ),
-        }.values():
-            with pytest.raises(ValueError, match=message):
-                graphed(pixels, grids, out=bad)
-        for bad in (tuple(good), pooled):
-            with pytest.raises(ValueError, match=r"out is a (tuple|Tensor): pass PartialOutput\("):
-                graphed(pixels, grids, out=bad)
+    pixels = pixels_for(graphed.encoder, grids)
+    tokens = sum(spec.output_tokens for spec in graphed.encoder.item_specs(grids))
+    hidden, pooled, *deep = (torch.zeros(n, 3) for n in (len(pixels), *[tokens] * 3))
+    change, message = BAD_OUT[case]
+    with pytest.raises(ValueError, match=message):
+        graphed(pixels, grids, out=change(EncoderOutput(hidden, pooled, tuple(deep)), tokens))
 
 
 @pytest.mark.parametrize("backend", ["static", "eager"])
