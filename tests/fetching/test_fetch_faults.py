@@ -59,6 +59,7 @@ def test_a_cut_connection_goes_on_where_it_stopped(
 def test_a_server_that_stalls_is_asked_again(
     hub: HubServer, folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The server is silent for longer than the client's timeout: time itself is tested."""
     wait_no_longer(monkeypatch)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DOWNLOAD_TIMEOUT", 0.6)
     hub.push(REPO, folder)
@@ -107,6 +108,7 @@ def test_a_silent_server_is_named_once_the_wait_is_long(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """The server is silent for longer than ``SILENCE``: time itself is tested."""
     hub.push(REPO, folder)
     load_encoder(REPO, cache_dir=cache, progress=False)
     assert caplog.text == ""

@@ -30,16 +30,18 @@ class Counted:
 
     def __init__(self) -> None:
         self.taken = 0
+        self.more = threading.Event()
 
     def __iter__(self) -> Iterator[int]:
         for number in itertools.count():
             self.taken += 1
+            self.more.set()
             yield number
 
-
-def settle() -> None:
-    """Give the worker threads time to run as far ahead as they may."""
-    time.sleep(0.15)
+    def settle(self) -> None:
+        """Wait until none is taken for 0.05 s: only time shows that threads read no further."""
+        while self.more.wait(0.05):
+            self.more.clear()
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(4, marks=pytest.mark.slow), 16])
@@ -48,15 +50,15 @@ def test_no_more_than_four_batches_are_read_ahead(workers: int) -> None:
     stream = NumberEncoder().encode_many(
         items, batch_tokens=100, workers=workers, pool="mean", progress=False
     )
-    settle()
+    items.settle()
     assert items.taken == 0  # nothing starts before the first result is asked for
     for yielded in range(1, 60):
         next(stream)
         if yielded in (1, 2, 10, 11, 37, 59):
-            settle()
+            items.settle()
         assert items.taken <= yielded + 40
     while items.taken <= yielded + 20:  # it does run ahead
-        settle()
+        items.settle()
     stream.close()
 
 
@@ -67,7 +69,7 @@ def test_reading_ahead_is_bounded_when_items_grow() -> None:
     for yielded in range(1, 330):
         next(stream)
         if yielded in (299, 310, 329):
-            settle()
+            items.settle()
             large = max(items.taken - max(yielded, 300), 0)
             assert large <= 4 + 3  # four batches, and one item in the hands of each worker
     stream.close()
@@ -88,7 +90,7 @@ def test_a_run_of_bad_items_is_bounded_too() -> None:
     )
     for _ in range(5):
         next(stream)
-    settle()
+    items.settle()
     assert items.taken <= 5 + 40
     stream.close()
 
@@ -209,7 +211,7 @@ def test_ctrl_c_ends_the_process_and_its_threads(seconds: float) -> None:
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "running\n"
-        time.sleep(0.2)
+        time.sleep(0.2)  # anywhere in the stream: the threads must end wherever they are
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=30)
     finally:

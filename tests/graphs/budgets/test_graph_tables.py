@@ -98,10 +98,10 @@ def test_a_file_that_is_no_json_of_a_table_is_refused(tmp_path: Path, text: str)
         toy().load_table(path)
 
 
-def test_a_file_that_is_not_there_is_refused_when_it_is_named(tmp_path: Path) -> None:
-    for path in (tmp_path / "missing.json", tmp_path):
-        with pytest.raises(ValueError, match=r"is no table .*Error: .*save_table again"):
-            toy().load_table(path)
+@pytest.mark.parametrize("name", ["missing.json", "."])
+def test_a_file_that_is_not_there_is_refused_when_it_is_named(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match=r"is no table .*Error: .*save_table again"):
+        toy().load_table(tmp_path / name)
 
 
 # --- tables of something else ---------------------------------------------------------------------
