@@ -12,7 +12,6 @@ Shapes: T packed rows, H heads, K head size, S segments.
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -179,20 +178,17 @@ def _flash4(
     if torch.cuda.get_device_capability(q.device)[0] == 9:  # the tiles were measured on Hopper
         tile = flash4_tile(shape)
     options = {} if tile is None else {"tile_mn": tile[:2], "mma_pv_is_rs": tile[2]}
-    with warnings.catch_warnings():
-        # The compiler warns of argument types that flash-attn-4 itself passes.
-        warnings.simplefilter("ignore")
-        flash4_forward()(
-            q,
-            k,
-            v,
-            cu_seqlens_q=offsets,
-            cu_seqlens_k=offsets,
-            max_seqlen_q=longest,
-            max_seqlen_k=longest,
-            out=out,
-            **options,
-        )
+    flash4_forward()(
+        q,
+        k,
+        v,
+        cu_seqlens_q=offsets,
+        cu_seqlens_k=offsets,
+        max_seqlen_q=longest,
+        max_seqlen_k=longest,
+        out=out,
+        **options,
+    )
     return out
 
 

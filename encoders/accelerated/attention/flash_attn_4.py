@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from contextlib import suppress
 from functools import cache
 from inspect import signature
 from pathlib import Path
@@ -26,6 +27,8 @@ KEYWORDS = frozenset(
     )
 )
 """The keywords with which the forward is called."""
+WARNING_MODULES = r"(flash_attn|cutlass|quack)(\.|$)"
+"""The modules of flash-attn-4, and of the compiler and the kernels that it is built on."""
 
 
 class Flash4(Protocol):
@@ -38,32 +41,34 @@ class Flash4(Protocol):
 def flash4_forward() -> Flash4:
     """Return flash-attn-4's forward with an output buffer; its compiled kernels are kept on disk.
 
-    The package compiles for some two seconds per head size and tiling. Its cache is off by default
-    and lies in the shared temporary folder; here it is on and lies in the user's own cache. The
-    package reads the two variables of its cache once, when it is imported, so they are in the
-    environment during the import alone. Variables that the user has set keep their values, and a
-    package that was imported before keeps the cache that it has.
+    The package compiles for some two seconds per head size and tiling. Unless the user has switched
+    its cache on or off by its variable of the environment, this function gets a cache on disk, in
+    the folder that the user has set for it or else in the user's own cache. Where that cannot be
+    written, compiled kernels are kept in memory, as is the package's default.
+
+    Its compiler warns of argument types and old names that the package itself uses. Warnings that
+    its modules give are ignored from here on: a filter for the time of a call would be set and
+    reset for all threads of the process, and two that overlap could leave it set for good.
 
     Raises:
         ImportError: the package is missing, or its forward lacks one of :data:`KEYWORDS`.
     """
-    cache_home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    settings = {
-        "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED": "1",
-        "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR": str(cache_home / "vitgraph" / "flash-attn-4"),
-    }
-    new_settings = {name: value for name, value in settings.items() if name not in os.environ}
-    os.environ.update(new_settings)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            from flash_attn.cute.interface import _flash_attn_fwd
-    finally:
-        for name in new_settings:
-            os.environ.pop(name, None)
+    warnings.filterwarnings("ignore", module=WARNING_MODULES)
+    from flash_attn.cute.cache_utils import JITPersistentCache, _compute_source_fingerprint
+    from flash_attn.cute.interface import _flash_attn_fwd
+
     forward: Flash4 = _flash_attn_fwd
     if missing := sorted(KEYWORDS - signature(forward).parameters.keys()):
         raise ImportError(
             f"the forward of this flash-attn-4 takes no {', '.join(missing)}: install 4.0.0b36"
         )
+    if "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED" not in os.environ:
+        # Variables set here for the time of the import could crash a thread in C that reads some.
+        cache_home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+        own_folder = os.environ.get("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR")
+        folder = Path(own_folder or cache_home / "vitgraph" / "flash-attn-4")
+        with suppress(OSError):
+            _flash_attn_fwd.compile_cache = JITPersistentCache(
+                folder / _compute_source_fingerprint() / "fwd"
+            )
     return forward

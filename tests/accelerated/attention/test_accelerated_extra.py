@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest.mock import patch
@@ -51,13 +52,24 @@ def test_only_one_kernel_needs_the_extra() -> None:
 
 ENABLED = "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED"
 FOLDER = "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR"
-PACKAGE = f"""
+PACKAGE = """
 import os
-read = [os.environ["{ENABLED}"], os.environ["{FOLDER}"]]
+import warnings
+environment = dict(os.environ)
 def _flash_attn_fwd(q, k, v, PARAMETERS):
-    return read
+    warnings.warn("compiled", stacklevel=1)
+    return _flash_attn_fwd.compile_cache
+_flash_attn_fwd.compile_cache = "its own"
 """
-"""Stands for flash-attn-4, which reads the two variables when it is imported."""
+CACHE = """
+def _compute_source_fingerprint():
+    return "5eed"
+def JITPersistentCache(path):
+    if path.parts[0] == "locked":
+        raise PermissionError(path)
+    return str(path)
+"""
+"""Modules that stand for flash-attn-4, whose compiler warns and which has a cache of kernels."""
 
 
 @pytest.fixture
@@ -72,34 +84,47 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
             del sys.modules[name]
         monkeypatch.syspath_prepend(tmp_path)
         flash4_forward.cache_clear()
+        (package / "cache_utils.py").write_text(CACHE)
         yield (package / "interface.py").write_text
     flash4_forward.cache_clear()
 
 
+def call_without_rows() -> object:
+    nothing = torch.empty(0)
+    return flash4_forward()(nothing, nothing, nothing)
+
+
 @pytest.mark.parametrize(
-    ("own", "read"),
+    ("own", "kept_in"),
     [
-        ({}, ["1", "CACHE/vitgraph/flash-attn-4"]),
-        ({FOLDER: "/mine"}, ["1", "/mine"]),
-        ({ENABLED: "0"}, ["0", "CACHE/vitgraph/flash-attn-4"]),
+        ({}, "CACHE/vitgraph/flash-attn-4/5eed/fwd"),
+        ({FOLDER: "/mine"}, "/mine/5eed/fwd"),
+        ({FOLDER: "locked"}, "its own"),
+        ({ENABLED: "0"}, "its own"),
     ],
-    ids=["nothing_set", "own_folder", "switched_off"],
+    ids=["nothing_set", "own_folder", "read_only_folder", "switched_off"],
 )
-def test_the_cache_of_flash_attn_4_is_set_during_its_import_alone(
+def test_flash_attn_4_keeps_its_kernels_on_disk_unless_told_otherwise(
     install: Callable[[str], None],
     monkeypatch: pytest.MonkeyPatch,
     own: dict[str, str],
-    read: list[str],
+    kept_in: str,
 ) -> None:
     install(PACKAGE.replace("PARAMETERS", ", ".join(f"{name}=None" for name in KEYWORDS)))
     for name in (ENABLED, FOLDER):
         monkeypatch.delenv(name, raising=False)
     for name, value in {"XDG_CACHE_HOME": "CACHE", **own}.items():
         monkeypatch.setenv(name, value)
-    before = dict(os.environ)
-    nothing = torch.empty(0)
-    assert flash4_forward()(nothing, nothing, nothing) == read
-    assert dict(os.environ) == before
+    assert call_without_rows() == kept_in
+    # It is never changed, not even during the import: a thread in C may be reading it.
+    assert sys.modules["flash_attn.cute.interface"].environment == dict(os.environ)
+
+
+def test_warnings_of_flash_attn_4_alone_are_ignored(install: Callable[[str], None]) -> None:
+    install(PACKAGE.replace("PARAMETERS", ", ".join(f"{name}=None" for name in KEYWORDS)))
+    call_without_rows()
+    with pytest.warns(UserWarning, match="of the user"):
+        warnings.warn("of the user", stacklevel=1)
 
 
 def test_a_flash_attn_4_whose_forward_lacks_a_keyword_is_refused(
