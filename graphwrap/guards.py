@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from functools import cache
 from itertools import chain
 from typing import Literal, TypeAlias, cast, get_args
 
@@ -162,16 +161,6 @@ class WeightGuard:
             )
 
 
-@cache
-def _is_cuda(device: torch.device) -> bool:
-    """Return whether a device is a GPU.
-
-    The answer is kept: torch makes a new string whenever it is asked for the type of a device,
-    which takes 13 us on a CPU core when its caches are cold.
-    """
-    return device.type == "cuda"
-
-
 def settle_modes(device: torch.device) -> AbstractContextManager[object]:
     """Return a context that sets torch's modes for captures and calls on ``device``.
 
@@ -184,7 +173,7 @@ def settle_modes(device: torch.device) -> AbstractContextManager[object]:
         modes.append(torch.inference_mode(False))
     if modes or torch.is_grad_enabled():  # leaving inference mode turns gradients on
         modes.append(torch.no_grad())
-    on_cuda = _is_cuda(device)
+    on_cuda = device.type == "cuda"
     for kind in ("cpu", "cuda") if on_cuda else ("cpu",):
         if torch.is_autocast_enabled(kind):
             modes.append(torch.autocast(kind, enabled=False))
@@ -264,7 +253,7 @@ def check_alone(lock: CallLock, device: torch.device) -> None:
             "a GraphedEncoder was called from inside its own encoder (a forward, a hook): that "
             "would overwrite the buffers of the call under way; call the encoder itself there"
         )
-    if _is_cuda(device) and torch.cuda.is_current_stream_capturing():
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
             "a GraphedEncoder was called while a CUDA graph is being captured, which cannot hold "
             "its replays: call it before, or capture encoder(pixel_values, encoder_metadata=...)"
