@@ -8,8 +8,11 @@ encoded alone; most have one, named "image" (what lies on a disk is a *file* or 
 *item* is one image or one video as the user passed it; a *view* is a picture of an item that a
 tower sees, the whole or a *tile* of it. A *row* is one entry of ``pixel_values``, a *patch* or a
 tile; a *segment* is one attention sequence (an image, a frame pair, a tile); a *token* is one
-output row after the merge. A *budget* is the number of tokens that a captured graph holds. A *form*
-of an encoder is the way it runs: as it is, accelerated or compiled.
+output row after the merge, and ``pooler_output`` has a row per token, not one per item. A
+*sequence* is what a language model reads: tokens, and newlines that the tower learned. ``grid_thw``
+has a row (t, h, w) per item: t frames or frame pairs, or t tiles, of h x w patches each. A *budget*
+is the number of tokens that a captured graph holds. A *form* of an encoder is the way it runs: as
+it is, accelerated or compiled.
 
 Shapes, with one meaning per letter in all files: P patches (rows of ``pixel_values``), T rows of
 attention (the patches of all segments, packed, and what a tower adds to them, such as class

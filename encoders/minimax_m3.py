@@ -206,7 +206,7 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Full attention inside each image or run of frames; fused qkv is [Q; K; V], head-major."""
+    """Full attention inside each segment (4 frame pairs); fused qkv is [Q; K; V], head-major."""
 
     def __init__(self, config: MiniMaxM3Config) -> None:
         super().__init__()

@@ -222,7 +222,7 @@ class MoonViTEncoder(RasterEncoder):
         return self._add_weighted_rows(timed, self.pos_embed, taps, weights).to(patches.dtype)
 
     def _mean_over_time(self, hidden: Tensor, metadata: Metadata) -> Tensor:
-        """Normalise patches [P, D] and average them over the frames of each chunk, [N*4, D]."""
+        """Normalise patches [P, D] and average them over the frames of a segment, [N*4, D]."""
         normed, index, weight = self.norm(hidden), metadata["merge_index"], metadata["merge_weight"]
         total: Tensor = normed[index[:, 0]] * weight[:, :1]
         for frame in range(1, index.shape[1]):
@@ -254,7 +254,7 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Full attention inside each image or chunk of frames; fused qkv is [Q; K; V], head-major."""
+    """Full attention inside each segment, up to four frames; fused qkv is [Q; K; V], head-major."""
 
     def __init__(self, config: MoonViTConfig) -> None:
         super().__init__()
