@@ -75,7 +75,7 @@ def run_transformers(tower: Tower, reference: nn.Module, inputs: VisionInputs) -
 @torch.no_grad()
 def measure(tower: Tower, runs: int) -> list[dict[str, Any]]:
     """Measure one tower; return a row of medians per workload."""
-    encoder: Any = tower.build()
+    encoder: Any = tower.build_encoder()
     reference = tower.reference(encoder)
     fast = encoder.accelerated()
     tokens = {

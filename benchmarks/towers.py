@@ -11,6 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from benchmarks.measuring.torch_flash import attend_by_torch
+from encoders import Encoder
 from encoders.base.vision_encoder import VisionEncoder
 from tests.oracles import BY_NAME, Grids
 from weights.published import PUBLISHED
@@ -36,15 +37,20 @@ class Tower:
     repo_id: str
 
     def build(self, dtype: torch.dtype = torch.bfloat16, device: str = "cuda") -> VisionEncoder:
-        """Build this library's tower at its published size with random weights, on a device."""
+        """Build this library's tower of one input path at its published size, on a device."""
+        encoder = self.build_encoder(dtype, device)
+        assert isinstance(encoder, VisionEncoder)
+        return encoder
+
+    def build_encoder(self, dtype: torch.dtype = torch.bfloat16, device: str = "cuda") -> Encoder:
+        """Build this library's encoder at its published size with random weights, on a device."""
         family = BY_NAME[self.family]
         torch.manual_seed(0)
         with torch.device(device):
             encoder = family.encoder_class(family.config_class.from_hf(self.config))
-        assert isinstance(encoder, VisionEncoder)
         return encoder.to(dtype).eval().requires_grad_(False)
 
-    def reference(self, encoder: VisionEncoder, attention: str = "sdpa") -> nn.Module:
+    def reference(self, encoder: Encoder, attention: str = "sdpa") -> nn.Module:
         """Build transformers' tower with the weights and dtype of ``encoder``.
 
         Args:

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from encoders import VisionEncoder
 from encoders.contract import EncoderItemSpec, EncoderOutput, Grid, GridLike, VisionInputs
 from encoders.grids import read_grid
 from encoders.streams.calls import ItemEncoder
@@ -24,13 +23,11 @@ TOWERS = ["intern_vit_300m", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
 
 
 @cache
-def tower(name: str, dtype: torch.dtype = torch.float32) -> VisionEncoder:
+def tower(name: str, dtype: torch.dtype = torch.float32) -> Encoder:
     """Build a small tower with seeded weights and the preprocessing of its family."""
     with TemporaryDirectory() as folder:
         write_seeded_checkpoint(folder, name, width=64)
-        encoder = load_encoder(folder, dtype=dtype, progress=False)
-    assert isinstance(encoder, VisionEncoder)
-    return encoder
+        return load_encoder(folder, dtype=dtype, progress=False)
 
 
 class NumberEncoder(EncodesItems[EncoderOutput]):
