@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from encoders import Encoder
 from encoders.contract import EncoderItemSpec, EncoderOutput, Grid, GridLike, VisionInputs
 from encoders.grids import read_grid
 from encoders.streams.calls import ItemEncoder
