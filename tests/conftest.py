@@ -241,9 +241,9 @@ def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def repo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def repo(written: Written) -> Path:
     """A small checkpoint of Qwen3-VL that no test changes."""
-    return write_seeded_checkpoint(tmp_path_factory.mktemp("repo"), "qwen3_vl", width=64)
+    return written("qwen3_vl")
 
 
 @pytest.fixture(scope="module")

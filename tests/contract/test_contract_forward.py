@@ -25,8 +25,7 @@ from tests.oracles import (
     grids_for,
     tiny,
 )
-from tests.oracles.references.moonvit import MoonViTReference
-from tests.oracles.references.step import Step3VLReference
+from tests.oracles.references.step import HeadsInHalves
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
 
@@ -149,8 +148,7 @@ def loss_of(output: EncoderOutput) -> Tensor:
 
 def reference_order(reference: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return gradients with their rows in the order of the reference's weights."""
-    permuted = isinstance(reference, MoonViTReference | Step3VLReference)
-    return reference.permuted(state) if permuted else state
+    return reference.permuted(state) if isinstance(reference, HeadsInHalves) else state
 
 
 def gradients_of(encoder: VisionEncoder, loss: Tensor) -> dict[str, Tensor]:

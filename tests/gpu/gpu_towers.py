@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -51,6 +52,11 @@ from graphwrap.costs import Costs
 from graphwrap.packing import Packer
 from tests.support.graphs.outputs import EVERY_FIELD, assert_same_bits, fields
 
+NEEDS_CUDA = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+"""The marks of every test here."""
 Grids = list[list[int]]
 FAMILIES = ["intern_vit", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "exaone4_5", "step3_vl"]
 FAMILIES += ["glm4v", "glm5_next", "pixtral", "paddleocr_vl"]

@@ -9,6 +9,7 @@ import pytest
 import torch
 from gpu_towers import (
     FAMILIES,
+    NEEDS_CUDA,
     Grids,
     any_sync_is_an_error,
     assert_padding_changes_no_bit,
@@ -24,10 +25,7 @@ from torch import nn
 from encoders.base.vision_encoder import VisionEncoder
 from tests.support.graphs.outputs import assert_same_bits, copy_of, fields, worst_distance
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = NEEDS_CUDA
 
 WIDER = {torch.float32: torch.float64, torch.float16: torch.float32}
 """The dtype whose result counts as exact."""

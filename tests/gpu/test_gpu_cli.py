@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
+from gpu_towers import NEEDS_CUDA
 from PIL import Image
 
 from vitgraph.cli import main
@@ -15,10 +15,7 @@ from vitgraph.features import load_features
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import FAMILIES
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = NEEDS_CUDA
 SEEDED = {
     family.name: next(name for name, small in family.facts.small.items() if small.title)
     for family in FAMILIES.values()

@@ -10,6 +10,7 @@ import pytest
 import torch
 from gpu_towers import (
     FAMILIES,
+    NEEDS_CUDA,
     TILE_PATCHES,
     budgets_of,
     calls_of,
@@ -33,10 +34,7 @@ from tests.support.graphs.outputs import (
     worst_distance,
 )
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = NEEDS_CUDA
 
 
 @pytest.fixture(params=FAMILIES)

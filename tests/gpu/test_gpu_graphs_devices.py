@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from gpu_towers import FAMILIES, budgets_of, calls_of, new_tower, on_gpu, replaying, tower
+from gpu_towers import (
+    FAMILIES,
+    NEEDS_CUDA,
+    budgets_of,
+    calls_of,
+    new_tower,
+    on_gpu,
+    replaying,
+    tower,
+)
 from torch import nn
 
 from graphwrap import GraphedEncoder
@@ -20,10 +29,7 @@ from tests.support.graphs.outputs import (
     worst_distance,
 )
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = NEEDS_CUDA
 two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gpu_towers import on_gpu, replaying
+from gpu_towers import NEEDS_CUDA, on_gpu, replaying
 
 from graphwrap import GraphedEncoder
 from tests.oracles import FAMILIES, Family, build_encoder
 from tests.support.graphs.outputs import EVERY_FIELD, assert_same_bits, copy_of
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = NEEDS_CUDA
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)

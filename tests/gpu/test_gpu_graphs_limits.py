@@ -11,6 +11,7 @@ import pytest
 import torch
 from gpu_towers import (
     FAMILIES,
+    NEEDS_CUDA,
     TILE_PATCHES,
     any_sync_is_an_error,
     budgets_of,
@@ -31,10 +32,7 @@ from tests.support.graphs.outputs import (
     worst_distance,
 )
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = NEEDS_CUDA
 
 
 @pytest.fixture(params=FAMILIES)

@@ -9,7 +9,7 @@ from copy import deepcopy
 
 import pytest
 import torch
-from gpu_towers import replaying
+from gpu_towers import NEEDS_CUDA, replaying
 
 from encoders import PathsEncoder
 from encoders.contract import EncoderOutput
@@ -24,10 +24,7 @@ from tests.support.graphs.outputs import (
 from tests.support.towers.deepseek import build
 from tests.support.towers.step3_paths import IMAGES, NAMES, shared
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = NEEDS_CUDA
 CALLS = [IMAGES, IMAGES[::-1], IMAGES[:1], IMAGES[-1:]]
 
 

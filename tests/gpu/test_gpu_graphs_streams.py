@@ -8,17 +8,14 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from gpu_towers import fail_at, new_tower, on_gpu, replaying, tower
+from gpu_towers import NEEDS_CUDA, fail_at, new_tower, on_gpu, replaying, tower
 from torch import Tensor
 
 from encoders.contract import EncoderOutput
 from graphwrap import GraphedEncoder
 from tests.support.graphs.outputs import assert_same_bits, copy_of, worst_distance
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = NEEDS_CUDA
 
 IMAGES = [[1, 16, 16], [1, 34, 46]]
 CLOSE = 2e-2

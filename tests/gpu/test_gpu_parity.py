@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from gpu_towers import any_sync_is_an_error, kernels_for
+from gpu_towers import NEEDS_CUDA, any_sync_is_an_error, kernels_for
 from torch import Tensor
 
 from encoders.base.vision_encoder import VisionEncoder
@@ -35,10 +35,7 @@ from tests.oracles import (
 )
 from tests.oracles.halves import half_errors, six_blocks
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = NEEDS_CUDA
 
 HALVES = [torch.bfloat16, torch.float16]
 BOUNDS = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 1e-2, torch.float16: 1.5e-3}

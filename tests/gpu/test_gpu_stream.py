@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from gpu_towers import NEEDS_CUDA
 
 from encoders.base.vision_encoder import VisionEncoder
 from encoders.contract import Limits
@@ -13,10 +14,7 @@ from graphwrap import GraphedEncoder
 from tests.support.photographs import panning_clip, photographs
 from tests.support.towers.streams import TOWERS, prefetch_threads, tower
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = NEEDS_CUDA
 
 ITEMS: list[Any] = [*photographs()[:5], panning_clip(5), *photographs()[:4]]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from encoders.contract import EncoderOutput
 
 from ..configs import Config, vision_of
 from ..keys import State, renamed, split_qkv
-from .step import halves
+from .step import HeadsInHalves
 
 SIZES = {"hidden_size": 64, "intermediate_size": 112, "num_attention_heads": 4}
 """Widths of small towers, by the names of transformers' configs."""
@@ -29,7 +28,7 @@ KIMI_K25 = {f"vt_{name}": size for name, size in SIZES.items()} | {
 """The same widths by the names of Kimi-K2.5's published config, and that of a language model."""
 
 
-class MoonViTReference(nn.Module):
+class MoonViTReference(HeadsInHalves):
     """The tower and the projector of transformers, side by side as in its model."""
 
     def __init__(self, config: Config) -> None:
@@ -57,19 +56,6 @@ class MoonViTReference(nn.Module):
     def blocks(self) -> nn.ModuleList:
         """The blocks of the tower."""
         return self.vision_tower.layers
-
-    def load_state_dict(
-        self, state_dict: Mapping[str, Tensor], strict: bool = True, assign: bool = False
-    ) -> Any:
-        """Load tensors whose rows of queries and keys are in our order."""
-        return super().load_state_dict(self.permuted(state_dict), strict)
-
-    def permuted(self, state: Mapping[str, Tensor]) -> State:
-        """Put our rows of queries and keys in the order that turns halves of a head."""
-        return {
-            key: halves(value, self.heads) if ".q_proj." in key or ".k_proj." in key else value
-            for key, value in state.items()
-        }
 
 
 def moonvit_output(reference: Any, pixels: Tensor, grid_thw: Tensor) -> EncoderOutput:

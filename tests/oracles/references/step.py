@@ -23,7 +23,26 @@ from ..keys import State, renamed, split_qkv
 from ..versions import STEP_ROTATION, skip_without
 
 
-class Step3VLReference(nn.Module):
+class HeadsInHalves(nn.Module):
+    """A reference whose heads turn halves, where ours turn pairs of neighbouring channels."""
+
+    heads: int
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Tensor], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Load tensors whose rows of queries and keys are in our order."""
+        return super().load_state_dict(self.permuted(state_dict), strict)
+
+    def permuted(self, state: Mapping[str, Tensor]) -> State:
+        """Put our rows of queries and keys in the order that turns halves of a head."""
+        return {
+            key: halves(value, self.heads) if ".q_proj." in key or ".k_proj." in key else value
+            for key, value in state.items()
+        }
+
+
+class Step3VLReference(HeadsInHalves):
     """transformers' tower and its projector."""
 
     def __init__(self, config: Config) -> None:
@@ -40,19 +59,6 @@ class Step3VLReference(nn.Module):
     def blocks(self) -> nn.ModuleList:
         """The blocks of the tower."""
         return self.vision_model.layers
-
-    def load_state_dict(
-        self, state_dict: Mapping[str, Tensor], strict: bool = True, assign: bool = False
-    ) -> Any:
-        """Load tensors whose rows of queries and keys are in our order."""
-        return super().load_state_dict(self.permuted(state_dict), strict)
-
-    def permuted(self, state: Mapping[str, Tensor]) -> State:
-        """Put our rows of queries and keys in the order that turns halves of a head."""
-        return {
-            key: halves(value, self.heads) if ".q_proj." in key or ".k_proj." in key else value
-            for key, value in state.items()
-        }
 
 
 def halves(rows: Tensor, heads: int) -> Tensor:
