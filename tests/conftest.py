@@ -105,9 +105,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def named_by(item: pytest.Item) -> list[str]:
     """The parameters of a test that are names, of towers or of anything else."""
-    parametrised = isinstance(item, pytest.Function) and hasattr(item, "callspec")
-    values = item.callspec.params.values() if parametrised else ()
-    return [value for value in values if isinstance(value, str)]
+    if not isinstance(item, pytest.Function) or "callspec" not in vars(item):
+        return []
+    return [value for value in item.callspec.params.values() if isinstance(value, str)]
 
 
 def id_of(item: pytest.Item) -> str:

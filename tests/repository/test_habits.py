@@ -202,9 +202,10 @@ def parameters(node: ast.FunctionDef | ast.ClassDef) -> set[str]:
     """The parameters of a function, or those that a class is made with."""
     if isinstance(node, ast.FunctionDef):
         return {found.arg for found in ast.walk(node.args) if isinstance(found, ast.arg)}
-    fields = {part.target.id for part in node.body if isinstance(part, ast.AnnAssign)}
-    inits = (part for part in node.body if getattr(part, "name", "") == "__init__")
-    return next(map(parameters, inits), fields)
+    for part in node.body:
+        if isinstance(part, ast.FunctionDef) and part.name == "__init__":
+            return parameters(part)
+    return {ast.unparse(part.target) for part in node.body if isinstance(part, ast.AnnAssign)}
 
 
 def docstrings(path: Path) -> Iterator[str]:
