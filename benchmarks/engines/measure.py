@@ -71,7 +71,10 @@ class Engine:
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_USE_FLASHINFER_SAMPLER": "0",  # an optional package; sampling is greedy
         }
+        # vLLM's second model runner has no times of the tower (0.26).
+        os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
         from vllm import LLM
 
         self.llm = LLM(**{**settings(folder, mode, compiled=compiled), **more})
@@ -281,9 +284,15 @@ def recorder(path: Path | None, about: Callable[[], dict[str, Any]]) -> Callable
         found = json.loads(path.read_text()) if path.exists() else {"rows": []}
         rows = [old for old in found["rows"] if key(old) != key(row)]
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"about": about(), "rows": [*rows, row]}, indent=1) + "\n")
+        write_rows(path, about(), [*rows, row])
 
     return record
+
+
+def write_rows(path: Path, about: dict[str, Any], rows: Sequence[dict[str, Any]]) -> None:
+    """Write a result file with a line per row."""
+    lines = ",\n".join(f"  {json.dumps(row)}" for row in rows)
+    path.write_text(f'{{"about": {json.dumps(about, indent=1)},\n "rows": [\n{lines}\n]}}\n')
 
 
 def key(row: dict[str, Any]) -> tuple[Any, ...]:

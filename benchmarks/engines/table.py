@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.engines.check import verdicts
-from benchmarks.engines.measure import CELLS, MODES, key
+from benchmarks.engines.measure import CELLS, MODES, key, write_rows
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "engines.md"
@@ -123,7 +123,8 @@ def main() -> None:
     parser.add_argument("--merge", nargs="+", type=Path, required=True)
     parser.add_argument("--json", type=Path, default=RESULTS)
     options = parser.parse_args()
-    options.json.write_text(json.dumps(merge(options.merge), indent=1) + "\n")
+    merged = merge(options.merge)
+    write_rows(options.json, merged["about"], merged["rows"])
 
 
 if __name__ == "__main__":

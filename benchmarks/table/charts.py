@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.table.results import Body, cells, graphed, median, read_floors, vllm_best
+from benchmarks.table.results import Body, cells, graphed, median, read_floors, theirs, vllm_best
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -75,7 +75,7 @@ def describe(path: Path, title: str, words: str) -> None:
 def series(floors: Mapping[str, float]) -> dict[str, Callable[[Body], float | None]]:
     """Return the lines of a panel: by name, a function from a workload's row to milliseconds."""
     return {
-        "transformers eager": lambda row: median(row, "hf_ms"),
+        "transformers eager": theirs,
         "reference graphs": lambda row: median(row, "reference_graph_ms"),
         "accelerated graphs": graphed,
         "floor": lambda row: floors.get(row["workload"]),
@@ -109,7 +109,7 @@ def draw_bars(body: Body, path: Path = BARS) -> None:
 def bars_of(row: Body, vllm: float) -> dict[str, float | None]:
     """Return the milliseconds of one workload, by the name of the bar."""
     return {
-        "transformers": median(row, "hf_ms"),
+        "transformers": theirs(row),
         "vLLM": vllm,
         "vitgraph, torch alone": graphed(row, "torch"),
         "vitgraph, flash extra": graphed(row),

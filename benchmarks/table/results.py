@@ -31,6 +31,12 @@ def median(row: Body, figure: str) -> float | None:
     return row.get(figure, {}).get("median")
 
 
+def theirs(row: Body) -> float | None:
+    """Return the milliseconds of transformers' tower with the faster of its kinds of attention."""
+    kinds = (median(row, "hf_ms"), median(row, "hf_flash_ms"))
+    return min((ms for ms in kinds if ms is not None), default=None)
+
+
 def ratio(above: float | None, below: float | None) -> float | None:
     """Return ``above / below``, None if one of them was not measured."""
     return above / below if above and below else None
