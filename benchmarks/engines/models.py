@@ -75,6 +75,31 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "Qwen2.5-VL-7B": ("Qwen2_5_VLForConditionalGeneration", _QWEN2_5),
 }
 """The towers of :mod:`benchmarks.towers` -> architecture and language model, as published."""
+_ALL = {
+    **MODELS,
+    "Qwen2-VL-7B": (
+        "Qwen2VLForConditionalGeneration",
+        {**_QWEN2_5, "model_type": "qwen2_vl_text", "max_position_embeddings": 32768},
+    ),
+}
+INTERN_TOKENS = ("<img>", "</img>", "<IMG_CONTEXT>")
+INTERN_CONFIG = "configuration_internvl_chat"
+INTERN_CODE = """
+from transformers import PretrainedConfig, Qwen2Config
+
+
+class InternVLChatConfig(PretrainedConfig):
+    model_type = "internvl_chat"
+
+    def __init__(self, vision_config=None, llm_config=None, **kwargs):
+        self.vision_config = PretrainedConfig(**(vision_config or {}))
+        self.llm_config = Qwen2Config(**(llm_config or {}))
+        super().__init__(**kwargs)
+
+    def get_text_config(self, decoder=None, encoder=None):
+        return self.llm_config
+"""
+"""The class of the config, which repos of InternVL bring along as well."""
 
 
 def write_model(folder: Path, name: str, layers: int | None = None) -> Path:
@@ -82,10 +107,12 @@ def write_model(folder: Path, name: str, layers: int | None = None) -> Path:
 
     Args:
         folder: the folder to write to; made if it does not exist.
-        name: one of :data:`MODELS`.
+        name: one of :data:`MODELS`, "Qwen2-VL-7B" or "InternViT-300M".
         layers: number of layers of the language model; None keeps all.
     """
-    architecture, text = MODELS[name]
+    if name == "InternViT-300M":
+        return write_internvl(folder, dict(TOWERS[name].config), layers or 24)
+    architecture, text = _ALL[name]
     text = {**text, "num_hidden_layers": layers or text["num_hidden_layers"]}
     vision = dict(TOWERS[name].config)["vision_config"]
     return write_folder(folder, architecture, vision, text, IDS, TOWERS[name].family)
@@ -117,6 +144,35 @@ def write_folder(
     for stem, content in files.items():
         (folder / f"{stem}.json").write_text(json.dumps(content, indent=1))
     write_tokenizer(folder, ids)
+    return folder
+
+
+def write_internvl(folder: Path, config: dict[str, Any], layers: int) -> Path:
+    """Write the folder of an InternVL model: its config with a class for it, and a tokenizer.
+
+    Args:
+        folder: the folder to write to; made if it does not exist.
+        config: the published config; of ``llm_config`` it needs only ``hidden_size``.
+        layers: number of layers of the language model.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    text = {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "intermediate_size": 4864,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "vocab_size": 151680,
+        "max_position_embeddings": 32768,
+        **config["llm_config"],
+    }
+    config |= {"llm_config": text, "torch_dtype": "bfloat16"}
+    config["auto_map"] = {"AutoConfig": f"{INTERN_CONFIG}.InternVLChatConfig"}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / f"{INTERN_CONFIG}.py").write_text(INTERN_CODE)
+    tokens = {token: 151665 + number for number, token in enumerate(INTERN_TOKENS)}
+    write_tokenizer(folder, IDS, tokens)
     return folder
 
 

@@ -11,10 +11,12 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
+import torch
 
 from benchmarks.engines import __main__ as command
-from benchmarks.engines import check, measure, processor, table
+from benchmarks.engines import check, measure, processor, table, vllm_towers
 from benchmarks.engines.models import IDS, MODELS, write_model
+from benchmarks.towers import TOWERS, Tower
 
 ROOT = Path(__file__).parents[2]
 ABOUT = {"vllm": "0.26.0", "gpu": "a GPU", "torch": "2.11.0", "runs": 2, "date": "2026-11-23"}
@@ -284,3 +286,48 @@ def test_the_committed_page_is_the_one_that_is_drawn() -> None:
     page = (ROOT / "docs" / "engines.md").read_text()
     _, rest = page.split(table.BEGIN)
     assert rest.split(table.END)[0].strip() == table.drawn()
+
+
+class FakeTowerEngine:
+    """An engine whose worker runs functions on a model that copies its pixels."""
+
+    def __init__(self, folder: Path, mode: str, *, compiled: bool, **more: Any) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        text = config.get("text_config") or config.get("llm_config") or config
+        assert (mode, text["num_hidden_layers"]) == ("graphs", 1)
+        self.tiled = "trust_remote_code" in more
+        model = SimpleNamespace(embed_multimodal=self.embed)
+        manager = SimpleNamespace(execute=lambda inputs: [torch.full((1,), torch.nan)])
+        runner = SimpleNamespace(
+            device=torch.device("cpu"), get_model=lambda: model, managers={"auto": manager}
+        )
+        worker = SimpleNamespace(model_runner=runner)
+        self.llm = SimpleNamespace(collective_rpc=lambda run, args: [run(worker, *args)])
+
+    def embed(self, **inputs: torch.Tensor) -> list[torch.Tensor]:
+        pixels = inputs["pixel_values_flat" if self.tiled else "pixel_values"]
+        if self.tiled:
+            assert len(pixels) == inputs["image_num_patches"].sum()
+        else:
+            assert len(pixels) == inputs["image_grid_thw"].prod(1).sum()
+        return [pixels[:1]]
+
+
+@pytest.mark.parametrize("name", ["Qwen2-VL-7B", "InternViT-300M"])
+def test_encoders_of_vllm_are_timed_in_its_worker(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workload = "1x224" if name.startswith("Qwen") else "1 tile"
+    grids = {workload: TOWERS[name].workloads[workload]}
+    monkeypatch.setattr(Tower, "workloads", grids)
+    monkeypatch.setattr(vllm_towers, "managers_of", lambda runner: runner.managers)
+    monkeypatch.setattr(vllm_towers, "describe", lambda: {**ABOUT, "commit": "abc"})
+    row = vllm_towers.measure(name, 2, FakeTowerEngine)
+    assert row["nan"] == {"eager": [], "auto": [workload]}
+    assert set(row["ms"]) == {"eager", "auto"}
+    file = tmp_path / "vllm.json"
+    for _ in range(2):
+        vllm_towers.record(file, row)
+    body = json.loads(file.read_text())
+    assert [tower["tower"] for tower in body["towers"]] == [name]
+    assert {"version", "budgets", "date", "method", "commit"} <= set(body["about"])

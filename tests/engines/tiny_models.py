@@ -10,7 +10,13 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForImageTextToText, Qwen2Config, Qwen2ForCausalLM
 
-from benchmarks.engines.models import write_folder, write_tokenizer
+from benchmarks.engines.models import (
+    INTERN_CODE,
+    INTERN_CONFIG,
+    INTERN_TOKENS,
+    write_folder,
+    write_tokenizer,
+)
 from encoders import InternViT, InternViTConfig
 
 WIDTH = 128
@@ -140,7 +146,6 @@ def write_tiny(folder: Path, family: str) -> Path:
     return folder
 
 
-INTERN_TOKENS = {"<img>": 306, "</img>": 307, "<IMG_CONTEXT>": 308}
 INTERN_VISION = {
     "model_type": "intern_vit_6b",
     "hidden_size": 128,
@@ -157,22 +162,6 @@ INTERN_VISION = {
     "initializer_factor": 1.0,
     "num_channels": 3,
 }
-CONFIG_CODE = """
-from transformers import PretrainedConfig, Qwen2Config
-
-
-class InternVLChatConfig(PretrainedConfig):
-    model_type = "internvl_chat"
-
-    def __init__(self, vision_config=None, llm_config=None, **kwargs):
-        self.vision_config = PretrainedConfig(**(vision_config or {}))
-        self.llm_config = Qwen2Config(**(llm_config or {}))
-        super().__init__(**kwargs)
-
-    def get_text_config(self, decoder=None, encoder=None):
-        return self.llm_config
-"""
-"""The class of the config, which repos of InternVL bring along as well."""
 
 
 def write_tiny_internvl(folder: Path) -> Path:
@@ -181,7 +170,7 @@ def write_tiny_internvl(folder: Path) -> Path:
     text = {**TEXT, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
     config = {
         "architectures": ["InternVLChatModel"],
-        "auto_map": {"AutoConfig": "configuration_internvl_chat.InternVLChatConfig"},
+        "auto_map": {"AutoConfig": f"{INTERN_CONFIG}.InternVLChatConfig"},
         "model_type": "internvl_chat",
         "vision_config": INTERN_VISION,
         "llm_config": text,
@@ -196,8 +185,8 @@ def write_tiny_internvl(folder: Path) -> Path:
         "torch_dtype": "float32",
     }
     (folder / "config.json").write_text(json.dumps(config))
-    (folder / "configuration_internvl_chat.py").write_text(CONFIG_CODE)
-    write_tokenizer(folder, IDS, INTERN_TOKENS)
+    (folder / f"{INTERN_CONFIG}.py").write_text(INTERN_CODE)
+    write_tokenizer(folder, IDS, dict(zip(INTERN_TOKENS, (306, 307, 308), strict=True)))
     torch.manual_seed(0)
     tower = InternViT(InternViTConfig.from_hf(config))
     language = Qwen2ForCausalLM(Qwen2Config(**text))
