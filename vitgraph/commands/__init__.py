@@ -1,10 +1,11 @@
-"""The commands, one module each or a few; torch is imported when a command needs it.
+"""The ``vitgraph`` commands, each in one or a few modules that import torch only when they need it.
 
 - ``encoding``: ``vitgraph encode``, images and videos to a features file
-- ``embedding``: ``vitgraph embed``, a folder or list to shards
-- ``search``: the images of a job that are nearest to a photograph
-- ``demo``: feature maps of photographs, which ``demo_pictures`` draws
-- ``towers``: ``vitgraph list``; ``cache``: the towers kept on this disk
-- ``benching``: ``vitgraph bench``
-- ``arguments``: the arguments that several commands have
+- ``embedding``: ``vitgraph embed``, the images of a folder or list to files of vectors (shards)
+- ``search``: ``vitgraph search``, the images of an ``embed`` job that are nearest to a photograph
+- ``demo``: ``vitgraph demo``, feature maps of photographs, which ``demo_pictures`` draws
+- ``towers``: ``vitgraph list``, the supported checkpoints
+- ``cache``: ``vitgraph cache``, the downloaded vision towers on this disk
+- ``benching``: ``vitgraph bench``, the speed and the error of a checkpoint
+- ``arguments``: arguments that several commands have in common
 """

@@ -1,4 +1,4 @@
-"""The arguments of the commands: reading them, help, and where a checkpoint comes from."""
+"""Command-line arguments that several commands have in common: parsing, checks, and help texts."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _GROUPS = {
     "checkpoints": ("list", "inspect", "extract", "cache"),
     "trying and measuring": ("demo", "bench"),
 }
-"""The commands in the order of ``vitgraph --help``, by the title of their group."""
+"""The names of the commands by the title of their group, in the order of ``vitgraph --help``."""
 
 
 class CommandHelp(NamedTuple):
-    """The summary of a command, and an example of its command line, for ``vitgraph --help``."""
+    """The summary of a command and an example call, which ``vitgraph --help`` prints."""
 
     summary: str
     example: str
@@ -85,31 +85,31 @@ def list_commands() -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that raises an error of one line where argparse would print its usage and exit."""
+    """An argument parser that raises a one-line error where argparse prints its usage and exits."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise a ValueError with ``message`` and a hint to the ``--help`` of the command."""
+        """Raise a ValueError with ``message`` that also names the ``--help`` of the command."""
         raise ValueError(f"{message} (see `{self.prog} --help`)")
 
 
 def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
     """Read the arguments of a command line.
 
-    Unlike argparse alone, it also takes images that follow options and, after ``--``, images whose
-    names begin with a dash.
+    Unlike argparse alone, this function also accepts image paths that follow options and, after
+    ``--``, image paths that begin with a dash.
 
     Args:
         parser: the parser of the whole command line.
-        arguments: the arguments of the process, without its name.
+        arguments: the arguments of the process without the program name, such as ``sys.argv[1:]``.
 
     Returns:
-        The options of the command; ``command`` is the function to call.
+        The parsed arguments; their attribute ``command`` is the function that runs the command.
 
     Raises:
-        ValueError: an unknown command or option, or an argument that is missing or too many.
+        ValueError: an unknown command or option, a missing argument, or a superfluous one.
     """
     head = before_dashes(arguments)
-    # argparse would take "-a.jpg" for an option; "./-a.jpg" names the same file.
+    # argparse would parse "-a.jpg" as an option; "./-a.jpg" names the same file.
     tail = [f"./{name}" if name.startswith("-") else name for name in arguments[len(head) + 1 :]]
     dashes = ["--"] * (len(head) < len(arguments))
     options, positional = parser.parse_known_args([*head, *dashes, *tail])
@@ -123,16 +123,16 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse
 
 
 def before_dashes(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments before the first ``--``; those after it are never options."""
+    """Return the arguments before the first ``--``; arguments after it are never options."""
     return list(takewhile(lambda argument: argument != "--", arguments))
 
 
 def add_source(parser: argparse.ArgumentParser, optional: bool = False) -> None:
-    """Add the arguments that say where a checkpoint comes from to the parser of a command.
+    """Add the arguments that name a checkpoint and say how to download it (repo, revision, ...).
 
     Args:
         parser: the parser of the command.
-        optional: whether the command may be called without a checkpoint.
+        optional: whether the user may leave out the checkpoint.
     """
     parser.add_argument(
         "repo",
@@ -161,8 +161,8 @@ def add_source(parser: argparse.ArgumentParser, optional: bool = False) -> None:
 
 
 def add_download(group: argparse._ActionsContainer) -> None:
-    """Add the options that say where downloads are kept, and whether and with which token they are
-    made."""
+    """Add the options ``--cache-dir`` (where downloads are kept), ``--token`` (the access token of
+    the Hub) and ``--local-files-only`` (download nothing)."""
     group.add_argument("--cache-dir", type=Path, help="where downloads are kept")
     group.add_argument("--token", help="access token; by default the one you are logged in with")
     group.add_argument("--local-files-only", action="store_true", help="never touch the network")
@@ -171,11 +171,12 @@ def add_download(group: argparse._ActionsContainer) -> None:
 SIZES = ("min_pixels", "max_pixels", "max_tiles", "max_soft_tokens")
 """The keywords of ``preprocess`` that bound the size of an image."""
 LIMITS = (*SIZES, "fps", "num_frames")
-"""The options of ``encode`` that are keywords of ``preprocess``: sizes, and sampling of videos."""
+"""The keywords of ``preprocess`` that ``vitgraph encode`` has options for: the bounds of an image's
+size, and the sampling of a video's frames."""
 
 
 def add_sizes(group: argparse._ActionsContainer) -> None:
-    """Add an option per keyword of ``preprocess`` that bounds the size of an image or video."""
+    """Add the options that bound the size of an image or video, one per name in :data:`SIZES`."""
     group.add_argument("--min-pixels", type=int, help="smallest area of an image in pixels")
     group.add_argument("--max-pixels", type=int, help="largest area of an image in pixels")
     group.add_argument("--max-tiles", type=int, help="most tiles per image, besides a thumbnail")
@@ -205,7 +206,7 @@ def add_encoder(group: argparse._ActionsContainer) -> None:
 
 
 DTYPE_NAMES = ("float32", "float16", "bfloat16", "float64")
-"""The names that ``--dtype`` takes beside "auto"."""
+"""The values that ``--dtype`` accepts besides "auto"."""
 _DEVICES = frozenset(
     (
         *("auto", "cpu", "cuda", "fpga", "hip", "hpu", "ideep", "ipu", "lazy", "maia", "meta"),
@@ -213,7 +214,7 @@ _DEVICES = frozenset(
         "xpu",
     )
 )
-"""The kinds of device that torch knows by name without further packages, and "auto"."""
+"""The device types that torch knows without further packages, and "auto"."""
 
 
 _VIDEOS = frozenset(
@@ -222,7 +223,7 @@ _VIDEOS = frozenset(
         *(".mts", ".ogv", ".webm", ".wmv"),
     ]
 )
-"""The suffixes of files that are taken for videos; PIL reads none of these formats."""
+"""The file suffixes that mark videos; PIL reads none of these formats as an image."""
 
 
 def is_video(file: Path) -> bool:
@@ -238,35 +239,34 @@ def check_names(dtype: str | None, device: str | None) -> None:
         device: name of a device such as "cuda:0", or "auto"; None if the option was not given.
 
     Raises:
-        ValueError: there is no such dtype, or torch knows no device of such a name.
+        ValueError: there is no such dtype, or torch knows no such type of device.
     """
     if dtype not in (None, "auto", *DTYPE_NAMES):
         raise ValueError(f"--dtype {dtype}: must be one of auto, {', '.join(DTYPE_NAMES)}")
     device_match = re.fullmatch(r"(\w+)(:\d+)?", device or "cpu")
-    # An installed package may add a kind of device to torch (entry point "torch.backends").
+    # An installed package may add a device type to torch (entry point "torch.backends").
     kind = device_match and device_match[1]
     if kind is None or not (kind in _DEVICES or entry_points(group="torch.backends")):
         raise ValueError(f"--device {device}: must be auto, cpu, cuda, cuda:0, mps, ...")
 
 
 def check_source(options: argparse.Namespace) -> None:
-    """Check that the checkpoint that ``options.repo`` names exists, as :func:`check_repo` does.
-
-    Nothing is checked if the command was called without a checkpoint.
-    """
+    """Call :func:`check_repo` for ``options.repo``, the checkpoint on the command line, if any."""
     if options.repo is not None:
         check_repo(options.repo, read_hub(options), options.family)
 
 
 def check_repo(repo: str, hub: HubKeywords, family: str | None = None) -> None:
-    """Check that a checkpoint exists, before torch is imported, which takes seconds.
+    """Check that a checkpoint exists, before the seconds that the import of torch takes.
 
-    The Hub is not asked about the main branch of a repo in ``PUBLISHED``.
+    For the main branch of a repo in ``PUBLISHED``, the list of supported checkpoints, no request is
+    sent to the Hub.
 
     Args:
-        repo: a repo id, or a path.
-        hub: keywords of ``vitgraph.load_encoder`` that say where the repo is read from, and how.
-        family: name of the family to take if the model type is not known; None if none was named.
+        repo: a Hugging Face repo id, or the path of a local folder or file.
+        hub: keywords of ``vitgraph.load_encoder``, such as revision and token.
+        family: value of ``--family``, the encoder family to load the checkpoint as if the model
+            type in its config is not known; None without the option.
 
     Raises:
         CheckpointError: there is no such repo, the Hub cannot be reached, or a folder holds no
@@ -283,16 +283,16 @@ def check_repo(repo: str, hub: HubKeywords, family: str | None = None) -> None:
     if published and not (hub_options.revision or hub_options.subfolder or Path(repo).exists()):
         return
     checkpoint = open_checkpoint(repo, hub_options)
-    if checkpoint.commit is None:  # a folder; reading the index of a repo here would download it
+    if checkpoint.commit is None:  # a local folder; the contents of a repo would be downloaded here
         read_contents(checkpoint)
 
 
 def check_checkpoint(repo: str, right: str) -> None:
-    """Check that the first argument of a command is not a file to encode, in place of a checkpoint.
+    """Check that the first argument of a command is not an image, given instead of a checkpoint.
 
     Args:
         repo: the first argument: a repo id, or a path.
-        right: the command line with a checkpoint in front, which the error suggests.
+        right: the correct command line, with a checkpoint first, for the error message.
 
     Raises:
         ValueError: the argument is a file, and not a safetensors file.
@@ -306,7 +306,7 @@ def check_checkpoint(repo: str, right: str) -> None:
 
 
 class HubKeywords(TypedDict, total=False):
-    """The keywords of ``vitgraph.load_encoder`` that say how a repo is read."""
+    """The keywords of ``vitgraph.load_encoder`` for reading a repo of the Hub."""
 
     revision: str | None
     subfolder: str | None
@@ -320,19 +320,19 @@ class HubKeywords(TypedDict, total=False):
 
 
 class SourceKeywords(HubKeywords, total=False):
-    """The keywords of ``vitgraph.load_encoder`` that choose a checkpoint: those of the Hub, and a
-    family."""
+    """The keywords of ``vitgraph.load_encoder`` that choose a checkpoint: those for reading a repo
+    of the Hub, and the encoder family."""
 
     family: str | None
 
 
 def read_source(options: argparse.Namespace) -> SourceKeywords:
-    """Return the keywords of ``vitgraph.load_encoder`` for the options of :func:`add_source`."""
+    """Return the options that :func:`add_source` added, as keywords of ``load_encoder``."""
     return {**read_hub(options), "family": options.family}
 
 
 def read_hub(options: argparse.Namespace) -> HubKeywords:
-    """Return the keywords of ``vitgraph.load_encoder`` that say where a repo is read, and how."""
+    """Return the options for reading a repo of the Hub, as keywords of ``load_encoder``."""
     return {
         "revision": options.revision,
         "subfolder": options.subfolder,

@@ -1,4 +1,4 @@
-"""``vitgraph cache``: towers in the cache on this disk are listed, checked or removed."""
+"""``vitgraph cache``: lists, verifies or removes the vision towers in the download cache."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def add_cache(parser: argparse.ArgumentParser) -> None:
 
 
 def list_towers(options: argparse.Namespace) -> None:
-    """Print one line per tower in the cache: repo id, commit, number of tensors, size and state."""
+    """Print one line per cached vision tower: repo id, commit, number of tensors, size, state."""
     from weights import list_cached
 
     _print(list_cached(options.cache_dir), options)
 
 
 def verify_towers(options: argparse.Namespace) -> None:
-    """Read every tower in the cache, check it against its hashes, and print one line per tower.
+    """Read every cached vision tower, check it against its stored hashes, and print a line for it.
 
     Raises:
         ValueError: a tower is damaged.
@@ -62,10 +62,10 @@ def verify_towers(options: argparse.Namespace) -> None:
 
 
 def remove_towers(options: argparse.Namespace) -> None:
-    """Remove the cached files of one repo, or those of one of its commits.
+    """Remove the cached files of one repo, or only the files of one commit of the repo.
 
     Raises:
-        ValueError: the commit is empty or named twice, or the cache holds nothing of it.
+        ValueError: the commit is empty or named twice, or the cache has no such repo or commit.
     """
     from weights import remove_cached
 

@@ -1,4 +1,4 @@
-"""``vitgraph demo``: its arguments, and what is checked before torch is imported."""
+"""``vitgraph demo``: its arguments, and the checks that run before torch is imported."""
 
 from __future__ import annotations
 
@@ -22,12 +22,10 @@ def add_demo(parser: argparse.ArgumentParser) -> None:
 
 
 def demo(options: argparse.Namespace) -> None:
-    """Run ``vitgraph demo``: check its arguments, encode the sample photographs, and draw the
-    features.
+    """Run ``vitgraph demo``: check its arguments, encode sample photographs, and draw the features.
 
     Raises:
-        ValueError: an argument that :func:`check_demo` refuses, or a checkpoint that cannot be
-            loaded.
+        ValueError: an invalid argument, a missing package, or a checkpoint that cannot be loaded.
     """
     check_demo(options.out, options.repos)
     from .demo_pictures import run_demo
@@ -36,15 +34,15 @@ def demo(options: argparse.Namespace) -> None:
 
 
 def check_demo(out: Path, repos: Sequence[str]) -> None:
-    """Check the arguments of ``vitgraph demo``, and the packages that it needs.
+    """Check the arguments of ``vitgraph demo``, and that the packages that it needs are installed.
 
     Args:
         out: folder for the pictures; it need not exist.
         repos: repo ids or folders of checkpoints.
 
     Raises:
-        ValueError: an optional package is missing, a checkpoint does not exist, two have the same
-            last part of their name, or ``out`` is a file.
+        ValueError: an optional package is missing, a checkpoint does not exist, two checkpoints
+            have the same last part of their name, or ``out`` is a file.
     """
     require_matplotlib()
     if out.exists() and not out.is_dir():
@@ -53,6 +51,6 @@ def check_demo(out: Path, repos: Sequence[str]) -> None:
         raise ValueError(f"{', '.join(repos)}: pass checkpoints whose last parts differ")
     for repo in repos:
         check_repo(repo, {})
-    from encoders.inputs import require_av  # comes last, because it imports torch
+    from encoders.inputs import require_av  # last: it imports torch, which takes seconds
 
     require_av()

@@ -1,8 +1,9 @@
-"""``make demo``: encode photographs with every family and draw the features.
+"""``vitgraph demo`` and ``make demo``: encode photographs with every family and draw the features.
 
-The checkpoints are small and hold random weights, but they are written as on the Hub: published
-``config.json``, shards, a language model beside the tower. Loading, preprocessing and encoding are
-those of real checkpoints. ``vitgraph demo REPO...`` draws real ones.
+The default checkpoints are small and have random weights, but their files have the layout of those
+on the Hub: the real ``config.json``, shards, and tensors of a language model beside the vision
+tower. So loading, preprocessing and encoding run the same code as for real checkpoints.
+``vitgraph demo REPO...`` draws the features of real checkpoints.
 """
 
 from __future__ import annotations
@@ -33,8 +34,7 @@ SEEDED_NAMES = {
     for name, small in family.facts.small.items()
     if small.title
 }
-"""Per title in the picture, the name under which ``write_seeded_checkpoint`` knows the small tower.
-"""
+"""The names of the small towers in ``write_seeded_checkpoint``, by their titles in the picture."""
 
 README_TOWERS = ("InternViT-300M", "Qwen2-VL", "Qwen2.5-VL", "Qwen3-VL")
 """The titles of the towers in ``readme.jpg``, the picture at the top of the README."""
@@ -44,10 +44,10 @@ PHOTOGRAPHS = {
     "dahlia": ("sklearn", "datasets/images/flower.jpg"),
     "portrait": ("matplotlib", "mpl-data/sample_data/grace_hopper.jpg"),
 }
-"""Sample images inside installed packages: per name, the package and the path inside it."""
+"""Sample images inside installed packages: by name, the package and the file's path inside it."""
 
 CHOSEN = ((0.22, 0.26), (0.45, 0.30), (0.62, 0.80), (0.83, 0.51))
-"""Points of the photograph for ``nearest_patches.jpg``: (y, x) as fractions of height and width."""
+"""Query points in the photograph of ``nearest_patches.jpg``: (y, x) as fractions of its size."""
 
 
 def sample_photographs() -> dict[str, Path]:
@@ -72,13 +72,13 @@ def _package_file(package: str, file: str) -> Path:
 
 
 def panned_clip(photograph: Tensor) -> Tensor:
-    """Make a clip of a square window that moves over a photograph from left to right.
+    """Make a clip of 8 square crops whose window moves over a photograph from left to right.
 
     Args:
         photograph: uint8 [3, H, W] with H >= 256 and W > 256.
 
     Returns:
-        uint8 [8, 3, 256, 256].
+        The frames, uint8 [8, 3, 256, 256].
     """
     side = 256
     top = (photograph.shape[1] - side) // 2
@@ -87,11 +87,10 @@ def panned_clip(photograph: Tensor) -> Tensor:
 
 
 def sample_media(folder: Path) -> list[Media]:
-    """Return the sample photographs, and as last item a short clip that pans over the first of
-    them.
+    """Return the sample photographs, followed by a short clip that pans over the first photograph.
 
     Args:
-        folder: folder into which the clip is written, as the H.264 file ``pan.mp4``.
+        folder: folder into which the clip is written as the H.264 file ``pan.mp4``.
     """
     stills = [Media(name, path) for name, path in sample_photographs().items()]
     path = folder / "pan.mp4"
@@ -108,7 +107,8 @@ def run_demo(out: Path, repos: Sequence[str] = ()) -> Path:
         out: folder for ``feature_maps.png``, made if it does not exist. Without ``repos`` it also
             gets the two pictures of the README: ``readme.jpg``, two of the photographs with the
             features of four towers, and ``nearest_patches.jpg``.
-        repos: repo ids or folders of checkpoints to encode with, in place of the small seeded ones.
+        repos: repo ids or folders of checkpoints; if empty, a small checkpoint with seeded random
+            weights is used for each family.
 
     Returns:
         The path of ``feature_maps.png``.
@@ -142,9 +142,9 @@ def run_demo(out: Path, repos: Sequence[str] = ()) -> Path:
 
 
 def draw_nearest(picture: Path) -> None:
-    """Draw which patches of a crop of a photograph are nearest to chosen patches of the whole.
+    """Draw which patches of a cropped photograph are nearest to chosen patches of the full one.
 
-    The features are those of a small Qwen3-VL tower with seeded random weights.
+    The patches are compared by the features of a small Qwen3-VL tower with seeded random weights.
 
     Args:
         picture: the file to write.
@@ -165,7 +165,7 @@ def draw_nearest(picture: Path) -> None:
 
 
 def _media_for(encoder: Encoder, media: Sequence[Media]) -> list[Media]:
-    """Return the media in a form that an encoder takes.
+    """Return the images and videos in a form that an encoder accepts.
 
     Args:
         encoder: the encoder; if it takes no video, each video is replaced by its middle frame.
@@ -185,7 +185,7 @@ def _load(repo: str) -> Encoder:
 def _seeded(folder: Path) -> Iterator[tuple[str, Encoder]]:
     """Yield the title and the encoder of a small tower of each family, with random weights.
 
-    The seed depends on the title alone, so a new family changes no other tower.
+    The seed depends only on the title, so adding a family does not change the other towers.
 
     Args:
         folder: folder into which the checkpoints are written.
@@ -204,11 +204,11 @@ def draw(
     *,
     dpi: int = 200,
 ) -> None:
-    """Draw images beside their feature maps, one column per tower, and write the picture.
+    """Draw images beside their feature maps, one column per tower, and write the figure to a file.
 
     Args:
-        media: the images; of a video the middle frame is drawn.
-        encoded: per title of a column, the results of a tower for the media in their order.
+        media: the images to draw; for a video, its middle frame is drawn.
+        encoded: by column title, the results of one tower for ``media``, in the same order.
         heading: title of the figure.
         picture: the file to write.
         dpi: pixels per inch.

@@ -1,7 +1,7 @@
-"""``vitgraph search``: find the images of an embedding job that are nearest to a photograph.
+"""``vitgraph search``: finds the images of a ``vitgraph embed`` job nearest to a photograph.
 
-Torch and the packages are imported inside the functions, so that ``--help`` and mistakes are
-answered at once.
+Torch and the library's packages are imported inside the functions, so that ``--help`` and errors
+about arguments are printed without the seconds that these imports take.
 """
 
 from __future__ import annotations
@@ -37,15 +37,16 @@ def add_search(parser: argparse.ArgumentParser) -> None:
 
 
 def search(options: argparse.Namespace) -> None:
-    """Run ``vitgraph search``: print the images of an embedding job most like a photograph.
+    """Run ``vitgraph search``: print the images of an embedding job most similar to a photograph.
 
-    The photograph is encoded with the checkpoint, dtype and limits of the job. With ``--html``, a
-    page of the pictures is written, too.
+    The photograph is encoded with the checkpoint, the dtype and the bounds of image size of the
+    job. With ``--html``, an HTML page of the pictures is written, too.
 
     Raises:
-        ValueError: an option has an invalid value, the folder holds no finished job of vectors, the
-            photograph cannot be read, or the checkpoint has changed since the job began.
-        OSError: the page of ``--html`` cannot be written.
+        ValueError: an option has an invalid value, the folder holds no finished job that wrote
+            vectors, the photograph cannot be read, or the checkpoint has changed since the job
+            began.
+        OSError: the HTML page cannot be written.
     """
     _check(options)
     from ..search.vectors import Vectors
@@ -62,7 +63,7 @@ def search(options: argparse.Namespace) -> None:
         "max_soft_tokens": settings.get("max_soft_tokens"),
     }
     pool = settings["pool"]
-    assert pool != "none"  # `Vectors` refuses a job that wrote whole outputs
+    assert pool != "none"  # `Vectors` refuses a job that wrote all tokens instead of vectors
     encoder = _load(options, settings)
     pooled = encoder.encode(
         [options.photograph], pool=pool, normalize=settings["normalize"], **limits
@@ -78,7 +79,7 @@ def search(options: argparse.Namespace) -> None:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Check everything that needs neither torch nor the folder of vectors.
+    """Check the options and the photograph; neither torch nor the folder of vectors is needed.
 
     Raises:
         ValueError: an option has an invalid value, or the photograph is not an image file.
@@ -110,11 +111,11 @@ def _load(options: argparse.Namespace, settings: JobSettings) -> Encoder:
     """Load the encoder that an embedding job used, at the same commit.
 
     Args:
-        options: the options of the command: the device, and how a repo is downloaded.
-        settings: the settings of the job: its checkpoint, commit and dtype.
+        options: the options of the command, which name the device and say how to download a repo.
+        settings: the settings of the job, which name its checkpoint, commit and dtype.
 
     Raises:
-        ValueError: the checkpoint is a folder whose files have changed since the job, or is gone.
+        ValueError: the checkpoint is a local folder that has changed since the job or is missing.
     """
     from weights import load_encoder
 
@@ -147,12 +148,12 @@ def _load(options: argparse.Namespace, settings: JobSettings) -> Encoder:
 
 
 def _facts(options: argparse.Namespace, vectors: Vectors, limits: SizeKeywords) -> dict[str, str]:
-    """Return labels and texts about the search, printed below the hits and written into the page.
+    """Return facts about the search, by their labels, to print and to write into the HTML page.
 
     Args:
-        options: the options of the command, of which the folder is named.
+        options: the options of the command, from which only the folder of vectors is used.
         vectors: the vectors that were searched, with the settings of their job.
-        limits: bounds of the image size with which the job ran.
+        limits: the job's bounds of the size of an image.
     """
     settings = vectors.settings
     pool = f"{settings['pool']}{', length 1' if settings['normalize'] else ''}"

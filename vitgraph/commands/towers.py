@@ -1,4 +1,4 @@
-"""``vitgraph list``: the published towers, with every repo id that has each."""
+"""``vitgraph list``: prints the supported vision towers, each with the repo ids that contain it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 TOWERS_HEADER = ("parameters", "projector", "layouts", "repo ids")
 WIDTH = 100
-"""The number of columns to which the remarks below the table are wrapped."""
+"""The width in characters to which the remarks below the table are wrapped."""
 _LAYOUTS, _IDS = 23, 52
-"""The width in characters of two columns of the table: layouts, and repo ids."""
+"""The widths in characters of the table's columns "layouts" and "repo ids"."""
 FINE_TUNES = "ColQwen3, Cosmos-Reason, Holo, Intern-S1, jina-reranker-m0, MiMo-VL, OpenCUA"
-"""Models of other publishers that load because their towers have a known config; tests cover each.
-"""
+"""Models of other publishers that load because their vision towers have the config of a supported
+one; each is tested."""
 
 
 def add_list(parser: argparse.ArgumentParser) -> None:
@@ -38,10 +38,10 @@ def add_list(parser: argparse.ArgumentParser) -> None:
 
 
 def list_towers(options: argparse.Namespace) -> None:
-    """Print one row per published tower whose repo ids match the pattern.
+    """Print one row per supported vision tower that has a repo id like ``options.pattern``.
 
     Raises:
-        ValueError: the pattern matches no repo id; with ``--json`` the list is empty instead.
+        ValueError: the pattern matches no repo id; with ``--json``, an empty list is printed.
     """
     from weights.published import similar_names
 
@@ -77,9 +77,7 @@ def _print(text: str) -> None:
 
 
 def _towers_text(towers: Sequence[PublishedTower]) -> str:
-    """Return the table of towers, with a line above the first tower of each family about that
-    family.
-    """
+    """Return the table of towers as text, with a line about each family above its first tower."""
     rows = [_rows(tower) for tower in towers]
     header, rule, *lines = format_table(TOWERS_HEADER, list(chain(*rows))).splitlines()
     remaining, parts = iter(lines), [header, rule]
@@ -101,10 +99,10 @@ def _heading(family: FamilyFacts) -> str:
 
 
 def _rows(tower: PublishedTower) -> list[tuple[str, ...]]:
-    """Return the lines of one tower in a table with the columns :data:`TOWERS_HEADER`.
+    """Return the table rows of one tower, each with a cell per title in :data:`TOWERS_HEADER`.
 
-    The first line has the numbers. More lines follow where the layouts or the repo ids do not fit
-    into one.
+    Further rows follow the first if the layouts or repo ids are too wide for one cell; their cells
+    for the parameter counts are empty.
     """
     model = tower.models[0]
     counts = (model.parameters, model.projector_parameters)

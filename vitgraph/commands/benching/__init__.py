@@ -1,5 +1,5 @@
-"""``vitgraph bench``: the times and the errors of a checkpoint on this machine.
+"""``vitgraph bench``: measures the speed and the numerical error of a checkpoint on this machine.
 
 - ``bench``: the parser of the command
-- ``bench_speed``, ``bench_accuracy``: a checkpoint's speed and error on this machine
+- ``bench_speed``: ``vitgraph bench speed``; ``bench_accuracy``: ``vitgraph bench accuracy``
 """

@@ -1,6 +1,6 @@
-"""The parser of ``vitgraph bench``, whose two subjects are measured on this machine.
+"""The parser of ``vitgraph bench`` with its subcommands ``speed`` and ``accuracy``.
 
-The figures that the documents show are in ``benchmarks/RESULTS.md`` of a clone.
+The measurements that the documentation shows are in ``benchmarks/RESULTS.md`` of the repository.
 """
 
 from __future__ import annotations

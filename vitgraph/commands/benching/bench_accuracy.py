@@ -1,7 +1,8 @@
-"""``vitgraph bench accuracy``: the error of each precision and kernel on a user's own pictures.
+"""``vitgraph bench accuracy``: the error of each precision and attention kernel on a user's images.
 
-Every form of the encoder runs on the same pictures and is compared, token by token, with the
-encoder in float32. Without a GPU the forms are the encoder in its own dtype alone.
+The encoder runs on the same images in several forms: in its own dtype, accelerated with each
+attention kernel, and with fp8 products. Each form is compared, token by token, with the encoder in
+float32. Without a GPU, only the encoder in its own dtype is compared.
 """
 
 from __future__ import annotations
@@ -23,21 +24,22 @@ if TYPE_CHECKING:
     from encoders.contract import Kernels
 
 COMPARED_FIELDS = ("last_hidden_state", "pooler_output")
-"""The fields of the output that are compared with those of the encoder in float32."""
+"""The output fields that are compared with the same fields of the encoder in float32."""
 NEAR = 0.99
-"""The least cosine, between a token and the same token in float32, that is called near."""
+"""The cosine with the same token in float32 from which a token counts in the column ``near``."""
 
 
 def add_accuracy(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that only ``bench accuracy`` takes to its parser."""
+    """Add the arguments of ``bench accuracy`` that ``bench speed`` does not have to its parser."""
     parser.add_argument("images", nargs="+", type=Path, metavar="PHOTO", help="pictures to encode")
     parser.add_argument("--dtype", default="bfloat16", help="of the encoder (default: bfloat16)")
     parser.set_defaults(command=print_accuracy, video=[])
 
 
 def print_accuracy(options: argparse.Namespace) -> None:
-    """Run ``bench accuracy``: compare forms of an encoder with float32 and print a row per form and
-    field.
+    """Run ``bench accuracy``: compare an encoder's forms with float32 and print the errors.
+
+    The printed table has a row per form (kernel or precision) and output field.
 
     Raises:
         ValueError: an option has an invalid value, a picture cannot be read, or a checkpoint cannot
@@ -57,12 +59,12 @@ def print_accuracy(options: argparse.Namespace) -> None:
 def forms_of(encoder: Encoder, kernels: Sequence[Kernels]) -> Iterator[tuple[str, Encoder]]:
     """Yield the forms of an encoder that run on its device, each with its name for the table.
 
-    The first is the encoder itself. Its accelerated form follows once per attention kernel on CUDA,
-    and once with fp8 products where the GPU has them.
+    The first form is the encoder itself. On CUDA, its accelerated form follows once per attention
+    kernel, and once with fp8 products if the GPU supports them.
 
     Args:
-        encoder: an encoder in the dtype that is judged.
-        kernels: values of ``accelerated(kernels=...)``.
+        encoder: an encoder in the dtype to measure the error of.
+        kernels: attention kernels, as in ``encoder.accelerated(kernels=...)``.
     """
     from encoders.accelerated import fp8_obstacle
 
@@ -81,12 +83,13 @@ def compare(
     """Return the error of each form of an encoder against the encoder in float32, per output field.
 
     Args:
-        encoder: an encoder in the dtype that is judged.
-        images: paths of pictures.
-        kernels: values of ``accelerated(kernels=...)``.
+        encoder: an encoder in the dtype to measure the error of.
+        images: paths of image files.
+        kernels: attention kernels, as in ``encoder.accelerated(kernels=...)``.
 
     Returns:
-        Per form and field a dict with ``form``, ``field`` and the keys of :func:`errors`.
+        One dict per form and output field, with the keys ``form``, ``field`` and those that
+        :func:`errors` returns.
     """
     truth = _outputs(deepcopy(encoder).float(), images)
     return [
@@ -98,10 +101,10 @@ def compare(
 
 
 def _outputs(encoder: Encoder, images: Sequence[Path]) -> dict[str, Tensor]:
-    """Encode all pictures, whose paths are ``images``, and join their tokens.
+    """Encode all image files and concatenate their tokens.
 
     Returns:
-        Per output field the tokens of all pictures, [T, D], on the CPU.
+        Per output field the tokens of all images, [T, D], on the CPU.
     """
     import torch
 
@@ -118,15 +121,16 @@ def _outputs(encoder: Encoder, images: Sequence[Path]) -> dict[str, Tensor]:
 
 
 def errors(tokens: Tensor, truth: Tensor) -> dict[str, float]:
-    """Return how far tokens lie from the same tokens of the encoder in float32.
+    """Return the error of tokens against the same tokens of the encoder in float32.
 
     Args:
         tokens: [T, D].
-        truth: [T, D], computed in float32.
+        truth: the same tokens [T, D], computed in float32.
 
     Returns:
-        ``relative_l2``, over all tokens; ``lowest_cosine`` of any token; ``near``, the share of
-        tokens whose cosine is at least :data:`NEAR`.
+        ``relative_l2``, the relative L2 error over all tokens; ``lowest_cosine``, the lowest cosine
+        of a token with the same token in float32; ``near``, the share of tokens whose cosine is at
+        least :data:`NEAR`.
     """
     import torch.nn.functional as F
 
@@ -140,7 +144,7 @@ def errors(tokens: Tensor, truth: Tensor) -> dict[str, float]:
 
 
 def table(rows: Sequence[Mapping[str, str | float]]) -> str:
-    """Return the rows of :func:`compare` as the text of a table."""
+    """Return the errors that :func:`compare` returned as the text of a table."""
     head = ("form", "field", "relative L2", "lowest cosine", f"tokens >= {NEAR}")
     cells = [
         (

@@ -1,7 +1,9 @@
-"""``vitgraph bench speed``: the speed of a checkpoint on this machine, with and without graphs.
+"""``vitgraph bench speed``: the speed of a checkpoint here, with and without CUDA graphs.
 
-The encoder's own forward, its accelerated form called eagerly, and graphs of that form run in turn
-on a few sizes of random pixels. The attention kernel of each captured budget is listed below.
+Three forms of the encoder run in turn on random pixels of a few sizes: the reference encoder that
+``load_encoder`` returns, its accelerated form run eagerly, and CUDA graphs of the accelerated form.
+A graph is captured for a token budget, the most output tokens of one replay; a second table lists
+the attention kernel of each budget.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Times(TypedDict):
-    """The milliseconds of the runs of one call."""
+    """The minimum, median and maximum of the wall-clock milliseconds of repeated runs."""
 
     min: float
     median: float
@@ -35,7 +37,11 @@ class Times(TypedDict):
 
 
 class SizeTimes(TypedDict):
-    """The milliseconds of each form of an encoder for one size; ``graph_ms`` on CUDA alone."""
+    """The milliseconds per call of each form of an encoder for one input size.
+
+    ``images`` and ``tokens`` count the images and output tokens of a call. Only on CUDA is there
+    ``graph_ms``.
+    """
 
     images: int
     tokens: int
@@ -45,7 +51,10 @@ class SizeTimes(TypedDict):
 
 
 class BudgetFacts(TypedDict):
-    """A captured graph: its capacities, its attention kernel and the milliseconds of a replay."""
+    """A captured CUDA graph: its capacity, its attention kernel and the milliseconds per replay.
+
+    The capacity is the most output tokens, the most attention segments, and the longest segment.
+    """
 
     tokens: int
     segments: int
@@ -55,7 +64,7 @@ class BudgetFacts(TypedDict):
 
 
 class GraphFacts(TypedDict):
-    """The seconds and bytes that capturing CUDA graphs took, and facts of each graph."""
+    """The seconds and bytes that capturing CUDA graphs took, and a description of each graph."""
 
     capture_seconds: float
     arena_bytes: int
@@ -65,11 +74,12 @@ class GraphFacts(TypedDict):
 
 
 class KernelTimes(TypedDict):
-    """The figures of an encoder with one choice of attention kernels."""
+    """The measurements of an encoder with one value of ``--kernels``."""
 
     kernels: Kernels
     note: str
-    """Why the reference runs in place of the accelerated encoder; empty if it does not."""
+    """The reason why there is no accelerated form and the reference encoder was timed instead; else
+    empty."""
     sizes: list[SizeTimes]
     graphs: GraphFacts | None
     """The captured graphs; None without CUDA."""
@@ -87,25 +97,25 @@ class About(TypedDict):
 
 
 class Figures(TypedDict):
-    """All figures that ``bench speed`` prints."""
+    """All measurements that ``bench speed`` prints."""
 
     about: About
     kernels: list[KernelTimes]
 
 
 WORKLOADS = ((1, 1), (1, 4), (1, 16), (8, 4))
-"""The sizes that are timed on a GPU: (images per batch, tokens per image in multiples of the
-smallest budget)."""
+"""The input sizes that are timed on a GPU: (images per batch, output tokens per image divided by
+the smallest token budget of the encoder)."""
 WORKLOADS_WITHOUT_GPU = ((1, 1), (2, 1))
-"""The sizes that are timed on the CPU, as in :data:`WORKLOADS`."""
+"""The input sizes that are timed on the CPU, in the form of :data:`WORKLOADS`."""
 RUNS, RUNS_WITHOUT_GPU = 15, 3
-"""The number of times that each call is timed, with a GPU and without one."""
+"""The number of timed runs of each form, with a GPU and without one."""
 KERNEL_NAMES: tuple[Kernels, ...] = ("auto", "torch", "triton", "flash2", "cudnn", "flash4", "tma")
-"""The attention kernels that ``accelerated(kernels=...)`` takes by name."""
+"""The attention kernels that ``encoder.accelerated(kernels=...)`` accepts by name."""
 
 
 def add_speed(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that only ``bench speed`` takes to its parser."""
+    """Add the arguments of ``bench speed`` that ``bench accuracy`` does not have to its parser."""
     parser.add_argument("--dtype", help="bfloat16, float16, ...; by default the stored one")
     parser.add_argument("--runs", type=int, metavar="N", help="runs of each call")
     parser.set_defaults(command=print_speed)
@@ -125,9 +135,9 @@ def print_speed(options: argparse.Namespace) -> None:
 
 
 def load_checked(options: argparse.Namespace) -> Encoder:
-    """Check the options of ``vitgraph bench`` without torch, and load the encoder.
+    """Check the options of ``vitgraph bench`` before torch is imported, then load the encoder.
 
-    Without ``--device`` it is loaded on a GPU if there is one.
+    Without ``--device``, the encoder is loaded on a GPU if there is one.
 
     Raises:
         ValueError: an option has an invalid value, or a checkpoint cannot be loaded.
@@ -154,16 +164,16 @@ def load_checked(options: argparse.Namespace) -> Encoder:
 def measure(
     repo: str, encoder: VisionEncoder, kernels: Sequence[Kernels], runs: int | None = None
 ) -> Figures:
-    """Time an encoder on random images, and return all figures that ``bench speed`` prints.
+    """Time an encoder on random images, and return all measurements that ``bench speed`` prints.
 
     Args:
-        repo: the checkpoint's name.
+        repo: name of the checkpoint, which is only repeated in the result.
         encoder: the encoder of the checkpoint, on the device to measure on.
-        kernels: values of ``accelerated(kernels=...)``.
-        runs: number of times that each call is timed; None is 15, and 3 without a GPU.
+        kernels: attention kernels, as in ``encoder.accelerated(kernels=...)``.
+        runs: number of timed runs of each form; None takes 15 on a GPU and 3 without one.
 
     Returns:
-        What was measured, and the figures of each entry of ``kernels``.
+        The checkpoint and the machine, and the measurements with each of the ``kernels``.
     """
     import torch
 
@@ -186,13 +196,13 @@ def measure(
 
 
 def measure_kernels(encoder: VisionEncoder, kernels: Kernels, gpu: bool, runs: int) -> KernelTimes:
-    """Time an encoder with one attention kernel on all sizes, as an entry of :func:`measure`.
+    """Time an encoder with one attention kernel on all input sizes.
 
     Args:
-        encoder: the encoder in its reference form.
-        kernels: the value of ``accelerated(kernels=...)``.
-        gpu: whether the encoder is on CUDA; then graphs are captured and timed as well.
-        runs: number of times that each call is timed.
+        encoder: the reference encoder, as ``load_encoder`` returns it.
+        kernels: the attention kernel, as in ``encoder.accelerated(kernels=...)``.
+        gpu: whether the encoder is on CUDA; if so, CUDA graphs are captured and timed as well.
+        runs: number of timed runs of each form.
     """
     from graphwrap import GraphedEncoder
 
@@ -210,8 +220,9 @@ def measure_kernels(encoder: VisionEncoder, kernels: Kernels, gpu: bool, runs: i
 
 
 def describe(stats: GraphStats) -> GraphFacts:
-    """Return the statistics of a capture as plain data: seconds, bytes, and a dict per token
-    budget.
+    """Return the statistics of captured graphs as plain data: seconds, bytes, and a dict per graph.
+
+    Each graph was captured for a token budget, the most output tokens of one replay.
     """
     return {
         "capture_seconds": stats.capture_seconds,
@@ -241,11 +252,11 @@ def measure_size(
     """Time the forms of an encoder in turn on the same random pixels of one size.
 
     Args:
-        encoder: the encoder in its reference form.
+        encoder: the reference encoder, as ``load_encoder`` returns it.
         fast: its accelerated form.
         graphed: the encoder with CUDA graphs; None without a GPU.
-        size: images per batch, and tokens per image in multiples of the smallest budget.
-        runs: number of times that each form is timed.
+        size: images per batch, and output tokens per image divided by the smallest token budget.
+        runs: number of timed runs of each form.
 
     Returns:
         ``images`` and ``tokens`` of the batch, and per form the minimum, median and maximum of the
@@ -284,12 +295,12 @@ def _draw(encoder: VisionEncoder, rows: int) -> torch.Tensor:
 def _times(
     calls: Mapping[str, Callable[[], object]], device: torch.device, runs: int
 ) -> dict[str, Times]:
-    """Return the minimum, median and maximum wall milliseconds of each call, by name.
+    """Return the minimum, median and maximum wall-clock milliseconds of each function, by its name.
 
     Args:
-        calls: the functions to time; each run calls all of them in turn.
-        device: the device that they compute on, which is waited for before the clock is read.
-        runs: number of timed runs; one more before them warms up.
+        calls: the functions to time, by name; each run calls all of them in turn.
+        device: the device that the functions compute on, synchronized before the clock is read.
+        runs: number of timed runs, which follow one untimed warm-up run.
     """
     times: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(runs + 1):
@@ -314,8 +325,8 @@ def _synchronize(device: torch.device) -> None:
 
 
 def table(body: Figures) -> str:
-    """Return the figures of :func:`measure` as text: a line about the machine, and a table per
-    kernel.
+    """Return the result of :func:`measure` as text: a line about the machine, and a table per
+    attention kernel.
     """
     about = body["about"]
     head = (
@@ -351,8 +362,8 @@ def _row(row: SizeTimes) -> list[str]:
 
 
 def _graphs(graphs: GraphFacts) -> str:
-    """Return the text about captured graphs: a line with seconds and MiB, and a table of the
-    budgets.
+    """Return the text about captured graphs: a line with the seconds and MiB of their capture, and
+    a table with a row per token budget, the most output tokens that one graph takes.
     """
     byte_counts = (graphs["arena_bytes"], graphs["pool_bytes"], graphs["derived_bytes"])
     arena, pool, derived = (count / 2**20 for count in byte_counts)

@@ -1,6 +1,6 @@
-"""``vitgraph embed``: writes the features of a folder or list of images as the shards of a job.
+"""``vitgraph embed``: writes features of the images of a folder or list, in files called shards.
 
 - ``embed``: the command and its arguments
-- ``options``: its options, read and checked
-- ``plan``: ``--plan``
+- ``options``: parsing and checks of its options
+- ``plan``: ``--plan``, which estimates the time and the disk space
 """

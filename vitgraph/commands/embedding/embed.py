@@ -1,4 +1,4 @@
-"""``vitgraph embed``: from the images of a folder or a list to shards of vectors."""
+"""``vitgraph embed``: encodes the images of a folder or list into shards (files) of vectors."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def add_embed(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say what is written, in which form, and where."""
+    """Add the options for the output: pooling, fields, file format, dtype and folder."""
     parser.add_argument("--out", metavar="DIR", help="folder to write; may be s3:// or gs://")
     parser.add_argument(
         "--pool",
@@ -93,7 +93,7 @@ def _add_encoder(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_inside(group: argparse._ArgumentGroup) -> None:
-    """Add the options for images inside tables, lists and data sets."""
+    """Add the options for images inside parquet tables, lists of paths and data sets."""
     group.add_argument(
         "--column", metavar="NAME", help="of parquet files and data sets; by default image"
     )
@@ -112,7 +112,7 @@ def _add_inside(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_planning(group: argparse._ArgumentGroup) -> None:
-    """Add the options of ``--plan``, which estimates a job."""
+    """Add ``--plan``, which estimates the time and disk space of a job, and its options."""
     group.add_argument(
         "--plan",
         action="store_true",
@@ -123,8 +123,8 @@ def _add_planning(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_workers(group: argparse._ArgumentGroup) -> None:
-    """Add the options for several workers, and those that check a job: ``--status`` and
-    ``--verify``.
+    """Add the options for several worker processes, and ``--status`` and ``--verify``, which check
+    a job.
     """
     group.add_argument(
         "--shard",
@@ -167,7 +167,10 @@ def embed(options: argparse.Namespace) -> int:
 
 
 def run_worker(command: Command) -> int:
-    """Encode the shards that this process has to write, or print the plan if ``--plan`` is given.
+    """Encode and write the shards of this worker, or print an estimate if ``--plan`` is given.
+
+    Args:
+        command: the parsed options, with the source of images and the rank of this worker.
 
     Returns:
         The exit code: 0, or 3 if images could not be encoded.
@@ -195,21 +198,22 @@ def run_worker(command: Command) -> int:
 
 
 def _print_report(report: JobReport) -> int:
-    """Print the lines of a report, and return its exit code."""
+    """Print the lines of a report about a job, and return the exit code that it names."""
     for line in report.lines:
         print(line)
     return report.exit_code
 
 
 def _open_job(command: Command, storage: Storage, load: Load) -> Job:
-    """Join the embedding job whose manifest lies in a folder, or begin one there.
+    """Open the embedding job whose manifest lies in a folder, or begin a new job there.
 
-    The first worker lists the files, and writes the manifest once the encoder is loaded and
-    checked, when only a bad image can fail. Where the storage has locks, other workers wait for the
-    manifest; elsewhere the first manifest that is written is valid for all.
+    The manifest holds the job's settings and its list of files. The first worker writes it after
+    the encoder is loaded and checked, when nothing but a bad image can fail any more. If the
+    storage has locks, the other workers wait for the manifest; otherwise several workers may try to
+    write it, and all take the one that was written first.
 
     Args:
-        command: the options of the command, and the objects that they name.
+        command: the parsed options, with the source of images and the rank of this worker.
         storage: the folder of the job.
         load: loads the encoder at a commit.
 
@@ -242,12 +246,12 @@ def _begin_job(command: Command, storage: Storage, load: Load) -> Job | None:
     """List the files of a job, load its encoder, and write its manifest.
 
     Args:
-        command: the options of the command, and the objects that they name.
+        command: the parsed options, with the source of images and the rank of this worker.
         storage: the folder of the job, which has no manifest yet.
         load: loads the encoder at a commit.
 
     Returns:
-        The job; None if another worker has written a manifest in the meantime, which is then valid.
+        The job; None if another worker has written the manifest in the meantime.
     """
     from ...embedding.job import Job
     from ...embedding.manifest import Manifest, write_list
@@ -274,12 +278,12 @@ def _begin_job(command: Command, storage: Storage, load: Load) -> Job | None:
 
 
 def _settings(command: Command, manifest: Manifest | None) -> JobSettings:
-    """Return all settings that the vectors of a job depend on; no tensor is read or fetched for it.
+    """Return all settings that the vectors of a job depend on, without reading any tensor.
 
     Args:
-        command: the options of the command, and the objects that they name.
-        manifest: the manifest of the job in the folder, whose commit is taken, so that the Hub is
-            asked once per job; None if the job is new.
+        command: the parsed options, with the source of images and the rank of this worker.
+        manifest: the manifest of an existing job, which names the commit of the repo, so that only
+            the first worker looks it up on the Hub; None for a new job.
     """
     from weights import DtypeName, inspect_checkpoint
 
@@ -295,7 +299,7 @@ def _settings(command: Command, manifest: Manifest | None) -> JobSettings:
     info = inspect_checkpoint(options.repo, **source)
     folder, commit = Path(options.repo).expanduser(), info.commit
     dtype_name = info.dtype if options.dtype in (None, "auto") else options.dtype
-    # Options of another name were refused.
+    # check_embed has refused all other names; `next` gives the name its Literal type.
     dtype = next(name for name in names if name == dtype_name)
     source_options, limits = command.reader.options, command.limits
     return {
@@ -326,16 +330,15 @@ def _settings(command: Command, manifest: Manifest | None) -> JobSettings:
 
 
 def _load(command: Command, commit: str) -> Encoder | GraphedEncoder:
-    """Load the encoder of a job at a commit, and capture CUDA graphs of it if the options ask for
-    them.
+    """Load the encoder of a job at a commit; capture CUDA graphs on CUDA, or with ``--graph``.
 
     Args:
-        command: the options of the command, and the objects that they name.
-        commit: commit of the repo; for a checkpoint in a local folder, the text that
+        command: the parsed options, with the source of images and the rank of this worker.
+        commit: commit of the repo; for a checkpoint in a local folder, the digest of its files that
             :func:`checkpoint_state` returned when the job was opened.
 
     Raises:
-        ValueError: the files of the local folder have changed since then.
+        ValueError: the files of the local folder have changed since the job was opened.
     """
     from graphwrap import GraphedEncoder
     from weights import load_encoder
@@ -353,7 +356,7 @@ def _load(command: Command, commit: str) -> Encoder | GraphedEncoder:
             options.repo,
             **source,
             dtype=options.dtype,
-            # With None, which means the CPU, load_encoder logs that the machine has an idle GPU.
+            # None, too, means the CPU, but then load_encoder logs that the machine has an idle GPU.
             device=device if options.device else None,
         )
     if is_folder and checkpoint_state(options.repo, options.subfolder) != commit:

@@ -1,4 +1,4 @@
-"""The options of ``vitgraph embed``, read and checked before torch is imported."""
+"""The options of ``vitgraph embed``, parsed and checked before torch is imported."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _POSITIVE = (
     "max_tokens_per_call",
     "shard_items",
 )
-"""The options whose values must be at least 1 where they are given."""
+"""The options whose values must be at least 1, unless they are left out."""
 
 
 def check_embed(options: argparse.Namespace) -> None:
@@ -74,22 +74,22 @@ def check_embed(options: argparse.Namespace) -> None:
 
 
 class Written(NamedTuple):
-    """The part of an encoder's output that a job writes for an image."""
+    """The part of an encoder's output that an embedding job writes for each image."""
 
     pool: Pool
-    """The kind of vector; "none" for all tokens."""
+    """The pooling of the tokens into one vector, such as "mean"; "none" writes all tokens."""
     fields: tuple[OutputField, ...]
     """The fields of the output that are written or pooled."""
     out_dtype: OutDtype | None
-    """The dtype of the files; None for that of the weights."""
+    """The dtype of the written numbers; None takes the dtype of the weights."""
 
 
 def read_written(options: argparse.Namespace) -> Written:
     """Read ``--format``, ``--pool``, ``--fields`` and ``--out-dtype``, with their defaults.
 
     Raises:
-        ValueError: ``--format vllm`` together with another of them, ``--fields`` together with a
-            pool, or an unknown field.
+        ValueError: ``--format vllm`` together with one of the three other options, ``--fields``
+            together with a pool, or an unknown field.
     """
     if options.format != "vllm":
         pool: Pool = options.pool or "mean"
@@ -105,10 +105,10 @@ def read_written(options: argparse.Namespace) -> Written:
 
 
 def _check_plan(options: argparse.Namespace) -> None:
-    """Check ``--gpus``, which only a plan takes.
+    """Check ``--gpus``, an option that only makes sense with ``--plan``.
 
     Raises:
-        ValueError: a number of GPUs that is not positive, or is given without ``--plan``.
+        ValueError: the number of GPUs is not positive, or ``--plan`` is missing.
     """
     if options.gpus is None:
         return
@@ -119,12 +119,12 @@ def _check_plan(options: argparse.Namespace) -> None:
 
 
 def _check_files(options: argparse.Namespace) -> None:
-    """Check that a source on this disk exists, and is neither a video nor a folder without images.
+    """Check that a local source of images exists, and is no video and no folder without images.
 
-    Patterns, remote addresses and standard input are not read here.
+    File name patterns, remote addresses and standard input are not checked here.
 
     Raises:
-        ValueError: the source is none of those that ``vitgraph embed`` takes.
+        ValueError: the source is of no kind that ``vitgraph embed`` accepts.
     """
     source = options.files
     if source == "-" or "://" in source or re.search(r"[*?[]", source):
@@ -136,28 +136,28 @@ def _check_files(options: argparse.Namespace) -> None:
             f"{source}: is a video, and images are embedded: `{right} FILE.safetensors`"
         )
     if not path.exists():
-        list(Source(source))  # raises the error that says which kinds of source there are
+        list(Source(source))  # raises an error that lists the kinds of sources
     if path.is_dir() and not any(_is_image(entry.name) for entry, _ in entries_below(str(path))):
         list(Source(source))
 
 
 def _is_image(name: str) -> bool:
-    """Return whether the suffix of a file name is that of an image."""
+    """Return whether a file name has the suffix of an image, such as ``.jpg``."""
     return Path(name).suffix.lower() in suffixes()
 
 
 class Command:
-    """One call of ``vitgraph embed``: its options, and the objects that they name.
+    """One invocation of ``vitgraph embed``: its options, and the objects made from them.
 
     Args:
-        options: the options, which :func:`check_embed` has checked.
+        options: the parsed options, which :func:`check_embed` has checked.
 
     Attributes:
-        options: the options.
-        pool, fields, out_dtype: the part of an encoder's output that is written, as
-            :class:`Written` has them.
+        options: the parsed options.
+        pool, fields, out_dtype: the pooling, the output fields, and the dtype that the job writes,
+            as in :class:`Written`.
         worker: rank of this process and number of processes that share the job.
-        source: the images of the job.
+        source: lists the images of the job.
         reader: reads the bytes of an image.
     """
 
@@ -171,8 +171,7 @@ class Command:
         self.reader = ImageReader(source_options, keyed=options.format == "vllm")
 
     def calls(self) -> Calls:
-        """Return the limits, the pooling and the batches with which the encoder is called for the
-        images."""
+        """Return the arguments of the encoder's calls: size limits of images, pooling, batching."""
         from encoders.contract import Limits
         from encoders.streams import ResultSettings, StreamOptions
 
@@ -187,9 +186,10 @@ class Command:
 
     @property
     def items_per_shard(self) -> int:
-        """The images per shard: ``--shard-items``, or fewer if all tokens of an image are written.
+        """The images per shard: the value of ``--shard-items``, or else a default.
 
-        A vector takes the least space, and a shard for vLLM has a file per image.
+        The default is smaller if all tokens of an image are written, which take more space than a
+        vector, and for vLLM, because then a shard has one file per image.
         """
         if self.options.shard_items is not None:
             return int(self.options.shard_items)
@@ -199,8 +199,8 @@ class Command:
 
     @property
     def limits(self) -> dict[str, int | None]:
-        """The keywords of ``preprocess`` that bound the size of an image; None where none was
-        given.
+        """The keywords of ``preprocess`` that bound the size of an image; None where the option is
+        missing.
         """
         return {name: vars(self.options)[name] for name in SIZES}
 
@@ -209,8 +209,8 @@ def _read_fields(fields: str | None, pool: Pool) -> tuple[OutputField, ...]:
     """Return the fields of the encoder's output that are written or pooled.
 
     Args:
-        fields: the value of ``--fields``, names separated by commas.
-        pool: the kind of vector; "none" for all tokens.
+        fields: the value of ``--fields``, names separated by commas; None without the option.
+        pool: the pooling of the tokens into one vector; "none" writes all tokens.
 
     Raises:
         ValueError: ``fields`` has an unknown field, or is given together with a pool.

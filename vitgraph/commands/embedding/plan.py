@@ -1,4 +1,7 @@
-"""Run ``vitgraph embed --plan``: sample the source, look up rates, and print an estimate."""
+"""``vitgraph embed --plan``: reads a sample of the images and prints an estimate of the job.
+
+The encoder's images per second are measured, or looked up in committed measurements.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +25,12 @@ from .options import Command
 
 
 def print_plan(command: Command, load: Callable[[], Encoder | GraphedEncoder]) -> None:
-    """Print an estimate of what a job would take; nothing is written.
+    """Print an estimate of the time and the disk space that a job would take; write no file.
 
     Args:
-        command: the options of the command, and the objects that they name.
-        load: loads the encoder with its weights; called only if a device is named, whose speed is
-            then measured.
+        command: the parsed options, with the source of images.
+        load: loads the encoder with its weights; called only with the option ``--device``, to
+            measure the speed of that device.
 
     Raises:
         ValueError: an option has an invalid value, or no image of the source can be read.
@@ -66,16 +69,17 @@ def _dtype_of_weights(options: argparse.Namespace) -> str:
 def count_written(
     encoder: Encoder, pool: Pool, fields: Sequence[OutputField], limits: Limits
 ) -> tuple[Callable[[Tensor], int], str]:
-    """Return a function that counts the numbers that a job writes per image, and their description.
+    """Return a function that counts the numbers that a job writes for an image, and a description.
 
     Args:
         encoder: an encoder on the meta device, which computes shapes and no values.
-        pool: "none" for whole outputs, otherwise the kind of vector.
+        pool: the pooling of the tokens into one vector; "none" writes all tokens.
         fields: output fields that are written if ``pool`` is "none".
         limits: keywords of ``preprocess`` that bound the size of an image.
 
     Returns:
-        The function takes an image uint8 [3, H, W]. The description is "vectors [D]" or the fields.
+        The function, which takes an image uint8 [3, H, W], and a description of the written
+        numbers: "vectors [D]", or the names of the fields.
     """
     if pool != "none":
         width = encoder.num_features if pool == "cls" else encoder.out_features

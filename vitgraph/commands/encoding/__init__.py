@@ -1,7 +1,8 @@
 """``vitgraph encode``: writes the features of images and videos to a file.
 
 - ``encode``: the command and its arguments
-- ``checks``: the arguments checked before anything is fetched
-- ``items``: the images and videos, opened and encoded as a stream
-- ``graphs``, ``graph_options``: ``--graph``, and the options that say which graphs to capture
+- ``checks``: checks of the arguments before anything is downloaded
+- ``items``: opens the images and videos and encodes them one after another
+- ``graphs``: ``--graph``, which encodes by replaying CUDA graphs
+- ``graph_options``: the options that say which CUDA graphs to capture
 """

@@ -1,4 +1,4 @@
-"""The checks of ``vitgraph encode`` before anything is fetched; they rarely import torch."""
+"""The checks of ``vitgraph encode`` before any download; torch is imported only where needed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def check_options(options: argparse.Namespace) -> None:
 
     Raises:
         ValueError: a number that is not positive, an unknown dtype or device, an option without
-            another that it needs, or an image or a folder of images in the place of the checkpoint.
+            another option that it needs, or an image or a folder of images as the first argument,
+            where a checkpoint is expected.
     """
     check_names(options.dtype, options.device)
     for name in (*LIMITS, "max_tokens_per_call"):
@@ -49,22 +50,21 @@ def _command(options: argparse.Namespace, repo: str, file: Path) -> str:
     """Return the command line that encodes a file as an image or as a video, for error messages.
 
     Args:
-        options: the options of the command, of which ``--out`` is taken.
-        repo: the checkpoint in the command line.
-        file: the file; its suffix says whether it is a video.
+        options: the options of the command, from which only ``--out`` is used.
+        repo: the checkpoint to put into the command line.
+        file: the image or video, distinguished by its suffix.
     """
     item = ["--video"] * is_video(file) + [str(file)]
     return shlex.join(["vitgraph", "encode", repo, *item, "--out", str(options.out)])
 
 
 def check_targets(out: Path, plot: Path | None, inputs: Sequence[Path]) -> None:
-    """Check, before anything is fetched, that the output files can be written and replace no other
-    file.
+    """Check, before any download, that the output files can be written and replace no other file.
 
     Args:
-        out: the features file; an older features file may be replaced.
-        plot: the picture; None without ``--plot``.
-        inputs: the files that are read.
+        out: the features file to write; an older features file may be replaced.
+        plot: the picture to write; None without ``--plot``.
+        inputs: the images and videos to encode.
 
     Raises:
         ValueError: an output file cannot be written, has a wrong suffix, or would replace a file of
@@ -85,7 +85,7 @@ def check_targets(out: Path, plot: Path | None, inputs: Sequence[Path]) -> None:
 
 
 def _is_features_file(path: Path) -> bool:
-    """Return whether the metadata of a safetensors file say that ``vitgraph encode`` wrote it."""
+    """Return whether a file is a safetensors file that ``vitgraph encode`` wrote (by metadata)."""
     try:
         with safe_open(str(path), framework="numpy") as file:
             return "vitgraph" in (file.metadata() or {})
@@ -94,15 +94,15 @@ def _is_features_file(path: Path) -> bool:
 
 
 def _check_plot(plot: Path, other_files: Sequence[Path]) -> None:
-    """Check that matplotlib can write a picture, and that it replaces none of the other files.
+    """Check that matplotlib can write the picture of ``--plot``, without replacing another file.
 
     Args:
-        plot: the picture; its suffix names the format.
-        other_files: the files that are read or written besides.
+        plot: the picture to write; its suffix names the format.
+        other_files: the other files that the command reads or writes.
 
     Raises:
-        ValueError: matplotlib is missing, it does not know the suffix, or ``plot`` is one of the
-            others.
+        ValueError: matplotlib is missing, it does not know the suffix, or ``plot`` is one of
+            ``other_files``.
     """
     require_matplotlib()
     from matplotlib.backend_bases import FigureCanvasBase
@@ -116,12 +116,13 @@ def _check_plot(plot: Path, other_files: Sequence[Path]) -> None:
 
 
 def check_media(options: argparse.Namespace) -> None:
-    """Check the images and videos without decoding them: the header of an image, and that a video
-    exists.
+    """Check the images and videos without decoding them.
+
+    Of an image the header is read; of a video only the existence of the file is checked.
 
     Raises:
-        ValueError: no file is named, one is missing, a folder, a URL or not an image, or videos are
-            given and PyAV is not installed.
+        ValueError: no file is named; a path is a folder, a URL, not an image or does not exist; or
+            there are videos and PyAV is not installed.
     """
     if not options.images and not options.video:
         raise ValueError("nothing to encode: name at least one image, or a --video")
@@ -130,7 +131,7 @@ def check_media(options: argparse.Namespace) -> None:
     for path in options.video:
         _check_file(path, "", "name the clips in it")
     if options.video:
-        from encoders.inputs import require_av  # comes last, because it imports torch
+        from encoders.inputs import require_av  # last: it imports torch, which takes seconds
 
         require_av()
 
@@ -167,7 +168,7 @@ def _check_image(file: Path, options: argparse.Namespace) -> None:
 
 def _read_size(file: Path) -> tuple[int, int]:
     with warnings.catch_warnings():
-        # PIL's warning does not name the file; the caller warns with its name.
+        # PIL's warning does not name the file; `_check_image` issues one that does.
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
         image = Image.open(file)
         with image:
@@ -175,7 +176,7 @@ def _read_size(file: Path) -> tuple[int, int]:
 
 
 def _may_be_heif(path: Path) -> bool:
-    """Return whether a file begins as those of HEIF do, a format of phone cameras, AVIF and MP4."""
+    """Return whether a file may be HEIF (phone photographs), AVIF or MP4, by its first 8 bytes."""
     with path.open("rb") as file:
         return file.read(8)[4:] == b"ftyp"
 
@@ -184,14 +185,14 @@ def _check_file(file: Path, of_url: str, of_folder: str) -> None:
     """Check that a path is a file.
 
     Args:
-        file: the file, as the user named it.
-        of_url: text that ends the error for a URL.
-        of_folder: text that ends the error for a folder; both say what to do instead.
+        file: the path, as the user typed it.
+        of_url: end of the error message if the path is a URL; it says what to do instead.
+        of_folder: end of the error message if the path is a folder.
 
     Raises:
         ValueError: the path is a URL, a folder, or does not exist.
     """
-    # A `Path` of "https://..." has one slash after the colon, because it joins repeated slashes.
+    # str(Path("https://...")) has one slash after the colon, because Path joins repeated slashes.
     if match := re.fullmatch(r"(\w{2,}):/+(.+)", str(file)):
         raise ValueError(
             f"{match[1]}://{match[2]}: is a URL, and files are encoded here: download it and give "

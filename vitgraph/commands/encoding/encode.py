@@ -1,4 +1,4 @@
-"""``vitgraph encode``: from images and videos to a features file.
+"""``vitgraph encode``: encodes images and videos and writes a file of their features.
 
 Torch and the packages are imported inside the functions, so that ``--help`` and mistakes are
 answered at once.
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from ...features import Item
 
 MOST_PLOTTED = 16
-"""The most items that ``vitgraph encode --plot`` draws, because their pictures are in memory
-together.
+"""The most images and videos that ``vitgraph encode --plot`` draws; all of the pictures drawn are
+in memory at the same time.
 """
 
 
@@ -54,7 +54,7 @@ def add_encode(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_items(group: argparse._ArgumentGroup) -> None:
-    """Add ``--video``, the sampling of its frames, and the bounds of the size of an item."""
+    """Add ``--video``, the options that sample its frames, and the bounds of an image's size."""
     group.add_argument(
         "--video", action="append", default=[], type=Path, metavar="CLIP", help="may be repeated"
     )
@@ -64,7 +64,7 @@ def _add_items(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_output(group: argparse._ArgumentGroup) -> None:
-    """Add the options that say what is written and drawn, and where."""
+    """Add the options for the output: the features file, its pooling and dtype, and the plot."""
     group.add_argument("--out", type=Path, required=True, help="features file (.safetensors)")
     group.add_argument(
         "--pool",
@@ -89,7 +89,7 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_graphs(group: argparse._ArgumentGroup) -> None:
-    """Add ``--graph``, and the options that say which graphs are captured."""
+    """Add ``--graph``, and the options that say which CUDA graphs are captured."""
     group.add_argument(
         "--graph",
         action=argparse.BooleanOptionalAction,
@@ -106,10 +106,10 @@ def _add_graphs(group: argparse._ArgumentGroup) -> None:
 
 
 def check(options: argparse.Namespace) -> GraphOptions | None:
-    """Check everything that can be checked without torch.
+    """Check the arguments as far as possible before the encoder is loaded.
 
     Returns:
-        The settings of the graphs to capture, or None without ``--graph``.
+        The settings of the CUDA graphs to capture, or None without ``--graph``.
 
     Raises:
         ValueError: a mistake in the arguments, or a file that is not an image or a video.
@@ -133,7 +133,7 @@ def check(options: argparse.Namespace) -> GraphOptions | None:
 
 
 def encode(options: argparse.Namespace) -> None:
-    """Run ``vitgraph encode``: check, load the encoder, encode item by item, write, draw, print a
+    """Run ``vitgraph encode``: encode images and videos, write and draw the features, and print a
     table."""
     graphs = check(options)
     from PIL import Image
@@ -143,8 +143,8 @@ def encode(options: argparse.Namespace) -> None:
     from .graphs import graph_encoder, summary
     from .items import HEADER, encode_items, open_media, row
 
-    # check_media has already warned about very large images, with the name of the file. When the
-    # command ends, ``cli.main`` restores the filters, which hold for the decoding threads, too.
+    # check_media has already warned about very large images, with the name of the file. The filter
+    # is set for the whole process, because images are decoded in threads; ``cli.main`` undoes it.
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)
     limits = _limits(options)
     settings = ResultSettings(options.pool, options.normalize, options.max_tokens_per_call)
@@ -185,19 +185,19 @@ def _load(options: argparse.Namespace) -> Encoder:
 
     device = read_device(options.device)
     with enough_memory(options.repo, "give --dtype bfloat16 or another --device"):
-        # With None, which means the CPU, load_encoder logs that the machine has an idle GPU.
+        # None, too, means the CPU, but then load_encoder logs that the machine has an idle GPU.
         load_device = device if options.device else None
         source = read_source(options)
         return load_encoder(options.repo, **source, dtype=options.dtype, device=load_device)
 
 
 def _stream_options(options: argparse.Namespace, graphs: GraphOptions | None) -> StreamOptions:
-    """Return how items are batched, with a progress bar if standard error is a terminal.
+    """Return how images and videos are batched, and whether a progress bar is shown.
 
     Args:
         options: the options of the command.
-        graphs: settings of the graphs; None without. Unless they replay several items together,
-            each item is a call of its own.
+        graphs: settings of the CUDA graphs; None without ``--graph``. Unless a graph takes several
+            images or videos per replay, each image or video is encoded alone.
     """
     from encoders.streams import StreamOptions
 
@@ -213,7 +213,7 @@ def _writing(
     from ...devices import DTYPES
     from ...features import FeatureFormat, writing_features
 
-    # A branch can move after the checkpoint is loaded, so the file names the commit.
+    # The features file records the commit, because the branch may later point to another one.
     commit = encoder.published.commit if encoder.published else None
     file_format = FeatureFormat(options.pool, options.normalize, DTYPES.get(options.out_dtype))
     return writing_features(options.out, options.repo, commit, type(encoder).__name__, file_format)
@@ -239,8 +239,8 @@ def _plot_text(name: str) -> str:
 
 
 def _limits(options: argparse.Namespace) -> Limits:
-    """Return the keywords of ``preprocess`` that the options give: bounds of sizes, ``fps``,
-    frames.
+    """Return the options that are keywords of ``preprocess``: bounds of an image's size, and the
+    sampling of a video's frames.
     """
     from encoders.contract import Limits
 

@@ -1,9 +1,10 @@
-"""The options of ``vitgraph encode --graph``: the kind of items expected, and graphs for it.
+"""The options of ``vitgraph encode --graph``, which say for which inputs CUDA graphs are captured.
 
-A modality says which kind of items to expect, and so which shapes of a token budget are worth a
-graph. An image is one attention segment. A clip has one segment per frame pair, so graphs for clips
-come in the two shapes that :mod:`graphwrap` captures: few long segments, and many short ones.
-InternViT's segments are tiles of one length, in images as in clips: one shape serves both there.
+A graph is captured for a token budget (the most output tokens of a replay) and for a number of
+attention segments (sequences that do not attend to each other). An image is one segment; a video
+has one segment per two frames. So for videos :mod:`graphwrap` captures two graphs per budget: one
+for few long segments, one for many short ones. ``--modality`` says which inputs to expect.
+InternViT needs one graph per budget: its segments are tiles of one length, in images and videos.
 """
 
 from __future__ import annotations
@@ -12,24 +13,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 MODALITIES = {"image": 1, "video": 1, "image+video": 2}
-"""The number of items that one replay takes by default, per value of ``--modality``."""
+"""The default number of items (images or videos) per replay, by the value of ``--modality``."""
 CLIP_SEGMENTS = 64
-"""The attention segments, one per two frames, that a graph for videos has room for."""
+"""The most attention segments, one per two frames, of a replay of a graph for videos."""
 MAX_GRAPHS = 48
-"""The most graphs that ``--graph`` captures; it is the default of :class:`GraphedEncoder` as well.
+"""The most graphs that ``--graph`` captures, which is also the default of :class:`GraphedEncoder`.
 """
 MOST_ITEMS = 8192
-"""The most items per replay: an item has at least one token, and the largest default budget has as
-many tokens."""
+"""The most items (images or videos) per replay: the largest default budget has 8192 tokens, and
+every item has at least one."""
 
 
 @dataclass(frozen=True)
 class GraphOptions:
-    """The settings of the graphs that ``--graph`` captures.
+    """The settings of the CUDA graphs that ``--graph`` captures.
 
-    ``modality`` is a key of :data:`MODALITIES`. ``budgets`` are output tokens per graph; with None
-    they are chosen automatically. ``max_batch_size`` is the number of items per replay; None takes
-    that of the modality.
+    ``modality`` is a key of :data:`MODALITIES`. ``budgets`` are the most output tokens of each
+    graph; None chooses them automatically. ``max_batch_size`` is the most images and videos per
+    replay; None takes the value of ``modality`` in :data:`MODALITIES`.
     """
 
     modality: str
@@ -38,12 +39,12 @@ class GraphOptions:
 
     @property
     def items(self) -> int:
-        """The most items that one replay of a graph takes."""
+        """The most items (images or videos) that one replay of a graph takes."""
         return self.max_batch_size or MODALITIES[self.modality]
 
     @property
     def segments(self) -> int:
-        """The most attention segments per replay: one per image, one per two frames of a clip."""
+        """The most attention segments per replay: one per image, one per two frames of a video."""
         return self.items if self.modality == "image" else max(CLIP_SEGMENTS, self.items)
 
 
@@ -56,19 +57,21 @@ def read_graph_options(
     images: Sequence[object] = (),
     videos: Sequence[object] = (),
 ) -> GraphOptions | None:
-    """Check the options of ``--graph`` before anything is read or fetched.
+    """Check and parse the options of ``--graph``; no file is read or downloaded.
 
     Args:
-        graph: whether ``--graph`` is given.
-        budgets: output tokens separated by commas, such as ``"64,256,1024"``; None chooses them
-            automatically.
-        max_batch_size: items per replay; None takes that of the modality.
-        modality: one of :data:`MODALITIES`; None takes what ``images`` and ``videos`` need.
+        graph: whether ``--graph`` is on the command line.
+        budgets: the most output tokens of each graph, separated by commas, such as
+            ``"64,256,1024"``; None chooses them automatically.
+        max_batch_size: the most images and videos per replay; None takes the default of the
+            modality in :data:`MODALITIES`.
+        modality: a key of :data:`MODALITIES`; None takes the one that fits ``images`` and
+            ``videos``.
         images: files that will be encoded as images.
         videos: files that will be encoded as videos.
 
     Returns:
-        The options, or None without ``graph``.
+        The settings of the graphs; None if ``graph`` is False.
 
     Raises:
         ValueError: a value that is not valid, options without ``--graph``, or files of a kind that
@@ -102,11 +105,10 @@ def read_graph_options(
 
 
 def read_budgets(text: str) -> tuple[int, ...]:
-    """Return the token budgets in a text such as ``"64,256,1024"``.
+    """Return the token budgets (most output tokens per graph) in a text such as ``"64,256,1024"``.
 
     Raises:
-        ValueError: an entry that is not a positive integer, or more than :data:`MAX_GRAPHS`
-            budgets.
+        ValueError: a budget is not a positive integer, or there are more than :data:`MAX_GRAPHS`.
     """
     entries = [entry.strip() for entry in text.split(",")]
     for entry in entries:

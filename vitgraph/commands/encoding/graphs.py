@@ -1,4 +1,4 @@
-"""Run ``vitgraph encode --graph``: capture graphs, and print what they did."""
+"""``vitgraph encode --graph``: captures CUDA graphs, and describes how they were used."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from ...terminal import counted
 from .graph_options import MAX_GRAPHS, GraphOptions
 
 TRIAL_BUDGET, TRIAL_GRAPHS = 2048, 8
-"""The largest token budget, and the most budgets, where there are no CUDA graphs.
+"""The largest token budget, and the most budgets, on a device without CUDA graphs.
 
-Each budget then costs one run of the tower.
+They are few and small because there, too, preparing a budget costs one run of the encoder.
 """
 
 
 def graph_encoder(encoder: Encoder, options: GraphOptions, precision: Precision) -> GraphedEncoder:
-    """Return an encoder with its graphs captured; notes about the capture are printed to stderr.
+    """Capture the CUDA graphs of an encoder, and print warnings about the capture to stderr.
 
-    Without CUDA the "static" backend does the same padding and packing without graphs: the results
-    are right, and nothing is faster.
+    Without CUDA the backend "static" is used, which pads and packs inputs in the same way but runs
+    without graphs: the results are right, but nothing is faster.
 
     Args:
-        encoder: the encoder, on its device.
+        encoder: the encoder, on the device to run on.
         options: the modality, the token budgets and the batch size to capture for.
-        precision: "bf16", or "fp8" for products in e4m3.
+        precision: "bf16", or "fp8" for matrix products in e4m3.
 
     Raises:
-        ValueError: budgets that the encoder cannot take, or no memory for any.
+        ValueError: token budgets that the encoder cannot take, or too little memory for any graph.
     """
     if options.budgets is not None and len(encoder.paths) > 1:
         raise ValueError(
@@ -82,8 +82,8 @@ def _note(text: str) -> None:
 
 
 def summary(stats: GraphStats) -> str:
-    """Return two lines of text: how many items were replayed or run eagerly, and the cost of
-    capture.
+    """Return two lines of text: how many images and videos were replayed or run eagerly, and the
+    seconds and memory that the capture took.
     """
     hits = sum(budget.hits for budget in stats.budgets)
     items = sum(budget.items for budget in stats.budgets)

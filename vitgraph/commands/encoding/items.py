@@ -1,4 +1,4 @@
-"""The images and videos that a command names, encoded as a stream, and the table of results."""
+"""Opens the images and videos on a command line, encodes them in a stream, and makes table rows."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from ...plots import crop_padding
 HEADER = ("item", "size", "grid_thw", "tokens", "pooler_output", "ms")
 """The titles of the columns of the table that ``vitgraph encode`` prints."""
 NO_LIMITS = Limits()
-"""The limits that bound nothing, so that ``preprocess`` takes those of the checkpoint."""
+"""No limits on an image's size besides those of the checkpoint."""
 UNPOOLED = ResultSettings()
-"""The settings that return the whole output of each item instead of one vector."""
+"""The settings that return the whole output of each image or video instead of one vector."""
 ONE_BY_ONE = StreamOptions(batch_tokens=1, progress=False)
-"""The stream options with which each item is a call of its own."""
+"""The stream options that encode each image or video alone, in a batch of one."""
 _SIDEWAYS = (5, 6, 7, 8)
-"""The values of the EXIF orientation at which width and height of the stored image are exchanged.
+"""The EXIF orientations in which the stored image is rotated by 90 degrees: width and height swap.
 """
 
 
 class Media(NamedTuple):
-    """An image file that is not decoded yet, or an open video."""
+    """An image (the path of its file, or its pixels) or an open video."""
 
     name: str
     item: Path | Tensor | Video
-    """The image or video in a form that ``encoder.encode_many`` takes."""
+    """The image or video in a form that ``encoder.encode_many`` accepts."""
 
     @property
     def kind(self) -> Literal["image", "video"]:
-        """The kind of the medium: "image" or "video"."""
+        """Whether this is an "image" or a "video"."""
         return "video" if isinstance(self.item, Video) else "image"
 
     @property
@@ -52,7 +52,7 @@ class Media(NamedTuple):
 
     @property
     def size(self) -> tuple[int, int]:
-        """The size in pixels, (width, height); of an image file only the header is read."""
+        """The size in pixels, (width, height); of an image file, only the header is read."""
         if isinstance(self.item, Path):
             return _size_of_file(self.item)
         height, width = self.still.shape[1:]
@@ -64,7 +64,7 @@ class Media(NamedTuple):
         if not isinstance(self.item, Video):
             return to_rgb(self.item)
         middle = self.item.frames[len(self.item.frames) // 2]
-        assert isinstance(middle, Tensor)  # a frame of a file, or what `to_rgb` made of an image
+        assert isinstance(middle, Tensor)  # `read_video` makes tensors, as does the demo
         return middle
 
 
@@ -78,10 +78,10 @@ def _size_of_file(file: Path) -> tuple[int, int]:
 def open_media(images: Sequence[Path], videos: Sequence[Path]) -> Iterator[Media]:
     """Yield a :class:`Media` per image path, then one per video path.
 
-    Images are not opened here; a video is opened when it is its turn.
+    Images are not opened here; a video is opened just before it is yielded.
 
     Raises:
-        ValueError: a video that cannot be opened.
+        ValueError: a video cannot be opened.
     """
     for path in images:
         yield Media(str(path), path)
@@ -90,19 +90,19 @@ def open_media(images: Sequence[Path], videos: Sequence[Path]) -> Iterator[Media
 
 
 class Encoded(NamedTuple):
-    """An encoded image or video with its output on the CPU, and what the table prints of it."""
+    """An encoded image or video: its description, and the encoder's output on the CPU."""
 
     media: Media
     item: Item
     output: EncoderOutput
     feature_map: Tensor
-    """``last_hidden_state`` as [t, h, w, D], without the patches of padding that a preprocessor
+    """``last_hidden_state`` as [t, h, w, D], without the patches of any padding that preprocessing
     added.
     """
     milliseconds: float
-    """The wall-clock milliseconds since the result of the item before."""
+    """The wall-clock milliseconds since the result of the previous image or video."""
     vector: Tensor | None = None
-    """The pooled output [D]; None if no pooling was asked for."""
+    """The pooled output [D]; None if pooling is "none"."""
 
 
 def encode_items(
@@ -113,36 +113,36 @@ def encode_items(
     options: StreamOptions = ONE_BY_ONE,
     graphed: GraphedEncoder | None = None,
 ) -> Iterator[Encoded]:
-    """Encode items in order, as ``encode_many`` does.
+    """Encode images and videos, and yield their results in the same order.
 
     Args:
         encoder: the encoder.
-        media: the items; while one is encoded, the next ones are decoded.
-        limits: keywords of ``encoder.preprocess``.
+        media: the images and videos; while one is encoded, the next ones are decoded in threads.
+        limits: keywords of ``encoder.preprocess``, such as the largest area of an image.
         settings: pooling of the output, and the most tokens per call of the encoder.
-        options: number of tokens that run together, and whether progress is shown.
+        options: number of tokens per batch, and whether progress is shown.
         graphed: CUDA graphs of ``encoder``; None runs the encoder eagerly.
 
     Yields:
-        The result of each item.
+        The result of each image or video.
 
     Raises:
-        ValueError: an item that cannot be encoded; the message begins with the item's name.
+        ValueError: an image or video cannot be encoded; the message begins with its name.
     """
     unpooled = ResultSettings(max_tokens_per_call=settings.max_tokens_per_call)
     item_encoder = (encoder if graphed is None else graphed).item_encoder()
     pairs = ((medium, medium.item) for medium in media)
-    # An error that is yielded names its item of the batch.
+    # With "keep" the stream yields an error as the result of its item, so its name is known here.
     keep_errors = options._replace(on_error="keep")
     start_time = time.perf_counter()
     for result in stream_items(item_encoder, pairs, limits, unpooled, keep_errors):
         medium = result.key
-        assert isinstance(medium, Media)  # of the pairs above
+        assert isinstance(medium, Media)  # the keys of `pairs` are media
         if isinstance(result.value, ItemError):
             _raise_for(medium.name, result.value.error)
         milliseconds = (time.perf_counter() - start_time) * 1e3
         assert result.layout is not None
-        # `unpooled` asks for no vector.
+        # With the settings `unpooled` the result is a whole output, never a pooled vector.
         assert isinstance(result.value, EncoderOutput | PartialOutput)
         output = _to_cpu(result.value)
         yield _describe(encoder, medium, result.layout, output, milliseconds, settings)
@@ -150,11 +150,12 @@ def encode_items(
 
 
 def _raise_for(name: str, error: Exception) -> None:
-    """Raise the error of an item again as a ValueError whose message begins with the item's name.
+    """Raise the error of an image or video again as a ValueError whose message begins with a name.
 
     Args:
-        name: name of the item.
-        error: the error; one that is neither a ValueError nor a lack of memory is raised as it is.
+        name: name of the image or video.
+        error: the error. It is raised unchanged if it is neither a ValueError nor an error of too
+            little memory.
     """
     fix = (
         "make the item smaller (--max-pixels, --max-tiles, --num-frames), the calls "
@@ -175,15 +176,15 @@ def _describe(
     milliseconds: float,
     settings: ResultSettings,
 ) -> Encoded:
-    """Join an item's output with its feature map, its vector and its description.
+    """Make the feature map, the pooled vector and the description of an encoded image or video.
 
     Args:
         encoder: the encoder that made the output.
         media: the image or video.
-        layout: the preprocessed item without pixels: its grid and its tiles.
-        output: the output of the item, on the CPU.
-        milliseconds: wall-clock milliseconds that the item took.
-        settings: kind of vector to pool; "none" leaves ``vector`` at None.
+        layout: the preprocessed image or video without its pixels: its patch grid and its tiles.
+        output: the output of the image or video, on the CPU.
+        milliseconds: wall-clock milliseconds that the image or video took.
+        settings: the pooling; with "none" there is no vector.
     """
     hidden = output.last_hidden_state
     assert hidden is not None
@@ -205,8 +206,7 @@ def _describe(
 
 
 def _to_cpu(output: EncoderOutput | PartialOutput) -> EncoderOutput:
-    """Return a copy of an output on the CPU, which must have ``last_hidden_state`` and
-    ``pooler_output``."""
+    """Copy an output, which must have ``last_hidden_state`` and ``pooler_output``, to the CPU."""
     hidden, pooled, deepstack = output
     assert hidden is not None
     assert pooled is not None
@@ -214,9 +214,9 @@ def _to_cpu(output: EncoderOutput | PartialOutput) -> EncoderOutput:
 
 
 def row(encoded: Encoded) -> tuple[str, ...]:
-    """Return the cells of one item's row in a table with the titles :data:`HEADER`.
+    """Return the table row of an encoded image or video, with a cell per title in :data:`HEADER`.
 
-    The column "pooler_output" holds a shape: that of the vector if one was pooled.
+    The column "pooler_output" holds a shape: of the vector if pooling is on, else of the tokens.
     """
     item, pooled = encoded.item, encoded.output.pooler_output
     assert pooled is not None
