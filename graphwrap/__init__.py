@@ -1,20 +1,20 @@
-"""CUDA graphs for any encoder that keeps the contract: one graph per token budget, padded exactly.
+"""CUDA graphs for any encoder with the methods of ``GraphableEncoder``, one graph per token budget.
 
-This package knows no model: it asks an encoder what items cost, prepares padded metadata, and
-replays. Other packages import the names in ``__all__``, and no module of this one. These are the
-modules, in the order of a call's way through them:
+Nothing here is specific to a model: an encoder says how many rows and tokens each image or clip (an
+item) has, items are padded to a budget, and its graph is replayed. Other packages import only the
+names in ``__all__``. These are the modules, in the order in which a call passes through them:
 
 - ``graphed_encoder``: :class:`GraphedEncoder`, the only class that users make
-- ``guards``: what is refused, such as gradients and weights that have changed
+- ``guards``: checks that raise errors, such as for gradients and weights changed after capture
 - ``encoder_forms``: the form of the encoder that is captured, such as the accelerated one
-- ``described_encoder``: its members that graphs do not need, such as the config
+- ``described_encoder``: members of the encoder that graphs do not need, such as the config
 - ``budgets``, ``budget_sizes``: the capacities of graphs, and how many tokens each one holds
 - ``graphs``: the graphs themselves, captured, timed and replayed on static buffers
 - ``costs``: times of replays and eager runs, saved and compared
 - ``packing``: items put into the groups that cost least
-- ``outputs``: outputs as fields by name, and the tensors that a caller gives for them
-- ``stats``: what was replayed, padded and run eagerly
-- ``torch_internals``: the functions of torch that are called although they are not public
+- ``outputs``: outputs as tensors by field name, and checks of tensors that callers pass as ``out``
+- ``stats``: counters of replays, padding and eager runs
+- ``torch_internals``: the private functions of torch that this package calls
 """
 
 from .budget_sizes import fit_budgets

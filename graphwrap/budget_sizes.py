@@ -1,6 +1,7 @@
-"""Chooses the token counts to capture, for item sizes that are known and for unknown ones.
+"""Chooses budgets: the numbers of output tokens for which CUDA graphs are captured.
 
-Both are one search: :func:`fit_budgets` is given the sizes, :func:`default_budgets` assumes them.
+One search finds the budgets with the least padding: :func:`fit_budgets` is given the sizes of the
+items (images or clips), :func:`default_budgets` assumes them.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from typing import SupportsIndex, cast
 import numpy as np
 
 SIGNIFICANT_BITS = 6
-"""Default budgets have at most so many significant bits, as numbers of tokens: they are multiples
-of 2 from 64 on, of 16 from 512, and of 128 from 4096."""
+"""The token counts of default budgets have at most this many significant bits: from 64 on they are
+multiples of 2, from 512 of 16, and from 4096 of 128."""
 COMMONEST = 0.4
-"""Where between the smallest budget (0) and the largest (1) items are assumed to be commonest, on a
-logarithmic scale of tokens. From 64 to 8192 tokens that is at 446, an image between 640x480 and
-800x600 pixels."""
+"""The item size assumed to be commonest, as a position on a logarithmic scale of tokens from the
+smallest budget (0) to the largest (1). Between 64 and 8192 tokens it is 446 tokens, an image
+between 640x480 and 800x600 pixels."""
 SQUARES = 0.25
-"""The assumed number of square images, clips and batches of such, per image of another shape."""
+"""The assumed number of square images, or clips and batches of them, per image of another shape."""
 MOST = 2**31 - 1
 """The largest number of rows or items that is accepted, since offsets are int32."""
 
@@ -30,20 +31,20 @@ MOST = 2**31 - 1
 def default_budgets(
     low: int, high: int, count: int, round_up: Callable[[Sequence[int]], list[int]] = sorted
 ) -> list[int]:
-    """Return at most ``count`` budgets from ``low`` to ``high`` with little padding for any sizes.
+    """Return at most ``count`` budgets from ``low`` to ``high`` that pad items of any size little.
 
     Padding counts relative to the image: a tenth of 100 tokens counts as much as a tenth of 5,000.
     Sizes are assumed to spread over a logarithmic scale, commonest below its middle (``COMMONEST``)
     and half as common at the top, where a replay gains least. One in five is assumed to be a
-    square, a clip or a batch of squares (:func:`square_counts`). The budgets are the best there are
-    for that, by the search of :func:`fit_budgets`.
+    square, a clip or a batch of squares (:func:`square_counts`). The budgets have the least padding
+    for these assumed sizes, by the search of :func:`fit_budgets`.
 
     Args:
         low: smallest budget, in output tokens.
         high: largest budget, in output tokens.
         count: how many budgets at most.
-        round_up: rounds token counts up to those that items of the encoder can have, and returns
-            them ascending and each once.
+        round_up: rounds token counts up to counts that items of the encoder can have, and returns
+            them ascending without duplicates.
     """
     squares = set(round_up(square_counts(low, high)))
     sizes = round_up(sorted({*_round_numbers(low, high), *squares}))
@@ -61,15 +62,15 @@ def default_budgets(
 def square_counts(low: int, high: int) -> list[int]:
     """Return the token counts from ``low`` to ``high`` that images of 224x224 pixels add up to.
 
-    One image has 64 tokens with patches of 14 pixels and 49 with 16, and a clip or a batch a power
-    of two as many. Budgets of these sizes replay such clips and batches without padding.
+    With 2x2 patches per token, one image has 64 tokens for patches of 14 pixels and 49 for 16. A
+    clip or a batch has a power of two times as many, and needs no padding in such a budget.
     """
     counts = {side << power for side in (49, 64) for power in range(max(high, 1).bit_length())}
     return sorted(count for count in counts if low <= count <= high)
 
 
 def fit_budgets(token_counts: Iterable[SupportsIndex], max_graphs: SupportsIndex = 48) -> list[int]:
-    """Return the budgets, at most ``max_graphs``, whose padding of these counts is the least.
+    """Return the budgets, at most ``max_graphs``, that pad items of these token counts the least.
 
     Args:
         token_counts: output tokens of each item seen, one item per replay; a list, an array, a
@@ -93,7 +94,7 @@ def fit_budgets(token_counts: Iterable[SupportsIndex], max_graphs: SupportsIndex
 def require_positive(name: str, value: SupportsIndex) -> int:
     """Return ``value`` as an int; it may be an integer of NumPy or torch.
 
-    A ValueError, which calls the value ``name``, is raised unless it is from 1 to ``MOST``.
+    A ValueError, whose message calls the value ``name``, is raised unless it is from 1 to ``MOST``.
     """
     try:
         number = 0 if isinstance(value, bool) else operator.index(value)
@@ -110,7 +111,7 @@ def require_positive(name: str, value: SupportsIndex) -> int:
 def require_positives(names: str, name: str, values: Iterable[SupportsIndex]) -> list[int]:
     """Return the entries of ``values`` as ints; raise a ValueError if one is not positive.
 
-    An error calls the whole argument ``names`` and one entry ``name``.
+    The error's message calls the whole argument ``names`` and one entry ``name``.
     """
     try:
         is_text = isinstance(values, (str, bytes))
@@ -134,7 +135,7 @@ def _round_numbers(low: int, high: int) -> list[int]:
 def _commonness(smaller_size: int, size: int, low: int, high: int) -> float:
     """Return how common items above ``smaller_size`` and up to ``size`` tokens are assumed to be.
 
-    The number is relative: those of all sizes from ``low`` to ``high`` do not sum to 1.
+    The result is a relative weight: the weights of all sizes, ``low`` to ``high``, do not sum to 1.
     """
     position = math.log(size / low) / math.log(high / low)
     return math.log(size / smaller_size) * (2 - ((position - COMMONEST) / (1 - COMMONEST)) ** 2)
@@ -154,9 +155,9 @@ def _least_padding(sizes: Sequence[int], weights: Sequence[float], max_count: in
     Returns:
         Ascending budgets, each of which is one of ``sizes``.
     """
-    weight = np.cumsum([0.0, *weights])  # entry i is the total weight of the sizes before size i
+    weight = np.cumsum([0.0, *weights])  # entry i is the total weight of the first i sizes
     tokens = np.cumsum([0.0, *map(operator.mul, sizes, weights)])
-    # Entry i is the least padding of the sizes before size i.
+    # Entry i is the least padding of the first i sizes.
     best = np.array([0.0, *[math.inf] * len(sizes)])
     starts = []
     for _ in range(min(max_count, len(sizes))):

@@ -1,9 +1,10 @@
 """Budgets, the capacities of captured graphs, and the choice of the ones to capture.
 
-A budget is named by its output tokens. A graph also fixes its input rows, attention segments,
-longest segment and attention windows. A kernel launches blocks for segments times longest segment,
-so a budget with many segments and a long longest segment would launch mostly empty blocks. One
-token count may therefore be captured in two shapes: few long segments, and many short ones.
+A budget is named by its output tokens. Its graph also fixes the number of input rows, of attention
+segments (such as frames, whose rows attend to one another) and of attention windows, and the rows
+of the longest segment. Attention kernels launch blocks for segments times longest segment, mostly
+empty ones if segments are many and the longest is long. One token count may therefore be captured
+in two shapes: few long segments, and many short ones.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ from .budget_sizes import default_budgets, require_positive, require_positives, 
 
 LONG_SEGMENTS = 8
 """The number of attention segments in the long shape of a budget. In the short shape segments are
-shorter by this factor, and there are at least so many times more unless the user limits them."""
+shorter by this factor, and at least this many times as many unless the user limits them."""
 SHORT_SHARE = 6
-"""If budgets are inferred, one graph in so many has the short shape (many short segments). Of 48
-graphs, these are those from 784 tokens on that batches of 224x224 images fill exactly."""
+"""If budgets are inferred, one graph in this many has the short shape (many short segments). Of 48
+graphs, they are the 8 of 784 tokens or more that batches of 224x224 images fill exactly."""
 Tokens: TypeAlias = Iterable[SupportsIndex] | None
 """The output tokens of each budget as the user gives them; None to infer the budgets."""
 
 
 class Batch(NamedTuple):
-    """Totals over items that run together; a tuple, because packing makes thousands of them.
+    """Totals over items (images or clips) that run together.
 
     They are the number of items, their output tokens, input rows, attention segments and attention
-    windows, and the rows of the longest segment.
+    windows, and the rows of the longest segment. A tuple, because packing makes thousands of them.
     """
 
     items: int
@@ -58,10 +59,10 @@ class Batch(NamedTuple):
 
 
 class Budget(NamedTuple):
-    """Capacities of one graph; a tuple, because packing compares and hashes thousands of them.
+    """Capacities of one CUDA graph: the most output tokens, input rows, and so on of a replay.
 
-    They are output tokens, input rows, attention segments, the rows of the longest segment, and
-    attention windows, which are 0 for an encoder without window attention.
+    The rows of the longest attention segment are one, too; ``windows`` is 0 for an encoder without
+    window attention. A tuple, because packing compares and hashes thousands of them.
     """
 
     tokens: int
@@ -116,9 +117,9 @@ def choose_budgets(
 ) -> BudgetSet:
     """Check the settings that say which budgets to capture, and infer those that are not given.
 
-    The settings are those of :class:`GraphedEncoder`; a ValueError says which of them cannot be
-    met. ``max_frames_per_batch`` has no effect where segments are tiles of one length: the tokens
-    of a budget then say how many tiles it holds.
+    They are arguments of :class:`GraphedEncoder`; a ValueError says which of them cannot be met.
+    ``max_frames_per_batch`` has no effect if the encoder splits images into tiles of one size: the
+    tokens of a budget then say how many tiles it holds.
     """
     items = _read_optional("max_batch_size", max_batch_size)
     frames = _read_optional("max_frames_per_batch", max_frames_per_batch)
@@ -161,12 +162,12 @@ def budgets_by_path(
     """Return the budgets of each input path of an encoder, by the name of the path.
 
     Args:
-        budgets: what the user gave: None, token counts (of an encoder with one path alone), or a
-            mapping from the name of every path to one of these.
-        paths: input paths of the encoder by name.
+        budgets: the user's argument: None, token counts (only for an encoder of one path), or a
+            mapping from the name of every path to token counts or None.
+        paths: input paths of the encoder by name, such as "image" and "tiles".
 
     Raises:
-        ValueError: token counts for several paths, or a mapping with other names than theirs.
+        ValueError: token counts for several paths, or a mapping whose keys are not these names.
     """
     if not isinstance(budgets, Mapping) and (budgets is None or len(paths) == 1):
         return dict.fromkeys(paths, budgets)
@@ -179,9 +180,9 @@ def budgets_by_path(
 
 
 def read_specs(encoder: GraphableEncoder, grids: Sequence[Grid]) -> list[EncoderItemSpec]:
-    """Return the sizes of the items with these grids, in Python's integers.
+    """Return the sizes of the items with these grids, as Python integers.
 
-    The encoder itself may count in integers of NumPy.
+    The encoder's ``item_specs`` may return integers of NumPy.
     """
     return [EncoderItemSpec(*map(operator.index, spec)) for spec in encoder.item_specs(grids)]
 
@@ -191,22 +192,22 @@ def _read_optional(name: str, value: SupportsIndex | None) -> int | None:
 
 
 def _specs(encoder: GraphableEncoder, tokens: Sequence[int]) -> list[EncoderItemSpec]:
-    """For each of ``tokens``, return the sizes of a nearly square item of that many or more."""
+    """Return for each token count the sizes of a nearly square item of as many tokens or more."""
     return read_specs(encoder, [encoder.grid_for(count) for count in tokens]) if tokens else []
 
 
 def _round_up(encoder: GraphableEncoder, tokens: Sequence[int]) -> list[int]:
     """Return token counts rounded up to counts that one item can have, ascending and each once.
 
-    Where the encoder cuts images into tiles, these are the tokens of whole tiles.
+    If the encoder splits images into tiles, these are the tokens of whole tiles.
     """
     return sorted({spec.output_tokens for spec in _specs(encoder, tokens)})
 
 
 def _is_tiled(encoder: GraphableEncoder, tokens: int) -> bool:
-    """Return whether an image of four times ``tokens`` has several attention segments.
+    """Return whether the encoder splits an image of ``4 * tokens`` output tokens into tiles.
 
-    They are tiles then, which all have the same length.
+    It does if the image has several attention segments: these are tiles of the same length.
     """
     return _specs(encoder, [4 * tokens])[0].segments > 1
 
@@ -220,7 +221,7 @@ def _bounds(
         encoder: the encoder, whose ``budget_range`` supplies bounds that are not given.
         low: ``min_budget`` of the user, or None.
         high: ``max_budget`` of the user, or None.
-        items: ``max_batch_size`` of the user, or None; the smallest budget has a token per item.
+        items: ``max_batch_size`` of the user, or None; a budget needs at least a token per item.
 
     Raises:
         ValueError: the largest budget would be smaller than the smallest.
@@ -260,7 +261,7 @@ def _shapes(
     first.
 
     Args:
-        encoder: the encoder, which says how many rows and windows so many tokens take.
+        encoder: the encoder, which says how many rows and windows an item of so many tokens has.
         tokens: ascending numbers of output tokens.
         segments: number of segments in the long shape, and in the short one.
         max_count: how many budgets at most.
@@ -282,7 +283,7 @@ def _shapes(
 
 
 def _budget(spec: EncoderItemSpec, segments: int, longest: int) -> Budget:
-    """Return a budget with the tokens and rows of one nearly square item, and twice its windows.
+    """Return a budget with the tokens and rows of one item, and twice its attention windows.
 
     Args:
         spec: the sizes of the item.

@@ -1,8 +1,8 @@
-"""The costs that packing compares, of every budget's replay and of eager runs, and their file.
+"""Costs of replays and of eager runs, which packing compares, and the JSON file that keeps them.
 
 A captured budget has one time, and the time of an eager run is interpolated between a few sizes.
-``graphs/measuring.py`` takes the times at capture. They are frozen then, so that the same
-call is packed alike every time, and can be saved and loaded.
+``graphs/measuring.py`` measures the times at capture. They never change afterwards, so that the
+same call is packed alike every time. They can be saved and loaded.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from encoders.contract import Accelerator
 from .budgets import Budget, BudgetSet
 
 RUN_ROWS = 64
-"""The cost in rows that each replay costs besides its input rows, if nothing is measured: of two
-packings with as many rows, the one with fewer replays wins."""
+"""The cost of a replay besides its input rows, in rows, if no times were measured: of two packings
+with equally many rows, the one with fewer replays is cheaper."""
 NEVER = 1e12
-"""Assumed cost of a row that runs eagerly, in rows of a replay, if nothing is measured: a budget
-is always cheaper."""
+"""Assumed cost of a row that runs eagerly, in rows of a replay, if no times were measured: a replay
+is then always cheaper."""
 MOST_MS = 1e12
 """The largest number of milliseconds (over thirty years) that is accepted in a file of costs."""
 REMEDY = "capture here and save_table again"
@@ -39,8 +39,8 @@ class Costs:
     """
 
     replays: Mapping[Budget, float]
-    """The cost of one replay of each budget; a measured one is timed with padding alone, and with
-    the copies of inputs and outputs."""
+    """The cost of one replay of each budget. If it was measured, the replay had only padding as
+    input, and the copies of inputs and outputs are included."""
     eager_runs: Sequence[tuple[float, float]]
     """The input rows and the cost of some eager runs, by ascending rows; the cost of other numbers
     of rows is interpolated."""
@@ -49,7 +49,7 @@ class Costs:
 
     @classmethod
     def unmeasured(cls, budgets: Iterable[Budget]) -> Costs:
-        """Return costs by which items that fit a graph are replayed by one with little padding."""
+        """Return costs with which every item that fits a graph is replayed, with little padding."""
         replays = {budget: budget.rows + RUN_ROWS for budget in budgets}
         return cls(replays, [(0, NEVER), (1, 2 * NEVER)], measured=False)
 
@@ -75,14 +75,14 @@ class CostTable:
     """The :func:`~graphwrap.graphs.measuring.fingerprint` of what was measured: encoder, device."""
     costs: Costs
     kernels: dict[str, object] | None
-    """The kernel choices of the accelerator, None where there was none."""
+    """The kernel choices of the encoder's accelerator, None if it had no accelerator."""
 
     def apply(self, made_on: Mapping[str, str], accelerator: Accelerator | None) -> None:
-        """Load the table's kernel choices into ``accelerator``, or nothing if that is None.
+        """Check what the table was measured on, and load its kernel choices into ``accelerator``.
 
         Args:
             made_on: fingerprint of the encoder and device of this process.
-            accelerator: the accelerator of the form of the encoder to capture.
+            accelerator: the accelerator of the encoder to capture, None if it has none.
 
         Raises:
             ValueError: the table was measured on another encoder or device, or names a kernel that
@@ -101,10 +101,10 @@ class CostTable:
                 raise ValueError(f"kernels of {self.file}: {error}") from error
 
     def restrict(self, budget_set: BudgetSet) -> BudgetSet:
-        """Return the budgets to capture: of inferred ones, those up to the table's largest.
+        """Return ``budget_set`` without inferred budgets larger than the largest in the table.
 
         The table may lack larger ones, because memory had run out when it was measured. A
-        ValueError is raised if it lacks any other.
+        ValueError is raised if it lacks any other budget.
         """
         times = self.costs.replays
         most_rows = max(budget.rows for budget in times)
@@ -131,7 +131,7 @@ class TableRecord(TypedDict):
 
 
 def write_tables(file: str | os.PathLike[str], tables: Mapping[str, CostTable]) -> None:
-    """Write one JSON file with the ``tables`` of costs, by path name ("image", "tiles")."""
+    """Write the ``tables`` of costs, by name of input path ("image", "tiles"), to one JSON file."""
     body: dict[str, TableRecord] = {}
     for path_name, table in tables.items():
         costs = table.costs
@@ -147,7 +147,7 @@ def write_tables(file: str | os.PathLike[str], tables: Mapping[str, CostTable]) 
 def read_tables(file: str | os.PathLike[str], path_names: Collection[str]) -> dict[str, CostTable]:
     """Read the table of costs of each input path from a file that :func:`write_tables` wrote.
 
-    A ValueError is raised for any other file, and unless it has exactly the ``path_names`` named.
+    A ValueError is raised for any other file, or if its paths are not exactly ``path_names``.
     """
     try:
         body = json.loads(Path(file).read_text())
@@ -161,7 +161,7 @@ def read_tables(file: str | os.PathLike[str], path_names: Collection[str]) -> di
 
 
 def _parse(file: str, body: TableRecord) -> CostTable:
-    """Read the table of one input path from its part of the JSON in ``file``.
+    """Read the table of one input path from ``body``, its part of the JSON in ``file``.
 
     A missing entry raises a KeyError, a number out of range a ValueError that names it.
     """

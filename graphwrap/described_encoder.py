@@ -1,4 +1,4 @@
-"""The members of an encoder that its graphed form passes on, though graphs do not need them."""
+"""Members of an encoder, such as its config, that its ``GraphedEncoder`` has as well."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Preprocess(Protocol):
 class DescribedEncoder(Protocol):
     """The members beyond ``GraphableEncoder`` that :class:`GraphedEncoder` passes on.
 
-    An encoder without one of them can be graphed all the same.
+    An encoder that lacks some of them can still be wrapped.
     """
 
     @property
@@ -66,13 +66,13 @@ class DescribedEncoder(Protocol):
 
 
 class DescribesItself:
-    """Passes on the members of :class:`DescribedEncoder` of the encoder that it wraps."""
+    """Has the members of :class:`DescribedEncoder`, read from the wrapped ``self.encoder``."""
 
     encoder: nn.Module
 
     @property
     def config(self) -> EncoderConfig:
-        """The config of the encoder."""
+        """The config of the wrapped encoder."""
         return self._inner.config
 
     @property
@@ -92,10 +92,10 @@ class DescribesItself:
 
     @property
     def feature_maps(self) -> FeatureMaps:
-        """The method ``feature_maps`` of the encoder; ``outputs`` must name the field it reads."""
+        """The encoder's ``feature_maps``; the output field it reads must be among ``outputs``."""
         return self._inner.feature_maps
 
     @property
     def _inner(self) -> DescribedEncoder:
-        """The wrapped encoder, whose members beyond the contract are passed on if it has them."""
+        """The wrapped encoder; reading a member that it lacks raises an AttributeError."""
         return cast(DescribedEncoder, self.encoder)

@@ -33,7 +33,7 @@ from .guards import BackendInUse, as_module, require_graphable
 from .torch_internals import compile_module
 
 FormKernels: TypeAlias = Kernels | Literal["reference"]
-"""The kernels of a form: those of ``accelerated()``, or "reference" for the module as it is."""
+"""Attention kernels: an argument of ``accelerated()``, or "reference" for the encoder as it is."""
 
 
 class FormSettings(NamedTuple):
@@ -43,8 +43,8 @@ class FormSettings(NamedTuple):
     """The attention kernels: "reference" runs the module as it is, and any other name is passed to
     its method ``accelerated()``."""
     precision: Precision = "bf16"
-    """The ``precision`` passed to ``accelerated()``: "bf16" keeps the encoder's own dtype, even if
-    that is another, and "fp8" computes matrix products in e4m3 where that is faster."""
+    """The ``precision`` passed to ``accelerated()``: "bf16" keeps the encoder's dtype, whichever it
+    is, and "fp8" computes matrix products in e4m3 where that is faster."""
     compile: bool = False
     """Whether the module as it is will be compiled by ``torch.compile`` before capture."""
 
@@ -93,18 +93,18 @@ class OnePath(NamedTuple):
 
 
 def with_paths(encoder: object) -> MultiPathEncoder:
-    """Return the encoder as one of named input paths.
+    """Return the encoder in a form that has its input paths by name, such as "image" and "tiles".
 
-    An encoder that names no paths has itself as its only path, "image". So has a wrapper that
-    passes on the attributes of a single-path encoder: the path of the wrapped module would leave
-    out the steps of the wrapper's own forward.
+    An encoder without named paths becomes the only path, "image". So does a wrapper that passes on
+    the attributes of a single-path encoder: to run the ``paths["image"]`` of the wrapped module
+    would leave out the steps of the wrapper's own forward.
 
     Raises:
-        TypeError: no module, or a path lacks a member of :class:`GraphableEncoder`.
+        TypeError: not a module, or a path lacks a member of :class:`GraphableEncoder`.
     """
     if not isinstance(encoder, nn.Module):
         require_graphable(encoder)
-    # The members are checked below, and not by isinstance, which asks no wrapper for them.
+    # The members are checked below: isinstance does not find those that a wrapper passes on.
     path_encoder: MultiPathEncoder = OnePath(cast(GraphableEncoder, encoder))
     if isinstance(encoder, MultiPathEncoder) and not _passes_on_its_path(encoder):
         path_encoder = encoder
@@ -114,12 +114,12 @@ def with_paths(encoder: object) -> MultiPathEncoder:
 
 
 def joins_paths(paths: Mapping[str, object], encoder: object) -> bool:
-    """Return whether an encoder joins outputs of several encoders, rather than being one."""
+    """Return whether ``encoder`` joins the outputs of ``paths``, rather than being one of them."""
     return paths["image"] is not encoder
 
 
 def _passes_on_its_path(encoder: MultiPathEncoder) -> bool:
-    """Return whether a module wraps its ``paths["image"]`` and passes on the method ``join``."""
+    """Return whether a module wraps its ``paths["image"]`` and passes on the ``join`` of that."""
     path: object = encoder.paths.get("image")
     return path is not encoder and isinstance(path, MultiPathEncoder) and path.join == encoder.join
 
@@ -136,8 +136,8 @@ def choose_form(
             does not offer.
     """
     accelerator = _find_accelerator(encoder)
-    # A wrapper that passes on the attributes of its module is not accelerated: the faster form
-    # is one of its module and would leave out the steps of the wrapper's own forward.
+    # A wrapper that passes on its module's attributes is not accelerated: `accelerated()` would be
+    # a form of the wrapped module alone, without the steps of the wrapper's own forward.
     accelerates_itself = issubclass(type(encoder), AcceleratesItself)
     if accelerator is not None:
         reason = "this encoder is accelerated already (pass the one accelerated() was called on)"
@@ -178,7 +178,7 @@ def captured_forward(form: EncoderForm, budgets: int) -> Forward:
 def capacity_metadata(encoder: GraphableEncoder, budget: Budget, grids: Sequence[Grid]) -> Metadata:
     """Return the encoder's metadata for items with these grids, padded to a budget's capacities.
 
-    The tensors are on the CPU. Without ``grids``, all of it is padding.
+    The tensors are on the CPU. If ``grids`` is empty, they describe padding alone.
     """
     return encoder.prepare_encoder_metadata(
         list(grids),

@@ -1,4 +1,4 @@
-"""An encoder that replays CUDA graphs of several sizes, and answers as it would eagerly."""
+"""A wrapper that runs an encoder by replaying CUDA graphs of several sizes."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from .graphs.replay import Captured, Inputs, OutTensors
 from .stats import GraphStats
 
 CAPTURE_LOCK = threading.RLock()
-"""Held while graphs are captured or freed: a thread that synchronises would break a capture. There
-is one lock for all encoders of the process, because they share the device's context and memory."""
+"""Held while graphs are captured or freed: a synchronising thread would break another's capture.
+All encoders of the process share the lock, because they share the device's context and memory."""
 
 
 class GraphedEncoder(DescribesItself, EncodesItems[PartialOutput]):
-    """Wraps any encoder that keeps the contract of :class:`GraphableEncoder`.
+    """Runs an encoder, any with the members of :class:`GraphableEncoder`, by replaying CUDA graphs.
 
     Args:
         encoder: the module; its weights say device and dtype. Weights updated in place are seen by
             the next replay; after weights were rebound, the next call raises.
         budgets: output tokens of each graph, in any order; None infers them. A budget may be
-            captured in two shapes: few long segments, and many short ones. For an encoder of
-            several paths, a mapping from the name of each path to its budgets (or None); all other
-            numbers apply to each path.
+            captured in two shapes: few long attention segments, and many short ones. For an encoder
+            of several input paths, a mapping from each path's name ("image", "tiles") to its
+            budgets (or None); all other numbers apply to each path.
         max_batch_size: most items per replay; by default min(64, smallest budget).
         max_frames_per_batch: attention segments per replay; by default 8 long or 64 short ones.
         min_budget: smallest inferred budget; by default the smallest of ``encoder.budget_range``.
-        max_budget: largest inferred budget, taken as it is; by default the largest of
+        max_budget: largest inferred budget, never lowered; by default the largest of
             ``encoder.budget_range``, lowered (with a warning) to fit a third of free memory.
         max_graphs: how many graphs at most.
         outputs: fields of :class:`EncoderOutput` to return, by default ``pooler_output`` [N, out]
@@ -65,14 +65,14 @@ class GraphedEncoder(DescribesItself, EncodesItems[PartialOutput]):
     Attributes:
         encoder: the module.
         budgets: the budgets to capture, ascending; those of several paths one path after another.
-        max_batch_size: most items per replay; of several paths the least.
+        max_batch_size: most items per replay; for several paths, the smallest of their numbers.
         backend: the backend in use; never "auto".
         device, dtype: device and dtype of the weights at the last call or capture.
         outputs, on_overflow, clone: the arguments of these names.
 
     Raises:
-        TypeError: no module, or one without the contract's members.
-        ValueError: a configuration that cannot work, before anything is allocated.
+        TypeError: not a module, or one without the members of :class:`GraphableEncoder`.
+        ValueError: arguments that cannot work; raised before anything is allocated.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class GraphedEncoder(DescribesItself, EncodesItems[PartialOutput]):
                 )
 
     def capture(self, progress: bool = True) -> GraphedEncoder:
-        """Capture all budgets, largest first, and time them; does nothing if that is done.
+        """Capture all budgets, largest first, and time them; does nothing if already captured.
 
         Runs without autocast, gradients and inference mode, whatever is set around it.
 
@@ -161,8 +161,8 @@ class GraphedEncoder(DescribesItself, EncodesItems[PartialOutput]):
             self.
 
         Raises:
-            ValueError: a loaded table that was measured on something else, or metadata that
-                depends on more than the capacities.
+            ValueError: a loaded table that was measured on another encoder or device, or metadata
+                whose shapes depend on more than the capacities.
             RuntimeError: every budget failed, and not for want of memory: the encoder's own error.
 
         Warns:
@@ -176,7 +176,7 @@ class GraphedEncoder(DescribesItself, EncodesItems[PartialOutput]):
     def _ready(self, progress: bool = False) -> Captured:
         """Return the captured graphs, and capture them first if that has not been done.
 
-        On the eager backend, device and dtype are read again if weights have moved since.
+        On the eager backend, device and dtype are read again if weights changed after the capture.
         """
         captured = self._captured
         if captured is not None:
@@ -198,14 +198,14 @@ class GraphedEncoder(DescribesItself, EncodesItems[PartialOutput]):
                     clone=self.clone,
                     progress=progress,
                 )
-        except BaseException as error:  # also after an interrupt, no half capture may be left
+        except BaseException as error:  # also after an interrupt, no partial capture may remain
             traceback.clear_frames(error.__traceback__)  # the traceback refers to the buffers
             self.release()
             raise
         return self._captured
 
     def release(self) -> None:
-        """Free graphs, pool, buffers, derived weights and times; the next call captures again."""
+        """Free graphs, their memory, derived weights and times; the next call captures again."""
         with self._lock, CAPTURE_LOCK:
             on_cuda = self.device.type == "cuda"
             if on_cuda:
@@ -237,15 +237,15 @@ class GraphedEncoder(DescribesItself, EncodesItems[PartialOutput]):
         """Use saved times and kernels instead of measuring; call it before capture.
 
         The file is read here, once. It serves every capture of this object, also after
-        ``release()``, until another is loaded. Inferred budgets end where the table does.
+        ``release()``, until another is loaded. Inferred budgets above its largest are left out.
 
         Args:
             path: a file that ``save_table`` wrote; None forgets a table loaded before.
 
         Raises:
-            ValueError: already captured, or no such table; at capture, before anything is
-                captured, a table for other budgets or measured on something else, or with a kernel
-                that cannot run here.
+            ValueError: already captured, or no such table. The capture raises it for a table with
+                other budgets, measured on another encoder or device, or with a kernel that cannot
+                run here.
         """
         with self._lock:
             if self._captured is not None:
@@ -269,14 +269,14 @@ class GraphedEncoder(DescribesItself, EncodesItems[PartialOutput]):
     ) -> PartialOutput | list[PartialOutput]:
         """Encode a batch of items.
 
-        Runs without autocast, whatever is set around it: eager runs give what replays give.
+        Runs without autocast, even inside ``torch.autocast``, so that eager runs match replays.
 
         Args:
             pixel_values: the rows of all items, [P, *row_shape], any floating dtype, on the CPU or
                 the encoder's device. A pinned CPU tensor is read asynchronously: do not overwrite
                 it before the device has done the work. Or the whole result of
                 ``encoder.preprocess``, which an encoder of several paths needs.
-            grid_thw: [items, 3], as the encoder takes it; read on the host.
+            grid_thw: [items, 3], the same as for the wrapped encoder; read on the host.
             out: tensors that the results are written into, each with a storage of its own, None for
                 a field that is not in ``outputs``; not with the result of ``preprocess``.
 
@@ -316,7 +316,7 @@ class GraphedEncoder(DescribesItself, EncodesItems[PartialOutput]):
         """Return one output per item from the outputs of the paths.
 
         Args:
-            outputs: the output of each path by its name, without paths that have no entries.
+            outputs: the output of each path by its name, without the paths that got no pixels.
             inputs: the result of ``preprocess``.
         """
         return [PartialOutput(*item) for item in self._path_encoder.join(outputs, inputs)]
@@ -324,7 +324,7 @@ class GraphedEncoder(DescribesItself, EncodesItems[PartialOutput]):
     def _encode(
         self, inputs: Mapping[str, Inputs], out: OutTensors | None = None
     ) -> dict[str, PartialOutput]:
-        """Return the output of each input path in ``inputs``; ``out`` requires a single one."""
+        """Return the output of each input path in ``inputs``; ``out`` requires a single path."""
         guards.check_alone(self._lock, self.device)
         with self._lock:
             captured = self._ready()

@@ -1,4 +1,4 @@
-"""Checks that refuse what graphs cannot do: settings, pixels, gradients, changed weights, hooks."""
+"""Checks of all that could break graphs: settings, pixels, gradients, changed weights and hooks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ buffers without graphs, and "eager" runs it without padding."""
 Backend: TypeAlias = Literal["auto", BackendInUse]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
 OnOverflow: TypeAlias = Literal["eager", "raise"]
-"""Whether an item over every budget runs eagerly or raises."""
+"""Whether an item larger than every budget runs eagerly or raises an error."""
 OVERFLOWS: tuple[OnOverflow, ...] = get_args(OnOverflow)
 AS_IT_IS = nullcontext()
 """A context that changes nothing, which :func:`settle_modes` returns if no mode has to change."""
@@ -52,15 +52,15 @@ def plain_tensors(roots: Mapping[str, nn.Module]) -> list[TensorSlot]:
 class WeightGuard:
     """Remembers all parameters, buffers, submodules and hooks of modules, and weight addresses.
 
-    A graph reads addresses. Weights updated in place are seen by the next replay; weights rebound
-    (``load_state_dict(assign=True)``, ``.to()``, a submodule replaced) are not, and would be
-    answered with the old ones. The old storages are kept in memory, so that the check may run
-    during a replay. Hooks registered or removed after capture would have no effect on replays;
-    ``hooks`` says whether that is an error.
+    A graph reads weights at fixed addresses. A replay sees weights updated in place; after they are
+    rebound (``load_state_dict(assign=True)``, ``.to()``, a submodule replaced) it would compute
+    with the old ones. The old storages are kept in memory, so that the check may run during a
+    replay. Hooks registered or removed after capture would have no effect on replays; ``hooks``
+    says whether that is an error. The ``roots`` are the modules, by a name for messages.
 
-    The ``attributes`` are what :func:`plain_tensors` gave before the encoder ran. Those that the
-    run replaced are left out: ``torch.nn.utils.prune`` and ``weight_norm`` compute a layer's weight
-    in every forward from parameters, and these are checked.
+    The ``attributes`` are the result of :func:`plain_tensors` before the encoder ran. Tensors that
+    the run replaced are not checked: ``torch.nn.utils.prune`` and ``weight_norm`` compute a layer's
+    weight in every forward from parameters, and those are checked.
     """
 
     def __init__(
@@ -79,9 +79,9 @@ class WeightGuard:
         # tensors of one element are compared by identity.
         self._by_identity = [slot for slot in tensors if slot[2].numel() == 1] + plain
         self._tensors = [value for _, _, value in tensors + plain]
-        # Another view of the same memory may have the same address. A slice differs in size. Only
-        # a square weight still fits its module when it is transposed, so only the strides of square
-        # ones are compared: reading strides takes longest.
+        # A weight rebound to another view of its memory may keep its address. A slice has another
+        # size. Only a square weight still fits its module when it is transposed, so strides, which
+        # take longest to read, are compared for square weights alone.
         self._squares = [t for t in self._tensors if t.ndim == 2 and t.shape[0] == t.shape[1]]
         self._addresses, self._counts, self._strides = self._locations()
         first_values = [slots.get(name) for slots, name, _ in attributes]
@@ -105,9 +105,9 @@ class WeightGuard:
     def holds(self) -> bool:
         """Return whether weights, modules and hooks are those of capture, at the same addresses.
 
-        That takes 67 us for 32 blocks on a CPU core, because whole dicts are compared. Dicts take
-        identical objects for equal, and comparing two different tensors raises a RuntimeError,
-        because the result has no truth value.
+        That takes only 67 us for 32 blocks on a CPU core, because whole dicts are compared. In that
+        comparison identical objects are equal, and two different tensors raise a RuntimeError,
+        because the result of their ``==`` has no truth value.
         """
         try:
             same_slots = self._slots == self._captured_slots
@@ -166,7 +166,8 @@ def settle_modes(device: torch.device) -> AbstractContextManager[object]:
 
     Gradients, inference mode and autocast are off (a replay could not follow autocast, so eager
     runs do not either), tensors are made on the CPU unless told otherwise, and the encoder's GPU is
-    the current one. Only modes that differ are changed, because a call takes tens of microseconds.
+    the current one. Only modes that differ are changed: a whole replay takes the host only tens of
+    microseconds.
     """
     modes: list[AbstractContextManager[object]] = []
     if torch.is_inference_mode_enabled():
@@ -192,8 +193,8 @@ def settle_modes(device: torch.device) -> AbstractContextManager[object]:
 def require_graphable(encoder: object) -> None:
     """Raise a TypeError unless ``encoder`` is a module with the members of a graphable encoder.
 
-    A wrapper may pass on those of its module. They are read one by one, because ``isinstance`` with
-    a protocol does not ask a wrapper for the members of its module from Python 3.12 on.
+    The members are read one by one: from Python 3.12 on, ``isinstance`` with a protocol does not
+    find the members that a wrapper passes on from the module inside it.
     """
     if not isinstance(encoder, nn.Module):
         raise TypeError(
@@ -245,7 +246,7 @@ def check_alone(lock: CallLock, device: torch.device) -> None:
     """Raise a RuntimeError if a call may not start now.
 
     Args:
-        lock: the lock of the graphed encoder; this thread holds it if it is inside another call.
+        lock: the lock of the graphed encoder; this thread holds it if it is inside a call already.
         device: the device of the encoder, on which the user may be capturing a graph.
     """
     if lock.is_held_here():
@@ -263,7 +264,7 @@ def check_alone(lock: CallLock, device: torch.device) -> None:
 def find_weights(encoder: nn.Module) -> tuple[torch.device, torch.dtype]:
     """Return device and dtype of the first floating-point weight of 16 bits or more.
 
-    Parameters come before buffers; a ValueError is raised where there is neither.
+    Parameters come before buffers; a ValueError is raised if the encoder has no such weight.
     """
     for tensor in chain(encoder.parameters(), encoder.buffers()):
         # Weights of 8 bits do not say the dtype of pixels, which cannot be cast to 8 bits.
@@ -304,7 +305,7 @@ def require_choice(name: str, value: object, choices: Sequence[object]) -> None:
 
 
 def read_outputs(outputs: Sequence[OutputField]) -> tuple[OutputField, ...]:
-    """Return the fields asked for, each once; raise a ValueError for none or an unknown one."""
+    """Return the output fields without duplicates; raise a ValueError for no or unknown fields."""
     is_sequence = isinstance(outputs, Iterable) and not isinstance(outputs, str)
     names = tuple(outputs) if is_sequence else ()
     if not names or any(name not in OUTPUT_FIELDS for name in names):
@@ -318,7 +319,7 @@ def read_outputs(outputs: Sequence[OutputField]) -> tuple[OutputField, ...]:
 def check_pixels(pixel_values: Tensor, row_shape: tuple[int, ...], device: torch.device) -> None:
     """Raise a ValueError unless pixels are floating-point rows of ``row_shape``, [P, *row_shape].
 
-    They may be on the CPU or on ``device``, that of the encoder.
+    They may be on the CPU or on ``device``, the device of the encoder.
     """
     if isinstance(pixel_values, Tensor):
         device_fits = pixel_values.device == device or pixel_values.is_cpu

@@ -1,4 +1,4 @@
-"""Convert outputs to fields by name and back, and check the tensors that are given as ``out=``."""
+"""Convert outputs to tensors by field name and back, and check a caller's ``out`` tensors."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def output_fields(
 ) -> dict[str, Tensor]:
     """Return the tensors of an output that ``names`` lists, by name, without fields that are None.
 
-    DeepStack features have one entry per layer, "deepstack_features.0" and so on. An output of
-    another type raises a TypeError.
+    The field "deepstack_features" becomes one tensor per layer, "deepstack_features.0" and so on.
+    An ``output`` of another type raises a TypeError.
     """
     if not isinstance(output, EncoderOutput | PartialOutput):
         raise TypeError(
@@ -34,12 +34,12 @@ def output_fields(
         if name in names and isinstance(value, tuple | list):
             fields |= {f"{name}.{number}": layer for number, layer in enumerate(value)}
         elif name in names and value is not None:
-            fields[name] = cast(Tensor, value)  # `_check_target` names another type
+            fields[name] = cast(Tensor, value)  # `_check_target` refuses any other type in `out`
     return fields
 
 
 def as_output(fields: Mapping[str, Tensor], names: Sequence[str]) -> PartialOutput:
-    """Return the output made of ``fields``, which are named as :func:`output_fields` names them.
+    """Return the output with these ``fields``, whose keys are those of :func:`output_fields`.
 
     DeepStack features are None unless ``names`` has them, and may be an empty tuple if it does.
     """
@@ -74,10 +74,10 @@ def read_out(
     tokens: int,
     call_tensors: Sequence[Tensor],
 ) -> dict[str, Tensor]:
-    """Return the caller's tensors by field name, checked before anything runs.
+    """Return the tensors of ``out`` by field name, checked before anything runs.
 
     Args:
-        out: the caller's tensors.
+        out: the tensors into which the caller wants the results written.
         templates: a tensor per field with the right dtype, device and shape after the first axis.
         rows: number of input rows, the length of ``last_hidden_state``.
         tokens: number of output tokens, the length of the other fields.
@@ -119,7 +119,7 @@ def read_out(
 def _check_target(name: str, target: Tensor, shape: tuple[int, ...], template: Tensor) -> None:
     """Raise a ValueError unless the field ``name`` can be written into the tensor ``target``.
 
-    It must have this ``shape``, and dtype and device of ``template``; a tensor made in inference
+    It must have this ``shape`` and the dtype and device of ``template``. A tensor made in inference
     mode, or with several entries at one address, cannot be written.
     """
     if not isinstance(target, Tensor):

@@ -1,9 +1,10 @@
 """Packing the items of a call into groups that fit the budgets, at nearly the least cost.
 
-One group of everything is taken unless several save a tenth. Otherwise items are placed by first
-fit decreasing: the largest first, each in the first group that has room. That is done for the
-capacities that seem cheapest, and the cheapest result is taken. A group takes the cheapest budget
-that holds it, or is eager where that costs less. Items that no budget holds run eagerly together.
+All items form one group, unless several groups cost a tenth less. These are made by first fit
+decreasing: the largest item first, each in the first group that has room. That is tried with the
+capacities of a few budgets that seem cheapest, and the cheapest result is taken. A group takes the
+cheapest budget that holds it, or runs eagerly where that costs less. Items that no budget holds run
+eagerly together.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from .costs import Costs
 
 CHEAPER = "cheaper"
 PLACEMENTS = 60
-"""The most items that are placed for one call over all attempts: each attempt fills groups of one
-budget's capacity with all items, so that of more items fewer budgets are tried. With 200 instead,
-random calls cost 1.4 % less and take 0.65 ms to pack, not 0.20."""
+"""The most placements of items for one call. Each attempt places all its items in groups of one
+budget's capacity, so with more items fewer budgets are tried. With 200 instead, calls of random
+items cost 1.4 % less and take 0.65 ms to pack, not 0.20."""
 OPEN_GROUPS = 4
 """The number of groups that an item may still join; when another one opens, the oldest closes. If
 none closed, packing 10,000 items would take 1.0 s instead of 0.04."""
 WORTH_A_SPLIT = 1.1
-"""Several groups are taken only where one costs 10 % more than the sum of theirs: attention is
-slower in small groups than in a large one, which no cost includes. On an H200 that was 2 to 10 %
-of a call."""
+"""Several groups are taken only if a single one costs 10 % more than all of them together, because
+costs do not include that attention is slower in small groups than in a large one. On an H200 that
+was 2 to 10 % of the time of a call."""
 Key: TypeAlias = tuple[Grid, ...]
 
 
@@ -46,9 +47,9 @@ class Group(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Neighbouring rows to copy between the tensor of a call and that of a group of its items.
+    """Neighbouring rows to copy between the tensor of a call and the tensor of a group of items.
 
-    ``source`` is the first row in the call's tensor, ``target`` the first in the group's.
+    ``source`` is the first row in the call's tensor, ``target`` the first row in the group's.
     """
 
     source: int
@@ -73,7 +74,7 @@ class Step(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """The steps that run the items of one call, in order."""
+    """The steps that run the items of one call, in order, and all its input rows and tokens."""
 
     steps: tuple[Step, ...]
     rows: int
@@ -136,7 +137,7 @@ class Packer:
     def why_eager(self, spec: EncoderItemSpec) -> str:
         """Return why an item of these sizes would run eagerly.
 
-        The text is ``CHEAPER`` if a budget holds it, else "over" and the name of a capacity.
+        The text is ``CHEAPER`` if a budget holds it, else such as "over segments".
         """
         batch = Batch.of([spec])
         if any(budget.fits(batch) for budget in reversed(self.budgets)):
@@ -149,7 +150,7 @@ class Packer:
         """Return ``items``, which are indices into ``specs``, as one group.
 
         The group takes the cheapest budget that holds it, or None if an eager run costs less. The
-        cost is infinite if the group is over every budget and over the tokens of an eager run.
+        cost is infinite if no budget holds several items that exceed ``eager_tokens``.
         """
         batch = Batch.of([specs[item] for item in items])
         budget, cost = None, math.inf
@@ -166,7 +167,7 @@ class Packer:
     def _eager_groups(self, order: list[int], specs: Sequence[EncoderItemSpec]) -> list[Group]:
         """Return groups of items to run eagerly, without a CUDA graph.
 
-        Items are indices into ``specs``. Each group is a run of ``order`` with as many items as
+        Items are indices into ``specs``. Each group has consecutive items of ``order``, as many as
         ``eager_tokens`` output tokens allow. The last group is replayed where that costs less.
         """
         tokens = [0, *accumulate([specs[item].output_tokens for item in order])]
@@ -185,10 +186,10 @@ class Packer:
         """Return the cheapest of a few ways to pack items into several replays.
 
         Args:
-            order: places in ``specs`` of items that some budget holds, the largest item first.
+            order: indices into ``specs`` of items that some budget holds, the largest item first.
             specs: sizes of all items of the call.
-            max_cost: cost of running these items as one group, or together with items that no
-                budget holds. The list is empty unless a packing costs a tenth less.
+            max_cost: cost of running these items without packing: as one group, or eagerly. The
+                returned list is empty unless a packing costs a tenth less.
         """
         batch = Batch.of([specs[item] for item in order])
         best, least_cost = list[Group](), max_cost / WORTH_A_SPLIT
@@ -205,8 +206,8 @@ class Packer:
     def _cheapest(self, batch: Batch, first: EncoderItemSpec) -> list[Budget]:
         """Return the budgets to try for a batch: those that hold its largest item, ``first``.
 
-        They are sorted by the cost of the whole batch if every replay were full, and there are
-        fewer of them the more items there are.
+        They are sorted by the cost of the whole batch if every replay were full. The more items the
+        batch has, the fewer budgets are returned.
         """
         items, tokens, rows, segments, _, windows = batch
 
@@ -228,12 +229,12 @@ class Packer:
         no group is summed again for every item.
 
         Args:
-            order: places of the items in ``specs``, the largest item first.
+            order: indices of the items in ``specs``, the largest item first.
             specs: sizes of all items of the call.
             capacity: budget that bounds each group.
 
         Returns:
-            The items of each group, and the items that are over the capacity alone.
+            The items of each group, and the items too large for the capacity even alone.
         """
         unused = self.max_batch_size, *capacity
         # The items of a group, and the room that is left in it.
@@ -267,7 +268,7 @@ def make_schedule(key: Key, specs: Sequence[EncoderItemSpec], groups: Sequence[G
         specs: sizes of each item.
         groups: groups that hold each item once.
     """
-    # The sizes may be NumPy's integers, whose sums are not Python's.
+    # The sizes may be NumPy integers, whose sums would not be Python integers.
     rows = [0, *accumulate(int(spec.input_size) for spec in specs)]
     tokens = [0, *accumulate(int(spec.output_tokens) for spec in specs)]
     steps = []

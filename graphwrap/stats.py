@@ -10,21 +10,21 @@ from .guards import BackendInUse
 
 @dataclass
 class BudgetStats:
-    """Capacities of one CUDA graph, what its capture took, and counters of its replays."""
+    """Capacities of a CUDA graph, facts of its capture, and counters of its replays (``hits``)."""
 
     tokens: int
     segments: int
     longest_segment: int
     windows: int
     path: str = "image"
-    """The input path of the encoder that the budget is for."""
+    """The input path of the encoder that the budget is for, such as "image" or "tiles"."""
     capture_seconds: float = 0.0
     replay_ms: float | None = None
     """Milliseconds of a replay, without the attention of its items; None if not measured."""
     graph_bytes: int = 0
     """Bytes that capturing this budget added to the pool (smaller budgets reuse the largest's)."""
     kernel: str = "reference"
-    """The attention kernels in the graph, or "reference" where none was chosen."""
+    """The attention kernels in the graph, or "reference" for those of the plain encoder."""
     hits: int = 0
     items: int = 0
     real_tokens: int = 0
@@ -35,7 +35,7 @@ class BudgetStats:
         self.hits = self.items = self.real_tokens = self.padded_tokens = 0
 
     def count(self, items: int, tokens: int) -> None:
-        """Count one replay of so many items with so many output tokens, padding not included."""
+        """Count one replay of this many items and output tokens, not including padding."""
         self.hits += 1
         self.items += items
         self.real_tokens += tokens
@@ -60,7 +60,7 @@ class GraphStats:
     derived_bytes: int = 0
     """The bytes of weights that an accelerated encoder derived from the encoder's own."""
     note: str = ""
-    """The reason why an accelerated encoder runs the reference; empty where it does not."""
+    """The reason why an accelerated encoder runs like the plain one; empty if it does not."""
     capture_seconds: float = 0.0
     dropped: list[str] = field(default_factory=list)
     """The names of the budgets whose capture failed."""

@@ -1,7 +1,7 @@
-"""Names of torch that are not public, each with the reason why a public one does not serve.
+"""Private functions of torch, each with the reason why no public one can be used.
 
 A call of a graphed encoder takes tens of microseconds on the host, so a public function that takes
-several of them is no substitute.
+several microseconds is no substitute.
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ SLOTS = ("_parameters", "_buffers", MODULES)
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 """Attributes of a module: the dicts of its forward hooks, which no public function lists."""
 _unended: list[torch.cuda.CUDAGraph] = []
-"""Graphs whose capture could not be ended. The allocator of pinned memory, of which torch has one
-per process, may query a graph after its owner is gone, so these live as long as the process, as no
-object of ours does. They hold no memory of the device, and there is one for each budget whose
-capture CUDA invalidated, as it does when memory runs out. Only :func:`abandon_capture` adds to this
-list, and nothing reads it."""
+"""Graphs whose capture could not be ended, kept as long as the process lives: torch's allocator of
+pinned memory, one per process, may query a graph after the encoder that captured it is gone. They
+hold no device memory, and there is one for each budget whose capture CUDA invalidated, as it does
+when memory runs out. Only :func:`abandon_capture` adds to this list, and nothing reads it."""
 
 
 def current_stream_numbers(device: torch.device) -> StreamNumbers:
@@ -50,8 +49,8 @@ def clear_cublas_workspaces() -> None:
 def slots_of(module: nn.Module, kind: str) -> dict[str, object]:
     """Return the dict itself that a module has as ``kind``, a name of ``SLOTS`` or ``HOOKS``.
 
-    Every call of a graphed encoder compares these dicts with those of capture. The public iterators
-    would walk over all modules in every call, and none yields hooks.
+    Every call of a graphed encoder compares these dicts with their contents at capture. Public
+    iterators (``named_parameters``) would walk over all modules in every call, and none has hooks.
     """
     slots: dict[str, object] = vars(module)[kind]
     return slots
@@ -60,8 +59,8 @@ def slots_of(module: nn.Module, kind: str) -> dict[str, object]:
 def compile_module(module: Callable[Given, Result], times: int) -> Callable[Given, Result]:
     """Return ``module`` as a function that torch compiles at most ``times`` times.
 
-    It compiles once for each shape of the inputs. The default is at most eight times, and the
-    setting has no public name.
+    It compiles once for each shape of the inputs. By default torch stops after eight times, and
+    the setting has no public name.
     """
     limits = torch._dynamo.config.patch(recompile_limit=times, accumulated_recompile_limit=times)
     function: Callable[Given, Result] = limits(torch.compile(module, dynamic=False))

@@ -20,8 +20,8 @@ class BudgetGraph:
 
     On a backend without graphs ``captured`` is None, and the encoder itself runs on the buffers.
 
-    An object refers to nothing that refers back to it: such a cycle would keep the buffers and the
-    pool of the graphs after ``release()``, until Python collects garbage.
+    An instance is in no cycle of references: a cycle would keep the buffers and the pool of the
+    graphs in memory after ``GraphedEncoder.release()``, until Python collects garbage.
     """
 
     budget: Budget
@@ -61,15 +61,15 @@ class BudgetGraph:
             self.body()
 
     def capture(self, memory: Memory) -> None:
-        """Run the body once, then capture it; without graphs, run it once.
+        """Run :meth:`body` once, then capture it; on a backend without graphs, only run it.
 
         ``torch.cuda.graph`` is not used: it collects garbage and empties the cache for every graph.
-        Here the cache is emptied once, after the first run of the largest graph, because a capture
-        cannot take from it.
+        Here torch's cache of free memory is emptied once, after the first run of the largest graph,
+        because a capture cannot allocate from it.
 
-        torch keeps a cuBLAS workspace (32 MiB on Hopper) for every stream that ever multiplied. It
-        is dropped before capture, so that the graph's workspace lies in its pool and serves this
-        graph alone, and after capture, so that the next graph reuses it and ``release()`` frees it.
+        torch keeps a cuBLAS workspace (32 MiB on Hopper) per stream that ran a matrix product. This
+        is dropped before capture, so that the graph gets a workspace of its own in its pool, and
+        after capture, so that the next graph reuses that memory and ``release()`` frees it.
 
         Args:
             memory: the pool of the graph, and the stream it is captured on; a ``memory.stream`` of

@@ -1,9 +1,9 @@
 """The memory of captured graphs: static buffers, and the pool that graphs compute in.
 
-An arena holds input, metadata and output buffers; every budget uses a prefix of each. The metadata
-of a replay is one run of bytes, laid out by the shapes that a budget's capacities give, so that a
-grid seen before is written with a single copy. Its first entry says which input rows are padding:
-the graph reads it on the device and clears those rows.
+An arena holds input, metadata and output buffers; every budget uses a prefix of each. All metadata
+tensors of a replay lie in one run of bytes, whose layout is fixed by a budget's capacities, so that
+the metadata of a grid seen before is written with a single copy. The first tensor says which input
+rows are padding: the graph reads it on the device and clears those rows.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from ..torch_internals import (
 )
 
 ALIGN = 16
-"""Entries begin at multiples of this many bytes: the size of the largest dtype, of which
-``Tensor.view(dtype)`` needs a multiple."""
+"""Metadata tensors begin at multiples of this many bytes, the size of the largest dtype, because
+``Tensor.view(dtype)`` of bytes needs an offset that the size of the dtype divides."""
 PADDING = "__padding__"
 
 
@@ -35,16 +35,16 @@ class MetadataFormat:
     """The places of a budget's metadata tensors in the run of bytes that a replay reads.
 
     Args:
-        metadata: the encoder's metadata for no items, padded to the capacities of the budget; it
-            has the entries, shapes and dtypes of every call.
+        metadata: the encoder's metadata for no items, padded to the capacities of the budget; that
+            of every call has the same names, shapes and dtypes.
         rows: input rows of the budget.
     """
 
     def __init__(self, metadata: Metadata, rows: int) -> None:
         self._expected = {name: _describe(name, value) for name, value in metadata.items()}
         self.constants = {name: value for name, value in metadata.items() if not value.ndim}
-        """The 0-dim entries: numbers on the host, which capture writes into the graph, so that they
-        may depend on the budget's capacities alone."""
+        """The 0-dim tensors: numbers on the host, which capture writes into the graph, so that they
+        may depend only on the budget's capacities."""
         self._entries: dict[str, tuple[int, Tensor]] = {}
         self.nbytes = 0
         padding = torch.empty(rows, dtype=torch.bool, device="meta")
@@ -74,8 +74,8 @@ class MetadataFormat:
             pinned: make the tensor in pinned memory.
 
         Raises:
-            ValueError: entries, their shapes, dtypes or 0-dim numbers differ from the graph's, so
-                they depend on the grid.
+            ValueError: names, shapes, dtypes or 0-dim numbers of the metadata differ from those at
+                capture, so they depend on the grid.
         """
         for name in {**self._expected, **metadata}:
             new, old = _describe(name, metadata.get(name)), self._expected.get(name, "nothing")
@@ -160,7 +160,7 @@ class Memory:
         self.device = device
         self.stream = torch.cuda.Stream(device) if has_graphs else None
         """The stream of all captures, because a pool reuses memory only on the stream that freed
-        it; None on a backend without graphs."""
+        it. None on a backend without graphs."""
         self.arenas: list[Arena] = []
         self.handles: list[PoolHandle] = []
         self.empty = True
@@ -205,10 +205,10 @@ class Memory:
     def _end(self, graph: torch.cuda.CUDAGraph) -> None:
         """End the capture of ``graph``; raise a RuntimeError if CUDA has invalidated it.
 
-        A capture that CUDA has invalidated cannot be ended: the allocators go on recording into the
-        pool, and random numbers are drawn as in a capture. Therefore the device's allocator is told
-        to stop recording, the pool is not used again, and another capture that succeeds (one kernel
-        in a pool of its own) resets torch's remaining state.
+        A capture that CUDA has invalidated cannot be ended: torch's allocators still allocate from
+        its pool, and its random generators still act as in a capture. Therefore the device's
+        allocator is told to stop, the pool is not used again, and another capture that succeeds
+        (one kernel in a pool of its own) resets torch's remaining state.
         """
         try:
             graph.capture_end()
@@ -225,7 +225,7 @@ class Memory:
             raise
 
     def growth(self) -> int:
-        """Return the bytes by which the memory pool has grown since this was last asked."""
+        """Return the bytes by which the memory pool has grown since this was last called."""
         bytes_before = self.pool_bytes
         self.pool_bytes = sum(segment["total_size"] for segment in self._pool_memory())
         return self.pool_bytes - bytes_before
@@ -245,8 +245,8 @@ class Memory:
         """Make the current stream wait for the last call, if that ran on another stream.
 
         Args:
-            reads: wait also for what that stream has queued since, because the caller may be
-                reading results that are views of the static buffers.
+            reads: wait also for work queued on that stream since then, because it may be reading
+                results that are views of the static buffers.
         """
         if self._last_use is None or self._last_use[2] == current_stream_numbers(self.device):
             return

@@ -34,7 +34,7 @@ from .replay import Captured, Executor, PathGraphs
 MEMORY_DIVISOR = 3
 """If budgets are inferred, static buffers and pool may fill 1/MEMORY_DIVISOR of free memory."""
 MEMORY_WORDS = ("out of memory", "Allocator", "alloc_cpu", "ALLOC_FAILED", "NVML")
-"""Words of which the message of a RuntimeError has one if memory ran out."""
+"""The message of a RuntimeError has at least one of these words if memory ran out."""
 
 
 def capture_encoder(
@@ -56,12 +56,12 @@ def capture_encoder(
         budget_sets: the budgets to capture, by input path.
         tables: loaded tables of costs by input path; empty if times are to be measured.
         counts: statistics to which the captured and the dropped budgets are added.
-        bounded: lower inferred budgets to fit memory; every path gets an equal share.
+        bounded: leave out inferred budgets that do not fit memory; paths get equal shares of it.
         clone: calls will return copies; else views of the static buffers.
         progress: show a progress bar.
 
     Raises:
-        ValueError: a table that was measured on something else.
+        ValueError: a table that was measured on another encoder or device.
         RuntimeError: every budget of a path failed, and not for want of memory.
     """
     start_time, several = time.perf_counter(), len(forms) > 1
@@ -144,9 +144,9 @@ class Capturer:
     def _packer(self, costs: Costs) -> Packer:
         """Return a packer that compares ``costs``, and that bounds the tokens of an eager run.
 
-        The bound is twice the largest budget, captured or of the encoder's ``budget_range``: beyond
-        it, splitting a run costs next to nothing. If the largest budgets could not be captured,
-        it is twice the largest one that was.
+        The bound is twice the largest captured budget, or twice the end of the encoder's
+        ``budget_range`` if that is more: beyond it, splitting a run costs next to nothing. If the
+        largest budgets could not be captured, only those that were captured count.
         """
         largest = max((budget.tokens for budget in costs.replays), default=0)
         if largest in (0, self.budget_set.budgets[-1].tokens):
@@ -157,7 +157,7 @@ class Capturer:
         """Return the costs of the captured ``graphs``: from the user's table if one was loaded.
 
         Otherwise they are measured. Without memory for an eager run beside the graphs, a warning is
-        given, and the costs make every item replay that fits a budget.
+        given, and the returned costs have every item replayed that fits a budget.
         """
         if self.table is not None:
             times = {budget: self.table.costs.replays[budget] for budget in graphs}
@@ -225,7 +225,7 @@ class Capturer:
         )
 
     def _drop(self, budget: Budget, error: Exception) -> None:
-        """Record that a graph failed with ``error``, and free tensors that its traceback holds."""
+        """Record that capturing ``budget`` failed, and free tensors that the traceback holds."""
         traceback.clear_frames(error.__traceback__)
         self._errors[budget] = error.with_traceback(None) if is_memory_error(error) else error
         if self.form.device.type == "cuda":
@@ -235,8 +235,8 @@ class Capturer:
     def _report(self, graphs: PathGraphs) -> None:
         """Warn of every budget that failed, and list it in ``graphs.dropped``.
 
-        If no budget was captured, and one failed for another reason than memory, its error is
-        raised instead.
+        If no budget was captured, and one failed for another reason than memory, the error of that
+        one is raised instead.
         """
         bugs = [error for error in self._errors.values() if not is_memory_error(error)]
         if bugs and not graphs.by_budget:
@@ -309,7 +309,7 @@ class Capturer:
 
 
 def _raise_bugs(error: RuntimeError) -> None:
-    """Raise ``error`` again unless memory ran out; then free the tensors its traceback holds."""
+    """Raise ``error`` again, unless memory ran out: then free the tensors its traceback holds."""
     if not is_memory_error(error):
         raise error
     traceback.clear_frames(error.__traceback__)

@@ -1,8 +1,8 @@
 """Timing replays and eager runs once at capture, on a CUDA device.
 
-Attention takes as long in a replay as in an eager run of the same items, so its time decides
-nothing: a replay is timed with padding alone, and the time of attention is subtracted from eager
-runs.
+Attention takes as long in a replay as in an eager run of the same items, so the choice between them
+does not depend on it: a replay is timed with only padding as input, and the time of attention is
+subtracted from eager runs.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ ENOUGH_MS = 60.0
 """A call is timed at least twice, and again until the times sum to so many milliseconds or there
 are seven of them: from two times alone, an eager run of 13 ms was priced at 23.5 ms on an H200."""
 SETTLING = 2
-"""The number of first calls that are not timed when an eager run is compared with a replay: after
-a pause, a replay took 67.1, 70.9, 72.4 and 72.8 ms on an H200."""
+"""The number of untimed warm-up calls before an eager run and a replay are compared: after a pause,
+a replay took 67.1, 70.9, 72.4 and 72.8 ms on an H200."""
 CLOSE = 0.98
 """Factor on the time of an eager run. Times are accurate to 2 %, so an eager run is preferred to a
-replay that is as fast within that. Of 229 choices on an H200, one was then 4 to 7 % slower than the
-other way; with a factor of 1.0 one or two were, and with 0.96 up to seven."""
+replay that is as fast within that. Of 229 choices on an H200, one was then 4 to 7 % slower than its
+alternative; with a factor of 1.0 one or two were, and with 0.96 up to seven."""
 
 
 def measure(
@@ -42,8 +42,8 @@ def measure(
 ) -> Costs:
     """Return the measured costs of replaying each budget of ``graphs`` and of five eager runs.
 
-    An eager run is compared with the replay of the same rows in the same moment, because the clocks
-    of a GPU change by several per cent with what it did before. The ``device`` is a CUDA device.
+    An eager run is timed back to back with the replay of the same rows, because the clocks of a GPU
+    vary by several per cent with its work before. The ``device`` is a CUDA device.
     """
     large = max(graphs, key=lambda budget: (budget.rows, budget.longest_segment))
     generator = torch.Generator(device).manual_seed(0)  # the global generator stays as it is
@@ -70,9 +70,9 @@ def measure(
 
 
 def full_grids(encoder: GraphableEncoder, budget: Budget) -> list[Grid]:
-    """Return the grids of some eight equal items that together fill most of a budget.
+    """Return the grids of about eight equal items that together fill most of a budget.
 
-    An encoder of tiles gets one item instead; the list is empty if no item fits.
+    For an encoder that splits images into tiles it is one item; the list is empty if none fits.
     """
     largest_grid = encoder.grid_for(budget.tokens)
     spec = read_specs(encoder, [largest_grid])[0]
@@ -101,11 +101,11 @@ def _replay_ms(
     """Return the milliseconds of one replay, with the copies of inputs and outputs.
 
     Args:
-        encoder: makes the metadata.
+        encoder: the encoder, which prepares the metadata.
         graph: the graph to replay.
-        grids: the items that the metadata describes; without any, all rows are padding.
+        grids: the grids of the items to replay; if empty, all rows are padding.
         pixels: input rows, at least as many as the budget has.
-        skip_count: number of first replays that are not timed.
+        skip_count: number of untimed warm-up replays.
     """
     metadata = capacity_metadata(encoder, graph.budget, grids)
     graph.metadata_bytes.copy_(graph.format.to_bytes(metadata, _rows(encoder, grids)))
@@ -128,17 +128,17 @@ def _eager_ms(
         encoder: the encoder to run.
         grids: the grids of the items.
         pixels: input rows, at least as many as the items have.
-        skip_count: number of first runs that are not timed.
+        skip_count: number of untimed warm-up runs.
     """
     rows = pixels[: _rows(encoder, grids)]
-    encoder(rows, list(grids))  # not measured: the first run times and chooses kernels
+    encoder(rows, list(grids))  # untimed: an accelerated encoder chooses kernels in its first run
     return _milliseconds(lambda: encoder(rows, list(grids)), pixels.device, skip_count)
 
 
 def _milliseconds(call: Callable[[], object], device: torch.device, skip_count: int = 0) -> float:
-    """Return the least milliseconds of a few calls of ``call``: disturbances only make it longer.
+    """Return the least milliseconds of a few calls of ``call``: disturbances only make it slower.
 
-    The ``device`` is waited for before and after each call; the first ``skip_count`` are not timed.
+    Each is timed between two synchronisations of ``device``; the first ``skip_count`` do not count.
     """
     times: list[float] = []
     max_calls = skip_count + 7
@@ -154,10 +154,10 @@ def _milliseconds(call: Callable[[], object], device: torch.device, skip_count: 
 
 
 def fingerprint(encoder: nn.Module, form: EncoderForm) -> dict[str, str]:
-    """Return the properties by name, as text, on which the times of an encoder's graphs depend.
+    """Return by name, as text, the properties on which the times of an encoder's graphs depend.
 
-    They are those of the module (class, shapes of weights), of its ``form`` that is captured, of
-    the device, and of torch.
+    They are properties of the module (class, shapes of weights), of the captured ``form`` of it
+    (such as the kernels), of the device, and of torch.
     """
     weights = [*encoder.named_parameters(), *encoder.named_buffers()]
     shapes = "\n".join(f"{name} {tuple(weight.shape)}" for name, weight in weights)

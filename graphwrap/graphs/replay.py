@@ -33,14 +33,14 @@ METADATA_BYTES = 128 * 2**20
 """The most bytes of metadata that are kept for grids seen before."""
 ENTRIES = 20_000
 """The most values that a cache keeps. A value takes about 2 KiB of the host's memory besides its
-bytes: metadata of eight tiled images has 168 bytes, so 128 MiB of such would take 1.6 GB in all."""
+own bytes: metadata of eight tiled images has 168 bytes, so 128 MiB of it would take 1.6 GB."""
 Value = TypeVar("Value")
 
 
 class Cache(Generic[Value]):
     """A cache of the values used last: at most ``ENTRIES``, with a sum of sizes up to ``max_size``.
 
-    The caller says the size of each value when it is put in, in a unit of its own.
+    The caller passes each value's size to ``put``, in any unit, such as bytes.
     """
 
     def __init__(self, max_size: int) -> None:
@@ -70,7 +70,7 @@ class Cache(Generic[Value]):
 
 @dataclass
 class PathGraphs:
-    """The captured graphs of one input path ("tiles"), and what packs its items into them."""
+    """The captured graphs of one input path ("tiles"), and the packer that divides its items."""
 
     arena: Arena
     packer: Packer
@@ -88,27 +88,27 @@ class Executor:
     """The captured budgets of the path; there are none on the eager backend."""
     guard: WeightGuard
     counts: GraphStats
-    """The counters of the whole encoder, of which eager runs are counted here."""
+    """The counters of the whole encoder, to which this object adds its eager runs."""
     clone: bool
     """Whether results are copied, so that they belong to the caller, or are views of static
     buffers."""
     schedules: Cache[Schedule] = field(default_factory=lambda: Cache(SCHEDULE_ITEMS))
     prepared: Cache[Metadata] = field(default_factory=lambda: Cache(METADATA_BYTES))
-    """The metadata of steps seen before: by name for an eager run, as one run of bytes for a
-    replay."""
+    """The metadata of steps (groups of items) seen before: tensors by name for an eager run, one
+    tensor of bytes for a replay."""
     written_key: Hashable = None
-    """The key of the step whose metadata is in the static buffers; None if that is unknown."""
+    """The key of the step whose metadata is in the static buffers; None if unknown."""
 
     def __post_init__(self) -> None:
         self.pads = self.form.backend != "eager"
-        """Whether inputs are padded to budgets; on the eager backend nothing is."""
+        """Whether inputs are padded to budgets; they are not on the eager backend."""
         self.row_shape = tuple(self.graphs.arena.pixels.shape[1:])
         self._field_templates: dict[str, Tensor] = {}
 
     def schedule(self, grid_thw: GridLike | None, rows: int | None = None) -> Schedule:
-        """Return the schedule of a call with these grids; it is made once per grid and kept.
+        """Return which items of a call run together, and how; kept for later calls of these grids.
 
-        A ValueError is raised if ``rows``, those of the pixels, are not as many as the grid has.
+        A ValueError is raised if ``rows``, the number of pixel rows, is not that of the grids.
         """
         if grid_thw is None:
             raise ValueError("grid_thw is None: pass [items, 3], one row (t, h, w) per item")
@@ -116,7 +116,7 @@ class Executor:
         schedule = self.schedules.get(key)
         specs = [] if schedule else self.form.encoder.item_specs(list(key))
         grid_rows = schedule.rows if schedule else sum([spec.input_size for spec in specs])
-        # The number of rows is checked before packing, because a wrong one would fail in there.
+        # The number of rows is checked first, because packing would fail on a wrong grid.
         if rows is not None and rows != grid_rows:
             raise ValueError(
                 f"pixel_values has {rows} rows but the grid makes {grid_rows}: pass the grid_thw "
@@ -141,11 +141,11 @@ class Executor:
         Args:
             schedule: the steps, made for the items of this call.
             pixels: the rows of all items, [P, *row_shape].
-            out: the caller's tensors to write the results into; None to make tensors.
+            out: the caller's tensors to write the results into; None to make new tensors.
         """
         buffer_views = [] if self.clone else list(self.graphs.arena.outputs.values())
         results = self._read_out(schedule, pixels, buffer_views, out) if out is not None else {}
-        # The results of a single step need no joining.
+        # The results of a single step are not copied into tensors of the whole call.
         has_one_step = len(schedule.steps) == 1 and out is None
         if len(schedule.steps) > 1 and any(share_storage(pixels, view) for view in buffer_views):
             pixels = pixels.clone()  # a step must not overwrite the input of the next one
@@ -167,8 +167,8 @@ class Executor:
     ) -> dict[str, Tensor]:
         """Return the caller's tensors ``out`` by field name, checked before anything runs.
 
-        They must not share memory with ``buffer_views``, the static buffers that results are views
-        of, nor with ``pixels`` if there are several steps.
+        They must not share memory with ``buffer_views``, the static buffers that results may be
+        views of, nor with ``pixels`` if the schedule has several steps.
         """
         for graph in self.graphs.by_budget.values():
             self._field_templates = graph.outputs
@@ -183,8 +183,8 @@ class Executor:
     def _replay(self, step: Step, pixels: Tensor, *, copy: bool) -> dict[str, Tensor]:
         """Return the output fields of a replayed step by name.
 
-        They are views of the static buffers or, if ``copy``, copies; ``pixels`` are those of the
-        whole call.
+        They are views of the static buffers or, if ``copy``, copies; ``pixels`` has the rows of all
+        items of the call.
         """
         assert step.budget is not None
         graph, key = self.graphs.by_budget[step.budget], (step.budget, step.grids, step.rows)
@@ -196,7 +196,7 @@ class Executor:
             graph.metadata_bytes.copy_(metadata_bytes, non_blocking=True)
             self.written_key = key
         gather(pixels, step.rows, graph.pixels)
-        if graph.captured is None:  # without a graph, the encoder would fail on changed weights
+        if graph.captured is None:  # without a graph, the encoder may fail on changed weights
             self.guard.check()
             graph.replay()
         else:  # weights are checked while the device works, before results are copied out
@@ -216,8 +216,8 @@ class Executor:
     def _run_eagerly(self, step: Step, pixels: Tensor, *, copy: bool) -> dict[str, Tensor]:
         """Return the output fields of a step that runs eagerly, by name.
 
-        If ``copy``, none shares memory with inputs, weights or another field; ``pixels`` are those
-        of the whole call.
+        If ``copy``, none shares memory with inputs, weights or another field; ``pixels`` has the
+        rows of all items of the call.
         """
         form, rows = self.form, pixels
         if self.pads:  # on the eager backend, changed weights are allowed
@@ -312,7 +312,7 @@ class Captured:
         stats.arena_bytes = sum(arena.nbytes for arena in self.memory.arenas)
         stats.pool_bytes = self.memory.pool_bytes
         stats.cache_bytes = sum(path.prepared.size for path in self.paths.values())
-        # Every accelerator counts once.
+        # An accelerator that several paths share counts once.
         by_path = dict.fromkeys(path.form.accelerator for path in self.paths.values())
         accelerators = [accelerator for accelerator in by_path if accelerator is not None]
         stats.derived_bytes = sum(accelerator.nbytes for accelerator in accelerators)
@@ -323,7 +323,7 @@ class Captured:
 
 
 def gather(call_rows: Tensor, spans: Sequence[Span], run_rows: Tensor) -> None:
-    """Copy the rows of some items of a call from the tensor of all items to that of one run.
+    """Copy the rows of some items of a call from the tensor of all items to a tensor of their own.
 
     Args:
         call_rows: the rows of all items of the call.
@@ -335,7 +335,7 @@ def gather(call_rows: Tensor, spans: Sequence[Span], run_rows: Tensor) -> None:
 
 
 def scatter(run_rows: Tensor, call_rows: Tensor, spans: Sequence[Span]) -> None:
-    """Copy the rows of some items of a call from the tensor of one run to that of all items.
+    """Copy the rows of some items of a call from a tensor of their own to the tensor of all items.
 
     The arguments are those of :func:`gather`.
     """
