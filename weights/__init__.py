@@ -12,12 +12,12 @@ load uses them:
 - ``strict_json``: the JSON of a checkpoint, parsed only if it is sound
 - ``families``, ``published``: the record of each family, and the checkpoints that are known to load
 - ``layouts``: the names that published checkpoints give the tensors of a tower
-- ``match``: tensors matched with those of an encoder, before a byte of them is read
+- ``match``: a checkpoint's tensors matched with an encoder's, before their data is read
 - ``load``: :func:`load_encoder`, which fills an encoder strictly or not at all
 - ``inspection``: :func:`inspect_checkpoint`, which says what a checkpoint holds
 - ``extraction``: :func:`extract_encoder`, which writes a folder with the tower alone
 - ``threads``: tasks in parallel threads, which stop at an error
-- ``errors``: :class:`CheckpointError`, and names as messages show them
+- ``errors``: :class:`CheckpointError`, and how messages show the names of tensors and files
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ _NAMES = {
     "opening": ("open_checkpoint", "resolve_commit"),
     "strict_json": ("JsonDict", "JsonObject"),
 }
-"""Per module, the names that other packages may import, which are imported when first used."""
+"""Module -> the names that other packages may import from it; each is imported on first use."""
 _MODULES = {name: f".{module}" for module, names in _NAMES.items() for name in names}
 __all__ = sorted(("CheckpointError", *_MODULES))
 
 
-if not TYPE_CHECKING:  # a checker would take any misspelt name for one that is there
+if not TYPE_CHECKING:  # else a type checker would accept any misspelt name
 
     def __getattr__(name: str) -> object:
         """Import a name of another module when it is first used (PEP 562)."""

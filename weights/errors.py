@@ -1,4 +1,4 @@
-"""The exceptions of this package, and names of checkpoints as error messages show them."""
+"""The exceptions of this package, and functions that show names from checkpoints in messages."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from difflib import get_close_matches
 from itertools import islice
 
 LONGEST_MESSAGE = 8000
-"""The most characters of a message; names in a forged checkpoint may have millions."""
+"""The most characters of an error message; a name in a forged checkpoint may have millions."""
 LONGEST_NAME = 200
 MOST_LISTED = 8
-"""The most names that a message lists per kind of problem, besides their number."""
+"""The most names that a message lists per kind of problem; further ones are only counted."""
 MOST_NEAR = 10_000
-"""The most names that are compared to find the one spelt most alike: so many take about half a
-second on a CPU core."""
+"""The most names that are searched for the one spelt most like a wrong name; searching so many
+takes about half a second on a CPU core."""
 LONGEST_COMPARED = 256
-"""The most characters of a name that is compared with others; the time grows with their square."""
+"""The most characters of a name in this search, whose time grows with the square of the length."""
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be found, or that does not hold exactly the tower it says it holds.
+    """A checkpoint cannot be found, or does not hold exactly the tower that its config describes.
 
     The message names the repo and revision (or folder), what is wrong with it, and what to do. It
     can be printed whatever the checkpoint holds: at most 8,000 characters, no lone surrogates.
@@ -31,18 +31,18 @@ class CheckpointError(ValueError):
 
 
 class DamagedError(CheckpointError):
-    """A copy on this disk no longer has the checksums that were recorded when it was fetched.
+    """A fetched copy on this disk no longer has the checksums that were recorded with it.
 
-    Loading catches this error, opens the checkpoint again and fetches the copy anew.
+    Loading catches this error, opens the checkpoint again and fetches the files anew.
     """
 
 
 class AbsentError(CheckpointError):
-    """Raised when a checkpoint has no file of the name that was asked for."""
+    """Raised when a checkpoint does not have a file that the loader asks for by name."""
 
 
 def legible(name: str) -> str:
-    """Return a name from a checkpoint for a message: shortened, escaped if it is not printable."""
+    """Return a name from a checkpoint for a message: short, with unprintable characters escaped."""
     short = _cut(name, LONGEST_NAME)
     return short if short.isprintable() else ascii(short)
 
@@ -54,9 +54,9 @@ def problem_line(
 
     Args:
         kind: the problem, such as "missing".
-        names: the names; without any the line is empty.
-        candidates: names of which the one spelt most like each listed name is shown beside it.
-        word: what the names in ``candidates`` are, such as "nearest present".
+        names: the names; if there are none, the line is empty.
+        candidates: names to suggest: beside each listed name, the one spelt most like it is shown.
+        word: the label in front of each suggestion, such as "nearest present".
     """
     if not names:
         return ""

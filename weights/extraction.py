@@ -44,31 +44,31 @@ def extract_encoder(
     progress: bool = True,
     family: str | None = None,
 ) -> Path:
-    """Write the tower alone: ``model.safetensors`` with its tensors, and a config of the tower.
+    """Write a folder with the vision tower alone: ``model.safetensors`` and a config of the tower.
 
-    Tensors keep their published dtypes and bytes, and their names but for the prefix of the tower,
-    so that not only ``load_encoder`` reads the folder: transformers' class of the tower alone does
-    (``Qwen3VLVisionModel.from_pretrained(out_dir)``), and ``AutoModel`` where it knows that class,
-    with no tensor missing or unexpected; timm does (``local-dir:``) where the repo was in timm's
-    layout. ``AutoModel`` refuses all other folders. A projector that transformers' class does not
-    have lies in ``projector.safetensors``. ``config.json`` describes the tower, and has under
-    ``vitgraph`` what the published one says of the rest of the model; processor files are copied.
+    Tensors keep their published dtypes and bytes, and their published names without the prefix of
+    the tower. So the folder can be read by ``load_encoder``, by the class that transformers has for
+    the tower (``Qwen3VLVisionModel.from_pretrained(out_dir)``), with no tensor missing or
+    unexpected, by ``AutoModel`` if it knows that class (else it refuses the folder), and by timm
+    (``local-dir:``) if the repo was in timm's layout. A projector outside that class is written to
+    ``projector.safetensors``. ``config.json`` describes the tower; its key ``vitgraph`` has the
+    rest of the published config. Processor files are copied.
 
-    The bytes that were fetched are kept in the cache, too (``vitgraph cache remove`` frees them).
+    The fetched bytes stay in the cache, too (``vitgraph cache remove`` frees them).
 
     Args:
-        repo_id_or_path: repo id, folder or ``.safetensors`` file; the keywords that are not listed
-            here are those of :func:`load_encoder`.
-        out_dir: the folder to make (``~`` is the home folder); it may be there already if it is
-            empty. It appears whole or not at all.
+        repo_id_or_path: repo id, folder or ``.safetensors`` file; keywords that are not listed
+            here mean the same as for :func:`load_encoder`.
+        out_dir: the folder to make (``~`` is the home folder); it may exist if it is empty. It
+            appears whole or not at all.
         overwrite: replace ``out_dir`` if it holds an extracted tower, and nothing else.
 
     Returns:
         ``out_dir``.
 
     Raises:
-        CheckpointError: ``load_encoder`` would raise it, too; or ``out_dir`` cannot be replaced, is
-            or touches the checkpoint itself, or the disk is full.
+        CheckpointError: ``load_encoder`` would raise it, too; or ``out_dir`` cannot be replaced,
+            is the checkpoint's own folder or lies inside or around it; or the disk is full.
         ValueError: an unknown ``family`` or ``fetch``; nothing was fetched yet.
     """
     source = (revision, subfolder, cache_dir, token, local_files_only)
@@ -153,7 +153,7 @@ def _extract(tower: FoundTower, out: Path, overwrite: bool) -> None:
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with _lock_folder(out.parent):
-            _restore(work, out)  # an extraction that was killed may have moved the old tower away
+            _restore(work, out)  # an earlier extraction may have been killed halfway
             _check_target(out, overwrite)
             needed_bytes = sum(tensor.entry.nbytes for tensor in tower_files.tensors)
             free_bytes = shutil.disk_usage(out.parent).free
@@ -228,7 +228,7 @@ def _write_tensors(
 def _copy_tensor(label: str, tensor: TowerTensor, location: TensorLocation, out: BinaryIO) -> None:
     try:
         value = file_crc32(location.path, location.offset, tensor.entry.nbytes, out)
-    except FileNotFoundError as error:  # if the file was removed since, it may be fetched again
+    except FileNotFoundError as error:  # a DamagedError makes the caller fetch the file again
         raise DamagedError(f"{label}: removed while it was being copied") from error
     if location.crc32 is not None and value != location.crc32:
         raise DamagedError(f"{label}: {tensor.name} is not what was fetched: damaged on this disk")

@@ -14,7 +14,7 @@ from .opening import open_checkpoint
 from .published import check_family
 from .strict_json import JsonDict
 
-if TYPE_CHECKING:  # an unknown name is refused before torch is imported
+if TYPE_CHECKING:  # this module imports torch, which refusing a wrong argument need not wait for
     from .families.family import FamilyConfig
 
 
@@ -30,7 +30,7 @@ class CheckpointInfo:
     encoder: str
     """The name of the encoder class that loads the checkpoint."""
     config: FamilyConfig
-    """The config of the encoder that the checkpoint describes."""
+    """The config of the encoder, read from the checkpoint."""
     layout: str
     prefix: str
     """The prefix of the names of the tower's tensors in the checkpoint."""
@@ -52,8 +52,8 @@ class CheckpointInfo:
     bytes_as_shards: int
     """The bytes that loading would transfer as whole files if nothing were cached."""
     cached: str
-    """The part on this disk: the ``tower``, whole ``shards`` with all of it, ``some shards`` or
-    ``nothing``; ``local`` for a folder."""
+    """The part on this disk: the ``tower`` alone, the ``shards`` that hold all of it, ``some
+    shards`` or ``nothing``; ``local`` for a folder."""
     fetch: Route
     """The part that loading would fetch: byte ``ranges``, whole ``shards`` or ``nothing``."""
     unfinished: bool
@@ -78,7 +78,7 @@ def inspect_checkpoint(
     progress: bool = True,
     family: str | None = None,
 ) -> CheckpointInfo:
-    """Return which tower a checkpoint holds; the arguments are those of :func:`load_encoder`.
+    """Return which tower a checkpoint holds; the arguments mean what :func:`load_encoder` says.
 
     The config, the index and the headers of the files that hold the tower are read; tensors are not
     read or fetched (unless a server cannot send parts of files). The tower is checked as

@@ -1,8 +1,9 @@
 """Layouts: how published checkpoints name a tower's tensors, and the encoder's names for them.
 
-A layout is data: ``joins`` lists the tensors that are made of several published ones, ``renames``
-the others whose names differ, in the order of a checkpoint's index. ``N`` stands for a number. A
-name that is in neither is the same on both sides. Every layout works in both directions.
+A layout is data: ``joins`` lists the encoder's tensors that are made of several published ones,
+``renames`` the others whose names differ, in the order of a checkpoint's index. ``N`` stands for a
+number, such as a block's. A name in neither is the same in checkpoint and encoder. Every layout
+works in both directions.
 """
 
 from __future__ import annotations
@@ -57,17 +58,18 @@ class Layout:
 
     name: str
     prefixes: tuple[Prefix, ...]
-    """The prefixes that towers have in published checkpoints, and ``Prefix("", "")``, that of a
-    tower in a folder of its own."""
+    """The prefixes that towers have in published checkpoints, and ``Prefix("", "")`` for a tower
+    saved in a folder of its own."""
     marks: tuple[str, ...]
-    """Beginnings of names, after the prefix, of which a checkpoint in this layout has one."""
+    """Beginnings of tensor names, after the prefix; one found tells that a checkpoint has this
+    layout."""
     projector: tuple[str, ...] = ()
-    """The beginnings of the names of the projector's tensors, after the root."""
+    """The beginnings of the names of the projector's tensors, after ``Prefix.root``."""
     projected: bool = False
     """Whether every checkpoint in this layout has tensors of the projector; one without them is in
     another layout."""
     joins: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Module of the encoder -> the published modules whose rows, in this order, make up its own."""
+    """Layer of the encoder -> the published layers whose weights, stacked along rows, it has."""
     renames: Mapping[str, str] = field(default_factory=dict)
     """Published module or parameter -> the encoder's name of it."""
     reshapes: Mapping[str, str] = field(default_factory=dict)
@@ -75,8 +77,8 @@ class Layout:
     ``"n d -> one n d"``. An axis that only one of them has is of length one, and ``s²`` is as long
     as ``s`` times ``s``."""
     rotary_halves: tuple[str, ...] = ()
-    """Published modules of queries or keys whose rows are in another order: of each head, the first
-    rows of all rotary pairs come before the second rows, and the encoder has pair after pair."""
+    """Published query and key layers whose weight rows need reordering: per head they have the
+    first rows of all rotary pairs, then the second rows; the encoder has pair after pair."""
     ignored: tuple[str, ...] = ()
     """The published names of tensors that no forward pass needs."""
     processor_files: Mapping[str, JsonObject] = field(default_factory=dict)
@@ -87,7 +89,7 @@ class Layout:
     """Why a tower in this layout takes no videos, as a sentence; empty if it takes them."""
 
     def local_name(self, prefix: Prefix, name: str) -> str | None:
-        """Return a tensor's name without the prefix of tower or projector; None if it has none."""
+        """Return a tensor's name without the tower's or projector's prefix; None if in neither."""
         local = name.removeprefix(prefix.root)
         if name.startswith(prefix.root) and local.startswith(self.projector):
             return local
@@ -105,9 +107,9 @@ class Layout:
         """Return the tensors of tower and projector: full name -> name without the prefix.
 
         Args:
-            prefix: where the tower lies in the checkpoint.
-            names: full names of tensors of the checkpoint; those that no forward needs, and those
-                outside tower and projector, are left out.
+            prefix: the prefix of the tower's names in the checkpoint.
+            names: full names of tensors of the checkpoint. Tensors that no forward pass needs, and
+                tensors outside tower and projector, are left out of the result.
             label: name of the checkpoint in messages.
 
         Raises:
@@ -126,9 +128,9 @@ class Layout:
         return local_names
 
     def to_slot(self, local: str) -> Slot | None:
-        """Return the encoder's tensor, or the part of one, that a published tensor fills.
+        """Return the encoder's tensor, or the chunk of one, that a published tensor fills.
 
-        ``local`` is its name without the prefix. None means that the layout has no such name.
+        ``local`` is the published name without the prefix; None if the layout has no such name.
         """
         for encoder_name, parts in self.joins.items():
             for part, published in enumerate(parts):
@@ -139,9 +141,9 @@ class Layout:
         return slot if self.published_names(slot.name) == [local] else None
 
     def published_names(self, encoder_name: str) -> list[str]:
-        """Return the names of the published tensors whose rows, in this order, make one tensor.
+        """Return the names, without prefix, of published tensors that make up one of the encoder.
 
-        The tensor is named as in the encoder, the published ones without the prefix.
+        Stacked in this order along axis 0, they are the encoder's tensor ``encoder_name``.
         """
         for module, parts in self.joins.items():
             if match := _pattern(module).fullmatch(encoder_name):
@@ -195,13 +197,13 @@ def find_layout(
 
     Args:
         family: name of the family of the layouts, for the error.
-        layouts: candidates; the first whose marks are among the names is taken.
+        layouts: candidates; the first whose ``marks`` are found among the names is taken.
         names: names of all tensors of the checkpoint.
         label: name of the checkpoint in messages.
 
     Raises:
-        CheckpointError: no layout fits, its tower lies under several prefixes, or it is one that is
-            refused.
+        CheckpointError: no layout fits, the checkpoint has towers under several prefixes, or the
+            layout is one that is not loaded (see ``Layout.refusal``).
     """
     names = list(names)
     for layout in layouts:

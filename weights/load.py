@@ -35,11 +35,11 @@ from .published import check_family
 from .strict_json import JsonDict, JsonObject
 
 DtypeName: TypeAlias = Literal["auto", "bfloat16", "float16", "float32", "float64"]
-"""The name of the dtype of an encoder; "auto" is the stored one."""
+"""The name of the dtype of an encoder; "auto" is the dtype in which the tower is stored."""
 MOST_READERS = 4
-"""Threads that read at once; reading and CRC-32 both release Python's lock. On 4 CPU cores beside
-other work, one thread read and checked 1.4 GiB/s of a file in the page cache, two 2.4, four 3.8 and
-eight 3.7, each at best in twelve runs."""
+"""The most threads that read tensors; reading and CRC-32 release Python's lock. On 4 CPU cores,
+shared with other work, one thread read and checked 1.4 GiB/s of a file in the page cache, two 2.4,
+four 3.8 and eight 3.7 (the best of twelve runs each)."""
 
 
 def load_encoder(
@@ -67,19 +67,19 @@ def load_encoder(
     Args:
         repo_id_or_path: ``owner/name`` on the Hub, a folder, or one ``.safetensors`` file with its
             ``config.json`` beside it. An existing path wins.
-        revision: branch, tag or commit of the repo; a path has none, and is refused with one.
+        revision: branch, tag or commit of the repo; with a path it is an error.
         subfolder: folder inside the repo that holds the checkpoint.
         cache_dir: the Hub client's cache, if not its default.
         token: access token for private and gated repos, as the Hub client takes it.
         local_files_only: use the cache and send no request.
         force_download: fetch files again that are cached.
         fetch: ``"ranges"``, ``"shards"``, or ``"auto"``: ranges if they transfer at most nine
-            tenths of what the shards would. A cached tower or shard is used either way. Of a path
-            nothing is fetched: this, ``force_download`` and the cache have no effect there.
+            tenths of what the shards would. A cached tower or shard is used either way. For a path
+            nothing is fetched: ``fetch``, ``force_download`` and ``cache_dir`` have no effect.
         max_workers: requests in flight at once.
         progress: show progress bars, in bytes.
         dtype: floating dtype of the encoder, or its name (``"bfloat16"``); None and ``"auto"``
-            keep the stored one (if mixed, that with most bytes).
+            keep the stored dtype (if there are several, the one with most bytes).
         device: where the encoder goes: a device or its name; ``"auto"`` is the first CUDA device,
             else MPS, else the CPU; None is torch's default device.
         family: name of the family (``"qwen3_vl"``) to take for a checkpoint whose model type is
@@ -87,9 +87,8 @@ def load_encoder(
             the family's defaults.
 
     Returns:
-        The encoder in eval mode, gradients off, preprocessing set up as the checkpoint says; if it
-        has no processor file that says how images are prepared, by the family's defaults, with a
-        warning.
+        The encoder in eval mode, gradients off, preprocessing set up as the checkpoint says; if the
+        checkpoint has no processor file for images, the family's defaults are used, with a warning.
 
     Raises:
         CheckpointError: the checkpoint cannot be found or read, is an adapter, quantised or
@@ -137,7 +136,7 @@ def describe_encoder(
 def _fill_encoder(encoder: Encoder, tensors: Mapping[str, Tensor]) -> None:
     """Give an encoder on the meta device its ``tensors``, by their names in its ``state_dict``.
 
-    Each tensor is viewed in the shape that the encoder has, which may have axes of length one more.
+    Each tensor is viewed in its shape in the encoder, which may have additional axes of length 1.
     """
     shapes = {name: value.shape for name, value in encoder.state_dict().items()}
     state = {name: tensor.view(shapes[name]) for name, tensor in tensors.items()}
@@ -178,8 +177,8 @@ def _parse_device(device: torch.device | str | None) -> torch.device:
             target = default_device() if device == "auto" else torch.device(device)
         torch.empty(0, device=target)
     except (RuntimeError, AssertionError, ImportError, TypeError) as error:
-        # Torch raises a TypeError for what names no device, and one of the others if the device's
-        # backend is absent.
+        # Torch raises a TypeError for a value that names no device, and one of the other errors if
+        # the backend of the device is absent.
         reason = shorten(str(error).partition("\n")[0], 120, placeholder=" ...")
         raise ValueError(
             f"device={str(device)!r} is not one of this machine ({reason}): pass one that is, or "
@@ -205,9 +204,9 @@ def _say_that_the_gpu_is_idle() -> None:
 def read_tensors(tower: FoundTower, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
     """Read every tensor of the tower, by its name in the encoder, in ``dtype`` on ``device``.
 
-    A tensor is read straight into its final memory or, if it changes dtype or device, through a
-    copy that is freed at once. Files are not mapped into memory, so that their pages do not count
-    towards the memory of the process. A DamagedError says that a fetched copy is damaged.
+    A tensor is read straight into its final memory or, if its dtype or device changes, into a
+    temporary copy. Files are not mapped into memory, so that their pages do not count towards the
+    memory of the process. A DamagedError says that a fetched file is damaged.
     """
     tensors: dict[str, Tensor] = {}
     checkpoint = tower.contents.checkpoint
@@ -225,7 +224,7 @@ def read_tensors(tower: FoundTower, dtype: torch.dtype, device: torch.device) ->
         rows = target.chunk(slot.chunks)[slot.chunk] if slot.chunks > 1 else target
         reads.append((locations[tensor.name], tensor, rows))
     reads.sort(key=lambda entry: (str(entry[0].path), entry[0].offset))
-    # For a GPU one thread reads, so that the host holds one stored tensor at a time.
+    # For a GPU only one thread reads, so that host memory holds one tensor at a time.
     readers = min(MOST_READERS, os.cpu_count() or 1) if device.type == "cpu" else 1
     with ThreadPoolExecutor(readers) as threads:
         list(threads.map(lambda entry: _fill(checkpoint.label, *entry), reads))
@@ -244,7 +243,7 @@ def _fill(label: str, location: TensorLocation, tensor: TowerTensor, rows: Tenso
     try:
         with location.path.open("rb", buffering=0) as raw:
             value = read_into(raw, location.offset, flat, name, checked=checked)
-    except FileNotFoundError as error:  # if the file was removed since, it may be fetched again
+    except FileNotFoundError as error:  # a DamagedError makes the caller fetch the file again
         raise DamagedError(f"{label}: {location.path}: removed while loading") from error
     except OSError as error:
         raise CheckpointError(f"{label}: {location.path}: {error.strerror}") from error
@@ -257,11 +256,11 @@ def _fill(label: str, location: TensorLocation, tensor: TowerTensor, rows: Tenso
 def _publication(
     tower: FoundTower, encoder: Encoder, files: Mapping[str, JsonObject], repo_id: str
 ) -> Publication:
-    """Return the published form of a tower, in which ``encoder.save_pretrained`` saves it again.
+    """Return the published names, shapes and files with which ``save_pretrained`` saves a tower.
 
     Args:
-        tower: the tower that was found in the checkpoint.
-        encoder: the encoder with the tower's tensors.
+        tower: the tower as it was found in the checkpoint.
+        encoder: the encoder that was filled with the tower's tensors.
         files: processor files of the checkpoint, name without ``.json`` -> content.
         repo_id: repo id or path that the user has passed.
     """
@@ -303,17 +302,17 @@ def _set_up_preprocessing(encoder: Encoder, tower: FoundTower) -> dict[str, Json
         video_error = CheckpointError(f"{checkpoint.label}: {tower.layout.images_only}")
         preprocessor = preprocessor.without_videos(video_error)
     encoder.preprocessor = preprocessor
-    # Repos of timm and StepFun publish no processor files, because their code has the values; this
-    # library has the same values as defaults, so that nothing is missing there.
+    # Repos of timm and StepFun publish no processor files, because their code has the values. This
+    # library has the same values as defaults: no warning is needed for these layouts.
     if image_section(files) is None and tower.layout.processor_files:
         warnings.warn(_defaults_used(tower, encoder.preprocessor), stacklevel=3)
     return files
 
 
 def _defaults_used(tower: FoundTower, preprocessor: Preprocessor) -> str:
-    """Return the warning for a checkpoint without processor files, with the values that are used.
+    """Return the warning that a checkpoint has no processor file for images.
 
-    These are the defaults of the tower's family, which ``preprocessor`` has.
+    It lists the values of ``preprocessor`` that are used instead, the family's defaults.
     """
     checkpoint = tower.contents.checkpoint
     values, keyword = preprocessor.say_defaults(tower.contents.config)

@@ -1,8 +1,8 @@
-"""Match a checkpoint's tensors with an encoder's, strictly, before a byte of them is read.
+"""Match a checkpoint's tensors with an encoder's, strictly, before their data is read.
 
 :func:`find_encoder` asks the checkpoint for config and headers, the families for their record and
 the encoder's config, and the layout for names and shapes, and builds the encoder on the meta
-device. None of those modules knows of another; each function is one step.
+device. Each further function is one of these steps.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _QUANTISED = re.compile(
     "qweight|qzeros|scales|g_idx|weight_scale(_inv|_2)?|input_scale|weight_(packed|shape|zero_point)"
     "|SCB|absmax|quant_map"
 )
-"""The last parts of the names of the tensors that accompany quantised weights."""
+"""The last part of a tensor's name, if the tensor belongs to a quantised weight."""
 
 
 @dataclass(frozen=True)
@@ -58,17 +58,15 @@ class FoundTower:
 
     @property
     def num_heads(self) -> int:
-        """The number of attention heads, which layouts with another order of rotary columns
-        need.
-        """
+        """The number of attention heads, for layouts whose query and key rows need reordering."""
         heads: int = asdict(self.config)["num_heads"]
         return heads
 
     @property
     def projector_names(self) -> set[str]:
-        """Names, after the prefix, of the projector's tensors that get a file of their own.
+        """Names, after the prefix, of projector tensors that are saved to a file of their own.
 
-        There are none unless a class of transformers reads the tower, which has no projector.
+        The set is empty unless a class of transformers reads the tower: it has no projector.
         """
         if transformers_class(self.contents.config, self.family, self.layout) is None:
             return set()
@@ -77,7 +75,7 @@ class FoundTower:
 
     @property
     def bytes_by_dtype(self) -> dict[str, int]:
-        """The bytes of tensors per stored dtype, such as "BF16"; the one with most comes first."""
+        """The bytes of tensors by stored dtype, such as "BF16"; the dtype with most comes first."""
         counter: Counter[str] = Counter()
         for tensor in self.tower_files.tensors:
             counter[tensor.entry.dtype] += tensor.entry.nbytes
@@ -85,7 +83,7 @@ class FoundTower:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype that the tower is stored in; if several, the one with most bytes."""
+        """The dtype that the tower is stored in; if there are several, the one with most bytes."""
         return next(map(STORED_DTYPES.__getitem__, self.bytes_by_dtype), torch.get_default_dtype())
 
 
@@ -100,7 +98,7 @@ def find_encoder(checkpoint: Checkpoint, family: str | None = None) -> tuple[Fou
         family: name of the family to take if the checkpoint's model type is not known, or None.
 
     Raises:
-        CheckpointError: there is no known tower, or its tensors do not fit its config.
+        CheckpointError: the checkpoint has no known tower, or tensors that do not fit its config.
     """
     contents = read_contents(checkpoint)
     fits = partial(_fits, contents)
@@ -123,10 +121,10 @@ def _fits(contents: Contents, family: Family) -> bool:
 
 
 def find_tower(contents: Contents, family: Family) -> FoundTower:
-    """Return the tower of a family in a checkpoint; headers of the files that hold it are read.
+    """Return the tower of a family in a checkpoint, from the headers of the files that hold it.
 
-    A CheckpointError is raised if there is none, or if it is quantised or has other dtypes than
-    ``STORED_DTYPES``.
+    A CheckpointError is raised if there is no such tower, or if its tensors are quantised or have
+    other dtypes than ``STORED_DTYPES``.
     """
     label = contents.checkpoint.label
     layout, prefix = find_layout(family.name, family.layouts, contents.files, label)
@@ -151,7 +149,7 @@ def find_tower(contents: Contents, family: Family) -> FoundTower:
 
 
 def build_encoder(tower: FoundTower) -> Encoder:
-    """Return the tower's encoder on the meta device; raise a CheckpointError on a misfit."""
+    """Return the tower's encoder on the meta device; a tensor that misfits is a CheckpointError."""
     label = tower.contents.checkpoint.label
     for name, value in asdict(tower.config).items():
         if isinstance(value, (list, tuple)) and len(value) > MOST_IN_LIST:

@@ -36,8 +36,8 @@ def resolve_commit(
     """Return the commit that a branch or tag names now, to pass it as ``revision=`` to later calls.
 
     A branch may move between two calls. Several loads, in one process or in many, read one and the
-    same checkpoint if they are given the commit. A branch takes one request, and a commit whose
-    config is on this disk none. Torch is not imported.
+    same checkpoint if they are given the commit. To resolve a branch takes one request; a commit
+    whose config is on this disk takes none. Torch is not imported.
 
     Args:
         repo_id_or_path: repo id ``owner/name``, or the path of a folder or a ``.safetensors`` file.
@@ -45,7 +45,7 @@ def resolve_commit(
         subfolder: folder inside the repo that holds the checkpoint.
         cache_dir: the Hub client's cache; None is its default.
         token: access token, or whether to send the stored one, as the Hub client takes it.
-        local_files_only: never touch the network; the commit is that of the kept copy.
+        local_files_only: never touch the network; return the commit of the cached copy.
 
     Returns:
         The 40-digit commit; None for a folder or a file, which have no commits.
@@ -65,10 +65,10 @@ def open_checkpoint(
     """Open a repo id, a folder or one ``.safetensors`` file; an existing path wins over a repo id.
 
     Args:
-        repo_id_or_path: the name that the user gave.
+        repo_id_or_path: repo id or path, as the user passed it.
         options: settings of requests to the Hub.
-        damages: errors that reading a fetched copy of the repo has raised before; if there are any,
-            the copy is fetched again.
+        damages: errors that earlier tries to read a fetched copy of the repo have raised; if there
+            are any, the copy is fetched again.
     """
     text = _text(repo_id_or_path)
     if _is_here(text):

@@ -1,15 +1,15 @@
 """The published checkpoints that are known to load, read from ``families/facts/<family>.json``.
 
-What is known of a family stands in two places. Its record, in a Python file of ``families``, says
-how its checkpoints are read: model types, layouts, rules for configs. Its JSON file, which this
-module reads, says which checkpoints there are: facts for lists in documents and messages, and
-configs and processor files as the Hub has them, reduced to the fields that describe the tower.
-``Family.facts`` leads from the first to the second, and ``vitgraph.models`` groups the checkpoints
-by tower for ``vitgraph list``.
+A family (an encoder and its checkpoints) is described in two places. Its record, in a Python file
+of ``families``, says how its checkpoints are read: model types, layouts, rules for configs. Its
+JSON file, which this module reads, says which checkpoints there are: facts for lists in documents
+and messages, and configs and processor files as the Hub has them, reduced to the fields that
+describe the tower. ``Family.facts`` leads from the record to the JSON file, and ``vitgraph.models``
+groups the checkpoints by tower for ``vitgraph list``.
 
-Checkpoints that differ in one width share a config, with ``"WIDTH"`` in its place. Tests and small
-checkpoints are made from these files, too; loading takes no size from them. A file is read when it
-is first needed. This module needs no torch.
+Checkpoints that differ in one width share a config, with ``"WIDTH"`` in place of that number.
+Tests and small checkpoints with random weights are made from these files, too; loading takes no
+size from them. A file is read when it is first needed. This module needs no torch.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ class SmallCheckpoint:
     layout: str = ""
     """The name of the layout to write, if it is not the published one."""
     around: Sequence[str] = ("language_model.model.", "language_model.lm_head.weight")
-    """The parts outside the tower: the name prefix of the language model's tensors, then the
-    names of further tensors."""
+    """Tensor names to write outside the tower: the prefix of the language model's tensors, then
+    whole names of further tensors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,19 +98,19 @@ class FamilyFacts:
     transformers. Where none can be installed, a second implementation written for the tests stands
     in."""
     images_only: Mapping[str, str]
-    """Per layout whose towers take no videos, the reason as a sentence."""
+    """Name of a layout whose towers take no videos -> the reason as a sentence."""
     processors: Mapping[str, Mapping[str, JsonObject]]
-    """Per set of processor files, the content of each file by its name without ``.json``."""
+    """Name of a set of processor files -> file name without ``.json`` -> content of the file."""
     named_sizes: Mapping[str, JsonObject]
-    """Per tower name that a config may give in place of sizes, the sizes of that tower."""
+    """Name of a tower that a config may state in place of sizes -> the sizes of that tower."""
     small_widths: Mapping[str, float | Sequence[float]]
-    """Per field of the config that few families have, its value in a small checkpoint as a multiple
+    """Field of the config that few families have -> its value in a small checkpoint as a multiple
     of the tower's width, or a list of multiples."""
     text_widths: Sequence[str]
-    """The fields of the config, besides those of many families, that hold the width of the language
-    model."""
+    """The fields of the config that hold the width of the language model, where their names are
+    particular to this family."""
     small: Mapping[str, SmallCheckpoint]
-    """The small checkpoints, by the name that ``write_seeded_checkpoint`` takes."""
+    """The small random checkpoints, by the name that ``write_seeded_checkpoint`` takes."""
     published: tuple[PublishedModel, ...]
     """The published checkpoints of the family that are known to load."""
 
@@ -122,7 +122,7 @@ class _Model(TypedDict):
     parameters: int
     projector_parameters: NotRequired[int]
     width: NotRequired[int]
-    """The number that stands in its config where the config of the group has "WIDTH"."""
+    """The number that replaces "WIDTH" in the config that the checkpoints of the group share."""
 
 
 class _Group(TypedDict):
@@ -216,10 +216,10 @@ def __getattr__(name: str) -> object:
 
 
 def similar_names(repo_id: str) -> str:
-    """Return a clause with the published repo ids that are spelt like an unknown one.
+    """Return a clause for an error that lists published repo ids spelt like an unknown one.
 
-    The ``repo_id`` may lack its owner; case does not matter. The clause, which ends an error,
-    begins with a semicolon; it is empty if no id is near, or if the id itself is published.
+    The ``repo_id`` may lack its owner; case does not matter. The clause begins with a semicolon;
+    it is empty if no id is spelt alike, or if ``repo_id`` itself is a published one.
     """
     ids = sorted(model.repo_id for model in _published())
     spelt = {name: x for x in ids for name in (x.lower(), x.partition("/")[2].lower())}
@@ -235,6 +235,6 @@ def similar_names(repo_id: str) -> str:
 
 
 def check_family(name: str | None) -> None:
-    """Raise a ValueError, which lists all families, unless ``name`` is one of them or None."""
+    """Raise a ValueError, which lists all families, unless ``name`` is a family's name or None."""
     if name is not None and name not in family_names():
         raise ValueError(f"family={name!r}: must be one of {', '.join(family_names())}")

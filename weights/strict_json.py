@@ -10,19 +10,19 @@ from typing import TypeAlias
 from .errors import CheckpointError, legible
 
 JsonObject: TypeAlias = Mapping[str, object]
-"""The type of a parsed JSON object that is only read; who reads a value checks its type."""
+"""The type of a parsed JSON object that is only read; code that reads a value checks its type."""
 JsonDict: TypeAlias = dict[str, object]
 """The type of a parsed JSON object that may be changed and written."""
 LFS_POINTER = b"version https://git-lfs"
-"""The first bytes of the small text file that a clone made without Git LFS has in place of each
-large file."""
+"""The first bytes of the small text file that stands for each large file in a clone made without
+Git LFS."""
 MOST_CONTAINERS = 1_500_000
 """The most objects and lists in a JSON file. A header has three per tensor, so that half a million
 tensors may lie in one file. Published checkpoints have a fifth of that in all their files."""
 MOST_VALUES = 6_000_000
 """The most commas and colons in a JSON file, which bound the number of values in it. At both
-limits, 100 MB of JSON took 2.4 s and 0.4 GB to parse on a CPU core; 100 MB of ``[],``, which they
-refuse, take Python's parser 10.7 s and 1.8 GB."""
+limits, 100 MB of JSON took 2.4 s and 0.4 GB to parse on a CPU core; 100 MB of ``[],``, which the
+limits refuse, take Python's parser 10.7 s and 1.8 GB."""
 MOST_WIDE_BYTES = 16_000_000
 """The most bytes of JSON that is not all ASCII, because one wide character makes Python hold four
 bytes for every character."""
@@ -50,7 +50,7 @@ def parse_json(raw: bytes, label: str) -> JsonDict:
 
 
 def refuse_pointer(raw: bytes, label: str) -> None:
-    """Raise a :class:`CheckpointError` if ``raw`` begins a Git LFS pointer in place of a file.
+    """Raise a :class:`CheckpointError` if ``raw`` begins a Git LFS pointer, not the file itself.
 
     The error names the file by ``label``.
     """
@@ -64,7 +64,7 @@ def refuse_pointer(raw: bytes, label: str) -> None:
 def _refuse_bulk(raw: bytes, label: str) -> None:
     """Raise a :class:`CheckpointError` for JSON with more values than are parsed.
 
-    Their number is counted in the bytes, which takes 0.1 s for 100 MB.
+    Brackets, commas and colons are counted in the bytes, which takes 0.1 s for 100 MB.
     """
     if len(raw) > MOST_WIDE_BYTES and not raw.isascii():
         raise CheckpointError(

@@ -1,4 +1,4 @@
-"""Run tasks in parallel threads, so that an error or Ctrl-C need not wait for the others."""
+"""Run tasks in parallel threads, so that an error or Ctrl-C need not wait for hanging threads."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from time import monotonic
 from typing import TypeVar
 
 GRACE = 1.0
-"""Seconds that are waited for threads to end once they are told to. A thread whose read hangs for
-longer is left running."""
-SILENCE = 2.0  # seconds of waiting after which the user is told what is waited for
+"""Seconds to wait for threads to end once they are told to. A thread whose read hangs for longer is
+left running."""
+SILENCE = 2.0  # seconds of waiting after which a log message says what is waited for
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 
 
 class Stopped(Exception):
-    """Raised in a thread whose work is not wanted any more: another failed, or the user stopped."""
+    """Raised in a thread whose work is of no use any more, after an error elsewhere or Ctrl-C."""
 
 
 def in_parallel(task: Callable[[_T, Event], _R], items: Sequence[_T], max_workers: int) -> list[_R]:
@@ -28,7 +28,7 @@ def in_parallel(task: Callable[[_T, Event], _R], items: Sequence[_T], max_worker
 
     The results are in the order of ``items``. The first failure sets ``stop`` and is raised. The
     threads are daemons: neither this call nor the end of the process waits for a connection that
-    hangs. A task that changes anything must look at ``stop`` right before it does.
+    hangs. A task that changes anything must check the event ``stop`` right before the change.
     """
     stop, lock, numbers = Event(), Lock(), iter(range(len(items)))
     results: dict[int, _R] = {}
@@ -43,7 +43,7 @@ def in_parallel(task: Callable[[_T, Event], _R], items: Sequence[_T], max_worker
                     break
                 results[number] = task(items[number], stop)
             ended.put(None)
-        except BaseException as error:  # noqa: BLE001  # raised again where it is waited for
+        except BaseException as error:  # noqa: BLE001  # raised again in the calling thread
             ended.put(error)
 
     threads: list[Thread] = []

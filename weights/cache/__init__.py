@@ -1,6 +1,6 @@
-"""The cache on this disk: fetched towers, their small files, and the commits of branches.
+"""The cache on this disk: fetched towers, their configs, and the commits of branches.
 
 - ``store``: the folders of the cache, by repo and commit
-- ``kept_tower``: a kept tower, with its checksums
-- ``listing``: kept towers listed, checked and removed
+- ``kept_tower``: a tower in the cache, with its checksums
+- ``listing``: the towers in the cache listed, checked and removed
 """

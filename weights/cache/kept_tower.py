@@ -1,8 +1,9 @@
-"""A kept tower: a folder as ``extract`` writes it, whose checksums stand in the file's header.
+"""A tower kept in the cache: a folder with ``model.safetensors``, checksums in its header, configs.
 
 The metadata of ``model.safetensors`` hold, beside ``format``, one JSON object under ``vitgraph``:
-version, repo, commit, subfolder, what the whole checkpoint is, the CRC-32 of each tensor and of
-each file beside it; and under ``vitgraph_crc32`` the CRC-32 of that object and of all entries.
+version, repo, commit, subfolder, facts about the whole published checkpoint, the CRC-32 of each
+tensor and of each JSON file beside it ("small files" below); and under ``vitgraph_crc32`` the
+CRC-32 of that object and of the header's tensor entries.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from ..files.tensor_file import Header, TensorEntry, file_crc32, header_bytes, r
 from ..strict_json import JsonDict
 
 VERSION = 2
-"""The version of the record of a kept tower; a tower with another one is fetched again."""
+"""The version of that JSON object; a tower with another version is fetched again."""
 _RECORD, _SEAL = "vitgraph", "vitgraph_crc32"
 
 
 class Checked(TypedDict):
-    """The facts about a tower that the header of its file in the cache states."""
+    """The facts about a tower's origin that the header of its file in the cache states."""
 
     repo: str
     commit: str | None
@@ -58,13 +59,13 @@ def sealed_header(
 ) -> bytes:
     """Return the first bytes of a kept tower's file: its header with all checksums.
 
-    Their number does not depend on ``sums``, so that tensors can be written before these are known.
+    Its length does not depend on ``sums``: tensors can be written before their sums are known.
 
     Args:
         tensors: the tensors of the tower, in the order of the file.
-        record: what the header says of the tower besides its checksums.
-        files: contents of the small files beside the tower's, by name; their CRC-32 are recorded.
-        sums: CRC-32 of each tensor by its name in the tower; None if they are not known yet.
+        record: the facts about the tower's origin, written beside the checksums.
+        files: contents of the small files in the tower's folder, by name, to record their CRC-32.
+        sums: CRC-32 of each tensor by its name in the file; None if they are not known yet.
     """
     checksums = sums or dict.fromkeys((tensor.local for tensor in tensors), 0)
     file_checksums = {name: crc32(content) for name, content in files.items()}
@@ -81,7 +82,7 @@ def sealed_header(
 
 
 def _seal(entries: Iterable[tuple[str, TensorEntry]], text: str) -> str:
-    """Return the CRC-32, as hex digits, of a header's tensor entries and of its JSON ``text``.
+    """Return the CRC-32, as hex digits, of a header's tensor entries and its record, JSON ``text``.
 
     Offsets are left out, because they follow from the order of ``entries``.
     """
@@ -90,7 +91,7 @@ def _seal(entries: Iterable[tuple[str, TensorEntry]], text: str) -> str:
 
 
 class KeptTower(Checkpoint):
-    """A tower on this disk that was fetched by byte ranges.
+    """A tower in the cache on this disk, which was fetched by byte ranges.
 
     Opening it checks its header and small files; :meth:`verify` checks the tensors.
     """
@@ -100,12 +101,12 @@ class KeptTower(Checkpoint):
     def __init__(
         self, folder: Path, label: str = "", commit: str | None = None, offline: bool = False
     ) -> None:
-        """Open a kept tower; raise a :class:`DamagedError` if its checksums do not fit.
+        """Open a kept tower; raise a :class:`DamagedError` if its checksums do not match.
 
         Args:
             folder: the folder of the tower's files.
             label: name of the checkpoint in messages; by default the path of the file.
-            commit: commit of the repo that the tower was fetched from, None if that is not needed.
+            commit: commit of the repo that the tower was fetched from; None to leave it unset.
             offline: whether no request may be sent to the Hub.
         """
         super().__init__(folder, SINGLE, label)
@@ -129,15 +130,15 @@ class KeptTower(Checkpoint):
                 raise DamagedError(f"{folder / name}: not what was fetched")
 
     def content(self, name: str) -> bytes | None:
-        """Return the bytes of a small file, which were checked when the tower was opened."""
+        """Return the bytes of a JSON file of the tower, checked on opening, or None if absent."""
         return self._files.get(name)
 
     def headers(self, guesses: Mapping[str, int]) -> dict[str, Header]:
-        """Return the header of the one file of the tower, for whatever files are asked for."""
+        """Return the header of the tower's only file; the file names in ``guesses`` are ignored."""
         return {SINGLE: self._header}
 
     def locate(self, tower_files: TowerFiles) -> dict[str, TensorLocation]:
-        """Return the place and the recorded CRC-32 of each tensor; nothing is fetched."""
+        """Return, by published name, each tensor's place and recorded CRC-32; fetch nothing."""
         path, start, tensors = self.folder / SINGLE, self._header.data_start, self._header.tensors
         locations: dict[str, TensorLocation] = {}
         for tensor in tower_files.tensors:

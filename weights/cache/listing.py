@@ -21,7 +21,7 @@ class CachedTower:
     repo_id: str
     commit: str
     subfolder: str | None
-    bytes: int  # bytes on the disk, small files included
+    bytes: int  # bytes on the disk, with the config and processor files
     tensors: int
     state: str
     """The state of the tower: ``whole``, ``unfinished``, ``configs only`` (its tensors are in the
@@ -34,7 +34,7 @@ def list_cached(cache_dir: str | Path | None = None, *, verify: bool = False) ->
 
     Args:
         cache_dir: the folder that was passed to :func:`~weights.load_encoder`; None is the default.
-        verify: compare every tensor and small file with its CRC-32, not the header alone.
+        verify: compare every tensor and JSON file with its CRC-32; otherwise only the header.
     """
     towers: list[CachedTower] = []
     for repo in _repos(cache_root(cache_dir)):
@@ -55,7 +55,7 @@ def list_cached(cache_dir: str | Path | None = None, *, verify: bool = False) ->
 def remove_cached(
     repo_id: str, cache_dir: str | Path | None = None, *, commit: str | None = None
 ) -> int:
-    """Remove the towers of a repo from the cache, and return the bytes that were freed.
+    """Remove the towers of a repo from the cache, and return the number of bytes freed.
 
     Args:
         repo_id: the repo, ``owner/name``.
@@ -63,7 +63,7 @@ def remove_cached(
         commit: the commit whose towers are removed, or its first characters; None removes all.
 
     Raises:
-        CheckpointError: nothing is kept of the repo or commit, or it cannot be removed.
+        CheckpointError: the cache has nothing of the repo or commit, or cannot be written to.
     """
     root = cache_root(cache_dir)
     repos = [repo for repo in _repos(root) if _repo_id(repo) == repo_id]
@@ -90,9 +90,9 @@ def remove_cached(
 
 
 def _of_commit(repo_id: str, folders: list[Path], commit: str) -> list[Path]:
-    """Return those of ``folders`` that belong to the one commit that begins with ``commit``.
+    """Return the ``folders`` of the one commit whose hash begins with ``commit``.
 
-    ``repo_id`` is named in the error that is raised unless exactly one commit begins so.
+    A CheckpointError, which names ``repo_id``, is raised if no or several commits begin so.
     """
     commits = sorted({_commit(folder) for folder in folders})
     matching = [name for name in commits if commit and name.startswith(commit)]
@@ -107,15 +107,15 @@ def _of_commit(repo_id: str, folders: list[Path], commit: str) -> list[Path]:
 
 
 def _state(store: Store, *, verify: bool) -> tuple[str | None, int, str]:
-    """Return the fields of a :class:`CachedTower` for one folder of the cache.
+    """Return subfolder, number of tensors and state of the tower in one folder of the cache.
 
     Args:
         store: the folder of one repo, or of a subfolder of it, at one commit.
-        verify: compare every tensor and small file with its CRC-32.
+        verify: compare every tensor and JSON file with its CRC-32.
 
     Returns:
-        The subfolder inside the repo (None for the whole repo, and if no whole tower is kept), the
-        number of tensors (0 if no whole tower is kept), and the state.
+        The subfolder inside the repo (None for the repo itself, or without a whole tower), the
+        number of tensors (0 without a whole tower), and the text for ``CachedTower.state``.
     """
     try:
         if store.tower.is_dir():

@@ -5,7 +5,7 @@ They lie beside the Hub client's own cache, which knows whole files only::
     <root>/towers/models--owner--name/<commit>/
         tower/      config.json, the processor files and model.safetensors (see kept_tower.py)
         partial/    a fetch of the tower that has not finished
-        answers     the small files of a repo whose shards are in the client's cache, and a CRC-32
+        answers     JSON files of a repo whose shards are in the client's cache, and a CRC-32
     <root>/towers/models--owner--name/refs/     the commit of each branch when it was last seen
 
 ``tower`` appears by one rename, whole or not at all. The header of its tensor file lists and
@@ -34,8 +34,8 @@ def cache_root(cache_dir: str | Path | None = None) -> Path:
     """Return the folder of everything that this package keeps on the disk.
 
     It is the folder ``vitgraph`` in ``cache_dir`` or, without one, in HF_HOME: there it lies beside
-    the cache of the Hub's client, which counts strange folders inside itself as damage. Where
-    HF_HUB_CACHE moves the client's cache, the folder lies inside that.
+    the cache of the Hub's client, whose tools report unknown folders inside it as damage. If
+    HF_HUB_CACHE moves the client's cache, the folder lies inside that cache all the same.
     """
     constants = huggingface_hub.constants
     if cache_dir is not None:
@@ -72,7 +72,7 @@ class Store:
             yield
 
     def keep_answers(self, answers: Mapping[str, bytes | None]) -> None:
-        """Keep the contents of small files by name; None records that the repo has no such file."""
+        """Write contents of JSON files by name; None records that the repo has no such file."""
         table = {
             name: None if raw is None else raw.decode("latin-1") for name, raw in answers.items()
         }
@@ -80,10 +80,10 @@ class Store:
         write_atomic(self.answers, b"%08x\n" % crc32(text) + text)
 
     def read_answers(self) -> dict[str, bytes | None]:
-        """Return the small files that were kept, by name; None for a file that the repo lacks.
+        """Return what :meth:`keep_answers` wrote: name -> content, None if the repo has no file.
 
-        The result is empty if nothing was kept. A DamagedError is raised if the CRC-32 does not
-        fit.
+        The result is empty if nothing was written. A DamagedError is raised if the CRC-32 does not
+        match.
         """
         try:
             sum_, _, text = self.answers.read_bytes().partition(b"\n")

@@ -1,4 +1,4 @@
-"""The families: one record per encoder, and reading what a checkpoint's config says.
+"""The families: one record per encoder, and functions that find a checkpoint's family and config.
 
 A family has a record, which is Python (``family`` defines its class), and ``facts/<family>.json``,
 which lists its published checkpoints. A module that is named for one family holds its record.
@@ -85,11 +85,11 @@ def find_family(
         names: the checkpoint's tensor names; they decide if the config has no model type, or one
             that several families have.
         label: name of the checkpoint in errors.
-        family_name: the family to take where the checkpoint names none that is known, or None.
-        fits: whether the checkpoint's config and tensors fit a family; asked for the error,
-            and where the names of tensors leave several families.
-        saved: name of the family that the config of an extracted tower states, which is taken then;
-            else None.
+        family_name: the user's choice, taken if the checkpoint's model type is unknown; or None.
+        fits: returns whether the checkpoint's config and tensors fit a family; called if tensor
+            names leave several families, and to suggest families in the error.
+        saved: name of the family that the config of an extracted tower states, which decides; None
+            for any other checkpoint.
 
     Raises:
         CheckpointError: no family is found, or another one than ``family_name``.
@@ -102,7 +102,7 @@ def find_family(
         candidates, description = [FAMILIES[saved]], ""
     else:
         candidates, description = _families_of_type(kind, config.get("architecture"))
-    if len(candidates) > 1:  # the tensors say more than a type that several families have
+    if len(candidates) > 1:  # several families share the model type, so tensor names decide
         description = f"{description}, with tensors of no known tower,"
         outer_types = {other for other in types if isinstance(other, str) and other != kind}
         candidates = _families_of_tensors(candidates, outer_types, [*names], fits)
@@ -122,10 +122,10 @@ def find_family(
 
 
 def _telling_type(types: Iterable[object]) -> str | None:
-    """Return the model type that says which tower it is, the innermost first, or None without one.
+    """Return the first model type in ``types`` that tells the tower's family, None without one.
 
-    MiniMax-M3's tower has the type clip_vision_model, as towers of CLIP do, so that the type of the
-    whole model decides there.
+    ``types`` begins with the type of the tower's part of the config and ends with that of the whole
+    model, which decides for MiniMax-M3: its tower has the type clip_vision_model of CLIP's towers.
     """
     model_types = [kind for kind in types if isinstance(kind, str)]
     telling_types = [kind for kind in model_types if kind != "clip_vision_model"]
@@ -133,7 +133,10 @@ def _telling_type(types: Iterable[object]) -> str | None:
 
 
 def _families_of_type(kind: str | None, architecture: object) -> tuple[list[Family], str]:
-    """Return the families that have a model type, else a timm architecture, and these in words."""
+    """Return the families of a model type or timm architecture, and a phrase that names it.
+
+    Without a model type (``kind``) the ``architecture`` decides; without both, any family may fit.
+    """
     families = list(FAMILIES.values())
     if kind is not None:
         of_type = [family for family in families if kind in family.model_types]
@@ -150,13 +153,13 @@ def _families_of_tensors(
     names: list[str],
     fits: Callable[[Family], bool],
 ) -> list[Family]:
-    """Return the candidates that the names of tensors and the types of the whole model leave.
+    """Return the candidates that agree with the tensor names and the type of the whole model.
 
     Args:
-        candidates: the families that have the type of the tower.
-        outer_types: the other model types of the config.
+        candidates: the families that have the model type of the tower.
+        outer_types: the model types of the config outside the tower's part.
         names: the checkpoint's tensor names.
-        fits: whether the checkpoint's config and tensors fit a family.
+        fits: returns whether the checkpoint's config and tensors fit a family.
     """
     of_outer_type = [
         family for family in candidates if outer_types.intersection(family.model_types)
@@ -168,7 +171,10 @@ def _families_of_tensors(
 
 
 def _unsupported(description: str, label: str, fits: Callable[[Family], bool]) -> CheckpointError:
-    """Return the error for a checkpoint of no known family, with the families that it fits."""
+    """Return the error for an unsupported checkpoint, which suggests every family that ``fits``.
+
+    ``description`` names its model type or architecture, ``label`` the checkpoint.
+    """
     kinds = dict.fromkeys(kind for family in FAMILIES.values() for kind in family.model_types)
     timm = ", ".join(name for family in FAMILIES.values() for name in family.timm)
     suggestion = "".join(
@@ -184,9 +190,9 @@ def _unsupported(description: str, label: str, fits: Callable[[Family], bool]) -
 
 
 def _check_refused(types: Iterable[object], label: str) -> None:
-    """Raise a CheckpointError if one of a config's model types is known not to be supported.
+    """Raise a CheckpointError if one of a config's model ``types`` is known not to be supported.
 
-    The error says what differs from the family that it resembles; ``label`` is the checkpoint.
+    The error names the checkpoint by ``label``, and says what differs from the similar family.
     """
     for kind in types:
         for family in FAMILIES.values():
@@ -213,12 +219,12 @@ def build_config(
         family: the record of the family.
         config: the published config.
         shapes: shapes of the tower's tensors by the encoder's names, None if there are no tensors.
-            They supply the fields that the config leaves out. Fields that it states are taken as
-            they are, and the loader reports tensors that disagree with them.
+            They supply the fields that the config leaves out. Fields that the config states are
+            taken as they are, and the loader reports tensors that disagree with them.
         label: name of the checkpoint in messages.
 
     Raises:
-        CheckpointError: a size that the encoder cannot have, or one that is missing.
+        CheckpointError: a size in the config is missing, or the encoder cannot have it.
     """
     try:
         completed = _complete_config(family, config, shapes or {})
@@ -230,10 +236,10 @@ def build_config(
 
 
 def _complete_config(family: Family, config: JsonObject, shapes: Shapes) -> JsonDict:
-    """Return a copy of ``config`` with the missing fields that ``shapes`` of tensors tell.
+    """Return a copy of ``config`` whose missing fields are read from the ``shapes`` of tensors.
 
-    The part of the copy for the tower is ``vision_config``, or the whole config if there is no
-    other part.
+    In the copy, the section ``vision_config`` describes the tower; if ``config`` is the config of
+    a tower alone, the whole copy does.
     """
     section, parents = vision_section(config)
     read_timm = family.timm.get(str(config.get("architecture")))
@@ -251,8 +257,8 @@ def _fill_fields(config: JsonObject, fields: Fields, shapes: Shapes) -> JsonDict
     Args:
         config: a published config, or the tower's part of one.
         fields: all names of a field -> the function that reads its value from shapes. A field is
-            missing if the config has none of its names; it is added under the first one, unless
-            the function raises a LookupError because the shapes do not tell the value.
+            missing if the config has none of its names; it is then added under the first name,
+            unless the function raises a LookupError because the shapes do not tell the value.
         shapes: shapes of the tower's tensors by the encoder's names; if empty, nothing is added.
     """
     filled = dict(config)

@@ -33,7 +33,7 @@ _VL_LAYOUT = Layout(
         "blocks.N": "vision.blocks.N",
         "norm": "vision.norm",
     },
-    ignored=("attn_pool",),  # DeepSeek-VL does not use the vector that SigLIP's head pools
+    ignored=("attn_pool",),  # DeepSeek-VL does not use SigLIP's pooling head
     processor_files=family_facts("deepseek_vl").processors["deepseek-vl"],
 )
 _LOW, _HIGH = "vision_tower_low.vision_tower", "vision_tower_high.vision_tower"
@@ -63,7 +63,7 @@ _HYBRID_LAYOUT = Layout(
 _HF_SIGLIP = siglip_names("vision.", "patch_embed.proj")
 _VL_HF_LAYOUT = Layout(
     name="deepseek-vl-hf",
-    prefixes=(  # transformers 4 has "vision_model." twice, transformers 5 once
+    prefixes=(  # transformers 4 writes "vision_model." twice, transformers 5 once
         Prefix("model.", "vision_model.vision_model."),
         Prefix("model.", "vision_model."),
         Prefix("", "vision_model.vision_model."),
@@ -79,12 +79,12 @@ _VL_HF_LAYOUT = Layout(
         "aligner.linear2": "aligner.layers.2",
     },
     reshapes={"vision.pos_embed": "one n d -> n d"},
-    ignored=("head",),  # DeepSeek-VL does not use the vector that SigLIP's head pools
+    ignored=("head",),  # DeepSeek-VL does not use SigLIP's pooling head
     processor_files=family_facts("deepseek_vl").processors["deepseek-vl-hf"],
 )
 _HF_SAM = "high_res_vision_model.vision_encoder"
 _HF_NECK = ("conv1", "layer_norm1", "conv2", "layer_norm2")
-_HYBRID_HF_LAYOUT = replace(  # SigLIP's tensors have the tower's prefix, SAM's only the root
+_HYBRID_HF_LAYOUT = replace(  # SAM lies outside the tower's prefix, so it counts as projector
     _VL_HF_LAYOUT,
     name="deepseek-vl-hybrid-hf",
     projector=("high_res_vision_", "aligner."),

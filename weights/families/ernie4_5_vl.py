@@ -20,9 +20,9 @@ from .family import Family, TransformersClass, block_count, length, with_vision
 
 
 def _names(resampler: str) -> dict[str, str]:
-    """Return the encoder's names of the resampler's layers by the published names.
+    """Return, for the resampler's layers, published names -> the encoder's names.
 
-    The published names begin with ``resampler``.
+    The published names begin with the prefix ``resampler``.
     """
     merges = {
         f"{resampler}.{merge}.{number}": f"resampler.{merge}.{layer}"
@@ -53,9 +53,9 @@ _HF = replace(
 
 
 def _mlp_width(section: JsonObject) -> JsonDict:
-    """Return the field ``intermediate_size``, the width of the MLPs, if a config lacks it.
+    """Return the field ``intermediate_size``, the width of the MLPs, or nothing if a config has it.
 
-    Baidu's configs state the ratio of that width to the tower's instead.
+    Baidu's configs have instead ``mlp_ratio``, the ratio of that width to the tower's.
     """
     if "intermediate_size" in section:
         return {}

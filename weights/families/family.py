@@ -53,9 +53,9 @@ class TransformersClass:
 
 @dataclass(frozen=True)
 class Family:
-    """One encoder and the published checkpoints that hold it.
+    """One encoder class, and how published checkpoints with its tower are recognised and read.
 
-    ``weights.published`` says how a family's record, facts and published checkpoints relate.
+    ``weights.published`` says how this record, the family's JSON file and checkpoints relate.
     """
 
     name: str
@@ -64,23 +64,23 @@ class Family:
     """The config class of the encoder."""
     model_types: tuple[str, ...]
     signs: tuple[tuple[str, str], ...]
-    """Pairs of endings of tensor names; a checkpoint that has both of a pair is of this family.
-    They decide for configs without a model type, and for types that several families have."""
+    """Pairs of endings of tensor names; a checkpoint with names for both of a pair is of this
+    family. They decide if a config has no model type, or one that several families share."""
     layouts: tuple[Layout, ...]
-    """Layouts of the family's checkpoints; the first one whose marks are found is taken."""
+    """The family's ways to name tensors; the first whose ``marks`` a checkpoint has is used."""
     fields: Fields = field(default_factory=dict)
-    """Fields of the tower's part of a config that shapes of tensors tell if the config does not."""
+    """Fields of the config's part for the tower that tensor shapes supply if they are missing."""
     outer_fields: Fields = field(default_factory=dict)
-    """Fields outside the tower's part of a config that shapes tell if the config does not."""
+    """Fields outside the tower's part of a config that tensor shapes supply if they are missing."""
     timm: Mapping[str, Callable[[JsonObject], JsonDict]] = field(default_factory=dict)
     """timm architecture -> the function that makes the tower's config from ``model_args`` of timm's
     config."""
     classes: Mapping[str, TransformersClass] = field(default_factory=dict)
-    """Name of a layout -> the class of transformers that reads a tower with its names; also model
-    type (without ``_vision``) -> the class for it, if it is another than that of its layout."""
+    """Name of a layout -> the class of transformers that reads towers with its tensor names; also
+    model type (without ``_vision``) -> its class, where that differs from the layout's class."""
     refusals: Mapping[str, str] = field(default_factory=dict)
-    """Model type, of a model or tower that resembles the family and is not supported -> what
-    differs, as a clause for the error."""
+    """Model type that resembles the family but is not supported -> a clause for the error that
+    says what differs."""
     parse_config: Callable[[JsonObject, Shapes], FamilyConfig] | None = None
     """A function that makes the encoder's config from the published one and the shapes of tensors;
     None if the encoder's ``config.from_hf`` suffices, which takes no shapes."""
@@ -94,11 +94,11 @@ class Family:
         """Build the encoder of a config on the meta device: its tensors have no memory.
 
         Raises:
-            ValueError: sizes that neither the tower nor its preprocessing can have.
+            ValueError: sizes that the tower or its preprocessing cannot have.
         """
         with torch.device("meta"), _WithoutInit():
             encoder = self.encoder(config)
-        assert encoder.preprocessor  # made here, so that a bad size is an error of the checkpoint
+        assert encoder.preprocessor  # built now, so that a bad size fails while loading
         return encoder
 
 
@@ -129,7 +129,7 @@ class _WithoutInit(TorchFunctionMode):
 
 
 def with_vision(*model_types: str) -> tuple[str, ...]:
-    """Return model types and, after them, those of their vision configs, which end in "_vision"."""
+    """Return the model types, then each once more with "_vision", as vision configs have it."""
     return (*model_types, *(f"{model_type}_vision" for model_type in model_types))
 
 
@@ -139,10 +139,10 @@ def length(tensor: str, axis: int) -> Callable[[Shapes], int]:
 
 
 def block_count(prefix: str) -> Callable[[Shapes], int]:
-    """Return a function that counts blocks: one more than the highest number after ``prefix``.
+    """Return a function that counts blocks by names: the highest number after ``prefix``, plus 1.
 
     Numbers have at most three digits, because no tower has a thousand blocks. The loader reports
-    tensors with longer ones as unexpected.
+    tensors with longer numbers as unexpected.
     """
     block = re.compile(re.escape(prefix) + r"([0-9]{1,3})(\.|\Z)")
 
@@ -160,8 +160,8 @@ def square(positions: str, axis: int, patch: str, *, extra: int) -> Callable[[Sh
 
     Args:
         positions: name of the tensor of position embeddings.
-        axis: its axis with one entry per patch.
+        axis: the axis of that tensor that has one entry per patch.
         patch: name of the weight that embeds patches, whose last axis is the side of a patch.
-        extra: further entries of the axis that are for no patch, such as one for a class token.
+        extra: number of entries on the axis that are for no patch, such as 1 for a class token.
     """
     return lambda shapes: round((shapes[positions][axis] - extra) ** 0.5) * shapes[patch][-1]

@@ -1,4 +1,4 @@
-"""The layouts in which Google publishes Gemma 4."""
+"""The tensor names under which Google publishes the vision towers of Gemma 4."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _GEMMA4 = Layout(
     },
     processor_files=family_facts("gemma4").processors["gemma4"],
 )
-_BOUNDED = replace(  # the checkpoints E2B and E4B have four bounds beside each weight
+_BOUNDED = replace(  # E2B and E4B clamp each linear layer's input and output by stored bounds
     _GEMMA4,
     name="gemma4-clipped",
     marks=(f"{_LAYER}.self_attn.q_proj.input_min".replace("N", "0"),),
@@ -74,9 +74,9 @@ _OUT = "embed_vision.embedding_projection.weight"
 
 
 def _parse_config(config: JsonObject, shapes: Shapes) -> Gemma4Config:
-    """Read the encoder's config; it has a projector if the checkpoint has the projector's tensor.
+    """Return the encoder's config from the published ``config`` and the shapes of tensors.
 
-    The shape of that tensor says the output width. The ``config`` is the published one.
+    The encoder gets a projector if the checkpoint has its tensor, whose shape has the output width.
     """
     return replace(Gemma4Config.from_hf(config), out_hidden_size=shapes.get(_OUT, (None,))[0])
 

@@ -1,7 +1,7 @@
 """Towers of GLM-4.1V, 4.5V and 4.6V, and of GLM-OCR and GLM-5.3-Flash.
 
-Sources: the classes of transformers 5.23.0, and configs and processor files as public code copies
-them (GLM-OCR's processor file is that of revision 2e85a628).
+Sources: the classes of transformers 5.23.0, and copies of the published configs and processor files
+in public code (GLM-OCR's processor file is from revision 2e85a628).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The layouts in which OpenGVLab, transformers, timm and Baidu publish InternViT towers."""
+"""The tensor names in InternViT towers of OpenGVLab, transformers, timm and Baidu."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _HF_RENAMES = {
     "multi_modal_projector.linear_2": "mlp1.3",
 }
 _HF_ATTENTION = "encoder.layer.N.attention"
-_INTERNVL = Layout(  # original code: OpenGVLab/InternVL*; without a prefix OpenGVLab/InternViT-*
+_INTERNVL = Layout(  # original code: OpenGVLab/InternVL* and, unprefixed, OpenGVLab/InternViT-*
     name="internvl",
     prefixes=(Prefix("", "vision_model."), Prefix("", "")),
     marks=("embeddings.class_embedding", "encoder.layers."),
@@ -96,7 +96,7 @@ _CONFIG_FIELDS: Fields = {
     ("qk_normalization", "use_qk_norm"): lambda shapes: "layers.0.attn.q_norm.weight" in shapes,
     ("norm_type",): lambda shapes: "layer_norm" if "layers.0.norm1.bias" in shapes else "rms_norm",
 }
-# The width of the projector's output. Without a projector it is 1, which ``_parse_config`` drops.
+# Width of the projector's output; without a projector a dummy 1, which ``_parse_config`` drops.
 _OUTER_FIELDS: Fields = {
     ("llm_config.hidden_size", "text_config.hidden_size"): (
         lambda shapes: shapes.get("mlp1.3.weight", (1,))[0]
@@ -105,9 +105,9 @@ _OUTER_FIELDS: Fields = {
 
 
 def _parse_config(config: JsonObject, shapes: Shapes) -> InternViTConfig:
-    """Read the encoder's config; it has a projector exactly if the checkpoint has its tensors.
+    """Return the encoder's config, with a projector exactly if the checkpoint has its tensors.
 
-    The ``config`` is the published one, which may leave out the output width of the projector.
+    The published ``config`` may leave out the projector's output width; ``shapes`` tells it then.
     """
     built = InternViTConfig.from_hf(config)
     projected = any(name.startswith("mlp1.") for name in shapes)
@@ -142,7 +142,7 @@ INTERN_VIT = Family(
         ("encoder.layers.0.ls1", "embeddings.class_embedding"),
         ("encoder.layer.0.lambda_1", "embeddings.cls_token"),
     ),
-    layouts=(_INTERNVL, _HF_EARLY, _HF, _TIMM),  # the marks of _HF match early ones too
+    layouts=(_INTERNVL, _HF_EARLY, _HF, _TIMM),  # _HF's marks match _HF_EARLY's tensors, too
     classes={
         "internvl-hf": TransformersClass("internvl", "InternVLVisionModel", "internvl_vision")
     },

@@ -1,10 +1,10 @@
 """Towers of Qwen2-VL, Qwen2.5-VL and Qwen3-VL, as Qwen and others publish them.
 
-Qwen2.5-VL's tower is also that of Qwen2.5-Omni and EXAONE-4.5; Qwen3-VL's tower is that of
-Qwen3-Omni, Qwen3.5, 3.6 and 3.8, Qwen-Drive, North-Micro-Vision, Cosmos3 and timm's
-``qwen3_vit_*``. Sources of these models' names: their configs as public code copies them
-(QwenLM/Qwen-Drive-1.0 at ac4d230, tests of TensorRT-LLM), the classes of transformers 5.23.0 and
-its conversion of Cosmos3's names, and ``qwen3_vit.py`` of timm 1.0.31.
+Qwen2.5-Omni and EXAONE-4.5 have Qwen2.5-VL's tower, too; Qwen3-Omni, Qwen3.5, 3.6 and 3.8,
+Qwen-Drive, North-Micro-Vision, Cosmos3 and timm's ``qwen3_vit_*`` have Qwen3-VL's. Sources of the
+model types and tensor names: copies of the configs in public code (QwenLM/Qwen-Drive-1.0 at
+ac4d230, tests of TensorRT-LLM), the classes of transformers 5.23.0 and its conversion of Cosmos3's
+names, and ``qwen3_vit.py`` of timm 1.0.31.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _QWEN2 = Layout(
 )
 _QWEN3 = replace(_QWEN2, processor_files=family_facts("qwen3_vl").processors["qwen3"])
 _COSMOS3 = (
-    replace(  # nvidia/Cosmos3-*: no prefix, among the tensors of language model and generator
+    replace(  # nvidia/Cosmos3-*: tensors of tower, language model and generator without prefixes
         _QWEN3,
         name="cosmos3",
         prefixes=(Prefix("", ""),),
@@ -60,13 +60,13 @@ _COSMOS3 = (
         ),
     )
 )
-_OMNI_2_5 = replace(  # the Omni checkpoints keep queries, keys and values apart
+_OMNI_2_5 = replace(  # Omni checkpoints have separate weights of queries, keys and values
     _QWEN2,
     name="qwen2.5-omni",
     marks=("blocks.0.attn.q.", "blocks.0.attn.k.", "blocks.0.attn.v."),
     joins={"blocks.N.attn.qkv": ("blocks.N.attn.q", "blocks.N.attn.k", "blocks.N.attn.v")},
 )
-_OMNI_3 = replace(  # the Omni checkpoints have other names in the mergers
+_OMNI_3 = replace(  # Omni checkpoints have other names for the layers of the mergers
     _QWEN2,
     name="qwen3-omni",
     marks=("merger.ln_q.", "merger.mlp.", "merger_list."),
@@ -100,10 +100,9 @@ _TIMM_LAYOUT = Layout(  # timm/qwen3_vit_*_enc.*; timm's classifiers have the pr
 
 
 def _no_deepstack(shapes: Shapes) -> list[int]:
-    """Return an empty list, the indexes of the blocks that feed DeepStack mergers, if none exist.
+    """Return an empty list of blocks that feed DeepStack mergers, if the tower has no such merger.
 
-    If there are such mergers, a LookupError is raised, because no tensor says which blocks feed
-    them.
+    If it has some, a LookupError is raised, because no tensor says which blocks feed them.
     """
     if any(name.startswith("deepstack_merger_list.") for name in shapes):
         raise LookupError("tensors do not say which blocks feed the mergers")
@@ -137,7 +136,7 @@ _QWEN3_FIELDS: Fields = {
     ("deepstack_visual_indexes",): _no_deepstack,
 }
 
-_TIMM_SIZES = {  # timm's name -> width, depth, heads, MLP over width
+_TIMM_SIZES = {  # size in timm's model name -> width, depth, heads, ratio of MLP width to width
     "88m": (768, 12, 12, 4.0),
     "306m": (1024, 24, 16, 4.0),
     "416m": (1152, 27, 16, 4304 / 1152),
@@ -145,9 +144,9 @@ _TIMM_SIZES = {  # timm's name -> width, depth, heads, MLP over width
 
 
 def _timm_section(size: str, arguments: JsonObject) -> JsonDict:
-    """Return the tower's config from the ``model_args`` of a timm config.
+    """Return the tower's config from ``arguments``, the ``model_args`` of a timm config.
 
-    Arguments that it leaves out are those of timm's model of this ``size``, such as "88m".
+    Sizes that they leave out are those of timm's model of this ``size``, such as "88m".
     """
     width, depth, heads, ratio = _TIMM_SIZES[size]
     width = read_size(arguments, "embed_dim", default=width)

@@ -22,14 +22,14 @@ from .family import Family, Fields, TransformersClass, block_count, length, squa
 
 _BLOCK = "encoder.layers.N"
 QKV = tuple(f"{_BLOCK}.self_attn.{part}_proj" for part in "qkv")
-"""The published names of the tensors whose rows make up ``blocks.N.attn.qkv``."""
+"""Published layers whose stacked weights are the encoder's ``blocks.N.attn.qkv``."""
 
 
 def siglip_names(tower: str, patch: str) -> Mapping[str, str]:
-    """Return the encoder's names of the modules of a SigLIP tower by their published names.
+    """Return, for the modules of a SigLIP tower, published names -> the encoder's names.
 
     Args:
-        tower: prefix of the encoder's names.
+        tower: prefix of the encoder's names, such as "vision.", or "".
         patch: the encoder's name, after the prefix, of the layer that embeds patches.
     """
     return {

@@ -1,4 +1,4 @@
-"""The layouts in which StepFun publishes the towers of Step3-VL-10B, Step-3.7, Step5 and Step3."""
+"""The published tensor names in the towers of Step3-VL-10B, Step-3.7, Step5 and Step3."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .family import Family, Fields, Shapes, TransformersClass, block_count, leng
 
 _PREFIXES = (Prefix("", "vision_model."), Prefix("model.", "vision_model."), Prefix("", ""))
 _BLOCK = "transformer.resblocks.N"
-_STEP3_VL = Layout(  # stepfun-ai/Step3-VL-10B, whose code has the values of preprocessing
+_STEP3_VL = Layout(  # stepfun-ai/Step3-VL-10B has no processor files: its code has the values
     name="step3-vl",
     prefixes=_PREFIXES,
     marks=("conv1.", "transformer.resblocks."),
@@ -80,11 +80,11 @@ _STEP3_FIELDS: Fields = {
 
 
 def _parse_step3(config: JsonObject, shapes: Shapes) -> Step3Config:
-    """Read the encoder's config from a published one and the shapes of the tower's tensors.
+    """Return the encoder's config from a published one and the shapes of the tower's tensors.
 
     The widths of MLP and downsampler, and whether the projector has a bias, are taken from the
-    tensors, because published configs repeat defaults of their class that disagree with the
-    checkpoint: an MLP of 3072 columns makes 1.5 billion parameters, the model card says 5.
+    tensors, because published configs repeat defaults of the config class that disagree with the
+    checkpoint: MLPs of their width 3072 make 1.5 billion parameters, the model card says 5 billion.
     """
     built = Step3Config.from_hf(config)
     mlp = shapes.get("transformer.layers.0.mlp.fc1.weight")
@@ -115,7 +115,7 @@ STEP3 = Family(
     encoder=Step3Encoder,
     config=Step3Config,
     model_types=("step3_vision_encoder", "step3_vl"),
-    # Towers of CLIP have a class embedding, too, so that it alone would not tell a Step3 tower.
+    # Towers of CLIP have a class embedding, too, so both names are needed to tell a Step3 tower.
     signs=(("embeddings.class_embedding", "vit_downsampler.weight"),),
     layouts=(_STEP3,),
     fields=_STEP3_FIELDS,

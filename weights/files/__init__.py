@@ -1,13 +1,12 @@
 """The files of a checkpoint: read, checked against one another, and written whole.
 
-- ``checkpoint``: one checkpoint on this disk: its files, as loading asks for them
-- ``index``: its config, and its index, which says which tensor lies in which file
+- ``checkpoint``: the files of one checkpoint on this disk, and the tensors in them
+- ``index``: the config, and the index, which says which tensor lies in which file
 - ``tensor_file``: one safetensors file, its header checked and its tensors read
 - ``tower_folder``: the form of a folder that holds a tower alone
 - ``writing``: files that appear whole or not at all, and the lock against other writers
 
-Other packages import the names in ``__all__``, and no module of this one. None of the modules needs
-torch.
+Other packages import the names in ``__all__``, not the modules. None of the modules needs torch.
 """
 
 from .checkpoint import Route

@@ -1,4 +1,4 @@
-"""The files of a checkpoint in a folder of this disk, as loading asks for them."""
+"""The files of a checkpoint in a folder of this disk, and where tensors lie in them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ..strict_json import JsonDict, parse_json
 from .tensor_file import Header, TensorEntry, read_header
 
 MAX_JSON_BYTES = 100_000_000
-"""The most bytes of an index file; that of the largest published checkpoint has about 20 MB."""
+"""The most bytes of an index file; the largest published one has about 20 MB."""
 MAX_CONFIG_BYTES = 16_000_000  # limit for any other JSON file; published ones stay under 1 MB
 LONGEST_PART = 255
-"""The most bytes of the name of a file or folder; ``encoders`` has the number, too, for saving."""
+"""The most bytes in the name of a file or folder; ``encoders`` has the same limit for saving."""
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,14 @@ class TowerFiles:
     tensors: Sequence[TowerTensor]
     published: PublishedCheckpoint
     files: Callable[[], Mapping[str, bytes]]
-    """The function that returns the config and processor files as published: name -> bytes."""
+    """A function that returns the published config and processor files: name -> bytes."""
 
 
 @dataclass(frozen=True)
 class TensorLocation:
     """The place of a tensor's bytes on this disk: the file, and the first byte in it (from 0).
 
-    Their CRC-32 is known if this package fetched them by byte ranges, else None.
+    ``crc32`` of the bytes is known if this package fetched them by byte ranges, else None.
     """
 
     path: Path
@@ -77,21 +77,21 @@ class Traffic:
 
 
 class Checkpoint:
-    """The files of one checkpoint: those in a folder of this disk or, in subclasses, of the Hub."""
+    """The files of one checkpoint: in a folder of this disk or, in subclasses, on the Hub."""
 
     commit: str | None = None  # commit of every file; None for a folder
     offline = False  # whether files that are not on this disk count as absent
     cached = "local"  # the value of Traffic.cached
-    published: PublishedCheckpoint | None = None  # only a kept tower records these facts
-    advice = ""  # how to repair the files, said at the end of errors about their tensors
+    published: PublishedCheckpoint | None = None  # set only for a tower in this package's cache
+    advice = ""  # how to repair the files, added at the end of errors about their content
 
     def __init__(self, folder: Path, weights: str | None = None, label: str = "") -> None:
         """Open the folder of a checkpoint.
 
         Args:
             folder: the folder.
-            weights: name of the one safetensors file to read; None to read the index, or the only
-                such file.
+            weights: name of the one safetensors file to read; None to read the files that the
+                index lists or, without an index, the only safetensors file.
             label: name of the checkpoint in messages; by default its path.
         """
         self.folder = folder
@@ -138,10 +138,10 @@ class Checkpoint:
         return sorted(path.name for path in self.folder.iterdir() if path.is_file())
 
     def headers(self, guesses: Mapping[str, int]) -> dict[str, Header]:
-        """Return the headers of safetensors files by name, without their tensors where possible.
+        """Return the headers of safetensors files by name, reading no tensors where possible.
 
         Args:
-            guesses: about how many bytes the header of each file has, 0 if unknown.
+            guesses: name of each file -> about how many bytes its header has, 0 if unknown.
 
         Raises:
             AbsentError: the checkpoint has no such file.
@@ -207,8 +207,8 @@ def json_limit(name: str) -> int:
 def check_name(name: str, label: str) -> str:
     """Return ``name`` if it is a relative path of a file inside the checkpoint.
 
-    Any other name, and one too long for a disk, raises a CheckpointError that names the checkpoint
-    by ``label``.
+    Any other name, or one that no disk takes because it is too long, raises a CheckpointError that
+    names the checkpoint by ``label``.
     """
     parts = PurePosixPath(name).parts
     climbs = name.startswith("/") or ".." in parts or "\\" in name or ":" in name

@@ -14,7 +14,7 @@ from .tower_folder import PROJECTOR, parse_description
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 PROCESSOR_FILES = ("processor_config", "preprocessor_config", "video_preprocessor_config")
-"""The files, without ``.json``, in which a repo may say how images are prepared."""
+"""The names, without ``.json``, of files in which a repo may say how images are prepared."""
 
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _ADAPTER_PARTS = ("lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B")
@@ -22,19 +22,17 @@ _ADAPTER_PARTS = ("lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B")
 
 @dataclass(frozen=True)
 class Contents:
-    """The first part of a checkpoint to be read: its config, and the file of each tensor."""
+    """The parts of a checkpoint that are read first: its config, and the file of each tensor."""
 
     checkpoint: Checkpoint
     config: JsonObject
     """The published config, without the notes that an extracted tower adds to it."""
     files: Mapping[str, str]
     family: str | None = None
-    """The name of the family, given only by the folder of an extracted tower."""
+    """The name of the family, if the folder of an extracted tower states it, else None."""
 
     def small_files(self) -> dict[str, bytes]:
-        """Return the config and processor files as published, stored beside a tower in the
-        cache.
-        """
+        """Return the published config and processor files, which are cached beside a tower."""
         return self.checkpoint.contents(f"{name}.json" for name in ("config", *PROCESSOR_FILES))
 
     def headers(self, files: Collection[str]) -> dict[str, Header]:
@@ -55,7 +53,7 @@ class Contents:
 
 
 def read_contents(checkpoint: Checkpoint) -> Contents:
-    """Read the config and the index, or the file's header where a checkpoint is one file."""
+    """Read a checkpoint's config, and its index or, if it is one file, the file's header."""
     config = checkpoint.read_json("config.json")
     if config is None:
         raise _without_config(checkpoint)

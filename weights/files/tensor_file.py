@@ -65,7 +65,7 @@ class Header:
     tensors: Mapping[str, TensorEntry]
     data_start: int
     metadata: Mapping[str, str] = field(default_factory=dict)
-    """The texts under ``__metadata__``; values that are no texts are left out."""
+    """The strings under ``__metadata__``; other values are left out."""
 
     @property
     def file_bytes(self) -> int:
@@ -203,7 +203,7 @@ def _sizes(value: object) -> TypeGuard[list[int]]:
 def file_crc32(
     path: Path, begin: int = 0, length: int | None = None, copy: BinaryIO | None = None
 ) -> int:
-    """Return the CRC-32 of a part of a file, and copy the part if asked.
+    """Return the CRC-32 of a part of a file, and write the part to ``copy`` unless that is None.
 
     Args:
         path: the file.
@@ -212,7 +212,7 @@ def file_crc32(
         copy: open file that the bytes are written to, or None.
 
     Raises:
-        CheckpointError: the file ends before.
+        CheckpointError: the file ends before the end of the part.
     """
     length = path.stat().st_size - begin if length is None else length
     value = 0
@@ -234,8 +234,8 @@ def read_into(
 ) -> int | None:
     """Fill ``view`` with the bytes of an unbuffered ``file`` from ``offset`` on.
 
-    If ``checked``, return their CRC-32, taken in pieces of ``CHECKED_BYTES``; else None. A
-    CheckpointError, which names ``label``, says that the file ends too early.
+    If ``checked``, return the CRC-32 of these bytes, read in pieces of ``CHECKED_BYTES``; else
+    None. If the file ends too early, a CheckpointError that names it by ``label`` is raised.
     """
     file.seek(offset)
     position, value, step = 0, 0, CHECKED_BYTES if checked else len(view)

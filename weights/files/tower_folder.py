@@ -1,8 +1,8 @@
-"""The form of a folder that holds a tower alone, so that it loads as a tower and never as a model.
+"""The form of a folder that holds a tower alone, so that no library takes it for a whole model.
 
 ``config.json`` describes the tower: its fields stand at the top, with the ``model_type`` and
-``architectures`` of the class of transformers that reads the tensors. Where there is none, they
-name the encoder class of this library, which no version of transformers knows, so that
+``architectures`` of the class of transformers that reads the tensors. Without such a class, these
+two name the encoder class of this library, which no version of transformers knows, so that
 ``AutoModel`` refuses the folder. Further facts for ``load_encoder`` stand under one more key::
 
     "vitgraph": {
@@ -13,8 +13,8 @@ name the encoder class of this library, which no version of transformers knows, 
     }
 
 A projector outside the tower, for which the class of transformers has no place, lies in a file of
-its own, so that the class finds every tensor in ``model.safetensors`` and no other. timm reads its
-configs as they were published, so those get the key ``vitgraph`` and nothing else.
+its own, so that the class finds exactly its tensors in ``model.safetensors``. timm must find its
+configs as they were published, so in those only the key ``vitgraph`` is added.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ if TYPE_CHECKING:  # families import torch, which reading a folder does not need
 KEY = "vitgraph"
 PROJECTOR = "projector.safetensors"
 _SECTIONS = ("vision_config", "thinker_config.vision_config", "vlm_config.vision_config")
-"""The keys, joined by dots, under which published configs have the tower's part; the config of a
-tower alone has none of them."""
+"""The keys, joined by dots, under which published configs describe the vision tower; the config of
+a tower alone has none of them."""
 _REPLACED = ("model_type", "architectures", "dtype", "torch_dtype", "auto_map", KEY)
 _AUTO = """\
 `AutoModel` of transformers reads the tower as `{cls}`:
@@ -65,7 +65,7 @@ No class of transformers reads the tower: `AutoModel` refuses the folder.
 
 @dataclass(frozen=True)
 class Described:
-    """A published config, and what the config of a tower's folder states besides it."""
+    """A published config, and the facts that the config of a tower's folder has beside it."""
 
     config: JsonObject
     family: str | None = None  # None unless it is the folder of a tower
@@ -73,9 +73,9 @@ class Described:
 
 
 def vision_section(config: JsonObject) -> tuple[JsonObject, list[JsonObject]]:
-    """Return the tower's part of a config, and the objects around that part, the innermost first.
+    """Return the tower's part of a config, and the JSON objects around that part, innermost first.
 
-    The list is empty for the config of a tower alone.
+    The list of objects is empty for the config of a tower alone.
     """
     for path in _SECTIONS:
         parents: list[JsonObject] = [config]
@@ -161,7 +161,7 @@ def _without_section(config: JsonObject) -> JsonDict:
 def transformers_class(
     config: JsonObject, family: Family, layout: Layout
 ) -> TransformersClass | None:
-    """Return the class of transformers that reads a tower with a layout's names, None without one.
+    """Return the class of transformers that reads a tower with a layout's tensor names, or None.
 
     Where several classes of the ``family`` read the layout, the model types of the published
     ``config`` decide.
@@ -177,8 +177,8 @@ def transformers_class(
 def usage(config: JsonObject, family: Family, layout: Layout) -> str:
     """Return the text of a model card that says how transformers or timm read the tower's folder.
 
-    The text has ``{name}`` in place of the repo. The arguments are the published config, and the
-    record and the layout that the tower was loaded by.
+    The text has ``{name}`` in place of the repo id. The arguments are the published config, and the
+    family's record and the layout with which the tower was loaded.
     """
     reader = transformers_class(config, family, layout)
     if reader is not None:

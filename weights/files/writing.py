@@ -56,7 +56,7 @@ def lock(file: int | IO[bytes], *, wait: bool = True) -> bool:
 
     Args:
         file: file descriptor or open file.
-        wait: wait while another process holds the lock.
+        wait: wait while another process holds the lock; else raise an error.
 
     Raises:
         BlockingIOError: another process holds the lock, and ``wait`` is false.

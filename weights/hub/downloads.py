@@ -2,10 +2,10 @@
 
 Whole shards go to the cache of the Hub's client, ``huggingface_hub``. A fetch by ranges works in
 the folder ``partial`` of the repo (see ``cache/store.py``): it has the tower's folder with a file
-of the final size, and a file ``done`` with a digest of all requests and a line per request that is
-done. A fetch that was killed goes on with the requests that are not done, after comparing the bytes
-of the others: a machine that lost power may have kept the line and lost the bytes. Torch is not
-imported.
+of the final size, and a file ``done`` with a digest of all requests and a line per finished
+request. After a fetch was killed, the next one checks the CRC-32 of the finished requests, because
+a machine that lost power may have kept the line and lost the bytes, and sends the others. Torch is
+not imported.
 """
 
 from __future__ import annotations
@@ -137,9 +137,9 @@ class _Fetch:
         self._finish()
 
     def _begin(self) -> dict[int, int]:
-        """Return the CRC-32 of the bytes of each request that an earlier fetch has done, by number.
+        """Return the requests that an earlier fetch has finished: number -> CRC-32 of its bytes.
 
-        Without an earlier fetch of the same tower, the folder is made anew and nothing is returned.
+        Without an earlier fetch of the same tower, the folder is made anew and the dict is empty.
         """
         etags = [self.repo.remote(file).etags for file in self.shards]
         names = [tags.get("x-linked-etag", tags.get("etag")) for tags in etags]

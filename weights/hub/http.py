@@ -1,10 +1,10 @@
-"""One remote file, read by byte ranges with HTTP session, token and retries of the Hub's client.
+"""One remote file, read by byte ranges with the Hub's client: huggingface_hub's session and token.
 
 The Hub redirects weights to a storage host. The redirect is followed once per file and remembered,
 so that a range costs one request. Where the storage host refuses a remembered address, because it
 has expired or was signed for one range alone, every later range of the file asks the Hub. Busy
-servers are asked again by the client's ``http_stream_backoff``. If a connection breaks, the bytes
-that are still missing are asked for here. The ETag of every answer must be that of the first.
+servers are asked again by the client's ``http_stream_backoff``. If a connection breaks, this module
+requests the bytes that are still missing. The ETag of every answer must equal the first answer's.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ AGENT = f"vitgraph; hf_hub/{huggingface_hub.__version__}; python/{platform.pytho
 send a request of its own first: a load is to send exactly one request for a branch."""
 ATTEMPTS = 6  # tries without a megabyte of progress before a file is given up
 FIRST_WAIT = 0.5  # seconds before the second try; each further one waits twice as long
-CHUNK = 1 << 20  # bytes of an answer that are read at once, and that count as progress
+CHUNK = 1 << 20  # bytes that are read at once; a try that gets so many resets the count of tries
 BUSY = (408, 429, 500, 502, 503, 504)
 """The HTTP statuses of a server that is likely to answer the same request a little later."""
-_EXPIRED = (400, 401, 403, 404, 410)  # statuses of a storage host for an expired address
+_EXPIRED = (400, 401, 403, 404, 410)  # statuses with which storage hosts refuse expired addresses
 
 
 class Answer(Protocol):
-    """The members of a response of the Hub client's HTTP library that are read here."""
+    """The members that this module reads of a response in the Hub client's HTTP library."""
 
     @property
     def status_code(self) -> int: ...
@@ -61,7 +61,7 @@ _RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})")
 
 
 class RangesUnsupported(Exception):
-    """Raised when a server ignores byte ranges, or answers other bytes than it was asked for."""
+    """Raised when a server ignores byte ranges, or sends other bytes than were requested."""
 
 
 class Unreachable(Exception):
@@ -69,7 +69,7 @@ class Unreachable(Exception):
 
 
 class _Expired(HTTPError):
-    """Raised when a storage host refuses an address from the Hub, which has to give another."""
+    """Raised when a storage host refuses an address from the Hub, so that a new one is needed."""
 
 
 class RemoteFile:
@@ -111,7 +111,7 @@ class RemoteFile:
         return header
 
     def stream(self, start: int, end: int, stop: Event | None = None) -> Iterator[bytes]:
-        """Yield the bytes from offset ``start`` up to ``end``, fewer if the file ends before.
+        """Yield the bytes from offset ``start`` up to ``end``, or up to the end of a shorter file.
 
         Raises:
             RangesUnsupported: the server sends other bytes.
@@ -137,8 +137,8 @@ class RemoteFile:
         Args:
             limit: most bytes to read.
             patient: ask busy servers again, and try connections that break six times, not twice.
-            first: nothing was asked of the Hub before, so that a connection that cannot be made is
-                tried twice only, even if ``patient``: the machine may be offline.
+            first: whether this is the first request to the Hub. Then a connection that cannot be
+                made is tried only twice, even if ``patient``: the machine may be offline.
 
         Raises:
             CheckpointError: the file has more bytes than ``limit``, or changed while it was read.
@@ -168,8 +168,8 @@ class RemoteFile:
         with self._open(f"bytes={start}-{end - 1}", stop) as response:
             remaining = self._promised(response, start, end)
             for chunk in response.iter_raw():
-                # A server that ignores ranges sends the whole file, of which no more is read than
-                # was asked for.
+                # A server that ignores ranges sends the whole file; no more of it is read than was
+                # asked for.
                 if not self.ranges:
                     chunk = chunk[:remaining]
                 if len(chunk) > remaining:
@@ -186,8 +186,8 @@ class RemoteFile:
     def _promised(self, response: Answer, start: int, end: int) -> int:
         """Return the number of bytes that an answer announces for the range ``start`` to ``end``.
 
-        The number is smaller than the range if the file ends before. A server that ignores ranges
-        may send the whole file if ``start`` is 0; for any other bytes RangesUnsupported is raised.
+        The number is smaller than the range if the file ends within it. If ``start`` is 0, a server
+        may ignore the range and send the whole file; any other bytes raise RangesUnsupported.
         """
         headers = response.headers
         content_range, length = headers.get("content-range", ""), headers.get("content-length", "")
@@ -222,7 +222,7 @@ class RemoteFile:
 
         Args:
             byte_range: value of the header Range; None for the whole file.
-            stop: if it is set, Stopped is raised instead; None never stops.
+            stop: event; if it is set, Stopped is raised and nothing is sent. None is never set.
             patient: send the request again, up to five times, while the server is busy.
         """
         if stop is not None and stop.is_set():
@@ -244,7 +244,7 @@ class RemoteFile:
                 timeout=huggingface_hub.constants.HF_HUB_DOWNLOAD_TIMEOUT,
                 max_retries=ATTEMPTS - 1,
                 base_wait_time=FIRST_WAIT,
-                # Without this, the client would catch errors of the block below and try again.
+                # Otherwise the client would catch errors in the caller's block and send again.
                 retry_on_exceptions=(),
                 retry_on_status_codes=BUSY if patient else (),
             ) as response,
@@ -268,7 +268,7 @@ class RemoteFile:
         self.commit = self.commit or headers.get("x-repo-commit")
         linked, stored = headers.get("x-linked-etag", ""), response.headers.get("etag", "")
         raw_tags = {"x-linked-etag": linked, "etag": stored}
-        # Quotes and the mark of a weak ETag say nothing of the content.
+        # Quotes and the prefix W/ of a weak ETag do not depend on the content.
         bare_tags = {
             kind: tag.strip().removeprefix("W/").strip('"') for kind, tag in raw_tags.items()
         }
@@ -284,13 +284,13 @@ class RemoteFile:
 
 
 def _wait(failures: int, attempts: int, error: Exception, stop: Event | None) -> None:
-    """Sleep before the next try of a request, or raise an error if there is none.
+    """Sleep before the next try of a request, or raise an error if there is no next try.
 
     Args:
-        failures: tries that have failed.
-        attempts: most tries; after the last an Unreachable is raised.
-        error: why the last try failed; a refusal of the server is raised at once.
-        stop: if it is set meanwhile, Stopped is raised; None to sleep always.
+        failures: number of tries that have failed.
+        attempts: most tries; after the last one Unreachable is raised.
+        error: why the last try failed; an HTTP error status is raised at once.
+        stop: event; if it is set while sleeping, Stopped is raised. None is never set.
     """
     if isinstance(error, HfHubHTTPError):
         raise error
@@ -301,6 +301,6 @@ def _wait(failures: int, attempts: int, error: Exception, stop: Event | None) ->
 
 
 def _origin(url: str) -> tuple[str, str | None, int | None]:
-    """Return scheme, host and port of a URL; the user's token is sent only to the Hub's."""
+    """Return scheme, host and port of a URL; only a URL that shares the Hub's gets the token."""
     parts = urlsplit(url)
     return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)

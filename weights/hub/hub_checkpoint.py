@@ -32,8 +32,8 @@ from .repo import HubOptions, Repo
 SAVING = 0.9
 """``fetch="auto"`` fetches byte ranges if they transfer at most this fraction of what whole shards
 would. Shards are preferred beyond it, because other programs can use them, too."""
-FIRST_READ = 1 << 16  # bytes of the first read of a header of which nothing is known
-LISTING = ".listing.json"  # the kept list of a repo's files, under a name that no repo has
+FIRST_READ = 1 << 16  # bytes to read of a file for its header, if the header's length is unknown
+LISTING = ".listing.json"  # the cached list of a repo's files, under a name that no repo has
 _DAMAGE = (
     "; if the file in the Hub client's cache is damaged, force_download=True (--force-download) "
     "fetches it again"
@@ -46,8 +46,8 @@ def open_repo(repo_id: str, options: HubOptions, damage: DamagedError | None = N
     Args:
         repo_id: the repo, ``owner/name``.
         options: settings of requests.
-        damage: the error that reading the tower in the cache has raised before, which is then not
-            used; else None.
+        damage: the error of an earlier try to read the tower in the cache, which is then not used;
+            else None.
     """
     repo = Repo(repo_id, options)
     answers = repo.resolve()
@@ -61,15 +61,15 @@ def open_repo(repo_id: str, options: HubOptions, damage: DamagedError | None = N
 
 
 class HubCheckpoint(Checkpoint):
-    """A repo of the Hub at one commit, of which the cache has no tower to use.
+    """A repo of the Hub at one commit, whose tower is not in the cache of this package, or damaged.
 
-    The ``folder`` is that of the commit in the cache of the Hub's client, where whole files lie.
+    ``folder`` is the commit's folder in the cache of the Hub's client, where whole files lie.
 
     Args:
         repo: the repo at its commit.
-        answers: small files that finding the commit has fetched, by name; None for a file that the
+        answers: JSON files that were fetched to find the commit, by name; None for a file that the
             repo does not have.
-        damage: why the tower in the cache is not used, None if there is none.
+        damage: why the tower in the cache is not used; None if the cache has none.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class HubCheckpoint(Checkpoint):
         super().__init__(folder / (repo.options.subfolder or ""), label=repo.label)
         self.repo, self.store, self.damage = repo, repo.store(repo.revision), damage
         self.commit, self.offline = repo.revision, repo.offline
-        # By name, the small files that are kept; None if the repo has no such file.
+        # JSON files in the cache of this package, by name; None if the repo has no such file.
         self._kept_answers: dict[str, bytes | None] = {}
         if not repo.options.force_download:
             try:
@@ -94,21 +94,21 @@ class HubCheckpoint(Checkpoint):
         self._ranges_error: RangesUnsupported | None = None
 
     def content(self, name: str) -> bytes | None:
-        """Return the bytes of a small file, which is asked for at most once."""
+        """Return the bytes of a JSON file, which is requested at most once; None if absent."""
         if name not in self._answers:
             self._answers[name] = self._find(name)
         return self._answers[name]
 
     def contents(self, names: Iterable[str]) -> dict[str, bytes]:
-        """Return the bytes of small files, which are fetched in parallel."""
+        """Return the bytes of the JSON files that exist, by name; they are fetched in parallel."""
         names = list(names)
         in_parallel(lambda name, _: self.content(name), names, self.repo.options.max_workers)
         return super().contents(names)
 
     def _find(self, name: str) -> bytes | None:
-        """Return the small file ``name`` from the client's cache, else the Hub; None if absent.
+        """Return the JSON file ``name`` from the client's cache, else the Hub; None if absent.
 
-        Offline, a file that was never asked for is taken for one that the repo does not have.
+        Offline, a file that no cache knows is taken for one that the repo does not have.
         """
         if self._path(name) is not None:
             return super().content(name)
@@ -122,19 +122,19 @@ class HubCheckpoint(Checkpoint):
             return None
 
     def _keep_answers(self) -> None:
-        """Write the small files that the client's cache lacks to the disk, for later loads."""
+        """Write the JSON files that the client's cache lacks to this package's, for later loads."""
         answers = {name: raw for name, raw in self._answers.items() if self._path(name) is None}
         if answers != self._kept_answers and not self.offline:
-            with suppress(OSError):  # if nothing can be kept, the next load asks the Hub again
+            with suppress(OSError):  # if they cannot be written, the next load asks the Hub again
                 self.store.keep_answers(answers)
 
     def has(self, name: str) -> bool:
-        """Return whether the repo has a safetensors file, whose header may be fetched for that."""
+        """Return whether the repo has a safetensors file; its header may be fetched to find out."""
         if name in self._headers or self._path(name) is not None:
             return True
         if self.offline or name in self._answers:
             return name not in self._answers and name in self.names()
-        try:  # the file's header, which is needed next, costs one request as a list of files would
+        try:  # the header costs one request, as a list of files would, and is needed next anyway
             self.headers({name: 0})
         except AbsentError:
             self._answers[name] = None
@@ -164,7 +164,7 @@ class HubCheckpoint(Checkpoint):
         return names
 
     def headers(self, guesses: Mapping[str, int]) -> dict[str, Header]:
-        """Return headers by file; those of files that are not on this disk are fetched."""
+        """Return headers by file name; if a file is not on this disk, its header is fetched."""
         names, workers = list(guesses), self.repo.options.max_workers
         headers = in_parallel(lambda name, _: self._header(name, guesses[name]), names, workers)
         return dict(zip(names, headers, strict=True))
@@ -244,9 +244,9 @@ class HubCheckpoint(Checkpoint):
         return sum(request.end - request.begin for request in requests)
 
     def _path(self, name: str) -> Path | None:
-        """Return the path of the whole file in the cache of the Hub's client, None without one.
+        """Return the path of the whole file in the cache of the Hub's client, None if not there.
 
-        With ``force_download``, only files that this load has fetched are used.
+        With ``force_download``, only files that this load itself has fetched count.
         """
         if self.repo.options.force_download and name not in self._downloaded:
             return None
@@ -255,7 +255,7 @@ class HubCheckpoint(Checkpoint):
         return path
 
     def _not_here(self, name: str) -> CheckpointError:
-        """Return the error for a file ``name`` that is needed and not on this disk, offline."""
+        """Return the error for an offline load that needs the file ``name``, not on this disk."""
         if self.damage is not None:
             return self._cannot_repair("the kept tower", self.damage)
         return CheckpointError(f"{self.label}: {missing_file_text(name, OFFLINE)}")

@@ -16,10 +16,10 @@ from ..files.tensor_file import Header
 
 MOST_BYTES = 64 << 20
 """The most bytes of one request; longer stretches are divided among several connections."""
-WASTE = 200  # one byte in so many of the wanted bytes may be fetched in vain to save requests
+WASTE = 200  # per so many wanted bytes, one unwanted byte may be fetched to save requests
 Segments: TypeAlias = tuple[tuple[int, int], ...]
-"""The first byte of each stretch of wanted bytes in a remote file, and the byte after its last, in
-rising order."""
+"""Stretches of wanted bytes in a remote file, in rising order: the offset of the first byte, and
+the offset after the last."""
 _Stretch: TypeAlias = tuple[str, int, int]  # name of the file, begin and end of the bytes
 
 
@@ -54,9 +54,9 @@ def within(segments: Iterable[tuple[int, int]], begin: int, end: int) -> Segment
 
 
 def in_order(tensors: Iterable[TowerTensor]) -> list[TowerTensor]:
-    """Return the tensors in the order in which the tower's file has them.
+    """Return the tensors in the order in which the tower's file on this disk has them.
 
-    They are sorted by shard, and by their place in the shard.
+    The order is by shard, and by the place in the shard.
     """
     return sorted(tensors, key=lambda tensor: (tensor.file, tensor.entry.begin, tensor.name))
 
@@ -92,9 +92,9 @@ def plan_requests(
 
 
 def _stretches(tensors: Sequence[TowerTensor], headers: Mapping[str, Header]) -> list[_Stretch]:
-    """Return file, first byte and byte after the last of each run of neighbouring tensors.
+    """Return file, first offset and end offset of each run of tensors that lie without gaps.
 
-    The ``tensors`` are sorted as :func:`in_order` does; ``headers`` are those of the remote files.
+    ``tensors`` are in the order of :func:`in_order`; ``headers`` are the remote files', by name.
     """
     stretches: list[_Stretch] = []
     for tensor in tensors:
@@ -110,7 +110,7 @@ def _stretches(tensors: Sequence[TowerTensor], headers: Mapping[str, Header]) ->
 def _bridged(stretches: Sequence[_Stretch], budget: int) -> set[int]:
     """Return the indices of the ``stretches`` to fetch in one request with the stretch before.
 
-    They follow the smallest gaps between stretches, which have at most ``budget`` bytes in all.
+    Each follows one of the smallest gaps; these gaps have at most ``budget`` bytes together.
     """
     gaps = sorted(
         (after[1] - before[2], number)

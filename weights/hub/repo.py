@@ -1,8 +1,8 @@
 """One repo of the Hub at one revision: its commit, and the addresses of its files on Hub and disk.
 
 A branch is resolved by one request for ``config.json``, whose answer names the commit. The commit
-is recorded beside the kept towers; the Hub's client records one in its own cache, too. The newer
-record is used where no request may be sent, and where the Hub cannot be reached.
+is recorded in the cache of this package; the Hub's client records commits in its own cache, too.
+The newer record is used if no request may be sent, or if the Hub cannot be reached.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _T = TypeVar("_T")
 class HubOptions:
     """The settings of requests to the Hub: keywords of :func:`~weights.load_encoder`.
 
-    A ``subfolder`` like ``./a//b/`` is stored as ``a/b``, a ``token`` without space around it.
+    A ``subfolder`` like ``./a//b/`` is stored as ``a/b``, a ``token`` without surrounding spaces.
     """
 
     revision: str | None = None
@@ -117,7 +117,7 @@ class Repo:
         self.options = options
         self.revision = options.revision or "main"
         self.label = f"{repo_id}@{self.revision}"
-        # The folder in which towers and small files are kept.
+        # This package's cache folder, for towers and JSON files.
         self.root = cache_root(options.cache_dir)
         constants = huggingface_hub.constants
         self.offline: bool = options.local_files_only or constants.HF_HUB_OFFLINE
@@ -135,8 +135,8 @@ class Repo:
         """Find the commit of the revision; all files are read at this commit afterwards.
 
         Returns:
-            The file that the answer contained: ``config.json`` and its bytes, None if the repo has
-            no such file. The dict is empty if no request was sent.
+            ``config.json``, which the Hub's answer contains: name -> bytes, None if the repo has no
+            such file. The dict is empty if no request was sent or answered.
         """
         answer: dict[str, bytes | None] = {}
         if not _COMMIT.fullmatch(self.revision):
@@ -146,7 +146,7 @@ class Repo:
         return answer
 
     def _resolve_branch(self) -> tuple[str, dict[str, bytes | None]]:
-        # The file is named by a hash, because a branch may have a name that no file can have.
+        # The record is named by a hash, because a branch may have a name that no file can have.
         name = sha256(self.revision.encode()).hexdigest()[:32]
         record = repo_folder(self.root, self.repo_id) / "refs" / name
         last_commit = None if self.options.force_download else self._known_commit(record)
@@ -165,7 +165,7 @@ class Repo:
             if isinstance(cause, Unreachable):
                 raise self._unknown_revision(obstacle(cause)) from cause
             raise
-        with suppress(OSError):  # only later loads offline need the file
+        with suppress(OSError):  # only later loads without a connection need the record
             if not (record.is_file() and record.read_text() == commit):
                 write_atomic(record, commit.encode())
         return commit, {CONFIG: config}
@@ -173,7 +173,7 @@ class Repo:
     def _ask_commit(self, *, patient: bool) -> tuple[str, bytes | None]:
         """Ask the Hub for the commit of the revision and for ``config.json`` (None if missing).
 
-        If ``patient``, a busy server is asked again, and a broken connection up to six times.
+        If ``patient``, busy servers are asked again, and broken connections tried up to six times.
         """
         remote, content = self.remote(CONFIG), None
         try:
@@ -190,8 +190,8 @@ class Repo:
     def _known_commit(self, record: Path) -> str | None:
         """Return the commit that the revision was last seen at; None if no record is usable.
 
-        The newer of two records is used, the file ``record`` and that of the Hub's client, if the
-        config of its commit is on this disk.
+        There are two records, the file ``record`` and one of the Hub's client. A record is usable
+        if the config of its commit is on this disk; the newer one is used.
         """
         dated: list[tuple[int, str]] = []
         for path in (record, self.clients_folder / "refs" / self.revision):
@@ -206,7 +206,7 @@ class Repo:
         return max(dated)[1] if dated else None
 
     def _unknown_revision(self, reason: str) -> CheckpointError:
-        """Return the error for a revision whose commit the cache lacks while the Hub is offline.
+        """Return the error for a revision whose commit is not cached while the Hub is unreachable.
 
         The message gives the ``reason`` why the Hub cannot be reached.
         """
@@ -243,7 +243,7 @@ class Repo:
 
         Args:
             name: name of the file in the checkpoint.
-            revision: commit to look at; None for that of this repo.
+            revision: commit to look at; None for this object's own revision.
 
         Returns:
             The path of the file; False if the cache says that the repo has no such file, None if
