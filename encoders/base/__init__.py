@@ -1,13 +1,13 @@
 """The base classes of all encoders, checks of their arguments, and saving.
 
-- ``encoder``: the base class of all encoders, with their one call
+- ``encoder``: the base class of all encoders, and how they are called
 - ``feature_maps``, ``intermediates``, ``attention_maps``: feature maps, block outputs, attention;
-  ``map_settings``: what attention maps show
-- ``raster``: rows of features as maps, from the orders that towers have them in
-- ``vision_encoder``: encoders of one input path, and how their blocks run
-- ``patch_encoder``, ``tile_encoder``: towers over packed patches, and over square tiles
-- ``paths_encoder``: encoders of several input paths
+  ``map_settings``: the arguments of ``attention_maps``
+- ``raster``: arranges rows of features, which come in a tower's order, as maps
+- ``vision_encoder``: the base class of encoders of one input path, and how blocks run
+- ``patch_encoder``, ``tile_encoder``: base classes of towers over patches and over square tiles
+- ``paths_encoder``: encoders of several input paths, such as "image" and "tiles"
 - ``configs``: the sizes that base classes read from the config of a family
 - ``checks``: checks of the arguments of an encoder's methods
-- ``saving``: encoders as checkpoints
+- ``saving``: writes encoders as checkpoints
 """

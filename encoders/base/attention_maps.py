@@ -1,9 +1,9 @@
 """Attention maps: the softmax weight that each patch gets from chosen queries, per block.
 
-The blocks run as in every forward without acceleration. Each call of attention passes its queries
-and keys to :func:`encoders.layers.attention.observe_attention`, and the weights are computed from
-them, for a bounded number of queries at a time. The methods of the encoder that arrange features in
-space then arrange the weights.
+The blocks run without fused kernels. Each attention layer passes its queries and keys to
+:func:`encoders.layers.attention.observe_attention`. The softmax weights are computed from these,
+for a bounded number of queries at a time, and then arranged in space by the encoder's
+``feature_maps``.
 
 Shapes: T rows of hidden states (patches, class tokens) in the order in which a block processes
 them, H heads, K head size.
@@ -34,18 +34,18 @@ if TYPE_CHECKING:
     from ..contract import CallBlock
 
 SCORES_AT_ONCE = 1 << 24
-"""The number of scores, products of a query and a key, held at a time: 64 MiB of float32."""
+"""The most scores (products of a query and a key) in memory at a time: 64 MiB of float32."""
 
 
 class ObservedPath(NamedTuple):
-    """An input path of an encoder, and the ways in which its blocks are observed."""
+    """One input path of an encoder (such as "image"), and how its blocks are observed."""
 
     tower: VisionEncoder
     inner: Mapping[str, InnerStack]
-    """The stacks of blocks that the tower runs before its own, by name."""
+    """The stacks of blocks that run before ``tower.blocks``, by name: "sam" in DeepSeek-OCR."""
     outputs_for: Callable[[AttentionObserver], BlockOutputs]
-    """Takes an observer, and returns a function that yields what the observer does for the tower's
-    own blocks."""
+    """Takes an observer, and returns a function that runs ``tower.blocks`` and yields, for each
+    block, the values of the observer instead of hidden states."""
 
 
 @torch.no_grad()
@@ -59,14 +59,14 @@ def attention_maps(
 
     Args:
         encoder: an encoder of one input path or of several.
-        paths: its input paths by name.
-        inputs: the result of its ``preprocess``.
+        paths: the input paths of the encoder by name, such as "image" and "tiles".
+        inputs: the result of ``encoder.preprocess``.
         settings: the blocks, queries, heads and input path to show, as the method
             ``attention_maps`` of the encoder takes them.
 
     Returns:
-        Maps [t, h, w] or, of all heads, [H, t, h, w] in float32 or wider. The list of an item
-        without an entry in the input path is empty.
+        Maps [t, h, w] or, if all heads are shown, [H, t, h, w] in float32 or wider. The list of an
+        item that does not use the input path, such as an image without tiles, is empty.
 
     Raises:
         ValueError: an accelerated encoder, or blocks, queries, heads or a path that do not exist.
@@ -103,12 +103,12 @@ def attention_maps(
 
 
 def _read_path(paths: Mapping[str, ObservedPath], path_name: str) -> tuple[str, InnerStack | None]:
-    """Return the name of an input path, and an inner stack of its tower or None.
+    """Read the name of an input path and, if one is named, its inner stack of blocks.
 
     Args:
         paths: the input paths of an encoder by name.
         path_name: the name of a path, such as "image", or of a path and a stack of blocks that its
-            tower runs before its own blocks, such as "image.sam".
+            tower runs before ``blocks``, such as "image.sam"; without that the stack is None.
 
     Raises:
         ValueError: there is no such path, or the encoder is accelerated.
@@ -130,12 +130,12 @@ def _read_path(paths: Mapping[str, ObservedPath], path_name: str) -> tuple[str, 
 
 
 def _call_without_context(block: nn.Module, hidden: Tensor) -> Tensor:
-    """Call a block that takes the hidden state and no metadata, such as one of SAM."""
+    """Call a block of an inner stack, such as SAM's, which takes nothing but the hidden state."""
     return block(hidden, None)
 
 
 class AttentionCall(NamedTuple):
-    """The queries and keys of one call of attention, and the factor of their scores.
+    """The queries and keys of one call of attention, and the factor that scales their products.
 
     Queries and keys are [T, H, K] or, if ``cu_seqlens`` is None, [S, H, n, K] for segments of n
     rows each.
@@ -148,7 +148,7 @@ class AttentionCall(NamedTuple):
 
 
 class _CallsOfAttention(TorchFunctionMode):
-    """Keeps the queries and keys of the calls of attention that are made inside it."""
+    """A context manager that records the queries and keys of every call of attention."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -172,11 +172,11 @@ class AttentionObserver:
 
     def __init__(self, blocks: nn.ModuleList) -> None:
         self.blocks = blocks
-        """The stack of blocks whose attention is observed, of the stacks that the tower has."""
+        """The stack of blocks to observe; a tower may have several, such as SAM's and CLIP's."""
 
     query_weights: Tensor
-    """The factor of each row as a query in the mean over queries, [.., 1]. The caller sets it after
-    ``run_blocks`` has yielded its first value, and before it asks for the second."""
+    """The factor of each row in the mean over queries, [.., 1]; 0 for rows that are no queries. The
+    caller sets it between the first and the second value that ``run_blocks`` yields."""
     shape: torch.Size
     """The shape of the hidden states without their last axis; ``run_blocks`` sets it."""
 
@@ -189,18 +189,18 @@ class AttentionObserver:
         call_block: CallBlock,
         reference: Iterator[Tensor],
     ) -> Iterator[Tensor]:
-        """Yield the number of each row, [.., 1], then per block the attention weights, [.., H].
+        """Yield the row numbers from 0, [.., 1], then the attention weights of each block, [.., H].
 
-        The weight of a row is what it gets as a key from all queries, each times its weight.
+        The value of a row is the sum over queries of attention to it, times ``query_weights``.
 
         Args:
             hidden: [.., D], the rows that the first block reads.
-            metadata: what ``prepare_encoder_metadata`` returns.
+            metadata: the result of ``prepare_encoder_metadata``; not used here.
             numbers: block numbers from 0, ascending, each once.
             blocks: the stack to run. If it is not ``self.blocks``, nothing is observed, and the
                 states of ``reference`` are yielded.
-            call_block: calls a block as a module.
-            reference: yields the hidden states after the blocks in ``numbers``.
+            call_block: calls a block as a module, on the hidden state.
+            reference: yields the hidden states after the blocks in ``numbers``, unobserved.
 
         Raises:
             ValueError: a block that does not call this library's attention exactly once.
@@ -227,10 +227,10 @@ class AttentionObserver:
 
 @runtime_checkable
 class CutsViews(Protocol):
-    """A block whose attention stays inside each view of [B, h, w, D], or inside windows of it."""
+    """A block over views [B, h, w, D], as in SAM, with attention inside a view or windows of it."""
 
     def cut_views(self, attend: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """Apply ``attend`` to ``x`` [B, h, w, D]: to whole views, or to each window of them."""
+        """Return [B, h, w, ..]: ``attend`` of whole views ``x`` [B, h, w, D], or of each window."""
         ...
 
 
@@ -238,8 +238,8 @@ def _weights_of_block(block: nn.Module, call: AttentionCall, query_weights: Tens
     """Return the attention weights that each row gets in one block, [.., H].
 
     Args:
-        block: the block that made the call.
-        call: the queries and keys of its attention.
+        block: the block whose attention was observed.
+        call: the queries and keys of that attention.
         query_weights: the factor of each row as a query in the sum over queries, [.., 1].
     """
 
@@ -254,7 +254,7 @@ def _weights_of_block(block: nn.Module, call: AttentionCall, query_weights: Tens
 
 
 def _weights(call: AttentionCall, query_weights: Tensor) -> Tensor:
-    """Return the softmax weights that each row gets, summed over queries, [T, H].
+    """Return the softmax weights that each row gets as a key, summed over queries, [T, H].
 
     Args:
         call: the queries and keys of one call of attention.
@@ -281,10 +281,10 @@ def _weights(call: AttentionCall, query_weights: Tensor) -> Tensor:
 
 
 def _query_weights(rows: dict[int, Tensor], queries: Queries, shape: torch.Size) -> Tensor:
-    """Return the factor of each row as a query in the mean over the queries of its item.
+    """Return the factor of each row in the mean over the queries of its item.
 
     Args:
-        rows: by the number of an item, the row numbers of its patches, [t, h, w, 1].
+        rows: per item number, the numbers of the rows that are its patches, [t, h, w, 1].
         queries: None, "cls" or points, as the method ``attention_maps`` takes them.
         shape: shape of the hidden states without their last axis.
 
@@ -292,7 +292,7 @@ def _query_weights(rows: dict[int, Tensor], queries: Queries, shape: torch.Size)
         float64 [*shape, 1]: 1/n for each of the n queries of an item, 0 for all other rows.
 
     Raises:
-        ValueError: queries that are none of these, or that the encoder does not have.
+        ValueError: other queries, no class token, or a point outside of the map.
     """
     device = next(iter(rows.values())).device
     query_weights = torch.zeros(shape.numel(), dtype=torch.float64, device=device)
@@ -320,7 +320,7 @@ def _class_rows(numbers: Tensor, queries: str, shape: torch.Size) -> Tensor:
         shape: shape of the hidden states without their last axis, [tiles, n] if there are tiles.
 
     Raises:
-        ValueError: other queries, or a tower without class token.
+        ValueError: a text other than "cls", or a tower without class token.
     """
     if queries != "cls":
         raise ValueError(f'queries={queries!r}: must be None, "cls" or points (frame, row, column)')
@@ -365,13 +365,13 @@ def _rows_of_points(numbers: Tensor, queries: Queries) -> Tensor:
 def _maps_of_path(
     encoder: Encoder, inputs: VisionInputs, path: str, rows: Tensor
 ) -> dict[int, Tensor]:
-    """Return a map [t, h, w, C] by item number, for each item with an entry in an input path.
+    """Return a map [t, h, w, C] by item number, for each item that uses an input path.
 
     Args:
         encoder: an encoder of one input path or of several.
-        inputs: the result of its ``preprocess``.
-        path: the name of the path, with an inner stack or without, such as "image.sam".
-        rows: values of all rows of the path, [.., C], in the order of its hidden states.
+        inputs: the result of ``encoder.preprocess``.
+        path: the path, "image", or with a dot also an inner stack of blocks, "image.sam".
+        rows: C values for each row of the hidden states, [.., C], in their order.
 
     Raises:
         ValueError: the encoder has no such path.

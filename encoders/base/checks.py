@@ -53,7 +53,7 @@ def require_metadata(metadata: object, needed: str = "cu_seqlens") -> None:
 
 
 def missing_grid(pixel_values: Tensor, patch_size: int) -> str:
-    """Return the advice of an error about a missing grid; for tiles it names a grid to pass."""
+    """Return the fix for an error about a missing ``grid_thw``; for tiles it suggests a grid."""
     fix = "pass grid_thw, or encoder_metadata made by prepare_encoder_metadata"
     if pixel_values.ndim != 4:
         return fix
@@ -69,13 +69,13 @@ def check_pixels(
 
     Args:
         pixel_values: the argument of ``forward``.
-        row_shape: trailing shape that they must have.
+        row_shape: the shape that ``pixel_values`` must have after its first axis.
         rule: a sentence for the message that says which rows the encoder takes.
         device: the device of the encoder.
 
     Raises:
-        ValueError: no tensor, integer pixels, a wrong trailing shape, or pixels on another
-            accelerator.
+        ValueError: no tensor, integer pixels, rows of a wrong shape, or pixels on a device that is
+            neither the CPU nor ``device``.
     """
     require_tensor(pixel_values)
     if not pixel_values.is_floating_point():
@@ -96,7 +96,7 @@ def check_pixels(
 
 
 def _looks_like(pixel_values: Tensor) -> str:
-    """Return a hint about the towers that take pixels with so many axes, or an empty text."""
+    """Return a hint that pixels with so many axes are for another kind of tower, or ""."""
     kinds = {2: "rows of patches", 4: "whole images or tiles"}
     kind = kinds.get(pixel_values.ndim)
     return f"; these look like {kind} for another tower" if kind else ""
@@ -121,7 +121,7 @@ def check_rows(rows: int, expected: int, between: str) -> None:
 
 
 def check_input_size(rows: int, max_input_size: int | None, group: int = 1) -> int:
-    """Return the number of rows that metadata with one row per patch must have, with padding.
+    """Return how many rows metadata with one row per patch must have, padding included.
 
     Args:
         rows: rows that the grid makes.

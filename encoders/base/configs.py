@@ -8,7 +8,7 @@ from ..contract import EncoderConfig
 
 
 class VisionConfig(EncoderConfig, Protocol):
-    """The sizes in the config of an encoder with one input per item, as most families have."""
+    """The sizes in the config of every tower: its number of blocks and the side of a patch."""
 
     @property
     def depth(self) -> int: ...

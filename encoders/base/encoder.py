@@ -1,4 +1,4 @@
-"""The base class of all encoders: one call, feature maps and inner blocks for every family.
+"""The base class of all encoders: calls, preprocessing, acceleration and saving.
 
 Shapes: P patches (rows of ``pixel_values``), N tokens, D tower width.
 """
@@ -29,10 +29,10 @@ Self = TypeVar("Self", bound="Encoder")
 
 
 class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
-    """Any encoder of this library: the class that ``load_encoder`` returns and annotations name.
+    """Any encoder of this library; ``load_encoder`` returns one, and annotations can name it.
 
-    Each is either a :class:`VisionEncoder`, which has one input path, or a
-    :class:`PathsEncoder`, which has several.
+    Each is either a :class:`VisionEncoder` with one input path, "image", or a
+    :class:`PathsEncoder` with several, such as "image" and "tiles".
     """
 
     config: EncoderConfig
@@ -42,12 +42,12 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
 
     @property
     def pooling_head(self) -> Callable[[Sequence[Tensor]], Tensor] | None:
-        """The learned head that pools each item's tokens to [items, D]; None if there is none."""
+        """The head of SigLIP that pools each item's tokens to [items, D]; None elsewhere."""
         return None
 
     @property
     def preprocessor(self) -> Preprocessor:
-        """Turns images and videos into inputs; by default with the published rules of the family.
+        """Turns images and videos into pixels, by default as the family's own processor does.
 
         The preprocessor is made when first used, so that importing an encoder imports no image
         library.
@@ -61,10 +61,10 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
         self._preprocessor = preprocessor
 
     def _default_preprocessor(self) -> Preprocessor:
-        """Return the preprocessor with the published rules of the family and the config's sizes.
+        """Return the preprocessor that works as the family's own, with the sizes in the config.
 
         Raises:
-            ValueError: this encoder is an input path of another encoder, which prepares the items.
+            ValueError: this encoder is one input path, such as "tiles", of another encoder.
         """
         raise ValueError(
             "this is one path of an encoder: call preprocess or encode of the encoder that has it "
@@ -73,14 +73,14 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
 
     @abstractmethod
     def join(self, outputs: Mapping[str, Output], inputs: VisionInputs) -> list[Output]:
-        """Return one output per item from the outputs of the paths.
+        """Join the batched outputs of the input paths, such as "image" and "tiles", per item.
 
         Args:
-            outputs: the output of each path by its name, without paths that have no entries.
+            outputs: the batched output of each path by name, without paths that no item uses.
             inputs: the result of ``preprocess``.
 
         Raises:
-            ValueError: entries that cannot be assigned to items.
+            ValueError: the paths do not have the views that ``inputs.tiles`` says.
         """
 
     @overload
@@ -101,21 +101,20 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
         *,
         encoder_metadata: Metadata | None = None,
     ) -> EncoderOutput | list[EncoderOutput]:
-        """Encode items: the whole result of ``preprocess``, or the tensors of the only path.
+        """Encode items, given as the result of ``preprocess`` or as tensors.
 
-        The result of ``preprocess`` becomes one call of ``forward`` with tensors per path, so hooks
-        see tensors either way.
+        For the result of ``preprocess``, ``forward`` of each input path is called with tensors, so
+        forward hooks see tensors either way.
 
         Args:
-            pixel_values: what ``preprocess`` returned, which every encoder takes; or the rows
-                [P, *row_shape] of all items, which encoders of one path take.
-            grid_thw: [items, 3]; not with the result of ``preprocess``, which has it.
-            encoder_metadata: what ``prepare_encoder_metadata`` returned; not with the result of
-                ``preprocess``.
+            pixel_values: the result of ``preprocess`` or, if the encoder has one input path, the
+                rows [P, *row_shape] of all items (patches or tiles).
+            grid_thw: [items, 3], (t, h, w) per item; only with rows.
+            encoder_metadata: the result of ``prepare_encoder_metadata``; only with rows.
 
         Returns:
             From the result of ``preprocess``, a list with one :class:`EncoderOutput` per item.
-            From tensors, the output of all items.
+            From rows, one output of all items.
 
         Raises:
             ValueError: inputs of another encoder, tensors for an encoder of several input paths,
@@ -150,18 +149,18 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
             grid_thw: [items, 3]; empty is valid.
             max_batch_size: most items per call; without ``max_frames_per_batch``, ``cu_seqlens`` is
                 padded for this many segments, which suffices if each item is one segment.
-            max_frames_per_batch: segments (frame pairs, tiles) to pad ``cu_seqlens`` for.
-            max_seqlen_override: longest segment to plan for, at least the true one.
-            max_input_size: rows of every per-patch or per-token entry; the added ones are finite.
-            max_windows_per_batch: attention windows to pad for (Qwen2.5-VL).
-            device: defaults to the encoder's.
+            max_frames_per_batch: attention segments (frame pairs, tiles) to pad ``cu_seqlens`` for.
+            max_seqlen_override: ``max_seqlen`` to return, at least the rows of the longest segment.
+            max_input_size: rows of ``pixel_values`` to pad the tensors for; padding is finite.
+            max_windows_per_batch: attention windows to pad offsets for (Qwen2.5-VL).
+            device: device of the tensors; None means the device of the encoder.
 
         Returns:
-            Plain tensors. Every family has ``cu_seqlens`` int32 [S+1] and ``max_seqlen`` 0-dim
-            int32 on the CPU; the family says what else.
+            Tensors by name: ``cu_seqlens`` int32 [S+1], the offsets of segments, ``max_seqlen``
+            0-dim int32 on the CPU, and those that ``_grid_metadata`` of the family describes.
 
         Raises:
-            ValueError: a bad grid, a grid over a capacity, or an encoder of several input paths.
+            ValueError: a bad grid, one that exceeds a size above, or several input paths.
         """
         raise ValueError(
             f"{type(self).__name__} has the paths {', '.join(self.paths)}, each with metadata of "
@@ -169,7 +168,7 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
         )
 
     def item_encoder(self) -> ItemEncoder[EncoderOutput]:
-        """Return this encoder as ``encode`` uses it: ``paths``, device and staging of pixels."""
+        """Return the object through which ``encode`` calls the paths of this encoder."""
         from ..inputs.images import StagedPreprocessor
         from ..streams.calls import ItemEncoder
 
@@ -226,7 +225,7 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
         fps: float | None = None,
         num_frames: int | None = None,
     ) -> VisionInputs:
-        """Resize, normalise and cut images and videos as the checkpoint's own processor does.
+        """Turn images and videos into pixels and grids as the checkpoint's own processor does.
 
         Args:
             images: one image or several, in any mix. An image is a path, bytes or an open file
@@ -234,10 +233,10 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
                 a numpy array [H, W, C] or tensor [C, H, W] of uint8 or of floats from 0 to 1.
             videos: one video or several. A video is the path of a video file, a :class:`Video`, a
                 sequence of images, a numpy array [F, H, W, C] or a tensor [F, C, H, W].
-            min_pixels: smallest area of an image in pixels (Qwen3-VL: of a whole clip).
+            min_pixels: smallest area of an image in pixels (Qwen3-VL: of all frames of a clip).
             max_pixels: largest area of an image in pixels. ``docs/families.md`` lists the families
                 that take each of these keywords.
-            max_tiles: most tiles an image is cut into, thumbnail not counted.
+            max_tiles: most tiles an image is divided into, thumbnail not counted.
             max_soft_tokens: most tokens per image or frame: 70, 140, 280, 560 or 1120.
             fps: sample videos at this many frames per second; by default every frame is used.
             num_frames: sample videos to this many frames.
@@ -246,7 +245,7 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
             :class:`VisionInputs`; images first, then videos, each in the order given.
 
         Raises:
-            ValueError: an image that cannot be encoded, or a keyword that means nothing here.
+            ValueError: an image that cannot be encoded, or a keyword of other families.
         """
         limits = Limits(min_pixels, max_pixels, max_tiles, max_soft_tokens, fps, num_frames)
         return self.preprocessor(images, videos, **limits._asdict())
@@ -257,19 +256,19 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
 
         It has the same class, metadata, shapes of outputs and bounds on errors, but fuses the
         element-wise steps and takes the fastest attention kernel for each shape. It shares modules,
-        parameters and hooks with this one and sees updates of weights in place. Forwards that
-        record gradients run the blocks of this encoder.
+        parameters and hooks with this encoder, so it sees in-place updates of weights. Forwards
+        that record gradients run the blocks of this encoder, unfused.
 
         Args:
             kernels: attention kernels to choose from: "auto" for all that are installed, "torch"
-                for those that torch brings (Triton included), or the name of one kernel.
+                for those that come with torch (Triton included), or the name of one kernel.
             precision: "bf16" keeps the encoder's own dtype, which may also be float16 or float32;
                 "fp8" computes matrix products of the blocks in e4m3 where a timing finds that
                 faster.
 
         Returns:
-            The accelerated encoder; each of several input paths has kernels for its own shapes.
-            Where none can run (no CUDA, float64, a GPU older than compute capability 8.0, no
+            The accelerated encoder; kernels are chosen for the shapes of each input path.
+            Where no kernel can run (no CUDA, float64, a GPU older than compute capability 8.0, no
             Triton), it runs the blocks of this encoder, and ``kernel_choices()`` says why.
 
         Raises:
@@ -286,7 +285,7 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
         """Return the kernels that an accelerated encoder chose, and why, as plain data for JSON.
 
         An encoder that is not accelerated returns ``{"kernels": "reference"}``. With several
-        paths, each has an entry of its own under its name.
+        input paths, the dict has one such dict per path, under the name of the path.
         """
 
     @abstractmethod
@@ -297,8 +296,8 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
             choices: the result of ``kernel_choices()`` in that process.
 
         Raises:
-            ValueError: this encoder is not accelerated, the data are no kernel choices or are those
-                of other input paths, or they name a kernel that cannot run here.
+            ValueError: this encoder is not accelerated, ``choices`` has another form or other input
+                paths, or it names a kernel that cannot run here.
         """
 
     def gradient_checkpointing_enable(self) -> None:
@@ -312,12 +311,12 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
             path.gradient_checkpointing = False
 
     def save_pretrained(self, save_directory: str | os.PathLike[str]) -> Path:
-        """Write the encoder as a checkpoint that ``load_encoder`` reads back to the bit.
+        """Write the encoder as a checkpoint that ``load_encoder`` reads back bit for bit.
 
-        The folder has the configs of the checkpoint that the encoder was loaded from, its tensors
-        under their published names in the dtype that they have now (over 5 GB in several shards),
-        and a model card unless there is one. transformers' class of the tower alone reads it, and
-        timm does if the checkpoint was in timm's layout.
+        The folder gets the config files of the checkpoint that was loaded, the encoder's tensors
+        under the names in that checkpoint and in their present dtype (over 5 GB in several shards),
+        and a model card unless it has one. transformers reads it with the class of the vision tower
+        alone, and timm does if the checkpoint was in timm's layout.
 
         Args:
             save_directory: the folder; it may hold an earlier save, which is replaced.
@@ -326,10 +325,10 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
             ``save_directory``.
 
         Raises:
-            ValueError: the encoder was not loaded from a checkpoint, its tensors are not those of
-                one (an adapter that is not merged, quantised or mixed dtypes), the folder's name is
-                longer than disks take, or the folder holds other weights, such as those of the
-                whole model.
+            ValueError: the encoder was not loaded from a checkpoint, its tensors differ from that
+                (adapters that are not merged, quantised or mixed dtypes), the folder's name is
+                longer than file systems allow, or the folder holds other weights, such as those of
+                the whole model.
         """
         from .saving import save_encoder
 
@@ -345,15 +344,15 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
         branch: str | None = None,
         create_pr: bool = False,
     ) -> str:
-        """Upload what :meth:`save_pretrained` writes to a repo of the Hub, in one commit.
+        """Upload what :meth:`save_pretrained` writes to a repo of the Hugging Face Hub.
 
-        A model card that the repo has already is left as it is.
+        It is one commit. A model card that the repo has already is left as it is.
 
         Args:
             repo_id: ``owner/name``; the repo is made if it is not there.
             commit_message: first line of the commit.
-            private: whether a new repo is private; None takes the owner's default.
-            token: access token, as the Hub client takes it.
+            private: whether a new repo is private; None takes the default of its owner.
+            token: access token, as ``huggingface_hub.HfApi`` takes it.
             branch: branch to commit to; None is the main one.
             create_pr: open a pull request instead of committing to the branch.
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class MapsFeatures(nn.Module, ABC):
-    """Base class of encoders that arranges features as maps and returns outputs of inner blocks."""
+    """Base class that gives encoders ``feature_maps`` and ``forward_intermediates``."""
 
     @property
     @abstractmethod
@@ -31,12 +31,12 @@ class MapsFeatures(nn.Module, ABC):
     ) -> list[Tensor]:
         """Return one map [t, h, w, D] per item from the rows of all items of one input path.
 
-        With ``tiles``, (columns, rows, thumbnail) per item, the tiles of an image make one map.
+        With ``tiles``, (columns, rows, thumbnail) per item, tiles are stitched to one map.
         """
         raise self._bare_tensors_error("feature_maps")
 
     def _bare_tensors_error(self, method: str) -> ValueError:
-        """Return the error of ``method`` for bare tensors, which may be of any input path."""
+        """Return the error that ``method`` raises for tensors if there are several input paths."""
         dotted = "" if method == "forward" else f".{method}"
         arguments = "features, inputs" if method == "feature_maps" else "inputs"
         return ValueError(
@@ -49,7 +49,7 @@ class MapsFeatures(nn.Module, ABC):
     def _maps_of_items(self, features: Tensor, inputs: VisionInputs) -> list[dict[str, Tensor]]:
         """Return for each item a dict of maps [t, h, w, D] by the name of the input path.
 
-        ``features`` are the rows or the tokens of all items of ``inputs``.
+        ``features`` are ``last_hidden_state`` or ``pooler_output`` of all items of ``inputs``.
         """
 
     @overload
@@ -73,17 +73,17 @@ class MapsFeatures(nn.Module, ABC):
             features: ``last_hidden_state``, ``pooler_output`` or a DeepStack feature of all items
                 in one tensor, or a list with one per item. Of a list of outputs, as
                 ``encoder(inputs)`` returns it, ``last_hidden_state`` is taken.
-            inputs: the result of ``preprocess``, of which the grids and ``tiles`` are read. An
-                encoder of one path also takes ``grid_thw`` [items, 3].
-            tiles: the ``tiles`` of the inputs, for a ``grid_thw``; stitches the tiles of an image.
+            inputs: the result of ``preprocess``, whose grids and ``tiles`` are read. An encoder of
+                one input path also takes ``grid_thw`` [items, 3].
+            tiles: (columns, rows, thumbnail) per item, only with a ``grid_thw``: tiles to stitch.
 
         Returns:
-            For each item a dict from the names of the paths that it uses to its map; tiles are
-            stitched, thumbnails and class tokens are left out. From a ``grid_thw``, a list with one
+            For each item a dict of maps by input path, such as "image" and "tiles"; tiles are
+            stitched, thumbnails and class tokens are left out. With a ``grid_thw``, a list with one
             map per item.
 
         Raises:
-            ValueError: no tensor, or features that are not of these inputs.
+            ValueError: ``features`` are no tensors, or do not have the rows of ``inputs``.
         """
         from .intermediates import rows_of_all
 
@@ -138,8 +138,8 @@ class MapsFeatures(nn.Module, ABC):
         """Return outputs of inner blocks, before any merger, in input order.
 
         Args:
-            pixel_values: the result of ``preprocess``, or the rows of all items of one path.
-            grid_thw: [items, 3]; not with the result of ``preprocess``, which has it.
+            pixel_values: the result of ``preprocess`` or, with one input path, rows of all items.
+            grid_thw: [items, 3], (t, h, w) per item; only with rows.
             indices: n for the last n blocks, block numbers (negatives from the end), None for all.
             output_fmt: "NLC" for the rows of the tower, "NCHW" for maps in raster order.
 
@@ -147,7 +147,7 @@ class MapsFeatures(nn.Module, ABC):
             One entry per block, in the order of ``indices``. With "NLC" it is a tensor [P, D], or
             [tiles, 1+h*w, D] of InternViT. With "NCHW" it is a list of one map [t, D, h, w] per
             item, without class tokens. From the result of ``preprocess``, a dict of such lists by
-            the name of the path.
+            the name of the input path, such as "image".
 
         Raises:
             ValueError: a block or format that does not exist, and the errors of ``forward``.

@@ -13,7 +13,7 @@ from ..grids import plain_values
 from .vision_encoder import VisionEncoder
 
 BlockOutputs: TypeAlias = Callable[[Tensor, GridLike, Sequence[int]], Iterator[Tensor]]
-"""Takes pixels, their grid and block numbers, and yields one tensor per block."""
+"""Takes pixels, their grid and block numbers, and yields the hidden state after each block."""
 
 
 def check_arguments(
@@ -52,7 +52,7 @@ def states_of_blocks(
 
     Args:
         tower: an encoder of one input path.
-        run: its method that yields the hidden state after each block of a list of numbers.
+        run: the tower's method that yields the hidden state after each block in a list.
         pixel_values: the rows of all items.
         grid_thw: [items, 3], (t, h, w) per item, h and w in patches.
         indices: n for the last n blocks, block numbers from 0, None for all.

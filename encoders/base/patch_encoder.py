@@ -1,6 +1,6 @@
 """The base class of towers over packed patches, and the orders that patches come in.
 
-Shapes: P patches in merge-block order, N tokens, D tower width.
+Shapes: P patches in merge-block order (those of a token are neighbours), N tokens, D tower width.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class PatchEncoder(VisionEncoder):
 
     config: PatchConfig
     _segment_frames: int = 0
-    """The most frames of a segment, if metadata are made as if each segment were an item; 0: each
-    frame is a segment."""
+    """The most frames of a clip that attend to each other, as one segment; 0: each frame is one
+    segment."""
     _token_frames: int = 1
-    """The most frames of an item that make one frame of tokens."""
+    """The most frames of an item that are merged into one frame of tokens."""
 
     @property
     def budget_range(self) -> tuple[int, int]:
-        """The fewest and most tokens of a CUDA graph: 64 (an image of 256x256) and 8192."""
+        """The fewest and most output tokens of the CUDA graphs captured by default: 64 and 8192."""
         return 64, 8192
 
     @property
@@ -88,7 +88,7 @@ class PatchEncoder(VisionEncoder):
         """
         pixels = self._admit_pixels(pixel_values, weight)
         require_metadata(metadata, "rotary_pos_emb_cos")
-        # ``len`` would make the number of patches a constant of an exported program.
+        # ``len`` would make the number of patches a constant in torch.export's program.
         rows = metadata["rotary_pos_emb_cos"].shape[0]
         check_rows(pixels.shape[0], rows, "but encoder_metadata is for")
         return pixels
@@ -108,12 +108,12 @@ class PatchEncoder(VisionEncoder):
         Args:
             rows: [P, D].
             table: [entries, D].
-            index: int64 [P, taps], numbers of entries.
-            weight: [P, taps], float32 or wider.
+            index: int64 [P, taps], the entries of the table to sum for each row.
+            weight: [P, taps], the factor of each entry, float32 or wider.
 
         Returns:
             [P, D] in the dtype of ``rows``. The sum is made in the dtype of ``weight`` and rounded
-            to that of ``rows`` before it is added.
+            to the dtype of ``rows`` before it is added.
         """
         if self.accelerator is not None and not self._records_gradients(rows):
             fused_sum = self.accelerator.add_weighted_rows(rows, table, index, weight)
@@ -185,8 +185,8 @@ def merge_order(grids: Sequence[Grid], merge: int, rows: int) -> Tensor:
 
     Args:
         grids: ``(t, h, w)`` per item, in patches.
-        merge: side of a token in patches.
-        rows: number of entries, at least that of patches; entry i beyond the patches is i.
+        merge: side in patches of the square that makes one token.
+        rows: length of the result, at least the number of patches; beyond them, entry i is i.
     """
     order = torch.arange(rows, device="cpu")
     start = 0

@@ -1,7 +1,7 @@
 """The base classes of encoders of several input paths, such as whole images and tiles.
 
-Each path is encoded alone: by one tower for images and tiles of different sizes, or by a tower of
-its own. The paths run one after another, and their outputs are joined per item.
+Each path is encoded alone, by a tower of its own or by one that all paths share (for images and
+tiles of different sizes). The paths run one after another; their outputs are joined per item.
 
 Shapes: P patches of all paths of an item, N tokens of all paths of an item, D tower width.
 """
@@ -27,15 +27,15 @@ Self = TypeVar("Self", bound="PathsEncoder")
 
 
 class PathsEncoder(Encoder):
-    """An :class:`Encoder` of several input paths, whose outputs it joins to one per item.
+    """An :class:`Encoder` of several input paths, such as "image" and "tiles".
 
     Each path is a :class:`VisionEncoder`. Subclasses set ``config``, ``preprocessor`` and
-    ``paths``, and say how outputs are joined.
+    ``paths``, and ``join`` the outputs of the paths to one output per item.
     """
 
     paths: Mapping[str, VisionEncoder] = MappingProxyType({})
     """The paths by name, "image" first. Each is an encoder of its own: ``paths[name](pixel_values,
-    grid_thw)`` takes what ``preprocess(...).paths[name]`` holds, and CUDA graphs capture a path."""
+    grid_thw)`` takes what ``preprocess(...).paths[name]`` holds; a path has its own CUDA graphs."""
 
     def forward(
         self,
@@ -53,14 +53,14 @@ class PathsEncoder(Encoder):
         """Split the outputs of the paths into those of each item, as views.
 
         Args:
-            outputs: the batched output of each path that has entries, by the name of the path.
+            outputs: the batched output of each path that an item uses, by the name of the path.
             inputs: the result of ``preprocess``.
 
         Returns:
             For each item the outputs of the paths that it uses, by the names of the paths.
 
         Raises:
-            ValueError: entries that cannot be assigned to items.
+            ValueError: an output has fewer rows than the grids of its path in ``inputs``.
         """
         items: list[dict[str, Output]] = [{} for _ in inputs.grid_thw]
         for name, output in outputs.items():
@@ -71,7 +71,7 @@ class PathsEncoder(Encoder):
         return items
 
     def _share_modules(self, tower: nn.Module, *, tensors: bool = False) -> None:
-        """Share the submodules of a tower and, with ``tensors``, the tower's direct weights."""
+        """Take a tower's submodules as this module's own; with ``tensors``, its parameters, too."""
         from ..layers.torch_internals import share_modules
 
         share_modules(self, tower, tensors=tensors)
@@ -79,7 +79,7 @@ class PathsEncoder(Encoder):
     def train(self: Self, mode: bool = True) -> Self:
         """Set ``training`` of this encoder, its paths and all layers; ``eval()`` calls it, too."""
         super().train(mode)
-        for path in self.paths.values():  # they share the layers, and are no submodules
+        for path in self.paths.values():  # not submodules, so torch skips them
             path.train(mode)
         return self
 
@@ -114,8 +114,8 @@ def tilings_of(inputs: VisionInputs, tiles_alone: bool = False) -> list[tuple[in
     """Return the arrangement of the tiles of each item, (columns, rows).
 
     Args:
-        inputs: inputs with a view of every item in the path "image" and tiles in the path "tiles".
-        tiles_alone: whether the path "image" has the tiles of an item without a whole view.
+        inputs: inputs with the whole image of an item in the path "image", its tiles in "tiles".
+        tiles_alone: whether an item without a whole image has its tiles in the path "image".
 
     Raises:
         ValueError: a path has another number of views of an item than ``inputs.tiles`` implies.
@@ -143,17 +143,17 @@ def tilings_of(inputs: VisionInputs, tiles_alone: bool = False) -> list[tuple[in
 class TilesThenImage(PathsEncoder):
     """Encodes tiles and whole images with one tower; an item's tiles come first in its output.
 
-    The path "image" has one entry per item, the whole image. The path "tiles" has one entry per
-    item that has tiles, row by row.
+    The path "image" has the whole image of each item. The path "tiles" has the tiles, row by row,
+    of each item that is divided into tiles.
 
     Args:
         image: the tower for whole images.
         tiles: the same tower, with the same parameters and modules, for tiles.
-        preprocessor: makes the inputs of both paths; None for that of the family.
+        preprocessor: makes the inputs of both paths; None for the default of the family.
     """
 
     _tiles_alone = False
-    """Whether an item may have tiles without a whole image, which then are in the path "image"."""
+    """Whether an item may have tiles but no whole image; its tiles are then in the path "image"."""
 
     def __init__(
         self, image: VisionEncoder, tiles: VisionEncoder, preprocessor: Preprocessor | None
@@ -164,7 +164,7 @@ class TilesThenImage(PathsEncoder):
         self.paths = {"image": image, "tiles": tiles}
 
     def join(self, outputs: Mapping[str, Output], inputs: VisionInputs) -> list[Output]:
-        """Return one output per item: the rows of its tiles, then those of the whole image.
+        """Return one output per item: the rows of its tiles, then the rows of the whole image.
 
         Returns:
             Per item ``last_hidden_state`` [P, D], the rows of patches alone, and ``pooler_output``

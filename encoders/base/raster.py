@@ -1,4 +1,4 @@
-"""Rows of features as maps in raster order: of packed patches, of tiles, and of several views.
+"""Arrange rows of features, of patches, tiles or several views, as maps in raster order.
 
 Shapes: P patches, N tokens, D width of a row, h rows and w columns of a map.
 """
@@ -39,10 +39,10 @@ def raster_maps(
         features: [P, D], one row per patch, or [N, D], one row per token.
         grids: ``(t, h, w)`` per item, in patches.
         merge: side of a block in patches.
-        frames: frames of the grid that make one frame of tokens.
+        frames: frames of the grid that are merged into one frame of tokens, mostly 1.
 
     Returns:
-        [t, h, w, D] per item in raster order, of patches or of tokens as ``features`` are.
+        [t, h, w, D] per item in raster order, a map of patches or of tokens like ``features``.
 
     Raises:
         ValueError: no tensor, or one with neither a row per patch nor a row per token.
@@ -71,10 +71,10 @@ def stitch_tiles(maps: Tensor, tiling: Tiling) -> Tensor:
 
     Args:
         maps: [t, h, w, D], one map per tile, the thumbnail last.
-        tiling: (columns, rows, thumbnail) of the image; (1, 1, False) for a video.
+        tiling: (columns, rows, thumbnail) of the image; (1, 1, False) if there are no tiles.
 
     Returns:
-        [1, rows*h, columns*w, D] without the thumbnail; for a video ``maps`` itself.
+        [1, rows*h, columns*w, D] without the thumbnail; ``maps`` itself if there are no tiles.
 
     Raises:
         ValueError: another number of tiles than the tiling makes.
@@ -113,7 +113,7 @@ def maps_of_views(
     inputs: VisionInputs,
     tilings: Sequence[tuple[int, int]],
 ) -> list[dict[str, Tensor]]:
-    """Return the maps of each item by the name of the path, from rows of its tiles, then its image.
+    """Return the maps of each item by path; in ``features``, its tiles come before its whole image.
 
     Args:
         features: rows of patches or of tokens of all items, [P, D] or [N, D].
@@ -151,7 +151,7 @@ def _views(
 ) -> list[tuple[int, str, Grid, Tiling]]:
     """Return (item number, path name, (t, h, w), (columns, rows, False)) per item and path.
 
-    The list is in the order in which ``join`` puts the rows of the views.
+    The list is in the order in which ``TilesThenImage.join`` concatenates the rows of views.
     """
     views = []
     for name, (_, grid_thw, items) in inputs.paths.items():
@@ -164,10 +164,11 @@ def _views(
 def maps_of_sequences(
     features: Tensor, order: Sequence[str], items: Sequence[Mapping[str, Picture]]
 ) -> list[dict[str, Tensor]]:
-    """Return the maps of each item by the name of the view, from the token sequences of all items.
+    """Return the maps of each item by the name of the view, such as "image" or "tiles".
 
     Args:
-        features: [rows, D], with the learned tokens of every item or without them.
+        features: [rows, D], the sequences of all items, with or without learned newlines and
+            separators.
         order: the names of all views, and ``SEPARATOR``, in the order of a sequence.
         items: per item, the arrangement of each of its views.
 
@@ -175,7 +176,7 @@ def maps_of_sequences(
         [1, rows, columns, D] by name.
 
     Raises:
-        ValueError: ``features`` have neither number of rows.
+        ValueError: ``features`` have the rows of neither kind of sequence.
     """
     grids = [{name: picture.grid for name, picture in item.items()} for item in items]
     pairs = zip(split_items(features, grids), grids, strict=True)
@@ -183,9 +184,9 @@ def maps_of_sequences(
 
 
 def sequence_length(grids: Mapping[str, tuple[int, int]]) -> int:
-    """Return the length of the sequence of an image whose views have these rows and columns.
+    """Return the number of tokens of an image with learned newlines and separator.
 
-    Each row has a newline, and the sequence has one separator.
+    ``grids`` has the rows and columns of tokens of each view. Each row ends with a newline.
     """
     return 1 + sum(rows * (columns + 1) for rows, columns in grids.values())
 
@@ -193,11 +194,12 @@ def sequence_length(grids: Mapping[str, tuple[int, int]]) -> int:
 def take_apart(
     rows: Tensor, order: Sequence[str], grids: Mapping[str, tuple[int, int]]
 ) -> dict[str, Tensor]:
-    """Return the views of an image, by name, from a sequence with or without the learned tokens.
+    """Return the views of an image, by name, from its sequence of tokens; undo ``assemble``.
 
     Args:
-        rows: [tokens, D] of :func:`assemble`, or the rows of the views alone in the same order.
-        order: as :func:`assemble` takes it.
+        rows: [tokens, D] as :func:`encoders.layers.assembly.assemble` returned it, or the same
+            without the learned newlines and separator.
+        order: the names of all views, and ``SEPARATOR``, in the order of the sequence.
         grids: rows and columns, in tokens, of each view that the image has.
 
     Returns:
@@ -218,17 +220,17 @@ def take_apart(
 
 
 def split_items(features: Tensor, grids: Sequence[Mapping[str, tuple[int, int]]]) -> list[Tensor]:
-    """Split features of all items into those of each item.
+    """Split the features of all items into the features of each item.
 
     Args:
-        features: [rows, D], with the learned tokens of every item or without them.
+        features: [rows, D], with or without the learned newlines and separator of every item.
         grids: per item, rows and columns in tokens of each of its views.
 
     Returns:
         [rows, D] per item.
 
     Raises:
-        ValueError: ``features`` have neither number of rows.
+        ValueError: ``features`` have the rows of neither kind of sequence.
     """
     token_counts = [sequence_length(item) for item in grids]
     row_counts = [sum(map(prod, item.values())) for item in grids]

@@ -1,7 +1,7 @@
 """Writing an encoder as the checkpoint that it was loaded from, to a folder or to the Hub.
 
-What is written has the layout that ``extract_encoder`` gives a tower: configs as published, and the
-tensors under their published names without the prefix of the tower.
+The files are like those that ``extract_encoder`` writes: the config files of the checkpoint
+and its tensors, under the names that they have there without the prefix of the tower.
 """
 
 from __future__ import annotations
@@ -49,25 +49,25 @@ class Publication:
     files: Mapping[str, Mapping[str, object]]
     """``config`` and the processor files: name without ``.json`` -> content."""
     names: Mapping[str, Sequence[str]]
-    """Name in ``state_dict`` -> names of the published tensors whose rows it joins, in order."""
+    """Name in ``state_dict`` -> names of the checkpoint's tensors that it concatenates by rows."""
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    """Name in ``state_dict`` -> published shape, for tensors that were reshaped by loading."""
+    """Name in ``state_dict`` -> shape in the checkpoint, for tensors that loading has reshaped."""
     rotary_halves: Mapping[str, int] = field(default_factory=dict)
-    """Name of a published tensor of queries or keys -> number of heads, for the tensors whose rows
-    are published in the order of :func:`in_halves`."""
+    """Name of a tensor of queries or keys in the checkpoint -> number of heads, for those tensors
+    whose rows are stored in the order of :func:`in_halves`."""
     projector_file: tuple[str, Sequence[str]] = ("", ())
-    """The name of a second file of weights, and the names of the published tensors that lie in it
-    instead of ``model.safetensors``; empty without such a file."""
+    """The name of a second file of weights, and the names of the tensors that the checkpoint stores
+    there instead of in ``model.safetensors``; empty without such a file."""
     usage: str = ""
     """The sentences of the model card about other libraries; ``{name}`` stands for the repo."""
     repo_id: str | None = None
     """The repo on the Hub; None for a folder."""
     commit: str | None = None
-    """The commit of the repo that every file was read at; None for a folder."""
+    """The commit of the repo from which all files were read; None for a folder."""
 
 
 class SavedEncoder(Protocol):
-    """An encoder that can be saved: its tensors and the form of its published checkpoint."""
+    """An encoder that can be saved: its tensors, and how its checkpoint names and stores them."""
 
     @property
     def published(self) -> Publication | None: ...
@@ -122,8 +122,8 @@ def _save(encoder: SavedEncoder, folder: Path, name: str) -> None:
         name: the repo or folder that the example in the model card loads.
 
     Raises:
-        ValueError: an encoder that was not loaded from a checkpoint, other tensors than those
-            published, more than one dtype, or a folder with other weights.
+        ValueError: an encoder that was not loaded from a checkpoint, other tensors than that
+            checkpoint has, more than one dtype, or a folder with other weights.
     """
     published = _require_published(encoder.published)
     tensors = _published_tensors(encoder.state_dict(), published)
@@ -152,7 +152,7 @@ def _checked_folder(save_directory: str | os.PathLike[str]) -> Path:
     """Return the path of the folder to write, with the home folder in place of ``~``.
 
     Raises:
-        ValueError: the path is empty, that of a file, or has a name of more than ``LONGEST_PART``
+        ValueError: the path is empty or a file, or a part of it has more than ``LONGEST_PART``
             bytes.
     """
     if not os.fspath(save_directory):
@@ -179,11 +179,11 @@ def _require_published(published: Publication | None) -> Publication:
 
 
 def _published_tensors(state: Mapping[str, Tensor], published: Publication) -> dict[str, Tensor]:
-    """Return tensors by their published names, on the CPU, none sharing memory with another.
+    """Return tensors by their names in the checkpoint, on the CPU, each with its own memory.
 
     Args:
         state: the ``state_dict`` of the encoder.
-        published: the published names, shapes and orders of its tensors.
+        published: the names, shapes and row orders that the checkpoint has.
 
     Raises:
         ValueError: ``state`` has other names than ``published``, e.g. those of adapters.
@@ -217,7 +217,7 @@ def _with_own_storage(tensor: Tensor, storages: set[int]) -> Tensor:
 
     Args:
         tensor: a tensor on the CPU.
-        storages: addresses of storages in use, to which the address of this tensor's is added.
+        storages: addresses of the storages in use; the address of this tensor's is added.
     """
     storage = tensor.untyped_storage()
     fills_storage = storage.nbytes() == tensor.nbytes and tensor.is_contiguous()
@@ -230,10 +230,11 @@ def _with_own_storage(tensor: Tensor, storages: set[int]) -> Tensor:
 def in_halves(rows: Tensor, heads: int) -> Tensor:
     """Put the first rows of all rotary pairs of a head before the second rows.
 
-    transformers keeps queries and keys in this order, for towers that turn pairs (2i, 2i + 1).
+    transformers stores queries and keys in this order where the tower rotates columns 2i and
+    2i + 1 together.
 
     Args:
-        rows: [H*K, ..], rows of queries or keys, pair by pair.
+        rows: [H*K, ..], rows of the weight of queries or keys, pair by pair.
         heads: number of heads.
     """
     return torch.unflatten(rows, 0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
@@ -243,7 +244,7 @@ def in_pairs(rows: Tensor, heads: int) -> Tensor:
     """Put the two rows of each rotary pair of a head side by side: undo :func:`in_halves`.
 
     Args:
-        rows: [H*K, ..], rows of queries or keys, half by half.
+        rows: [H*K, ..], rows of the weight of queries or keys, half by half.
         heads: number of heads.
     """
     return torch.unflatten(rows, 0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
@@ -263,7 +264,7 @@ def _only_dtype(tensors: Mapping[str, Tensor]) -> torch.dtype:
 def _refuse_other_weights(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     """Raise a ValueError if ``folder`` has weights of other names than ``tensors``.
 
-    Other names mean a whole model, of which saving a tower would leave only a part.
+    Such a folder holds another model or a whole one, which saving a tower would damage.
     """
     from safetensors import safe_open
 

@@ -1,4 +1,4 @@
-"""The base class of towers over square tiles: everything that is not their architecture.
+"""The base class of towers over square tiles: grids, metadata and maps, but no layers.
 
 Shapes: B tiles of n = c + h*w rows (c of them before the patches: a class token, or none), D tower
 width, N tokens.
@@ -28,7 +28,7 @@ Own = TypeVar("Own", bound="TileEncoder")
 
 
 class InnerStack(NamedTuple):
-    """A stack of blocks over views [B, h, w, D] that a tower runs before its own ``blocks``."""
+    """A stack of blocks over views [B, h, w, D] (SAM) that a tower runs before its ``blocks``."""
 
     blocks: nn.ModuleList
     embed: Callable[[Tensor], Tensor]
@@ -51,7 +51,7 @@ class TileEncoder(VisionEncoder):
 
         Args:
             side: height and width of a tile in pixels.
-            largest_batch: tiles of the largest CUDA graph; None for the number of this tower.
+            largest_batch: tiles of the largest CUDA graph; None keeps the present number.
         """
         resized = copy.copy(self)  # the copy shares the modules, parameters and hooks
         resized._side = side
@@ -74,7 +74,7 @@ class TileEncoder(VisionEncoder):
     def _token_grid(self, h: int, w: int) -> tuple[int, int]:
         """Return rows and columns of the tokens of a tile of ``h`` x ``w`` patches.
 
-        There is one token per row of ``last_hidden_state``, unless the family merges these.
+        There is one token per row of ``last_hidden_state``, unless the family merges rows.
         """
         return self._row_grid(h, w)
 
@@ -84,7 +84,7 @@ class TileEncoder(VisionEncoder):
 
     @property
     def budget_range(self) -> tuple[int, int]:
-        """The fewest and most tokens of a CUDA graph: those of 1 and ``_largest_batch`` tiles."""
+        """The fewest and most tokens of a CUDA graph, for 1 and ``_largest_batch`` tiles."""
         return self._tile_tokens, self._largest_batch * self._tile_tokens
 
     @property
@@ -122,14 +122,14 @@ class TileEncoder(VisionEncoder):
         yield from self._run_blocks(self._embed(pixel_values), metadata, numbers)
 
     def _has_whole_tokens(self, pixel_values: Tensor) -> bool:
-        """Return whether height and width of tiles are multiples of those of a token."""
+        """Return whether the height and width of tiles are multiples of the side of a token."""
         step, sizes = self.config.patch_size * self._grid_multiple, pixel_values.shape[2:]
         return len(sizes) == 2 and all(size > 0 and size % step == 0 for size in sizes)
 
     def _check_grids(self, pixel_values: Tensor, grids: list[Grid]) -> None:
         """Check the number and the size of tiles [B, C, H, W] against the grids of their items."""
         if not self._has_whole_tokens(pixel_values):
-            return  # ``_admit_tiles`` says what is wrong
+            return  # ``_admit_tiles`` will raise the error
         check_rows(pixel_values.shape[0], sum(t for t, _, _ in grids), "but the grid makes")
         patch, shape = self.config.patch_size, tuple(pixel_values.shape)
         for _, h, w in grids:
@@ -163,7 +163,7 @@ class TileEncoder(VisionEncoder):
     ) -> list[Tensor]:
         """Arrange ``last_hidden_state`` or ``pooler_output`` as maps, without class tokens.
 
-        With ``tiles`` (of :class:`VisionInputs`) each image gets one map [1, rows*h, columns*w, D]
+        With ``tiles`` (see :class:`VisionInputs`) each image gets one map [1, rows*h, columns*w, D]
         without its thumbnail. Without ``tiles`` each item gets [tiles, h, w, D].
         """
         from .raster import stitch_items

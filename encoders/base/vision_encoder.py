@@ -48,9 +48,9 @@ Self = TypeVar("Self", bound="VisionEncoder")
 
 
 class VisionEncoder(Encoder):
-    """An :class:`Encoder` of one input path: it also takes tensors, and CUDA graphs capture it.
+    """An :class:`Encoder` of one input path: it takes tensors, and CUDA graphs can capture it.
 
-    Subclasses hold the architecture: ``config``, ``blocks`` and ``forward``.
+    Subclasses define the architecture: ``config``, ``blocks`` and ``forward``.
     """
 
     config: VisionConfig
@@ -58,7 +58,7 @@ class VisionEncoder(Encoder):
     accelerator: Accelerator | None = None
     """Runs the blocks of an accelerated encoder; None means that blocks are called as modules."""
     _observer: AttentionObserver | None = None
-    """Runs the blocks in place of the reference while attention maps are made."""
+    """Runs the blocks instead while attention maps are made; None at other times."""
     _rows_before: int = 0
     """The number of rows per tile that come before its patches, such as a class token."""
 
@@ -88,7 +88,7 @@ class VisionEncoder(Encoder):
 
     @abstractmethod
     def item_specs(self, grid_thw: GridLike) -> list[EncoderItemSpec]:
-        """Return each item's input rows, tokens, segments, their length and windows."""
+        """Return the sizes of each item: input rows, output tokens, attention segments, windows."""
 
     @abstractmethod
     def forward(
@@ -105,8 +105,8 @@ class VisionEncoder(Encoder):
                 floating-point, on the CPU or on the device of the encoder.
             grid_thw: (t, h, w) per item, h and w in patches; it is not read if
                 ``encoder_metadata`` is given.
-            encoder_metadata: what ``prepare_encoder_metadata`` returned; with it the device is
-                never waited for, and rows beyond those of its grid are padding.
+            encoder_metadata: the result of ``prepare_encoder_metadata``; with it the host never
+                waits for the device, and pixel rows beyond those of the grid are padding.
 
         Returns:
             :class:`EncoderOutput`, with the shapes that the documentation of the family gives.
@@ -150,7 +150,7 @@ class VisionEncoder(Encoder):
         """Return the grid as a list of ``(t, h, w)``, checked by the rules of the family."""
 
     def _segment_grids(self, grids: list[Grid]) -> list[Grid]:
-        """Return the grids, each cut in time if attention covers a few frames; by default uncut."""
+        """Return one grid per segment if attention spans few frames; by default, the grids."""
         return grids
 
     @abstractmethod
@@ -195,7 +195,7 @@ class VisionEncoder(Encoder):
         return [{"image": item} for item in maps]
 
     def join(self, outputs: Mapping[str, Output], inputs: VisionInputs) -> list[Output]:
-        """Split the batched output "image", the only one of this encoder, into one per item."""
+        """Split the batched output of the only path, "image", into one output per item."""
         return self.split(outputs["image"], inputs.grid_thw) if outputs else []
 
     def split(self, output: Output, grid_thw: GridLike) -> list[Output]:
@@ -236,7 +236,7 @@ class VisionEncoder(Encoder):
         if grid_thw is None:
             raise ValueError(missing_grid(pixel_values, self.config.patch_size))
         grids = self._read(grid_thw)
-        self._check_grids(pixel_values, grids)  # a grid in pixels would make huge metadata
+        self._check_grids(pixel_values, grids)  # before a grid in pixels makes huge metadata
         if self.accelerator is None:
             return self.prepare_encoder_metadata(grids)
         weight = next(self.parameters())
@@ -256,8 +256,8 @@ class VisionEncoder(Encoder):
         ``hint`` is added to errors; ``shape``, if given, replaces ``row_shape`` in the check.
 
         Raises:
-            ValueError: no tensor, integer pixels, a wrong trailing shape, or pixels on another
-                accelerator.
+            ValueError: no tensor, integer pixels, rows of a wrong shape, or pixels on a device that
+                is neither the CPU nor that of ``weight``.
         """
         rows = f"{type(self).__name__} takes rows of shape {self.row_shape}{hint}"
         check_pixels(pixel_values, shape or self.row_shape, rows, weight.device)
@@ -279,11 +279,11 @@ class VisionEncoder(Encoder):
         An accelerated encoder runs fused blocks unless gradients are recorded.
 
         Args:
-            hidden: [P, D], of towers over tiles [tiles, n, D], over views in space [views, h, w,
-                D]; the rows that the first block reads.
-            metadata: what ``prepare_encoder_metadata`` returns.
+            hidden: the rows that the first block reads: [P, D], in towers over tiles [tiles, n, D],
+                in SAM [views, h, w, D].
+            metadata: the result of ``prepare_encoder_metadata``.
             numbers: block numbers from 0, ascending, each once.
-            blocks: the stack to run, of a tower with several; None for ``self.blocks``.
+            blocks: the stack of blocks to run, such as SAM's; None for ``self.blocks``.
         """
         blocks = self.blocks if blocks is None else blocks
         reference = self._reference_blocks(hidden, metadata, numbers, blocks)
@@ -330,7 +330,7 @@ class VisionEncoder(Encoder):
         return block(hidden, context)
 
     def accelerated(self: Self, kernels: Kernels = "auto", precision: Precision = "bf16") -> Self:
-        from ..accelerated import accelerate  # only where it is asked for: it needs Triton
+        from ..accelerated import accelerate  # imported here because it needs Triton
 
         if self.accelerator is not None:
             raise ValueError(
