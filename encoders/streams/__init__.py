@@ -1,19 +1,19 @@
-"""Encoding the items that a user has: a few in one call, or a stream of any length.
+"""The methods ``encode``, for a few images and videos, and ``encode_many``, for a long stream.
 
-Encoders and their wrappers inherit :class:`encoders.streams.items.EncodesItems`, and share this
-code.
+Encoders and their wrappers, such as ``GraphedEncoder``, inherit both methods from
+:class:`encoders.streams.items.EncodesItems`.
 
 - ``items``: the methods ``encode`` and ``encode_many``; ``keywords``: their keywords as types
-- ``calls``: preprocessed items to one result each, in one call of the encoder or in several
-- ``stream``: items of an iterable to results, in order and in bounded memory
+- ``calls``: turns preprocessed items into one result each, in one or several calls of the encoder
+- ``stream``: turns the items of an iterable into results, in order and in bounded memory
 - ``item_errors``: the results of items that could not be encoded
 - ``prefetch``: the threads that prepare items ahead
-- ``device``: the copies of batches to a device, and their runs on it
-- ``progress``: a bar on a terminal, lines in a log
-- ``pooling``: one vector per item; ``pruning``: the tokens of a clip that changed
+- ``device``: copies batches to a device, and runs them there
+- ``progress``: shows progress as a bar on a terminal, as lines in a log
+- ``pooling``: makes one vector per item; ``pruning``: keeps the tokens of a clip that changed
 
 Other packages import from here, not from the modules. The names are imported when they are first
-used, because encoders import ``items`` and no image library.
+used, because every encoder imports ``items``, which must not import an image library.
 """
 
 from __future__ import annotations

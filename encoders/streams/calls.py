@@ -1,7 +1,7 @@
-"""Encoding preprocessed items: one call or several, and one result per item.
+"""Encode preprocessed items in one call of an encoder or in several, with one result per item.
 
 Nothing here imports an encoder: an :class:`ItemEncoder` holds the few members that are needed, so
-that encoders and their wrappers share this code.
+that encoders and their wrappers, such as ``GraphedEncoder``, share this code.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .pooling import Pool, PoolingHead, check_fields, check_pool, pool_items
 
 
 class ItemPath(Protocol):
-    """The methods that ``encode`` needs of an encoder of one input path, e.g. "tiles"."""
+    """The methods that ``encode`` needs of the encoder of an input path, such as "tiles"."""
 
     def grid_for(self, tokens: int) -> Grid: ...
 
@@ -71,7 +71,7 @@ PathCall: TypeAlias = Callable[[Tensor, GridLike], Output]
 
 
 class ResultSettings(NamedTuple):
-    """The settings of results: whole outputs or vectors, and the most output tokens per call."""
+    """How results are made: as whole outputs or vectors, and the most output tokens per call."""
 
     pool: Pool = "none"
     normalize: bool = False
@@ -80,29 +80,29 @@ class ResultSettings(NamedTuple):
 
 @dataclass(frozen=True)
 class ItemEncoder(Generic[Output]):
-    """An encoder as ``encode`` uses it: ``paths`` and, for each, the function to call."""
+    """All that ``encode`` needs of an encoder: its input paths, and a function that runs each."""
 
     encoder: JoinsOutputs[Output]
     """The encoder that preprocesses items and joins the outputs of its input paths."""
     paths: Mapping[str, ItemPath]
     calls: Mapping[str, PathCall[Output]]
-    """The function that encodes the inputs of each path, by the name of the path."""
+    """The function that encodes the inputs of each path, by name, such as "image" or "tiles"."""
     device: torch.device
     fields: tuple[OutputField, ...] = OUTPUT_FIELDS
-    """The fields of the output that the calls return."""
+    """The fields that the outputs of ``calls`` have; a wrapper may leave some out."""
     stager: StagedPreprocessor | None = None
-    """The preprocessor, if it can leave normalising and cutting to the device, else None."""
+    """The preprocessor, if it can leave normalising and making patches to the device, else None."""
     owns_results: bool = True
-    """Whether a result keeps its values when the next call runs. It does not if calls return views
-    of static buffers."""
+    """Whether a result keeps its values when the next call runs. It does not if ``calls`` return
+    views of the static buffers of a CUDA graph."""
     head: PoolingHead | None = None
-    """The learned head of the encoder, which ``pool="head"`` needs; None without one."""
+    """The encoder's learned head (of SigLIP), which ``pool="head"`` needs; None without one."""
 
     def check(self, results: ResultSettings) -> None:
         """Check that the encoder can make the kind of results that ``results`` describe.
 
         Raises:
-            ValueError: arguments of ``encode`` that are wrong or need a field that is left out.
+            ValueError: a wrong setting, or a pool that needs a field or head that is missing.
         """
         check_pool(results.pool, results.normalize)
         limit = results.max_tokens_per_call
@@ -127,8 +127,8 @@ class ItemEncoder(Generic[Output]):
         """Encode preprocessed items.
 
         Args:
-            inputs: any number of items.
-            results: the kind of result of each item: whole or pooled.
+            inputs: the preprocessed inputs of any number of items.
+            results: whole outputs or vectors, and the most output tokens per call.
 
         Returns:
             One :class:`EncoderOutput` per item or, with a pool, one vector; each in memory of its
@@ -146,9 +146,9 @@ class ItemEncoder(Generic[Output]):
         return pool_items(outputs, results.pool, grids, results.normalize, self.head)
 
     def _outputs(self, inputs: VisionInputs, limit: int | None) -> Iterator[Output]:
-        """Yield the output of each item, which may be a view; the encoder is called as needed.
+        """Yield the output of each item, which may be a view of the output of a whole call.
 
-        ``limit`` is the largest number of output tokens per call; None has no limit.
+        ``limit`` is the largest number of output tokens per call of the encoder, or None.
         """
         paths = inputs.paths.items()
         entries = {name: self._entries(name, path, limit) for name, path in paths}
@@ -157,12 +157,12 @@ class ItemEncoder(Generic[Output]):
             yield self.encoder.join({name: next(entries[name]) for name in path_names}, item)[0]
 
     def _entries(self, name: str, inputs: PathInputs, limit: int | None) -> Iterator[Output]:
-        """Yield the output of each entry of an input path, which has the pixels of one item.
+        """Run the encoder of input path ``name`` and yield the output of each item that uses it.
 
         Args:
-            name: the name of the path.
-            inputs: the pixels and grids of its entries.
-            limit: largest number of output tokens per call; None for one call.
+            name: the name of the path, such as "image" or "tiles".
+            inputs: the pixels and grids of that path, of all items that use it.
+            limit: largest number of output tokens per call of the encoder; None for one call.
         """
         path, call = self.paths[name], self.calls[name]
         grids: list[Grid] = [(t, h, w) for t, h, w in inputs.grid_thw.tolist()]
@@ -183,7 +183,7 @@ class ItemEncoder(Generic[Output]):
 
 
 EitherItemEncoder: TypeAlias = ItemEncoder[EncoderOutput] | ItemEncoder[PartialOutput]
-"""The item encoder of an encoder, or of a wrapper that may leave fields out."""
+"""An :class:`ItemEncoder` with whole outputs, or with outputs that may lack fields."""
 
 
 def _in_own_memory(output: Output) -> Output:
@@ -198,12 +198,12 @@ def split_inputs(inputs: VisionInputs, paths: Mapping[str, ItemPath]) -> list[Vi
     """Split the inputs of several items into the inputs of each item, as views.
 
     Args:
-        inputs: any number of items.
-        paths: the paths of the encoder by name.
+        inputs: the inputs of any number of items.
+        paths: the input paths of the encoder by name, such as "image" and "tiles".
 
     Raises:
-        ValueError: entries of a path that cannot be assigned to items, or another number of rows of
-            pixels than the grid makes.
+        ValueError: input paths of another encoder, or a path whose grids make another number of
+            rows than its pixels have.
     """
     inputs.check(paths)
     path_items: dict[str, list[PathInputs]] = {}
@@ -231,12 +231,12 @@ def split_inputs(inputs: VisionInputs, paths: Mapping[str, ItemPath]) -> list[Vi
 def select_items(
     inputs: VisionInputs, paths: Mapping[str, ItemPath], items: Sequence[int]
 ) -> VisionInputs:
-    """Return the inputs of some items, with all of their paths.
+    """Return the inputs of some items, with all input paths.
 
     Args:
-        inputs: any number of items.
-        paths: the paths of the encoder by name.
-        items: numbers of the items to keep, in the order wanted; may be none.
+        inputs: the inputs of any number of items.
+        paths: the input paths of the encoder by name, such as "image" and "tiles".
+        items: numbers of the items to keep, from 0, in the order of the result; may be empty.
 
     Raises:
         ValueError: what :func:`split_inputs` raises.
@@ -254,7 +254,7 @@ def select_items(
 
 
 def join_inputs(parts: Sequence[VisionInputs]) -> VisionInputs:
-    """Return the inputs of several items as one; all have the same paths.
+    """Concatenate the inputs of several items, which must have the same input paths.
 
     Args:
         parts: the inputs to join, at least one.
@@ -276,16 +276,16 @@ def join_inputs(parts: Sequence[VisionInputs]) -> VisionInputs:
 
 
 class ItemPart(NamedTuple):
-    """Consecutive frames or tiles of an item that run in one call: all, or a limited number."""
+    """Consecutive frames or tiles of an item that run in one call of the encoder: all, or some."""
 
     item: int
     """Number of the item, from 0."""
     grid: Grid
-    """(frames, h, w) of these segments, h and w in patches."""
+    """(t, h, w) of this part: t frames or tiles of h x w patches."""
     rows: int
-    """The number of rows of ``pixel_values``."""
+    """The number of rows of ``pixel_values`` in this part."""
     tokens: int
-    """The number of output tokens."""
+    """The number of output tokens of this part."""
     last: bool
     """Whether this part is the last one of its item."""
 
@@ -295,13 +295,13 @@ def plan_calls(
     item_specs: Callable[[Sequence[Grid]], list[EncoderItemSpec]],
     limit: int | None,
 ) -> list[list[ItemPart]]:
-    """Return which parts of which items each call encodes, in order.
+    """Return, for each call of the encoder, the parts of items that it encodes, in order.
 
     Args:
         grids: the (t, h, w) of each item.
         item_specs: the encoder's method of that name, which gives the sizes of items.
-        limit: most output tokens per call. An item above it is divided between segments, and not
-            between frames that make tokens together. That is exact: no row attends outside its
+        limit: most output tokens per call. A larger item is split between attention segments, not
+            between frames that are merged into tokens. That is exact: no row attends outside its
             segment, and positions repeat in each. One segment alone may exceed the limit.
 
     Returns:
@@ -330,10 +330,10 @@ def plan_calls(
 def _frames_together(
     grid: Grid, item_specs: Callable[[Sequence[Grid]], list[EncoderItemSpec]]
 ) -> tuple[int, int]:
-    """Return how many frames share their tokens, one or more, and the number of those tokens.
+    """Return how many frames are merged into one set of tokens, and how many tokens it has.
 
     Args:
-        grid: the (t, h, w) of an item. ERNIE-4.5-VL makes tokens of two frames, MoonViT-3D of four.
+        grid: the (t, h, w) of an item. ERNIE-4.5-VL merges two frames, MoonViT-3D up to four.
         item_specs: the encoder's method of that name, which gives the sizes of items.
     """
     t, h, w = grid
@@ -345,7 +345,7 @@ def _frames_together(
 
 
 def join_outputs(parts: Sequence[Output]) -> Output:
-    """Return the output of an item, joined from the outputs of its parts in order."""
+    """Concatenate the outputs of the parts of one item, in order, to the output of the item."""
     if len(parts) == 1:
         return parts[0]
     hidden, pooled, deepstack = zip(*parts, strict=True)

@@ -1,4 +1,4 @@
-"""The batches of a stream on one device: copied to the device, and run on it, in order."""
+"""The queue of a stream's batches on one device, which copies and runs them in order."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from torch import Tensor
 
 
 class DeviceQueue:
-    """Runs batches on one device: on the CPU each at once, on a GPU one ahead of the results.
+    """Runs batches on one device; on a GPU, the next batch is queued before results are read.
 
     On CUDA, pixels are copied from page-locked memory on one CUDA stream while the batch before
     them runs on another. Neither is the caller's current stream.
 
     Attributes:
-        ahead: number of batches that are queued beyond the one whose results are returned.
+        ahead: number of batches that are queued after the one whose results are read: 0 or 1.
         pins: whether tensors for ``send`` should lie in page-locked memory.
-        stages: whether pixels are sent as uint8, and normalised and cut on the device.
+        stages: whether pixels are sent as uint8, and normalised and made patches on the device.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -30,7 +30,7 @@ class DeviceQueue:
             self._copies, self._runs = _streams(device)
 
     def begin(self) -> None:
-        """Make all batches wait for the work that is queued on the caller's CUDA stream by now."""
+        """Make all later batches wait for the work queued so far on the caller's CUDA stream."""
         if self._on_cuda:
             self._runs.wait_stream(torch.cuda.current_stream(self.device))
 
@@ -39,7 +39,7 @@ class DeviceQueue:
         return rows.pin_memory() if self.pins else rows
 
     def send(self, parts: Sequence[Tensor]) -> list[Tensor]:
-        """Return tensors copied to a CUDA device; for other devices the encoder copies them."""
+        """Return copies of tensors on a CUDA device; for other devices, the tensors themselves."""
         if not self._on_cuda:
             return list(parts)
         with torch.cuda.stream(self._copies):
@@ -50,14 +50,14 @@ class DeviceQueue:
         return copies
 
     def running(self) -> AbstractContextManager[object]:
-        """Return the context in which a batch is encoded: on a GPU, a CUDA stream for batches."""
+        """Return the context manager to encode a batch in: on a GPU, a CUDA stream for batches."""
         return torch.cuda.stream(self._runs) if self._on_cuda else nullcontext()
 
     def mark(self) -> torch.cuda.Event | None:
         """Return a CUDA event that comes after everything queued so far; None without CUDA."""
         if not self._on_cuda:
             return None
-        # A thread that waits for a blocking event leaves its core to decoders.
+        # Waiting for a blocking event leaves the core to threads that decode images.
         event = torch.cuda.Event(blocking=True)
         event.record(self._runs)
         return event
@@ -67,11 +67,11 @@ class DeviceQueue:
 
         Args:
             mark: what ``mark`` returned after the batch; None waits for nothing.
-            results: the tensors of the batch, which the caller's CUDA stream may read from now on.
+            results: the output tensors of the batch, which the caller's CUDA stream may then read.
         """
         if mark is not None:
             mark.synchronize()
-            for tensor in results:  # keeps torch from reusing its memory before the caller reads it
+            for tensor in results:  # torch must not reuse the memory before the caller reads it
                 tensor.record_stream(torch.cuda.current_stream(self.device))
 
 

@@ -1,4 +1,4 @@
-"""The results of items that could not be encoded, and the errors that are an item's own."""
+"""The results of items that could not be encoded, and which errors an item is to blame for."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ FAILURES = (
     RuntimeError,
     MemoryError,
 )
-"""The exceptions that a bad item raises while it is encoded."""
+"""The exceptions that a bad item, such as a broken file, may raise while it is encoded."""
 
 
 class ItemError(NamedTuple):
-    """The result of an item that could not be encoded, if ``on_error="keep"`` was given."""
+    """The result of an item that could not be encoded, from ``encode_many(on_error="keep")``."""
 
     index: int  # type: ignore[assignment]  # hides tuple.index
     """Number of the item, from 0."""
     key: object
-    """Key of the item, None if it had none."""
+    """Key of the item, if it came as a pair (key, item); else None."""
     error: Exception
-    """The exception, without its traceback, which would hold the pixels."""
+    """The exception, without its traceback, which would keep the pixels in memory."""
 
 
 def without_traceback(error: Exception) -> Exception:
     """Drop the tracebacks of an error and of its causes, which would keep pixels in memory."""
     cause: BaseException | None = error
     cause_ids: set[int] = set()
-    # `raise error from error` makes a circle of causes.
+    # `raise error from error` makes an error its own cause.
     while cause is not None and id(cause) not in cause_ids:
         cause_ids.add(id(cause))
         cause.__traceback__ = None
@@ -44,7 +44,7 @@ def without_traceback(error: Exception) -> Exception:
 
 
 def without_item_name(error: Exception) -> Exception:
-    """Return the error without "image 0: " or "video 0: ", as the stream itself names the item."""
+    """Drop "image 0: " or "video 0: " from an error, as the stream adds the item's real number."""
     if not isinstance(error, ValueError):
         return error
     message = str(error)
@@ -52,9 +52,9 @@ def without_item_name(error: Exception) -> Exception:
 
 
 def raise_if_not_the_items(values: Sequence[object]) -> None:
-    """Raise the first error if each of a batch's values is a RuntimeError and none is about memory.
+    """Raise the first of a batch's values if all are RuntimeErrors and none is an out-of-memory.
 
-    The items are then not to blame, but the encoder or the device.
+    If every item fails, the encoder or the device is to blame, not the items.
     """
     errors = [value for value in values if isinstance(value, RuntimeError)]
     if len(errors) == len(values) and not any(map(is_out_of_memory, errors)):
@@ -66,7 +66,7 @@ def advising_limit(tokens: int, device: torch.device) -> Iterator[None]:
     """Advise to lower ``max_tokens_per_call`` if the ``with`` block runs out of memory.
 
     Args:
-        tokens: output tokens that the block encodes, of which the message proposes half.
+        tokens: output tokens that the block encodes; the message proposes half as the limit.
         device: the device that the block runs on.
 
     Raises:
@@ -90,7 +90,7 @@ def advising_limit(tokens: int, device: torch.device) -> Iterator[None]:
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error says that memory ran out.
 
-    On the CPU, torch raises a plain RuntimeError, which its message identifies.
+    On the CPU, torch raises a plain RuntimeError, which is recognised by its message.
     """
     kinds = (torch.OutOfMemoryError, MemoryError)
     return isinstance(error, kinds) or "can't allocate memory" in str(error)

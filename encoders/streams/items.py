@@ -1,4 +1,4 @@
-"""The methods that take images and videos, which encoders and their wrappers inherit.
+"""The methods ``encode``, ``encode_many`` and ``attention_maps``, which all encoders inherit.
 
 Shapes: D width of a pooled vector.
 """
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 
 class EncodesItems(ABC, Generic[Output]):
-    """Base class that provides ``encode`` and ``encode_many`` by the method ``item_encoder``."""
+    """Base class with ``encode`` and ``encode_many``, which run what ``item_encoder`` returns."""
 
     @abstractmethod
     def item_encoder(self) -> ItemEncoder[Output]:
-        """Return the encoder as ``encode`` uses it, with a function per input path."""
+        """Return the object by which ``encode`` calls the encoder: a function per input path."""
 
     @overload
     def encode(
@@ -66,15 +66,15 @@ class EncodesItems(ABC, Generic[Output]):
                 all rows of its ``pooler_output``; "head" returns what SigLIP's head makes of them,
                 "cls" the class token of ``last_hidden_state``, averaged over the tiles.
             normalize: divide each vector by its L2 norm; needs a pool.
-            max_tokens_per_call: most output tokens that the encoder is given at a time. An item
-                above it runs in parts between its segments (frames, tiles), which is exact; one
-                segment alone may exceed the limit. None runs all items in one call.
+            max_tokens_per_call: most output tokens per call of the encoder. A larger item is split
+                between its segments (frames, tiles), which is exact; one segment alone may exceed
+                the limit. None runs all items in one call.
             min_pixels, max_pixels, ..., num_frames: as ``preprocess`` takes them.
 
         Returns:
             One :class:`EncoderOutput` per item or, with a pool, one tensor [D] per item in float32
             (float64 where the encoder is float64). Every result has memory of its own, except from
-            a wrapper that was told to return views.
+            a graph wrapper that was told to return views of its buffers.
 
         Raises:
             ValueError: what ``preprocess`` or the encoder refuses, or a pool that this encoder
@@ -92,11 +92,11 @@ class EncodesItems(ABC, Generic[Output]):
         return item_encoder.encode(inputs, settings)
 
     @overload
-    def encode_many(  # type: ignore[overload-overlap]  # a tuple of two is a pair
+    def encode_many(  # type: ignore[overload-overlap]  # a tuple of two is (key, item)
         self, items: kw.Pairs[kw.Key], *, on_error: kw.Raise = ..., **how: Unpack[kw.WholeStream]
     ) -> Iterator[tuple[kw.Key, Output]]: ...
     @overload
-    def encode_many(  # type: ignore[overload-overlap]  # a tuple of two is a pair
+    def encode_many(  # type: ignore[overload-overlap]  # a tuple of two is (key, item)
         self, items: kw.Pairs[kw.Key], *, on_error: kw.Raise = ..., **how: Unpack[kw.PooledStream]
     ) -> Iterator[tuple[kw.Key, Tensor]]: ...
     @overload
@@ -108,11 +108,11 @@ class EncodesItems(ABC, Generic[Output]):
         self, items: Iterable[ItemLike], *, on_error: kw.Raise = ..., **how: Unpack[kw.PooledStream]
     ) -> Iterator[Tensor]: ...
     @overload
-    def encode_many(  # type: ignore[overload-overlap]  # a tuple of two is a pair
+    def encode_many(  # type: ignore[overload-overlap]  # a tuple of two is (key, item)
         self, items: kw.Pairs[kw.Key], *, on_error: kw.Keep, **how: Unpack[kw.WholeStream]
     ) -> Iterator[tuple[kw.Key, Output] | ItemError]: ...
     @overload
-    def encode_many(  # type: ignore[overload-overlap]  # a tuple of two is a pair
+    def encode_many(  # type: ignore[overload-overlap]  # a tuple of two is (key, item)
         self, items: kw.Pairs[kw.Key], *, on_error: kw.Keep, **how: Unpack[kw.PooledStream]
     ) -> Iterator[tuple[kw.Key, Tensor] | ItemError]: ...
     @overload
@@ -145,10 +145,10 @@ class EncodesItems(ABC, Generic[Output]):
 
         Threads decode and preprocess items while earlier ones are encoded, without gradients, in
         batches of tokens. At most four batches are read ahead of the results that were yielded, so
-        memory is bounded; an item that is being decoded counts as the mean of those before it.
+        memory is bounded; an item that is being decoded counts as the mean of earlier ones.
 
         Args:
-            items: any iterable; worker threads read it, one at a time. An item is an image as
+            items: any iterable; worker threads iterate it, one at a time. An item is an image as
                 ``preprocess`` takes it, a clip (a :class:`Video`, a list of frames, an array
                 [F, H, W, C] or a tensor [F, C, H, W]), a row of a ``datasets`` column, or a tuple
                 of two (key, item).
@@ -192,7 +192,7 @@ class EncodesItems(ABC, Generic[Output]):
     ) -> list[list[Tensor]]:
         """Return the weight that attention gives to each patch, as maps in raster order.
 
-        Only the encoder itself makes such maps, neither graphs nor accelerated encoders. The
+        Encoders that are accelerated or wrapped in CUDA graphs raise a ValueError instead. The
         weights are computed by chunks of queries, so memory is bounded.
 
         Args:
@@ -201,14 +201,14 @@ class EncodesItems(ABC, Generic[Output]):
             queries: the rows whose attention is shown: None for all patches of the map, "cls" for
                 the class token of each tile, or points (frame, row, column) of the map.
             heads: "mean" over the heads, or "all" of them.
-            path: "image", or another name that ``paths`` or ``feature_maps`` gives, as "tiles";
-                "image.sam" and "tiles.sam" are the blocks of SAM in DeepSeek-OCR.
+            path: "image", or another key of ``paths`` or ``feature_maps``, such as "tiles";
+                "image.sam" and "tiles.sam" show the blocks of SAM in DeepSeek-OCR.
 
         Returns:
             For each item a list with one map [t, h, w] per block, of all heads [H, t, h, w]; tiles
-            are stitched, and an item without the path has an empty list. A value is the mean over
-            the queries of the weights that they give to the patch; that of a query in another
-            window or tile is 0. Weights of class tokens and thumbnails are left out, and the
+            are stitched, and an item that does not use the path has an empty list. A value is the
+            mean, over the queries, of their attention weight on the patch, which is 0 for a query
+            in another window or tile. Weights of class tokens and thumbnails are left out, and the
             others are not normalised again.
 
         Raises:

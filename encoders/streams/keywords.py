@@ -1,7 +1,7 @@
-"""The keywords of ``encode`` and ``encode_many`` as types.
+"""Types of the keywords of ``encode`` and ``encode_many``, for type checkers.
 
-A method lists its keywords in its own signature. Its overloads, of which there is one for each
-kind of result, take them from here.
+Each method lists its keywords in full. Its overloads, one per kind of result, annotate ``**how``
+with the classes below.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .pooling import VectorPool
 
 Key = TypeVar("Key")
 Pairs: TypeAlias = Iterable[tuple[Key, ItemLike]]
-"""Pairs of a key and an item."""
+"""Pairs (key, item), which ``encode_many`` returns as (key, result)."""
 Raise: TypeAlias = Literal["raise"]
 Keep: TypeAlias = Literal["keep"]
 

@@ -15,12 +15,12 @@ from torch import Tensor
 from ..data import EncoderItemSpec, EncoderOutput, Grid, OutputField, PartialOutput
 
 VectorPool: TypeAlias = Literal["mean", "max", "cls", "head"]
-"""The values of the argument ``pool`` with which an item becomes one vector."""
+"""The values of the argument ``pool`` that turn the output of an item into one vector."""
 Pool: TypeAlias = Literal["none", VectorPool]
 """All values of the argument ``pool``; "none" keeps the whole output of an item."""
 POOLS: tuple[Pool, ...] = get_args(Pool)
 PoolingHead: TypeAlias = Callable[[Sequence[Tensor]], Tensor]
-"""A learned head: makes [items, D] of the rows of ``pooler_output`` of each item."""
+"""A learned head: takes the ``pooler_output`` [N, D] of each item, and returns [items, D]."""
 
 
 def pool_items(
@@ -33,11 +33,11 @@ def pool_items(
     """Make one vector of the output of each item.
 
     Args:
-        outputs: the output of each item, as ``split`` returns it.
+        outputs: the output of each item, as the encoder's ``split`` returns it.
         method: "mean", "max", "cls" or "head", as ``encode`` takes it.
         grids: the (t, h, w) of each item.
         normalize: divide each vector by its L2 norm.
-        head: the learned head of the encoder, which only ``method="head"`` needs; None without one.
+        head: the learned head of the encoder, for ``method="head"`` alone; None if it has none.
 
     Returns:
         [D] per item in float32, or in float64 where the outputs are float64.
@@ -64,7 +64,7 @@ def pool(
     """Make one vector of the output of one item.
 
     Args:
-        output: the output of one item, as ``split`` returns it.
+        output: the output of one item, as the encoder's ``split`` returns it.
         method: "mean" or "max" over all tokens of ``pooler_output``, whatever tile or frame they
             come from; "cls" is the class token's row of ``last_hidden_state``, averaged over the
             tiles.
@@ -115,18 +115,18 @@ def check_fields(
     spec: EncoderItemSpec,
     head: PoolingHead | None = None,
 ) -> None:
-    """Check, before an encoder runs, that its outputs can be pooled to vectors in the way asked.
+    """Check, before an encoder runs, that its outputs can be pooled to vectors by ``method``.
 
     Args:
         method: one of :data:`POOLS`.
         fields: the fields of :class:`EncoderOutput` that the encoder returns.
         grid: the (t, h, w) of any item.
-        spec: the sizes of that item, of ``item_specs``.
-        head: the learned head of the encoder; None without one.
+        spec: the sizes of that item, as ``item_specs`` returns them.
+        head: the learned head of the encoder; None if it has none.
 
     Raises:
-        ValueError: the encoder does not return the field that is pooled, or has no class token or
-            no head.
+        ValueError: the encoder lacks what ``method`` needs: a field of the output, a class token
+            or a head.
     """
     if method == "none":
         return

@@ -12,12 +12,12 @@ Given = TypeVar("Given")
 Prepared = TypeVar("Prepared")
 
 _PATIENCE = 5.0
-"""Seconds that closing waits for the threads; one that is blocked inside of the caller's iterator
-is then left running."""
+"""Seconds that ``Prefetch`` waits for its threads when it ends; a thread that is still blocked in
+the caller's iterator is left running."""
 
 
 class _Failure:
-    """An exception that the caller's iterator or ``prepare`` raised, in the place of a result."""
+    """An exception that the caller's iterator or ``prepare`` raised, kept as a result."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
@@ -27,14 +27,14 @@ class Prefetch(Generic[Given, Prepared]):
     """Prepares items in worker threads and returns the results in the order of the items.
 
     Each worker takes the next item itself, one worker at a time, so ``items`` needs no lock of its
-    own. No item is taken while the sizes of the results that were not released would exceed
-    ``limit``. An item that is being prepared is assumed to have the mean size of those before it,
-    or a quarter of ``limit`` if there are none.
+    own. An item is taken only if the total size of the results that are not released yet stays
+    within ``limit``. An item that is being prepared is assumed to have the mean size of earlier
+    ones, or a quarter of ``limit`` if there are none.
 
     Args:
         items: the items to prepare, which are read lazily.
         prepare: takes the number of an item and the item; returns a result and its size.
-        limit: largest sum of sizes to hold at a time; one item may always be held.
+        limit: largest total size of unreleased results; one item is taken even if it is larger.
         workers: number of threads.
     """
 
@@ -57,7 +57,7 @@ class Prefetch(Generic[Given, Prepared]):
         self._prepared_count, self._prepared_size = 0, 0
         """The number of items that have been prepared, and the sum of their sizes."""
         self._wanted_number = -1
-        """The number of the item that the consumer waits for, or was given last."""
+        """The number of the item that the consumer waits for, or that it got last."""
         self._ended = False
         self.wait_seconds = 0.0
         """Seconds that the consumer has waited for results."""
@@ -105,7 +105,7 @@ class Prefetch(Generic[Given, Prepared]):
             yield result
 
     def check(self) -> None:
-        """Raise the error that ended the results early, if there was one.
+        """Raise the error that ended the iteration early, if one did.
 
         Raises:
             BaseException: what ``items`` or ``prepare`` raised.
@@ -114,9 +114,9 @@ class Prefetch(Generic[Given, Prepared]):
             raise self._failure.error
 
     def release(self, size: int) -> None:
-        """Subtract ``size`` from the total size of results held, so that more are prepared.
+        """Subtract ``size`` from the total size of unreleased results, so that more are prepared.
 
-        The consumer calls this when it has freed results of that size, as ``prepare`` gave it.
+        The consumer calls this when it has freed results of that size, as ``prepare`` returned it.
         """
         with self._condition:
             self._held_size -= size
@@ -136,7 +136,7 @@ class Prefetch(Generic[Given, Prepared]):
                 numbered_item,
                 item,
                 result,
-            )  # frees their memory before the wait for room, which may last
+            )  # free their memory before ``_take`` waits, maybe for long
 
     def _take(self) -> tuple[int, Given] | None:
         """Wait for room, then return the next item and its number from 0; None at the end."""
@@ -175,9 +175,7 @@ class Prefetch(Generic[Given, Prepared]):
         return self._ended and self._wanted_number >= self._taken_count
 
     def _has_room(self) -> bool:
-        if (
-            self._wanted_number == self._taken_count
-        ):  # the consumer waits for the item that is taken next
+        if self._wanted_number == self._taken_count:  # the consumer waits for exactly this item
             return True
         count = self._prepared_count
         mean = self._prepared_size / count if count else self._limit / 4

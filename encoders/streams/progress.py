@@ -16,13 +16,13 @@ _PER_LINE = 1000
 
 
 class Progress:
-    """Counts items, and shows the count on standard error.
+    """Counts finished items, and shows the count on standard error.
 
     Args:
         total: number of items, None if it is not known.
         visible: whether anything is shown.
-        per_line: items per line of a log; None takes a hundredth of all items, at least 100, or
-            1,000 if ``total`` is None.
+        per_line: items between two lines of a log; None takes a hundredth of all items, at least
+            100, or 1,000 if ``total`` is None.
     """
 
     def __init__(self, total: int | None, visible: bool, per_line: int | None = None) -> None:
@@ -30,7 +30,7 @@ class Progress:
         guess = _PER_LINE if total is None else max(-(-total // 100), _FEWEST_PER_LINE)
         self.per_line = per_line or guess
         self.note = ""
-        """A text that is printed after the count, such as an estimate."""
+        """A text that is printed after the count, such as the tokens per second."""
         self._printed_count = 0
         self._start_time = 0.0
         self._bar: tqdm[NoReturn] | None = None
@@ -63,11 +63,11 @@ class Progress:
             return
         self._bar.set_postfix_str(self.note, refresh=False)
         self._bar.update()
-        if self.count == self.total:  # the consumer may stop after the last result
+        if self.count == self.total:  # show it now: the consumer may stop after the last result
             self._bar.refresh()
 
     def _print_line(self) -> None:
-        """Print a line with the count, unless this count has a line already."""
+        """Print a line with the count, unless a line with this count has been printed."""
         if not self.visible or self._printed_count == self.count:
             return
         from tqdm import tqdm
@@ -88,7 +88,7 @@ def _new_bar(total: int | None) -> tqdm[NoReturn] | None:
     """Return a progress bar on a terminal or in a notebook, where a bar can move; else None."""
     if not _in_notebook() and not (sys.stderr is not None and sys.stderr.isatty()):
         return None
-    from tqdm.auto import tqdm  # here, so that importing the library stays cheap
+    from tqdm.auto import tqdm  # imported here, as importing it takes time
 
     return tqdm(total=total, desc="encode", unit="item")
 

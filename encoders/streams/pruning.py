@@ -1,8 +1,8 @@
-"""Efficient video sampling: dropping the tokens of a clip that repeat the frame before.
+"""Efficient video sampling: drop the tokens of a clip that repeat the frame before.
 
 Source: arXiv 2510.14624; the rule and the number of kept tokens are those of
-``vllm/multimodal/evs.py`` of vLLM at commit 094f117. A frame here is what the tower merges in time,
-a pair of frames in Qwen-VL.
+``vllm/multimodal/evs.py`` of vLLM at commit 094f117. A frame here is one step of the grid in time,
+which is a pair of frames in Qwen-VL.
 
 Shapes: N tokens of a clip, t frames of N/t tokens each, n tokens kept, D width.
 
@@ -43,17 +43,17 @@ def prune_video_tokens(
 
     The change of a token is one minus its cosine similarity to the token at the same place of the
     frame before. ``max(N / t, int(N * (1 - rate)))`` tokens are kept; of equal changes the earlier
-    one. The device is not waited for, so that results of graphs are pruned as they come.
+    one. The host does not wait for the device, so that results of CUDA graphs are pruned at once.
 
     Args:
-        output: the output of one clip, as ``encode`` and ``split`` return it; eager or replayed.
+        output: the output of one clip, as ``encode`` and ``split`` of any encoder return it.
         grid_thw: the clip's (t, h, w) in patches, [3] or [1, 3]; t is the number of segments where
             the tower averages the frames of a segment (MoonViT-3D), of pairs where it joins them
             (ERNIE-4.5-VL).
         rate: fraction of the tokens to drop, at least 0 and below 1.
 
     Returns:
-        The kept tokens, and where they were.
+        The kept tokens, and their positions in the clip.
 
     Raises:
         ValueError: a rate out of its range, no EncoderOutput, more than one item, an output
@@ -112,8 +112,8 @@ def _token_grid(grid_thw: GridLike, tokens: int) -> Grid:
 
     Args:
         grid_thw: the clip's (t, h, w) in patches, [3] or [1, 3].
-        tokens: rows of the clip's ``pooler_output``, from which follows how many patches on a side
-            the tower merged into a token.
+        tokens: rows of the clip's ``pooler_output``; they tell how many patches on a side the tower
+            merged into a token.
 
     Raises:
         ValueError: more than one clip, or a grid that cannot make this number of tokens.

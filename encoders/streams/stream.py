@@ -38,11 +38,11 @@ from .progress import Progress
 BATCHES_AHEAD = 4
 """The number of batches that are prepared ahead of the results that were yielded."""
 OnError: TypeAlias = Literal["raise", "keep"]
-"""Whether a bad item stops a stream, or gets an :class:`ItemError` in its place."""
+"""Whether a bad item stops a stream with its error, or an :class:`ItemError` is its result."""
 Encoded: TypeAlias = EncoderOutput | PartialOutput | Tensor
 """An item that was encoded: its whole output, or a vector [D]."""
 _FAILED_TOKENS = 64
-"""The assumed tokens of an item that could not be prepared, so that a batch of them is bounded."""
+"""The tokens that an item which could not be prepared counts as, so that batches stay bounded."""
 
 
 class ItemResult(NamedTuple):
@@ -52,7 +52,7 @@ class ItemResult(NamedTuple):
     """Number of the item, from 0."""
     key: object
     value: Encoded | ItemError
-    """The whole output, a vector [D], or the error that stands in its place."""
+    """The whole output, a vector [D], or the error if the item failed."""
     grid: Grid | None
     """The grid (t, h, w) of the item, None if it could not be prepared."""
     layout: VisionInputs | None
@@ -84,17 +84,17 @@ def stream_items(
     """Encode items in order, in batches of tokens, with bounded memory.
 
     Args:
-        item_encoder: the encoder, and how it is called.
+        item_encoder: the object that calls the encoder, one function per input path.
         items: images, clips, or pairs of a key and one of these.
-        limits: keywords of ``preprocess``.
-        settings: the kind of result of each item: whole or pooled.
-        options: how the stream runs.
+        limits: keywords of ``preprocess`` that bound the sizes of items.
+        settings: whole outputs or vectors, and the most output tokens per call.
+        options: tokens per batch, workers, errors and progress.
 
     Returns:
         A generator of one :class:`ItemResult` per item.
 
     Raises:
-        ValueError: wrong arguments; while iterating, a bad item unless errors are kept.
+        ValueError: wrong arguments; while iterating, a bad item, unless ``on_error`` is "keep".
     """
     item_encoder.check(settings)
     if options.on_error not in get_args(OnError):
@@ -116,7 +116,7 @@ def stream_items(
             f"items is one {type(items).__name__}: pass an iterable of items, [item] for one; for "
             "the images of a folder, sorted(Path(folder).rglob('*.jpg'))"
         ) from None
-    # Raises at once for wrong keywords, which are no fault of an item.
+    # Without items, this raises for wrong keywords at once, before an item gets the blame.
     item_encoder.encoder.preprocess(**limits._asdict())
     if total is None and isinstance(items, Sized):
         total = length_hint(items)  # a loader of an iterable dataset is Sized, and has no len()
@@ -125,7 +125,7 @@ def stream_items(
 
 
 def as_given(results: Generator[ItemResult, None, None]) -> Iterator[object]:
-    """Yield the value of each result, or (key, value) if it has a key and is no error."""
+    """Yield the value of each result, or (key, value) if the item came with a key and succeeded."""
     with closing(results):
         for result in results:
             plain = not result.paired or isinstance(result.value, ItemError)
@@ -144,11 +144,11 @@ class _StreamItem:
     inputs: VisionInputs | StagedItem | None = None
     layout: VisionInputs | None = None
     value: Encoded | Exception | None = None
-    """The result of the item, or the exception in its place; None before the item is encoded."""
+    """The result of the item, or its exception; None before the item is encoded."""
 
 
 class _Stream:
-    """One pass over a stream of items."""
+    """One pass over a stream of items; with ``keep``, errors become results."""
 
     def __init__(
         self,
@@ -189,8 +189,8 @@ class _Stream:
     def _prepare(self, index: int, item_or_pair: object) -> tuple[_StreamItem, int]:
         """Decode and preprocess one item in a worker thread.
 
-        ``index`` is its number from 0; ``item_or_pair`` is the item or (key, item). The result is
-        the item with its inputs or error, and its number of tokens.
+        ``index`` is its number from 0; ``item_or_pair`` is the item or (key, item). Returns the
+        item with its inputs or error, and its number of tokens.
         """
         item = _StreamItem(index, None, paired=False)
         if isinstance(item_or_pair, tuple) and len(item_or_pair) == 2:
@@ -208,8 +208,8 @@ class _Stream:
                 inputs = inputs.with_pixels(self.queue.hold)
                 grid, tokens = read_grid(inputs.grid_thw)[0], item_encoder.tokens(inputs)
         except Exception as error:  # noqa: BLE001
-            # The item is the user's: reading it runs code of its own (a member of a zip file, a
-            # lazy data set, a store), which may raise any class, and says nothing about the others.
+            # Reading an item runs the user's code (a member of a zip file, a lazy data set, a
+            # store), which may raise any class; other items may still be good.
             item.value = without_item_name(without_traceback(error) if self.keep else error)
         else:
             item.inputs, item.grid, item.tokens = inputs, grid, tokens
@@ -217,8 +217,8 @@ class _Stream:
         return item, item.tokens
 
     def _batches(self, items: Iterable[_StreamItem]) -> Iterator[list[_StreamItem]]:
-        """Yield batches of consecutive items of at most ``batch_tokens`` tokens; a larger item is
-        alone."""
+        """Yield batches of consecutive items with at most ``batch_tokens`` tokens; a larger item is
+        a batch alone."""
         batch: list[_StreamItem] = []
         tokens = 0
         for item in items:
@@ -231,7 +231,7 @@ class _Stream:
             yield batch
 
     def _start(self, batch: list[_StreamItem]) -> tuple[list[_StreamItem], torch.cuda.Event | None]:
-        """Encode a batch, and return it with a CUDA event that comes after it (None on the CPU)."""
+        """Encode a batch, and return it with a CUDA event recorded after it (None on the CPU)."""
         start_time = time.perf_counter()
         with torch.no_grad(), self.queue.running():
             self._encode([item for item in batch if item.inputs is not None])
@@ -282,7 +282,7 @@ class _Stream:
         prefetch: Prefetch[object, _StreamItem],
         progress: Progress,
     ) -> Iterator[ItemResult]:
-        """Yield the results of a batch once the device has reached ``mark``, the event after it."""
+        """Yield the results of a batch once the device has reached ``mark``, recorded after it."""
         start_time = time.perf_counter()
         self.queue.wait(mark, [tensor for item in batch for tensor in _tensors(item.value)])
         ready_time = time.perf_counter()
@@ -309,7 +309,7 @@ class _Stream:
                 raise ValueError(f"{name}: {value}") from value
             else:
                 raise value
-        assert value is not None  # its batch was encoded
+        assert value is not None  # set when its batch was encoded
         return ItemResult(item.index, item.key, value, item.grid, item.layout, item.paired)
 
     def _count(
@@ -347,7 +347,7 @@ def _layout_of(inputs: VisionInputs | StagedItem) -> VisionInputs:
 
 
 def _tensors(value: object) -> Iterator[Tensor]:
-    """Yield the tensors of a result: of a vector, or of an output and of tuples in it."""
+    """Yield the tensors of a result: the vector itself, or all tensors in an output."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, tuple):
