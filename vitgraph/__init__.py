@@ -8,15 +8,15 @@ in ``__all__`` are public, and so is what ``features``, ``integrations``, ``plot
 - ``models``: the checkpoints that are known to load, as :func:`list_models` gives them
 - ``features``: the features files that ``vitgraph encode`` writes
 - ``embedding``: many images embedded by a job of several workers, or inside another engine
-- ``search``: the images of an embedding job that are nearest to a photograph
-- ``parallel``: one call shared out over several GPUs
+- ``search``: the images of an embedding job that are most similar to a photograph
+- ``parallel``: one call divided among several GPUs
 - ``integrations``: encoders inside other libraries, one module per library
-- ``analysis``: similar blocks and nearest patches found; ``plots``: they and feature maps drawn
-- ``fetching``, ``video``: images of the web, and files of videos
+- ``analysis``: finds similar blocks and nearest patches; ``plots``: draws these and feature maps
+- ``fetching``: images read from the web; ``video``: video files read and written
 - ``cli``, ``commands``, ``terminal``: the command line
 - ``seeded``: small checkpoints with random weights
-- ``devices``: where encoders run; ``packages``: optional packages that must be installed
-- ``shadows``: files of the user's that hide packages of this library
+- ``devices``: where encoders run; ``packages``: whether optional packages are installed
+- ``shadows``: refuses to start if a file of the user hides a package of this library
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ _NAMES = {
         "plot_similarity",
     ),
 }
-"""Per module, the public names of the package that it defines."""
+"""Name of a module -> the names that ``vitgraph`` offers from it."""
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 _SUBMODULES = ("features", "integrations", "plots", "seeded", "types", "video")
 """The submodules of ``vitgraph`` that are public themselves, such as ``vitgraph.features``."""
@@ -163,10 +163,10 @@ __all__ = sorted(("__version__", *_MODULES, *_SUBMODULES))
 refuse_shadows()
 
 
-if not TYPE_CHECKING:  # a checker would take any misspelt name for one that is there
+if not TYPE_CHECKING:  # else a type checker would accept any misspelt name
 
     def __getattr__(name: str) -> object:
-        """Return a public name, which is imported when it is first asked for (PEP 562).
+        """Return the value of a public name, importing it when it is first used (PEP 562).
 
         Raises:
             AttributeError: ``vitgraph`` has no such public name.
@@ -194,5 +194,5 @@ def _import(module: str) -> ModuleType:
 
 
 def __dir__() -> list[str]:
-    """Return the public names of the package, also those that are not imported yet."""
+    """Return the public names of the package, including names that are not imported yet."""
     return __all__

@@ -39,15 +39,15 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command.
+    """Run one command of ``vitgraph``.
 
     Args:
         argv: the arguments without the name of the program; None takes those of the process.
 
     Returns:
         The exit code: 0 for success, 1 if ``embed --status`` or ``--verify`` finds shards that are
-        missing or damaged, 2 for an error that the user can mend, 3 if ``embed`` could not encode
-        some images, 130 for an interrupt.
+        missing or damaged, 2 for an error that the user can fix, 3 if ``embed`` could not encode
+        some images, 130 after Ctrl-C.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     make_streams_safe()
@@ -163,7 +163,7 @@ def inspect(options: argparse.Namespace) -> None:
 
 def extract(options: argparse.Namespace) -> None:
     """Write a folder with the config and the weights of a vision tower: ``vitgraph extract``."""
-    # An existing folder without --force is an error, for which the Hub need not be asked.
+    # An existing folder without --force is an error, found later without a request to the Hub.
     if options.force or not options.out.exists():
         check_source(options)
     from weights import extract_encoder

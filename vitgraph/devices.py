@@ -1,4 +1,4 @@
-"""Devices and dtypes as options name them, and errors for memory or disk that runs out."""
+"""Devices and dtypes by the names in command-line options, and errors for full memory or disk."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from encoders.internals import STORED_DTYPES, default_device
 from .terminal import counted
 
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in STORED_DTYPES.values()}
-"""The dtypes that options name, such as "float32"."""
+"""Name of a dtype in options such as ``--dtype`` ("float32") -> the dtype."""
 
 
 def read_device(name: str | None) -> torch.device:
-    """Return the torch device of the value of ``--device``.
+    """Return the torch device that the value of the option ``--device`` names.
 
     Args:
-        name: name of a device such as "cuda:0"; "auto" takes the accelerator if there is one, None
-            the CPU.
+        name: name of a device such as "cuda:0"; "auto" means the accelerator if there is one, None
+            means the CPU.
 
     Raises:
         ValueError: torch knows no such device, or this machine does not have it.
@@ -46,7 +46,7 @@ def read_device(name: str | None) -> torch.device:
 
 
 def _can_compute(device: torch.device) -> bool:
-    """Return whether tensors can be made on a device; the error of torch would be a page long."""
+    """Return whether tensors can be made on a device, to replace torch's page-long error."""
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, ImportError):

@@ -1,6 +1,6 @@
 """The features file that ``vitgraph encode`` writes: safetensors, a few tensors per item.
 
-For item i (counted from 0; images in the order given, then videos):
+For item i (counted from 0; images in the order of the command line, then videos):
 
 - ``item{i}.pooler_output`` [tokens, out]: the merged tokens that a language model is fed;
 - ``item{i}.last_hidden_state`` [patches, D]: the features before the merger, in merge-block order
@@ -9,11 +9,11 @@ For item i (counted from 0; images in the order given, then videos):
   only);
 - ``item{i}.grid_thw`` [3] int64: t, h, w in patches (towers over tiles: tiles, h, w).
 
-With a pool, ``item{i}.vector`` [D] takes the place of the first three.
+If items are pooled, each has ``item{i}.vector`` [D] instead of the first three.
 
 The header's metadata has one key, ``vitgraph``: JSON with ``version``, ``repo``, ``revision``,
 ``encoder``, ``pool``, ``normalize`` and ``items``, a list of the fields of :class:`Item`. Unless
-another dtype is asked for, vectors are float32 and all else keeps the encoder's dtype.
+the caller chooses a dtype, vectors are float32 and all else keeps the encoder's dtype.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class Item(NamedTuple):
     """Steps, rows and columns of the patches; for towers over tiles the number of tiles, and rows
     and columns of one tile."""
     tiles: tuple[int, int, bool] | None
-    """How the tiles of an item lie: (columns, rows, whether a thumbnail follows); None for encoders
-    that take no tiles."""
+    """The arrangement of an image's tiles: (columns, rows, whether a thumbnail of the whole image
+    follows); None for encoders that take no tiles."""
 
 
 class Features(NamedTuple):
@@ -77,8 +77,8 @@ class Features(NamedTuple):
     them.
 
     ``repo`` is the repo id or folder of the checkpoint, ``revision`` its commit (None for a
-    folder), ``encoder`` the name of the encoder's class, and ``items`` describes each image or
-    video.
+    folder), ``encoder`` the name of the encoder's class, and ``items`` has a description of each
+    image or video.
     """
 
     repo: str
@@ -92,7 +92,7 @@ class Features(NamedTuple):
     normalize: bool = False
     """Whether the vectors have length 1."""
     vectors: Sequence[Tensor] = ()
-    """The vector [D] of each item; empty for whole outputs."""
+    """The vector [D] of each item; empty if items were not pooled."""
 
 
 class FeatureFormat(NamedTuple):
@@ -110,7 +110,7 @@ def save_features(path: str | Path, features: Features) -> None:
 
     Args:
         path: the file to write or to replace.
-        features: whole outputs, or pooled vectors. A field of an output that is None is left out.
+        features: whole outputs, or pooled vectors. Fields of outputs that are None are not written.
 
     Raises:
         OSError: the folder cannot be written to, or the disk is full.
@@ -144,10 +144,10 @@ def writing_features(
         file_format: pooling, normalising and dtype of the values that are written.
 
     Yields:
-        A function that adds one item: its description, and its output or pooled vector.
+        A function that adds one item, called with its description, and its output or vector.
 
     Raises:
-        ValueError: a value is too large for the dtype that is asked for.
+        ValueError: a value is too large for the dtype in ``file_format``.
         OSError: the folder cannot be written to, or the disk is full.
     """
     path, items = Path(path), list[Item]()
@@ -178,10 +178,10 @@ def writing_features(
 
 
 def _named_tensors(result: EncoderOutput | PartialOutput | Tensor) -> list[tuple[str, Tensor]]:
-    """Return the tensors of an output, or a pooled vector, with the ends of their names in the
-    file.
+    """Return the tensors of an output, or a pooled vector, with the ends of their names in a
+    features file, such as "pooler_output".
 
-    Fields of an output that are None have no tensor.
+    Fields of an output that are None are left out.
     """
     if isinstance(result, Tensor):
         return [("vector", result)]
@@ -209,12 +209,12 @@ class _Spool:
     """Collects tensors for a safetensors file on disk, in one unnamed file per element size in
     bytes.
 
-    A tensor must begin at a multiple of its element size, and the format allows no gaps. Both hold
-    if the tensors with the widest elements come first.
+    A tensor must begin at a multiple of its element size, and the format allows no gaps. Both rules
+    hold if the tensors with the widest elements come first.
 
     Args:
         folder: folder of the unnamed files.
-        stack: closes the files, which deletes them.
+        stack: the stack whose end closes the files, which deletes them.
     """
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
@@ -244,7 +244,7 @@ class _Spool:
 def load_features(path: str | Path) -> Features:
     """Read a features file that ``vitgraph encode`` or :func:`save_features` wrote.
 
-    A field of an output that was left out is None; DeepStack features are an empty tuple then.
+    A field of an output that the file does not have is None, or an empty tuple for DeepStack.
 
     Raises:
         ValueError: there is no such file, or it is no features file or damaged.
@@ -279,19 +279,19 @@ def load_embeddings(folder: str | Path, field: str | None = None) -> tuple[list[
 
     Args:
         folder: the folder that ``--out`` named, local or on a remote store.
-        field: the output field to read of a job with ``--pool none``: "pooler_output",
-            "last_hidden_state", "deepstack.0", ...; None takes the first that ``--fields`` named. A
-            job of pooled vectors takes only None.
+        field: for a job with ``--pool none``, the output field to read: "pooler_output",
+            "last_hidden_state", "deepstack.0", ...; None means the first that ``--fields`` named.
+            For a job with pooled vectors, None.
 
     Returns:
-        Keys, and a matrix [keys, D] or, with ``--pool none``, an array [keys] of objects, of which
-        each is the array [rows, D] of one image; those of npy files are mapped into memory, not
-        read. Keys are the paths of the images relative to the source, with forward slashes, in the
-        order of the source; images that could not be encoded are left out.
+        Keys, and a matrix [keys, D] or, with ``--pool none``, an object array [keys] that holds an
+        array [rows, D] per image; arrays in npy files are mapped into memory, not read. Keys are
+        the paths of the images relative to the source, with forward slashes, in the order of the
+        source; images that could not be encoded are left out.
 
     Raises:
-        ValueError: the job is not finished, it wrote no such field, or a row table does not fit its
-            arrays.
+        ValueError: the job is not finished, it wrote no such field, or the table of an image's rows
+            does not fit the arrays.
     """
     from .embedding.shards import read_embeddings
 
@@ -299,7 +299,7 @@ def load_embeddings(folder: str | Path, field: str | None = None) -> tuple[list[
 
 
 def _read_item(fields: JsonObject) -> Item:
-    """Return the item that a header describes; a missing or unknown field raises a KeyError."""
+    """Return the item that ``fields`` describe; a missing or unknown field raises a KeyError."""
     if unknown := sorted(fields.keys() - set(Item._fields)):
         raise KeyError(unknown[0])
     values = (fields[name] for name in Item._fields)

@@ -1,9 +1,9 @@
-"""Reading files of the web: one fetcher with narrow rules, and ``load_image`` on top of it.
+"""Reads files from the web: one fetcher with strict rules, and ``load_image``, which uses it.
 
-A URL may come from a table or a request that somebody else has written, so it must not reach what
-only this machine can reach. Every address that a host name stands for is checked to be public, and
-the address that was checked is the one connected to: a name server that answers differently a
-second time (DNS rebinding) is never asked a second time. The rules hold for every redirect again.
+A URL may come from a table or a request that somebody else has written, so it must not reach
+servers that only this machine can reach. All addresses of a host name are checked to be public, and
+the connection goes to a checked address: a name server that would answer differently a second time
+(DNS rebinding) is not asked a second time. The same rules are applied to every redirect.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
 MOST_REDIRECTS = 5
-"""The most redirects of one URL, each of which is checked as the URL itself is."""
+"""The most redirects of one URL; each new address is checked like the URL itself."""
 MOST_SECONDS = 60.0
 """The most seconds for one URL, from looking up its host to the last byte, redirects included."""
 MOST_BYTES = 64 * 2**20
@@ -49,8 +49,8 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 _HOLD_IPV4 = (IPv6Network("::ffff:0:0/96"), IPv6Network("64:ff9b::/96"))
 """The IPv6 networks whose last 32 bits are an IPv4 address: mapped addresses and NAT64."""
 _IPV6_IN_USE, _6TO4 = IPv6Network("2000::/3"), IPv6Network("2002::/16")
-"""The IPv6 addresses that are assigned for the public internet, and those of 6to4 among them, which
-are refused because each holds an IPv4 address."""
+"""The IPv6 addresses that are assigned for the public internet; and the 6to4 addresses among them,
+which are refused because each holds an IPv4 address."""
 _SPECIAL = IPv4Network("192.0.0.0/24")
 """An address range that is reserved, although older versions of Python call it global."""
 
@@ -69,7 +69,7 @@ def addresses_of(host: str, port: int) -> list[str]:
 
 
 def is_public(address: str) -> bool:
-    """Return whether an IP address belongs to the public internet, and not to this machine or its
+    """Return whether an IP address belongs to the public internet, not to this machine or its
     network."""
     ip = ip_address(address)
     if any(ip in network for network in _HOLD_IPV4):
@@ -87,10 +87,10 @@ class Fetcher:
     unless other limits are given, 60 seconds and 64 MiB in all.
 
     Args:
-        allowed_hosts: host names whose addresses need not be public, for example those of an
+        allowed_hosts: host names whose addresses need not be public, for example hosts in an
             operator's own network. All other rules hold for them, too.
         resolve: returns the IP addresses of a host and port; by default the system's resolver.
-        context: TLS settings; None takes Python's, which check certificates and host names.
+        context: TLS settings; None means Python's defaults, which check certificates and hosts.
         seconds: most seconds per URL.
         most_bytes: largest file in bytes.
     """
@@ -200,10 +200,10 @@ class Fetcher:
         return list(addresses)
 
     def _connect(self, url: _Url, addresses: Sequence[str], deadline: float) -> socket.socket:
-        """Return a socket that is connected to the first IP address which answers.
+        """Return a socket that is connected to the first IP address that answers.
 
         Args:
-            url: the URL, of which the port is taken.
+            url: the URL; only its port is used.
             addresses: IP addresses of its host, at least one.
             deadline: time by the clock ``time.monotonic`` at which waiting ends.
 
@@ -268,7 +268,7 @@ def _read_url(url: str) -> _Url:
 
 
 class _BoundedResponse(HTTPResponse):
-    """The answer to a GET request, of which everything has to come before one deadline.
+    """The answer to a GET request, which has to arrive as a whole before a deadline.
 
     Args:
         sock: the connected socket.
@@ -277,14 +277,14 @@ class _BoundedResponse(HTTPResponse):
 
     def __init__(self, sock: socket.socket, deadline: float) -> None:
         super().__init__(sock, method="GET")
-        self.fp.close()  # this file would wait for each byte as long as the socket's timeout
+        self.fp.close()  # it would wait for every single byte as long as the socket's timeout
         self.fp = io.BufferedReader(_BoundedReader(sock, deadline))
 
 
 class _BoundedReader(io.RawIOBase):
     """A file over a socket, with one deadline for all reads.
 
-    The timeout of a socket starts again with every byte, so a slow server could stretch it.
+    The timeout of a socket starts anew with every byte, so a slow server could delay it for ever.
 
     Args:
         sock: the connected socket.
@@ -346,7 +346,7 @@ def is_url(source: object) -> TypeGuard[str]:
 
 
 def displayed_url(url: str) -> str:
-    """Return a URL as messages may show it: without user name and query, at most 200 characters."""
+    """Return a URL for messages: without user name and query, and at most 200 characters."""
     return re.sub(r"//[^/]*@", "//", re.split(r"[?#]", url, maxsplit=1)[0])[:200]
 
 
@@ -358,7 +358,7 @@ def load_image(url_or_path: str | os.PathLike[str]) -> Image.Image:
             :class:`Fetcher`: from public addresses alone, and at most 64 MiB in 60 seconds.
 
     Returns:
-        The decoded image in the mode of the file, as ``encoder.encode(images=[image])`` takes it.
+        The decoded image, in the colour mode of the file, to pass to ``encoder.encode([image])``.
 
     Raises:
         ValueError: the file cannot be fetched, does not exist, or is no image.

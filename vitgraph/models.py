@@ -25,7 +25,7 @@ class PublishedTower:
 
     @property
     def images_only(self) -> bool:
-        """Whether none of the checkpoints encodes videos, as with timm's Qwen towers."""
+        """Whether no checkpoint with this tower can encode videos, like timm's Qwen towers."""
         return all(name in self.family.images_only for name in self.layouts)
 
     @property
@@ -56,8 +56,8 @@ def list_models(pattern: str = "*") -> list[str]:
     """List the repo ids of the checkpoints that are known to load.
 
     Args:
-        pattern: shell-style pattern, matched without case against the whole repo id and against the
-            part after the slash, for example "qwen3*".
+        pattern: shell-style pattern such as "qwen3*", matched without regard to case against the
+            whole repo id and against the part after the slash.
 
     Returns:
         Sorted repo ids; an empty list if none matches.
@@ -83,7 +83,7 @@ def published_towers(pattern: str = "*") -> list[PublishedTower]:
             ids matches.
 
     Returns:
-        One entry per family and config, with every repo id that has it.
+        One entry per family and config, with the ids of all repos that have this tower.
     """
     from weights.published import PUBLISHED, family_facts
 

@@ -1,4 +1,4 @@
-"""Optional packages, which are checked before torch is imported and before anything is fetched."""
+"""Checks that optional packages are installed, before torch is imported or anything is fetched."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Small checkpoints with random weights, written as the Hub has the real ones.
+"""Small checkpoints with random weights, written in the form of published repos of the Hub.
 
-The demo, the notebooks and the tests use them. The layout, the nested config, the processor files,
-the shards with their index and the language model's tensors around the tower are those of a
+The demo, the notebooks and the tests use them. They have the tensor names, the nested config, the
+processor files, the shards with their index and the language model's tensors around the tower of a
 published repo; only the sizes are small. The loader makes no exception for such checkpoints.
 """
 
@@ -41,18 +41,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Seeded:
-    """One kind of small checkpoint, with the published model and layout that it imitates."""
+    """One kind of small checkpoint: the published model and tensor layout that it imitates."""
 
     family: Family
     model: PublishedModel
     layout: Layout
     around: Sequence[str]
-    """The prefix of the language model's tensors, then names of more tensors outside the tower."""
+    """First the name prefix of the language model's tensors, then names of other tensors outside
+    the tower."""
 
 
 @cache
 def _kinds() -> Mapping[str, Seeded]:
-    """Return every kind of small checkpoint by name, read from the families' facts once."""
+    """Return every kind of small checkpoint by name, read once from ``weights/families/facts``."""
     kinds = {}
     for family in FAMILIES.values():
         models = {model.repo_id: model for model in family.facts.published}
@@ -65,7 +66,7 @@ def _kinds() -> Mapping[str, Seeded]:
 
 
 def __getattr__(name: str) -> object:
-    """Read the facts of all families when :data:`SEEDED` is first asked for."""
+    """Return :data:`SEEDED`, which is read from files when it is first used (PEP 562)."""
     if name == "SEEDED":
         return _kinds()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -103,8 +104,8 @@ def write_seeded_checkpoint(
         ``folder``.
 
     Raises:
-        ValueError: an unknown family, a prefix that its layout does not know, a width that is no
-            multiple of 32, or no shards.
+        ValueError: an unknown family, a prefix that the family's layout does not have, a width that
+            is no multiple of 32, or no shards.
     """
     kinds = _kinds()
     if family not in kinds:
@@ -153,10 +154,10 @@ def _find_prefix(seeded: Seeded, prefix: str | None) -> Prefix:
 def small_config(family: Family, published: JsonObject, depth: int, width: int) -> JsonDict:
     """Return a published config with small sizes.
 
-    The tower gets ``depth`` blocks of ``width``, heads of 32 channels, and an MLP of the published
-    ratio to the width, rounded; the language model gets a width of 96. Lists of block indexes, such
-    as those of DeepStack, are spread evenly over the blocks and name at most half of them. The
-    family's facts say which further fields are sizes. All other fields keep their values.
+    The tower gets ``depth`` blocks of ``width``, heads of 32 channels, and MLPs whose ratio to the
+    width is the published one, rounded; the language model gets a width of 96. Lists of block
+    indexes (DeepStack) are spread evenly over the blocks and name at most half of them. The
+    family's JSON file says which further fields are sizes. All other fields keep their values.
 
     Args:
         family: family of the tower.
@@ -196,7 +197,7 @@ def small_config(family: Family, published: JsonObject, depth: int, width: int) 
 
 
 def _section_of(config: JsonDict, name: str) -> JsonDict:
-    """Return the object in a config under a name, an empty one if there is none."""
+    """Return the section ``name`` of a config, an empty one if there is none."""
     section = config.get(name)
     return section if isinstance(section, dict) else {}
 
@@ -210,10 +211,10 @@ def _sections(config: JsonDict) -> Iterator[JsonDict]:
 
 
 def _tower_sizes(section: JsonObject, depth: int, width: int) -> JsonDict:
-    """Return the small sizes of a tower by the names that fields have in configs of many families.
+    """Return the small sizes of a tower, under the field names in the configs of many families.
 
     Args:
-        section: the published tower's part of a config.
+        section: the part of a published config that describes the tower.
         depth: number of blocks of the small tower.
         width: width of the small tower.
     """
@@ -245,7 +246,7 @@ def _field(name: str) -> str:
 
 
 def _times(scale: float | Sequence[float], width: int) -> int | list[int]:
-    """Return a width times a scale, or times each scale of a list."""
+    """Return the product of a width and a scale, or of the width and each scale of a list."""
     if isinstance(scale, Sequence):
         return [int(width * part) for part in scale]
     return int(width * scale)
@@ -319,10 +320,9 @@ def _publish(
     Args:
         layout: the layout.
         prefix: the prefix of the tower's names in the checkpoint.
-        tower: tensors by their names in the encoder. One that the layout stores as several is
-            split.
-        heads: number of attention heads, for layouts that store query and key rows in another
-            order.
+        tower: tensors by their names in the encoder. A tensor that the layout stores as several
+            tensors is split.
+        heads: number of attention heads, to reorder query and key rows where the layout asks it.
     """
     published: dict[str, Tensor] = {}
     for encoder_name, tensor in tower.items():
@@ -344,9 +344,9 @@ def _surround(
     """Add tensors of a language model, full of NaN, before the tower's, among them and after them.
 
     Args:
-        tower: tensors of the tower, and of a projector outside it, which comes last.
+        tower: tensors of the tower and, last, of its projector if that lies outside the tower.
         prefix: the prefix of the tower's names.
-        around: prefix of the language model's names, then names of more tensors to add at the end.
+        around: prefix of the language model's names, then names of other tensors to add at the end.
         dtype: dtype of the added tensors.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Our own packages beside ``vitgraph``, which no other module may hide."""
+"""Checks that no other module hides the packages that are installed beside ``vitgraph``."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 
 PACKAGES = ("encoders", "graphwrap", "weights")
-"""The packages that are installed beside ``vitgraph``; others may use the same names."""
+"""The packages that are installed beside ``vitgraph``; a user's file may have the same name."""
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def refuse_shadows() -> None:
-    """Check that no other module hides ``encoders``, ``graphwrap`` or ``weights``; none is
-    imported.
+    """Check, without imports, that no other module hides ``encoders``, ``graphwrap`` or
+    ``weights``.
 
     Raises:
         ImportError: another module has one of the names, such as an ``encoders.py`` beside the
@@ -39,7 +39,7 @@ def _spec_of(name: str) -> ModuleSpec | None:
 
 
 def _path_of(spec: ModuleSpec | None) -> str | None:
-    """Return the folder of a package, or the file of a module, from its import spec; None without
+    """Return the folder of a package, or the file of a module, from its import spec; None without a
     spec."""
     if spec is None:
         return None

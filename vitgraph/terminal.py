@@ -1,4 +1,4 @@
-"""Printing to a terminal: streams that cannot fail, messages of one line, and tables."""
+"""Printing to a terminal: safe output streams, messages of one line, and tables."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from unicodedata import category
 def make_streams_safe() -> None:
     """Make sure that printing to stdout and stderr raises no error.
 
-    A stream that the shell closed (``>&-``) is None in Python; the null device takes its place. A
-    character that the character set of the stream lacks is printed as its escape sequence.
+    A stream that the shell closed (``>&-``) is None in Python; it is replaced by the null device. A
+    character that the stream's encoding cannot represent is printed as an escape sequence.
     """
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
@@ -33,7 +33,7 @@ def show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """Print a warning to stderr as one line; it takes the place of ``warnings.showwarning``."""
+    """Print a warning to stderr as one line; this function replaces ``warnings.showwarning``."""
     print(f"vitgraph: warning: {printable(' '.join(str(message).split()))}", file=sys.stderr)
 
 

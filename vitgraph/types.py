@@ -1,6 +1,6 @@
 """The configs of encoders, and the types that signatures of public functions name.
 
-They serve annotations and ``isinstance``; no call needs one of them to be imported. A config is
+They serve annotations and ``isinstance``; you need not import one to call a function. A config is
 made by ``from_hf`` of its class, or read from ``encoder.config``.
 """
 

@@ -1,4 +1,4 @@
-"""The frames of a video file, and small video files written for the demo (PyAV)."""
+"""Reads the frames of a video file, and writes small video files for the demo (PyAV)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Similar blocks and nearest patches found, and colours computed for feature maps.
+"""Computes what ``vitgraph.plots`` draws from the features of vision encoders.
 
-``vitgraph.plots`` draws the figures of them.
+The modules import torch, but not matplotlib:
 
-- ``similarity``: the similarity of blocks; ``nearest``: the nearest patches
+- ``similarity``: how similar the blocks of two towers are; ``nearest``: the most similar patches
 - ``colours``: three principal components of feature maps as red, green and blue
 """

@@ -9,26 +9,27 @@ import torch
 from torch import Tensor
 
 Maps: TypeAlias = Sequence[Tensor] | Sequence[Mapping[str, Tensor]]
-"""The feature maps of images: one [t, h, w, D] per image, or one dict by input path per image."""
+"""The feature maps of images: per image a map [t, h, w, D], or a dict with a map per input path of
+the encoder ("image", "tiles")."""
 
 
 def feature_rgb(maps: Sequence[Tensor], like: Sequence[Tensor] | None = None) -> list[Tensor]:
     """Colour feature maps by their first three principal components, fitted over all maps at once.
 
     Equal colours therefore mean alike features, within a map and from one map to another. Principal
-    components of two encoders are unrelated, so the same object has other colours in each; ``like``
-    rotates the three components until the colours agree best with those of the other encoder.
+    components of two encoders are unrelated, so the same object has other colours in each. With
+    ``like``, the three components are rotated until the colours agree best with those in ``like``.
 
     Args:
         maps: each [t, h, w, D], as ``encoder.feature_maps`` returns them.
-        like: colours [t', h', w', 3] that another encoder's maps of the same pictures got, one per
-            map; None for no rotation.
+        like: colours [t', h', w', 3] that this function returned for another encoder's maps of the
+            same pictures, one per map; None for no rotation.
 
     Returns:
         One float32 [t, h, w, 3] per map, from 0 to 1, on the CPU.
 
     Raises:
-        ValueError: there is no map, maps differ in their width D or have another layout, or
+        ValueError: there is no map, maps differ in their width D or are not [t, h, w, D], or
             ``like`` has another number of maps.
     """
     for features in maps:

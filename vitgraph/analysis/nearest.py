@@ -16,8 +16,8 @@ class NearestPatch(NamedTuple):
     """A patch of a photograph whose features are like those of a chosen patch of another
     photograph.
 
-    ``photograph`` is the index of its photograph, ``row`` and ``column`` are its place in the grid
-    of patches, all from 0.
+    ``photograph`` is the index of the photograph that the found patch lies in, ``row`` and
+    ``column`` are the patch's place in the grid of patches, all from 0.
     """
 
     photograph: int
@@ -52,22 +52,22 @@ def nearest_patches(
     source: int = 0,
     top: int = 1,
 ) -> list[list[NearestPatch]] | dict[str, list[list[NearestPatch]]]:
-    """For places of one photograph, find the most similar patches of the other photographs.
+    """For points in one photograph, find the most similar patches of the other photographs.
 
-    Several towers are searched one by one, since features of different towers have no cosine. The
-    places are fractions of the photograph's height and width, so they are the same for every tower.
+    Several towers are searched one by one, since features of different towers cannot be compared.
+    The points are fractions of the photograph's height and width, so they fit every tower.
 
     Args:
-        maps: one map [t, h, w, D] per photograph, as ``feature_maps`` returns them; where that is a
-            dict with one map per input path of the encoder, "image" is taken. For several towers, a
-            dict with such a list per tower.
+        maps: one map [t, h, w, D] per photograph, as ``encoder.feature_maps`` returns them. If an
+            encoder has several input paths, the map is a dict, of which "image" is used. For
+            several towers, a dict: name of a tower -> its list of maps.
         points: (y, x) from 0 at the top left to 1, as fractions of the height and the width.
         source: index of the photograph that the points lie in, from 0.
         top: number of matches per point.
 
     Returns:
-        For each point, ``top`` matches in the other photographs, the best first; for several
-        towers, a dict of such lists. The middle time step of a video is searched.
+        For each point, a list of ``top`` matches in the other photographs, the best first; for
+        several towers, a dict of the towers' results. Of a video only the middle time step counts.
 
     Raises:
         ValueError: fewer than two photographs, a source or point that does not exist, or maps that
@@ -116,7 +116,7 @@ def _rows_at(frame: Tensor, points: Sequence[tuple[float, float]]) -> Tensor:
         points: (y, x) as fractions of the height and the width, from 0 at the top left to 1.
 
     Raises:
-        ValueError: a share that is not between 0 and 1.
+        ValueError: a coordinate that is not between 0 and 1.
     """
     height, width, _ = frame.shape
     for y, x in points:

@@ -20,7 +20,7 @@ from encoders.inputs import read_images
 from encoders.streams import ImagesLike, Progress
 
 FEWEST = 4
-"""The fewest samples that can be compared, because the estimator divides by n - 3."""
+"""The fewest samples (n) that can be compared, because the estimator of HSIC divides by n - 3."""
 NUMBERS_AT_ONCE = 1 << 24
 """The most values of the n x n kernel matrices held at a time: 128 MiB of float64."""
 
@@ -38,25 +38,24 @@ def similarity_of_blocks(
 
     1 means that the features of two blocks are equal up to a rotation and a scale, 0 that they have
     nothing in common. The estimator is unbiased, so values of unrelated blocks lie around 0 and may
-    be negative. The images run one by one. Of each image only the mean features of its patches are
-    kept, or with ``samples="patches"`` only its contribution to the average.
+    be negative. The images are encoded one by one; only the mean features of an image's patches
+    stay in memory, or with ``samples="patches"`` only its contribution to the average.
 
     Args:
         a: an encoder.
-        b: another one, or ``a`` again to compare its blocks with one another.
+        b: another encoder, or ``a`` again to compare its blocks with one another.
         images: at least 4 images, or 1 with ``samples="patches"``, as ``preprocess`` takes them;
             hundreds give a stable result.
-        samples: "images": each image is one sample, the mean over its patches in the encoder's
-            input path "image". "patches": each patch is a sample. The estimates of all images are
-            averaged, so differences between images do not count; ``a`` and ``b`` must be one
-            encoder.
+        samples: "images": each image is one sample, the mean over its patches (of several input
+            paths, such as "image" and "tiles", only "image" counts). "patches": each patch is a
+            sample, and the estimates of all images are averaged; ``a`` must be ``b``.
         progress: whether a progress bar shows how many images are done.
 
     Returns:
         CKA [L, L'] in float64 on the CPU; NaN for a block whose samples are all equal.
 
     Raises:
-        ValueError: fewer than 4 samples, an unknown ``samples``, or patches of two encoders.
+        ValueError: fewer than 4 samples, an unknown ``samples``, or "patches" of two encoders.
     """
     if samples not in ("images", "patches"):
         raise ValueError(f'samples={samples!r}: must be "images" or "patches"')
@@ -92,7 +91,7 @@ def _patches_of_blocks(encoder: Encoder, image: Tensor) -> list[Tensor]:
     """Return the features of an image after each block, in float64 on the CPU.
 
     Args:
-        encoder: the tower; its input path "image" runs.
+        encoder: the tower; of several input paths ("image", "tiles") only "image" runs.
         image: uint8 [3, H, W].
 
     Returns:

@@ -1,4 +1,4 @@
-"""An encoder that shares out the items of each call among the ranks of a process group.
+"""An encoder that divides the items (images and videos) of each call among the ranks of a group.
 
 Shapes: P patches (rows of ``pixel_values``), N tokens, D width of a pooled vector.
 """
@@ -65,24 +65,24 @@ if TYPE_CHECKING:
 class DataParallelEncoder:
     """Encodes the items of each call on all ranks of a group, and returns all results on each.
 
-    Items are assigned by what they cost (:func:`vitgraph.parallel.shares.cost_of`), and every rank
+    Items are assigned by estimated time (:func:`vitgraph.parallel.shares.cost_of`), and every rank
     encodes its share in one call of its own encoder: results are bitwise equal to what one process
-    computes for the same shares. Of an encoder with several input paths, one rank runs all paths of
-    an item. As with any collective, all ranks make the same calls in the same order; making an
-    object is one of them. No gradients are recorded. An object encodes one call at a time,
-    whichever thread makes it.
+    computes for the same shares. If the encoder has several input paths ("image", "tiles"), one
+    rank runs all paths of an item. As with any collective, all ranks must make the same calls in
+    the same order; making the object is one of these calls. No gradients are recorded. Calls from
+    several threads run one after another.
 
     Args:
         encoder: an encoder on this rank's device, or a :class:`GraphedEncoder` of one. All ranks
             hold equal weights.
         group: the process group; None is the default one.
         scatter: True if every rank passes the same items. False if each rank passes items of its
-            own and wants their results alone: nothing but errors is exchanged.
-        outputs: fields of :class:`PartialOutput` to return. The others are None, and no bytes are
-            exchanged for them.
+            own and wants only their results: then ranks exchange nothing but errors.
+        outputs: fields of :class:`PartialOutput` to return. Other fields are None, and no bytes
+            are exchanged for them.
 
     Attributes:
-        encoder, scatter, outputs, group: the arguments of these names.
+        encoder, scatter, outputs, group: the arguments with these names.
         rank, size: number of this process in the group, and number of its processes.
 
     Raises:
@@ -115,8 +115,8 @@ class DataParallelEncoder:
                 if name not in encoder.outputs:
                     raise ValueError(f"outputs: the graphs leave out {name}; name it there, too")
         self._paths: Mapping[str, ItemPath] = with_paths(module).paths
-        # With one input path, an item's sizes say how many rows each output field has. Of several,
-        # the outputs have to be joined per item to tell, which takes 0.1 ms of the host per item.
+        # With one input path, an item's sizes say how many rows each output field has. With several
+        # paths only joining their outputs tells it, which takes 0.1 ms of host time per item.
         self._several = joins_paths(self._paths, module)
         self._lock = threading.Lock()
         self._device = next(module.parameters()).device
@@ -136,21 +136,21 @@ class DataParallelEncoder:
         """Encode a batch of items.
 
         Args:
-            pixel_values: the rows of all items, [P, *row_shape], as the encoder takes them; each
-                rank reads the rows of its share alone. Or the whole result of
-                ``encoder.preprocess``, which an encoder of several paths needs.
+            pixel_values: the rows of all items, [P, *row_shape], as the encoder takes them; a rank
+                reads only the rows of its share. Or the whole result of ``encoder.preprocess``,
+                which an encoder with several input paths needs.
             grid_thw: [items, 3], as the encoder takes it; not with the result of ``preprocess``.
 
         Returns:
             :class:`PartialOutput` on the encoder's device, items in the caller's order; fields not
-            in ``outputs`` are None. From the result of ``preprocess``, a list with one output per
-            item, which are views of the tensors of all items.
+            in ``outputs`` are None. For a result of ``preprocess``, a list with one output per
+            item, whose tensors are views of the gathered ones.
 
         Raises:
-            ValueError: input that is refused on any rank, or calls whose grids, fields or dtypes
-                differ between ranks; pixels are not compared.
+            ValueError: the encoder of any rank refuses its input, or grids, fields or dtypes of
+                the call differ between ranks; pixels are not compared.
             RuntimeError: another rank failed, and the message says how; or a rank has ended, or
-                came later than the timeout of the group.
+                made the call later than the timeout of the group allows.
         """
         inputs = pixel_values
 
@@ -194,8 +194,8 @@ class DataParallelEncoder:
     ) -> list[PartialOutput] | list[Tensor]:
         """Encode images and videos: one result per item, images first, then videos.
 
-        With ``scatter=True`` every rank decodes all items, because shares follow from their sizes.
-        With a pool, vectors are exchanged and no tokens.
+        With ``scatter=True`` every rank decodes all items, because their sizes decide which rank
+        encodes which. With a pool, ranks exchange vectors instead of tokens.
 
         Args:
             images, videos: as ``preprocess`` takes them.
@@ -209,9 +209,9 @@ class DataParallelEncoder:
             memory of its own.
 
         Raises:
-            ValueError: bad items on any rank, ``pool`` or ``normalize`` that differ between ranks,
-                or other items than those of the other ranks.
-            RuntimeError: another rank failed, or nothing is heard from it any more.
+            ValueError: a bad item on any rank, ``pool`` or ``normalize`` that differ between ranks,
+                or items whose sizes differ between ranks.
+            RuntimeError: another rank failed, or no longer answers.
         """
         settings = ResultSettings(pool, normalize, max_tokens_per_call)
 
@@ -259,19 +259,19 @@ class DataParallelEncoder:
         heads: Heads = "mean",
         path: str = "image",
     ) -> list[list[Tensor]]:
-        """Return the weight that attention gives to each patch, as maps of all items on each rank.
+        """Return, on each rank, maps of all items with the attention weight of each patch.
 
         Args:
             images, videos: as ``preprocess`` takes them.
             blocks, queries, heads, path: as ``attention_maps`` of an encoder takes them.
 
         Returns:
-            For each item a list with one map [t, h, w] per block, of all heads [H, t, h, w].
+            For each item a list with one map per block: [t, h, w], or [H, t, h, w] for all heads.
 
         Raises:
-            ValueError: what ``attention_maps`` of an encoder refuses on any rank, graphs, and as a
-                call raises it.
-            RuntimeError: as a call raises it.
+            ValueError: ``attention_maps`` of an encoder would raise it on any rank, the encoder is
+                a GraphedEncoder, or calling the object would raise it.
+            RuntimeError: calling the object would raise it, too.
         """
         settings, encoder = MapSettings(blocks, queries, heads, path), self.encoder
 
@@ -294,7 +294,7 @@ class DataParallelEncoder:
             shares, maps = self._status.attempt(work, describe)
             if not self.scatter:
                 return maps
-            # Maps are small, 16 KiB per block of 4,096 patches: they travel as objects.
+            # Maps are small (16 KiB per block for 4,096 patches), so they are sent as objects.
             maps_of_ranks = self._status.gather([[m.cpu() for m in item] for item in maps])
         all_maps: list[list[Tensor]] = [[] for _ in shares.grids]
         for share, of_rank in zip(shares.by_rank, maps_of_ranks, strict=True):
@@ -305,10 +305,10 @@ class DataParallelEncoder:
     def _read_form(
         self, inputs: Tensor | VisionInputs, grid_thw: GridLike | None
     ) -> tuple[Tensor, GridLike]:
-        """Return pixels and grids, given as two arguments or as one result of ``preprocess``.
+        """Return pixels and grids, passed as two arguments or as one result of ``preprocess``.
 
         Raises:
-            ValueError: neither form was given, or pixels for an encoder of several inputs.
+            ValueError: neither was passed, or pixels for an encoder with several input paths.
         """
         if not isinstance(inputs, VisionInputs):
             if self._several or grid_thw is None or not isinstance(inputs, Tensor):
@@ -325,7 +325,7 @@ class DataParallelEncoder:
         return inputs.pixel_values, inputs.grid_thw
 
     def _assign_grids(self, grid_thw: GridLike) -> Shares:
-        """Assign the items of a call to ranks, for an encoder of one input path."""
+        """Assign the items with these grids to ranks, for an encoder with one input path."""
         grids = read_grid(grid_thw)
         specs = self._paths["image"].item_specs(grids)
         return self._assign(grids, specs, [cost_of(spec) for spec in specs])
@@ -340,9 +340,9 @@ class DataParallelEncoder:
         return Shares(grids, specs, by_rank, by_rank[self.rank])
 
     def _result_of_items(self, inputs: VisionInputs, encode: Encode) -> RankResult:
-        """Assign items to ranks, and encode this rank's, for an encoder with several input paths.
+        """Assign items to ranks, and encode this rank's, if the encoder has several input paths.
 
-        ``encode`` returns an output per item or, with a pool, a vector.
+        ``encode`` is called with this rank's inputs, and returns an output or a vector per item.
         """
         inputs.check(self._paths)
         grids = {name: path.grid_thw.tolist() for name, path in inputs.paths.items()}
@@ -364,17 +364,17 @@ class DataParallelEncoder:
         return result_of_fields(shares, fields_of(output, self.outputs), self._device)
 
     def _run_on_all_ranks(self, work: Callable[[], RankResult], agreed: str = "") -> RankResult:
-        """Return this rank's result if no rank failed; ``agreed`` must be equal on all ranks."""
+        """Return this rank's result of ``work`` if none failed and ``agreed`` is equal on all."""
         result = self._status.attempt(
             work, lambda result: agreed + result.description if self.scatter else ""
         )
         return complete(result, self._status) if self._several and self.scatter else result
 
     def _gather(self, result: RankResult) -> list[Tensor]:
-        """Return the rows of all items, one tensor per field, gathered from all ranks.
+        """Return the output rows of all items, one tensor per field, gathered from all ranks.
 
         Raises:
-            RuntimeError: a rank has ended meanwhile (gloo; NCCL ends the process at its timeout).
+            RuntimeError: a rank has ended (with gloo; with NCCL the process ends at the timeout).
         """
         if not self.scatter:
             return [rows for _, rows in result.fields]

@@ -1,4 +1,4 @@
-"""The result of one rank in a call: output fields, and each item's length on their axis 0."""
+"""The result of one rank in a call: output fields, and each item's number of rows in them."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class RankResult(NamedTuple):
     shares: Shares
     fields: list[tuple[str, Tensor]]
     counts: list[list[int]]
-    """The number of rows of each item in each field, [fields][items]. With several input paths they
-    are those of this rank's items alone, until :func:`complete` has asked the other ranks."""
+    """The number of rows of each item in each field, [fields][items]. With several input paths only
+    this rank's items are counted until :func:`complete` has asked the other ranks."""
     description: str
-    """The call described by a text, which must be equal on all ranks before rows are exchanged."""
+    """A text with the arguments of the call, which must be equal on all ranks."""
     device: torch.device
 
     @property
@@ -39,7 +39,7 @@ class RankResult(NamedTuple):
 
 
 def fields_of(output: PartialOutput, names: Collection[OutputField]) -> list[tuple[str, Tensor]]:
-    """Return name and tensor of the fields in ``names``; those of DeepStack layers come last."""
+    """Return name and tensor of the fields in ``names``; tensors of DeepStack layers come last."""
     hidden, pooled, layers = output
     fields = [("last_hidden_state", hidden), ("pooler_output", pooled)]
     fields += [("deepstack_features", layer) for layer in layers or ()]
@@ -47,9 +47,9 @@ def fields_of(output: PartialOutput, names: Collection[OutputField]) -> list[tup
 
 
 def output_of(rows: Sequence[Tensor], names: Collection[OutputField]) -> PartialOutput:
-    """Return the output with the fields in ``names``, of tensors in the order of :func:`fields_of`.
+    """Return the output with the fields in ``names``; all other fields are None.
 
-    All other fields are None.
+    ``rows`` has the tensors of the fields, in the order of :func:`fields_of`.
     """
     tensors = list(rows)
     hidden = tensors.pop(0) if "last_hidden_state" in names else None
@@ -61,9 +61,9 @@ def output_of(rows: Sequence[Tensor], names: Collection[OutputField]) -> Partial
 def kinds_of(
     results: Iterable[PartialOutput | Tensor],
 ) -> tuple[list[PartialOutput], list[Tensor]]:
-    """Return the whole outputs and the vectors among results of items; one of the lists is empty.
+    """Return the whole outputs and the vectors among ``results``; one of the lists is empty.
 
-    With a pool, the result of an item is a vector, and else a whole output.
+    The result of an item is a vector if items are pooled, else a whole output.
     """
     results = list(results)
     vectors = [result for result in results if isinstance(result, Tensor)]
@@ -71,18 +71,18 @@ def kinds_of(
 
 
 def complete(result: RankResult, status: StatusExchange) -> RankResult:
-    """Return the result of this rank with row counts of all items, asked of the other ranks.
+    """Return the result of this rank with the row counts of all items, fetched from all ranks.
 
-    How many rows an item of several paths has is known when its paths are joined, and a rank
-    without items has not learned which fields there are.
+    If an encoder has several input paths, only the rank that has joined their outputs knows how
+    many rows an item has, and a rank without items does not know the output fields.
 
     Args:
-        result: this rank's result of an encoder of several paths.
+        result: this rank's result of an encoder with several input paths.
         status: the channel through which ranks exchange their fields and counts.
 
     Raises:
         ValueError: the fields of the ranks differ in number, dtype or width.
-        RuntimeError: nothing is heard from another rank any more.
+        RuntimeError: another rank no longer answers.
     """
     shares = result.shares
     rank_fields = status.gather((result.types, result.counts))
@@ -113,7 +113,7 @@ def complete(result: RankResult, status: StatusExchange) -> RankResult:
 def result_of_fields(
     shares: Shares, fields: list[tuple[str, Tensor]], device: torch.device
 ) -> RankResult:
-    """Return a rank's result from the output ``fields`` of an encoder of one input."""
+    """Return a rank's result from the output ``fields`` of an encoder with one input path."""
     counts = [shares.counts(name) for name, _ in fields]
     result = RankResult(shares, fields, counts, "", device)
     return result._replace(description=repr((shares.grids, result.types)))
@@ -122,9 +122,9 @@ def result_of_fields(
 def empty_fields(
     empty: PartialOutput, outputs: Sequence[OutputField], pool: Pool
 ) -> list[tuple[str, Tensor]]:
-    """Return the fields of a rank without items from its encoder's output for none, ``empty``.
+    """Return the fields of a rank without items, from ``empty``, its encoder's output for no items.
 
-    They have no rows, and widths and dtypes as on the other ranks.
+    They have no rows, and the same widths and dtypes as on the other ranks.
     """
     if pool == "none":
         return fields_of(empty, outputs)
@@ -137,7 +137,7 @@ def empty_fields(
 def split_rows(
     gathered: list[Tensor], result: RankResult, outputs: Sequence[OutputField]
 ) -> list[PartialOutput]:
-    """Return the output of each item as views of ``gathered``, the fields of all items."""
+    """Return the output of each item; its tensors are views of ``gathered``, one per field."""
     pairs = zip(gathered, result.counts, strict=True)
     fields = [rows.split(counts) for rows, counts in pairs]
     return [

@@ -1,4 +1,4 @@
-"""The exchange of outputs between ranks, after which each rank has the rows of all items."""
+"""The exchange of output rows between ranks, after which each rank has the rows of all items."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from .status import StatusExchange
 
 
 def find_channel(device: torch.device, backends: Mapping[str, str]) -> torch.device:
-    """Return the device through which rows travel: their own, or the CPU if gloo carries them.
+    """Return the device whose backend sends rows: the rows' own, or the CPU if only gloo can.
 
     Args:
         device: the device that the rows are on.
-        backends: name of the group's backend for each type of device.
+        backends: type of device -> name of the group's backend for it.
 
     Raises:
-        ValueError: the group does not reach the device.
+        ValueError: no backend of the group can send tensors of the device.
     """
     direct = backends.get(device.type)
     if direct is not None and direct != "gloo":
@@ -38,8 +38,8 @@ class RowExchange:
 
     Args:
         group: the process group; None is the default one.
-        channel: the device through which rows travel, see :func:`find_channel`.
-        status: makes the error that is raised when nothing is heard from another rank.
+        channel: the device to send rows from, the result of :func:`find_channel`.
+        status: makes the error that is raised if another rank no longer answers.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class RowExchange:
             result: the rows that this rank computed, and the number of rows of every item.
 
         Raises:
-            RuntimeError: a rank has ended meanwhile (gloo; NCCL ends the process at its timeout).
+            RuntimeError: a rank has ended (with gloo; with NCCL the process ends at the timeout).
         """
         indices: dict[tuple[int, ...], Tensor] = {}
         gathered = []
@@ -70,14 +70,14 @@ class RowExchange:
         Args:
             rows: rows of this rank's items.
             max_rows: most rows that a rank has; every rank sends so many, padded if it has fewer.
-            indices: indices, int64, of the items' rows in what the ranks send, joined by rank.
+            indices: int64, the place of each item's rows in the joined tensor of all ranks.
         """
         if not max_rows:
             return rows
         padded = rows.new_empty((max_rows, *rows.shape[1:]), device=self._channel)
         padded[: len(rows)] = rows
         gathered = padded.new_empty((self._status.size * max_rows, *rows.shape[1:]))
-        # Rows travel as bytes, so that the backend need not know the dtype.
+        # Rows are sent as bytes, so that the backend need not support the dtype.
         sent, received = (tensor.flatten().view(torch.uint8) for tensor in (padded, gathered))
         try:
             dist.all_gather_into_tensor(received, sent, group=self._group)

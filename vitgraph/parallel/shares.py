@@ -15,36 +15,35 @@ from encoders.grids import read_grid
 from encoders.streams import ItemPath
 
 ATTENTION_ROWS = 7000
-"""The input rows of a segment whose attention takes as long as all other work on these rows.
+"""The length of a sequence whose attention takes as long as all other work on its rows (patches).
 
 Times of 8 images of 448x448 and of one of 1024x1024 in ``benchmarks/results/speed_h200.json`` make
-it 6,900 for Qwen3-VL-8B and 8,700 for Qwen2-VL-7B; those of Qwen2.5-VL-7B, whose attention stays in
-windows, are proportional to the rows alone.
+it 6,900 for Qwen3-VL-8B and 8,700 for Qwen2-VL-7B; the times of Qwen2.5-VL-7B, whose attention
+stays in windows, are proportional to the number of rows.
 """
 
 
 def cost_of(spec: EncoderItemSpec) -> float:
     """Return an estimate of the relative time that encoding an item takes.
 
-    It is the number of patches, and of class tokens if there are any; each counts 1 where few of
-    them attend to one another, and 2 where ``ATTENTION_ROWS`` of them do. In a tower with window
-    attention, each counts 1.
+    It is the number of patches and class tokens, times 1 + s / ``ATTENTION_ROWS``, where s is the
+    number of them that attend to one another. With window attention, the factor is 1.
     """
     rows = spec.segments * spec.longest_segment
     return rows if spec.windows else rows * (1 + spec.longest_segment / ATTENTION_ROWS)
 
 
 def costs_of_items(inputs: VisionInputs, paths: Mapping[str, ItemPath]) -> list[float]:
-    """Return the cost of each item over all its paths.
+    """Return the cost of each item, summed over all its input paths (such as "image" and "tiles").
 
-    The unit is a row in a short segment; a row in a long one costs more, by its attention.
+    The unit is the time of a row in a short attention sequence; a row in a long one costs more.
 
     Args:
         inputs: the result of ``preprocess``.
         paths: the input paths of the encoder by name.
 
     Raises:
-        ValueError: entries of a path that cannot be assigned to items.
+        ValueError: it cannot be told which rows of an input path belong to which item.
     """
     costs = [0.0] * len(inputs.grid_thw)
     inputs.check(paths)
@@ -55,14 +54,14 @@ def costs_of_items(inputs: VisionInputs, paths: Mapping[str, ItemPath]) -> list[
 
 
 def assign_items(costs: Sequence[float], ranks: int) -> list[list[int]]:
-    """Assign items to ranks: the costliest first, each to the rank with the least so far.
+    """Assign items to ranks: the costliest first, each to the rank with the lowest total so far.
 
     Args:
         costs: cost of each item.
         ranks: number of ranks.
 
     Returns:
-        The items of each rank in ascending order; equal costs give equal shares everywhere.
+        The items of each rank in ascending order; equal ``costs`` give the same result everywhere.
     """
     shares: list[list[int]] = [[] for _ in range(ranks)]
     loads = [(0.0, rank) for rank in range(ranks)]
@@ -92,10 +91,10 @@ class Shares(NamedTuple):
         return [self.grids[item] for item in self.own_items]
 
     def select(self, pixel_values: Tensor) -> Tensor:
-        """Return the rows of this rank's items out of those of all items, ``pixel_values``.
+        """Return the rows of this rank's items from ``pixel_values``, the rows of all items.
 
         Raises:
-            ValueError: another number of rows than the grids have.
+            ValueError: the number of rows does not fit the grids.
         """
         ends = list(accumulate(spec.input_size for spec in self.specs))
         if len(pixel_values) != (total := ends[-1] if ends else 0):
@@ -112,7 +111,7 @@ class Shares(NamedTuple):
         return torch.cat(parts) if parts else pixel_values[:0]
 
     def counts(self, field: str) -> list[int]:
-        """Return each item's length on axis 0 of an output field, or of "vectors" (one each)."""
+        """Return each item's number of rows in an output field; 1 for the field "vectors"."""
         if field == "vectors":
             return [1] * len(self.specs)
         hidden = field == "last_hidden_state"
@@ -123,10 +122,10 @@ class Shares(NamedTuple):
         return max(sum(counts[item] for item in share) for share in self.by_rank)
 
     def row_indices(self, counts: Sequence[int]) -> Tensor:
-        """Return where each row of the result lies in what all ranks have sent, joined by rank.
+        """Return where each row of the result lies in the tensor of all rows sent, joined by rank.
 
         Args:
-            counts: rows of each item.
+            counts: number of rows of each item.
 
         Returns:
             int64 on the CPU, one index per row, in the order of the items. The rows of rank r's

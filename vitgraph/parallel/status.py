@@ -16,20 +16,20 @@ Value = TypeVar("Value")
 _FINE, _BAD_INPUT, _FAILED = range(3)
 _DIGEST = 16
 _STATUS = 1024
-"""The bytes of a status: one byte for fine, bad input or failed, then a digest of the call's
-arguments, then the text of an error."""
+"""The size of a status in bytes: one byte that says fine, bad input or failed, a digest of the
+call's arguments, and the text of an error."""
 
 
 class StatusExchange:
     """Raises an error of one rank on all ranks.
 
-    The status of a rank travels through gloo on the CPU, while the GPU may still be working. gloo
-    notices a rank that has ended, where NCCL would end the process. Making an object is a
-    collective call if the group has no gloo for the CPU.
+    The status of a rank is sent by gloo on the CPU, while the GPU may still be working. gloo raises
+    an error if a rank has ended, where NCCL would end the process. If the group has no gloo for the
+    CPU, making the object makes a second group, so all ranks must make it.
 
     Args:
         group: the process group; None is the default one.
-        backends: name of the group's backend for each type of device.
+        backends: type of device -> name of the group's backend for it.
     """
 
     def __init__(self, group: dist.ProcessGroup | None, backends: dict[str, str]) -> None:
@@ -46,27 +46,27 @@ class StatusExchange:
                 backend="gloo",
                 use_local_synchronization=True,
             )
-            assert isinstance(gloo_group, dist.ProcessGroup)  # this process is one of the ranks
+            assert isinstance(gloo_group, dist.ProcessGroup)  # this process is one of its ranks
             self._group = gloo_group
 
     def attempt(self, work: Callable[[], Value], describe: Callable[[Value], str]) -> Value:
-        """Run this rank's part of a call, and return its value if all ranks are fine.
+        """Run this rank's part of a call, and return its value if no rank has failed.
 
         Args:
             work: this rank's part.
             describe: takes the value; returns a text that has to be equal on all ranks.
 
         Raises:
-            BaseException: what this rank's work raised.
-            ValueError: another rank's input was bad, or ranks were called with other arguments.
-            RuntimeError: another rank's work failed, or nothing is heard from it any more.
+            BaseException: the error that ``work`` raised on this rank.
+            ValueError: another rank's input was bad, or the ranks' descriptions differ.
+            RuntimeError: ``work`` failed on another rank, or another rank no longer answers.
         """
         failure: BaseException | None = None
         try:
             value = work()
             description = describe(value).encode()
             status = bytes([_FINE]) + hashlib.blake2b(description, digest_size=_DIGEST).digest()
-        except BaseException as error:  # noqa: BLE001  # raised again below, when all have heard
+        except BaseException as error:  # noqa: BLE001  # raised again below, after the exchange
             failure = error
             kind = _BAD_INPUT if isinstance(error, ValueError) else _FAILED
             text = str(error) if kind == _BAD_INPUT else f"{type(error).__name__}: {error}"
@@ -90,12 +90,12 @@ class StatusExchange:
         """Return the value of every rank, in the order of the ranks.
 
         Args:
-            value: the value of this rank, plain data.
+            value: the value of this rank, any object that can be pickled.
 
         Raises:
-            RuntimeError: nothing is heard from another rank any more.
+            RuntimeError: another rank no longer answers.
         """
-        values = [value] * self.size  # every entry is replaced by what that rank says
+        values = [value] * self.size  # every entry is replaced by the value of that rank
         try:
             dist.all_gather_object(values, value, group=self._group)
         except RuntimeError as error:
@@ -103,7 +103,7 @@ class StatusExchange:
         return values
 
     def silence_error(self) -> RuntimeError:
-        """Return the error that says that nothing is heard from another rank any more."""
+        """Return the error that says that another rank no longer answers."""
         return RuntimeError(
             f"rank {self.rank} of {self.size} heard nothing from another rank: one has ended, or "
             f"took {self.timeout.total_seconds():g} seconds longer than this one, the timeout of "

@@ -10,8 +10,8 @@ Figures are made without pyplot: nothing global is touched, and no display is ne
 a figure are computed by ``vitgraph.analysis``. Each module but the last draws one kind of figure:
 
 - ``feature_maps``: photographs and their feature maps; ``attention``: attention over a photograph
-- ``nearest``: patches and those nearest to them; ``similarity``: the similarity of blocks
-- ``figures``: a figure as a file, and a panel with a picture
+- ``nearest``: patches and the most similar patches; ``similarity``: the similarity of blocks
+- ``figures``: writes a figure to a file, and draws a picture into a panel (one set of axes)
 """
 
 from .attention import plot_attention

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PANELS = 5
-"""The most panels side by side in a row of a figure."""
+"""The most panels (pictures with their axes) side by side in a row of a figure."""
 PANEL_WIDTH = 2.2
 """The width of a panel in inches."""
 
@@ -31,15 +31,15 @@ def plot_attention(
 
     Args:
         image: the photograph, as ``preprocess`` takes it.
-        maps: the result of ``attention_maps`` for this photograph: one map [t, h, w] per block, or
-            [H, t, h, w] with one map per head, each of which gets a panel. Only the middle time
-            step of a video is drawn.
+        maps: the result of ``encoder.attention_maps`` for this photograph: per block one map
+            [t, h, w], or one map per head [H, t, h, w]. Each map gets a panel. Only the middle of
+            the t time steps of a video is drawn.
         titles: title of each panel; None leaves the panels without titles.
         title: title of the figure; None for none.
 
     Returns:
-        The figure; ``figure.savefig(path)`` writes it. Each panel has its own scale, from 0 to its
-        largest weight, which is printed below the panel.
+        The figure; ``figure.savefig(path)`` writes it. Each panel has its own colour scale, from 0
+        to its largest attention weight, which is printed below the panel.
 
     Raises:
         ValueError: matplotlib is missing, ``maps`` is empty or holds something else than attention
@@ -87,7 +87,7 @@ def _panels(maps: Tensor | Sequence[Tensor]) -> list[Tensor]:
             middle of the t time steps is taken.
 
     Raises:
-        ValueError: ``maps`` is empty or holds something else than such tensors.
+        ValueError: ``maps`` is empty or holds something else than tensors of these shapes.
     """
     panels: list[Tensor] = []
     for weights in [maps] if isinstance(maps, Tensor) else maps:

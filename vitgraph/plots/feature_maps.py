@@ -40,10 +40,10 @@ def plot_feature_maps(
 
     Args:
         images: paths, PIL images, numpy [H, W, 3] or tensors [3, H, W]; each fills a row.
-        maps: one map [t, h, w, D] per image, or one dict per image with a map per input path of the
-            encoder, of which "image" is drawn; both are results of ``feature_maps``. To compare
-            encoders, a dict with such a list per name. Of a video the middle time step is shown.
-            Each encoder fills a column; more than five continue in further blocks of rows.
+        maps: the result of ``encoder.feature_maps``: per image a map [t, h, w, D], or a dict with a
+            map per input path ("image", "tiles"), of which "image" is drawn. To compare encoders, a
+            dict: name -> such a list. Of a video the middle time step is shown. Each encoder fills
+            a column; more than five continue in further blocks of rows.
         titles: title of each image, written beside it; None for none.
         title: title of the whole figure; None for none.
 
@@ -109,14 +109,14 @@ def _middle(length: int, part: float) -> slice[int, int, None]:
 
 
 def _read_columns(maps: Maps | Mapping[str, Maps]) -> Mapping[str, Sequence[Tensor]]:
-    """Return the feature maps as one list per column, by the name of the column.
+    """Return the feature maps of each column of the figure, by the name of the column.
 
     Args:
-        maps: one list of maps, or a dict of lists by name; a map is [t, h, w, D], or a dict in
-            which it has the key "image".
+        maps: one list of maps, or a dict of lists by name; a map is [t, h, w, D], or a dict whose
+            key "image" has such a map.
 
     Raises:
-        ValueError: something is no list of maps, for example because images and maps are swapped.
+        ValueError: a column is no list of maps, for example because images and maps are swapped.
     """
     columns: dict[str, Sequence[Tensor]] = {}
     for name, column in (maps if isinstance(maps, Mapping) else {"feature map": maps}).items():
@@ -152,10 +152,10 @@ def _fill_columns(
     """Draw the coloured feature maps of one encoder per column.
 
     Args:
-        axes_of_columns: the axes of each column, one per photograph; those without an encoder stay
-            empty.
+        axes_of_columns: the axes of each column, one per photograph; columns beyond the number of
+            encoders stay empty.
         columns: the feature maps of each encoder, one per photograph, by the encoder's name.
-        photographs: [H, W, 3], whose sizes the maps are stretched to.
+        photographs: pixels [H, W, 3]; each map is stretched to the size of its photograph.
     """
     first: list[Tensor] | None = None
     for column, (name, maps) in zip(axes_of_columns, columns.items(), strict=False):

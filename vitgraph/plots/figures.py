@@ -1,4 +1,4 @@
-"""A figure written as a file, and a panel that shows a picture: what all figures share."""
+"""Functions that all figures share: write a figure to a file, and draw a picture in a panel."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def write_figure(figure: Figure, path: Path, dpi: int = 200) -> None:
     """Write a figure as a picture.
 
     Args:
-        figure: a figure, such as one of :func:`plot_feature_maps`.
+        figure: a figure, such as the result of :func:`plot_feature_maps`.
         path: the file to write; its suffix names the format.
         dpi: pixels per inch.
 
@@ -36,7 +36,7 @@ def draw_picture(axes: Axes, pixels: Tensor, shape: Sequence[int], label: str) -
     Args:
         axes: the panel.
         pixels: [h, w, 3], stretched to the size of the photograph.
-        shape: (height, width) of the photograph in pixels, the coordinates of the panel.
+        shape: (height, width) of the photograph in pixels, which become the panel's coordinates.
         label: text below the picture.
     """
     extent = (0, shape[1], shape[0], 0)

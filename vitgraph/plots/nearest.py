@@ -1,4 +1,4 @@
-"""Patches of a photograph and those nearest to them in another, as a figure."""
+"""Patches of a photograph and the most similar patches of another photograph, as a figure."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def plot_nearest_patches(
     *,
     title: str | None = None,
 ) -> Figure:
-    """Draw two photographs, and lines from patches of the first to their nearest in the second.
+    """Draw two photographs, and lines from patches of the first to the most similar in the second.
 
     Args:
         images: the two photographs, as ``preprocess`` takes them.
-        maps: their feature maps [1, h, w, D] or [h, w, D], of one encoder.
+        maps: the photographs' feature maps, [1, h, w, D] or [h, w, D], both of one encoder.
         points: (row, column) of patches in the first map, from 0.
         title: title of the figure; None for none.
 

@@ -25,7 +25,8 @@ def plot_similarity(
         similarity: [L, L'], one row per block of the first tower, one column per block of the
             second.
         names: label of the rows, and label of the columns.
-        low: the value at the dark end of the colours; None takes the smallest. 1 is the bright end.
+        low: the value at the dark end of the colours; None takes the smallest in ``similarity``.
+            The bright end is 1.
         title: title of the figure; None for none.
 
     Returns:
