@@ -6,14 +6,14 @@ names in ``__all__`` of this package and of ``contract``, ``grids``, ``inputs``,
 image library: ``Video``, ``ItemError`` and a few more are imported when they are first used.
 Besides the families there are, in the order in which a value travels:
 
-- ``hf_config``: a published ``config.json`` read
-- ``inputs``: images and videos to pixels and grids; ``grids``: grids read and checked
+- ``hf_config``: reads the ``config.json`` of a checkpoint
+- ``inputs``: turns images and videos into pixels and grids; ``grids``: reads and checks grids
 - ``data``: the values that encoders take and return, which every family imports
 - ``base``: the base classes; ``layers``: layers that several families share
-- ``block_parts``: the layers of a block by role; ``accelerated``: those run by fast kernels
+- ``block_parts``: the layers of a block by role; ``accelerated``: runs them with fast kernels
 - ``streams``: ``encode`` and ``encode_many``
-- ``contract``: the methods that ``graphwrap`` and accelerators call; it offers ``data``, too
-- ``internals``: helpers that other packages use and users do not
+- ``contract``: the methods that ``graphwrap`` and accelerators call; it exports ``data``, too
+- ``internals``: helpers for our other packages, not for users
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ _MODULES = {
     "Video": ".inputs.intake",
     "prune_video_tokens": ".streams.pruning",
 }
-"""Per public name that is imported when it is first used, the module that defines it."""
+"""The public names that are imported when they are first used -> the module that defines each."""
 
 
 def __getattr__(name: str) -> object:

@@ -1,4 +1,4 @@
-"""The layers of a block by role: what an accelerator asks of the blocks of an encoder.
+"""The layers of a transformer block by role, which an accelerator reads to fuse their steps.
 
 Shapes: D tower width, B views of h*w patches, K width of a head.
 """
@@ -26,12 +26,11 @@ class RelativePositions(NamedTuple):
 
 
 class BlockParts(NamedTuple):
-    """The layers of one pre-norm block by role, for code that runs its steps in another way.
+    """The layers of one pre-norm block by role, for code that runs its steps with fused kernels.
 
     Each layer has the type given here, or is a module that replaces it (LoRA, quantised). A block
     computes ``x += scale1 * post_norm1(proj(attention(qkv(norm1(x)))))`` and ``x += scale2 *
-    post_norm2(down(activation(up(norm2(x)))))``, the activation of ``gate`` times ``up`` if there
-    is a gate.
+    post_norm2(down(activation(up(norm2(x)))))`` or, with a gate, ``down(activation(gate) * up)``.
     """
 
     containers: tuple[nn.Module, ...]
@@ -52,9 +51,9 @@ class BlockParts(NamedTuple):
     post_norm1: PartNorm | None = None
     post_norm2: PartNorm | None = None
     gate_limit: float | None = None
-    """Upper bound of the output of ``gate``, and bound of that of ``up`` on both sides, or None."""
+    """The output of ``gate`` is clamped to at most this, ``up`` to +- this; None: not clamped."""
     q_norm: PartNorm | None = None
-    """The norm of queries, over all heads together or each (``head_norms``); None: no norm."""
+    """The norm of queries, over all heads together or over each (``head_norms``); None: no norm."""
     k_norm: PartNorm | None = None
     v_norm: PartNorm | None = None
     head_norms: bool = False
@@ -64,7 +63,7 @@ class BlockParts(NamedTuple):
     num_key_value_heads: int | None = None
     """Heads of keys and of values, each shared by a group of query heads; None: ``num_heads``."""
     windowed: bool = False
-    """Whether attention segments are the windows of ``cu_window_seqlens``, not ``cu_seqlens``."""
+    """Whether attention stays in the windows of ``cu_window_seqlens``, not in ``cu_seqlens``."""
     rotary_pair_distance: int | None = None
     """Columns i and i + distance of each group of 2 * distance columns of a head rotate together.
     None: the distance is the number of angles of a row, K/2 if all K columns of a head rotate."""
@@ -118,7 +117,7 @@ def plain_parts(block: PlainBlock, activation: Activation) -> BlockParts:
     """Return the layers of a block by role, if they have the usual names and the MLP has no gate.
 
     Args:
-        block: a module whose classes of attention and MLP the caller has checked.
+        block: the block; the caller has checked that its MLP has no gate.
         activation: the activation between the two layers of the MLP.
     """
     return BlockParts(

@@ -90,8 +90,8 @@ Kernels: TypeAlias = Literal["auto", "torch", KernelName]
 Precision: TypeAlias = Literal["bf16", "fp8"]
 """The precision of matrix products: the encoder's own half or full precision, or e4m3."""
 BETWEEN = {"encoders", "graphwrap", "weights", "vitgraph", "torch"}
-"""The import names of this library and of torch, whose frames lie between the user's line and the
-place of a warning."""
+"""The packages whose stack frames :func:`warn_caller` skips to find the line of the user: this
+library's and torch."""
 
 CallBlock: TypeAlias = Callable[[nn.Module, Tensor], Tensor]
 """Calls one block of an encoder as a module, on the rows that it reads."""
@@ -132,12 +132,12 @@ class Preprocessor(Protocol):
         files: Mapping[str, Mapping[str, object]],
         error: Callable[[str], ValueError] = ValueError,
     ) -> Preprocessor:
-        """Return a preprocessor whose defaults are those of a model repo's processor files.
+        """Return a preprocessor with the defaults that a model repo's processor files set.
 
         Args:
             files: contents of the files by name without ``.json``, as "preprocessor_config".
-            error: makes the exception for a bad value from its message. If the value is for
-                videos, the first call that passes a video raises it.
+            error: makes the exception for a bad value from a message. If the value is for
+                videos, it is raised by the first call that passes a video.
         """
         ...
 
@@ -146,12 +146,16 @@ class Preprocessor(Protocol):
         ...
 
     def say_defaults(self, config: Mapping[str, object]) -> tuple[str, str]:
-        """Return settings that processor files leave open, as text, and a keyword to set them."""
+        """Return two texts for a checkpoint without processor files: settings, and a keyword.
+
+        The first lists the defaults that then apply and that ``config``, the ``config.json``, does
+        not set. The second is the keyword of ``preprocess`` that changes one of them, or "".
+        """
         ...
 
 
 class GraphableEncoder(Protocol):
-    """Everything that ``graphwrap`` uses of a module; a toy encoder of a few lines satisfies it."""
+    """All methods that ``graphwrap`` calls of an encoder; a toy of a few lines can have them."""
 
     @property
     def budget_range(self) -> tuple[int, int]:
@@ -186,8 +190,8 @@ class GraphableEncoder(Protocol):
 
         Args:
             grid_thw: [items, 3], one ``(t, h, w)`` in patches per item.
-            max_batch_size: capacity in segments for items of one segment each.
-            max_frames_per_batch: capacity in segments; it takes the place of ``max_batch_size``.
+            max_batch_size: capacity in attention segments, if each item is one segment.
+            max_frames_per_batch: capacity in segments, which replaces ``max_batch_size``.
             max_seqlen_override: rows of the longest segment to plan for.
             max_input_size: capacity in rows of ``pixel_values``.
             max_windows_per_batch: capacity in attention windows.
@@ -256,9 +260,9 @@ class Accelerator(Protocol):
             metadata: the result of the encoder's ``prepare_encoder_metadata``.
             numbers: block numbers from 0, ascending.
             blocks: all blocks of one stack of the encoder.
-            call_block: calls a block that the accelerator cannot run.
-            reference: yields the same states from calls of all blocks; it calls none before the
-                first state is asked for.
+            call_block: calls a block as a module if the accelerator cannot run it.
+            reference: yields the same states by calling each block as a module; it runs no block
+                before its first state is requested.
         """
         ...
 
@@ -274,14 +278,17 @@ class Accelerator(Protocol):
     def metadata_of(
         self, grids: list[Grid], weight: Tensor, prepare: Callable[[list[Grid]], Metadata]
     ) -> Metadata:
-        """Return ``prepare(grids)``, or the last result if grids and device are the same."""
+        """Return ``prepare(grids)``, or its last result if nothing that it depends on changed.
+
+        It depends on the grids, the CUDA stream, and the device and dtype of ``weight``.
+        """
         ...
 
     def refresh(self) -> bool:
         """Update copies of changed weights in place, and return whether any had changed.
 
-        Every forward does so itself; a CUDA graph that you captured yourself needs the call before
-        its replay.
+        Every forward does so itself; before you replay a CUDA graph that you captured yourself,
+        call this.
         """
         ...
 
@@ -290,7 +297,7 @@ class Accelerator(Protocol):
         ...
 
     def load_choices(self, choices: Mapping[str, object]) -> None:
-        """Use kernel choices that ``choices`` returned in another process, without timing here."""
+        """Use the result of :meth:`choices` in another process, instead of timing kernels here."""
         ...
 
 
@@ -307,7 +314,7 @@ class AcceleratesItself(Protocol):
 
 @runtime_checkable
 class Accelerable(AcceleratesItself, Protocol):
-    """An encoder whose blocks an accelerator can run; ``accelerator`` is None if none does."""
+    """An encoder whose blocks its ``accelerator`` runs, unless that is None."""
 
     accelerator: Accelerator | None
 
@@ -315,8 +322,8 @@ class Accelerable(AcceleratesItself, Protocol):
 def warn_caller(message: str) -> None:
     """Give a UserWarning that names the user's line: the innermost one outside of ``BETWEEN``.
 
-    No fixed ``stacklevel`` serves: an encoder, one of several paths and a graphed encoder reach the
-    same warning over different numbers of frames.
+    No fixed ``stacklevel`` works: calls through an encoder, an input path or a graphed encoder have
+    different numbers of frames before the same warning.
     """
     frame, level = inspect.currentframe(), 1
     while frame and str(frame.f_globals.get("__name__")).partition(".")[0] in BETWEEN:

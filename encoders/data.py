@@ -17,9 +17,9 @@ Grid: TypeAlias = tuple[int, int, int]
 GridLike: TypeAlias = Tensor | Sequence[Sequence[int]] | Sequence[int]
 """The grids of several items [items, 3], or the three numbers of one item."""
 Tiling: TypeAlias = tuple[int, int, bool]
-"""How an image is cut: columns of tiles, rows of tiles, and whether a thumbnail follows them."""
+"""How an image is tiled: columns of tiles, rows of tiles, and whether a thumbnail follows them."""
 Metadata: TypeAlias = dict[str, Tensor]
-"""The tensors, by name, that an encoder makes of a grid and its ``forward`` takes with pixels."""
+"""The tensors that an encoder computes from a grid, by name; ``forward`` takes them with pixels."""
 DeviceOrDtype: TypeAlias = torch.device | str | torch.dtype | None
 """The argument of ``to``: the device to move tensors to, or the dtype to cast them to."""
 _Slice: TypeAlias = "slice[SupportsIndex | None]"
@@ -52,7 +52,7 @@ class EncoderOutput(NamedTuple):
         return _field(self, key)
 
     def clone(self) -> EncoderOutput:
-        """Copy all tensors: an item of ``split`` is a view that keeps its whole batch in memory."""
+        """Copy all tensors; an output of ``split`` is a view that keeps a whole batch in memory."""
         return _map_tensors(self, Tensor.clone)
 
     def to(self, device: DeviceOrDtype = None, dtype: torch.dtype | None = None) -> EncoderOutput:
@@ -61,14 +61,14 @@ class EncoderOutput(NamedTuple):
 
 
 class PartialOutput(NamedTuple):
-    """Outputs of a wrapper that was asked for some fields; the fields left out are None."""
+    """Outputs of a graph wrapper that returns only some fields; the other fields are None."""
 
     last_hidden_state: Tensor | None
-    """Hidden states [patches, D] or [tiles, rows, D] before the merger; None: not asked for."""
+    """Hidden states [patches, D] or [tiles, rows, D] before the merger; None: left out."""
     pooler_output: Tensor | None
-    """Merged tokens [tokens, out_hidden_size]; None: not asked for."""
+    """Merged tokens [tokens, out_hidden_size]; None: left out."""
     deepstack_features: tuple[Tensor, ...] | None
-    """Tokens [tokens, out_hidden_size] of each DeepStack block, if any; None: not asked for."""
+    """Tokens [tokens, out_hidden_size] of each DeepStack block, if any; None: left out."""
 
     @overload
     def __getitem__(self, key: Literal["last_hidden_state", "pooler_output"]) -> Tensor | None: ...
@@ -82,7 +82,7 @@ class PartialOutput(NamedTuple):
         return _field(self, key)
 
     def clone(self) -> PartialOutput:
-        """Copy all tensors: an item of ``split`` is a view that keeps its whole batch in memory."""
+        """Copy all tensors; an output of ``split`` is a view that keeps a whole batch in memory."""
         return _map_tensors(self, Tensor.clone)
 
     def to(self, device: DeviceOrDtype = None, dtype: torch.dtype | None = None) -> PartialOutput:
@@ -91,7 +91,7 @@ class PartialOutput(NamedTuple):
 
 
 FeatureRows: TypeAlias = Tensor | Sequence[Tensor | EncoderOutput | PartialOutput]
-"""Features of several items: one tensor with the rows of all, or a list with an entry per item."""
+"""Features of several items: one tensor with the rows of all, or a list with one per item."""
 Output = TypeVar("Output", EncoderOutput, PartialOutput)
 """The class of an output: ``EncoderOutput``, or ``PartialOutput`` if fields may be None."""
 
@@ -134,11 +134,11 @@ def _move(tensor: Tensor, device: DeviceOrDtype, dtype: torch.dtype | None) -> T
 
 
 class PathInputs(NamedTuple):
-    """The pixels of one input path, e.g. "tiles", with the item that each entry belongs to."""
+    """The pixels of one input path, such as "tiles", and the items that they belong to."""
 
     pixel_values: Tensor
     grid_thw: Tensor
-    """[entries, 3] int64 on the CPU, one entry per item that uses the path, in item order."""
+    """[entries, 3] int64 on the CPU: (t, h, w) of each item that uses the path, in item order."""
     items: tuple[int, ...]
     """The index (from 0) of the item that each entry of ``grid_thw`` belongs to, ascending."""
 
@@ -148,9 +148,9 @@ class PathInputs(NamedTuple):
 
 
 class VisionInputs(NamedTuple):
-    """Pixels ready for an encoder, and where each item lies in them.
+    """The pixels of several items, ready for an encoder, and the grid and tiles of each item.
 
-    ``pixel_values`` and ``grid_thw`` are those of the path "image", the only one of most families.
+    ``pixel_values`` and ``grid_thw`` are of the input path "image"; most families have no other.
     """
 
     pixel_values: Tensor
@@ -159,7 +159,7 @@ class VisionInputs(NamedTuple):
     tiles: list[Tiling] | None = None
     """(columns of tiles, rows of tiles, whether a thumbnail follows) per item; None: no tiles."""
     other_paths: Mapping[str, PathInputs] = MappingProxyType({})
-    """The inputs of the paths besides "image", for towers with several inputs per item."""
+    """The inputs of the paths besides "image", such as "tiles", in encoders that have such."""
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle ``other_paths`` as a dict, because its default, a proxy, cannot be pickled."""
@@ -167,7 +167,7 @@ class VisionInputs(NamedTuple):
 
     @property
     def paths(self) -> dict[str, PathInputs]:
-        """The inputs of each kind by its name: "image" first, then for example "tiles"."""
+        """The inputs of each path by its name: "image" first, then for example "tiles"."""
         items = tuple(range(len(self.grid_thw)))
         return {"image": PathInputs(self.pixel_values, self.grid_thw, items), **self.other_paths}
 
@@ -176,7 +176,7 @@ class VisionInputs(NamedTuple):
         return self.with_pixels(lambda pixels: _move(pixels, device, dtype))
 
     def with_pixels(self, change: Callable[[Tensor], Tensor]) -> VisionInputs:
-        """Return new inputs with ``change`` applied to each pixel tensor, that of "image" first."""
+        """Return new inputs with ``change`` applied to the pixels of each path, "image" first."""
         paths = {
             name: path._replace(pixel_values=change(path.pixel_values))
             for name, path in self.paths.items()
@@ -188,8 +188,7 @@ class VisionInputs(NamedTuple):
 
         Raises:
             ValueError: other paths than ``paths``, ``tiles`` of another number of items, or a path
-                of which the number of entries is neither that of the items nor of the thumbnails in
-                ``tiles``.
+                that neither all items use nor exactly those with a thumbnail in ``tiles``.
         """
         if self.paths.keys() != set(paths):
             raise ValueError(
@@ -213,7 +212,7 @@ class VisionInputs(NamedTuple):
 
     @classmethod
     def from_processor(cls, features: Mapping[str, object]) -> VisionInputs:
-        """Read the images, then the videos, that a Hugging Face processor of Qwen gave.
+        """Make inputs of the output of a Hugging Face processor of Qwen: images, then videos.
 
         Args:
             features: has ``pixel_values`` [P, columns] with ``image_grid_thw`` [images, 3], or
@@ -229,7 +228,7 @@ class VisionInputs(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """The keywords of ``preprocess`` that bound sizes or sample videos; None: not given."""
+    """The keywords of ``preprocess`` that bound sizes or sample videos; None: the default."""
 
     min_pixels: int | None = None
     max_pixels: int | None = None
@@ -240,7 +239,7 @@ class Limits(NamedTuple):
 
 
 class EncoderItemSpec(NamedTuple):
-    """The sizes of one item (image or video), by which batches are counted, packed and balanced."""
+    """The sizes of one item (image or video), which decide how items are packed into batches."""
 
     input_size: int
     """The number of rows of ``pixel_values``: patches, or tiles for towers over tiles."""

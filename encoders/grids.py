@@ -25,7 +25,7 @@ class _Array(Protocol):
 
 
 def plain_values(values: object) -> object:
-    """Return the values of a tensor or an array as Python's numbers, and anything else as it is.
+    """Return a tensor or an array as (lists of) Python numbers, and anything else as it is.
 
     Raises:
         ValueError: a tensor without values (meta), or in another layout than a dense one.
@@ -43,8 +43,8 @@ def read_grid(grid_thw: GridLike, merge: int = 1, merge_name: str = "merge size"
 
     Args:
         grid_thw: [items, 3], a tensor, an array or nested lists; a flat ``(t, h, w)`` is one item.
-        merge: number of which h and w must be multiples.
-        merge_name: the config field that ``merge`` comes from, for the message.
+        merge: h and w must be multiples of this number.
+        merge_name: the config field that ``merge`` comes from, for errors.
 
     Returns:
         ``(t, h, w)`` per item.
@@ -98,10 +98,10 @@ def _is_integer(value: object) -> TypeGuard[int | float]:
 
 
 def split_rows(tensor: Tensor | None, sizes: Sequence[int]) -> list[Tensor | None]:
-    """Split a tensor into the rows of each item; rows beyond those of the last item are padding.
+    """Split a tensor into the rows of each item; rows after those of the last item are padding.
 
     Args:
-        tensor: [rows, ..], or None for an output that was left out.
+        tensor: [rows, ..], or None for an output field that was left out.
         sizes: rows per item.
 
     Returns:

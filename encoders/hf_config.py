@@ -1,4 +1,4 @@
-"""Reading a published ``config.json``: sections, aliases, defaults, and values that are refused."""
+"""Read the ``config.json`` of a checkpoint: sections, aliases, defaults, unsupported values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Choice = TypeVar("Choice")
 
 
 def find_section(config: Mapping[str, object], *names: str) -> Mapping[str, object]:
-    """Return the section at the first of ``names`` that exists ("a.b": b in a), or ``config``."""
+    """Return the first section among ``names`` that exists ("a.b" is b in a), else ``config``."""
     for dotted in names:
         section: object = config
         for name in dotted.split("."):
@@ -43,7 +43,7 @@ def read_field(section: Mapping[str, object], *names: str, default: object = Non
 def read_size(
     section: Mapping[str, object], *names: str, default: object = None, limit: int = 1 << 20
 ) -> int:
-    """Return the integer, 1 to ``limit``, under one of ``names``; the list [14, 14] means 14."""
+    """Return the integer, 1 to ``limit``, under one of ``names`` (aliases); [14, 14] means 14."""
     value = read_field(section, *names, default=default)
     if isinstance(value, (list, tuple)) and len(set(value)) == 1:
         value = value[0]
@@ -63,7 +63,7 @@ def read_indices(
 
 
 def read_flag(section: Mapping[str, object], *names: str, default: bool) -> bool:
-    """Return true or false, as the field under one of ``names`` (aliases) says, or ``default``."""
+    """Return the boolean under one of ``names`` (aliases), or ``default``."""
     value = read_field(section, *names, default=default)
     if not isinstance(value, bool):
         raise ValueError(f"config field {names[0]}={value!r}: must be true or false")
@@ -71,7 +71,7 @@ def read_flag(section: Mapping[str, object], *names: str, default: bool) -> bool
 
 
 def read_epsilon(section: Mapping[str, object], *names: str, default: float) -> float:
-    """Return the epsilon of a norm, from 1e-12 to 1: with 0, a constant row would divide by 0."""
+    """Return the epsilon of a norm under one of ``names``, 1e-12 to 1: 0 could divide by 0."""
     value = read_field(section, *names, default=default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 1e-12 <= value <= 1:
         raise ValueError(f"config field {names[0]}={value!r}: must be a number from 1e-12 to 1")
@@ -79,7 +79,7 @@ def read_epsilon(section: Mapping[str, object], *names: str, default: float) -> 
 
 
 def read_ratio(section: Mapping[str, object], *names: str, default: float) -> float:
-    """Return a number above 0 and at most 64, such as ``mlp_ratio``, under one of ``names``."""
+    """Return a number above 0 and up to 64, such as ``mlp_ratio``, under one of ``names``."""
     value = read_field(section, *names, default=default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 64:
         raise ValueError(
@@ -91,10 +91,10 @@ def read_ratio(section: Mapping[str, object], *names: str, default: float) -> fl
 def read_rope_theta(section: Mapping[str, object]) -> float:
     """Return the base of the rotary angles: ``rope_theta``, at most 10^12.
 
-    A value inside ``rope_parameters`` (``rope_scaling`` in older configs) wins over one outside.
+    ``rope_theta`` in ``rope_parameters`` (``rope_scaling`` in older configs) has precedence.
 
     Raises:
-        ValueError: a number out of its range, or rotary positions of another kind or width.
+        ValueError: a number out of range, or a kind of rotary positions that is not supported.
     """
     require_value(section, "head_dim", None)  # angles are for hidden_size / num_heads columns
     name = "rope_scaling" if section.get("rope_scaling") else "rope_parameters"
@@ -125,7 +125,10 @@ def read_choice(
 def require_value(
     section: Mapping[str, object], name: str, *allowed: object, default: object = None
 ) -> None:
-    """Raise a ValueError unless the field ``name`` is ``allowed``; by default, a missing one is."""
+    """Raise a ValueError unless the value of the field ``name`` is one of ``allowed``.
+
+    A missing field counts as ``default``; if that is None, as the first of ``allowed``.
+    """
     read_choice(section, name, *allowed, default=allowed[0] if default is None else default)
 
 
@@ -138,8 +141,8 @@ def require_divisible(name: str, value: int, divisor_name: str, divisor: int) ->
 def require_sizes(fields: Mapping[str, object], signed: str | None = None) -> None:
     """Raise a ValueError unless the sizes of a config are positive and its heads divide its width.
 
-    ``fields`` are those of the config by name, and the integers are sizes, but not ``signed``. In a
-    config with a ``head_size``, the heads need not divide the width.
+    Sizes are all integers in ``fields``, the config's fields by name, but the field ``signed``. If
+    there is a ``head_size``, the heads need not divide the width.
     """
     sizes = {name: value for name, value in fields.items() if type(value) is int}
     for name, value in sizes.items():

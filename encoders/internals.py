@@ -1,6 +1,6 @@
-"""Helpers of encoders that ``weights`` and ``vitgraph`` use as well, and that users do not need.
+"""Helpers of encoders for the packages ``weights`` and ``vitgraph``; users do not need them.
 
-Most are defined where their subject lies: reading configs, saving, torch.
+Most are defined in the module of their subject, such as ``hf_config``, and exported here.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ __all__ = [
 def attention_maps(
     encoder: Encoder, inputs: VisionInputs, settings: MapSettings
 ) -> list[list[Tensor]]:
-    """Return attention maps as an encoder's method of that name does, from prepared inputs.
+    """Return what ``encoder.attention_maps`` returns, from inputs that are preprocessed already.
 
     Args:
         encoder: an encoder of one input path or of several.
-        inputs: the result of its ``preprocess``.
+        inputs: the result of ``encoder.preprocess``.
         settings: the blocks, queries, heads and input path to show.
 
     Returns:
-        One list per item with a map [t, h, w] or, of all heads, [H, t, h, w] per block.
+        One list per item with a map [t, h, w] or, if all heads are shown, [H, t, h, w] per block.
 
     Raises:
         ValueError: an accelerated encoder, or blocks, queries, heads or a path that do not exist.

@@ -326,9 +326,8 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
 
         Raises:
             ValueError: the encoder was not loaded from a checkpoint, its tensors differ from that
-                (adapters that are not merged, quantised or mixed dtypes), the folder's name is
-                longer than file systems allow, or the folder holds other weights, such as those of
-                the whole model.
+                (adapters that are not merged, quantised or mixed dtypes), the folder's name is too
+                long, or the folder holds other weights, such as those of the whole model.
         """
         from .saving import save_encoder
 
