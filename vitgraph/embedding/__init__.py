@@ -1,15 +1,18 @@
-"""Embedding many images: by a command whose workers share a job, or inside another engine.
+"""Encoding many images: by ``vitgraph embed``, or inside Ray Data or ``datasets``.
 
-- ``sources``: the images that a source names, listed and read
-- ``workers``: which of several processes this one is
-- ``manifest``: what all shards of a job have in common, and the list of its files;
-  ``records``: the types of what they have in common, and of what each writes
-- ``job``: encodes the shards that are left, in order
-- ``shard``: the files of one shard; ``shards``: all of a job, which of them are written
+A run of ``vitgraph embed`` is called a job. Its images are divided into shards, which several
+processes (workers) encode and write as files into one folder.
+
+- ``sources``: lists the images of a folder, list or data set, and reads them
+- ``workers``: finds out which of the workers this process is
+- ``manifest``: the settings of a job, and the list of its images; ``records``: the types of the
+  settings, and of the statistics that are written with each shard
+- ``job``: encodes the shards that are not written yet, in order
+- ``shard``: writes and reads the files of one shard; ``shards``: all shards of a job
 - ``storage``: the folder of a job, on a disk or on a remote store
-- ``parquet_files``: the form of a shard that pandas and polars read
-- ``feature_store``: the form of a shard that vLLM reads, one file per image
-- ``planning``: ``--plan``
-- ``verify``: ``--status`` and ``--verify``
+- ``parquet_files``: shards as parquet files, which pandas and polars read
+- ``feature_store``: shards as one file per image, which vLLM reads
+- ``planning``: ``--plan``, which estimates the time and disk space of a job
+- ``verify``: ``--status`` and ``--verify``, which check the files of a job
 - ``batch``: :class:`EmbedBatch` for Ray Data and ``datasets``
 """

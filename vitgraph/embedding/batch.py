@@ -1,4 +1,4 @@
-"""Embedding inside an engine that schedules the work itself: Ray Data, or ``datasets.map``.
+"""Encoding images inside another library that schedules the work: Ray Data, or ``datasets.map``.
 
 Shapes: n rows of a batch, D width of a vector.
 """
@@ -23,7 +23,7 @@ from weights import DtypeName
 from .parquet_files import VECTOR_COLUMN
 
 ERROR_COLUMN = "error"
-"""The column of texts of errors, which :class:`EmbedBatch` adds beside that of vectors."""
+"""The name of the column of error texts, which :class:`EmbedBatch` adds beside the vectors."""
 _REPO_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 
 
@@ -39,40 +39,40 @@ class LoadKeywords(TypedDict):
 class EmbedBatch:
     """Adds a vector per image to batches of columns: ``ds.map_batches(EmbedBatch, ...)``.
 
-    The encoder is loaded by the first call, once per process; until then an object is a few
-    settings that any process can be sent. The same object serves ``datasets.map(batched=True)``.
-    The commit of a repo is looked up when an object is first sent or called, so all copies of it
-    load the same weights. Where an engine makes the objects itself, in each of its processes, pass
-    the commit as ``revision``: ``vitgraph.resolve_commit(repo)``.
+    An instance loads its encoder when it is first called; until then it holds only settings, so it
+    can be pickled and sent to other processes. It also works as the function of
+    ``datasets.map(batched=True)``. The commit of a repo is looked up when an instance is first
+    pickled or called, so all its copies load the same weights. Where each process makes its own
+    instance, as in Ray, pass the commit as ``revision``: ``vitgraph.resolve_commit(repo)``.
 
-    The keywords stand in five groups: the vector of a row, the checkpoint that makes it (as
-    ``load_encoder`` takes it), where the encoder runs, the batches of its calls (as ``encode_many``
-    takes them), and the sizes of images (as ``preprocess`` takes them).
+    The arguments from ``revision`` to ``dtype`` are keywords of ``load_encoder``, the bounds of an
+    image's size keywords of ``preprocess``, and ``batch_tokens``, ``workers`` and
+    ``max_tokens_per_call`` keywords of ``encode_many``.
 
     Args:
         repo: Hugging Face repo id, or the folder of a checkpoint.
-        pool: "mean", "max", "cls" or "head", as ``encode`` takes it.
+        pool: how the tokens of an image become one vector: "mean", "max", "cls" or "head".
         normalize: divide each vector by its L2 norm.
         column: name of the column of images, which are arrays, bytes or paths of image files, PIL
-            images, or whatever else ``preprocess`` takes.
+            images, or anything else that ``preprocess`` accepts.
         revision: branch, tag or commit of the repo; None takes the main branch.
         subfolder: folder inside the repo that holds the checkpoint; None if it is not in one.
         local_files_only: never touch the network.
         dtype: dtype of the weights, such as "bfloat16"; None keeps the stored one.
         device: "auto" (a GPU if there is one), "cpu", "cuda", ...
-        graph: replay CUDA graphs; None does so on a GPU.
-        batch_tokens: output tokens per call; None takes the default of ``encode_many``.
-        workers: threads that decode; None takes one per core, at most 16.
-        max_tokens_per_call: most output tokens of a call; a larger image runs in several calls.
-            None sets no bound.
+        graph: whether to replay CUDA graphs; None does so on a CUDA device.
+        batch_tokens: output tokens per batch; None takes the default of ``encode_many``.
+        workers: threads that decode images; None takes one per core, at most 16.
+        max_tokens_per_call: most output tokens of a call of the encoder; a larger image runs in
+            several calls. None sets no bound.
         min_pixels: smallest area of an image in pixels.
         max_pixels: largest area of an image in pixels.
         max_tiles: most tiles per image, thumbnail not counted.
-        max_soft_tokens: most tokens per image. None leaves each of these four bounds to the
-            checkpoint.
+        max_soft_tokens: most tokens per image. For each of these four bounds, None takes the value
+            of the checkpoint.
 
     Raises:
-        ValueError: a pool that makes no vector.
+        ValueError: ``pool`` is "none" or unknown.
     """
 
     def __init__(
@@ -123,12 +123,12 @@ class EmbedBatch:
         self._loaded: tuple[Encoder | GraphedEncoder, int] | None = None
 
     def __getstate__(self) -> dict[str, object]:
-        self._pin()  # else copies in other processes might load a later commit of the branch
+        self._pin()  # otherwise copies in other processes might load a later commit of the branch
         return {**vars(self), "_loaded": None}
 
     def _pin(self) -> None:
-        """Look up the commit of a repo once, so that this object and all its copies load the same
-        weights."""
+        """Look up the commit of the repo once, so that this instance and all its copies load the
+        same weights."""
         if self._pinned or not _REPO_ID.fullmatch(self.repo) or Path(self.repo).exists():
             return
         from weights import resolve_commit
@@ -148,18 +148,18 @@ class EmbedBatch:
         """Encode the images of a batch.
 
         Args:
-            batch: columns of n rows by name.
-            rank: number of this process from 0, as ``datasets.map(with_rank=True)`` passes it;
+            batch: the columns of the batch by name, each with n rows.
+            rank: number of this process from 0, which ``datasets.map(with_rank=True)`` passes;
                 process r uses GPU r, modulo the number of GPUs. None takes the default GPU.
 
         Returns:
             The columns of ``batch`` and two more: "embedding", float32 [n, D], and "error", n
-            texts. Where an image cannot be encoded, its vector is NaN and the text says why; else
+            texts. If an image cannot be encoded, its vector is NaN and its text says why; otherwise
             the text is empty.
 
         Raises:
-            ValueError: ``batch`` is no dict of columns, lacks the column of images, holds a single
-                image in the place of the column, or has a column "embedding" or "error" already.
+            ValueError: ``batch`` is not a dict of columns, has no column of images, has a single
+                image instead of a column, or already has a column "embedding" or "error".
         """
         try:
             columns = {**batch}
@@ -188,7 +188,7 @@ class EmbedBatch:
         encoder, width = self._loaded
         vectors = np.full((len(images), width), np.nan, np.float32)
         errors = [""] * len(images)
-        # encode_many would take a row of two values for a key and an item, so each row gets a key.
+        # encode_many would read a row of two values as (key, image), so every row is given a key.
         pairs = list(enumerate(cast("Collection[ItemLike]", images)))
         for result in encoder.encode_many(pairs, on_error="keep", **self._encoding):
             if isinstance(result, ItemError):
@@ -202,10 +202,10 @@ class EmbedBatch:
         """Load the encoder, with CUDA graphs on a GPU unless ``graph`` says otherwise.
 
         Args:
-            rank: number of this process, which chooses its GPU; None takes the default GPU.
+            rank: number of this process, which determines its GPU; None takes the default GPU.
 
         Returns:
-            The encoder or its graphs, and the width D of its vectors.
+            The encoder, or CUDA graphs of it, and the width D of its vectors.
         """
         from weights import load_encoder
 

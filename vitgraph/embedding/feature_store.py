@@ -1,12 +1,12 @@
-"""A folder of features that an unmodified vLLM reads: one safetensors file per item.
+"""A feature store: a folder of image features that an unmodified vLLM reads, one file per image.
 
 In the folder of a store::
 
-    store.json                        the checkpoint, dtype and limits that all items have in common
-    <key>/encoder_cache.safetensors   ``ec_cache`` [tokens, (1 + L) * D] of one item
+    store.json                        the checkpoint, dtype and image size limits of all images
+    <key>/encoder_cache.safetensors   the tensor ``ec_cache`` [tokens, (1 + L) * D] of one image
 
-A request names the item by its key in ``multi_modal_uuids``. A file appears whole or not at all,
-and is never written twice, so vLLM may read while a store is being filled.
+A request to vLLM names an image by its key, in ``multi_modal_uuids``. A file appears whole or not
+at all, and is never written twice, so vLLM may read a store while it is being filled.
 
 Source: ``ECExampleConnector`` of vLLM 0.32.0 and 0.33.0,
 ``distributed/ec_transfer/ec_connector/example_connector.py``.
@@ -62,33 +62,35 @@ TOWERS = (
     *(Gemma3Encoder, Gemma4Encoder, PixtralEncoder, Idefics3Encoder, PaddleOCRVLEncoder),
     Lfm2VLEncoder,
 )
-"""The encoders whose stored features vLLM accepts: one tensor per image, of all of its tokens."""
+"""The encoders whose stored features vLLM accepts: their outputs were compared with vLLM's."""
 REFUSED: Mapping[type[Encoder], str] = {
     SiglipEncoder: "it is the tower of no language model",
     Siglip2Encoder: "it is the tower of no language model",
     Llama4Encoder: "its processor in vLLM does not round pixels, which moved tokens by 1 %",
     MoonViTEncoder: "Kimi-VL was not compared, and vLLM cuts clips of Kimi-K2.5 into items",
 }
-"""The encoders that a store refuses, each with the reason for the error; all others are refused
-because their tokens were not compared with vLLM's."""
+"""The encoders that a store refuses for a special reason, which the error message gives. Other
+encoders outside :data:`TOWERS` are refused because their tokens were not compared with vLLM's."""
 _KEY = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 _OF_JOBS = (".json", ".jsonl", ".csv")
-"""The endings of the names of files in a job's folder, which no key of an image may have."""
+"""File name endings that the key of an image must not have, because other files of a job's folder
+have them."""
 
 
 class StoreSettings(NamedTuple):
-    """The checkpoint, dtype and limits that all items of a store have in common.
+    """The checkpoint, dtype and bounds of image size that all images of a store have in common.
 
-    The last four are keywords of ``preprocess``; None leaves the limit to the checkpoint.
+    The last four fields are keywords of ``preprocess``; None takes the bound of the checkpoint.
     """
 
     checkpoint: str | None
-    """The repo of the checkpoint, None if it was not loaded from the Hub."""
+    """The repo id of the checkpoint; None if it was not loaded from the Hub."""
     dtype: str
     commit: str
-    """The commit of the repo; without a repo, a digest of the weights in ``dtype``."""
+    """The commit of the repo; if not loaded from the Hub, a digest of the weights in ``dtype``."""
     width: int
-    """The number of columns of each tensor: (1 + L) * D for L DeepStack features of width D."""
+    """The number of columns of each stored tensor: (1 + L) * D, for L DeepStack layers of width D.
+    """
     min_pixels: int | None = None
     max_pixels: int | None = None
     max_tiles: int | None = None
@@ -100,19 +102,19 @@ class FeatureStore:
 
     Args:
         folder: a path, local or mounted; made if it does not exist.
-        encoder: the encoder that makes the features, one of :data:`TOWERS`. A new store takes its
-            settings from it; an existing store refuses an encoder with other settings. None opens
-            an existing store as it is.
-        min_pixels, max_pixels, max_tiles, max_soft_tokens: the keywords of ``encode`` for every
-            item of the store; None leaves a limit to the checkpoint.
+        encoder: the encoder that makes the features, of a class in :data:`TOWERS`. A new store
+            takes its settings from the encoder; an existing store refuses an encoder with other
+            settings. None opens an existing store as it is.
+        min_pixels, max_pixels, max_tiles, max_soft_tokens: the bounds of image size with which all
+            images of the store are encoded; None takes the bound of the checkpoint.
 
     Attributes:
         folder: the folder of the store.
-        settings: checkpoint, dtype and limits that all items have in common.
+        settings: checkpoint, dtype and bounds of image size that all images have in common.
 
     Raises:
-        ValueError: a folder on a remote store, one that holds no store while no encoder is given,
-            an encoder of another family, or settings that are not those of the store.
+        ValueError: ``folder`` is a remote address, or holds no store and ``encoder`` is None; the
+            encoder's class is not in :data:`TOWERS`; or the store has other settings.
     """
 
     def __init__(
@@ -149,15 +151,15 @@ class FeatureStore:
         self.settings = stored
 
     def put(self, key: str, output: EncoderOutput | PartialOutput) -> bool:
-        """Write the features of one item, unless the store has this key.
+        """Write the features of one image, unless the store has this key.
 
         Args:
-            key: the name that requests pass in ``multi_modal_uuids``: :func:`content_key` of the
-                bytes of the image file, or a name of your own that stands for one image forever.
-            output: the result of ``encode`` for this item, in the dtype of the store.
+            key: the name that requests to vLLM pass in ``multi_modal_uuids``: :func:`content_key`
+                of the bytes of the image file, or a name of your own that no other image ever gets.
+            output: the output that ``encode`` returned for this image, in the dtype of the store.
 
         Returns:
-            Whether it was written; False if the key was there.
+            Whether the features were written; False if the store had the key already.
 
         Raises:
             ValueError: a key that cannot name a folder, or an output of another dtype or width.
@@ -166,15 +168,17 @@ class FeatureStore:
         return self.write(key, language_rows(output), self._path(key))
 
     def write(self, key: str, rows: Tensor, temporary_path: Path) -> bool:
-        """Write the features of one item, unless the store has this key; returns whether it was
-        written.
+        """Write the features of one image, unless the store has this key.
 
         Args:
-            key: key of the item, as :meth:`put` takes it.
+            key: key of the image, as in :meth:`put`.
             rows: [tokens, (1 + L) * D] in the dtype of the store, for L DeepStack layers of width
                 D.
-            temporary_path: path in whose folder the temporary file is written, under a name made
-                from this one.
+            temporary_path: the features are first written to a temporary file in the folder of this
+                path, whose name is derived from that of this path.
+
+        Returns:
+            Whether the features were written; False if the store had the key already.
 
         Raises:
             ValueError: a key that cannot name a folder, or features of another dtype or width.
@@ -202,22 +206,21 @@ class FeatureStore:
         return True
 
     def write_array(self, key: str, rows: Array, temporary_path: Path) -> bool:
-        """Write the features [tokens, width] of one item from a numpy array, cast to the dtype of
-        the store.
+        """Cast the features [tokens, width] of one image to the dtype of the store, and write them.
 
-        The arguments and the result are those of :meth:`write`.
+        The arguments and the result are the same as in :meth:`write`, with a numpy array as rows.
         """
         return self.write(
             key, torch.from_numpy(rows).to(DTYPES[self.settings.dtype]), temporary_path
         )
 
     def read_arrays(self, keys: Sequence[str]) -> Array:
-        """Return the float32 features of several items one below another, [all tokens, width]."""
+        """Return the features of several images, concatenated, as float32 [all tokens, width]."""
         none = torch.empty(0, self.settings.width)
         return torch.cat([none, *(self.get(key).float() for key in keys)]).numpy()
 
     def get(self, key: str) -> Tensor:
-        """Return the features of one item on the CPU.
+        """Return the features of one image on the CPU.
 
         Args:
             key: the key under which :meth:`put` wrote them.
@@ -246,17 +249,17 @@ class FeatureStore:
 
 
 def language_rows(output: EncoderOutput | PartialOutput) -> Tensor:
-    """Join the two outputs that a language model reads: merged tokens and DeepStack features.
+    """Concatenate the two outputs that a language model reads: tokens and DeepStack features.
 
     Args:
         output: an output with ``pooler_output`` [tokens, D], and ``deepstack_features`` of L layers
             in the same shape.
 
     Returns:
-        [tokens, (1 + L) * D], joined on the channels as vLLM's own towers return it.
+        [tokens, (1 + L) * D], concatenated along the channels, as vLLM's own encoders return it.
 
     Raises:
-        ValueError: an output that lacks one of the two fields.
+        ValueError: the output lacks one of the two fields.
     """
     if output.pooler_output is None or output.deepstack_features is None:
         raise ValueError(
@@ -293,8 +296,8 @@ def _describe(encoder: Encoder | GraphedEncoder) -> StoreSettings:
 
 
 def _digest(encoder: Encoder) -> str:
-    """Return a digest of the names and bytes of all weights, which stands for a commit in the
-    settings."""
+    """Return a digest of the names and bytes of all weights, which the settings hold instead of a
+    commit if the checkpoint is no repo of the Hub."""
     digest = hashlib.sha256()
     for name, tensor in sorted(encoder.state_dict().items()):
         digest.update(name.encode())

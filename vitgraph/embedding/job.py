@@ -1,4 +1,4 @@
-"""The work of ``vitgraph embed``: the shards that are left are encoded in order and written."""
+"""The work of one ``vitgraph embed`` process: it encodes and writes shards not written yet."""
 
 from __future__ import annotations
 
@@ -38,30 +38,30 @@ from .storage import JOB, TENSOR, Storage
 from .workers import Worker
 
 SAMPLED = 16
-"""The most images that are read to estimate the bytes of a job with whole outputs."""
+"""The most images that are read to estimate the disk space of a job that writes all tokens."""
 
 
 class Calls(NamedTuple):
-    """The limits, the pooling and the batching of an encoder's calls for the images of a job."""
+    """The arguments with which the encoder is called for the images of a job."""
 
     limits: Limits
     """The keywords of ``preprocess`` that bound the size of an image."""
     results: ResultSettings
-    """The pooling of each image's output, or its whole output, and the most tokens per call."""
+    """The pooling of each output ("none" keeps all tokens), and the most tokens per call."""
     stream: StreamOptions
-    """The batching, the decoding threads, and the progress bar of the calls."""
+    """The tokens per batch, the number of decoding threads, and whether to show progress."""
 
 
 class Job:
     """The shards of an embedding job that one process encodes and writes.
 
     Args:
-        storage: the folder, local or remote, that shards and manifest are written to.
-        manifest: the settings that determine every row, and the list of files.
-        worker: rank of this process, and number of processes that share the job; it writes the
-            shards whose number modulo that number is its rank.
+        storage: the folder of the job, local or remote, to which shards are written.
+        manifest: the settings of the job, and the list of its image files.
+        worker: rank of this process among those that share the job, and their number (size). The
+            process writes every shard whose number modulo the size is the rank.
         reader: reads the bytes of the images.
-        calls: the limits, pooling and batches with which the encoder is called.
+        calls: the bounds of image size, the pooling and the batching of the encoder's calls.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Job:
         """Encode and write the shards of this process that are not written yet, in ascending order.
 
         Args:
-            encoder: the encoder of the job's checkpoint, or graphs of it.
+            encoder: the encoder of the job's checkpoint, or CUDA graphs of it.
 
         Raises:
             OSError: the folder cannot be written to, or the disk is full.
@@ -106,19 +106,19 @@ class Job:
         with closing(results):
             for number in self.todo:
                 self._write_shard(number, results, empty)
-            next(results, None)  # the stream ends, and its progress bar prints the last line
+            next(results, None)  # lets the generator end, so that its progress bar is completed
 
     def prepare(self, encoder: Encoder | GraphedEncoder) -> list[str]:
-        """Check that the settings of the job fit the encoder, and say how much there is to encode.
+        """Check that the settings of the job fit the encoder, and describe the work to be done.
 
         Args:
-            encoder: the encoder of the job's checkpoint, or graphs of it.
+            encoder: the encoder of the job's checkpoint, or CUDA graphs of it.
 
         Returns:
-            Lines of text for the user.
+            Lines of text for the user: the numbers of files and shards, and the bytes to write.
 
         Raises:
-            ValueError: settings that do not fit the encoder, or too little space for the result.
+            ValueError: the settings do not fit the encoder, or the disk has too little free space.
         """
         item_encoder = encoder.item_encoder()
         stream_items(item_encoder, [], *self.calls).close()
@@ -152,14 +152,16 @@ class Job:
         return [*lines, f"writes {description} of {dtype} to {self.storage.name}"]
 
     def _empty_arrays(self, encoder: Encoder | GraphedEncoder) -> dict[str, Array]:
-        """Return an array without rows per field that the job writes.
+        """Return an array [0, .., D] for each output field that the job writes, by its name.
+
+        The arrays have the dtypes and widths of the results but no rows.
 
         Args:
-            encoder: the encoder of the job's checkpoint, or graphs of it. Unless vectors are
-                written, it encodes a small blank image.
+            encoder: the encoder of the job's checkpoint, or CUDA graphs of it. If the job writes
+                all tokens, it encodes a small blank image to find the widths.
 
         Raises:
-            ValueError: the encoder has none of the fields, or refuses the limits of the job.
+            ValueError: the encoder has none of the fields, or refuses the bounds of image size.
         """
         if self.pool != "none":
             width = encoder.num_features if self.pool == "cls" else encoder.out_features
@@ -175,13 +177,13 @@ class Job:
         return arrays
 
     def _require_space(self, total: float) -> None:
-        """Check that there is room for the shards that all workers have still to write.
+        """Check that the disk has room for all shards of the job that are not written yet.
 
         Args:
-            total: bytes of all shards of the job.
+            total: bytes of all shards of the job, written or not.
 
         Raises:
-            ValueError: fewer bytes are free.
+            ValueError: there is too little free space.
         """
         needed_bytes = total * len(self.missing) / len(self.shards)
         free_bytes = self.storage.free()
@@ -195,14 +197,15 @@ class Job:
     def _estimate(
         self, item_encoder: EitherItemEncoder, empty: Mapping[str, Array]
     ) -> tuple[float, str]:
-        """Estimate the bytes of the whole outputs of all images from the sizes of up to 16 images.
+        """Estimate the bytes of a job that writes all tokens, from the sizes of up to 16 images.
 
         Args:
-            item_encoder: the encoder as ``encode`` uses it.
-            empty: an array without rows per field that the job writes.
+            item_encoder: holds the encoder (``.encoder``) and the functions that count the output
+                tokens of an image.
+            empty: an array without rows for each output field that the job writes, by its name.
 
         Returns:
-            The bytes, and a text that says them and how they are known.
+            The number of bytes, and a text such as "about 3 GB, by a sample of 16 images,".
         """
         sizes = []
         count = self.manifest.items
@@ -210,8 +213,8 @@ class Job:
             item = self.reader.item(self.files.file(number))
             try:
                 inputs = item_encoder.encoder.preprocess([item], **self.calls.limits._asdict())
-            except Exception:  # noqa: BLE001  # drivers of stores and data sets raise any class
-                continue  # encoding reports an image that cannot be read
+            except Exception:  # noqa: BLE001  # drivers of remote stores raise errors of any class
+                continue  # `_write_shard` will report this image in errors.csv
             specs = [
                 spec
                 for name, path in inputs.paths.items()
@@ -228,7 +231,7 @@ class Job:
         return total, f"about {readable(total)}, by a sample of {len(sizes)} images,"
 
     def _shard_files(self, number: int) -> list[File]:
-        """Return the files of shard ``number``; none if another process has written that shard."""
+        """Return the image files of shard ``number``, or [] if another process has written it."""
         with self._listing:
             if number not in self._files_of:
                 is_done = self.shards[number].is_done
@@ -236,7 +239,7 @@ class Job:
             return self._files_of[number]
 
     def _tasks(self) -> Iterator[tuple[str, ItemLike]]:
-        """Yield key and image of each file that this process encodes, in a worker thread."""
+        """Yield (key, image) for each file that this process encodes; runs in a thread."""
         for number in self.todo:
             for file in self._shard_files(number):
                 yield file.key, self.reader.item(file)
@@ -244,9 +247,9 @@ class Job:
     def _write_shard(
         self, number: int, results: Iterator[ItemResult], empty: Mapping[str, Array]
     ) -> None:
-        """Write shard ``number`` from the next results of the stream.
+        """Write shard ``number`` from the next results of the encoder, one per image.
 
-        A shard without images that could be encoded gets the arrays of ``empty``.
+        If no image of the shard could be encoded, the arrays without rows in ``empty`` are written.
         """
         start_time, files = time.perf_counter(), self._shard_files(number)
         if not files:
@@ -284,11 +287,11 @@ class Job:
         """Return one image's result as numpy arrays by name, in the dtype that the job writes.
 
         Args:
-            value: a pooled vector, returned under :data:`VECTORS`, or a whole output, of which the
-                fields of the job are returned.
+            value: a pooled vector, which is returned under the name :data:`VECTORS`, or the
+                encoder's whole output, from which the fields that the job writes are returned.
 
         Raises:
-            ValueError: a value is too large for float16.
+            ValueError: the job writes float16, and a number of ``value`` is too large for it.
         """
         tensors = {VECTORS: value} if isinstance(value, Tensor) else self._fields(value)
         arrays = {}
@@ -299,7 +302,7 @@ class Job:
                     f"--out-dtype float16 cannot hold {name} up to {float(tensor.abs().max()):.0f} "
                     "(65504 at most); write float32"
                 )
-            # Numpy has no bfloat16, whose values float32 holds exactly.
+            # Numpy has no bfloat16; float32 represents all of its values exactly.
             is_bf16 = converted.dtype == torch.bfloat16
             arrays[name] = (converted.float() if is_bf16 else converted).numpy()
         return arrays
@@ -317,10 +320,13 @@ class Job:
         return tensors
 
     def finish(self) -> JobReport:
-        """Count the images of the job that are encoded, and write ``errors.csv`` if some failed.
+        """Count the encoded images of the job; if some images failed, list them in ``errors.csv``.
+
+        While other workers still write shards, only the images of this worker are counted, and no
+        ``errors.csv`` is written.
 
         Returns:
-            The counts, with the exit code 0, or 3 if files could not be encoded.
+            The counts as text, and the exit code: 0, or 3 if images could not be encoded.
         """
         if missing := missing_of(self.shards):
             return self._finish_own(missing)
@@ -338,14 +344,14 @@ class Job:
         return JobReport([line, failures], 3)
 
     def _finish_own(self, missing: Sequence[int]) -> JobReport:
-        """Count what this worker has written, while others still work; the last one writes
-        ``errors.csv``.
+        """Count the shards and errors of this worker, while other workers still write theirs.
 
         Args:
-            missing: numbers of the shards that are not written yet.
+            missing: numbers of the shards that no worker has written yet.
 
         Returns:
-            The counts, with the exit code 0, or 3 if files of this worker could not be encoded.
+            The counts as text, and the exit code: 0, or 3 if images of this worker could not be
+            encoded.
         """
         own_shards = set(self.worker.shards_of_worker(range(len(self.shards)))).difference(missing)
         stats = read_all_stats([self.shards[number] for number in sorted(own_shards)])

@@ -1,7 +1,7 @@
-"""All that the shards of an embedding job have in common: its settings, and the list of its files.
+"""The manifest of an embedding job: its settings, and the name of the list of its image files.
 
-The manifest is created exclusively. A worker that comes second reads it, compares its settings,
-and takes the list of files from it: a folder that changes meanwhile does not change the job.
+Only one worker can create the manifest of a job. All others read it, compare its settings with
+their own, and use its list of files, so a change of the source folder does not change the job.
 """
 
 from __future__ import annotations
@@ -21,24 +21,26 @@ if TYPE_CHECKING:
 
 NAME = "manifest.json"
 _LIST = "files."
-"""The beginning of the name of the list of files in the folder of a job; a random part follows."""
+"""The beginning of the name of the file in a job's folder that lists its images; a random part
+follows."""
 
 
 class ListedFiles(TypedDict):
-    """The list of files of a job, as its manifest describes it."""
+    """The description, in a manifest, of the file that lists the images of a job."""
 
     name: str
     """The name of the list in the folder of the job."""
     index: int
-    """The byte at which the last line of the list begins."""
+    """The byte offset of the last line of the list, which says where the lines of each shard begin.
+    """
     bytes: int
-    """The bytes of all images, as far as they are known."""
+    """The sum of the sizes of the image files, without files whose size is not known."""
     said: list[str]
-    """The lines that were printed when the list was made."""
+    """The lines that were printed for the user when the list was made."""
 
 
 class Listed(NamedTuple):
-    """The fields of a :class:`Manifest` that follow from the files of a job."""
+    """The fields of a :class:`Manifest` that depend on the image files alone."""
 
     items: int
     keys: str
@@ -46,16 +48,17 @@ class Listed(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """The settings that all shards of an embedding job have in common.
+    """The settings of an embedding job, which hold for all of its shards.
 
-    ``items`` is the number of images, ``items_per_shard`` that of each shard but the last.
+    ``items`` is the number of images of the job, ``items_per_shard`` the number of images in each
+    shard except the last.
     """
 
     settings: JobSettings
     items: int
     items_per_shard: int
     keys: str
-    """The SHA-256 of the keys of all images in order."""
+    """The SHA-256 of the keys (relative paths) of all images in order."""
     files: ListedFiles
 
     @property
@@ -68,18 +71,18 @@ class Manifest(NamedTuple):
         settings = json.dumps(self.settings, sort_keys=True)
         content = {**self._asdict(), "digest": hashlib.sha256(settings.encode()).hexdigest()}
         created = storage.create(NAME, (json.dumps(content, indent=1) + "\n").encode())
-        if created:  # removes lists of workers that were killed before they wrote a manifest
+        if created:  # remove lists by workers that were killed before they wrote a manifest
             lists = storage.names(_LIST)
             storage.delete(name for name in lists if name != self.files["name"])
         return created
 
     def compare(self, settings: JobSettings, items_per_shard: int, folder: str) -> None:
-        """Check that the settings of a command are those of the job in the folder.
+        """Check that the settings on a command line are the same as those of this existing job.
 
         Args:
-            settings: the settings that the command asks for.
-            items_per_shard: the images per shard that the command asks for.
-            folder: name of the folder, for the message.
+            settings: the settings that follow from the command line.
+            items_per_shard: the images per shard that follow from the command line.
+            folder: name of the job's folder, for the error message.
 
         Raises:
             ValueError: a setting differs; the message names the first one.
@@ -97,7 +100,7 @@ class Manifest(NamedTuple):
 
     @classmethod
     def find(cls, storage: Storage) -> Manifest | None:
-        """Return the manifest in a folder, None if the folder holds no job yet.
+        """Return the manifest in a folder; None if none is written there yet.
 
         Raises:
             ValueError: the folder holds other files, or is a file, or the manifest is damaged.
@@ -138,10 +141,10 @@ class Manifest(NamedTuple):
 
 
 class FileList:
-    """The list of all files of a job, which is read shard by shard.
+    """Reads the list of all image files of a job, one shard at a time.
 
-    It is a text file: one line of JSON per image, in the order of the source, and a last line with
-    the byte offset at which the lines of each shard begin.
+    The list is a text file with one line of JSON per image, in the order of the source. Its last
+    line has the byte offsets at which the lines of each shard begin.
 
     Args:
         storage: the folder of the job.
@@ -157,27 +160,27 @@ class FileList:
         return [*json.loads(self._storage.read(self._name, self._index)), self._index]
 
     def shard(self, number: int) -> list[File]:
-        """Return the files of one shard, by its number from 0."""
+        """Return the image files of the shard with this number, counted from 0."""
         start, end = self._starts[number : number + 2]
         lines = self._storage.read(self._name, start, end).splitlines()
         return [File(*json.loads(line)) for line in lines]
 
     def file(self, number: int) -> File:
-        """Return one file of the job, by its number from 0."""
+        """Return the image file with this number among all of the job, counted from 0."""
         shard, index = divmod(number, self._items_per_shard)
         return self.shard(shard)[index]
 
 
 def write_list(storage: Storage, files: Iterable[File], items_per_shard: int) -> Listed:
-    """Write the list of files of a job, one by one, without holding all of them in memory.
+    """Write the list of image files of a job, one by one, without holding all of them in memory.
 
     Args:
         storage: the folder of the job.
-        files: all files of the job, in order.
-        items_per_shard: number of files of each shard but the last.
+        files: all image files of the job, in order.
+        items_per_shard: number of images in each shard except the last.
 
     Returns:
-        The fields of a :class:`Manifest` that follow from the files.
+        The fields of a :class:`Manifest` that depend on the image files alone.
     """
     starts, keys = list[int](), hashlib.sha256()
     count = size = offset = 0
@@ -195,7 +198,7 @@ def write_list(storage: Storage, files: Iterable[File], items_per_shard: int) ->
 
 
 def digest_keys(keys: Iterable[str]) -> str:
-    """Return the digest of all keys in order, as a manifest has it under ``keys``."""
+    """Return the SHA-256 of all image keys in order, the field ``keys`` of a manifest."""
     digest = hashlib.sha256()
     for key in keys:
         digest.update(_as_bytes(key))

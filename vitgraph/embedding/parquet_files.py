@@ -1,13 +1,14 @@
-"""The parquet file of a shard: one row per item, which pandas, polars and pyarrow read as it is.
+"""A shard as a parquet file with one row per image, for pandas, polars and pyarrow.
 
-With a pool the columns are ``key`` and ``embedding``, a list of fixed size D. Without one they are
-``key``, the grid ``t``, ``h``, ``w``, how many ``tokens`` the item has in ``pooler_output`` and in
-each DeepStack feature, how many ``rows`` in ``last_hidden_state`` (0 where that was not written),
-and one column per field: a list of rows, each a list of fixed size D (in the
-``last_hidden_state`` of towers over tiles, of one list of lists of D per tile).
+If the job pools, the columns are ``key`` and ``embedding``, a list of fixed size D. If it writes
+all tokens (``pool="none"``), they are ``key``; the patch grid ``t``, ``h``, ``w``; ``tokens``, the
+number of tokens of the image in ``pooler_output`` and in each DeepStack feature; ``rows``, the
+number of its rows in ``last_hidden_state`` (0 if that field is not written); and one column per
+field, a list of rows. Each row is a list of fixed size D; in the ``last_hidden_state`` of encoders
+that take tiles, a row is a tile, a list of lists of size D.
 
-Text in parquet is UTF-8. A byte of a file name that is not becomes six characters in ``key``: 0xff
-is written ``\\udcff``. The row table beside the file keeps the bytes.
+Text in parquet is UTF-8. In ``key``, a byte of a file name that is not valid UTF-8 is written as
+six characters: 0xff becomes ``\\udcff``. The shard's CSV file of keys keeps such bytes.
 """
 
 from __future__ import annotations
@@ -26,22 +27,22 @@ if TYPE_CHECKING:
 
 Array: TypeAlias = "AnyArray"
 VECTORS = "embeddings"
-"""The name under which pooled vectors stand among the arrays of a shard."""
+"""The name of the array of pooled vectors among the arrays of a shard."""
 VECTOR_COLUMN = "embedding"
 """The name of the column of vectors in a table, which has one vector per row."""
 _BESIDE = ("key", "t", "h", "w", "tokens", "rows")
 """The columns of a parquet file that hold no features."""
 _GROUP = 64 << 20
-"""The bytes of a row group; a reader has to read a whole row group for one item."""
+"""The bytes of a row group; to get one image, a reader has to read a whole row group."""
 
 
 def write_vectors(file: Path, keys: Sequence[str], matrix: Array) -> None:
-    """Write the parquet file of a shard with one vector per item.
+    """Write the parquet file of a shard with one vector per image.
 
     Args:
         file: the file to write.
-        keys: the keys of the items.
-        matrix: [items, D].
+        keys: the keys of the images.
+        matrix: the vectors [images, D].
     """
     _write(file, keys, {VECTOR_COLUMN: _nested(matrix)}, matrix.nbytes)
 
@@ -53,14 +54,14 @@ def write_tokens(
     arrays: Mapping[str, Array],
     counts: Mapping[str, Sequence[int]],
 ) -> None:
-    """Write the parquet file of a shard with whole outputs.
+    """Write the parquet file of a shard with all tokens of each image.
 
     Args:
         file: the file to write.
-        keys: the keys of the items.
-        grids: (t, h, w) of each item in patches.
-        arrays: for each field, the rows of all items one after another, [rows, .., D].
-        counts: for each field, the number of rows of each item.
+        keys: the keys of the images.
+        grids: the grid (t, h, w) of each image in patches.
+        arrays: by output field, the rows of all images, concatenated, [rows, .., D].
+        counts: by output field, the number of rows of each image.
     """
     import pyarrow as arrow
 
@@ -79,14 +80,14 @@ def write_tokens(
 
 
 def read_arrays(path: Path, field: str | None = None) -> dict[str, Array]:
-    """Read the arrays of a shard's parquet file, the rows of all items one after another.
+    """Read the arrays of a shard's parquet file, with the rows of all images concatenated.
 
     Args:
         path: the file to read.
         field: name of the only column to read; None for all columns of numbers.
 
     Returns:
-        Arrays by field: [rows, D], or [rows, .., D] for outputs with further axes.
+        Arrays by field: [rows, D], or [rows, .., D] for fields with additional axes.
     """
     from pyarrow import parquet
 
@@ -109,7 +110,7 @@ def _write(file: Path, keys: Sequence[str], columns: Mapping[str, object], size:
 
 
 def _nested(array: Array) -> arrow.Array:
-    """Return rows [n, .., D] as an arrow array of n rows, each nested lists of fixed sizes."""
+    """Return an array [n, .., D] as an arrow array of n rows of nested lists of fixed sizes."""
     import pyarrow as arrow
 
     nested = arrow.array(array.reshape(-1))
@@ -119,9 +120,7 @@ def _nested(array: Array) -> arrow.Array:
 
 
 def _flat(column: arrow.ChunkedArray) -> Array:
-    """Return the rows of all items in a column of nested lists, one after another, as [rows, ..,
-    D].
-    """
+    """Return the rows of all images in a column of nested lists, concatenated, as [rows, .., D]."""
     import pyarrow as arrow
 
     shape, kind = [], column.type
@@ -130,7 +129,7 @@ def _flat(column: arrow.ChunkedArray) -> Array:
     while arrow.types.is_fixed_size_list(kind):
         shape.append(kind.list_size)
         kind = kind.value_type
-    nothing = arrow.array([], kind).to_numpy(zero_copy_only=False)  # has the columns' dtype
+    nothing = arrow.array([], kind).to_numpy(zero_copy_only=False)  # for the dtype if no chunks
     parts = [nothing.reshape(0, *shape)]
     for part in column.chunks:
         while arrow.types.is_list(part.type) or arrow.types.is_fixed_size_list(part.type):

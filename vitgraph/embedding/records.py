@@ -1,4 +1,4 @@
-"""The JSON records of an embedding job, its report to the user, and the values of its options."""
+"""The types of an embedding job's JSON files, of its report to the user, and of option values."""
 
 from __future__ import annotations
 
@@ -10,16 +10,14 @@ if TYPE_CHECKING:
     from weights import DtypeName
 
 Format: TypeAlias = Literal["npy", "safetensors", "parquet", "vllm"]
-"""The format of a shard: numpy arrays, safetensors, a parquet table, or a file per image for vLLM.
-"""
+"""The file format of a shard: numpy arrays, safetensors, parquet, or a file per image for vLLM."""
 OutDtype: TypeAlias = Literal["float32", "float16"]
-"""The dtypes that ``--out-dtype`` names; with ``--format vllm`` features have that of the weights.
-"""
+"""The values of ``--out-dtype``; with ``--format vllm`` the dtype of the weights is written."""
 
 
 class JobSettings(TypedDict):
-    """The settings of a job that determine every row: source, checkpoint, preprocessing, pooling,
-    format."""
+    """The settings of a job on which its output depends: the source of the images, checkpoint,
+    preprocessing, pooling, and file format."""
 
     version: str
     source: str
@@ -34,8 +32,8 @@ class JobSettings(TypedDict):
     subfolder: str | None
     revision: str | None
     commit: str
-    """The commit of a repo; for a checkpoint in a folder, a digest of its files' names, sizes and
-    times."""
+    """The commit of the checkpoint's repo; for a checkpoint in a local folder, a digest of its
+    files' names, sizes and modification times."""
     family: str | None
     dtype: DtypeName
     precision: Precision
@@ -60,8 +58,8 @@ class ErrorRecord(TypedDict):
 
 
 class ShardStats(TypedDict):
-    """The statistics of a shard that is written: its number, its images, and the seconds that it
-    took.
+    """The statistics of a finished shard. ``items`` is the number of its images, ``seconds`` the
+    time that it took.
     """
 
     shard: int
@@ -77,18 +75,19 @@ class ShardStats(TypedDict):
 
 
 class WrittenStats(ShardStats):
-    """The statistics in the file ``_stats.json`` of a shard, with the files that belong to the
-    shard.
+    """The content of a shard's file ``_stats.json``: its statistics, and a description of its
+    files.
     """
 
     tag: str
-    """The part of the file names that stands for the writer; empty on a local disk."""
+    """A random text in the names of the shard's files that identifies the worker which wrote them;
+    empty on a local disk."""
     files: dict[str, tuple[int, int]]
     """The size in bytes and the CRC-32 of each file of the shard, by its name."""
 
 
 class JobReport(NamedTuple):
-    """The report of a command about a job: lines of text for the user, and its exit code."""
+    """The result of a command about a job: lines of text to print, and the exit code."""
 
     lines: list[str]
     exit_code: int

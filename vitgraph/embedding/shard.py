@@ -2,28 +2,29 @@
 
 In the folder of a job::
 
-    manifest.json      what every shard has in common, and a digest of it
+    manifest.json      the settings of the job, the same for every shard
     files.*.jsonl      the list of all images, in order (:mod:`vitgraph.embedding.manifest`)
     00000.npy          the vectors of shard 0, [rows, D]; or 00000.safetensors, 00000.parquet
                        (:mod:`vitgraph.embedding.parquet_files`)
-    00000.csv          its row table: one line per row, with the key of the item
-    00000_stats.json   written last: the shard is done
-    errors.csv         the items that could not be encoded
+    00000.csv          the row table of shard 0: one line per encoded image, with its key
+    00000_stats.json   the statistics of shard 0, written last: the shard is finished
+    errors.csv         the images that could not be encoded
 
-On a store without locks (``s3://``) the names hold the writer, ``00000.<writer>.npy``, and the
-statistics, which are created exclusively, say which files count.
+On a remote store without locks (``s3://``), several workers may write the same shard. So the file
+names contain a random tag of the worker, ``00000.<tag>.npy``. Only one worker can create the
+statistics, which name the files that are valid.
 
-With ``pool="none"`` there is one array per field, ``00000.pooler_output.npy``, or one column of a
-parquet file. The row table says which rows belong to an item, from ``offset`` on ``tokens`` rows of
-``pooler_output`` and of a DeepStack feature, from ``row_offset`` on ``rows`` rows of
-``last_hidden_state``, and its grid (``t``, ``h``, ``w``). Every file is written under a temporary
-name that ends in ``.tmp``, and renamed when it is whole.
+With ``pool="none"`` there is one array per output field, ``00000.pooler_output.npy``, or one column
+of a parquet file. The row table has the patch grid of each image (``t``, ``h``, ``w``) and says
+which rows of the arrays belong to it: ``tokens`` rows from ``offset`` on in ``pooler_output`` and
+in each DeepStack feature, ``rows`` rows from ``row_offset`` on in ``last_hidden_state``. Every file
+is written under a temporary name that ends in ``.tmp``, and renamed when it is complete.
 
-With ``format="vllm"`` each item has a file of its own (:mod:`vitgraph.embedding.feature_store`);
-the row table has its key in the column ``uuid``.
+With ``format="vllm"`` each image has a file of its own (:mod:`vitgraph.embedding.feature_store`);
+the column ``uuid`` of the row table has its key there.
 
-A shard is done when its ``_stats.json`` is there. That file holds the size and the CRC-32 of the
-others and, for each item that could not be encoded, its place in the shard.
+A shard is finished when its ``_stats.json`` exists. That file holds the size and the CRC-32 of the
+shard's other files and, for each image that could not be encoded, its index in the shard.
 """
 
 from __future__ import annotations
@@ -50,23 +51,24 @@ if TYPE_CHECKING:
     from encoders.streams import Pool
 
 _STATS = frozenset(("items", "rows", "seconds", "worker", "written", "errors", "tag", "files"))
-"""The keys that a shard's statistics must have; a file without them is damaged."""
+"""The keys that a shard's JSON file of statistics must have; otherwise it is damaged."""
 
 
 class Row(NamedTuple):
-    """One encoded image of a shard: key, grid (t, h, w) in patches, and arrays."""
+    """One encoded image of a shard: its key, its grid (t, h, w) of patches, and its features."""
 
     key: str
     grid: tuple[int, int, int]
     arrays: dict[str, Array]
-    """Arrays [rows, D] by output field, or the one pooled vector [D] under :data:`VECTORS`."""
+    """Arrays [rows, .., D] by output field, or the pooled vector [D] under :data:`VECTORS`."""
     uuid: str = ""
-    """The key of the image in a feature store; empty in other formats."""
+    """The key of the image in a feature store for vLLM; empty in other formats."""
 
 
 class Shard:
-    """One shard of an embedding job; ``number`` counts from 0, ``pool`` is "none" for whole
-    outputs.
+    """One shard of an embedding job: the files with the results of some of its images.
+
+    ``number`` counts from 0; ``pool`` is "none" if all tokens of each image are written.
     """
 
     def __init__(self, storage: Storage, number: int, format: Format, pool: Pool) -> None:
@@ -74,7 +76,7 @@ class Shard:
 
     @property
     def stats_name(self) -> str:
-        """The name of the file of statistics, which is written last and marks a complete shard."""
+        """The name of the file of statistics, which is written last and marks a finished shard."""
         return f"{self.number:05d}_stats.json"
 
     @property
@@ -83,24 +85,24 @@ class Shard:
         return self.storage.exists(self.stats_name)
 
     def write(self, rows: Sequence[Row], empty: Mapping[str, Array], stats: ShardStats) -> None:
-        """Write arrays, row table and statistics, in this order; nothing if the shard is written
-        already.
+        """Write arrays, row table and statistics, in this order, unless the shard is finished.
 
-        All files of a shard come from one writer. Where there are locks, one process at a time
-        writes. Elsewhere the writer that creates the statistics first has written the shard, and
-        the files of all others are removed.
+        All files of a shard come from one process. If the storage has locks, one process at a time
+        writes the shard. Otherwise the files of the process that is first to create the statistics
+        are valid, and the other processes remove theirs.
 
         Args:
             rows: the images that were encoded, in order.
-            empty: an array without rows per field, for a shard without such images.
+            empty: an array without rows for each output field, by its name; written if ``rows`` is
+                empty.
             stats: the statistics of the shard.
 
         Raises:
-            OSError: the folder cannot be written to, or the disk is full; the shard has no
-                statistics.
+            OSError: the folder cannot be written to, or the disk is full; the shard then has no
+                statistics and counts as missing.
         """
         with self.storage.exclusive(f"{self.number:05d}"):
-            if self.is_done:  # another process wrote the shard while this one waited for the lock
+            if self.is_done:  # another process wrote it while this process waited for the lock
                 return
             files = self._write_files(rows, empty)
             content: WrittenStats = {**stats, "tag": self.storage.tag, "files": files}
@@ -114,8 +116,8 @@ class Shard:
     def _write_files(
         self, rows: Sequence[Row], empty: Mapping[str, Array]
     ) -> dict[str, tuple[int, int]]:
-        """Write the arrays and the table of ``rows``; return (bytes, CRC-32) of each file by its
-        name.
+        """Write the arrays and the row table of ``rows``; return (size in bytes, CRC-32) of each
+        file by its name.
         """
         size = sum(array.nbytes for row in rows for array in row.arrays.values())
         self.storage.require_space(size)
@@ -137,7 +139,7 @@ class Shard:
     def _writers(
         self, rows: Sequence[Row], arrays: dict[str, Array]
     ) -> Iterator[tuple[str, Callable[[Path], object]]]:
-        """Yield the ending of the name of each file of the shard, and a function that writes it."""
+        """Yield, per file of the shard, the end of its name and a function that writes it."""
         keys = [row.key for row in rows]
         if self.format == "safetensors":
             yield "safetensors", partial(save_file, arrays)
@@ -153,13 +155,13 @@ class Shard:
         yield "csv", lambda path: path.write_bytes(csv_bytes(list(self._lines(rows))))
 
     def _store_items(self, rows: Sequence[Row]) -> Iterator[tuple[str, tuple[int, int]]]:
-        """Write one file per image into the feature store; yield (name, (size in bytes, CRC-32)) of
-        each."""
+        """Write one file per image into the feature store for vLLM; yield (name, (size in bytes,
+        CRC-32)) of each file."""
         from .feature_store import FeatureStore  # imported here, because it imports torch
 
         store = FeatureStore(self.storage.name)
         for row in rows:
-            # LocalFolder.tidy removes leftovers whose names begin with the number of a shard.
+            # If this process is killed, `LocalFolder.tidy` finds the temporary file by this name.
             temporary_path = store.folder / f"{self.number:05d}.{row.uuid}"
             store.write_array(row.uuid, row.arrays[TENSOR], temporary_path)
             path = store.folder / row.uuid / STORED
@@ -170,8 +172,8 @@ class Shard:
 
     @cached_property
     def tag(self) -> str:
-        """The part of the file names that stands for the writer of the shard; empty on a local
-        disk.
+        """The random text in the shard's file names that identifies the worker which wrote it;
+        empty on a local disk.
         """
         return self.read_stats()["tag"] if not self.storage.is_local else ""
 
@@ -194,7 +196,7 @@ class Shard:
             offset, row_offset = offset + tokens, row_offset + count
 
     def read_table(self) -> list[dict[str, str]]:
-        """Return the row table, one dict per encoded image with the columns as keys."""
+        """Return the row table (CSV), one dict per encoded image, from column names to texts."""
         with (
             self.storage.reading(self._name(self.tag, "csv")) as path,
             open(path, encoding="utf-8", errors="surrogateescape", newline="") as file,
@@ -202,10 +204,13 @@ class Shard:
             return list(csv.DictReader(file))
 
     def read_keys(self, vectors: int) -> list[str]:
-        """Return the keys of the images of the shard, one per vector.
+        """Return the keys of the encoded images of the shard, from the row table.
+
+        Args:
+            vectors: the number of vectors in the shard's array.
 
         Raises:
-            ValueError: the table has not as many keys as there are ``vectors``.
+            ValueError: the row table does not have one key per vector.
         """
         keys = [line["key"] for line in self.read_table()]
         if len(keys) != vectors:
@@ -216,7 +221,7 @@ class Shard:
         return keys
 
     def read_stats(self) -> WrittenStats:
-        """Return the statistics that the shard was written with.
+        """Read the statistics of the shard.
 
         Raises:
             ValueError: the file of statistics is damaged.
@@ -233,10 +238,10 @@ class Shard:
         return stats
 
     def read_arrays(self, field: str | None = None) -> dict[str, Array]:
-        """Return the arrays by output field; npy files on a disk are mapped into memory, not read.
+        """Return the arrays by output field; npy files on a local disk are memory-mapped.
 
         Args:
-            field: name of the only array to return, if the shard has it; None for all.
+            field: name of the only array to return, if the shard has it; None returns all.
         """
         if self.format == "npy":
             return self._read_npy(field)
@@ -266,10 +271,10 @@ class Shard:
         """Return the encoded images of the shard, in order.
 
         Args:
-            field: name of the only array to read; None for all.
+            field: name of the only array to read; None reads all.
 
         Raises:
-            ValueError: the row table and the arrays do not have equally many rows.
+            ValueError: the row table and the arrays have different numbers of rows.
         """
         arrays, table = self.read_arrays(field), self.read_table()
         if self.pool != "none":
@@ -301,13 +306,13 @@ class Shard:
 
 
 def _save_npy(array: Array, path: Path) -> None:
-    with open(path, "wb") as file:  # numpy would add a suffix to a path
+    with open(path, "wb") as file:  # to a path that does not end in .npy, numpy would add it
         np.save(file, array)
 
 
 def csv_bytes(table: Sequence[Sequence[object]]) -> bytes:
-    """Return the bytes of a CSV table; parts of file names that are not UTF-8 keep their bytes."""
-    # All cells are quoted if one has a carriage return, which csv.writer alone would not quote.
+    """Return the bytes of a CSV table; bytes of file names that are not UTF-8 are kept."""
+    # If a cell has a carriage return, all cells are quoted; by default csv.writer leaves it bare.
     odd = any("\r" in str(cell) for line in table for cell in line)
     text = io.StringIO(newline="")
     csv.writer(

@@ -1,4 +1,4 @@
-"""All shards of an embedding job: which are written, their statistics, and their vectors."""
+"""All shards of an embedding job: finds out which are written, and reads statistics and arrays."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def shards_of(storage: Storage, manifest: Manifest) -> list[Shard]:
 
 
 def missing_of(shards: Sequence[Shard]) -> list[int]:
-    """Return the numbers of the shards that are not written yet; the folder is listed only once."""
+    """Return the numbers of the shards that are not written yet, from one listing of the folder."""
     names = set(shards[0].storage.names()) if shards else set()
     return [shard.number for shard in shards if shard.stats_name not in names]
 
 
 def finished_shards(storage: Storage, manifest: Manifest) -> list[Shard]:
-    """Return all shards of a job whose shards are all written.
+    """Return all shards of a finished job.
 
     Raises:
-        ValueError: some shards are missing.
+        ValueError: some shards are not written yet.
     """
     shards = shards_of(storage, manifest)
     if missing := missing_of(shards):
@@ -43,7 +43,7 @@ def finished_shards(storage: Storage, manifest: Manifest) -> list[Shard]:
 
 
 def read_all_stats(shards: Sequence[Shard]) -> list[WrittenStats]:
-    """Return the statistics of shards that are written, read by 16 threads.
+    """Read the statistics of finished shards in 16 threads.
 
     Raises:
         ValueError: the statistics of a shard are damaged.
@@ -53,7 +53,7 @@ def read_all_stats(shards: Sequence[Shard]) -> list[WrittenStats]:
 
 
 def read_embeddings(folder: str | Path, field: str | None = None) -> tuple[list[str], Array]:
-    """Read all that a job wrote, as :func:`vitgraph.features.load_embeddings` documents."""
+    """Return the keys and features of a job; see :func:`vitgraph.features.load_embeddings`."""
     storage = open_storage(folder)
     manifest = Manifest.read(storage)
     pool = manifest.settings["pool"]
@@ -79,7 +79,7 @@ def read_embeddings(folder: str | Path, field: str | None = None) -> tuple[list[
 
 
 def _read_items(shards: Sequence[Shard], field: str) -> tuple[list[str], Array]:
-    """Return the keys of all images, and an array of objects: per image its rows in ``field``."""
+    """Return the keys of all images, and an object array that holds the ``field`` of each image."""
     rows: list[Row] = []
     for shard in shards:
         some = shard.read_rows_in_order(field)
@@ -90,6 +90,6 @@ def _read_items(shards: Sequence[Shard], field: str) -> tuple[list[str], Array]:
             )
         rows += some
     items = np.empty(len(rows), object)
-    for number, row in enumerate(rows):  # one by one: numpy would stack arrays of one shape
+    for number, row in enumerate(rows):  # np.array(...) would stack arrays of the same shape
         items[number] = row.arrays[field]
     return [row.key for row in rows], items

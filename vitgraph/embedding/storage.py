@@ -1,8 +1,8 @@
 """The folder of an embedding job, on a local disk or on a remote store.
 
-A job needs a few operations on its folder: list the names, read, write a whole file, create a file
-that nobody else has created. :class:`LocalFolder` does them with the file system's own means, and
-:class:`RemoteFolder` through fsspec (``s3://``, ``gs://``).
+A job needs a few operations on its folder: list the file names, read a file, write a whole file,
+and create a file unless another process has created it. :class:`LocalFolder` uses the functions of
+the file system, :class:`RemoteFolder` fsspec (``s3://``, ``gs://``).
 """
 
 from __future__ import annotations
@@ -25,31 +25,32 @@ from weights.files import flush, lock, temporary_beside, writing_atomic
 from .sources.files import explaining, is_remote, local_path, open_filesystem, protocol_of
 
 JOB = "job"
-"""The name of the lock for files that concern all shards of a job."""
+"""The name of the lock that protects files of the whole job, such as its manifest."""
 STORE, STORED, TENSOR = "store.json", "encoder_cache.safetensors", "ec_cache"
-"""Names in a feature store: the file of its settings, the file of an item, and its tensor."""
+"""Names in a feature store for vLLM: the file of its settings, the file of an image, and the tensor
+in that file."""
 SPARE = 1 << 20
-"""Bytes that have to stay free beside the arrays of a shard, for its row table and statistics."""
+"""The bytes that must be free besides those of a shard's arrays, for its table and statistics."""
 
 
 class Storage(ABC):
     """The folder of an embedding job.
 
-    A subclass that can lock overrides :meth:`exclusive`; one whose space is limited overrides
-    :meth:`free`.
+    A subclass for a file system with locks overrides :meth:`exclusive`; a subclass for a disk of
+    limited size overrides :meth:`free`.
     """
 
     name: str
-    """The path or the address of the storage, for messages."""
+    """The path or the address of the folder, for messages."""
     tag: str
-    """A part of file names that differs between writers; empty where locks keep writers apart."""
+    """A random text that this process puts into its file names, so that processes do not write the
+    same file; empty if locks prevent that."""
     is_local: bool
     """Whether the files lie on a disk of this machine or a mounted one."""
 
     @abstractmethod
     def names(self, prefix: str = "") -> list[str]:
-        """Return the sorted names of files that begin with ``prefix``; none if the folder is
-        missing."""
+        """Return the sorted names of files that begin with ``prefix``; [] if there is no folder."""
 
     @abstractmethod
     def exists(self, name: str) -> bool:
@@ -59,7 +60,7 @@ class Storage(ABC):
     def read(self, name: str, start: int = 0, end: int | None = None) -> bytes:
         """Return the bytes of a file from offset ``start`` up to but not including ``end``.
 
-        None for ``end`` reads up to the end of the file.
+        If ``end`` is None, the file is read up to its end.
 
         Raises:
             FileNotFoundError: there is no such file.
@@ -67,33 +68,33 @@ class Storage(ABC):
 
     @abstractmethod
     def reading(self, name: str) -> AbstractContextManager[Path]:
-        """Return a context manager that yields a local path with the content of the file."""
+        """Return a context manager that yields a local path at which the file can be read."""
 
     @abstractmethod
     def writing(self, name: str) -> AbstractContextManager[Path]:
-        """Return a context manager that yields a local path, to which the caller writes the
-        content.
+        """Return a context manager that yields a temporary local path for the caller to write to.
 
-        The file gets its name when the block ends without an error, so it is never seen half
-        written.
+        The file appears under ``name`` when the block ends without an error, so nobody ever sees it
+        half written.
         """
 
     @abstractmethod
     def create(self, name: str, content: bytes) -> bool:
-        """Create a file that holds ``content``; return False, and change nothing, if it exists."""
+        """Create a file and return True; if it exists already, return False and change nothing."""
 
     @abstractmethod
     def delete(self, names: Iterable[str]) -> None:
-        """Delete files by name; a file that is not there is no error."""
+        """Delete files by name; names that do not exist are ignored."""
 
     @contextmanager
     def exclusive(self, name: str) -> Iterator[None]:
-        """Let one process at a time run blocks with the same ``name``; without locks, all run at
-        once.
+        """Lock: one process at a time runs a block with the same ``name``.
+
+        A storage without locks lets all processes run their blocks at once.
         """
         yield
 
-    def tidy(self) -> None:  # noqa: B027  # nothing, unless a subclass has to
+    def tidy(self) -> None:  # noqa: B027  # a storage without temporary files has nothing to do
         """Remove temporary files of workers that were killed."""
 
     def free(self) -> int | None:
@@ -101,8 +102,7 @@ class Storage(ABC):
         return None
 
     def require_space(self, count: int) -> None:
-        """Check that there is room for a shard of ``count`` bytes and :data:`SPARE` bytes beside
-        it.
+        """Check that ``count`` bytes for the arrays of a shard and :data:`SPARE` more are free.
 
         Raises:
             OSError: fewer bytes are free.
@@ -124,7 +124,8 @@ def open_storage(folder: str | os.PathLike[str]) -> Storage:
         folder: a path, or an address that begins with ``file://``, ``s3://`` or ``gs://``.
 
     Raises:
-        ValueError: a protocol that cannot be written to, or whose driver is not installed.
+        ValueError: the protocol of the address does not allow writing, or its driver for fsspec is
+            not installed.
     """
     text = local_path(os.fspath(folder))
     if not is_remote(text):
@@ -176,12 +177,12 @@ class LocalFolder(Storage):
 
     @contextmanager
     def writing(self, name: str) -> Iterator[Path]:
-        """Yield a path beside the file, which takes the name of the file at the end."""
+        """Yield a temporary path in the same folder; the file there is renamed at the end."""
         with writing_atomic(self.folder / name) as temporary:
             yield temporary
 
     def create(self, name: str, content: bytes) -> bool:
-        """Link a whole file to the name, so that no reader sees a part of it."""
+        """Write a temporary file and hard-link it to ``name``, so that nobody sees a part of it."""
         with temporary_beside(self.folder / name) as temporary:
             temporary.write_bytes(content)
             flush(temporary)
@@ -209,7 +210,7 @@ class LocalFolder(Storage):
 
     @contextmanager
     def exclusive(self, name: str) -> Iterator[None]:
-        """Hold the lock ``name`` in this folder; the system frees it when a process ends."""
+        """Hold the lock ``name`` during the block; if the process dies, the system releases it."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f".{name}.lock.tmp"
         with _locked(path):
@@ -221,7 +222,7 @@ class LocalFolder(Storage):
                     self.folder.rmdir()
 
     def tidy(self) -> None:
-        """Remove temporary files of writers that have ended, and so hold no lock any more."""
+        """Remove temporary files of processes that were killed: those whose lock nobody holds."""
         leftovers: dict[str, list[str]] = {}
         for name in self.names("."):
             if name.endswith(".tmp"):
@@ -234,17 +235,17 @@ class LocalFolder(Storage):
                     self.delete([*names, path.name])
 
     def free(self) -> int:
-        """Return the free bytes of the disk that holds, or will hold, the folder."""
+        """Return the free bytes of the disk on which the folder lies or will be made."""
         folder = self.folder.absolute()
         return shutil.disk_usage(next(p for p in (folder, *folder.parents) if p.exists())).free
 
 
 @contextmanager
 def _locked(path: Path, wait: bool = True) -> Iterator[bool]:
-    """Hold the lock of a file while the block runs; the file is made for this.
+    """Create a lock file, and hold its lock while the block runs.
 
     Args:
-        path: the file.
+        path: the lock file.
         wait: whether to wait while another process holds the lock.
 
     Yields:
@@ -259,11 +260,11 @@ def _locked(path: Path, wait: bool = True) -> Iterator[bool]:
             if not is_locked or _is_open_at(file, path):
                 yield is_locked
                 return
-        time.sleep(0.01)  # the last holder removed the file that was locked here: lock a new one
+        time.sleep(0.01)  # the last holder of the lock has removed the file: create a new one
 
 
 def _is_open_at(file: IO[bytes], path: Path) -> bool:
-    """Return whether an open file is still the one at a path, not removed and not replaced."""
+    """Return whether an open file still lies at this path and was neither removed nor replaced."""
     try:
         return path.stat().st_ino == os.fstat(file.fileno()).st_ino
     except FileNotFoundError:
@@ -273,9 +274,9 @@ def _is_open_at(file: IO[bytes], path: Path) -> bool:
 class RemoteFolder(Storage):
     """The folder of a job on a remote store, which has no locks.
 
-    The names of a shard's files contain a random tag per writer, so that two writers never write
-    the same object. The shard's statistics are created exclusively, and name the files that are
-    valid.
+    The names of a shard's files contain a random tag per process, so that two processes never write
+    the same object. Only one process can create the shard's statistics, which name the files that
+    are valid.
     """
 
     is_local = False
@@ -323,7 +324,7 @@ class RemoteFolder(Storage):
                 self._fs.put_file(str(path), self._path(name))
 
     def create(self, name: str, content: bytes) -> bool:
-        """Ask the store to write the object unless it exists."""
+        """Ask the remote store to write the file unless it exists."""
         try:
             with explaining(self.name):
                 self._fs.pipe_file(self._path(name), content, mode="create")

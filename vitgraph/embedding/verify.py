@@ -1,4 +1,4 @@
-"""``vitgraph embed --status`` and ``--verify``: how far a job is, and what is wrong with it."""
+"""``vitgraph embed --status`` and ``--verify``: report a job's progress and its damaged files."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from .shards import missing_of, read_all_stats, shards_of
 from .storage import open_storage
 
 _MOST_LINES = 20
-"""The most faults that ``--verify`` prints; a last line counts the others."""
+"""The most faults that ``--verify`` prints; a last line says how many more there are."""
 _DAMAGED = (OSError, ValueError, KeyError, IndexError, TypeError, EOFError)
-"""The exceptions that reading a damaged file raises."""
+"""The exceptions that are raised when a damaged file is read."""
 
 
 def read_status(folder: str) -> JobReport:
-    """Count the shards, files and errors of the job in a folder, in all and by worker.
+    """Count the finished shards, images and errors of the job in a folder, in all and per worker.
 
     Returns:
-        The counts, with the exit code 0 if all shards are written, else 1.
+        The counts as text, and the exit code: 0 if all shards are written, else 1.
 
     Raises:
         ValueError: the folder holds no job, or the statistics of a shard are damaged.
@@ -52,7 +52,7 @@ def read_status(folder: str) -> JobReport:
 
 
 def _describe_workers(stats: Sequence[ShardStats]) -> Iterator[str]:
-    """Yield a line per worker: how many shards it has written, and when it wrote its last one."""
+    """Yield a line per worker: the number of its shards, and the seconds since its last one."""
     newest: dict[str, float] = {}
     count: Counter[str] = Counter()
     for shard in stats:
@@ -65,11 +65,11 @@ def _describe_workers(stats: Sequence[ShardStats]) -> Iterator[str]:
 
 
 def verify(folder: str) -> JobReport:
-    """Read every file of the job in a folder, and list the faults that are found.
+    """Read all files of the job in a folder, and list what is missing or damaged.
 
     Returns:
-        The first faults, with the exit code 0 if every image of the job is there once, in files
-        that are whole; else 1.
+        The first faults as text, and the exit code: 0 if every image of the job occurs once and all
+        files are intact, else 1.
 
     Raises:
         ValueError: the folder holds no job.
@@ -85,7 +85,7 @@ def verify(folder: str) -> JobReport:
 
 
 def find_faults(folder: str) -> Iterator[str]:
-    """Yield the faults in the files of a job, as one line of text each.
+    """Yield a line of text for everything that is missing or damaged in the files of a job.
 
     Args:
         folder: the folder of the job.
@@ -145,8 +145,8 @@ def _faults_of(shard: Shard, manifest: Manifest) -> Iterator[str]:
 
 
 def _keys_of(shard: Shard) -> list[str]:
-    """Return the keys of all images of a shard in order, with those that could not be encoded."""
+    """Return the keys of all images of a shard in order, including images with errors."""
     keys: list[str] = [line["key"] for line in shard.read_table()]
-    for error in shard.read_stats()["errors"]:  # sorted by place, so each insertion is final
+    for error in shard.read_stats()["errors"]:  # in ascending order of place, so the places hold
         keys.insert(error["place"], error["key"])
     return keys

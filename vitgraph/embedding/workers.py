@@ -1,4 +1,4 @@
-"""Find out which worker of a job this process is, from what started the workers."""
+"""Finds out the rank of this worker process, from ``--shard`` or variables of torchrun or SLURM."""
 
 from __future__ import annotations
 
@@ -11,44 +11,44 @@ if TYPE_CHECKING:
     import torch
 
 MOST_THREADS = 16
-"""The most threads that decode images for one worker."""
+"""The most threads that decode images in one worker process."""
 _LAUNCHERS = {
     "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     "SLURM": ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", ""),
 }
-"""Per launcher, its variables for rank, number of workers, rank on this host, and workers on this
-host."""
+"""The environment variables of each launcher: the rank of a process, the number of processes, and
+the same two among the processes on this host."""
 
 
 class Worker(NamedTuple):
     """One of the processes that work on an embedding job.
 
-    ``rank`` is its number from 0, ``size`` the number of all workers, ``local_size`` that of this
-    host.
+    ``rank`` is its number from 0, ``size`` the number of workers, ``local_size`` the number of
+    workers on this host.
     """
 
     rank: int = 0
     size: int = 1
     said_by: str = ""
-    """The origin of the rank: "--shard", "torchrun" or "SLURM"; empty for a single worker."""
+    """The source of the rank: "--shard", "torchrun" or "SLURM"; empty for a single worker."""
     local_rank: int | None = None
-    """The rank among the workers of this host, None if it is not known."""
+    """The rank among the workers on this host; None if it is not known."""
     local_size: int = 1
 
     def __str__(self) -> str:
         return f"worker {self.rank} of {self.size} ({self.said_by})"
 
     def shards_of_worker(self, shards: Iterable[int]) -> list[int]:
-        """Return those of the given shard numbers that this worker writes: number modulo ``size``
-        is ``rank``."""
+        """Return the shard numbers that this worker has to write: number modulo ``size`` is
+        ``rank``."""
         return [number for number in shards if number % self.size == self.rank]
 
     def device_for(self, device: torch.device) -> torch.device:
-        """Return the device of this worker.
+        """Return the device that this worker uses.
 
         Args:
-            device: "cuda" without a number becomes the GPU of the local rank; any other device is
-                returned as it is.
+            device: the value of ``--device``. For "cuda" without a number, the GPU with the number
+                of the local rank is returned; any other device is returned unchanged.
         """
         if str(device) != "cuda" or self.local_rank is None:
             return device
@@ -57,10 +57,10 @@ class Worker(NamedTuple):
         return torch.device("cuda", self.local_rank % torch.cuda.device_count())
 
     def threads(self) -> int:
-        """Return how many threads decode images: this worker's share of the cores, at most 16."""
+        """Return the number of decoding threads: this worker's share of the cores, at most 16."""
         cores = os.cpu_count() or 1
         if sys.platform == "linux":
-            cores = len(os.sched_getaffinity(0))  # SLURM may bind a task to a part of the cores
+            cores = len(os.sched_getaffinity(0))  # SLURM may bind a process to some of the cores
         return min(max(cores // self.local_size, 1), MOST_THREADS)
 
 
@@ -68,9 +68,10 @@ def read_worker(shard: str | None, environment: Mapping[str, str]) -> Worker:
     """Return the rank of this process among the workers of a job.
 
     Args:
-        shard: ``"I/N"``, the value of ``--shard``, for rank I (from 0) of N; None reads the
-            environment.
-        environment: the environment variables; those of torchrun are preferred to those of SLURM.
+        shard: the value of ``--shard``, ``"I/N"`` for rank I (from 0) of N workers; None without
+            the option, in which case ``environment`` gives the rank.
+        environment: the environment variables; variables of torchrun take precedence over those of
+            SLURM.
 
     Raises:
         ValueError: the rank or the number of workers is not valid.

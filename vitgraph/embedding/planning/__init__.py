@@ -1,5 +1,5 @@
-"""``vitgraph embed --plan``: what a job would take, said before anything is written.
+"""``vitgraph embed --plan``: estimates the time, disk space and cores that a job would take.
 
-- ``estimate``: the arithmetic, and the text that shows it
-- ``sample``: what is measured: some images of the source, and the rate of a device
+- ``estimate``: the arithmetic, and the text of the estimate
+- ``sample``: the measurements: reading and decoding a sample of the images, and a device's speed
 """

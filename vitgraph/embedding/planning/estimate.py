@@ -3,7 +3,8 @@
     images per second of one GPU = min(rate of the GPU, threads per GPU / seconds of one thread)
     hours = images / (GPUs x images per second of one GPU) / 3600
 
-A thread reads an image and decodes it. What goes in is measured by :mod:`.sample`.
+The seconds of one thread are those in which it reads and decodes an image. :mod:`.sample` measures
+them, and the rate of the GPU: the images per second that it encodes.
 """
 
 from __future__ import annotations
@@ -15,32 +16,33 @@ from typing import NamedTuple
 from ...terminal import format_table, readable
 
 GPUS = (1, 8, 64)
-"""The numbers of GPUs for which an estimate has a row, unless ``--gpus`` gives one."""
+"""The numbers of GPUs for which an estimate has a row, if ``--gpus`` does not give a number."""
 THREADS_PER_GPU = 12
-"""The decoding threads that are planned per GPU: the cores that a usual host of eight GPUs has per
-GPU."""
+"""The decoding threads per GPU that an estimate assumes: the number of cores per GPU of a typical
+host with eight GPUs."""
 
 
 class Sample(NamedTuple):
-    """Means per image, measured on a few images of a source.
+    """Means per image, measured on a random sample of the images of a job.
 
-    ``read_bytes`` is the size of the image file, ``written_bytes`` that of its output in a shard.
+    ``read_bytes`` is the size of the image file, ``written_bytes`` the size of the image's vector
+    or tokens in the job's output files.
     """
 
     read_bytes: float
     read_seconds: float
-    """The seconds in which one thread reads an image, waiting included."""
+    """The wall-clock seconds in which one thread reads an image file, with waiting for the disk."""
     decode_seconds: float
-    """The seconds in which one core decodes an image."""
+    """The CPU seconds in which one thread decodes and resizes an image."""
     written_bytes: float
     tokens: Sequence[int]
     """The number of output tokens of each image that was sampled."""
     unreadable: int
-    """The number of further images of the sample that cannot be encoded."""
+    """The number of images that were sampled, too, but cannot be read or decoded."""
 
 
 class Rate(NamedTuple):
-    """The images per second of one device, and a text that says where that number is from."""
+    """The images per second that one device encodes, and a text that names the measurement."""
 
     per_second: float
     known_by: str
@@ -55,7 +57,7 @@ class Estimate(NamedTuple):
     images: int
     sample: Sample
     rate: Rate | None
-    """The images per second that one GPU encodes, None if that was never measured for the tower."""
+    """The images per second that one GPU encodes; None if this was not measured for the encoder."""
     threads: int = THREADS_PER_GPU
 
     @property
@@ -65,8 +67,8 @@ class Estimate(NamedTuple):
 
     @property
     def per_second(self) -> float:
-        """The images per second with one GPU: the least of what it encodes and what its threads
-        decode."""
+        """The images per second of a job on one GPU: the smaller of the images that the GPU encodes
+        and the images that its threads read and decode."""
         gpu = self.rate.per_second if self.rate else float("inf")
         return min(gpu, self.decoded_per_second)
 
@@ -80,23 +82,24 @@ class Estimate(NamedTuple):
 
     @property
     def cores(self) -> float:
-        """The number of cores per GPU that decoding keeps busy at this speed."""
+        """The number of cores per GPU that decoding keeps busy at the job's speed."""
         return self.per_second * self.sample.decode_seconds
 
     def hours(self, gpus: int) -> float:
-        """Return the hours of the whole job on ``gpus`` GPUs, without the minute in which a worker
-        starts."""
+        """Return the hours of the whole job on ``gpus`` GPUs, without the startup of the worker
+        processes, which takes about a minute."""
         return self.images / (gpus * self.per_second) / 3600
 
 
 def report(estimate: Estimate, source: str, gpus: int | None, output_description: str) -> str:
-    """Return an estimate as text: the figures of the sample, and a table by number of GPUs.
+    """Return an estimate as text: the means of the sample, and a table of hours by number of GPUs.
 
     Args:
         estimate: the estimate of the job.
-        source: name of the source of the images.
-        gpus: number of GPUs in the only row of the table; None shows several rows.
-        output_description: description of what is written for each image.
+        source: name of the folder, list or data set of the images.
+        gpus: number of GPUs for which the table has its only row; None gives a row for each number
+            in :data:`GPUS`.
+        output_description: what the job writes for each image, such as "vectors [1024], float32".
     """
     images, sample, rate = estimate.images, estimate.sample, estimate.rate
     tokens = f"{statistics.mean(sample.tokens):,.0f} tokens ({min(sample.tokens):,} to "
@@ -137,5 +140,5 @@ def report(estimate: Estimate, source: str, gpus: int | None, output_description
 
 
 def _format_hours(hours: float) -> str:
-    """Return hours with two decimals, or with two significant digits if they are below 0.01."""
+    """Return hours as text with two decimals, or two significant digits if they are below 0.01."""
     return f"{hours:,.2f}" if hours >= 0.01 else f"{hours:.2g}"

@@ -1,7 +1,7 @@
-"""The measurements of ``vitgraph embed --plan``: some images of a source, and the rate of a device.
+"""The measurements of ``vitgraph embed --plan``: of a sample of images, and of a device's speed.
 
-Without a device, the rate of a GPU follows from what is committed: images per second of one H200
-(``scale_h200.json``) for four towers, by the tokens of an image.
+If no device is named, the speed of a GPU is looked up in ``scale_h200.json``, which has the images
+per second of one H200 for four encoders, by the number of output tokens of an image.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from .estimate import Rate, Sample
 RATES = Path(__file__).with_name("scale_h200.json")
 """The file with measured images per second of an H200, which ``benchmarks.scale`` writes."""
 SAMPLED = 32
-"""The number of images that are read for an estimate."""
+"""The most images that are read for an estimate."""
 LEAST_SECONDS = 3.0
-"""The least seconds of a measurement; it is repeated with more images until it takes them."""
+"""The least duration of a speed measurement, repeated with more images until it lasts that long."""
 
 
 class _Measured(NamedTuple):
-    """One image of the sample, with the bytes and seconds that it took.
+    """One decoded image of the sample, with its sizes and the seconds that it took.
 
-    ``read_bytes`` is the size of its file, ``written_bytes`` that of its output; ``tokens`` are
-    output tokens.
+    ``read_bytes`` is the size of its file, ``written_bytes`` the size of its vector or tokens in
+    the job's output files, and ``tokens`` the number of its output tokens.
     """
 
     image: Tensor
@@ -52,14 +52,15 @@ class _Measured(NamedTuple):
 
 
 def sample_files(files: Iterable[File], max_count: int = SAMPLED) -> tuple[int, list[File]]:
-    """Count files, and choose some of them at random, each with the same chance.
+    """Count files, and choose some of them at random, all with the same probability.
 
     Args:
-        files: the files of a source, which are read one by one: millions need not fit into memory.
+        files: the image files of a job. They are consumed one by one, so that millions of them need
+            not fit into memory.
         max_count: largest number of files to choose.
 
     Returns:
-        The number of all files, and the chosen ones.
+        The number of all files, and the chosen files.
     """
     chance, sampled, count = Random(0), list[File](), 0
     for file in files:
@@ -81,7 +82,7 @@ def take_sample(
     """Read and decode some images in one thread, and measure the time of each step.
 
     Args:
-        files: the images.
+        files: the image files.
         read_file: returns the bytes of an image file.
         encoder: the encoder whose preprocessing is measured; it may be on the meta device.
         limits: keywords of ``preprocess`` that bound the size of an image.
@@ -104,7 +105,7 @@ def take_sample(
                 data = read_file(file)
                 seconds = time.perf_counter() - start_time
                 all_figures.append(_measure(data, seconds, encoder, limits, written_bytes))
-            except Exception as error:  # noqa: BLE001  # as in a stream: it is this item's
+            except Exception as error:  # noqa: BLE001  # one bad image must not end the estimate
                 errors.append(f"{file.key}: {error}")
     if not all_figures:
         raise ValueError(f"none of {len(files)} sampled images can be read; {errors[0]}")
@@ -126,7 +127,7 @@ def _measure(
 ) -> _Measured:
     item_encoder = encoder.item_encoder()
     start_time = time.thread_time()
-    # Where a stager exists, threads only decode and resize, and the GPU normalises and patches.
+    # With a stager, a job's threads only decode and resize images; the GPU normalises and patches.
     if item_encoder.stager is not None:
         item_encoder.stager.stage([data], [], limits)
     else:
@@ -140,7 +141,7 @@ def _measure(
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Run the block with one core for torch, as each decoding thread of a job has."""
+    """Let torch use one thread inside the block, as a decoding thread of a job has one core."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -159,14 +160,14 @@ def measure_rate(
     settings: ResultSettings,
     options: StreamOptions,
 ) -> Rate:
-    """Encode decoded images over and over, and return how many a device encodes per second.
+    """Encode decoded images over and over, and return how many images a device encodes per second.
 
     Args:
-        item_encoder: the encoder, on the device to measure.
+        item_encoder: the encoder to time, on the device to measure.
         images: decoded images uint8 [3, H, W].
         limits: keywords of ``preprocess`` that bound the size of an image.
         settings: pooling of the output.
-        options: batching of the calls, and number of threads that preprocess.
+        options: tokens per batch, and number of threads that preprocess images.
     """
     options = options._replace(progress=False, on_error="raise")
 
@@ -178,7 +179,7 @@ def measure_rate(
                 pass
         return time.perf_counter() - start_time
 
-    seconds_of(1)  # the first call does work of initialisation, which is not counted
+    seconds_of(1)  # an untimed warm-up run
     count = len(images)
     while (seconds := seconds_of(count)) < LEAST_SECONDS:
         count *= 4
@@ -193,11 +194,11 @@ def committed_rate(encoder: Encoder, tokens: Sequence[int]) -> Rate | None:
     """Return the images per second of one H200, from the measurements in ``scale_h200.json``.
 
     Args:
-        encoder: the tower, whose class and width are looked up.
-        tokens: output tokens of each sampled image.
+        encoder: the encoder, which the file identifies by its class and width.
+        tokens: number of output tokens of each sampled image.
 
     Returns:
-        The rate; None for a tower that was not measured.
+        The images per second; None if the file has no such encoder.
     """
     committed = json.loads(RATES.read_text())
     tower_identity = {"class": type(encoder).__name__, "features": encoder.num_features}
@@ -213,11 +214,10 @@ def committed_rate(encoder: Encoder, tokens: Sequence[int]) -> Rate | None:
 
 
 def seconds_by_tokens(sizes: Iterable[Mapping[str, float]]) -> dict[int, float]:
-    """Return the mean seconds per image by its number of output tokens, in ascending order of
-    tokens.
+    """Return the mean seconds per image by number of output tokens, in ascending order of tokens.
 
     Args:
-        sizes: measurements, each with "tokens" and "images per second".
+        sizes: measurements of one encoder, each with the keys "tokens" and "images per second".
     """
     seconds = defaultdict[int, list[float]](list)
     for size in sizes:
@@ -226,12 +226,12 @@ def seconds_by_tokens(sizes: Iterable[Mapping[str, float]]) -> dict[int, float]:
 
 
 def seconds_of(tokens: int, measured_seconds: Mapping[int, float]) -> float:
-    """Return the seconds of an image, interpolated between measured numbers of tokens.
+    """Return the seconds that an image takes, interpolated between measured numbers of tokens.
 
     Args:
-        tokens: output tokens of the image; beyond the largest in ``measured_seconds``, seconds grow
-            in proportion.
-        measured_seconds: seconds per image by number of tokens, in ascending order.
+        tokens: number of output tokens of the image. Beyond the largest number that was measured,
+            the seconds grow in proportion to the tokens.
+        measured_seconds: seconds per image by number of output tokens, in ascending order.
     """
     largest = max(measured_seconds)
     interpolated = float(np.interp(tokens, list(measured_seconds), list(measured_seconds.values())))

@@ -1,8 +1,8 @@
-"""The images that a source of ``vitgraph embed`` names: listed once per job, read when decoded.
+"""The images to encode by ``vitgraph embed``: listed once per job, and read when decoded.
 
-- ``listing``: the images of a folder, a pattern, a list of paths or a data set
-- ``suffixes``: which files are images by their names
-- ``tars``, ``tables``: the images inside tar files, and those in parquet files and data sets
-- ``reading``: one image of a job, and how its bytes are read
-- ``files``: single files, local and remote, that must be as they were when they were listed
+- ``listing``: lists the images of a folder, a file name pattern, a list of paths or a data set
+- ``suffixes``: tells images from other files by their suffixes
+- ``tars``: images inside tar files; ``tables``: images inside parquet files and data sets
+- ``reading``: reads the bytes of one image of a job
+- ``files``: reads local and remote files, and checks that they are unchanged since the listing
 """

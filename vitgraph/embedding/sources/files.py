@@ -1,4 +1,4 @@
-"""Reading single files, local or remote, that must be as they were when the job listed them.
+"""Reads local and remote files, and checks that they are unchanged since a job listed them.
 
 Local files are opened directly. Addresses (``s3://``, ``gs://``, ``https://``, ``hf://``) go
 through fsspec, whose drivers are extras of this distribution.
@@ -22,42 +22,43 @@ if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
 _STORES = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "http": "http", "https": "http"}
-"""The kind of store of each protocol whose driver is not installed with this distribution."""
+"""The key in :data:`_DRIVERS` for each protocol whose fsspec driver is an optional package."""
 _DRIVERS = {"s3": "s3fs>=2025.3", "gs": "gcsfs>=2025.3", "http": "aiohttp>=3.9"}
-"""The package that fsspec reads a kind of store with."""
+"""The package with which fsspec reads each kind of remote store."""
 _FAILURES = {
     "s3": ("botocore.exceptions.BotoCoreError", "botocore.exceptions.ClientError"),
     "gs": ("gcsfs.retry.HttpError", "google.auth.exceptions.GoogleAuthError"),
     "http": ("aiohttp.ClientError",),
     "hf": ("httpx.HTTPError",),
 }
-"""The exceptions that a driver raises beside OSError and ValueError, by its store or protocol."""
+"""The exceptions besides OSError and ValueError that a driver raises, by kind of store or protocol.
+"""
 _NONBLOCK = 0 if sys.platform == "win32" else os.O_NONBLOCK
 _STATES = ("ETag", "etag", "md5Hash", "blob_id", "Content-MD5", "Last-Modified", "LastModified")
-"""The fields of a remote store's description of a file that change with its content; the first that
-is set is taken."""
+"""The fields of ``fsspec``'s info about a remote file whose value changes with the file's content;
+the first of them that is set identifies the version of the file."""
 _TIMES = ("updated", "mtime", "created")
-"""The times in such a description, taken if none of :data:`_STATES` is set."""
+"""The fields for times in ``fsspec``'s info, used if none of :data:`_STATES` is set."""
 REMOTE_BLOCK = 1 << 20
 """The number of bytes that are read ahead in a remote file."""
 FILES = "files "
-"""The beginning of a digest of local files, which stands in the settings of a job where a repo has
-its commit."""
+"""The prefix of a digest of local files. For a checkpoint in a local folder, the settings of a job
+hold such a digest instead of a commit."""
 
 
 def read_file(path: str, version: str = "", start: int = 0, size: int = -1) -> bytes:
-    """Return the bytes of a regular file, or ``size`` of them from ``start`` on.
+    """Return the bytes of a regular file, or ``size`` bytes from the offset ``start`` on.
 
     Args:
-        path: path of a local file, or address of a remote one.
-        version: result of :func:`version_of` when the job listed the file; empty if it is not
-            known. It is not compared when a part of a remote file is read, because that would be a
-            second request per part.
+        path: path of a local file, or address of a remote file.
+        version: the text that :func:`version_of` returned when the job listed the file; empty if it
+            is not known. It is not checked if only a part of a remote file is read, because the
+            check would need a second request per part.
         start: offset of the first byte.
-        size: number of bytes, -1 for all up to the end.
+        size: number of bytes; -1 reads up to the end of the file.
 
     Raises:
-        OSError: the file cannot be read, is not a regular one, has changed, or has become shorter.
+        OSError: the file cannot be read, is not a regular file, has changed, or has become shorter.
     """
     if is_remote(path):
         content = _read_remote(path, version, start, size)
@@ -86,13 +87,13 @@ def open_regular(path: str, version: str = "") -> Iterator[IO[bytes]]:
 
     Args:
         path: path of the file.
-        version: result of :func:`version_of` when the job listed the file, compared again when the
-            block ends; empty compares nothing.
+        version: the text that :func:`version_of` returned when the job listed the file. It is
+            compared with the file when the block ends; empty compares nothing.
 
     Raises:
         OSError: the file cannot be opened, is a pipe, a device or a folder, or has changed.
     """
-    # The type is checked before the file is opened too, because opening a device can have effects.
+    # The file type is also checked before opening, because opening a device can have side effects.
     _require_regular(path, os.stat(path))
     with open(path, "rb", opener=lambda path, flags: os.open(path, flags | _NONBLOCK)) as file:
         _require_regular(path, os.fstat(file.fileno()))
@@ -106,13 +107,13 @@ def open_file(path: str, version: str = "", block: int = REMOTE_BLOCK) -> Iterat
     """Open a local regular file or a remote file for reading.
 
     Args:
-        path: path of a local file, or address of a remote one.
-        version: result of :func:`version_of` when the job listed the file, compared again when the
-            block ends; empty compares nothing.
+        path: path of a local file, or address of a remote file.
+        version: the text that :func:`version_of` returned when the job listed the file. It is
+            compared with the file when the block ends; empty compares nothing.
         block: number of bytes that are read ahead in a remote file.
 
     Raises:
-        OSError: the file cannot be opened, is not a regular one, or has changed.
+        OSError: the file cannot be opened, is not a regular file, or has changed.
     """
     if not is_remote(path):
         with open_regular(path, version) as file:
@@ -127,14 +128,15 @@ def open_file(path: str, version: str = "", block: int = REMOTE_BLOCK) -> Iterat
 
 
 def require_version(path: str, version: str) -> None:
-    """Check that a file is still as it was when the job listed it.
+    """Check that a file has not changed since the job listed it.
 
     Args:
-        path: path of a local file, or address of a remote one.
-        version: result of :func:`version_of` at that time; empty checks nothing.
+        path: path of a local file, or address of a remote file.
+        version: the text that :func:`version_of` returned when the job listed the file; empty
+            checks nothing.
 
     Raises:
-        OSError: the file has changed, or its state cannot be read.
+        OSError: the file has changed, or its size and time cannot be read.
     """
     if version and version != version_of(path):
         raise OSError(_changed(path))
@@ -144,7 +146,7 @@ def version_of(path: str) -> str:
     """Return a text that changes with the content of a file: its size, and its time or ETag.
 
     Raises:
-        OSError: the state of the file cannot be read, or it is a pipe, a device or a folder.
+        OSError: the file's size and time cannot be read, or it is a pipe, a device or a folder.
     """
     if not is_remote(path):
         state = os.stat(path)
@@ -156,7 +158,8 @@ def version_of(path: str) -> str:
 
 
 def version_in(info: Mapping[str, object]) -> str:
-    """Return the text of :func:`version_of` for a remote file, from its ``info`` in fsspec."""
+    """Return the text of :func:`version_of` for a remote file, from the result of fsspec's ``info``.
+    """
     states = (str(info[name]) for name in (*_STATES, *_TIMES) if info.get(name))
     return f"{info.get('size')} {next(states, '')}"
 
@@ -166,12 +169,12 @@ def _state(state: os.stat_result) -> str:
 
 
 def state_of(files: Iterable[Path], root: Path) -> str:
-    """Return a text that changes with local files: :data:`FILES` and a digest of names, sizes and
-    times.
+    """Return a text that changes with local files: :data:`FILES`, then a digest of their names,
+    sizes and times.
 
     Args:
-        files: the files, in an order that is the same each time.
-        root: the folder that their names are relative to.
+        files: the files, always in the same order.
+        root: the folder to which their names are taken relative.
     """
     states = [
         (path.relative_to(root).as_posix(), path.stat().st_size, path.stat().st_mtime_ns)
@@ -181,12 +184,12 @@ def state_of(files: Iterable[Path], root: Path) -> str:
 
 
 def checkpoint_state(checkpoint: str, subfolder: str | None) -> str:
-    """Return a text that changes with the files of a local checkpoint, used in place of a commit.
+    """Return a text that changes with the files of a local checkpoint, used instead of a commit.
 
     Args:
         checkpoint: path of a folder or of a file.
-        subfolder: folder inside ``checkpoint`` that holds the files; None if they lie in it
-            directly.
+        subfolder: folder inside ``checkpoint`` that holds the files; None if they lie directly in
+            ``checkpoint``.
     """
     folder = Path(checkpoint).expanduser() / (subfolder or "")
     files = [folder] if folder.is_file() else sorted(folder.iterdir())
@@ -207,12 +210,10 @@ def _changed(path: str) -> str:
 
 
 def entries_below(root: str) -> Iterator[tuple[os.DirEntry[str], str]]:
-    """Yield the files below a folder, without hidden ones, each with its path relative to the
-    folder.
+    """Yield the files below a folder, each with its path relative to it; hidden files are left out.
 
-    Links to folders are followed, but each real folder is listed once. Folders that lie below
-    ``root`` itself come before those that links lead to, so a file that can be reached both ways
-    gets the path without a link.
+    Symbolic links to folders are followed, but each real folder is listed only once. Links are
+    followed last, so a file that lies below ``root`` itself gets the path without a link.
     """
     waiting, linked = [(root, "")], list[tuple[str, str]]()
     listed_folders: set[tuple[int, int]] = set()
@@ -222,7 +223,7 @@ def entries_below(root: str) -> Iterator[tuple[os.DirEntry[str], str]]:
         if (state.st_dev, state.st_ino) in listed_folders:
             continue
         listed_folders.add((state.st_dev, state.st_ino))
-        # Entries are read one by one, because a list of millions, 1 kB each, might not fit.
+        # Entries are read one by one: a list of millions, 1 kB each, might not fit into memory.
         with os.scandir(folder) as entries:
             for entry in entries:
                 if entry.name.startswith("."):
@@ -232,7 +233,7 @@ def entries_below(root: str) -> Iterator[tuple[os.DirEntry[str], str]]:
                     later.append((entry.path, f"{start}{entry.name}/"))
                 else:
                     yield entry, start + entry.name
-        linked.sort()  # scandir has no fixed order, and the first link to a folder gives the keys
+        linked.sort()  # scandir has no fixed order, and only the first link to a folder is listed
 
 
 # --- names inside files ---------------------------------------------------------------------------
@@ -242,13 +243,14 @@ def path_beside(folder: str, name: str, any_path: bool) -> str:
     """Return the path of a file that a list of files or a table cell names.
 
     Args:
-        folder: the folder of the list or table, local or remote, which the name is relative to;
-            empty for the current one.
+        folder: the folder of the list or table, local or remote, to which the name is relative;
+            empty for the current folder.
         name: the name in the list or the cell.
-        any_path: whether the file may lie outside ``folder``; a remote folder never allows this.
+        any_path: whether the file may lie outside ``folder``; ignored for a remote folder, outside
+            of which no file may lie.
 
     Raises:
-        ValueError: the file lies outside ``folder`` and must not.
+        ValueError: the file lies outside ``folder``, which is not allowed.
     """
     if is_remote(folder):
         relative = posixpath.normpath(name)
@@ -266,7 +268,7 @@ def path_beside(folder: str, name: str, any_path: bool) -> str:
 
 
 def _is_inside(path: str, folder: str) -> bool:
-    """Return whether a file lies below a folder after all links in both paths are resolved."""
+    """Return whether a file lies below a folder when all symbolic links are resolved."""
     parent, name = os.path.split(path)
     real = _real_folder(parent)
     if os.path.islink(path) or name in ("", ".", ".."):
@@ -284,7 +286,7 @@ def _real_folder(folder: str) -> str:
 
 
 def is_remote(path: str) -> bool:
-    """Return whether a path is the address of a file or folder that is not on this disk."""
+    """Return whether a path is the address of a remote file or folder, such as ``s3://...``."""
     return re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", path) is not None
 
 
@@ -299,7 +301,7 @@ def protocol_of(url: str) -> str:
 
 
 def open_filesystem(url: str) -> tuple[AbstractFileSystem, str]:
-    """Return the fsspec file system of an address, and the path of the address in it.
+    """Return the fsspec file system for an address, and the path within that file system.
 
     Raises:
         ValueError: the protocol is not known, or its driver is not installed.
@@ -325,7 +327,7 @@ def open_filesystem(url: str) -> tuple[AbstractFileSystem, str]:
 
 @contextmanager
 def explaining(url: str) -> Iterator[None]:
-    """Raise the errors of a remote store's driver as OSError whose message names the address
+    """Convert errors that a remote store's driver raises in the block into OSErrors that name
     ``url``.
     """
     try:
@@ -337,8 +339,7 @@ def explaining(url: str) -> Iterator[None]:
 
 
 def _failures_of(protocol: str) -> tuple[type[Exception], ...]:
-    """Return the exception classes of a protocol's driver, without those whose modules are not
-    imported."""
+    """Return the exception classes of a protocol's driver, as far as their modules are imported."""
     names = _FAILURES.get(_STORES.get(protocol, protocol), ())
     parts = (name.rpartition(".") for name in names)
     return tuple(vars(sys.modules[m])[kind] for m, _, kind in parts if m in sys.modules)

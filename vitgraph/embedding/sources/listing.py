@@ -1,9 +1,9 @@
-"""The images that a source of ``vitgraph embed`` names.
+"""Lists the images of a source, which is the argument of ``vitgraph embed`` that names images.
 
-A source is a folder, a pattern, a list of paths, or a data set of the Hub. All but data sets may
-lie on a remote store. Where a pattern or a list names tar files or parquet files, the images inside
-are meant. Nothing is read here but lists, and headers of what holds images; :mod:`.reading` reads
-the images.
+A source is a folder, a file name pattern, a list of paths, or a data set of the Hub. All but data
+sets may lie on a remote store. For a tar or parquet file that a pattern or a list names, the images
+inside are listed. Only lists of paths and the headers of tar and parquet files are read here;
+:mod:`.reading` reads the images.
 """
 
 from __future__ import annotations
@@ -47,21 +47,23 @@ if TYPE_CHECKING:
 
 
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
-"""The endings of compressed tar files, which are refused."""
+"""The file name endings of compressed tar files, which are refused."""
 LISTING = 16
 """The number of tar files on a remote store whose headers are read at the same time."""
 
 
 class Source:
-    """The images that a source names, sorted by key; only a list keeps its own order.
+    """An iterable over the image files of a source, such as a folder.
 
-    Iterating it lists the source. Afterwards ``left_out`` has the number of files per suffix that
-    are no images, and ``notes`` has lines to print, such as the time that listing took.
+    Images are sorted by key (relative path), except those of a list, which keep its order. After
+    the iteration, ``left_out`` has the number of files per suffix that are not images, and
+    ``notes`` has lines to print, such as the time that listing took.
 
     Args:
-        source: a folder, a pattern, a text file of paths, "-" for paths on standard input, a tar
-            file, a parquet file, or "hf://datasets/NAME"; local, or an address.
-        options: the options for images inside other files; None takes the defaults.
+        source: a folder, a file name pattern, a text file of paths, "-" for paths on standard
+            input, a tar file, a parquet file, or "hf://datasets/NAME". All but the last may be
+            local or an address on a remote store.
+        options: the options for images inside tables, lists and data sets; None takes the defaults.
     """
 
     def __init__(self, source: str, options: SourceOptions | None = None) -> None:
@@ -72,7 +74,7 @@ class Source:
         self.notes: list[str] = []
 
     def identity(self) -> str:
-        """Return the text that stands for the source in the settings of a job."""
+        """Return a text that identifies the source in the settings of a job."""
         if self.name == "-":
             digest = hashlib.sha256(self._text.encode("utf-8", "surrogateescape")).hexdigest()
             return f"- ({digest[:16]}) in {os.getcwd()}"
@@ -83,7 +85,7 @@ class Source:
 
         Raises:
             ValueError: there is no image, a tar or parquet file cannot be read, or a list names a
-                file outside its folder or a URL without permission.
+                file outside its folder or a URL and ``options`` does not permit that.
             OSError: a folder or a list cannot be read.
         """
         count = 0
@@ -128,11 +130,11 @@ class Source:
     def _files_below(self, root: str) -> Iterator[File]:
         """Yield the image files below a local folder, sorted by key; hidden files are left out.
 
-        Until all files are sorted, each is kept as one short text to save memory. NUL separates the
-        key from the other fields, so that texts sort as their keys do.
+        Until all files are sorted, each is held in memory as one short text. A NUL character comes
+        between the key and the other fields, so that the texts sort in the order of the keys.
 
         Raises:
-            OSError: a folder cannot be read; otherwise its images would be missing without notice.
+            OSError: a folder below ``root`` cannot be read, so images would be missing unnoticed.
         """
         lines: list[str] = []
         for entry, key in entries_below(root):
@@ -140,7 +142,7 @@ class Source:
                 continue
             try:
                 state = entry.stat()
-            except OSError:  # a broken link is listed: encoding reports it by name
+            except OSError:  # a broken link stays in the list; reading it reports its name
                 lines.append(f"{key}\0-1\0")
                 continue
             if stat.S_ISREG(state.st_mode):
@@ -171,8 +173,8 @@ class Source:
         return self._images_of(_remote_files(fs, infos, path.rstrip("/")))
 
     def _images_of(self, files: Iterable[File]) -> Iterator[File]:
-        """Yield the files with the suffix of an image outside hidden folders, and count other
-        suffixes."""
+        """Yield files with an image's suffix outside hidden folders; count the others in
+        ``left_out``."""
         for file in files:
             hidden = any(part.startswith(".") for part in file.key.split("/"))
             if not hidden and self.left_out.takes(file.key):
@@ -182,9 +184,10 @@ class Source:
         """Yield the files that the lines of a list name.
 
         Args:
-            text: the list; only line feeds end a line, since a file name may hold U+2028.
-            folder: folder that the names are relative to.
-            any_path: whether names may lead out of ``folder``.
+            text: the list. Only line feeds end a line, because a file name may contain U+2028,
+                which ``str.splitlines`` takes for the end of a line.
+            folder: folder to which the names are relative.
+            any_path: whether files may lie outside ``folder``.
         """
         any_path = any_path or self.options.any_path
         for number, line in enumerate(text.removeprefix("\ufeff").split("\n"), start=1):
@@ -203,7 +206,7 @@ class Source:
             yield _file_of_line(path, folder)
 
     def _expand_archives(self, files: Iterable[File]) -> Iterator[File]:
-        """Yield files, but for each tar or parquet file the images inside it.
+        """Yield the given files, but instead of a tar or parquet file the images inside it.
 
         The headers of up to 16 remote tar files are read at the same time.
         """
@@ -253,11 +256,16 @@ class Source:
     def _rows(
         self, table: ParquetTable | DataSet, path: str, version: str, key: str
     ) -> Iterator[File]:
-        """Yield a file per row of ``table``; ``path``, ``version`` and ``key`` are those of the
-        table.
+        """Yield a :class:`File` per row of a table.
+
+        Args:
+            table: the parquet file or data set.
+            path: path or address of the table.
+            version: the text that identifies the table's content; empty if there is none.
+            key: key of the table; the key of an image is this key, a slash, and the row's number.
 
         Raises:
-            ValueError: the first cell is a URL, and ``--fetch-urls`` is missing.
+            ValueError: the first cell has a URL, and ``--fetch-urls`` is missing.
         """
         if len(table) and table.holds_text and not self.options.fetch_urls:
             first = url_in(table.cell(0))
@@ -275,17 +283,16 @@ class Source:
 
 
 def _read_standard_input() -> str:
-    # By default, standard input cannot decode file names that are not UTF-8.
+    # Without "surrogateescape", file names that are not UTF-8 would raise an error here.
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
     return sys.stdin.read()
 
 
 def _file_of_line(path: str, folder: str) -> File:
-    """Return the file at a path that a list names.
+    """Return the file at a path that a list in ``folder`` names.
 
-    The file's key is its path relative to ``folder``, where the list lies, or the path as it is if
-    the file lies outside.
+    The file's key is its path relative to ``folder``, or the unchanged path if it lies outside.
     """
     if is_remote(path):
         return File(path.removeprefix(f"{folder}/"), path)
@@ -297,37 +304,40 @@ def _file_of_line(path: str, folder: str) -> File:
 def _remote_files(
     fs: AbstractFileSystem, infos: Mapping[str, JsonObject], root: str
 ) -> Iterator[File]:
-    """Yield the files that ``fs.find`` returned as ``infos``; keys are relative to ``root``."""
+    """Yield a :class:`File` per path in ``infos``, the result of ``fs.find(..., detail=True)``.
+
+    The keys of the files are their paths relative to ``root``.
+    """
     for path in sorted(infos):
         info = infos[path]
         if info.get("type", "file") == "file":
             key, url = path[len(root) :].lstrip("/"), fs.unstrip_protocol(path)
-            size = info.get("size")  # some stores do not know it
+            size = info.get("size")  # None on stores that do not tell the size
             known_size = size if isinstance(size, int) and size > 0 else -1
             yield File(key, url, known_size, version_in(info))
 
 
 def _fixed_part(path: str) -> str:
-    """Return the folders of a pattern before the first one with a wildcard."""
+    """Return the part of a file name pattern before the first folder with a wildcard."""
     parts = path.split("/")
     return "/".join(parts[: next(n for n, part in enumerate(parts) if glob.has_magic(part))])
 
 
 def _with_version(file: File) -> File:
-    """Return a file with its version, which is looked up if a remote listing gave none."""
+    """Return a file with its version, which is looked up if the file has none yet."""
     if file.kind != "file" or file.version or not is_remote(file.path):
         return file
     try:
         return file._replace(version=version_of(file.path))
     except OSError:
-        return file  # an error here would stop the listing; reading this file reports it later
+        return file  # an error must not stop the listing; it is reported when this file is read
 
 
 def _local_file(path: str, key: str) -> File:
     try:
         version = version_of(path)
     except OSError:
-        return File(key, path)  # an error here would stop the listing; reading reports it later
+        return File(key, path)  # an error must not stop the listing; reading reports it later
     return File(key, path, int(version.split()[0]), version)
 
 

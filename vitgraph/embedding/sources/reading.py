@@ -1,4 +1,4 @@
-"""One image of an embedding job, and how its bytes are read when it is decoded."""
+"""The description of one image of an embedding job, and the reading of its bytes."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ class SourceOptions(NamedTuple):
     """
 
     column: str = "image"
-    """The name of the column that holds the images in parquet files and data sets."""
+    """The name of the column with the images in parquet files and data sets."""
     subset: str | None = None
     """The name of the configuration (subset) of a data set."""
     split: str = "train"
     """The name of the split of a data set."""
     any_path: bool = False
-    """Whether a list of files or a table cell may name files outside its own folder."""
+    """Whether a list or a table may name files outside the folder in which it lies."""
     fetch_urls: bool = False
-    """Whether a list of files or a table cell may name https URLs, which are then read."""
+    """Whether a list or a table may name https URLs, which are then downloaded."""
 
 
 FileKind: TypeAlias = Literal["file", "member", "sparse", "row", "url"]
-"""How the bytes of an image are found: as a file, a member of a tar file, a sparse member of one, a
+"""The place of an image's bytes: a file, a member of a tar file, a sparse member of a tar file, a
 row of a table, or a URL."""
 
 
@@ -40,30 +40,30 @@ class File(NamedTuple):
     """One image of an embedding job, and where its bytes are."""
 
     key: str
-    """Path relative to the source of the images, with forward slashes, by which results name the
-    image."""
+    """The name of the image in the results: its path relative to the folder, list or data set that
+    ``vitgraph embed`` was given, with forward slashes."""
     path: str
     """Absolute path or address of the image file, or of the tar file or table that holds the image.
     """
     size: int = -1
-    """The bytes of the image file, -1 if their number is not known."""
+    """The size of the image file in bytes; -1 if it is not known."""
     version: str = ""
-    """A text that changes with the content of ``path``; empty if nothing tells of a change."""
+    """A text that changes with the content of the file at ``path``; empty if there is none."""
     kind: FileKind = "file"
     position: int = 0
     """The byte offset of the image in a tar file, or the number of its row in a table, from 0."""
 
 
 class ImageReader:
-    """Reads the images of a job; any thread may call it.
+    """Reads the images of a job; all methods may be called from any thread.
 
     Args:
-        options: column, split and permissions with which the source was listed.
+        options: the column, split and permissions with which the images were listed.
         keyed: whether to keep the SHA-256 of each image that is read, its key in a feature store.
 
     Attributes:
-        options: column, split and permissions with which the source was listed.
-        keys: the SHA-256 of each image that was read, if ``keyed``. The caller removes entries.
+        options: the column, split and permissions with which the images were listed.
+        keys: if ``keyed``, the SHA-256 of each image that was read, until the caller removes it.
     """
 
     def __init__(self, options: SourceOptions, keyed: bool = False) -> None:
@@ -72,7 +72,7 @@ class ImageReader:
         self._opened_table = lru_cache(maxsize=16)(self._open_table)
 
     def item(self, file: File) -> Readable:
-        """Return an image in a form that ``encode_many`` takes, whose bytes are read when it is
+        """Return an image as a file-like object for ``encode_many``; its bytes are read when it is
         decoded."""
         return Readable(self, file)
 
@@ -81,7 +81,8 @@ class ImageReader:
 
         Raises:
             OSError: the file cannot be read, or has changed since the job listed it.
-            ValueError: a URL, or a file outside its folder, that the options do not permit.
+            ValueError: the image is a URL, or lies outside the folder of the table that names it,
+                and ``options`` does not permit that.
         """
         content = self._read(file)
         if self.keyed:
@@ -100,24 +101,24 @@ class ImageReader:
             if file.position == NOWHERE:
                 raise OSError(f"is a link that names no file of {file.path}")
             return read_file(file.path, file.version, file.position, file.size)
-        if is_remote(file.path) and file.size > 0:  # given a range, fsspec saves a request for size
+        if is_remote(file.path) and file.size > 0:  # with a byte range, fsspec asks for no size
             content = read_file(file.path, "", 0, file.size)
             require_version(file.path, file.version)
             return content
         return read_file(file.path, file.version)
 
     def changed(self, files: Sequence[File]) -> dict[int, str]:
-        """Find images of a shard whose remote tar file has changed while the shard was encoded.
+        """Find images inside remote tar files that have changed since the job listed them.
 
-        Each member of a tar file is read by a request of its own, which does not tell whether the
-        tar file has changed. Therefore the version of each tar file is compared again after all
-        images are read.
+        Each member of a tar file is read by a request of its own, whose answer does not show
+        whether the tar file has changed. Therefore this is called after all images of a shard are
+        read.
 
         Args:
-            files: the files of the shard.
+            files: the images of the shard.
 
         Returns:
-            An error text per image of a changed tar file, by the image's index in ``files``.
+            An error text for each image in a changed tar file, by the image's index in ``files``.
         """
         errors: dict[tuple[str, str], str] = {}
         for tar in {(f.path, f.version) for f in files if f.kind == "member"}:
@@ -152,11 +153,10 @@ class ImageReader:
 
         Args:
             name: the name in the cell.
-            folders: folders that may hold the file, in the order of preference.
+            folders: folders in which the file may lie, in the order of preference.
 
         Raises:
-            ValueError: the file lies in none of the folders, and ``any_path`` does not allow
-                others.
+            ValueError: the file lies in none of the folders, and ``options.any_path`` is False.
         """
         for folder in folders[:-1]:
             try:
@@ -176,7 +176,7 @@ class ImageReader:
 
 
 class Readable:
-    """An open image file for ``preprocess`` whose bytes are read by the first call of a method."""
+    """A file-like object of an image for ``preprocess``; the first method call reads the bytes."""
 
     def __init__(self, reader: ImageReader, file: File) -> None:
         self._reader, self._file = reader, file
@@ -188,29 +188,32 @@ class Readable:
         return self._bytes
 
     def read(self, size: int = -1, /) -> bytes:
-        """Return the next ``size`` bytes, or all that are left, as a file does."""
+        """Return the next ``size`` bytes, or all that are left for -1, like ``io.BytesIO.read``."""
         return self._opened().read(size)
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
-        """Move to a position in the file, as ``seek`` of a file does."""
+        """Move to a position in the file, like ``io.BytesIO.seek``."""
         return self._opened().seek(offset, whence)
 
     def tell(self) -> int:
-        """Return the position in the file, as ``tell`` of a file does."""
+        """Return the position in the file, like ``io.BytesIO.tell``."""
         return self._opened().tell()
 
 
 def content_key(content: bytes) -> str:
-    """Return the key of an image file in a feature store: the SHA-256 of its bytes, in hexadecimal.
+    """Return the key of an image in a feature store for vLLM: the SHA-256 of its file's bytes.
 
     Args:
-        content: the bytes of the file.
+        content: the bytes of the image file.
+
+    Returns:
+        64 hexadecimal digits.
     """
     return hashlib.sha256(content).hexdigest()
 
 
 def refusal_of_url(url: str) -> str:
-    """Return the error text for a URL that is not read because ``--fetch-urls`` is missing."""
+    """Return the error text for an image that is a URL, if ``--fetch-urls`` is missing."""
     return (
         f"{url} is a URL, and nothing is downloaded unless asked for: give --fetch-urls, or "
         "download the images and embed their folder"
@@ -218,7 +221,7 @@ def refusal_of_url(url: str) -> str:
 
 
 def url_in(cell: object) -> str | None:
-    """Return the URL that a table cell holds in the place of an image, None if it holds none."""
+    """Return the URL that a table cell holds instead of an image; None if it holds no URL."""
     if isinstance(cell, dict):
         cell = cell.get("bytes") or cell.get("path")
     return cell if is_url(cell) else None

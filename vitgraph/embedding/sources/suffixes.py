@@ -1,4 +1,4 @@
-"""The files that are images by the suffixes of their names, and the number of all others."""
+"""Tells images from other files by their suffixes, and counts the other files."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ _SUFFIXES = frozenset(
 _HEIF = frozenset((".heic", ".heif", ".hif"))
 """The suffixes of HEIF photographs, which PIL reads only if pillow-heif is installed."""
 _MOST_SUFFIXES = 8
-"""The most suffixes that a message about ignored files names one by one."""
+"""The most suffixes that a message about files without an image's suffix lists."""
 
 
 def suffixes() -> frozenset[str]:
-    """Return the file suffixes that mark images in folders and tar files; a list may name any."""
+    """Return the suffixes of image files in folders and tar files; files in a list may have any."""
     return _SUFFIXES | _HEIF if find_spec("pillow_heif") else _SUFFIXES
 
 
 class LeftOut:
-    """Counts files that are no images, by suffix or by what they are instead."""
+    """Counts the files of a source that are left out because they are not images, by suffix."""
 
     def __init__(self) -> None:
         self.suffixes, self.counts = suffixes(), Counter[str]()
 
     def takes(self, name: str) -> bool:
-        """Return whether a file name has the suffix of an image; count the suffix if it has not."""
+        """Return whether a file name has the suffix of an image; count the file if it has not."""
         suffix = posixpath.splitext(name)[1].lower()
         taken = suffix in self.suffixes
         if not taken:
@@ -39,7 +39,7 @@ class LeftOut:
         return taken
 
     def describe(self) -> list[str]:
-        """Return one line with the most common of the suffixes; no line if nothing is left out."""
+        """Return a list of one line about the most common suffixes; [] if no file was counted."""
         if not self.counts:
             return []
         common = self.counts.most_common(_MOST_SUFFIXES)

@@ -1,4 +1,4 @@
-"""Images in columns: parquet files, and data sets that the ``datasets`` package reads."""
+"""Images in table columns, of parquet files or of data sets that the ``datasets`` package reads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pyarrow as arrow
 
 DATASET = "hf://datasets/"
-"""The beginning of the name of a data set of the Hub."""
+"""The beginning of the address of a data set of the Hub."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -31,9 +31,10 @@ class ParquetTable:
 
     Args:
         path: path or address of the file.
-        version: result of ``version_of`` when the job listed the file; empty checks nothing.
-        column: name of the column; its cells are bytes, paths relative to the file, or dicts with
-            "bytes" and "path", as the ``datasets`` package writes them.
+        version: the text for its content that ``files.version_of`` returned when the job listed the
+            file; empty checks nothing.
+        column: name of the column. Its cells are bytes, paths relative to the file's folder, or
+            dicts with the keys "bytes" and "path", as the ``datasets`` package writes them.
 
     Raises:
         ValueError: the file is no parquet file, or has no such column.
@@ -46,7 +47,7 @@ class ParquetTable:
 
         self.path, self.version, self.column = path, version, column
         self.folders = (posixpath.dirname(path) if is_remote(path) else os.path.dirname(path),)
-        """The folder in which the paths in table cells must lie, and to which they are relative."""
+        """The only folder in which files named in cells may lie; their names are relative to it."""
         try:
             with open_file(path, version) as file, parquet.ParquetFile(file) as table:
                 groups = [table.metadata.row_group(n).num_rows for n in range(table.num_row_groups)]
@@ -88,15 +89,16 @@ class DataSet:
     """A column of images in a data set; the images are not decoded.
 
     Args:
-        name: repo id on the Hub with ``@`` and a commit, or a local folder.
-        version: the text that :func:`pin_dataset` returned for a folder, empty for a repo.
-        column: name of the column that holds the images.
-        subset: configuration of the data set, None for the default one.
+        name: repo id on the Hub followed by ``@`` and a commit, or a local folder.
+        version: the text that :func:`pin_dataset` returned for a local folder, which changes with
+            its files; empty for a repo.
+        column: name of the column with the images.
+        subset: configuration of the data set; None takes the default configuration.
         split: name of the split, such as "train".
 
     Raises:
         ValueError: the ``datasets`` package is not installed, or there is no such column.
-        OSError: the folder has changed.
+        OSError: the local folder has changed.
     """
 
     def __init__(
@@ -120,7 +122,7 @@ class DataSet:
         self.column = column
         caches = (str(datasets.config.HF_DATASETS_CACHE), HF_HUB_CACHE)
         self.folders = (repo,) if Path(repo).is_dir() else caches
-        """The folders in which the paths in table cells must lie."""
+        """The only folders in which files named in cells may lie."""
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -136,7 +138,7 @@ def require_datasets(name: str) -> None:
     """Check that the ``datasets`` package is installed.
 
     Args:
-        name: name of the data set that it reads, for the message.
+        name: name of the data set to read, for the error message.
 
     Raises:
         ValueError: the package is not installed.
@@ -146,17 +148,17 @@ def require_datasets(name: str) -> None:
 
 
 def pin_dataset(name: str) -> tuple[str, str]:
-    """Find the commit of a data set, so that all workers of a job read the same version of it.
+    """Look up the commit of a data set, so that all workers of a job read the same version of it.
 
     Args:
-        name: repo id on the Hub, with ``@`` and a revision if wanted, or a local folder.
+        name: repo id on the Hub, optionally followed by ``@`` and a revision, or a local folder.
 
     Returns:
-        For a repo its id with ``@`` and the commit, and an empty text; for a folder its name, and a
-        text that changes with its files.
+        For a repo: its id followed by ``@`` and the commit, and an empty text. For a local folder:
+        its name, and a text that changes with its files.
 
     Raises:
-        ValueError: the Hub does not say the commit.
+        ValueError: the commit cannot be looked up on the Hub.
     """
     require_datasets(name)
     repo, _, revision = name.partition("@")
@@ -176,7 +178,7 @@ def hub_commit(repo: str, revision: str = "") -> str:
 
     Raises:
         ValueError: there is no such data set or revision, or the Hub cannot be reached; the message
-            says to name a commit.
+            suggests that the user names a commit.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HFValidationError, HTTPError
@@ -194,21 +196,21 @@ def hub_commit(repo: str, revision: str = "") -> str:
 
 
 def is_dataset(source: str) -> bool:
-    """Return whether a source names a whole data set, on the Hub or in a folder, and not files in
-    one.
+    """Return whether a source is a whole data set, on the Hub or in a local folder, and not single
+    files of a data set.
     """
     name = source.removeprefix(DATASET).partition("@")[0]
     return source.startswith(DATASET) and (os.path.isdir(name) or name.strip("/").count("/") < 2)
 
 
 def pin_files(url: str) -> str:
-    """Return the address of files in a data set of the Hub with its commit in it.
+    """Return an address of files in a data set of the Hub with the commit of the data set added.
 
     Args:
-        url: ``hf://datasets/OWNER/NAME/PATH``, with ``@`` and a revision after NAME if wanted.
+        url: ``hf://datasets/OWNER/NAME/PATH``, optionally with ``@`` and a revision after NAME.
 
     Raises:
-        ValueError: the Hub does not say the commit.
+        ValueError: ``url`` is no such address, or the commit cannot be looked up on the Hub.
     """
     match = re.fullmatch(rf"{DATASET}([^/@]+/[^/@]+)(?:@([^/]+))?/(.+)", url)
     if match is None:
@@ -227,12 +229,12 @@ def require_column(name: str, column: str, names: Sequence[str]) -> None:
     """Check that a file or data set has a column.
 
     Args:
-        name: name of the file or data set, for the message.
-        column: the column that is needed.
-        names: the columns that there are.
+        name: name of the file or data set, for the error message.
+        column: the column that must exist.
+        names: the existing columns.
 
     Raises:
-        ValueError: there is no such column; the message names the existing ones.
+        ValueError: there is no such column; the message lists the existing columns.
     """
     if column not in names:
         raise ValueError(

@@ -1,7 +1,7 @@
 """Images inside tar files, which ``tarfile`` lists once per job.
 
-A member is its name, its offset and its size, so that any thread reads it with one request. Of a
-tar file on a remote store only the headers are transferred: 2 kB per member.
+The offset and the size of each member are kept, so any thread can later read it with one request.
+To list a tar file on a remote store, only its headers are transferred: 2 kB per member.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import IO, NamedTuple
 from .files import is_remote, open_file
 
 HEADER_BLOCK = 2048 - 1
-"""The bytes that are read ahead in a remote tar file: a header with a long name has 1,536."""
+"""The bytes that are read ahead in a remote tar file: the header of a long name has 1,536 bytes."""
 NOWHERE = -1
-"""The offset that stands for a link which names no file of its tar file."""
+"""The offset of a link whose target is not in the tar file."""
 
 
 class Member(NamedTuple):
@@ -24,26 +24,28 @@ class Member(NamedTuple):
 
     name: str
     offset: int
-    """The byte offset of the file's content in the tar file; of its header if the file is sparse.
-    """
+    """The byte offset in the tar file of this file's content, or of its header if it is sparse."""
     size: int
     sparse: bool = False
 
 
 class Listed(NamedTuple):
-    """The files in a tar file, and how many bytes were read to list them."""
+    """The files in a tar file, and the number of bytes that were read to list them."""
 
     members: list[Member]
     transferred: int
-    """The number of bytes read from a remote store; 0 for a local file."""
+    """The number of bytes that were read from a remote store; 0 for a local tar file."""
 
 
 def list_members(path: str, version: str = "") -> Listed:
-    """List the files in a tar file in its order; a link stands for the file that it names.
+    """List the files in a tar file; a link is listed with the offset and size of its target.
+
+    Files and hard links come in the order of the tar file, symbolic links after them.
 
     Args:
         path: path or address of the tar file.
-        version: result of ``version_of`` when the job found the file; empty checks nothing.
+        version: the text for its content that ``files.version_of`` returned when the job found the
+            file; empty checks nothing.
 
     Raises:
         ValueError: the file is no tar file, or is damaged.
@@ -73,9 +75,9 @@ def _members(file: IO[bytes]) -> Iterator[tarfile.TarInfo]:
     """
     with tarfile.open(fileobj=file, mode="r:") as tar:
         for member in tar:
-            tar.members = []  # type: ignore[attr-defined]  # else it keeps all headers
+            tar.members = []  # type: ignore[attr-defined]  # or TarFile keeps all headers in memory
             yield member
-        # A tar file ends in blocks of zeros. tarfile also stops at a damaged header, without error.
+        # A tar file ends in blocks of zeros; tarfile ends without error at a damaged header, too.
         file.seek(tar.offset)
         if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
             raise tarfile.ReadError(f"its list of files breaks off at byte {tar.offset:,}")
@@ -113,15 +115,15 @@ def _with_links(headers: Iterator[tarfile.TarInfo]) -> Iterator[Member]:
 
 
 def _follow(name: str, links: dict[str, str], members: dict[str, Member]) -> Member:
-    """Return the member that a symbolic link leads to, possibly through other links.
+    """Return the file that a symbolic link leads to, possibly through other links.
 
     Args:
         name: normalised path of the link.
         links: the target of each symbolic link, by the path of the link.
-        members: the members that are files, by their path.
+        members: the files in the tar file, by their path.
 
     Returns:
-        The member; one with the offset :data:`NOWHERE` if the link leads to no file.
+        The file at the end of the links; a member with the offset :data:`NOWHERE` if there is none.
     """
     target = name
     for _ in range(len(links)):
@@ -136,7 +138,8 @@ def read_sparse(path: str, version: str, offset: int) -> bytes:
 
     Args:
         path: path or address of the tar file.
-        version: result of ``version_of`` when the job listed the file; empty checks nothing.
+        version: the text for the tar file's content that ``files.version_of`` returned when the job
+            listed it; empty checks nothing.
         offset: byte offset of the header of the sparse file.
 
     Raises:
