@@ -1,5 +1,5 @@
-"""Search in what an embedding job wrote; ``vitgraph search`` is the command.
+"""Search in the vectors that ``vitgraph embed`` wrote; used by the command ``vitgraph search``.
 
-- ``vectors``: the vectors of a job, searched by cosine
-- ``page``: the result as one HTML file
+- ``vectors``: finds the images with the largest cosine
+- ``page``: writes the result as one HTML file
 """

@@ -1,7 +1,7 @@
-"""The result of a search as one HTML file, which asks nothing of any other file or host.
+"""The result of a search as one HTML file, which loads no other file and contacts no host.
 
-Names and texts are escaped, pictures are data: URIs of JPEGs made here, and the Content-Security-
-Policy of the page allows these pictures and its own style, by its hash, and nothing else.
+Names and texts are escaped. Pictures are JPEGs made here, embedded as data: URIs. The page's
+Content-Security-Policy allows data: pictures and, by its hash, the page's style; nothing else.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .vectors import Hit
 THUMBNAIL = 320
 """The most pixels along the longer side of a picture in the page."""
 MARK = '<meta name="generator" content="vitgraph search">'
-"""The text that marks a page of search results; a file without it is not overwritten."""
+"""The HTML that marks a page of search results; a file without it is not overwritten."""
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #d5d7dc; --soft: #5d6470; --card: #f5f6f8; }
@@ -61,15 +61,15 @@ _POLICY = (
 def write_page(
     path: Path, photograph: Path, hits: Sequence[Hit], facts: Mapping[str, str], reader: ImageReader
 ) -> None:
-    """Write the result of a search as an HTML page, whole or not at all.
+    """Write the result of a search as an HTML page; the file is written completely or not at all.
 
     Args:
         path: the file to write or to replace.
-        photograph: path of the photograph that was searched for.
-        hits: the images that were found, the best first.
-        facts: texts about the job and the search that the page lists, by their labels.
-        reader: reads the images of the job. Images of the web, and those that it cannot read, get
-            the reason in the place of a picture.
+        photograph: path of the photograph to which similar images were searched.
+        hits: the images that were found, the most similar first.
+        facts: texts about the job and the search to show on the page, by their labels.
+        reader: reads the images of the job. For an image that it cannot read, or that is a URL, the
+            page shows the reason instead of a picture.
 
     Raises:
         OSError: the file cannot be written, or the disk is full.
@@ -119,11 +119,11 @@ def is_page(path: Path) -> bool:
 
 
 def _figure(picture: str, key: str, note: str) -> str:
-    """Return the HTML of a figure.
+    """Return the HTML of a picture with a caption.
 
     Args:
-        picture: a data: URI of a JPEG, or the reason why there is no picture.
-        key: name of the image.
+        picture: a JPEG as a data: URI, or the reason why there is no picture.
+        key: name of the image, shown in the caption.
         note: text above the name.
     """
     body = (
@@ -155,7 +155,7 @@ def _thumbnail(content: bytes) -> str:
         content: the bytes of an image file.
 
     Raises:
-        ValueError: the bytes are no image, or a damaged one.
+        ValueError: the bytes are not an image, or the image is damaged.
     """
     picture = Image.fromarray(to_rgb(content).permute(1, 2, 0).contiguous().numpy())
     picture.thumbnail((THUMBNAIL, THUMBNAIL))
@@ -165,5 +165,5 @@ def _thumbnail(content: bytes) -> str:
 
 
 def _text(text: str) -> str:
-    """Escape a text for HTML text and attributes; control characters become escape sequences."""
+    """Escape a text for use in HTML; control characters become visible escape sequences."""
     return escape(printable(text))

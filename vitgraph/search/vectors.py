@@ -1,8 +1,8 @@
-"""The vectors of an embedding job, searched by cosine after the mean of all of them is subtracted.
+"""Search by cosine in the vectors of an embedding job, after their mean is subtracted.
 
-Two passes read the shards one after another, some thousand rows at a time: one for the mean, one
-for the cosines. Arrays of npy files on a disk are mapped, so a million vectors need the memory of
-their cosines.
+The shards are read twice, some thousand vectors at a time: first for the mean, then for the
+cosines. Npy files on a local disk are memory-mapped, so for a million vectors little more than
+their cosines is held in memory.
 """
 
 from __future__ import annotations
@@ -24,31 +24,32 @@ from ..embedding.storage import open_storage
 Floats: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.float32]]"
 """An array of float32 numbers."""
 ROWS_AT_ONCE = 1 << 14
-"""The number of vectors that are in memory as float32 at a time."""
+"""The most vectors that are converted to float32 at a time."""
 
 
 class Hit(NamedTuple):
-    """An image of an embedding job that is similar to the photograph searched for.
+    """An image of an embedding job that is similar to a photograph.
 
-    ``cosine`` is that of the two vectors after the mean of the job's vectors is subtracted.
+    ``cosine`` is the cosine of their two vectors, after the mean of the job's vectors is subtracted
+    from both.
     """
 
     key: str
     cosine: float
     file: File | None
-    """The file that the job read; None if the list of the job does not have the key."""
+    """The image file that the job read; None if the job's list of files does not have ``key``."""
 
 
 class Vectors:
     """The vectors of a finished embedding job, which :meth:`nearest` searches.
 
     Args:
-        folder: the folder that ``embed --out`` named, local or on a remote store.
-        progress: whether a bar shows how many shards are read.
+        folder: the folder that ``vitgraph embed --out`` wrote, local or on a remote store.
+        progress: whether to show a progress bar over the shards that are read.
 
     Raises:
-        ValueError: the folder holds no job, one that is not finished, or one that wrote whole
-            outputs instead of a vector per image.
+        ValueError: the folder holds no job, the job is not finished, or it wrote all tokens of each
+            image instead of a vector.
     """
 
     def __init__(self, folder: str, progress: bool = False) -> None:
@@ -62,17 +63,18 @@ class Vectors:
             )
         self.shards = finished_shards(self.storage, self.manifest)
         self.count = 0
-        """The number of vectors of the job, known after a search."""
+        """The number of vectors of the job; 0 before the first search."""
 
     def nearest(self, vector: Floats, top: int) -> list[Hit]:
         """Return the images whose vectors have the largest cosine with a vector, the best first.
 
         Args:
-            vector: [D], made with the settings of the job.
-            top: most images to return.
+            vector: [D], encoded with the same checkpoint and settings as the job's vectors.
+            top: the most images to return.
 
         Raises:
-            ValueError: the job holds no vectors, vectors of another width, or a damaged shard.
+            ValueError: the job wrote no vectors, its vectors have another width, or a shard is
+                damaged.
         """
         total, counts = np.zeros(len(vector)), list[int]()
         for shard in self._bar("mean"):
@@ -101,11 +103,11 @@ class Vectors:
         time.
 
         Args:
-            shard: the shard.
+            shard: the shard to read.
             width: the width D that the vectors must have.
 
         Raises:
-            ValueError: the vectors have another width.
+            ValueError: the vectors of the shard have another width.
         """
         matrix = shard.read_arrays()[VECTORS]
         if matrix.shape[1] != width:
@@ -117,12 +119,12 @@ class Vectors:
             yield np.asarray(matrix[start : start + ROWS_AT_ONCE], np.float32)
 
     def _hits(self, cosines: Floats, starts: list[int], top: int) -> list[Hit]:
-        """Return the images with the largest cosines; only the tables of their shards are read.
+        """Return the images with the largest cosines; keys are read only from their shards.
 
         Args:
-            cosines: the cosine of each vector of the job, [vectors].
-            starts: the number of vectors before each shard, and that of all vectors at the end.
-            top: most images to return.
+            cosines: [vectors], the cosine of each vector of the job.
+            starts: for each shard the number of vectors before it, then the number of all vectors.
+            top: the most images to return.
         """
         best = np.argpartition(-cosines, min(top, len(cosines)) - 1)[:top]
         best = best[np.lexsort((best, -cosines[best]))]
@@ -144,6 +146,6 @@ class Vectors:
 
 
 def _unit(rows: Floats) -> Floats:
-    """Return rows [n, D], or one [D], divided by their L2 norm; a row of zeros stays zero."""
+    """Return vectors [n, D] or [D] divided by their L2 norms; a vector of zeros stays zero."""
     length = np.linalg.norm(rows, axis=-1, keepdims=True)
     return np.asarray(rows / np.where(length > 0, length, 1), np.float32)
