@@ -158,8 +158,7 @@ def version_of(path: str) -> str:
 
 
 def version_in(info: Mapping[str, object]) -> str:
-    """Return the text of :func:`version_of` for a remote file, from the result of fsspec's ``info``.
-    """
+    """Return the text of :func:`version_of` for a remote file, from what fsspec's ``info`` gave."""
     states = (str(info[name]) for name in (*_STATES, *_TIMES) if info.get(name))
     return f"{info.get('size')} {next(states, '')}"
 
