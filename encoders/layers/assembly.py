@@ -5,7 +5,7 @@ A view of 2x3 tokens makes two rows of three tokens, each with the learned newli
     a b c
     d e f      a b c NEWLINE d e f NEWLINE
 
-The tiles of an image are one large view. A learned separator stands between or behind the views.
+All tiles of an image make one large view. A learned separator stands between or behind the views.
 
 Shapes: h rows and w columns of a view in tokens, D width of a token.
 """
@@ -24,7 +24,7 @@ SEPARATOR = "separator"
 
 
 class Picture(NamedTuple):
-    """The arrangement of views of one image side by side, which make one map."""
+    """The arrangement in rows and columns of views of one image, which make one feature map."""
 
     cell: tuple[int, int]
     """The number of rows and of columns of tokens in one view."""
@@ -63,7 +63,7 @@ def assemble(
         views: tokens [rows, columns, D] by the name of a view; the image may lack some views.
         order: the names of all views, and ``SEPARATOR``, in the order of the sequence.
         newline: [D], the token behind each row.
-        separator: [D].
+        separator: [D], the token in the place of ``SEPARATOR``.
 
     Returns:
         [tokens, D].

@@ -12,8 +12,8 @@ Kernels, by device and dtype:
 - Segments known to be equal (tiles): dense attention, the fastest everywhere.
 
 No kernel writes the rows at or beyond ``cu_seqlens[-1]`` (stale NaN there once spread into real
-rows: vLLM #57136), so they are set to zero here. Under ``torch.compile`` the whole is one node
-with a fake and a backward; in eager mode autograd sees the kernels themselves.
+rows: vLLM #57136), so they are set to zero here. Under ``torch.compile`` the function is one custom
+op with a fake and a backward; in eager mode autograd records the kernels themselves.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def attention(
         q, k, v: [T, H, K], any strides with a contiguous last dimension.
         cu_seqlens: int32 [S+1], non-decreasing offsets on the device of ``q``.
         max_seqlen: 0-dim integer tensor **on the CPU**, at least the longest segment.
-        padding: the result of :func:`padding_rows`, so that it is not computed in every block.
+        padding: the result of :func:`padding_rows`, computed once for all blocks; None: it is now.
         segment_rows: promise that every segment (padding too) has exactly this many rows, so that
             dense attention may be used; 0 promises nothing.
 
@@ -54,8 +54,8 @@ def attention(
         [T, H, K], zeros in the rows at or beyond ``cu_seqlens[-1]``.
 
     Raises:
-        ValueError: offsets beyond T or a segment that breaks the promise, if the tensors are on the
-            CPU; on a GPU nothing is read back to see it.
+        ValueError: offsets beyond T or a segment without ``segment_rows`` rows. That is checked on
+            the CPU only: on a GPU the offsets would have to be copied to the host.
     """
     if torch.compiler.is_compiling():
         return _attention_node(q, k, v, cu_seqlens, max_seqlen, padding, segment_rows)
@@ -64,7 +64,7 @@ def attention(
 
 
 def observe_attention(q: Tensor, k: Tensor, cu_seqlens: Tensor | None, scale: float) -> None:
-    """Do nothing, unless a :class:`torch.overrides.TorchFunctionMode` around it sees the call.
+    """Show the arguments to an active :class:`torch.overrides.TorchFunctionMode`; do nothing else.
 
     Queries and keys are [T, H, K] or, if ``cu_seqlens`` is None, [S, H, n, K].
     """
@@ -179,8 +179,7 @@ def _attention_node_backward(
     padding: Tensor | None,
     segment_rows: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k and v by running the forward again, so that no kernel's private
-    state has to be saved."""
+    """Return the gradients of q, k and v by running the forward again: no kernel state is saved."""
     from .torch_internals import autograd_inside_op
 
     with torch.enable_grad(), autograd_inside_op():
@@ -200,7 +199,7 @@ def _(
 
 
 class _Saved(Protocol):
-    """The tensors and numbers that torch keeps of a forward for its backward."""
+    """The type of the object in which torch keeps tensors and numbers for a backward."""
 
     segment_rows: int
     saved_tensors: tuple[Tensor | None, ...]

@@ -1,6 +1,6 @@
-"""Plain pre-norm transformer blocks, over views or packed rows: those of SigLIP and CLIP.
+"""Plain pre-norm transformer blocks, as in SigLIP and CLIP, over views or packed rows.
 
-Shapes: B views of n rows, T packed rows, D width, H heads, K head size.
+Shapes: B views (images or tiles) of n rows, T packed rows, D width, H heads, K head size.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class BlockSizes:
 def nested_sizes(  # type: ignore[explicit-any]  # each kind has keywords of its own
     kind: Callable[..., Sizes], value: Sizes | Mapping[str, object]
 ) -> Sizes:
-    """Return ``value``, or ``kind(**value)`` if it is a mapping, such as ``asdict`` makes."""
+    """Return ``value``, or ``kind(**value)`` if it is a mapping, such as ``asdict(sizes)``."""
     return kind(**value) if isinstance(value, Mapping) else value
 
 
@@ -68,7 +68,7 @@ class Block(nn.Module):
         return hidden + self.mlp(self.norm2(hidden))
 
     def parts(self) -> BlockParts | None:
-        """Return the block's layers by role, or None if attention or MLP has another type."""
+        """Return the block's layers by role, or None if attention or MLP was replaced."""
         from ..block_parts import plain_parts
 
         if (type(self), type(self.attn), type(self.mlp)) != (Block, Attention, MLP):
@@ -120,7 +120,7 @@ def resize_table(table: Tensor, h: int, w: int, antialias: bool) -> Tensor:
         table: [side*side, D], row by row.
         h: height of the grid.
         w: width of the grid.
-        antialias: whether the interpolation antialiases; the sources of the towers differ in this.
+        antialias: whether the interpolation antialiases; published towers differ in this.
 
     Returns:
         [h*w, D] in the dtype of ``table``; ``table`` itself if the grid has its size.

@@ -1,4 +1,4 @@
-"""Linear layers that clamp what they read and what they return.
+"""Linear layers that clamp their input and their output.
 
 Source: ``Gemma4ClippableLinear`` of transformers 5.23.0.
 """
@@ -77,7 +77,7 @@ class BoundedLinear(nn.Linear):
 
 
 def make_linear(columns: int, rows: int, parts: int = 1, *, bounded: bool) -> nn.Linear:
-    """Make a linear layer without bias, a :class:`BoundedLinear` of ``parts`` if ``bounded``."""
+    """Make a linear layer without bias; if ``bounded``, ``parts`` joined ones that clamp values."""
     if bounded:
         return BoundedLinear(columns, rows, parts)
     return nn.Linear(columns, rows, bias=False)

@@ -24,7 +24,7 @@ from .blocks import Block, BlockSizes, resize_table
 
 
 class ClipVit(nn.Module):
-    """The layers of a CLIP tower; the encoder that owns it runs ``blocks``."""
+    """The layers of a CLIP tower; the encoder that contains it runs its ``blocks``."""
 
     def __init__(self, sizes: BlockSizes, positions: int) -> None:
         super().__init__()

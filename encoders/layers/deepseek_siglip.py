@@ -1,16 +1,16 @@
 """SigLIP's vision tower, as DeepSeek-VL and DeepSeek-VL2 use it: no class token, a final norm.
 
 Source: ``VisionTransformer`` in ``siglip_vit.py`` of deepseek-ai/DeepSeek-VL at commit 681bffb and
-of deepseek-ai/DeepSeek-VL2 at commit ef9f91e; ``SiglipVisionModel`` of transformers 5.23.0. The
-names are those of the first two, which are timm's. ``attn_pool.*`` of the checkpoints pools to one
-vector, which these models do not use.
+of deepseek-ai/DeepSeek-VL2 at commit ef9f91e; ``SiglipVisionModel`` of transformers 5.23.0. Modules
+have the names of the first two, which are timm's. The checkpoints' ``attn_pool.*``, which pools to
+one vector, is not used by these models.
 
 Shapes: B views of h*w patches, D width.
 
 Deliberate differences:
 
 - The patch embedding is a Linear over the stored Conv2d weight: same sums, one matrix product.
-- Views of another size than the published one are accepted; their positions are interpolated as
+- Views of another size than the config's are accepted; their positions are interpolated as
   ``SiglipVisionModel(interpolate_pos_encoding=True)`` does, in float32 or wider.
 """
 
@@ -37,13 +37,13 @@ _TRANSFORMERS = {
 
 
 def read_siglip(section: Mapping[str, object], *, converted: bool) -> dict[str, int]:
-    """Return the sizes of SigLIP in a config of DeepSeek-VL, by this library's names of fields.
+    """Return the sizes of SigLIP in a config of DeepSeek-VL, by the names of this library's fields.
 
     Args:
         section: the part of the config that describes SigLIP.
-        converted: whether the config is one of transformers. What it leaves out is then a default
-            of ``SiglipVisionConfig``, since transformers 4 writes only what differs from these;
-            otherwise it is a size of ``siglip_large_patch16_384``.
+        converted: whether transformers wrote the config. A missing size is then the default of
+            ``SiglipVisionConfig``, since transformers 4 writes only values that differ from the
+            defaults; otherwise it is that of ``siglip_large_patch16_384``.
 
     Raises:
         ValueError: a value that is not implemented or is no size.
@@ -67,7 +67,7 @@ def read_siglip(section: Mapping[str, object], *, converted: bool) -> dict[str, 
 
 
 class Siglip(nn.Module):
-    """The layers of a SigLIP tower; the encoder that owns it runs ``blocks``."""
+    """The layers of a SigLIP tower; the encoder that contains it runs its ``blocks``."""
 
     def __init__(self, sizes: BlockSizes, positions: int, patch_size: int, channels: int) -> None:
         super().__init__()

@@ -32,7 +32,7 @@ def frame_pairs(grids: Sequence[Grid], merge: int, rows: int) -> Tensor:
     for t, h, w in grids:
         size = t * h * w // merge**2
         cells = torch.arange(cell, cell + size, device="cpu").view(t, -1)
-        second = torch.cat((cells[1::2], cells[t - t % 2 :]))  # an odd last frame pairs itself
+        second = torch.cat((cells[1::2], cells[t - t % 2 :]))  # an odd last frame is its own pair
         item_pairs = torch.stack((cells[::2], second), -1).flatten(0, 1)
         pairs[token : token + len(item_pairs)] = item_pairs
         cell, token = cell + size, token + len(item_pairs)

@@ -1,7 +1,7 @@
-"""Layers computed from their weights, if calling them as modules would compute the same.
+"""Convolutions computed as matrix products, if calling the layers would compute the same.
 
 A layer that is wrapped (LoRA), quantised, or has hooks or a ``forward`` of its own may compute
-something else, and is called as a module; ``torch_internals`` recognises such layers.
+something else, and is called as a module; ``torch_internals.is_plain`` recognises such layers.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from einops import rearrange
 from torch import Tensor, nn
 
 LARGE = 2**26
-"""The number of weights from which a convolution is a matrix product in every dtype: see
-:func:`convolve`."""
+"""A convolution of at least this many weights is computed as a matrix product in every dtype:
+:func:`convolve` has the reason."""
 
 
 def patch_product(layer: nn.Conv2d | nn.Conv3d, rows: Tensor, patch: tuple[int, ...]) -> Tensor:
-    """Apply a convolution whose kernel equals its stride to rows that are one patch each.
+    """Apply a convolution whose kernel equals its stride to flattened patches, one per row.
 
     A product of 4,096 patches of Qwen3-VL-8B in bfloat16 takes 22 ms, and torch's Conv3d 756 ms
     (torch 2.15, 4 CPU cores).
@@ -76,9 +76,9 @@ def convolve(layer: nn.Module, maps: Tensor) -> Tensor:
 
     cuDNN rounds the inputs of float32 convolutions to TF32 by default (torch 2.11,
     ``torch.backends.cudnn.conv.fp32_precision``), which makes errors of 1e-4. Matrix products are
-    exact by default, so a plain layer is computed as one in float32. A plain layer of at least
-    ``LARGE`` weights is computed as one in every dtype: for maps in channels_last, torch would copy
-    the weights, 324 MiB in Step3-VL, into that memory format in every call.
+    exact by default, so in float32 a plain layer is computed as a product. A plain layer of at
+    least ``LARGE`` weights is so in every dtype: for maps in channels_last, a convolution would
+    copy its weights, 324 MiB in Step3-VL, into that memory format in every call.
 
     Args:
         layer: Conv2d without groups and dilation, or a module that wraps or replaces it.
@@ -97,8 +97,8 @@ def convolve(layer: nn.Module, maps: Tensor) -> Tensor:
         return layer(maps)
     kernel, pad, stride = layer.kernel_size[0], int(layer.padding[0]), layer.stride[0]
     columns = F.unfold(maps, kernel, padding=pad, stride=stride)
-    # The batch is flattened to one matrix: given a transposed batch, torch takes another product
-    # where weights require gradients, and results with and without gradients would differ.
+    # The batch is flattened to one matrix: for a transposed batch, torch calls another kernel if
+    # weights require gradients, so that results with and without gradients would differ.
     rows = F.linear(columns.mT.flatten(0, 1), layer.weight.flatten(1), layer.bias)
     height, width = ((size + 2 * pad - kernel) // stride + 1 for size in maps.shape[2:])
     return torch.unflatten(rows, 0, (maps.shape[0], height, width)).permute(0, 3, 1, 2)

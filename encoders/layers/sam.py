@@ -2,8 +2,8 @@
 
 Source: ``ImageEncoderViT`` in ``deepencoder/sam_vary_sdpa.py`` of deepseek-ai/DeepSeek-OCR at
 commit e4ac34e and in ``deepseek_vl/models/sam.py`` of deepseek-ai/DeepSeek-VL at commit 681bffb,
-whose names it has; ``SamVisionEncoder`` and ``UnlimitedOcrSamVisionEncoder`` of transformers
-5.23.0.
+whose names its modules have; ``SamVisionEncoder`` and ``UnlimitedOcrSamVisionEncoder`` of
+transformers 5.23.0.
 
 Shapes: B views of h x w patches, n patches of a view or window, D width, H heads, K head size,
 R = h + w relative positions.
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SamSizes:
-    """The depth and the widths of a SAM tower."""
+    """The sizes of a SAM tower: depth, widths, image, windows and patches."""
 
     depth: int
     hidden_size: int
@@ -82,7 +82,7 @@ class SamSizes:
     def from_hf(cls, section: Mapping[str, object]) -> SamSizes:
         """Read the part of a config that describes SAM, by DeepSeek's names or by transformers'.
 
-        A size that the config leaves out is that of SAM-B, as in both sources.
+        A size that the config leaves out is SAM-B's, as in DeepSeek's code and in transformers.
 
         Raises:
             ValueError: a value that is not implemented or is no size, or sizes that disagree.
@@ -108,7 +108,7 @@ class SamSizes:
 
     @property
     def tile_size(self) -> int:
-        """Side of a view in pixels."""
+        """The side in pixels of a view, which is the whole image or a tile of it."""
         return self.image_size
 
     @property
@@ -118,7 +118,7 @@ class SamSizes:
 
 
 def read_channels(section: Mapping[str, object], name: str) -> tuple[int, ...]:
-    """Read the widths of the convolutions after the neck, [512, 1024] if the config has none."""
+    """Read the widths of the convolutions after the neck from field ``name``, or [512, 1024]."""
     widths = read_indices(section, name, (512, 1024))
     if len(widths) != 2 or min(widths) < 1:
         raise ValueError(f"config field {name}={list(widths)}: must be two positive integers")
@@ -164,11 +164,11 @@ class SamBlock(nn.Module):
         return hidden + self.mlp(self.norm2(hidden))
 
     def cut_views(self, attend: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """Apply ``attend`` to the windows of views ``x`` [B, h, w, D], or to whole views."""
+        """Apply ``attend`` to the windows of views ``x`` [B, h, w, D], or to the whole views."""
         return in_windows(attend, x, self.window) if self.window else attend(x)
 
     def parts(self) -> BlockParts | None:
-        """Return the block's layers by role, or None if attention or MLP has another type."""
+        """Return the block's layers by role, or None if attention or MLP was replaced."""
         from ..block_parts import RelativePositions, plain_parts
 
         if (type(self), type(self.attn), type(self.mlp)) != (SamBlock, SamAttention, MLP):
@@ -235,8 +235,8 @@ class LayerNorm2d(nn.LayerNorm):
 def in_windows(attend: Callable[[Tensor], Tensor], x: Tensor, side: int) -> Tensor:
     """Apply attention inside windows of ``side`` x ``side`` patches.
 
-    The view is padded with zeros at the right and at the bottom to whole windows. These rows are
-    not masked: as in the source, they take part in the softmax of the windows at the edge.
+    The view is padded with zeros at the right and at the bottom to whole windows. Padded rows are
+    not masked: as in SAM's code, they take part in the softmax of the windows at the edge.
 
     Args:
         attend: a function of [B, side, side, D].
@@ -286,13 +286,13 @@ def relative_rows(table: Tensor) -> Tensor:
 
 
 def relative_columns(q: Tensor, k: Tensor, rows_h: Tensor, rows_w: Tensor) -> tuple[Tensor, Tensor]:
-    """Append columns to queries and keys, whose products add the relative position biases.
+    """Append columns to queries and keys, so that their products include the position biases.
 
     Args:
         q: [B, H, h, w, K].
         k: [B, H, h, w, K].
-        rows_h: [h, h, K], of :func:`relative_rows`.
-        rows_w: [w, w, K].
+        rows_h: [h, h, K], the result of :func:`relative_rows` for the vertical axis.
+        rows_w: [w, w, K], the result for the horizontal axis.
 
     Returns:
         Queries, scaled by ``K ** -0.5``, and keys, both [B, H, h*w, K + h + w].

@@ -1,4 +1,4 @@
-"""Packed segments: their offsets, the rows beyond them, and what all blocks of a forward read.
+"""Packed segments: their offsets, the padding behind them, and tensors that all blocks read.
 
 Shapes: T packed rows, S segments, B tiles of n rows; ``cu_seqlens`` [S+1] are offsets.
 """
@@ -14,7 +14,7 @@ from torch import Tensor
 from ..data import Metadata
 
 BlockContext: TypeAlias = tuple[Tensor, ...] | tuple[tuple[Tensor, ...], ...] | None
-"""The tensors, made once per forward, that the blocks of a family read with the hidden state."""
+"""The tensors, made once per forward, that blocks of an encoder read beside the hidden state."""
 BELONGING_METADATA = "pass what prepare_encoder_metadata makes of the grid_thw of these pixels"
 
 
@@ -29,17 +29,17 @@ def segment_metadata(
 
     Args:
         lengths: rows of each segment.
-        max_batch_size: number of segments to pad the offsets to; None pads none.
-        max_frames_per_batch: the same number, which replaces ``max_batch_size`` unless it is None.
-        max_seqlen_override: greatest length to return, at least the true one; None returns the true
-            one.
+        max_batch_size: number of segments to pad the offsets to; None: no padding.
+        max_frames_per_batch: the same number, and the one that counts if both are given.
+        max_seqlen_override: ``max_seqlen`` to return, at least the length of the longest segment;
+            None returns that length.
 
     Returns:
-        ``cu_seqlens`` int32 [S+1] (S the capacity if given) and ``max_seqlen`` 0-dim int32 on the
-        CPU.
+        ``cu_seqlens`` int32 [S+1] (S segments after padding) and ``max_seqlen`` 0-dim int32, both
+        on the CPU.
 
     Raises:
-        ValueError: more segments than the capacity, or an override below the true longest segment.
+        ValueError: more segments than the number to pad to, or an override below the longest one.
     """
     capacity = max_frames_per_batch if max_frames_per_batch is not None else max_batch_size
     name = "max_batch_size" if max_frames_per_batch is None else "max_frames_per_batch"
@@ -67,11 +67,11 @@ def padded_offsets(
     Args:
         lengths: rows of each segment or window.
         capacity: the largest number of segments; None pads nothing.
-        name: the keyword by which the caller got ``capacity``, for the error message.
-        kind: name of what is counted, for the error message.
+        name: the name by which the user passed ``capacity``, for the error message.
+        kind: "segments" or "windows", for the error message.
 
     Returns:
-        int32 [S+1] on the CPU, S the capacity if given.
+        int32 [S+1] on the CPU, with S the capacity if there is one, else the number of segments.
 
     Raises:
         ValueError: more segments or windows than the capacity.
@@ -93,9 +93,9 @@ def padding_rows(cu_seqlens: Tensor, rows: int) -> Tensor:
 
 
 def check_equal_segments(max_seqlen: Tensor, segment_rows: int) -> None:
-    """Check that metadata were not made for shorter segments (tiles) than ``segment_rows``.
+    """Check that metadata was not made for tiles of fewer rows than ``segment_rows``.
 
-    Nothing syncs: in eager mode ``max_seqlen`` is on the host. :func:`attention` checks the offsets
+    No GPU sync: in eager mode ``max_seqlen`` is on the host. :func:`attention` checks the offsets
     themselves, on the CPU only. Padding may make ``max_seqlen`` longer than every real segment.
 
     Raises:
@@ -120,7 +120,7 @@ class TileSegments(NamedTuple):
 
     @classmethod
     def of(cls, metadata: Metadata, hidden: Tensor) -> TileSegments:
-        """Make the offsets of tiles ``hidden`` [B, n, D] from ``metadata``, which has to fit."""
+        """Take the offsets of the tiles ``hidden`` [B, n, D] from the encoder's ``metadata``."""
         if hidden.shape[0]:
             check_equal_segments(metadata["max_seqlen"], hidden.shape[1])
         offsets, rows = metadata["cu_seqlens"], hidden.shape[0] * hidden.shape[1]
@@ -140,7 +140,7 @@ class RotarySegments(NamedTuple):
     def of(cls, metadata: Metadata, *, repeated: bool = True) -> RotarySegments:
         """Make rotary tensors from ``metadata``: cos and sin [T, 1, 1, K], half of sin negated.
 
-        Unless ``repeated``, cos and sin are those of the K/2 angles of a row, [T, 1, 1, K/2].
+        Unless ``repeated``, they have one column per rotary angle, [T, 1, 1, K/2], none negated.
         """
         cos, sin = metadata["rotary_pos_emb_cos"], metadata["rotary_pos_emb_sin"]
         if repeated:

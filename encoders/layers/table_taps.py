@@ -1,8 +1,8 @@
 """Indices and weights that interpolate tables of positions and average the frames of a clip.
 
-A square table for one size of image is interpolated to the grid of another on the host, so that
-CUDA graphs of any grid read the same table: each patch has row numbers and weights. Likewise, each
-patch of a token has the rows of its frames, which are averaged.
+A square table of position embeddings fits one image size. For another grid, the host computes the
+numbers and weights of the table rows to add up for each patch, so that CUDA graphs of any grid read
+the same table. In the same way, it computes which rows to average over the frames of a clip.
 
 Shapes: n patches of one frame, P patches of all items, F frames of a segment at most, D width.
 """
@@ -48,8 +48,8 @@ def grid_taps(
 def bicubic_taps(positions: Tensor, height: int, width: int, side: int) -> tuple[Tensor, Tensor]:
     """Return the sixteen rows of a table around each patch, and their bicubic weights.
 
-    The outer edges of the grid map to those of the table (``align_corners=False``). Taps beyond the
-    table are those at its edge, and a table that shrinks is not smoothed first.
+    The outer edges of the grid map to those of the table (``align_corners=False``). Rows beyond the
+    table are replaced by those at its edge; a table larger than the grid is not antialiased.
 
     Args:
         positions: row and column of each patch, int64 [n, 2].
@@ -71,9 +71,9 @@ def bicubic_taps(positions: Tensor, height: int, width: int, side: int) -> tuple
 
 
 def frame_table(frames: int, width: int, dtype: torch.dtype) -> Tensor:
-    """Return sinusoidal embeddings of the numbers of frames, [frames+1, width].
+    """Return sinusoidal embeddings of frame numbers, [frames+1, width].
 
-    Row n + 1 is added to the patches of frame n of a clip; row 0, zeros, to those of an image.
+    Row n + 1 is added to the patches of frame n of a clip; row 0, zeros, to patches of an image.
     """
     steps = torch.arange(0, width, 2, dtype=dtype, device="cpu")
     numbers = torch.arange(frames, dtype=dtype, device="cpu")
@@ -82,7 +82,7 @@ def frame_table(frames: int, width: int, dtype: torch.dtype) -> Tensor:
 
 
 def frame_rows(segments: Sequence[Grid], rows: int) -> Tensor:
-    """Return the row of :func:`frame_table` that each patch adds, int64 [rows].
+    """Return for each patch the number of its row in :func:`frame_table`, int64 [rows].
 
     Args:
         segments: ``(frames, h, w)`` per segment, h and w in patches.
@@ -101,21 +101,21 @@ def frame_rows(segments: Sequence[Grid], rows: int) -> Tensor:
 def pooled_rows(
     segments: Sequence[Grid], merge: int, max_frames: int, rows: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Return the rows, and their weights, whose sums are means over the frames of a segment.
+    """Return row numbers and weights whose weighted sums are means over the frames of a segment.
 
-    The results lie cell by cell: the ``merge`` x ``merge`` patches of a token follow each other.
+    The results are ordered by token: the ``merge`` x ``merge`` patches of one follow each other.
 
     Args:
         segments: ``(frames, h, w)`` per segment, in patches.
         merge: side of a token in patches.
         max_frames: columns of the result, at least the number of frames of every segment.
-        rows: rows of the result, at least the number of patches of one frame of each segment.
+        rows: rows of the result, at least the sum over the segments of the patches of one frame.
         dtype: dtype of the weights.
 
     Returns:
         Row numbers int64 [rows, max_frames], and weights of that shape, which sum to 1 in each row.
-        A frame that a segment lacks has weight 0 and some row of the segment; beyond the patches
-        both are 0.
+        Columns beyond the frames of a segment have weight 0 and some row of it; rows beyond the
+        patches have zeros.
     """
     index = torch.zeros(rows, max_frames, dtype=torch.int64, device="cpu")
     weight = torch.zeros(rows, max_frames, dtype=dtype, device="cpu")

@@ -1,6 +1,6 @@
-"""Names of torch that are not public, each with the reason why a public one does not serve.
+"""Private functions of torch, each with the reason why no public one can be used.
 
-No other file of ``encoders`` uses such names. Towers import this file where they call it.
+No other file of ``encoders`` uses such names. Towers import this module inside functions only.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def is_plain(*layers: nn.Module, types: tuple[type[nn.Module], ...] = _KNOWN) ->
     layer, and a weight that is a tensor subclass or no parameter. It takes 0.3 us per layer (CPU).
 
     Args:
-        layers: modules, which may wrap or replace layers.
-        types: the types that a layer may be of.
+        layers: layers, or modules that wrap or replace layers.
+        types: the exact types of layers for which the answer may be yes.
     """
     for layer in layers:
         if (
@@ -58,9 +58,9 @@ def is_untouched(module: nn.Module) -> bool:
 def share_modules(holder: nn.Module, tower: nn.Module, *, tensors: bool = False) -> None:
     """Make a module share the submodules of a tower and, with ``tensors``, its direct weights.
 
-    The tower itself is not registered, so each weight stands once in the ``state_dict``, under the
+    The tower is no submodule of ``holder``, so each weight is in its ``state_dict`` once, by the
     name that it has in the tower. A layer replaced in either, as peft does, is replaced in both.
-    Torch has no public function for that, so the dicts that hold them are shared.
+    Torch has no public function for that, so the modules' private dicts are shared.
 
     Args:
         holder: a module without submodules; with ``tensors``, without parameters and buffers, too.
@@ -74,9 +74,9 @@ def share_modules(holder: nn.Module, tower: nn.Module, *, tensors: bool = False)
 
 @contextmanager
 def autograd_inside_op() -> Iterator[None]:
-    """Let autograd record in a custom op, where torch excludes it, to recompute a forward.
+    """Let autograd record inside a custom op, where torch turns it off, to recompute a forward.
 
-    No public function turns it on there.
+    No public function turns it on inside a custom op.
     """
     key = torch._C.DispatchKey.AutogradFunctionality
     was = torch._C._dispatch_tls_is_dispatch_key_excluded(key)
@@ -96,7 +96,7 @@ def versions_of(tensors: Sequence[Tensor]) -> list[int]:
 
 
 def any_fake(tensors: Iterable[Tensor]) -> bool:
-    """Return whether a tensor has no numbers, as those that ``torch.export`` traces with.
+    """Return whether any tensor is a fake one without data, as ``torch.export`` traces with.
 
     No public function tells fake tensors from others.
     """
@@ -106,7 +106,7 @@ def any_fake(tensors: Iterable[Tensor]) -> bool:
 def transforms_are_on() -> bool:
     """Return whether a function transform (vmap, grad) or forward-mode differentiation is running.
 
-    Fused kernels know neither, and no public function says whether one is running.
+    Fused kernels support neither, and no public function says whether one is running.
     """
     transformed = torch._C._functorch.peek_interpreter_stack() is not None
     return transformed or forward_ad._current_level >= 0
@@ -124,7 +124,7 @@ def fp8_product(
         weight_scales: float32 [N, 1].
         bias: bfloat16 [N], or None.
     """
-    # torch.nn.functional.scaled_mm is public; the speed of fp8 was measured with this one.
+    # torch.nn.functional.scaled_mm is public, but fp8 was measured with torch._scaled_mm.
     return torch._scaled_mm(
         rows,
         weight.t(),

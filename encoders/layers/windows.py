@@ -1,4 +1,4 @@
-"""The order of tokens in which those of an attention window follow one another."""
+"""The order of tokens in which all tokens of an attention window follow one another."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def window_order(
         tokens: length of the order, at least the number of tokens.
 
     Returns:
-        Token numbers, int64 [tokens], those beyond the last window in their own order; and the
-        number of patches per window.
+        Token numbers, int64 [tokens], where every entry beyond the last window is its own index;
+        and the number of patches per window.
     """
     order, windows, start = [], [], 0
     for t, h, w in grids:
