@@ -1,11 +1,11 @@
 """Accelerated towers: an encoder's blocks, run with fused steps and fast attention kernels.
 
-This package knows no model. The blocks of an encoder list their layers by role, as
-:class:`encoders.block_parts.BlockParts`.
+Nothing here is specific to a model: the blocks of an encoder list their layers by role (``qkv``,
+``proj``, ..) as :class:`encoders.block_parts.BlockParts`.
 
-- ``accelerator``: runs the blocks of an encoder, with the weights derived from its own
-- ``fused_blocks``: the steps of a block; ``attention``: those of its attention, and its kernels
-- ``fp8``: products in e4m3, where a timing finds them faster
+- ``accelerator``: runs the blocks of an encoder, and keeps copies of its weights for the kernels
+- ``fused_blocks``: the steps of a block; ``attention``: the steps and kernels of its attention
+- ``fp8``: matrix products in e4m3, where a timing finds them faster
 - ``derived``, ``aligned``: copies of weights in a layout that runs fast, kept equal to the weights
 - ``obstacles``: the reasons why a tower or a block cannot be accelerated
 - ``triton_kernels``: the kernels that are written here, in Triton

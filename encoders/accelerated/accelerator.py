@@ -1,4 +1,4 @@
-"""The accelerator of an encoder runs its blocks with fused kernels and holds derived weights."""
+"""The accelerator of an encoder: it runs the blocks with fused kernels, on copies of weights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class FusedBlocks:
-    """Runs an encoder's blocks with fused kernels, over weights derived from the encoder's."""
+    """Runs an encoder's blocks with fused kernels, and keeps padded or fp8 copies of weights."""
 
     _last_metadata: tuple[object, Metadata] | None = None
 
@@ -35,10 +35,10 @@ class FusedBlocks:
         self.run_records: WeakKeyDictionary[nn.ModuleList, BlocksRun] = WeakKeyDictionary()
         """The record of the last run of each stack of blocks (``nn.ModuleList``)."""
         self.because = because
-        """Why device or dtype rule out fused kernels, so that blocks run as modules; or None."""
+        """Why device or dtype rule out fused kernels, so that blocks run as modules; else None."""
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle or copy an accelerator's settings alone; a copy chooses its kernels anew."""
+        """Pickle or copy only the settings of an accelerator; the copy chooses its kernels anew."""
         return type(self), (self.attention.requested, self.precision)
 
     @property
@@ -59,7 +59,7 @@ class FusedBlocks:
         return None if None in reasons else reasons[0]
 
     def refresh(self) -> bool:
-        """Update the copies of weights that were written in place, which their ``_version`` tells.
+        """Update the copies of weights whose ``_version`` shows that they were written in place.
 
         Returns:
             Whether a weight was written since the last call.
@@ -106,8 +106,8 @@ class FusedBlocks:
             numbers: block numbers from 0, ascending.
             blocks: all blocks of one stack of the encoder.
             call_block: calls a block that cannot be fused.
-            reference: yields the same states from calls of all blocks; it calls none before the
-                first state is asked for.
+            reference: yields the same states by calling the blocks as modules, without kernels; it
+                calls none before its first state is requested.
         """
         if _is_elsewhere(hidden):
             with torch.cuda.device(hidden.device):
@@ -129,12 +129,12 @@ class FusedBlocks:
     def metadata_of(
         self, grids: list[Grid], weight: Tensor, prepare: Callable[[list[Grid]], Metadata]
     ) -> Metadata:
-        """Return the metadata of a grid, made once for consecutive calls with the same grid.
+        """Return the metadata of ``grids``, made once for consecutive calls with equal grids.
 
         With 32 images of 448x448 an accelerated call took 57.9 ms when every call made its
-        metadata, and a replay 51.3 ms (H200). The last grid and its metadata are kept as one tuple,
-        so that a thread never reads the grid of one call with the metadata of another. Nothing is
-        read or kept while torch compiles or exports: fake tensors hold no numbers for later calls.
+        metadata, and a replay 51.3 ms (H200). The last grids and their metadata are kept in one
+        tuple, so that a thread never pairs the grids of one call with the metadata of another. None
+        is read or kept while torch compiles or exports: fake tensors have no data for later calls.
 
         Args:
             grids: ``(t, h, w)`` per item.
@@ -162,7 +162,7 @@ class FusedBlocks:
         Args:
             rows: the rows to add to, [T, D].
             table: the embedding, [entries, D].
-            index: rows of the table to add to each row, int64 [T, taps].
+            index: numbers of the table rows to add to each row, int64 [T, taps].
             weight: the factor of each of these table rows, [T, taps].
 
         Returns:

@@ -8,8 +8,8 @@ from ..block_parts import BlockParts
 from .derived import DerivedWeights, Pair
 
 ALIGNED = 64
-"""Inner widths that are no multiple of 8 are padded to a multiple of this many columns:
-:func:`aligned_mlp` has times."""
+"""Inner widths that are no multiple of 8 are padded to a multiple of this many columns. For times
+see :func:`aligned_mlp`."""
 
 
 def aligned_mlp(derived: DerivedWeights, parts: BlockParts, gate: nn.Linear) -> tuple[Tensor, ...]:
@@ -20,7 +20,7 @@ def aligned_mlp(derived: DerivedWeights, parts: BlockParts, gate: nn.Linear) -> 
 
     Args:
         derived: keeps the padded weights, and updates them when the layers' weights change.
-        parts: the layers of the block.
+        parts: the layers of the block that contains the MLP.
         gate: the gate layer of the MLP.
 
     Returns:

@@ -1,10 +1,10 @@
 """Copies of weights in a layout that matrix products run fast on, kept equal to their sources.
 
-A write in place that torch counts (``_version``) is copied before the next run. Some writes are not
-counted: through ``.data``, as peft merges adapters, or under inference mode. For those a kernel at
-the head of every forward, inside CUDA graphs too, compares 16 entries of every eighth row with the
-copy and copies the rows around a difference again. It sees a write to a whole weight; it may miss
-one to a few rows or entries alone.
+A weight written in place is copied again before the next run if torch counted the write
+(``_version``). Torch does not count writes through ``.data``, as peft merges adapters, or under
+inference mode. For those a kernel at the start of every forward, in CUDA graphs too, compares 16
+entries of every eighth row of a weight with the copy, and copies the rows around a difference
+again. It sees a write to a whole weight; it may miss a write to a few rows or entries.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ class _Entry:
 class DerivedWeights:
     """Copies of the weights of modules in another layout, kept equal to the weights.
 
-    CUDA graphs read them at fixed addresses, so a changed source is copied in place. Threads may
-    call the same encoder, each on a stream of its own.
+    CUDA graphs read the copies at fixed addresses, so a changed weight is copied in place. Several
+    threads may call the same encoder, each on a stream of its own.
     """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._entries: weakref.WeakKeyDictionary[nn.Module, _Entry] = weakref.WeakKeyDictionary()
         self._sources: list[Tensor] | None = None
-        """All tensors that weights are derived from; None after an entry was added or replaced."""
+        """All weights that have copies; None after copies for a module were added or replaced."""
         self._versioned: list[Tensor] = []
         """The source tensors whose writes torch counts in their version."""
         self._versions: list[int] = []
@@ -70,8 +70,8 @@ class DerivedWeights:
             owner: the module.
             sources: its weights; if they are other tensors than in the last call, the derived
                 tensors are made anew.
-            make: allocates the derived tensors (zero where no source goes) and returns them with
-                the pairs of source and copy.
+            make: allocates the derived tensors (zero where no weight is copied to) and returns them
+                with the pairs of weight and copy.
         """
         with self._lock:
             entry = self._entries.get(owner)
@@ -106,11 +106,11 @@ class DerivedWeights:
             if not self._entries:
                 return
             if self._capturing():
-                # A warm-up runs before every capture, and has made the table of copies to compare.
+                # A warm-up runs before every capture, and has made the table of weights and copies.
                 assert self._table is not None
                 self._captured.append(self._table)
             else:
-                # An entry vanishes when its module was replaced and freed.
+                # An entry vanishes after its module was replaced and freed.
                 entry_vanished = len(self._entries) != self._count
                 if (
                     entry_vanished
@@ -130,7 +130,7 @@ class DerivedWeights:
         for owner, entry in list(self._entries.items()):
             if all(self._is_like(*pair[:2]) for pair in entry.pairs):
                 self._fill(entry.pairs)
-            else:  # the source was cast or moved, so no captured graph reads this copy any more
+            else:  # the weight was cast or moved, so no captured graph reads this copy any more
                 self._entries[owner] = self._new_entry(entry.make)
         self._count, pairs = len(self._entries), self._pairs()
         self._sources = [pair[0] for pair in pairs]
@@ -156,7 +156,7 @@ class DerivedWeights:
         return _Entry(make, tensors, pairs)
 
     def _compare(self) -> None:
-        """Launch the kernel that finds writes to the weights which torch does not count."""
+        """Launch the kernel that finds writes that torch does not count, and copies the weights."""
         from .triton_kernels.compare import copy_differences  # needs Triton
 
         assert self._table is not None

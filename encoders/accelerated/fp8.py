@@ -1,9 +1,9 @@
-"""The products of a block in fp8, where a timing finds them faster than in bfloat16.
+"""The matrix products of a block in fp8, where a timing finds them faster than in bfloat16.
 
-Activations are quantised per row inside the norm before a product and the activation inside the
-MLP; weights per output channel, once. Whether a step of a block runs in fp8 is decided per shape:
-the step is timed both ways on random rows, and the decision is saved and loaded with the choices of
-attention kernels.
+Inputs of products are quantised per row, by the kernel of the norm or of the MLP's activation
+before the product; weights are quantised once, per output channel. Whether a step of a block runs
+in fp8 is decided per shape: the step is timed both ways on random rows, and the decision is saved
+and loaded with the choices of attention kernels.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class StepShape(NamedTuple):
     """A step of a block (qkv, proj or mlp), with the sizes that decide how long it takes."""
 
     step: str
-    """"qkv" (norm and product), "proj" (product alone) or "mlp" (all of it, with its norm)."""
+    """"qkv" (norm and product), "proj" (only the product) or "mlp" (the MLP with its norm)."""
     rows: int
     columns: int
     """The number of columns of the input of the step."""
@@ -89,9 +89,9 @@ class Fp8Products:
     def _is_even(self, layer: nn.Linear) -> bool:
         """Return whether no input column of a weight is much larger than the others.
 
-        Where a few columns carry a product, their rounding errors do not average out: a tower whose
-        products all have three columns 50 times as large is off by 20 % in fp8, and by 2 % in
-        bfloat16 (Qwen2.5-VL-7B). Each weight is checked once, before its first product.
+        Where a few columns dominate a product, their rounding errors do not average out: if three
+        columns of every weight are 50 times as large, the tower is off by 20 % in fp8, and by 2 %
+        in bfloat16 (Qwen2.5-VL-7B). Each weight is checked once, before its first product.
         """
         even = self._even.get(layer)
         if even is None:
@@ -118,8 +118,8 @@ class Fp8Products:
         Args:
             parts: the layers of the block.
             rows: the normalised rows.
-            aligned: returns weights of padded width (gate and up as one, their bias, and down);
-                called if the inner width is no multiple of 16.
+            aligned: takes the gate layer and returns weights of padded width (gate and up as one,
+                their bias, and down); called if the inner width is no multiple of 16.
         """
         gate, up, down = parts.gate, parts.up, parts.down
         activated = partial(quantise, kind=parts.activation, limit=parts.gate_limit)

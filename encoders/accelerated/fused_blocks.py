@@ -1,8 +1,8 @@
 """Runs the blocks of a pre-norm tower with fused steps: the accelerated form of every family.
 
-One block is nine launches: residual + norm, the qkv product, rotary in place, attention, the output
-product, residual + norm, the first MLP product, the activation (inside the product where cuBLAS
-can), and the second MLP product. A layer that computes more than a product with its weight
+One block is nine kernel launches: residual + norm, the qkv product, rotary in place, attention, the
+output product, residual + norm, the first MLP product, the activation (inside the product where
+cuBLAS can), and the second MLP product. A layer that computes more than a product with its weight
 (LoRA, hooks, quantised, parametrised) is called as a module; the steps around it stay fused.
 
 Shapes: T rows, D width, H heads, K head size.
@@ -74,15 +74,15 @@ class FusedForward:
         self.shape = hidden.shape
         self.stream = norms.Sum(hidden.flatten(0, -2).contiguous())
         self.kept_stream = self.stream.hidden
-        """The complete stream [T, D] before the last norm that was asked to keep it."""
+        """The complete stream [T, D] before the last norm that was applied with ``keep``."""
         self.writable = False
         """Whether the stream may be overwritten: it was made here, and no caller holds it."""
 
     def states(self, stack: nn.ModuleList, numbers: Sequence[int]) -> Iterator[Tensor]:
         """Yield the hidden state after each block of ``stack`` whose number is in ``numbers``.
 
-        A state is complete only after the norm of the next block has added the last branch to it,
-        so it is yielded then.
+        A state is complete only after the first norm of the next block has added the output of the
+        MLP to it, so it is yielded then.
         """
         blocks = list(islice(stack, max(numbers) + 1))
         parts_of_blocks = [self._fusible_parts(block) for block in blocks]
@@ -100,8 +100,8 @@ class FusedForward:
                 yield self.kept_stream.view(self.shape)
             self._project(parts, self._attend(parts, rows), self._in_fp8("proj", parts))
             self._mlp(parts, self._in_fp8("mlp", parts))
-        # Weights copied for the first time in this pass are entered into the list of addresses that
-        # captured graphs compare, which cannot be written during a capture.
+        # Weights copied for the first time in this pass are entered into the table of addresses by
+        # which captured graphs compare them; it cannot be written during a capture.
         self.derived.refresh()
         if self.fp8 is not None:
             self.fp8.derived.refresh()
@@ -137,7 +137,7 @@ class FusedForward:
         return self.fp8.takes(step, parts, self.stream.hidden, partial(self._time, step, parts))
 
     def _time(self, step: str, parts: BlockParts, fp8: bool) -> float:
-        """Return the milliseconds of one step of a block, in fp8 or not, with its norm."""
+        """Return the milliseconds of one step of a block, in fp8 or not, with the norms near it."""
         trial, hidden = copy(self), self.stream.hidden
         trial.run_record = BlocksRun()
         generator = torch.Generator(hidden.device).manual_seed(0)
@@ -202,7 +202,7 @@ class FusedForward:
 
         Args:
             layer: the last linear layer of the branch.
-            rows: its input, [T, columns].
+            rows: the input of this layer, [T, columns].
             scale: the layer scale [D] of the branch, or None.
             norm: the norm of the branch's output, or None.
             weight: a padded weight to use instead of the layer's, or None.
@@ -255,7 +255,7 @@ class FusedForward:
     def _attend(self, parts: BlockParts, rows: Rows) -> Tensor:
         """Return a block's attention before the output product, from its normed input [T, D]."""
         qkv = self._apply_linear(parts.qkv, rows)
-        if not self._is_own(parts.qkv):  # a hook may hold what attention is going to overwrite
+        if not self._is_own(parts.qkv):  # a hook may hold this result, which attention overwrites
             qkv = qkv.clone(memory_format=torch.contiguous_format)
         return self.attention.attend(parts, qkv)
 
@@ -278,8 +278,8 @@ class FusedForward:
     def _activate_mlp(self, parts: BlockParts, rows: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the input of the MLP's last product, and the padded weight of that product.
 
-        ``rows`` are the normed input of the MLP, [T, D]. The weight is None if the layer's own
-        weight is to be used.
+        ``rows`` are the normed input of the MLP, [T, D]. The weight is None if it needs no padding:
+        the caller then uses the weight of the layer ``down``.
         """
         up, down, kind = parts.up, parts.down, parts.activation
         if parts.gate is not None:
@@ -311,7 +311,7 @@ class FusedForward:
     def _apply_linear(self, layer: nn.Linear, rows: Rows, is_clamped: bool = False) -> Tensor:
         """Apply a linear layer to rows [T, columns], as one product if the layer is plain.
 
-        ``is_clamped`` says that rows are already clamped to the input range of a layer that clamps.
+        ``is_clamped`` says that ``rows`` are already clamped to the layer's input range, if any.
         """
         if not isinstance(rows, Tensor):
             assert self.fp8 is not None
@@ -321,16 +321,16 @@ class FusedForward:
         if clamps(layer):
             return self._apply_bounded(layer, rows, is_clamped)
         self.run_record.called_count += 1
-        if len(self.shape) > 2:  # views, as when the block calls the layer
+        if len(self.shape) > 2:  # the layer gets views, as it would from its block
             views: Tensor = layer(rows.view(*self.shape[:-1], -1))
             return views.flatten(0, -2).contiguous()
         out: Tensor = layer(rows)
         return out.contiguous()
 
     def _apply_bounded(self, layer: BoundedLinear, rows: Tensor, is_clamped: bool) -> Tensor:
-        """Apply a layer that clamps to rows [T, columns]; ``is_clamped``: they already are.
+        """Apply a layer that clamps to rows [T, columns], which ``is_clamped`` says are clamped.
 
-        The next kernel clamps the output, unless the layer has several parts with own bounds.
+        The output is left to the next kernel to clamp, unless the layer joins several layers.
         """
         clamp, count = self.activations.activate, len(layer.bounds)
         out = rows.new_empty(len(rows), len(layer.weight))

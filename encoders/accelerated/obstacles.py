@@ -18,7 +18,7 @@ ACCELERATED_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Return why an encoder of this dtype on this device has no fused kernels; None if it has."""
+    """Return why fused kernels cannot run for this device and dtype; None if they can."""
     if device.type != "cuda":
         return f"the encoder is on {device.type}, accelerated towers need CUDA"
     if dtype not in ACCELERATED_DTYPES:
@@ -41,7 +41,7 @@ def obstacle_now() -> str | None:
 
 
 def fp8_obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Return the reason why products cannot run in fp8 on this device, or None."""
+    """Return why matrix products cannot run in fp8 for this device and dtype; None if they can."""
     because = obstacle(device, dtype)
     if because is not None:
         return because
@@ -62,7 +62,7 @@ def names_its_parts(block: nn.Module) -> bool:
 
 
 def fusible_parts(block: nn.Module) -> BlockParts | None:
-    """Return the layers of a block by role; None if it or a part of it is hooked or replaced."""
+    """Return the layers of a block by role; None if it, attention or MLP is hooked or replaced."""
     parts = block.parts() if isinstance(block, NamesItsParts) else None
     if parts is None or not all(map(is_untouched, parts.containers)):
         return None
@@ -70,7 +70,7 @@ def fusible_parts(block: nn.Module) -> BlockParts | None:
 
 
 def is_norm(norm: nn.Module, weighted: bool = True) -> TypeGuard[nn.LayerNorm | nn.RMSNorm]:
-    """Return whether a fused kernel computes everything that this norm computes.
+    """Return whether a fused kernel can compute a norm: an unchanged LayerNorm or RMSNorm of torch.
 
     Args:
         norm: a norm, or a module that wraps or replaces it.

@@ -1,7 +1,7 @@
 """The attention kernels that an accelerated tower chooses from, as one table.
 
 Every kernel computes softmax attention inside packed segments, scaled by ``K ** -0.5``. They differ
-in the shapes that they accept and in those that they are fast on; ``choices.py`` times them.
+in which shapes they accept and on which they are fast; ``choices.py`` times them.
 
 Sources: PyTorch 2.11 (flash-attention 2 and cuDNN inside it), flash-attn-4 4.0.0b36,
 ``triton_attention.py`` and ``tma_attention.py`` of ``encoders/accelerated/triton_kernels``.
@@ -29,10 +29,10 @@ from .flash_attn_4 import flash4_forward
 
 HALF_DTYPES = (torch.float16, torch.bfloat16)
 SHORT = 64
-"""Segments of at most so many rows are one tile each in the Triton attention kernel."""
+"""Segments of at most this many rows are one tile each in the Triton attention kernel."""
 SEARCHED = 128
-"""With at most so many segments, a Triton program finds its own by comparing all offsets at once:
-each of its 128 or 256 threads compares at most one."""
+"""With at most this many segments, a Triton program finds the segment it works on by comparing all
+offsets at once: each of its 128 or 256 threads compares at most one."""
 
 
 class AttentionShape(NamedTuple):
@@ -44,7 +44,7 @@ class AttentionShape(NamedTuple):
     rows: int
     """The number of rows of the packed batch, padding included."""
     segments: int
-    """The most segments that the tensor of offsets has room for."""
+    """The number of segments that the offsets have room for, empty ones included."""
     longest: int
     """An upper bound of the number of rows of the longest segment."""
     equal: bool
@@ -84,7 +84,7 @@ class RelativeShape(NamedTuple):
 
     @property
     def cut(self) -> bool:
-        """Whether the windows at the edge reach beyond the view, so that they are padded."""
+        """Whether windows at the edge reach beyond the view, so that they contain padding."""
         return self.window > 0 and bool(self.h % self.window or self.w % self.window)
 
 
@@ -102,11 +102,11 @@ class AttentionKernel:
     """Returns whether the kernel runs for a shape, a dtype and a CUDA compute capability."""
     attend: Attend
     """Takes q, k, v and a buffer [T, H, K] (k and v with H / group heads), offsets int32 [S+1] and
-    the shape; returns the buffer or a tensor of its own. Rows at or beyond the last offset are not
-    written."""
+    the shape; returns the result in the buffer or in a new tensor. Rows at or beyond the last
+    offset are not written."""
     reads_beyond: int = 0
-    """Rows beyond the last offset that the last tile of keys may read. NaN in them would spread to
-    other rows, so they are cleared before every call."""
+    """The number of rows beyond the last offset that the last tile of keys may contain. NaN in them
+    would spread to other rows, so they are cleared before every call."""
 
 
 def _flash2(
@@ -150,14 +150,14 @@ def _takes_tma(shape: AttentionShape, dtype: torch.dtype, capability: tuple[int,
 
 
 def flash4_tile(shape: AttentionShape) -> tuple[int, int, bool] | None:
-    """Return the tile of flash-attn-4's kernel for a shape, or None for the package's own tile.
+    """Return the tile sizes for flash-attn-4's kernel, or None for the package's own choice.
 
     Measured on an H200: with the package's own tile of 192 x 144, one image of 784 rows takes 1.25
     and 1.42 times as long as with the tile returned here (heads of 72 and 80 columns), and 32 such
     images 1.07 and 1.06 times.
 
     Returns:
-        Query rows, keys, and whether probabilities stay in registers for the second product.
+        Query rows, keys, and whether probabilities stay in registers for the product with values.
     """
     if shape.size not in (72, 80):
         return None
@@ -238,7 +238,7 @@ KERNELS = {
 }
 """The attention kernels by name, in the order of preference where nothing could be timed."""
 TORCH_KERNELS = ("triton", "flash2", "cudnn", "tma")
-"""The names of the attention kernels that come with torch, which installs Triton on Linux."""
+"""The names of the attention kernels that need only torch, which installs Triton on Linux."""
 
 
 @cache

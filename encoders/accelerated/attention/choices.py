@@ -1,8 +1,8 @@
 """The choice of an attention kernel per shape: each shape is timed once, and choices are saved.
 
 Kernels are timed in a CUDA graph, so that the host's launch overhead is not measured, with two
-typical distributions of segment lengths. A kernel that raises, or whose result differs from float32
-attention, is dropped.
+typical distributions of segment lengths. A kernel that raises an error, or whose result is not
+close to float32 attention, is not used.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ RELATIVE = "triton, relative positions"
 """The key of the kernel for relative positions in ``KernelChoices.dropped``."""
 RELATIVE_NEEDS = "relative positions need 'triton', half precision and heads of 16 to 128 columns"
 ENOUGH_MS = 50.0
-"""A kernel is timed no more once its runs have taken so many milliseconds."""
+"""A kernel is not timed again once its timed runs have taken this many milliseconds."""
 TRIALS = ((1, 17, 64, 200, 333), (2500, 60))
-"""Segment lengths in rows of two correctness trials: short and long ones, and incomplete tiles."""
+"""Segment lengths, in rows, of two trials for correctness: short and long, with partial tiles."""
 SHORT_TRIALS = ((64, 1, 17, 64),)
 """Segment lengths in rows of the correctness trial for windows and other short segments."""
 
@@ -108,9 +108,9 @@ class KernelChoices:
     def _agrees(self, name: str, q: Tensor, shape: AttentionShape) -> bool:
         """Return whether the kernel ``name`` agrees with float32 attention for the dtype of ``q``.
 
-        A kernel is tried once per number of heads, head size and dtype: for short segments, for
-        long ones and for many long ones, because Triton's kernel is compiled differently for each.
-        The trial has NaN in the rows beyond the last segment, unless the kernel needs them cleared.
+        A kernel is tried once per number of heads, head size and dtype, and once each for short
+        segments, long ones and many long ones, for which Triton's kernel is compiled differently.
+        The trial has NaN in the rows beyond the last segment, unless the kernel needs zeros there.
         """
         is_short, is_searched = shape.longest <= SHORT, shape.segments > SEARCHED
         key = (
@@ -133,7 +133,7 @@ class KernelChoices:
     def takes_relative(self, rows: Tensor, shape: RelativeShape) -> bool:
         """Return whether the Triton kernel for attention with relative positions takes a shape.
 
-        A new shape is tried once: the result must agree with float32 attention over one view.
+        A new shape is tried once on one view: the result must agree with float32 attention.
 
         Args:
             rows: hidden rows; only their dtype and device are read.
@@ -241,10 +241,10 @@ class KernelChoices:
 
 
 def saved_rows(rows: object) -> Iterator[Mapping[str, object]]:
-    """Yield the entries of kernel choices that another process has saved.
+    """Yield the dicts of ``rows``, a list of kernel choices that another process has saved.
 
     Raises:
-        TypeError: the choices are no list of dicts.
+        TypeError: ``rows`` is no list of dicts.
     """
     if not isinstance(rows, Sequence):
         raise TypeError(f"{rows!r} is no list")
@@ -255,7 +255,7 @@ def saved_rows(rows: object) -> Iterator[Mapping[str, object]]:
 
 
 def _class_of(shape: AttentionShape) -> AttentionShape:
-    """Return a shape with its counts of rows rounded up to three significant bits.
+    """Return a shape with its rows, segments and longest length rounded to three significant bits.
 
     Shapes that are equal after rounding share one choice of a kernel.
     """
@@ -270,10 +270,10 @@ def rounded(number: int) -> int:
 
 
 def _fillings(shape: AttentionShape) -> list[list[int]]:
-    """Return one or two lists of segment lengths, in rows, to time a shape with.
+    """Return one or two lists of segment lengths, in rows, with which a shape is timed.
 
-    The first list has as many segments of the longest length as the rows allow; the second, if it
-    differs, has up to eight equal segments.
+    The first list has as many segments of the longest length as the rows allow. The second has up
+    to eight equal segments; it is left out if it would be the same or its segments very short.
     """
     longest = max(shape.longest, 1)
     longest_first = [longest] * min(shape.rows // longest, shape.segments)

@@ -1,9 +1,9 @@
-"""The forward of flash-attn-4, which is a private function of that package.
+"""The attention forward of flash-attn-4, which is a private function of that package.
 
-The public ``flash_attn_varlen_func`` takes neither the buffer that the result is written to nor a
-tiling, without which one image of 784 rows takes 1.25 to 1.42 times as long on an H200
-(``candidates.flash4_tile``). The extra ``flash`` admits 4.0 alone, and the keywords that
-are passed are compared with the function's own before its first call.
+The public ``flash_attn_varlen_func`` accepts neither a buffer for the result nor tile sizes. With
+its own tile sizes one image of 784 rows takes 1.25 to 1.42 times as long on an H200
+(``candidates.flash4_tile``). This library's extra ``flash`` installs version 4.0 only, and the
+keywords passed are compared with the function's signature before its first call.
 
 Source: ``flash_attn/cute/interface.py`` and ``flash_attn/cute/cache_utils.py`` of 4.0.0b36.
 """
@@ -26,7 +26,7 @@ KEYWORDS = frozenset(
         *("tile_mn", "mma_pv_is_rs"),
     )
 )
-"""The keywords with which the forward is called."""
+"""The keyword arguments that are passed to flash-attn-4's forward."""
 WARNING_MODULES = r"(flash_attn|cutlass|quack)(\.|$)"
 """The modules of flash-attn-4, and of the compiler and the kernels that it is built on."""
 
@@ -41,14 +41,14 @@ class Flash4(Protocol):
 def flash4_forward() -> Flash4:
     """Return flash-attn-4's forward with an output buffer; its compiled kernels are kept on disk.
 
-    The package compiles for some two seconds per head size and tiling. Unless the user has switched
-    its cache on or off by its variable of the environment, this function gets a cache on disk, in
-    the folder that the user has set for it or else in the user's own cache. Where that cannot be
-    written, compiled kernels are kept in memory, as is the package's default.
+    The package compiles for some two seconds per head size and tiling. Unless the user has set
+    ``FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED``, the forward gets a cache on disk, in the folder
+    ``FLASH_ATTENTION_CUTE_DSL_CACHE_DIR`` or else in the user's cache folder. Where that cannot be
+    written, compiled kernels are kept in memory, as by the package's default.
 
-    Its compiler warns of argument types and old names that the package itself uses. Warnings that
-    its modules give are ignored from here on: a filter for the time of a call would be set and
-    reset for all threads of the process, and two that overlap could leave it set for good.
+    Its compiler warns of argument types and old names that the package itself uses. Warnings from
+    its modules are ignored from here on: a filter set only during a call would apply to all threads
+    of the process, and two calls that overlap could leave it set for good.
 
     Raises:
         ImportError: the package is missing, or its forward lacks one of :data:`KEYWORDS`.
@@ -63,7 +63,7 @@ def flash4_forward() -> Flash4:
             f"the forward of this flash-attn-4 takes no {', '.join(missing)}: install 4.0.0b36"
         )
     if "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED" not in os.environ:
-        # Variables set here for the time of the import could crash a thread in C that reads some.
+        # Setting the variable during the import could crash C code of a thread that reads another.
         cache_home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
         own_folder = os.environ.get("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR")
         folder = Path(own_folder or cache_home / "vitgraph" / "flash-attn-4")

@@ -33,13 +33,13 @@ class BlocksRun:
 
 
 class FusedAttention:
-    """Computes the attention of each block in one forward pass, from qkv product to ``proj`` input.
+    """Computes the attention of each block in one forward, between the ``qkv`` and ``proj`` layers.
 
     Args:
         choices: the attention kernels of the encoder.
         hidden: the hidden states that the pass starts with, [T, D] or views [B, .., D].
         metadata: the result of the encoder's ``prepare_encoder_metadata``.
-        run_record: the record of the kernels that the pass used.
+        run_record: the record to which the kernels that run are added.
 
     Raises:
         ValueError: the metadata has rotary angles for views of another size.
@@ -70,7 +70,7 @@ class FusedAttention:
         """Return whether :meth:`attend` can compute the attention of a block, for states [T, D]."""
         if parts.relative is None:
             return True
-        # A replaced layer would be called on whole views here, but on padded windows in the block.
+        # A replaced layer would get whole views here, but padded windows in the block itself.
         return is_plain(parts.qkv, parts.proj) and self.choices.takes_relative(
             hidden, self._relative_shape(parts, parts.relative)
         )
@@ -80,7 +80,7 @@ class FusedAttention:
 
         Args:
             parts: the layers of the block.
-            rows: the result of its qkv product, [rows, columns]; overwritten.
+            rows: the result of the block's qkv product, [rows, columns]; overwritten.
         """
         if parts.relative is not None:
             return self._attend_relative(parts, parts.relative, rows)
@@ -143,8 +143,8 @@ class FusedAttention:
 
         Args:
             parts: the layers of the block.
-            relative: its tables of relative positions.
-            rows: the result of its qkv product, [rows, 3 * heads * head size].
+            relative: the tables of relative positions of the block.
+            rows: the result of the block's qkv product, [rows, 3 * heads * head size].
         """
         from ..triton_kernels.relative_attention import attend  # needs Triton
 
@@ -158,7 +158,7 @@ class FusedAttention:
         return RelativeShape(width // parts.num_heads, h, w, relative.window, self.dtype)
 
     def _segments(self, parts: BlockParts) -> tuple[Tensor, int]:
-        """Return offsets of a block's segments, int32 [S+1], and the longest length."""
+        """Return the offsets of the segments of a block, int32 [S+1], and the longest length."""
         if parts.windowed:
             return self.metadata["cu_window_seqlens"], int(self.metadata["max_window_seqlen"])
         longest = self.metadata["max_seqlen"]

@@ -17,7 +17,7 @@ from ...layers.bounded_linear import Range
 
 @triton.jit
 def clamped(x: tl.tensor, limits: tl.tensor) -> tl.tensor:
-    """Return x clamped to the two bounds at the addresses ``limits``, if given; NaN stays NaN."""
+    """Return x clamped to the bounds at the two addresses ``limits``, if any; NaN stays NaN."""
     if limits is not None:
         low, high = tl.load(limits[0]).to(tl.float32), tl.load(limits[1]).to(tl.float32)
         x = tl.where(x < low, low, x)
@@ -101,7 +101,7 @@ def _activation_kernel(
 Ranges: TypeAlias = tuple[Range | None, Range | None, Range | None]
 KINDS = {"gelu": 0, "gelu_tanh": 1, "quick_gelu": 2, "silu": 3}
 BLOCK = 2048
-"""Columns per program: GELU of 65,600 x 4,096 takes 283 us on an H200, torch's own 337 us."""
+"""Columns per program. GELU of 65,600 x 4,096 takes 283 us on an H200, and torch's GELU 337 us."""
 
 
 def activate(

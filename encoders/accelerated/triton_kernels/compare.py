@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 STEP, SAMPLED = 8, 32
-"""The distance between rows that are compared, and how many of them one program compares."""
+"""Every ``STEP``-th row is compared, and one program compares ``SAMPLED`` of these rows."""
 
 
 @triton.jit
@@ -47,7 +47,7 @@ def _compare_kernel(
 
 
 def copy_differences(table: Tensor, rows: int, size: int) -> None:
-    """Compare 16 entries in every eighth row of weights with copies, and copy rows that differ.
+    """Compare 16 entries in every eighth row of weights with copies; copy 256 rows at a difference.
 
     Args:
         table: int64 [pairs, 8]: addresses of source and copy, rows, columns, the copy's row stride,

@@ -151,18 +151,18 @@ class Sum(NamedTuple):
     branch: Tensor | None = None
     """The output [T, D] of attention or MLP that is still to be added to the residual stream."""
     scale: Tensor | None = None
-    """The layer scale [D], which multiplies the branch before it is added; None: there is none."""
+    """The layer scale [D], which multiplies the branch before it is added; None: no layer scale."""
     offset: Tensor | None = None
     """float32 [D], to be added to every row: the sum of biases that earlier products left out."""
     pending: Tensor | None = None
-    """The bias [D] that the latest product left out, to be added to every row, too."""
+    """The bias [D] that the latest product left out, which is also to be added to every row."""
     shifted: Tensor | None = None
     """float32 [D], to which the kernel that reads this sum writes ``offset + pending``; it is the
     offset of the sums after this one."""
     branch_norm: Norm | None = None
-    """The RMS norm of the branch before it is scaled and added; None: it has no such norm."""
+    """The RMS norm applied to the branch before it is scaled and added; None: no norm."""
     branch_range: Range | None = None
-    """The range that the branch is clamped to before its norm; None: it is not clamped."""
+    """The range that the branch is clamped to before ``branch_norm``; None: it is not clamped."""
 
     @property
     def complete(self) -> bool:
@@ -170,13 +170,13 @@ class Sum(NamedTuple):
         return self.branch is None and self.offset is None and self.pending is None
 
     def plus_bias(self, bias: Tensor) -> Sum:
-        """Return this stream with a bias [D] that the next kernel adds; only one may be pending."""
+        """Return this sum with a bias [D] that the next kernel adds; only one may be pending."""
         assert self.pending is None
         shifted = torch.empty(bias.shape, dtype=torch.float32, device=bias.device)
         return self._replace(pending=bias, shifted=shifted)
 
     def as_read(self) -> Sum:
-        """Return this residual stream as it is once a kernel has added its pending bias."""
+        """Return this sum after a kernel has read it and written ``pending`` into the offset."""
         if self.pending is None:
             return self
         return self._replace(offset=self.shifted, pending=None, shifted=None)
@@ -217,9 +217,9 @@ def normalise_heads(rows: Tensor, norm: Norm) -> None:
 
 
 def normalise_quantised(stream: Sum, norm: Norm, keep: bool) -> tuple[Tensor | None, Rows8]:
-    """Return a completed residual stream [T, D], and its normalised rows [T, D] in e4m3.
+    """Return the completed residual stream [T, D], and its normalised rows [T, D] in e4m3.
 
-    Without ``keep``, the completed stream is not written, and None stands for it.
+    Without ``keep``, the completed stream is not written, and None is returned for it.
     """
     hidden = stream.hidden
     total = hidden.new_empty(hidden.shape) if keep else None

@@ -35,13 +35,13 @@ def _positions_kernel(
 
 
 def add_table_rows(rows: Tensor, table: Tensor, index: Tensor, weight: Tensor) -> Tensor:
-    """Add to each row a weighted sum of table rows, computed in float32 and rounded once.
+    """Return each row plus a weighted sum of table rows, computed in float32 and rounded once.
 
     Args:
         rows: [T, D], contiguous.
         table: [entries, D], contiguous.
-        index: int64 [T, taps], contiguous.
-        weight: float32 [T, taps], contiguous.
+        index: numbers of the table rows to add to each row, int64 [T, taps], contiguous.
+        weight: their factors, float32 [T, taps], contiguous.
     """
     out = rows.new_empty(rows.shape)
     count, columns = rows.shape

@@ -1,7 +1,7 @@
 """Rows and weights in fp8 (e4m3), each row with a float32 scale of its own (Triton).
 
-The largest number of a row becomes 448, the largest of e4m3. Numbers down to 1/28,000 of it keep
-four significant bits, so that a few large entries do not cost the others their precision.
+The largest number of a row is stored as 448, the largest of e4m3. Numbers down to 1/28,000 of it
+keep four significant bits, so that a few large entries do not cost the others their precision.
 
 Shapes: T rows, D columns.
 """
@@ -19,7 +19,7 @@ from .activations import KINDS, activated
 
 E4M3 = torch.float8_e4m3fn
 STEP, SAMPLED = 8, 32
-"""The distance between weight rows that are compared, and how many one program compares."""
+"""Every ``STEP``-th row of a weight is compared, and one program compares ``SAMPLED`` of them."""
 
 
 class Rows8(NamedTuple):
@@ -86,8 +86,8 @@ def quantise(
 ) -> Rows8:
     """Apply an activation, multiply by ``up`` if it is given, and quantise each row.
 
-    A row is held in two pieces whose widths are powers of two (4,304 columns as 4,096 and 256),
-    which wastes less work beyond the end of the row than one piece.
+    A kernel reads a row in two pieces whose widths are powers of two (4,304 columns as 4,096 and
+    256), which wastes less work beyond the end of the row than one piece.
 
     Args:
         x, up: [T, D], any row stride.
@@ -183,7 +183,7 @@ def _weights_kernel(
 
 
 def quantise_weights(table: Tensor, rows: int, dtype: torch.dtype, *, force: bool) -> None:
-    """Compare 16 entries in every eighth row of weights with fp8 copies; quantise rows that differ.
+    """Compare 16 entries in every eighth row of weights with fp8 copies; quantise changed rows.
 
     Args:
         table: int64 [pairs, 8]: addresses of source and copy, rows, columns, the copy's row stride,

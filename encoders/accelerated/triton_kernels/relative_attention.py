@@ -118,7 +118,7 @@ def _relative_kernel(
 
 
 WIDEST = 128
-"""The most columns of a window or view that the kernel takes: a program holds a line of keys."""
+"""The most patches across a window or view: a program of the kernel holds a whole line of keys."""
 
 
 def takes(shape: RelativeShape, dtype: torch.dtype) -> bool:

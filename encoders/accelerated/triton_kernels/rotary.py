@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 
-# Without this, Triton would compile again for numbers that are 1 or multiples of 16.
+# Without this, Triton would compile again if `segments` is 1 or a multiple of 16.
 @triton.jit(do_not_specialize=["segments"])
 def _rotate_kernel(
     qkv: tl.tensor,
@@ -66,21 +66,21 @@ def rotate_in_place(
     queries: int = 0,
     factor: float = 1.0,
 ) -> None:
-    """Rotate queries and keys, and clear pad rows, whose NaN must not reach a tile of keys.
+    """Rotate queries and keys, and clear padded rows, whose NaN must not reach a tile of keys.
 
-    Pairs of every head are turned in float32 and rounded once. Queries, keys and values of rows at
-    or beyond the last offset become zero.
+    Pairs of columns of every head are rotated in float32 and rounded once. Queries, keys and values
+    of rows at or beyond the last offset become zero.
 
     Args:
         qkv: [T, heads, K] with contiguous rows, the heads of queries first, then those of keys,
             then those of values; overwritten.
         cos, sin: float32 [T, R], or [n, R] for tiles of n rows that share their angles. R is the
-            number of pairs, K/2 unless the last columns of a head pass as they are.
+            number of pairs: K/2, or less if the last columns of a head are not rotated.
         offsets: cumulative segment lengths, int32 [S+1].
-        rotated_heads: number of heads of queries and keys; there are at most as many of values.
-        pair_distance: columns from one entry of a pair to the other, in groups of twice as many;
-            None: R.
-        queries: number of heads that are multiplied by ``factor``, too.
+        rotated_heads: number of heads of queries and keys; heads of values are at most as many.
+        pair_distance: a pair is columns i and i + ``pair_distance`` of a head, within each group of
+            2 * ``pair_distance`` columns; None: R.
+        queries: number of heads, from the first, that are also multiplied by ``factor``.
         factor: number that these heads are multiplied by before they are rounded.
     """
     (rows, heads, size), pairs = qkv.shape, cos.shape[1]
@@ -108,7 +108,7 @@ def rotate_in_place(
 
 
 HEADS_PER_PROGRAM, WARPS = 8, 4
-"""The fastest sizes of the rotary kernel on an H200: 3.7 us for 784 rows of 16 heads of 72."""
+"""The fastest launch sizes on an H200: 3.7 us for 784 rows of 16 heads of 72 columns."""
 
 
 @triton.jit(do_not_specialize=["segments", "rows"])
@@ -143,4 +143,4 @@ def clear_rows(x: Tensor, offsets: Tensor, count: int) -> None:
 
 
 CLEARED = 1024
-"""The number of columns of the padding that one program of the kernel sets to zero."""
+"""The number of columns that one program of the kernel sets to zero."""

@@ -1,9 +1,9 @@
 """Attention over packed segments for heads of 65 to 80 columns, on Hopper and newer (Triton).
 
-Like ``triton_attention`` it computes a head as products of 64 and 16 columns, the last of which may
-be zeros. Unlike it, the tensor memory accelerator copies the tiles of queries, keys and values, and
-a small kernel plans the tiles before, those of the longest segments first, so that no long tile
-begins while other processors have run out of work. It is slower than ``triton_attention`` for
+As in ``triton_attention``, a head is computed as products of 64 and 16 columns, the last of which
+may be zeros. Here the tensor memory accelerator copies the tiles of queries, keys and values, and a
+small kernel lists the tiles beforehand, those of the longest segments first, so that no long tile
+begins when other processors have run out of work. It is slower than ``triton_attention`` for
 windows of up to 64 rows.
 
 A step reads up to ``Tile.keys - 1`` rows beyond its segment. Their scores are masked, but their
@@ -13,7 +13,7 @@ values are multiplied by 0, so NaN in them spreads: rows beyond the last offset 
 Measured on an H200 beside ``triton_attention``: 1.11 to 1.28 times as fast for heads of 72 columns,
 1.24 to 1.33 for heads of 80.
 
-Shapes: T packed rows, H heads, K head size, S segments, Q groups of queries.
+Shapes: T packed rows, H heads, K head size, S segments, Q tiles of queries.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MAIN, REST = 64, 16
 """The columns of a head in the two products; those beyond the head size are zeros."""
 
 
-# Without this, Triton would compile again for numbers that are 1 or multiples of 16.
+# Without this, Triton would compile again if one of these is 1 or a multiple of 16.
 @triton.jit(do_not_specialize=["segments", "tiles"])
 def _plan_kernel(
     offsets: tl.tensor,
@@ -139,8 +139,8 @@ class Tile(NamedTuple):
 def tile_for(size: int) -> Tile:
     """Return the tiling for a head size, by measurement on an H200.
 
-    A head of 80 columns begins at a whole sector of 32 bytes of the memory, so that small tiles are
-    copied fast enough; of the heads of 72 columns, every second one begins in the middle of one.
+    Every head of 80 columns begins at a multiple of 32 bytes, a sector of memory, so that small
+    tiles are copied fast enough; every second head of 72 columns begins inside a sector.
     """
     return Tile(64, 64, 4, 2) if size == MAIN + REST else Tile(128, 64, 8, 3)
 

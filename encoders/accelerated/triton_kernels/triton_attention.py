@@ -59,7 +59,7 @@ def _step(
     return higher, total, result, result_rest
 
 
-# Without this, Triton would compile again for numbers that are 1 or multiples of 16.
+# Without this, Triton would compile again if `segments` is 1 or a multiple of 16.
 @triton.jit(do_not_specialize=["segments"])
 def _attention_kernel(
     query: tl.tensor,
@@ -186,7 +186,7 @@ def tile_for(size: int, longest: int) -> Tile:
 
 
 LONG = 2048
-"""Segments of at least so many rows are faster with 128 query rows per program."""
+"""Segments of at least this many rows are faster with 128 query rows per program."""
 
 
 def attend(
@@ -206,8 +206,8 @@ def attend(
     where a segment may have several tiles, there are T // queries + S programs per head, and each
     program searches for its segment. The programs of segment s begin at ``offsets[s] // queries +
     s``, which leaves room for all of its tiles. At most one program per segment then has no rows,
-    and the programs beyond the last segment come last, so that the others are spread evenly over
-    the GPU.
+    and the programs beyond the last segment come last, so that programs with rows are spread evenly
+    over the GPU.
 
     Args:
         q, k, v: [T, H, K] of one row stride, heads contiguous; k and v may have fewer heads, each
@@ -216,7 +216,7 @@ def attend(
         offsets: cumulative segment lengths, int32 [S+1].
         longest: an upper bound of the longest segment, in rows.
         tile: the tiling.
-        searched: a power of two; programs search for their segment among at most so many.
+        searched: a power of two, the most segments among which programs search for their own.
     """
     size = q.shape[2]
     main = 1 << (size.bit_length() - 1)
