@@ -2,13 +2,13 @@
 
 - ``intake``: paths, bytes, PIL images, arrays and tensors to uint8 RGB tensors
 - ``image_files``: image files opened and turned upright
-- ``clips``, ``video_files``: clips and video files to lists of such tensors
+- ``clips``, ``video_files``: clips and video files to lists of uint8 RGB tensors, one per frame
 - ``sizes``: the size an image is resized to, and its tiling; ``sampling``: the frames of a video
 - ``preprocessors``: images and clips to the pixels of each family's towers, a module per family
-- ``images``: resizing, staging, normalising and checks of keywords, for all towers
-- ``processor_files``: the defaults that a repo's processor files set, and ``pixel_rules``: those of
-  the repos of towers over patches
-- ``processor_outputs``: the pixels and grids that a Hugging Face processor gave
+- ``images``: resizing, normalising and checks of the keywords of ``preprocess``, for all towers
+- ``processor_files``: the defaults in a repo's processor files (``preprocessor_config.json``, ..);
+  ``pixel_rules``: the same for towers over patches, such as Qwen's
+- ``processor_outputs``: the pixels and grids in the output of a Hugging Face processor
 
 Other packages import the names in ``__all__`` from here, not from the modules.
 """

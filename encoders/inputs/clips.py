@@ -16,7 +16,7 @@ from .intake import ImageLike, Video, VideoLike, VideosLike, is_one_image, is_pi
 from .video_files import VideoFrames
 
 IMAGES_ALONE = "this tower takes images alone: pass the frames of a video as images"
-"""The message of the error that preprocessors without videos raise for one."""
+"""The message of the error that preprocessors which take only images raise for a video."""
 
 
 def refuse_sampling(limits: Limits) -> None:
@@ -43,13 +43,13 @@ class ChooseFrames(Protocol):
 
 
 def read_item(item: object) -> tuple[list[ImageLike], list[VideoLike]]:
-    """Return the images and the videos of an item of a stream: one image, or else one clip.
+    """Tell whether an item of a stream is an image or a clip: return ([image], []) or ([], [clip]).
 
     A :class:`Video`, a list of frames and an array or tensor of four dimensions are clips. A dict
     is a row of a ``datasets`` column: {"bytes", "path"}, {"image": ...} or {"video": ...}.
 
     Raises:
-        ValueError: a dict without any of these.
+        ValueError: a dict without any of these keys.
     """
     if isinstance(item, Mapping):
         for name in ("video", "image", "bytes", "path"):
@@ -63,7 +63,7 @@ def read_item(item: object) -> tuple[list[ImageLike], list[VideoLike]]:
         is_clip = item.ndim == 4
     else:
         is_clip = isinstance(item, Video | Sequence) and not is_one_image(item)
-    # Which kind of image or clip it is, and whether it is one, is checked where it is converted.
+    # Whether it really is an image or a clip is checked later, when it is converted to tensors.
     return ([], [cast("VideoLike", item)]) if is_clip else ([cast("ImageLike", item)], [])
 
 
@@ -97,7 +97,7 @@ def read_videos(
             numpy [F, H, W, C], a tensor [F, C, H, W], or a list or tuple of PIL images, which is
             one clip. In an iterable a video may also be a sequence of images of any kind.
         choose: chooses the frames of a video; it is called once per video.
-        error: an error to raise at the first video, before it is read; None for none.
+        error: an error to raise at the first video, before it is read; None if videos are allowed.
 
     Returns:
         The frames of each video, uint8 [3, H, W] per frame.
@@ -116,7 +116,7 @@ def read_videos(
 
 
 def refuse_videos(videos: VideosLike) -> None:
-    """Raise a ValueError if there is a video, for a tower that takes images alone."""
+    """Raise a ValueError if there is a video, for a tower that takes only images."""
     for _ in _listed(videos):
         raise ValueError(IMAGES_ALONE)
 

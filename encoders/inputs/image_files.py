@@ -46,14 +46,14 @@ DAMAGED = (
 )
 """The exceptions that PIL's decoders raise for damaged files."""
 _HEAD = 32
-"""Bytes of a file that say its format: a size, "ftyp", a brand, a version and further brands."""
+"""Bytes read to tell a HEIF file: it begins with a size, "ftyp", a brand, a version and brands."""
 _HEIF_BRANDS = frozenset((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"))
 
 _LOCKS = tuple(threading.Lock() for _ in range(1021))
-"""Locks for reading open files and PIL images that are not decoded yet. Two threads may be given
-the same one, and if both read it at once, PIL decodes wrong data. The images belong to the user,
-who may give one to several encoders, so the locks are the process's; a fixed number of them grows
-with no image. It is prime, because addresses, by which locks are chosen, are multiples of 16."""
+"""Locks for reading open files and PIL images that are not decoded yet. If two threads read a file
+at once, PIL decodes wrong data. All encoders share the locks, because the user may pass one image
+to several encoders. Their number is fixed, so that memory does not grow with images; it is prime,
+because a lock is chosen by the image's address, a multiple of 16."""
 
 
 def open_image(source: FileLike) -> Image.Image:
@@ -82,8 +82,8 @@ def open_image(source: FileLike) -> Image.Image:
             "open binary file"
         )
     with lock_of(source):
-        # A lazy file object opens its file now. If that fails, the error is not one of the image,
-        # as which ``_open`` would report it.
+        # A lazy file object opens its file now. If that fails, its error is raised unchanged:
+        # ``_open`` would report it as a damaged image.
         source.read(0)
         return _open(source)
 
@@ -102,7 +102,7 @@ def _find_file(file: str | os.PathLike[str]) -> Path:
 
 def _open(file: Path | Readable) -> Image.Image:
     try:
-        # The type of PIL's argument asks for all methods of a file.
+        # PIL annotates this argument as a file with all methods, but needs only a few.
         image = Image.open(cast("Path | IO[bytes]", file))
         with image:
             ImageOps.exif_transpose(image, in_place=True)

@@ -1,4 +1,4 @@
-"""The parts that the preprocessing of all towers shares: resizing, staging, checks of keywords.
+"""The steps that the preprocessing of all towers shares: resizing, normalising, and checks.
 
 The pixels are those of transformers 5.23.0's torchvision-backed processors on the CPU: an image is
 resized as uint8 (``F.interpolate``, bicubic, antialiased, which torchvision runs as well), then
@@ -180,7 +180,7 @@ def stack_frames(frames: Sequence[Tensor], pinned: bool) -> Tensor:
 
 
 def fold_mean_std(mean: PerChannel, std: PerChannel) -> tuple[Tensor, Tensor]:
-    """Convert mean and std of pixels from 0 to 1 to those from 0 to 255, float32 [3, 1, 1] each."""
+    """Convert mean and std from the scale 0 to 1 to the scale 0 to 255, float32 [3, 1, 1] each."""
     mean_std = torch.tensor((mean, std), dtype=torch.float32, device="cpu") * 255.0
     return mean_std[0].view(3, 1, 1), mean_std[1].view(3, 1, 1)
 
@@ -197,7 +197,7 @@ def normalize(pixels: Tensor, mean: PerChannel, std: PerChannel) -> Tensor:
         float32 [N, 3, ...].
     """
     mean_std = torch.stack(fold_mean_std(mean, std))
-    if pixels.is_cuda:  # a copy from pageable memory would wait for all batches that are queued
+    if pixels.is_cuda:  # a copy from pageable memory would wait for all work queued on the GPU
         mean_std = mean_std.pin_memory()
     low, scale = mean_std.to(pixels.device, non_blocking=True).view(2, 3, *[1] * (pixels.ndim - 2))
     return pixels.to(torch.float32).sub_(low).div_(scale)
@@ -209,7 +209,7 @@ def grid_tensor(grids: Sequence[Grid]) -> Tensor:
 
 
 def check_limits(limits: Limits) -> None:
-    """Check the keywords of ``preprocess`` that are given.
+    """Check the values of the keywords of ``preprocess`` that are not None.
 
     Raises:
         ValueError: an ``fps`` that is no positive number, another keyword that is no positive

@@ -59,9 +59,9 @@ class Video:
 VideoLike: TypeAlias = Video | str | os.PathLike[str] | AnyArray | Tensor | Sequence[ImageLike]
 """One video: frames with their rate, the path of a video file, or frames alone."""
 ImagesLike: TypeAlias = ImageLike | Iterable[ImageLike]
-"""One image, or several in any mix; one array or tensor of a batch is several, too."""
+"""One image, or several of any kinds; a 4-dimensional array or tensor is a batch of several."""
 VideosLike: TypeAlias = VideoLike | Iterable[VideoLike]
-"""One video, or several in any mix."""
+"""One video, or several of any kinds."""
 ItemLike: TypeAlias = ImageLike | VideoLike | Mapping[str, object]
 """One item of a stream: an image, a clip, or a row of a ``datasets`` column."""
 
@@ -159,7 +159,7 @@ def is_picture(image: object) -> bool:
 def is_one_item(items: object) -> bool:
     """Return whether ``items``, which a user passed to a stream, are one image instead of several.
 
-    A loop over one image would give its rows or bytes.
+    A loop over a single image would yield its rows or bytes as items.
     """
     if isinstance(items, np.ndarray | Tensor):
         return items.ndim in (2, 3)

@@ -1,8 +1,8 @@
-"""The rules by which repos of towers over patches resize, sample and normalise images and videos.
+"""The rules by which images and videos are resized, sampled and normalised for towers over patches.
 
-Such repos are those of Qwen, GLM, ERNIE, MiniMax and Pixtral. The class defaults are those of
-transformers 5.23.0. A repo's processor files replace them; a value that a file leaves out comes
-from the class that the file names.
+Such towers are those of Qwen, GLM, ERNIE, MiniMax and Pixtral. Their defaults are those of the
+processor classes of transformers 5.23.0. A repo's processor files replace them; a value that a file
+leaves out comes from the class that the file names.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .sizes import MOST_PIXELS
 
 @dataclass(frozen=True)
 class PixelRules:
-    """The values by which a repo resizes, samples and normalises its images, or its videos."""
+    """The values by which a checkpoint's images, or its videos, are resized and normalised."""
 
     min_pixels: int
     max_pixels: int
@@ -43,10 +43,10 @@ class PixelRules:
     min_frames: int = 4
     max_frames: int = 768
     sampling: SamplingRule = "qwen2_vl"
-    """The rule by which frames of a video are chosen if a number or rate is asked for."""
+    """The rule by which frames of a video are chosen if the user passes a number or rate."""
     max_duration: int = 0
-    """The seconds beyond which a video is sampled with fewer frames per second (GLM); 0 means
-    never."""
+    """A video of more seconds than this is sampled with fewer frames per second (GLM); 0 means that
+    none is."""
     canvas: bool = False
     """Whether frames are laid on a black canvas (GLM-5) instead of stretched to its size."""
     joined_frames: int = 1
@@ -60,8 +60,8 @@ class PixelRules:
         """Return a copy of these rules with other bounds on the area of an image.
 
         Args:
-            min_pixels: smallest area in pixels; None keeps that of these rules.
-            max_pixels: largest area in pixels; None keeps that of these rules.
+            min_pixels: smallest area in pixels; None keeps the area of these rules.
+            max_pixels: largest area in pixels; None keeps the area of these rules.
 
         Raises:
             ValueError: the smallest area is larger than the largest.
@@ -76,8 +76,8 @@ class PixelRules:
         return replace(self, min_pixels=lowest, max_pixels=highest)
 
 
-# Class defaults of the processors of transformers 5.23.0; those of ERNIE-4.5-VL are Baidu's, too.
-# GLM-5's areas are numbers of tokens.
+# Defaults of the processor classes of transformers 5.23.0; for ERNIE-4.5-VL, Baidu's are the same.
+# GLM-5's class counts areas in tokens.
 QWEN2_IMAGES = PixelRules(56 * 56, 1280 * 28**2)
 QWEN2_VIDEOS = PixelRules(128 * 28**2, 768 * 28**2)
 QWEN3_VIDEOS = PixelRules(
@@ -99,7 +99,7 @@ PatchRule: TypeAlias = Literal[
 ]
 PATCH_RULES: Mapping[PatchRule, tuple[PixelRules, PixelRules]] = {
     "qwen2_vl": (QWEN2_IMAGES, QWEN2_VIDEOS),
-    "qwen3_vl": (  # published with Qwen3-VL, 3.5 and 3.6; they differ from the class's
+    "qwen3_vl": (  # in the files of Qwen3-VL, 3.5 and 3.6; the class has other defaults
         PixelRules(256**2, 4096**2, HALF, HALF),
         replace(QWEN3_VIDEOS, min_pixels=4096, max_pixels=25_165_824),
     ),
@@ -109,7 +109,7 @@ PATCH_RULES: Mapping[PatchRule, tuple[PixelRules, PixelRules]] = {
     "minimax_m3": (_MINIMAX_M3, replace(_MINIMAX_M3, max_pixels=768 * 28**2)),
     "ernie": (_ERNIE, _ERNIE_VIDEOS),
 }
-"""The rules of images and those of videos, by the family (of GLM also the version)."""
+"""The rules of images and the rules of videos by family, and for GLM by version."""
 _IMAGE_CLASSES = {
     "MiniMaxM3VLImageProcessor": _MINIMAX_M3,
     "Qwen2VLImageProcessor": QWEN2_IMAGES,
@@ -160,7 +160,7 @@ def long_side_rules(
 ) -> PixelRules:
     """Return the rules by which a Pixtral or Mistral repo resizes and normalises images.
 
-    The ``patch_size`` of an image processor is not read, because the processor that contains it
+    The ``patch_size`` of the image processor's section is not read, because the processor around it
     sets ``patch_size`` and ``spatial_merge_size``, which may not contradict the tower.
 
     Args:
@@ -191,7 +191,7 @@ def long_side_rules(
 def long_side(side: int, mean: PerChannel = CLIP_MEAN, std: PerChannel = CLIP_STD) -> PixelRules:
     """Return rules that shrink an image so that no side has more than ``side`` pixels.
 
-    ``mean`` and ``std`` are those of the channels of pixels from 0 to 1.
+    ``mean`` and ``std`` have a value per channel, of pixels from 0 to 1.
     """
     return PixelRules(1, MOST_PIXELS, mean, std, longest_edge=side)
 
@@ -201,8 +201,8 @@ def patch_video_rules(
 ) -> PixelRules:
     """Return the rules by which a repo samples, resizes and normalises videos.
 
-    A smallest area above the largest one is not refused: a file for images that sets
-    ``max_pixels`` alone may lie below the video class's default of ``min_pixels``. The
+    A smallest area above the largest one is not refused: a file for images that sets only
+    ``max_pixels`` may set it below the video class's default of ``min_pixels``. The
     preprocessor compares the two when a video is passed.
 
     Args:
@@ -237,7 +237,7 @@ def _named_or_own(classes: Mapping[str, PixelRules], name: str, family: PixelRul
     Args:
         classes: the defaults of each class by its name.
         name: the class that a file names; an unknown name means the family's own class.
-        family: the family's rules; its own class is the one that samples frames as they say.
+        family: the family's rules; its own class is the one with the same ``sampling``.
     """
     own_rules = next(rules for rules in classes.values() if rules.sampling == family.sampling)
     return classes.get(name, own_rules)

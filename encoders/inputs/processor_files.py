@@ -136,10 +136,10 @@ def image_section(files: ProcessorFiles) -> tuple[str, Section] | None:
     DeepSeek's processors describe images at the top level of ``processor_config.json``.
 
     Returns:
-        None if no file describes images.
+        The name and the section, or None if no file describes images.
 
     Raises:
-        ValueError: a file of another name than the three that are known.
+        ValueError: a key of ``files`` that is no name of a processor file.
     """
     top = files.get("processor_config", {})
     unknown = set(files) - set(_FILES)
@@ -220,12 +220,12 @@ def check_side(label: str, section: Section, side: int) -> None:
 
 
 def read_resample(label: str, section: Section, usual: Resample) -> Resample:
-    """Return the kind of resampling that a section names, by the name that ``resize`` takes.
+    """Return the resampling filter of a section, such as "bicubic".
 
     Args:
         label: name of the section in errors.
-        section: a section of a processor file; its ``resample`` is one of PIL's numbers.
-        usual: the kind for a section that names none.
+        section: a section of a processor file; its ``resample`` is PIL's number of a filter.
+        usual: the filter if the section has no ``resample``.
 
     Raises:
         ValueError: neither Lanczos (1) nor bilinear (2) nor bicubic (3).
@@ -290,7 +290,7 @@ def read_positive(
         label: name of the section in errors.
         key: name of the value in errors.
         value: the value as parsed from JSON; None if the section has none.
-        default: what is returned for None.
+        default: the result if ``value`` is None.
         maximum: the largest value that is allowed; None allows any.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The rules by which frames are sampled from a video.
+"""The rules by which each family's video processor samples frames from a video.
 
 Source: ``sample_frames`` of the Qwen2-VL, Qwen3-VL, InternVL, GLM-4.1V, GLM-4.6V, GLM-5 and
 ERNIE-4.5-VL video processors, and ``default_sample_indices_fn`` (the "uniform" rule), of
@@ -44,19 +44,19 @@ def sample_frames(
 
     Args:
         total: number of frames of the video.
-        rule: the family whose video processor is followed.
+        rule: the family whose video processor's rule is used.
         fps: frames per second to sample; the Qwen rules keep the number of frames between
             ``min_frames`` and ``max_frames``. The glm46v rule does not read the number: it takes 6,
             2 or 1 per second, the fewer the longer the video is.
         num_frames: number of frames to sample. Without ``fps`` and ``num_frames``, all frames.
         source_fps: frames per second of the video, 24 if None; the GLM rules need it with ``fps``.
-        min_frames: smallest number of frames with ``fps``.
-        max_frames: largest number of frames with ``fps``.
-        temporal_patch_size: the qwen2_vl rule samples a multiple of it, the GLM rules too by
-            repeating the last frame, and the ernie rule likewise, also without ``fps`` and
-            ``num_frames``.
+        min_frames, max_frames: smallest and largest number of frames with ``fps``.
+        temporal_patch_size: by the qwen2_vl, GLM and ernie rules the number of frames is a multiple
+            of it. The GLM and ernie rules repeat the last frame for that, ernie even without
+            ``fps`` and ``num_frames``.
         initial_shift: where the internvl rule starts: True is half a step, a number is an index.
-        max_duration: seconds from which the glm4v and glm5_next rules sample fewer; 0: no bound.
+        max_duration: seconds beyond which the glm4v and glm5_next rules sample fewer frames per
+            second; 0: no bound.
 
     Returns:
         Indices in ascending order; the qwen3_vl rule may repeat some, the GLM rules the last one.
@@ -142,7 +142,7 @@ def _check_count(count: int, total: int, fps: float | None, multiple: int) -> in
 
 
 def _steps(start: float, total: int, count: float) -> list[int]:
-    # transformers takes float32 steps, too. Their rounding may make one index too many, beyond the
+    # Steps are float32, as in transformers. Their rounding may make one index too many, beyond the
     # last frame.
     indices: list[int] = (
         torch.arange(start, total, total / count, dtype=torch.float32, device="cpu").int().tolist()
@@ -182,8 +182,8 @@ def _sample_glm(
         num_frames: number of frames to sample, read if ``fps`` is None.
         source_fps: frames per second of the video, which ``fps`` needs.
         max_frames: largest number of frames (glm5_next).
-        max_duration: seconds from which fewer frames are sampled (glm4v, glm5_next); 0: no bound.
-        pair: the number of frames is filled to a multiple of it.
+        max_duration: seconds beyond which the rate is lowered (glm4v, glm5_next); 0: no bound.
+        pair: the number of frames becomes a multiple of it.
 
     Raises:
         ValueError: ``fps`` without ``source_fps``, or more frames than the video has.

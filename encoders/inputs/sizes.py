@@ -145,8 +145,8 @@ def canvas_size(
         temporal_factor: the number of frames is rounded to a multiple of it for the bounds.
 
     Returns:
-        The next multiples of ``factor`` around a frame, or around the frame in another scale if
-        their area is out of bounds.
+        Height and width: those of a frame, scaled first if the area would be out of bounds, and
+        rounded up to multiples of ``factor``.
 
     Raises:
         ValueError: ``max_pixels`` is below the area of one token in each frame.
@@ -210,16 +210,16 @@ def long_side_resize(
 def content_size(
     frames: int, height: int, width: int, new_height: int, new_width: int, min_pixels: int
 ) -> tuple[int, int]:
-    """Return the size to which GLM-5 resizes a frame for the top left corner of its canvas.
+    """Return the size to which GLM-5 resizes a frame, which it puts at the top left of a canvas.
 
     Args:
-        frames: number of frames, as :func:`canvas_size` takes it.
+        frames: number of frames, the same as for :func:`canvas_size`.
         height: height of a frame in pixels.
         width: width of a frame in pixels.
         new_height: height of the canvas in pixels.
         new_width: width of the canvas in pixels.
-        min_pixels: as :func:`canvas_size` takes it; frames of at least as many pixels together are
-            never enlarged.
+        min_pixels: the same as for :func:`canvas_size`; frames of at least as many pixels together
+            are never enlarged.
 
     Returns:
         Height and width in pixels, in about the shape of the frame.
@@ -244,7 +244,7 @@ def best_tiling(
     """Return the grid of tiles whose shape is nearest to the shape of an image (InternViT).
 
     Of two grids of equal shape, the larger is taken if the image has over half as many pixels as
-    its tiles.
+    the tiles of the larger.
 
     Args:
         width: width of the image in pixels.
@@ -319,7 +319,7 @@ def best_candidate(
 
 
 def read_candidates(label: str, sizes: object, side: int) -> tuple[tuple[int, int], ...]:
-    """Check the sizes that DeepSeek-VL2 may resize an image to, for its tiles.
+    """Check the sizes to which DeepSeek-VL2 may resize an image before it is split into tiles.
 
     Args:
         label: name of the file or section that holds the sizes, for errors.

@@ -1,4 +1,4 @@
-"""The frames of video files, decoded by PyAV when they are asked for."""
+"""The frames of video files, each decoded by PyAV when it is indexed."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ class _Pass(threading.local):
 class VideoFrames(Sequence[Tensor]):
     """The frames of a video file, each uint8 [3, H, W], rotated and mirrored as players show them.
 
-    A frame is decoded when it is asked for, and decoding goes forward: when a few frames of a long
-    film are sampled, only those are kept in memory. ``torch.stack(list(frames))`` holds all frames.
+    A frame is decoded when it is indexed, and decoding goes forward: when a few frames of a long
+    film are sampled, only those are kept in memory. ``torch.stack(list(frames))`` keeps all frames.
 
     Several threads may read one object: each thread decodes the file for itself. An object can be
     copied and pickled for workers in other processes: the path is copied, and the copy opens the
@@ -155,7 +155,7 @@ def _turn_upright(frame: VideoFrame) -> Tensor:
     ffmpeg command turns its input in the same eight ways).
     """
     pixels = torch.from_numpy(frame.to_ndarray(format="rgb24")).permute(2, 0, 1)
-    # PyAV's stub names only the motion vectors.
+    # PyAV's type stub declares only motion vectors here.
     side_data = cast("Mapping[str, bytes]", frame.side_data)
     if "DISPLAYMATRIX" not in side_data:
         return pixels.contiguous()

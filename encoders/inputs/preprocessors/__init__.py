@@ -5,12 +5,12 @@
 
 Modules for towers over patches, by what they add to ``patches``:
 
-- ``gemma4``: as many patches as a number of tokens takes
-- ``moonvit``: images of Kimi, shrunk where they are too large and padded to tokens
+- ``gemma4``: images resized to at most a chosen number of tokens
+- ``moonvit``: images of Kimi, shrunk if they are too large and padded to whole tokens
 - ``paddleocr_vl``: patches row by row, which the projector merges after the tower
-- ``siglip2``: SigLIP2 NaFlex: as many patches as a limit allows
+- ``siglip2``: SigLIP2 NaFlex: images resized to the most patches that a limit allows
 
-Modules for towers over views, of which tiles show parts of an image:
+Modules for towers over views; a view is a whole image or a tile, which is a part of one:
 
 - ``deepseek_ocr``: the whole image and, of large images, tiles
 - ``deepseek_vl``: one padded view, or two of different sizes

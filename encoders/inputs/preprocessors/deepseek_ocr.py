@@ -8,8 +8,8 @@ Deliberate differences:
 
 - Images are resized by torch's uint8 kernel as in the other families; the source uses PIL, which
   differs by at most one level at most scales.
-- An image is cut into at most six tiles, as DeepSeek-OCR's processor for vLLM does. The code beside
-  the weights on the Hub makes up to nine; ``max_tiles=9`` does that here.
+- An image is cut into at most six tiles, as in DeepSeek-OCR's processor for vLLM. The code beside
+  the weights on the Hub cuts it into up to nine; ``max_tiles=9`` does that here.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class OcrPreprocessor(ViewPreprocessor):
 
     @property
     def sides(self) -> dict[str, int]:
-        """Return the side in pixels of the whole view and, if ``tiled``, that of a tile."""
+        """Return the side in pixels of the whole view ("image") and, if ``tiled``, of a tile."""
         return {"image": self.base_size} | ({"tiles": self.tile_size} if self.tiled else {})
 
     @property
     def sizing(self) -> tuple[str, ...]:
-        """Return ``max_tiles`` if the published mode cuts images into tiles, or else nothing."""
+        """Return the keyword of ``preprocess`` that bounds tiles, or nothing if not ``tiled``."""
         return ("max_tiles",) if self.tiled else ()
 
     @property
@@ -57,7 +57,7 @@ class OcrPreprocessor(ViewPreprocessor):
     def views(self, image: Tensor, max_tiles: int | None) -> Views:
         """Return the view of the whole image and its tiles row by row.
 
-        ``max_tiles`` bounds the number of tiles; None takes that of the preprocessor.
+        ``max_tiles`` bounds the number of tiles; None takes ``self.max_tiles``.
         """
         base, side = self.base_size, self.tile_size
         if self.keep_shape:

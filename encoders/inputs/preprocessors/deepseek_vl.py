@@ -10,9 +10,9 @@ Deliberate differences:
 - Images are resized by torch's uint8 kernel as in the other families; the sources use PIL, which
   differs by at most one level at most scales.
 - transformers' DeepseekVLImageProcessor and DeepseekVLHybridImageProcessor round the shorter side
-  to the nearest pixel; the source rounds it down, as is done here for converted repos, too. The
-  second class also rounds the small view to integers. A ``background_color`` in their files is not
-  read: as in these classes, the padding has the colour of the mean.
+  to the nearest pixel; the source rounds it down, as is done here for transformers' repos, too. The
+  hybrid class also rounds the pixels of the small view to integers. A ``background_color`` in their
+  files is not read: as in these classes, the padding has the colour of the mean.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class SquarePreprocessor(ViewPreprocessor):
 
     @property
     def sizing(self) -> tuple[str, ...]:
-        """Return no keyword: every image becomes one view of a fixed size."""
+        """Return no keyword of ``preprocess``: every image becomes one view of a fixed size."""
         return ()
 
     @property
@@ -101,11 +101,11 @@ class SquarePreprocessor(ViewPreprocessor):
 
 @dataclass(frozen=True)
 class HybridPreprocessor(SquarePreprocessor):
-    """Makes a view of 1024x1024 pixels and the same one at 384x384, for DeepSeek-VL-7B's two paths.
+    """Makes a view of 1024x1024 pixels and the same at 384x384, for DeepSeek-VL-7B's two towers.
 
-    ``mean`` and ``std`` are those of the large view, the path "high"; ``low_mean`` and ``low_std``
-    those of the small one, the path "image". All are values of DeepSeek's code: its processor file
-    has only the colour of the padding.
+    ``mean`` and ``std`` normalise the large view, for the input path "high"; ``low_mean`` and
+    ``low_std`` the small view, for the path "image". All are from DeepSeek's code: its processor
+    file has only the colour of the padding.
     """
 
     image_size: int = 1024
@@ -131,7 +131,7 @@ class HybridPreprocessor(SquarePreprocessor):
         return (self.low_mean, self.low_std) if path == "image" else (self.mean, self.std)
 
     def views(self, image: Tensor, max_tiles: int | None) -> Views:
-        """Return the large view, and the small one, resized in float32 as in DeepSeek's code."""
+        """Return the large view, and the small view, resized from it in float32 as by DeepSeek."""
         high = self.square(image)
         low = F.interpolate(
             high[None].to(torch.float32), self.low_size, mode="bilinear", antialias=True
@@ -139,7 +139,7 @@ class HybridPreprocessor(SquarePreprocessor):
         return Views({"image": [low[0]], "high": [high]})
 
     def with_section(self, label: str, section: Section) -> HybridPreprocessor:
-        """Return a copy with the values that DeepSeek's processor file, or transformers', sets.
+        """Return a copy with the values that a processor file of DeepSeek or transformers sets.
 
         Args:
             label: name of the section in errors.

@@ -8,8 +8,8 @@ Deliberate differences:
 
 - Images are resized by torch's uint8 kernel as in the other families; the source uses PIL, which
   differs by at most one level at most scales.
-- The source cuts no image of a prompt with more than two images. Every image is cut here as if it
-  were alone; ``max_tiles=1`` leaves images whole.
+- The source makes no tiles if a prompt has more than two images. Here every image is cut into tiles
+  as if it were alone; ``max_tiles=1`` leaves images whole.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class CandidatePreprocessor(ViewPreprocessor):
     def views(self, image: Tensor, max_tiles: int | None) -> Views:
         """Return the view of the whole image, then its tiles row by row.
 
-        ``max_tiles`` leaves out the candidates of more tiles; None leaves out none.
+        Candidate sizes of more than ``max_tiles`` tiles are left out; None leaves out none.
         """
         side = self.image_size
         allowed = [

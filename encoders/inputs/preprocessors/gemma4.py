@@ -1,4 +1,4 @@
-"""Preprocessing of images and frames for Gemma 4: patches within a number of tokens.
+"""Preprocessing of images and frames for Gemma 4: resized to at most a number of tokens.
 
 Source: ``Gemma4ImageProcessor``, ``Gemma4VideoProcessor`` and ``default_sample_indices_fn`` of
 transformers 5.23.0, without their padding.
@@ -30,7 +30,7 @@ from ..processor_files import (
 from .patches import PatchPreprocessor
 
 SOFT_TOKENS = (70, 140, 280, 560, 1120)
-"""The limits of tokens per image or frame with which the model was trained."""
+"""The largest numbers of tokens per image or frame with which the model was trained."""
 
 
 @dataclass(frozen=True)

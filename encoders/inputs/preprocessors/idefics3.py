@@ -6,7 +6,7 @@ Shapes: s side of a tile in pixels.
 
 Deliberate differences:
 
-- A tile is cut to whole patches; the source's tower never reads the pixels beyond them.
+- A tile is cropped to whole patches; the source's tower never reads the pixels beyond them.
 - Images are not padded to the largest number of tiles of a batch.
 """
 
@@ -50,7 +50,7 @@ class SplitPreprocessor(StagedViews):
         check_area(tiles**2 if self.split else 1, self.image_size)
 
     def views(self, image: Tensor, max_tiles: int | None) -> Views:
-        """Return the tiles of an image row by row, then the whole one; ``max_tiles`` is unused."""
+        """Return the tiles of an image row by row, then the whole image; ignores ``max_tiles``."""
         size, side = self.image_size, self.sides["image"]
         height, width = fit_longest(image.shape[1], image.shape[2], self.longest_edge)
         image = resize(image, height, width, self.resample)
@@ -95,7 +95,7 @@ class SplitPreprocessor(StagedViews):
 
 
 def _longest(label: str, section: Section, name: str, default: int) -> int:
-    """Return the ``longest_edge`` in pixels that an entry of a processor file has.
+    """Return the ``longest_edge`` in pixels of a size in a processor file, such as "size".
 
     Args:
         label: name of the section in errors.

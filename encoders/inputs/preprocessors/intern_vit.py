@@ -64,9 +64,9 @@ class TilePreprocessor:
     mean: PerChannel = IMAGENET_MEAN
     std: PerChannel = IMAGENET_STD
     video_mean: PerChannel | None = None
-    """The mean of the pixels of videos, where it differs from that of images."""
+    """The mean of the pixels of videos; None: the same as of images."""
     video_std: PerChannel | None = None
-    """The standard deviation of the pixels of videos, where it differs from that of images."""
+    """The standard deviation of the pixels of videos; None: the same as of images."""
     initial_shift: bool | float = True
     """Where sampling of frames starts: True is half a step into the video, a number is the index of
     a frame, from 0."""
@@ -93,11 +93,11 @@ class TilePreprocessor:
         Args:
             files: parsed JSON per file name without ``.json``: ``"processor_config"``,
                 ``"preprocessor_config"``, ``"video_preprocessor_config"``, those that the repo has.
-            error: makes the exception of a bad value from its message.
+            error: makes the exception for a bad value from its message.
 
         Raises:
             ValueError: a value for images that is not implemented, or that disagrees with the
-                tower. A bad value for videos is raised by the first call that passes a video.
+                tower. For a bad value for videos, the first call with a video raises it.
         """
         try:
             rules = tile_image_rules(files, self.image_size, self.mean, self.std)

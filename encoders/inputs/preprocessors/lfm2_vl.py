@@ -6,8 +6,8 @@ The rule, for an image of ``height`` x ``width`` pixels and tokens of 32x32 pixe
 
 1. The whole image is resized to whole tokens, within bounds on its area, in about its shape.
 2. An image over twice the largest area is also resized to a grid of 512x512 tiles in about its
-   shape and cut. The tiles come row by row, and the whole image after them.
-3. If that grid has one tile, the image is this tile alone.
+   shape, and cut into them. The tiles come row by row, and the whole image after them.
+3. If that grid has one tile, only this tile is encoded.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class PatchTilesPreprocessor(ViewPreprocessor):
     """Resizes an image to whole tokens, and cuts a large one into tiles, too.
 
     A row of ``pixel_values`` is one flattened patch with the axes row, column, channel; patches lie
-    row by row. The input path "image" has the whole image of each item, or the tiles of an item
-    without a whole image; the input path "tiles" has all other tiles.
+    row by row. The input path "image" gets each whole image, or the tiles of an image that is not
+    encoded whole as well; the input path "tiles" gets all other tiles.
     """
 
     patch_size: int = 16
@@ -107,7 +107,7 @@ class PatchTilesPreprocessor(ViewPreprocessor):
 
         Args:
             files: parsed JSON per file name without ``.json``.
-            error: makes the exception of a bad value from its message.
+            error: makes the exception for a bad value from its message.
 
         Raises:
             ValueError: a value that is not implemented, or that disagrees with the tower.
@@ -165,7 +165,7 @@ class PatchTilesPreprocessor(ViewPreprocessor):
             images: as ``preprocess`` takes them.
             videos: must be empty, since this tower takes no videos.
             limits: the keywords of ``preprocess``; ``min_pixels``, ``max_pixels`` and ``max_tiles``
-                take the place of the preprocessor's own where they are given.
+                replace the preprocessor's own values unless they are None.
 
         Raises:
             ValueError: a bad image, a video, or a keyword that this family does not have.
@@ -181,7 +181,7 @@ class PatchTilesPreprocessor(ViewPreprocessor):
     def views(self, image: Tensor, max_tiles: int | None) -> Views:
         """Return the tiles of an image row by row, and the whole image, all uint8.
 
-        ``max_tiles`` bounds the number of tiles; None takes that of the preprocessor.
+        ``max_tiles`` bounds the number of tiles; None takes ``self.max_tiles``.
         """
         height, width = image.shape[1:]
         tile_limit = self.max_tiles if max_tiles is None else max_tiles
@@ -210,8 +210,8 @@ class PatchTilesPreprocessor(ViewPreprocessor):
         """Normalise the views of one input path and cut them into patches.
 
         Args:
-            name: the name of the path.
-            items: the views of each image; one without views of this path gets no grid entry.
+            name: the name of the path, "image" or "tiles".
+            items: the views of each image; an image without views for this path gets no grid.
         """
         low, scale = fold_mean_std(*self.mean_std(name))
         patch, grids, parts, users = self.patch_size, [], [], []

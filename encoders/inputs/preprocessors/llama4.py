@@ -6,13 +6,13 @@ The rule, for tiles of s x s pixels:
 
 1. A canvas is a grid of at most ``max_tiles`` tiles. An image gets the canvas on which it is
    enlarged least, else the one on which it is reduced least; of several, the smallest.
-2. The image is resized in its shape. It is enlarged to at most s pixels, never beyond, unless
+2. The image is resized, keeping its aspect ratio. It is never enlarged beyond s pixels, unless
    ``largest`` is set; it then gets the canvas on which it is enlarged most, and fills it.
 3. It lies in the top left corner of the canvas, which is black, and the canvas is cut into tiles
    row by row. If there are several, the image stretched to one tile follows.
 
 Deliberate difference: pixels are normalised in float32. The source rounds them to bfloat16 after
-each step, by at most one of 255 levels together.
+each step, which makes a difference of at most one of 255 levels in all.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class CanvasPreprocessor(StagedViews):
     image_size: int = 336
     resample: Resample = "bilinear"
     max_tiles: int = 16
-    """The most tiles of a canvas; the tile of the whole image comes on top."""
+    """The most tiles of a canvas, not counting the tile that shows the whole image."""
     largest: bool = False
     """Whether an image gets the canvas on which it is enlarged most, not least."""
 
@@ -67,7 +67,7 @@ class CanvasPreprocessor(StagedViews):
     def views(self, image: Tensor, max_tiles: int | None) -> Views:
         """Return the tiles of an image row by row and, if there are several, the whole image.
 
-        ``max_tiles`` bounds the number of tiles; None takes that of the preprocessor.
+        ``max_tiles`` bounds the number of tiles; None takes ``self.max_tiles``.
         """
         size, tile_limit = self.image_size, self.max_tiles if max_tiles is None else max_tiles
         if tile_limit > MOST_TILES:

@@ -5,7 +5,7 @@ Source: ``Kimi_K25ImageProcessor`` and ``Kimi_K25VideoProcessor`` of transformer
 
 Deliberate differences:
 
-- The frames of a clip are one item; the tower cuts it into segments of four frames.
+- The frames of a clip are one item; the tower divides it into segments of four frames.
 - An image with a side over the limit is shrunk for Kimi-VL, too, whose own processor raises.
 """
 
@@ -44,7 +44,7 @@ Moonshot, of transformers and of Kimi-VL."""
 
 @dataclass(frozen=True)
 class NavitPreprocessor(PatchPreprocessor):
-    """Shrinks an image to the patches that limits allow, and pads it right and below with black.
+    """Shrinks an image to limits on its patches, and pads it at the right and below with black.
 
     A row of ``pixel_values`` is one flattened patch with the axes channel, row, column; patches lie
     row by row.
@@ -53,7 +53,7 @@ class NavitPreprocessor(PatchPreprocessor):
     token_size: int = 2
     """Side of a token in patches."""
     segment_frames: int = 1
-    """Frames that become one set of tokens; 1 for a tower that takes images alone."""
+    """Frames that become one set of tokens; 1 for a tower that takes only images."""
     side_limit: int = 512
     """The largest number of patches along one side of an image."""
 
@@ -70,7 +70,7 @@ class NavitPreprocessor(PatchPreprocessor):
             patch_size: side of a patch in pixels.
             token_size: side of a token in patches.
             segment_frames: frames that become one set of tokens; 1 stands for Kimi-VL, which takes
-                images alone, more for Kimi-K2.5.
+                only images, more for Kimi-K2.5.
         """
         area, images_alone = patch_size**2, segment_frames == 1
         images = PixelRules(1, (_FRAME if images_alone else _IMAGE) * area, HALF, HALF)
@@ -104,7 +104,7 @@ class NavitPreprocessor(PatchPreprocessor):
             entry: name of the section in errors, and the section; None returns ``defaults`` and
                 ``side_limit``.
             defaults: the rules whose values hold where the section has none.
-            names: keys of the limit of patches that are looked up before the usual keys.
+            names: keys of the largest number of patches, looked up before those of ``_LIMITS``.
 
         Raises:
             ValueError: a value that is not implemented, or that disagrees with the tower.
@@ -173,7 +173,7 @@ class NavitPreprocessor(PatchPreprocessor):
         Args:
             frames: uint8 [3, H, W] each, of one size.
             rules: the bounds on the area.
-            count: not read; other families need the number of all frames of the item.
+            count: not used here; the number of all frames of the item, for other families.
             height: height of the canvas in pixels.
             width: width of the canvas in pixels.
         """
@@ -193,18 +193,18 @@ class NavitPreprocessor(PatchPreprocessor):
 def shrunk_size(
     height: int, width: int, patch: int, max_patches: int, side: int
 ) -> tuple[int, int]:
-    """Return the size that an image is shrunk to so that it has about ``max_patches`` at most.
+    """Return the size to which an image is shrunk so that it has about ``max_patches`` at most.
 
     Args:
         height: height of the image in pixels.
         width: width of the image in pixels.
         patch: side of a patch in pixels.
-        max_patches: patches of the whole image; the patches that the image has are counted rounded
-            down, so padding may make some more.
-        side: largest number of patches of a side.
+        max_patches: largest number of patches of the image. Its patches are counted rounded down,
+            so padding may add a few.
+        side: largest number of patches along a side.
 
     Returns:
-        Height and width, at least one pixel each, those of the image where it is small enough.
+        Height and width, at least one pixel each; those of the image if it is small enough.
     """
     patches = max(1.0, height // patch) * max(1.0, width // patch)
     scale = min(1.0, math.sqrt(max_patches / patches), side * patch / height, side * patch / width)

@@ -90,7 +90,7 @@ class PatchPreprocessor:
     resample: Resample = "bicubic"
     """The kind of resampling when images are resized: "bicubic" or "bilinear"."""
     channels_last: bool = False
-    """Whether a flattened patch lists the channels of one pixel next to each other."""
+    """Whether the channels of a pixel are next to each other in a flattened patch."""
     images_alone: bool = False
     """Whether the tower takes no videos."""
     _refusals: ClassVar[Mapping[str, str]] = {
@@ -98,7 +98,7 @@ class PatchPreprocessor:
         "max_soft_tokens": "this family has no fixed numbers of tokens; bound the size with "
         "max_pixels",
     }
-    """Keywords of ``preprocess`` that mean nothing to the family, and the ends of their errors."""
+    """Keywords of ``preprocess`` that this family refuses, and the end of the error for each."""
 
     @classmethod
     def published(
@@ -116,7 +116,7 @@ class PatchPreprocessor:
 
     @classmethod
     def pixtral(cls, *, patch_size: int, merge_size: int, longest_edge: int) -> PatchPreprocessor:
-        """Return a preprocessor with the defaults of transformers' Pixtral class, for images."""
+        """Return a preprocessor of images with the defaults of transformers' Pixtral processor."""
         rules = long_side(longest_edge)
         return cls(patch_size, 1, merge_size, rules, rules, images_alone=True)
 
@@ -128,11 +128,11 @@ class PatchPreprocessor:
         Args:
             files: parsed JSON per file name without ``.json``: ``"processor_config"``,
                 ``"preprocessor_config"``, ``"video_preprocessor_config"``, those that the repo has.
-            error: makes the exception of a bad value from its message.
+            error: makes the exception for a bad value from its message.
 
         Raises:
             ValueError: a value for images that is not implemented, or that disagrees with the
-                tower. A bad value for videos is raised by the first call that passes a video.
+                tower. For a bad value for videos, the first call with a video raises it.
         """
         try:
             images = self._with_images(files)
@@ -158,7 +158,7 @@ class PatchPreprocessor:
 
     @property
     def _sizes(self) -> dict[str, int]:
-        """The sizes of the tower by the keys that processor files have for them."""
+        """The sizes of the tower, under the keys that they have in processor files."""
         return {
             "patch_size": self.patch_size,
             "temporal_patch_size": self.temporal_patch_size,
@@ -318,7 +318,7 @@ class PatchPreprocessor:
         """Resize frames to ``height`` x ``width`` pixels.
 
         If ``rules.canvas`` is set, frames are resized to fit a black canvas of this size instead.
-        ``count`` is the number of all frames of the item, of which ``frames`` may be some.
+        ``count`` is the number of all frames of the item; ``frames`` may be only some of them.
         """
         if not rules.canvas:
             return [resize(frame, height, width, self.resample) for frame in frames]

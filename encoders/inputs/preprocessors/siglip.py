@@ -6,7 +6,7 @@ Shapes: s side of a view in pixels.
 
 Deliberate differences:
 
-- A view is cut to whole patches; the source's tower never reads the pixels beyond them.
+- A view is cropped to whole patches; the source's tower never reads the pixels beyond them.
 - Gemma 3's pan and scan, which is off by default, is refused where a file switches it on.
 """
 

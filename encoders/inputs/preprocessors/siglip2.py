@@ -26,8 +26,8 @@ from ..sizes import MOST_PIXELS
 from .patches import PatchPreprocessor
 
 _LARGEST_SCALE, _TOLERANCE = 100.0, 1e-5
-"""The search for the scale of an image begins below the first number, and ends when its two bounds
-are closer than the second; both numbers are the source's."""
+"""The bisection for the scale of an image begins below ``_LARGEST_SCALE``, and ends when its bounds
+are closer than ``_TOLERANCE``; both numbers are those of transformers."""
 
 
 @dataclass(frozen=True)

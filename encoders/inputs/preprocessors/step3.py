@@ -6,20 +6,20 @@ processor (transformers' ``Step3p7ImageProcessor`` differs from it, see below).
 The rule, for an image of ``long`` x ``short`` pixels:
 
 1. An image under 32 pixels on one side with an aspect ratio over 4 is laid on a black square, in
-   the top left corner. An image over 3024 pixels is scaled down to that.
+   the top left corner. An image whose ``long`` is over 3024 pixels is scaled down to that.
 2. The crop is a square. If ``long`` is below 728, it is ``short`` for an aspect ratio over 1.5,
    else there are no tiles. From 728 on it is 504, or ``min(short, 504)`` for a ratio over 4.
 3. Each side that is at least a crop long is resized to a multiple of the crop: up if over a
-   fifth of a crop is left over, else down. Crops cover the image row by row, and are black
-   where they leave it. Each is resized to 504x504, and the whole image to 728x728.
+   fifth of a crop is left over, else down. Crops cover the image row by row, and are black where
+   they reach beyond it. Each is resized to 504x504, and the whole image to 728x728.
 
 Deliberate differences:
 
-- Images are resized as uint8, as transformers does; StepFun's code resizes the last time as floats,
+- Images are resized as uint8, as in transformers; StepFun's code resizes the last time as floats,
   and the results differ by rounding to one of 255 levels.
-- The rule above holds in three cases in which transformers does otherwise: where a crop reaches
-  beyond the image (transformers stretches the part inside over the tile), for images of exactly
-  728x728 pixels (transformers makes no tiles of them), and for long images over 3024 pixels.
+- The rule above is StepFun's in three cases in which transformers differs: a crop that reaches
+  beyond the image (transformers stretches the part inside over the tile), images of exactly
+  728x728 pixels (transformers makes no tiles of them), and elongated images over 3024 pixels.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ def plan_crops(width: int, height: int, image_size: int = 728, tile_size: int = 
     Args:
         width: width of the image in pixels, at most 3024.
         height: height of the image in pixels, at most 3024.
-        image_size: side of the whole view in pixels; images below it are cut if they are long.
+        image_size: side of the whole view in pixels; an image whose longer side is below it is cut
+            into tiles only if its aspect ratio is over 1.5.
         tile_size: side of a tile in pixels.
     """
     long, short = max(width, height), min(width, height)
@@ -106,8 +107,8 @@ def _snap(length: int, crop: int) -> int:
 class CropPreprocessor(ViewPreprocessor):
     """Cuts an image into tiles and resizes the whole image to one view (Step towers).
 
-    The input path "image" gets the whole view of each item, the input path "tiles" the tiles of
-    those items that have tiles. How many an item has depends on the size of its image alone.
+    The input path "image" gets the view of each whole image, the input path "tiles" all tiles. How
+    many tiles an image has depends only on its size.
     """
 
     patch_size: int = 14
@@ -125,7 +126,7 @@ class CropPreprocessor(ViewPreprocessor):
 
     @property
     def sizing(self) -> tuple[str, ...]:
-        """Return no keyword: the size of an image decides its tiles."""
+        """Return no keyword of ``preprocess``: the size of an image decides its tiles."""
         return ()
 
     def with_section(self, label: str, section: Section) -> CropPreprocessor:
@@ -160,8 +161,7 @@ class CropPreprocessor(ViewPreprocessor):
 
         Args:
             image: uint8 [3, H, W].
-            crops: the size to which the image is resized, and the crops of that size. Crops are
-                black where they reach beyond it.
+            crops: the size to which the image is resized, and its crops, which are black beyond it.
 
         Raises:
             ValueError: more than ``MOST_TILES`` tiles.
@@ -181,7 +181,7 @@ class CropPreprocessor(ViewPreprocessor):
 
 
 def _pad_to_square(image: Tensor) -> Tensor:
-    """Lay a thin image on a black square, in the top left corner; return others as they are.
+    """Lay a thin image on a black square, in the top left corner; return other images unchanged.
 
     An image is thin if one side is under 32 pixels and the other is over 4 times as long.
 

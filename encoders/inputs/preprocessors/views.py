@@ -46,7 +46,7 @@ class Views(NamedTuple):
     paths: Mapping[str, list[Tensor]]
     """The pixels [3, s, s] of each view, from 0 to 255, by the name of the path that encodes it."""
     tiles: Tiling = (1, 1, False)
-    """The arrangement of the tiles: (columns, rows, whether the whole image is a view, too)."""
+    """The arrangement of the tiles: (columns, rows, whether the whole image is also a view)."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class ViewPreprocessor(ABC):
 
     @property
     def sizing(self) -> tuple[str, ...]:
-        """The keywords of ``preprocess`` that bound the sizes or the number of these views."""
+        """The keywords of ``preprocess`` that bound the size or the number of an image's views."""
         return ("max_tiles",)
 
     @property
@@ -100,7 +100,7 @@ class ViewPreprocessor(ABC):
         Args:
             files: parsed JSON per file name without ``.json``: ``"processor_config"``,
                 ``"preprocessor_config"``, those that the repo has.
-            error: makes the exception of a bad value from its message.
+            error: makes the exception for a bad value from its message.
 
         Raises:
             ValueError: a value that is not implemented, or that disagrees with the tower.
@@ -126,7 +126,7 @@ class ViewPreprocessor(ABC):
         return replace(self, mean=mean, std=std)
 
     def without_videos(self: Own, error: ValueError) -> Own:
-        """Return the preprocessor itself, which refuses every video with an error of its own."""
+        """Return the preprocessor itself: it refuses every video already, with another error."""
         return self
 
     def say_defaults(self, config: Mapping[str, object]) -> tuple[str, str]:
@@ -192,8 +192,8 @@ class ViewPreprocessor(ABC):
         """Normalise the views of one input path.
 
         Args:
-            name: the name of the path.
-            items: the views of each image; one without views of this path gets no grid entry.
+            name: the name of the path, such as "image" or "tiles".
+            items: the views of each image; an image without views for this path gets no grid.
         """
         counts = [len(item.paths.get(name, ())) for item in items]
         side, patches = self.sides[name], self.sides[name] // self.patch_size
@@ -208,7 +208,7 @@ class ViewPreprocessor(ABC):
 
 @dataclass(frozen=True)
 class StagedViews(ViewPreprocessor):
-    """Makes views of one input path, and can leave their normalisation to another device.
+    """Makes views for the input path "image" alone, and can normalise them on another device.
 
     The class implements the protocol ``StagedPreprocessor``.
     """
@@ -224,7 +224,7 @@ class StagedViews(ViewPreprocessor):
 
     @property
     def sizing(self) -> tuple[str, ...]:
-        """Return no keyword: the size of an image or the checkpoint decides its views."""
+        """Return no keyword of ``preprocess``: image and checkpoint decide the views."""
         return ()
 
     @property
