@@ -48,18 +48,18 @@ if TYPE_CHECKING:
 
 
 class Mode(NamedTuple):
-    """A published mode of DeepSeek-OCR: how an image becomes views."""
+    """A mode of DeepSeek-OCR: the sizes at which an image and its tiles are encoded."""
 
     base_size: int
     """Side of the view of the whole image in pixels."""
     tile_size: int = 640
     tiled: bool = False
     keep_shape: bool = True
-    """Whether the whole image is padded to a square, not stretched to it."""
+    """Whether the whole image is padded to a square; if not, it is stretched to one."""
 
 
 ModeName: TypeAlias = Literal["tiny", "small", "base", "large", "gundam"]
-"""The sizes at which an image is read, as the repo of DeepSeek-OCR names them."""
+"""The name of a mode, the sizes at which an image is encoded, in the repo of DeepSeek-OCR."""
 MODES: Mapping[ModeName, Mode] = {
     "tiny": Mode(512, keep_shape=False),
     "small": Mode(640, keep_shape=False),
@@ -73,7 +73,7 @@ ORDER = ("tiles", "image", SEPARATOR)
 
 @dataclass(frozen=True)
 class DeepseekOCRConfig:
-    """Architecture of SAM, the compressor and CLIP, and the mode: how an image becomes views."""
+    """Sizes of SAM, the compressor and CLIP, and the mode: how an image becomes views."""
 
     sam: SamSizes
     clip_vit: BlockSizes
@@ -85,7 +85,7 @@ class DeepseekOCRConfig:
     max_tiles: int = field(default=6, compare=False)
     """Most tiles per image; not compared between configs, as it is no part of the architecture."""
     tiles_several: bool = field(default=True, compare=False)
-    """Whether images are tiled even if a call has several; not compared between configs."""
+    """Whether images are tiled if a call has more than one; not compared between configs."""
 
     def __post_init__(self) -> None:
         require_sizes(vars(self))
@@ -126,7 +126,7 @@ class DeepseekOCRConfig:
 
     @classmethod
     def from_hf(cls, config: Mapping[str, object]) -> DeepseekOCRConfig:
-        """Read the published ``config.json``.
+        """Read the ``config.json`` of a checkpoint.
 
         Raises:
             ValueError: a value that is not implemented, or sizes that disagree.
@@ -166,7 +166,7 @@ class DeepseekOCRConfig:
 
 
 class DeepseekOCREncoder(PathsEncoder):
-    """Encodes the whole image (input "image") and its tiles (input "tiles") with one tower."""
+    """Encodes a whole image (path "image") and its tiles (path "tiles") with one tower."""
 
     config: DeepseekOCRConfig
     paths: Mapping[str, DeepseekOCRTower]
@@ -176,12 +176,12 @@ class DeepseekOCREncoder(PathsEncoder):
         tower = DeepseekOCRTower(config)
         self._share_modules(tower)
         self.image_newline = nn.Parameter(torch.randn(config.out_hidden_size))
-        self.view_seperator = nn.Parameter(torch.randn(config.out_hidden_size))  # sic, as published
+        self.view_seperator = nn.Parameter(torch.randn(config.out_hidden_size))  # sic in checkpoint
         self._preprocessor = preprocessor
         self._set_mode(config, tower)
 
     def at_mode(self, mode: ModeName) -> DeepseekOCREncoder:
-        """Return a copy of this encoder, with shared weights, that cuts images in another mode.
+        """Return a copy of this encoder, with shared weights, that encodes images at other sizes.
 
         Args:
             mode: "tiny" (one view of 512x512 pixels), "small" (640x640), "base" (1024x1024),
@@ -232,14 +232,14 @@ class DeepseekOCREncoder(PathsEncoder):
         pictures: Mapping[str, Picture],
         learned: bool = False,
     ) -> Tensor | None:
-        """Join the features of an item's ``views``, given by path, to one sequence.
+        """Join the features ``views`` of an item, by input path, to one sequence.
 
-        ``pictures`` say how the views of a path are arranged. With ``learned``, the learned
-        newlines and separator are inserted. The result is None if features are None.
+        ``pictures`` say how the tiles of a path are arranged. With ``learned``, the learned
+        newlines and separator are inserted. Returns None if features are None.
         """
         maps = {}
         for name, rows in views.items():
-            if rows is None:  # a graph wrapper was not asked for this field
+            if rows is None:  # a graph wrapper leaves this field out
                 return None
             maps[name] = stitch(rows.flatten(0, -2), pictures[name].cell, pictures[name].columns)
         if learned:
@@ -247,7 +247,7 @@ class DeepseekOCREncoder(PathsEncoder):
         return torch.cat([maps[name].flatten(0, 1) for name in ORDER if name in maps])
 
     def _pictures(self, inputs: VisionInputs) -> list[dict[str, Picture]]:
-        """Return per item and kind of view its tokens (h, w) and how the views are arranged."""
+        """Return how the tokens of "image" and "tiles" are arranged, for each item."""
         items: list[dict[str, Picture]] = [{} for _ in inputs.grid_thw]
         tilings = tilings_of(inputs)
         for name, (_, grid_thw, numbers) in inputs.paths.items():
@@ -261,7 +261,7 @@ class DeepseekOCREncoder(PathsEncoder):
         tilings_of(inputs)
 
     def _maps_of_items(self, features: Tensor, inputs: VisionInputs) -> list[dict[str, Tensor]]:
-        """Return the maps "image" and, of an item with tiles, "tiles", each [1, h, w, D]."""
+        """Return the map "image" of each item and, if it has tiles, "tiles", each [1, h, w, D]."""
         from .base.raster import maps_of_sequences
 
         return maps_of_sequences(features, ORDER, self._pictures(inputs))
@@ -314,20 +314,20 @@ class DeepseekOCRTower(TileEncoder):
         return super()._block_context(hidden, metadata) if hidden.ndim == 3 else None
 
     def _row_grid(self, h: int, w: int) -> tuple[int, int]:
-        """Return rows and columns of the compressor's map of a view of ``h`` x ``w`` patches."""
+        """Return rows and columns of the compressor's map for a view of ``h`` x ``w`` patches."""
         return compressed_side(h), compressed_side(w)
 
     def _embed(self, pixel_values: Tensor) -> Tensor:
-        """Embed views [B, C, H, W] as a class token and n cells, the rows of CLIP, [B, 1+n, D]."""
+        """Embed views [B, C, H, W] as a class token and n cells, [B, 1+n, width of CLIP]."""
         return self.vision_model.embed(self._compress(pixel_values))
 
     def _compress(self, pixel_values: Tensor) -> Tensor:
-        """Run SAM and compressor on views [B, 3, height, width]: [B, h/4, w/4, width of CLIP]."""
+        """Run SAM and compressor on views [B, C, H, W]; return [B, h/4, w/4, width of CLIP]."""
         hidden, blocks = self._embed_views(pixel_values), self.sam_model.blocks
         return self.sam_model.compress(self._hidden_after(hidden, {}, len(blocks), blocks))
 
     def _embed_views(self, pixel_values: Tensor) -> Tensor:
-        """Return the patches [B, h, w, D of SAM] that SAM's first block reads."""
+        """Return the rows [B, h, w, width of SAM] that SAM's first block reads."""
         return self.sam_model.embed(self._admit_tiles(pixel_values, self.sam_model.pos_embed))
 
 
@@ -341,7 +341,7 @@ class Compressor(Sam):
         self.net_3 = nn.Conv2d(channels[0], channels[1], 3, stride=2, padding=1, bias=False)
 
     def compress(self, hidden: Tensor) -> Tensor:
-        """Turn SAM's last hidden state [B, h, w, width of SAM] into [B, h/4, w/4, that of CLIP]."""
+        """Turn SAM's last hidden state [B, h, w, SAM's width] into [B, h/4, w/4, CLIP's width]."""
         return convolve(self.net_3, convolve(self.net_2, self.neck(hidden))).permute(0, 2, 3, 1)
 
 
@@ -357,7 +357,7 @@ class Projector(nn.Module):
 
 
 def _in_mode(preprocessor: Preprocessor, mode: Mode) -> Preprocessor:
-    """Return a copy of the preprocessor for ``mode``; one of another class is returned as it is."""
+    """Return a copy of an ``OcrPreprocessor`` for ``mode``; others are returned unchanged."""
     from .inputs.preprocessors.deepseek_ocr import OcrPreprocessor
 
     if not isinstance(preprocessor, OcrPreprocessor):

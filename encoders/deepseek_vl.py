@@ -8,14 +8,14 @@ projected to half the width, put side by side and projected once more.
 Source: ``MultiModalityCausalLM``, ``CLIPVisionTower``, ``HybridVisionTower`` and ``MlpProjector``
 of deepseek-ai/DeepSeek-VL at commit 681bffb; ``DeepseekVLModel`` and ``DeepseekVLHybridModel`` of
 transformers 5.23.0.
-Repo ids: deepseek-ai/deepseek-vl-{1.3b,7b}-{base,chat}, and deepseek-community's of these names,
-which are converted to transformers.
+Repo ids: deepseek-ai/deepseek-vl-{1.3b,7b}-{base,chat}, and deepseek-community's repos of these
+names, which are in transformers' format.
 
 Shapes: B views, n patches of a view, D width, N = B*n tokens of a path.
 
 Deliberate differences: those of ``layers/deepseek_siglip.py`` and ``layers/sam.py``, and
 
-- ``HybridVisionTower`` has two norms that nothing calls; they are not loaded.
+- ``HybridVisionTower`` has two norms that it never calls; they are not loaded.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class DeepseekVLConfig:
 
     @classmethod
     def from_hf(cls, config: Mapping[str, object]) -> DeepseekVLConfig:
-        """Read the ``config.json`` of the 1.3B, original or converted to transformers.
+        """Read the ``config.json`` of the 1.3B model, in the original or transformers' format.
 
         Raises:
             ValueError: a value that is not implemented.
@@ -113,7 +113,7 @@ class DeepseekVLHybridConfig:
 
     @classmethod
     def from_hf(cls, config: Mapping[str, object]) -> DeepseekVLHybridConfig:
-        """Read the ``config.json`` of the 7B, original or converted to transformers.
+        """Read the ``config.json`` of the 7B model, in the original or transformers' format.
 
         Raises:
             ValueError: a value that is not implemented, or sizes that disagree.
@@ -150,7 +150,7 @@ class DeepseekVLHybridConfig:
 
 
 def read_width(config: Mapping[str, object]) -> int:
-    """Return the language model's width; converted configs omit Llama's default of 4,096."""
+    """Return the language model's width; transformers' configs omit Llama's default, 4,096."""
     if "text_config" in config:
         return read_size(find_section(config, "text_config"), "hidden_size", default=4096)
     return read_size(find_section(config, "aligner_config.params"), "n_embed")
@@ -211,7 +211,7 @@ class DeepseekVLEncoder(SiglipViews):
 
 
 class DeepseekVLHybridEncoder(PathsEncoder):
-    """Encodes an image at 384x384 pixels (input "image") and at 1024x1024 (input "high")."""
+    """Encodes an image at 384x384 pixels (path "image") and at 1024x1024 (path "high")."""
 
     def __init__(
         self, config: DeepseekVLHybridConfig, preprocessor: Preprocessor | None = None
@@ -234,10 +234,10 @@ class DeepseekVLHybridEncoder(PathsEncoder):
         )
 
     def join(self, outputs: Mapping[str, Output], inputs: VisionInputs) -> list[Output]:
-        """Put the features of both paths side by side, the large view's first, and project them.
+        """Put the features of both paths side by side, "high" first, and project them to tokens.
 
         Returns:
-            For each item ``last_hidden_state`` [views, n, D of SAM + D of SigLIP] and
+            For each item ``last_hidden_state`` [views, n, D of "high" + D of "image"] and
             ``pooler_output`` [views*n, out].
 
         Raises:
@@ -288,7 +288,7 @@ class HighResolution(TileEncoder):
         self.sam = Sam(sizes)
         self.neck_hd = Neck(sizes)
         pairs = pairwise((sizes.neck_channels, *config.downsample_channels))
-        self.downsamples = nn.Sequential(  # each of them halves the sides of a map
+        self.downsamples = nn.Sequential(  # each halves height and width of a map
             *(nn.Conv2d(a, b, 3, stride=2, padding=1, bias=False) for a, b in pairs)
         )
         self.hd_alpha_downsamples = nn.Parameter(torch.zeros(1))
@@ -356,7 +356,7 @@ class HighResolution(TileEncoder):
         return self.grid, self.grid
 
     def _row_maps(self, rows: Tensor, h: int, w: int) -> Tensor:
-        patches = rows.shape[1] == h * w  # else cells of the final map
+        patches = rows.shape[1] == h * w  # or else rows of the final map
         return torch.unflatten(rows, 1, (h, w) if patches else self._row_grid(h, w))
 
     def _embed(self, pixel_values: Tensor) -> Tensor:

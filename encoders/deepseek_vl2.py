@@ -68,7 +68,7 @@ class DeepseekVL2Config:
     patch_size: int = 14
     in_channels: int = 3
     global_first: bool = True
-    """Whether the tokens of the whole image come before those of its tiles."""
+    """Whether the tokens of the whole image come before the tokens of its tiles."""
     candidate_resolutions: tuple[tuple[int, int], ...] = ((384, 384),)
     """The widths and heights in pixels to which an image may be resized before it is tiled."""
 
@@ -96,7 +96,7 @@ class DeepseekVL2Config:
 
     @classmethod
     def from_hf(cls, config: Mapping[str, object]) -> DeepseekVL2Config:
-        """Read the published ``config.json``.
+        """Read the ``config.json`` of a checkpoint.
 
         Raises:
             ValueError: a value that is not implemented, or sizes that disagree.
@@ -123,7 +123,7 @@ class DeepseekVL2Config:
             num_heads=read_size(vision, "heads", default=16),
             out_hidden_size=out,
             projector_size=out * read_size(projector, "mlp_ratio", default=1, limit=64),
-            # The source makes two layers for a depth of 1, too.
+            # With a depth of 1, the source makes two layers, too.
             projector_depth=max(read_size(projector, "depth", default=2, limit=16), 2),
             image_size=image_size,
             patch_size=read_size(vision, "patch_size", default=16),
@@ -146,7 +146,7 @@ class DeepseekVL2Encoder(PathsEncoder):
         tower = DeepseekVL2Tower(config)
         self._share_modules(tower)
         self.image_newline = nn.Parameter(torch.randn(config.out_hidden_size))
-        self.view_seperator = nn.Parameter(torch.randn(config.out_hidden_size))  # sic, as published
+        self.view_seperator = nn.Parameter(torch.randn(config.out_hidden_size))  # sic in checkpoint
         self.config: DeepseekVL2Config = config
         self._preprocessor = preprocessor
         self.paths = {"image": tower}
@@ -165,7 +165,7 @@ class DeepseekVL2Encoder(PathsEncoder):
 
         Returns:
             For each item ``last_hidden_state`` [views, n, D], the whole image first, and
-            ``pooler_output`` [tokens, out] in the order that ``config.order`` says.
+            ``pooler_output`` [tokens, out] in the order of ``config.order``.
         """
         items = zip(self.split_paths(outputs, inputs), self._pictures(inputs), strict=True)
         results = []
@@ -176,7 +176,7 @@ class DeepseekVL2Encoder(PathsEncoder):
         return results
 
     def _sequence(self, tokens: Tensor | None, pictures: Mapping[str, Picture]) -> Tensor | None:
-        if tokens is None:  # a graph wrapper was not asked for this field
+        if tokens is None:  # a graph wrapper leaves this field out
             return None
         rows = dict(
             zip(pictures, tokens.split([prod(p.grid) for p in pictures.values()]), strict=True)
@@ -185,7 +185,7 @@ class DeepseekVL2Encoder(PathsEncoder):
         return assemble(views, self.config.order, self.image_newline, self.view_seperator)
 
     def _pictures(self, inputs: VisionInputs) -> list[dict[str, Picture]]:
-        """Return how each item's whole image and tiles are arranged, and check their number."""
+        """Return how the tokens of each item's whole image and tiles lie; check their number."""
         tiles, grids = inputs.tiles or [], inputs.grid_thw.tolist()
         if len(tiles) != len(grids):
             raise ValueError(
@@ -258,7 +258,7 @@ class DeepseekVL2Tower(TileEncoder):
         return self.vision.blocks
 
     def _token_grid(self, h: int, w: int) -> tuple[int, int]:
-        """Return rows and columns of tokens of ``h`` x ``w`` patches: half of each, rounded up."""
+        """Return rows and columns of tokens of a view: half of ``h`` and ``w``, rounded up."""
         return -(-h // 2), -(-w // 2)
 
     def _embed(self, pixel_values: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """The vision tower of ERNIE-4.5-VL, with its resampler over space and time.
 
 A pre-norm ViT over packed patches of any image size: 2D rotary positions, full attention inside
-each frame, and a resampler that takes 2x2 patches of two frames to one token. An image is a pair of
-equal frames for the resampler; the frames of a clip are paired in order.
+each frame, and a resampler that takes 2x2 patches of two frames to one token. For the resampler, an
+image is two equal frames; the frames of a clip are paired in order.
 
 Source: ``Ernie4_5_VLMoeVisionTransformerPretrainedModel`` and
 ``Ernie4_5_VLMoeVariableResolutionResamplerModel`` of transformers 5.23.0, and ``ernie45_vl.py`` of
@@ -59,7 +59,7 @@ PAIR = 2
 
 @dataclass(frozen=True)
 class Ernie4_5VLConfig:
-    """Architecture of tower and resampler; ``out_hidden_size`` is the language model's width."""
+    """Sizes of tower and resampler; ``out_hidden_size`` is the width of the language model."""
 
     depth: int
     hidden_size: int
@@ -71,7 +71,7 @@ class Ernie4_5VLConfig:
     in_channels: int = 3
     layer_norm_eps: float = 1e-6
     rms_norm_eps: float = 1e-5
-    """The epsilon of the norm after the resampler, which is that of the language model."""
+    """The epsilon of the norm after the resampler, the same as in the language model."""
     rope_theta: float = 10000.0
 
     def __post_init__(self) -> None:
@@ -90,11 +90,11 @@ class Ernie4_5VLConfig:
 
     @classmethod
     def from_hf(cls, config: Mapping[str, object]) -> Ernie4_5VLConfig:
-        """Read a published ``config.json``, by Baidu's names or by those of transformers.
+        """Read the ``config.json`` of a checkpoint, with Baidu's or transformers' field names.
 
         Raises:
-            ValueError: a value that is not implemented, sizes that disagree, or the tower's part
-                alone, which does not say how wide the language model is.
+            ValueError: a value that is not implemented, sizes that disagree, or the vision section
+                alone, which lacks the width of the language model.
         """
         vision = find_section(config, "vision_config")
         # Baidu's configs have the fields of the language model at the top.
@@ -269,7 +269,7 @@ class Resampler(nn.Module):
         self.after_norm = nn.RMSNorm(config.out_hidden_size, eps=config.rms_norm_eps)
 
     def forward(self, patches: Tensor, pair_index: Tensor) -> Tensor:
-        """Merge patches [P, D] to tokens [N, out], each of two cells of 2x2 patches."""
+        """Merge patches [P, D] to tokens [N, out]; a token is two cells of 2x2 patches each."""
         cells = self.spatial_linear(patches.view(-1, self.width))
         tokens = self.temporal_linear(cells[pair_index].flatten(1))
         return self.after_norm(self.mlp(tokens))

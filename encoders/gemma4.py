@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Gemma4Config:
-    """Architecture of a tower, and of the projector to the language model if there is one."""
+    """Sizes of a vision tower, and of the projector to the language model if there is one."""
 
     depth: int
     hidden_size: int
@@ -93,7 +93,7 @@ class Gemma4Config:
 
     @classmethod
     def from_hf(cls, config: Mapping[str, object]) -> Gemma4Config:
-        """Read a published ``config.json``, the whole or its vision part.
+        """Read the ``config.json`` of a checkpoint, the whole or its vision section alone.
 
         Raises:
             ValueError: a value that is not implemented, or sizes that disagree.
@@ -122,7 +122,7 @@ class Gemma4Config:
 
 
 class Gemma4Encoder(RasterEncoder):
-    """Encodes patches and a grid to hidden states and pooled tokens."""
+    """Encodes packed patches of images to hidden states and pooled tokens."""
 
     std_bias: Tensor
     std_scale: Tensor
@@ -180,7 +180,7 @@ class Gemma4Encoder(RasterEncoder):
         return (1, h, w) if w <= self.config.position_embedding_size else (tokens, side, side)
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> RotarySegments:
-        """Return the tensors that blocks read: rotary angles, offsets of segments, padding."""
+        """Return the tensors that all blocks read: rotary angles, offsets of segments, padding."""
         return RotarySegments.of(metadata, repeated=False)
 
     def _grid_metadata(
@@ -190,8 +190,8 @@ class Gemma4Encoder(RasterEncoder):
 
         ``rotary_pos_emb_cos`` and ``rotary_pos_emb_sin`` are [P, head_size / 2], the columns'
         angles first. ``position_ids`` int64 [P, 2] are column and row, ``pool_index`` int64 [N, 9]
-        patches. P is ``max_input_size``, with padding at the end, or the number of patches of
-        ``grids``.
+        the patches of each token. P is ``max_input_size``, with padding at the end, or the number
+        of patches of ``grids``.
         """
         dtype = torch.promote_types(self.position_embedding_table.dtype, torch.float32)
         side, max_side = self.config.pooling_kernel_size, self.config.position_embedding_size
@@ -220,7 +220,7 @@ class Gemma4Encoder(RasterEncoder):
         return patches + (F.embedding(x, columns) + F.embedding(y, rows))
 
     def _pool(self, hidden: Tensor, index: Tensor) -> Tensor:
-        """Return tokens [N, D]: means of the patches at ``index`` [N, 9], scaled, standardised."""
+        """Return tokens [N, D]: means of patches ``index`` [N, 9], scaled and standardised."""
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         tokens: Tensor = hidden[index].mean(1, dtype=dtype) * self.config.hidden_size**0.5
         if self.config.standardize:
@@ -292,7 +292,7 @@ class Attention(nn.Module):
         qkv_T3HK = self.qkv(x).view(x.shape[0], 3, self.num_heads, self.head_size)
         q_THK, k_THK, v_THK = qkv_T3HK.unbind(1)
         cos, sin, *offsets = context
-        root = self.head_size**0.5  # undoes the scale of attention
+        root = self.head_size**0.5  # cancels 1/sqrt(K) in attention
         q_THK = rotate(self.q_norm(q_THK), cos * root, sin * root)
         k_THK = rotate(self.k_norm(k_THK), cos, sin)
         out_THK = attention(q_THK, k_THK, self.v_norm(v_THK), *offsets)

@@ -59,11 +59,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Glm4VConfig:
-    """Architecture of a tower; ``out_hidden_size`` is the width of the language model.
+    """Sizes of a vision tower; ``out_hidden_size`` is the width of the language model.
 
-    The MLPs of the blocks are ``intermediate_size`` wide, which configs publish as
-    ``out_hidden_size``; the MLP of the merger is ``merger_size`` wide, which they publish as
-    ``intermediate_size``.
+    The MLPs of the blocks are ``intermediate_size`` wide (``out_hidden_size`` in ``config.json``),
+    the MLP of the merger is ``merger_size`` wide (``intermediate_size`` in ``config.json``).
     """
 
     depth: int
@@ -88,7 +87,7 @@ class Glm4VConfig:
 
     @property
     def position_side(self) -> int:
-        """Rows and columns of the learned position table."""
+        """The number of rows, and of columns, of the learned table of positions."""
         return self.image_size // self.patch_size
 
     @property
@@ -103,7 +102,7 @@ class Glm4VConfig:
 
     @classmethod
     def from_hf(cls, config: Mapping[str, object]) -> Glm4VConfig:
-        """Read a published ``config.json``, the whole or its vision part.
+        """Read the ``config.json`` of a checkpoint, the whole or its vision section alone.
 
         Raises:
             ValueError: a value that is not implemented, or sizes that disagree.
@@ -130,7 +129,7 @@ class Glm4VConfig:
 
 
 class Glm4VEncoder(PatchEncoder):
-    """Encodes patches and a grid to hidden states and merged tokens."""
+    """Encodes packed patches of images to hidden states and merged tokens."""
 
     def __init__(self, config: Glm4VConfig, preprocessor: Preprocessor | None = None) -> None:
         super().__init__()
@@ -174,12 +173,12 @@ class Glm4VEncoder(PatchEncoder):
     def _grid_metadata(
         self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
     ) -> Metadata:
-        """Return rotary angles and position embeddings per patch, in merge-block order.
+        """Return rotary angles and positions per patch; the 2x2 patches of a token are neighbours.
 
         ``rotary_pos_emb_cos`` and ``rotary_pos_emb_sin`` are [P, head_size / 2].
-        ``pos_embed_index`` int64 and ``pos_embed_weight`` [P, 16] are the taps into the position
-        table. P is ``max_input_size``, with padding at the end, or the number of patches of
-        ``grids``.
+        ``pos_embed_index`` int64 and ``pos_embed_weight`` [P, 16] are the rows of the
+        position table that are summed for a patch, and their weights. P is ``max_input_size``, with
+        padding at the end, or the number of patches of ``grids``.
         """
         dtype = torch.promote_types(self.patch_embed.proj.weight.dtype, torch.float32)
         merge, head = self.config.spatial_merge_size, self.config.head_size

@@ -2,7 +2,7 @@
 
 A pre-norm ViT over packed patches of any image size: 2D rotary positions, RMS norms of every head
 of queries and keys, SwiGLU, full attention inside each frame pair, and a merger that takes 2x2
-patches to one token. GLM-5.3-Flash bounds the inner values of every SwiGLU.
+patches to one token. GLM-5.3-Flash clamps the two inner values of every SwiGLU.
 
 Source: ``GlmOcrVisionModel`` and ``Glm5NextVisionModel`` of transformers 5.23.0.
 Repo ids: zai-org/GLM-OCR, zai-org/GLM-5.3-Flash.
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GlmOCRConfig:
-    """Architecture of a tower; ``out_hidden_size`` is the width of the language model."""
+    """Sizes of a vision tower; ``out_hidden_size`` is the width of the language model."""
 
     depth: int
     hidden_size: int
@@ -64,8 +64,8 @@ class GlmOCRConfig:
     merger_size: int
     """The number of columns inside the MLP of the merger."""
     swiglu_limit: float | None = None
-    """In a SwiGLU, the gate is clamped to at most this before its activation, and its factor to
-    plus or minus this (GLM-5.3-Flash); None: neither is clamped."""
+    """In a SwiGLU, ``gate`` is clamped to at most this before its activation, and ``up`` to plus or
+    minus this (GLM-5.3-Flash); None: neither is clamped."""
     patch_size: int = 14
     temporal_patch_size: int = 2
     spatial_merge_size: int = 2
@@ -89,7 +89,7 @@ class GlmOCRConfig:
 
     @classmethod
     def from_hf(cls, config: Mapping[str, object]) -> GlmOCRConfig:
-        """Read a published ``config.json``, the whole or its vision part.
+        """Read the ``config.json`` of a checkpoint, the whole or its vision section alone.
 
         Raises:
             ValueError: a value that is not implemented, or sizes that disagree.
@@ -122,7 +122,7 @@ class GlmOCRConfig:
 
 
 class GlmOCREncoder(PatchEncoder):
-    """Encodes patches and a grid to hidden states and merged tokens."""
+    """Encodes packed patches of images to hidden states and merged tokens."""
 
     def __init__(self, config: GlmOCRConfig, preprocessor: Preprocessor | None = None) -> None:
         super().__init__()
@@ -165,9 +165,10 @@ class GlmOCREncoder(PatchEncoder):
     def _grid_metadata(
         self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
     ) -> Metadata:
-        """Return ``rotary_pos_emb_cos`` and ``rotary_pos_emb_sin`` [P, K/2], by merge block.
+        """Return ``rotary_pos_emb_cos`` and ``rotary_pos_emb_sin`` [P, K/2], a row per patch.
 
-        P is ``max_input_size``, with padding at the end, or the number of patches of ``grids``.
+        The 2x2 patches of a token are neighbours. P is ``max_input_size``, with padding at the
+        end, or the number of patches of ``grids``.
         """
         dtype = torch.promote_types(self.patch_embed.proj.weight.dtype, torch.float32)
         merge, head = self.config.spatial_merge_size, self.config.head_size
@@ -232,7 +233,7 @@ class Block(nn.Module):
 class Attention(nn.Module):
     """Full attention inside each frame pair; fused qkv rows are [Q; K; V], head-major.
 
-    All heads share the weight of the norm of queries, and that of the norm of keys.
+    All heads share one weight of the norm of queries, and one of the norm of keys.
     """
 
     def __init__(self, config: GlmOCRConfig) -> None:
@@ -287,7 +288,7 @@ class Merger(nn.Module):
 
 
 def gated(gate: Tensor, up: Tensor, limit: float | None) -> Tensor:
-    """Return ``silu(gate) * up``; ``limit`` bounds gate from above, and up on both sides."""
+    """Return ``silu(gate) * up``, with gate at most ``limit``, and up within plus or minus it."""
     if limit is not None:
         gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     return F.silu(gate) * up

@@ -1,4 +1,4 @@
-"""Idefics3's and SmolVLM's encoder: SigLIP over square tiles of an image and the whole of it.
+"""Idefics3's and SmolVLM's encoder: SigLIP over square tiles of an image and the whole image.
 
 A pre-norm ViT without a class token: learned positions, layer norms, a final norm; then squares of
 patches are put side by side and projected to one token. An image is cut into tiles of one size;
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Idefics3Config:
-    """Architecture of a tower; ``out_hidden_size`` is the width of the language model."""
+    """Sizes of a vision tower; ``out_hidden_size`` is the width of the language model."""
 
     depth: int
     hidden_size: int
@@ -73,7 +73,7 @@ class Idefics3Config:
 
     @property
     def side(self) -> int:
-        """Rows and columns of the table of positions."""
+        """The number of rows, and of columns, of the learned table of positions."""
         return self.image_size // self.patch_size
 
     @property
@@ -84,7 +84,7 @@ class Idefics3Config:
 
     @classmethod
     def from_hf(cls, config: Mapping[str, object]) -> Idefics3Config:
-        """Read a published ``config.json``.
+        """Read the ``config.json`` of a checkpoint.
 
         Raises:
             ValueError: a value that is not implemented, or sizes that disagree.
@@ -161,7 +161,7 @@ class Idefics3Encoder(TileEncoder):
         return patches.flatten(1, 2) + self._positions(*patches.shape[1:3])
 
     def _positions(self, h: int, w: int) -> Tensor:
-        """Return position embeddings [h*w, D]: the table or, for another grid, entries of it."""
+        """Return position embeddings [h*w, D]: the table or, for another grid, nearest entries."""
         side = self.config.side
         if (h, w) == (side, side):
             return self.pos_embed
@@ -173,7 +173,7 @@ class Idefics3Encoder(TileEncoder):
 def nearest_below(size: int, entries: int) -> Tensor:
     """Return the index of the table entry at or before each of ``size`` positions, int64 [size].
 
-    Positions and the ``entries`` divide one axis evenly. As in the source, the division is in
+    Positions and ``entries`` are spread evenly over one axis. As in the source, the division is in
     float32, whose rounding decides where a position falls on an entry.
     """
     edges = torch.arange(1 / entries, 1.0, 1 / entries, device="cpu", dtype=torch.float32)

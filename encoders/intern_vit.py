@@ -56,12 +56,12 @@ if TYPE_CHECKING:
     from .contract import Preprocessor
 
 _CONVERTED = ("internvl_vision", "interns1_vision")
-"""Model types of towers whose configs have the names and defaults of transformers' classes."""
+"""Values of ``model_type`` in configs with the names and defaults of transformers' classes."""
 
 
 @dataclass(frozen=True)
 class InternViTConfig:
-    """Architecture of a tower, its tiling and its projector, if ``out_hidden_size`` is not None."""
+    """Sizes of a tower, its tiling and, unless ``out_hidden_size`` is None, its projector."""
 
     depth: int
     hidden_size: int
@@ -98,7 +98,7 @@ class InternViTConfig:
 
     @classmethod
     def from_hf(cls, config: Mapping[str, object]) -> InternViTConfig:
-        """Read the published ``config.json`` of a chat model, -hf conversion or lone InternViT.
+        """Read the ``config.json`` of a chat model, of its -hf repo, or of InternViT alone.
 
         Raises:
             ValueError: a value that is not implemented, or sizes that disagree.
@@ -115,7 +115,7 @@ class InternViTConfig:
         require_value(config, "downsample_ratio", 0.5)
         require_value(config, "projector_hidden_act", "gelu")
         require_value(config, "vision_feature_select_strategy", "default")
-        # Each format has defaults of its own.
+        # Original and converted configs have different defaults.
         depth, width, inner, heads = (24, 1024, 4096, 16) if converted else (48, 3200, 12800, 25)
         norms, versions = ("rms_norm", "layer_norm"), ("v1", "v2")
         qk_norm = not converted
@@ -203,11 +203,11 @@ class InternViT(TileEncoder):
         return int(self.config.out_hidden_size or 4 * self.config.hidden_size)
 
     def _token_grid(self, h: int, w: int) -> tuple[int, int]:
-        """Return rows and columns of tokens of ``h`` x ``w`` patches: half of each."""
+        """Return rows and columns of tokens of a tile of ``h`` x ``w`` patches: half of each."""
         return h // 2, w // 2
 
     def _embed(self, pixel_values: Tensor) -> Tensor:
-        """Embed tiles [B, C, H, W] as a class token and patches with positions, [B, 1+n, D]."""
+        """Embed tiles [B, C, H, W] as a class token and patches with positions, [B, n, D]."""
         return self.embeddings(self._admit_tiles(pixel_values, self.embeddings.class_embedding))
 
     def _token_maps(self, tokens: Tensor, h: int, w: int) -> Tensor:
@@ -325,7 +325,7 @@ def projector(config: InternViTConfig) -> nn.Module:
 
 
 def pixel_shuffle(patches: Tensor, h: int, w: int, version: str) -> Tensor:
-    """Join 2x2 patches [B, h*w, D] to tokens [B*h*w/4, 4D], by row, or by column for "v1"."""
+    """Join 2x2 patches [B, h*w, D] to tokens [B*h*w/4, 4D] row by row ("v1": by column)."""
     order = "(b h w)" if version == "v2" else "(b w h)"
     return rearrange(patches, f"b (h x w y) d -> {order} (x y d)", h=h // 2, x=2, w=w // 2, y=2)
 

@@ -15,7 +15,7 @@ Deliberate differences:
 
 - Images are packed, not padded to the longest.
 - Positions are interpolated in float32 or wider and rounded once, on every device; the source does
-  so on the CPU alone. Those of one column of patches are as in ``siglip2.py``.
+  so on the CPU alone. An image of one column of patches has positions as in ``siglip2.py``.
 - ``last_hidden_state`` is the output of the last block, before the final norm.
 """
 
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Lfm2VLConfig:
-    """Architecture of tower and projector; ``out_hidden_size`` is the language model's width."""
+    """Sizes of tower and projector; ``out_hidden_size`` is the width of the language model."""
 
     depth: int
     hidden_size: int
@@ -69,7 +69,7 @@ class Lfm2VLConfig:
     """The number of entries of the table of positions."""
     spatial_merge_size: int = 2
     tile_size: int = 512
-    """The side in pixels of the tiles for which CUDA graphs are captured."""
+    """The side of a tile in pixels; CUDA graphs for tiles are captured for this size."""
     in_channels: int = 3
     layer_norm_eps: float = 1e-6
 
@@ -82,7 +82,7 @@ class Lfm2VLConfig:
 
     @property
     def position_side(self) -> int:
-        """Rows and columns of the table of positions."""
+        """The number of rows, and of columns, of the learned table of positions."""
         return isqrt(self.num_patches)
 
     @property
@@ -98,7 +98,7 @@ class Lfm2VLConfig:
 
     @classmethod
     def from_hf(cls, config: Mapping[str, object]) -> Lfm2VLConfig:
-        """Read a published ``config.json``.
+        """Read the ``config.json`` of a checkpoint.
 
         Raises:
             ValueError: a value that is not implemented, or sizes that disagree.
@@ -108,7 +108,7 @@ class Lfm2VLConfig:
         require_value(config, "projector_hidden_act", "gelu")
         require_value(config, "vision_feature_layer", -1)
         width = read_size(vision, "hidden_size", default=768)
-        heads = 12 if width == 768 else None  # other widths must state it: no weight does
+        heads = 12 if width == 768 else None  # else required: no tensor's shape shows it
         return cls(
             depth=read_size(vision, "num_hidden_layers", default=12, limit=1024),
             hidden_size=width,
@@ -148,10 +148,10 @@ class Lfm2VLEncoder(TilesThenImage):
 
 
 class Lfm2VLTower(RasterEncoder):
-    """Encodes packed patches, of whole images (input "image") or of tiles (input "tiles")."""
+    """Encodes packed patches, of whole images (path "image") or of tiles (path "tiles")."""
 
     _tile: int = 0
-    """The side in patches of the tiles for which graphs are captured; 0: for images of any size."""
+    """The side in patches of the tiles that CUDA graphs are captured for; 0: images of any size."""
 
     def __init__(self, config: Lfm2VLConfig) -> None:
         super().__init__()
@@ -163,7 +163,7 @@ class Lfm2VLTower(RasterEncoder):
         self.projector = Projector(config)
 
     def at(self, side: int) -> Lfm2VLTower:
-        """Return a copy of this tower, with shared parameters, whose CUDA graphs hold tiles.
+        """Return a copy of this tower, with shared parameters, whose CUDA graphs are for tiles.
 
         ``side`` is the side of a tile in pixels. Without graphs the copy encodes any grid.
         """
@@ -173,7 +173,7 @@ class Lfm2VLTower(RasterEncoder):
 
     @property
     def budget_range(self) -> tuple[int, int]:
-        """The fewest and most tokens of a CUDA graph: of 1 and 32 tiles if limited to tiles."""
+        """The fewest and most tokens of a CUDA graph; after :meth:`at`, for 1 and 32 tiles."""
         tokens = (self._tile // self.config.spatial_merge_size) ** 2
         return (tokens, 32 * tokens) if tokens else super().budget_range
 
@@ -208,14 +208,14 @@ class Lfm2VLTower(RasterEncoder):
         return EncoderOutput(hidden, tokens, ())
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> TileSegments:
-        """Return the tensors that blocks read: offsets of segments, and padding."""
+        """Return the tensors that all blocks read: offsets of segments, and padding."""
         offsets = metadata["cu_seqlens"]
         return TileSegments(offsets, metadata["max_seqlen"], padding_rows(offsets, len(hidden)))
 
     def _grid_metadata(
         self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
     ) -> Metadata:
-        """Return the weights of the table of positions per patch, and the order of merging.
+        """Return the weights of the table of positions per patch, and the patches by token.
 
         ``pos_embed_rows`` and ``pos_embed_columns`` [P, s] are the weights of all rows and of all
         columns of the table. ``merge_index`` int64 [P] has the patches of each token one after
@@ -253,7 +253,7 @@ class Lfm2VLTower(RasterEncoder):
 
 
 class Projector(nn.Module):
-    """Projects each group of neighbouring patches, those of one token, to that token."""
+    """Projects the 2x2 patches of a token, which are neighbouring rows, to that token."""
 
     def __init__(self, config: Lfm2VLConfig) -> None:
         super().__init__()
@@ -271,8 +271,8 @@ class Projector(nn.Module):
 def axis_weights(entries: int, size: int) -> Tensor:
     """Return the weights that resize one axis of the table of positions, with antialiasing.
 
-    Each of ``size`` positions is a mean of the ``entries`` around its centre, with weights that
-    fall off linearly, over two entries or, where the axis shrinks, two steps of the new axis
+    Each of ``size`` positions is a weighted mean of the table's ``entries`` around its centre. The
+    weights fall to 0 within one entry or, if ``size`` is smaller, one step between positions
     (``F.interpolate(mode="bilinear", antialias=True, align_corners=False)``).
 
     Returns:

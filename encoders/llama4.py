@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Llama4Config:
-    """Architecture of a tower; ``out_hidden_size`` is the width of the language model."""
+    """Sizes of a vision tower; ``out_hidden_size`` is the width of the language model."""
 
     depth: int
     hidden_size: int
@@ -78,7 +78,7 @@ class Llama4Config:
 
     @classmethod
     def from_hf(cls, config: Mapping[str, object]) -> Llama4Config:
-        """Read a published ``config.json``.
+        """Read the ``config.json`` of a checkpoint.
 
         Raises:
             ValueError: a value that is not implemented, or sizes that disagree.
@@ -91,8 +91,8 @@ class Llama4Config:
         require_value(vision, "vision_feature_layer", -1)
         require_value(vision, "vision_feature_select_strategy", "default")
         width = read_size(vision, "hidden_size", default=768)
-        # transformers reads "intermediate_size" for the MLP, and for the columns after the pixel
-        # shuffle, which are 4 * width.
+        # transformers takes "intermediate_size" for the MLP and for the columns after the pixel
+        # shuffle, which are always 4 * width.
         require_value(vision, "intermediate_size", 4 * width, default=5632)
         adapter = read_size(vision, "projector_output_dim", default=4096)
         require_value(vision, "projector_input_dim", adapter, default=4096)
@@ -158,7 +158,7 @@ class Llama4Encoder(TileEncoder):
         return EncoderOutput(hidden, self.projector(self.adapter(squares)), ())
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> RotarySegments:
-        """Return the tensors that blocks read: rotary angles, offsets of segments, padding."""
+        """Return the tensors that all blocks read: rotary angles, offsets of segments, padding."""
         require_metadata(metadata, "rotary_pos_emb_cos")
         cos, sin = metadata["rotary_pos_emb_cos"], metadata["rotary_pos_emb_sin"]
         segments = TileSegments.of(metadata, hidden)
@@ -167,7 +167,7 @@ class Llama4Encoder(TileEncoder):
         return RotarySegments(cos[:, None, None], sin[:, None, None], *segments)
 
     def _token_grid(self, h: int, w: int) -> tuple[int, int]:
-        """Return rows and columns of tokens of ``h`` x ``w`` patches: half of each."""
+        """Return rows and columns of tokens of a tile of ``h`` x ``w`` patches: half of each."""
         return h // 2, w // 2
 
     def _grid_metadata(
@@ -188,7 +188,7 @@ class Llama4Encoder(TileEncoder):
         return {"rotary_pos_emb_cos": cos, "rotary_pos_emb_sin": sin}
 
     def _embed(self, pixel_values: Tensor) -> Tensor:
-        """Embed tiles [B, C, H, W] as a class token and patches with positions, [B, 1+n, D]."""
+        """Embed tiles [B, C, H, W] as a class token and patches with positions, [B, n, D]."""
         pixels = self._admit_tiles(pixel_values, self.class_embedding)
         patch = self.config.patch_size
         h, w = (size // patch for size in pixels.shape[2:])

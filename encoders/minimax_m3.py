@@ -2,7 +2,7 @@
 
 A pre-norm ViT over packed patches of any image size, without learned positions: a layer norm after
 the patch embedding and none after the last block. Most columns of a head are rotated by frame, row
-and column; the rest pass. Up to four frame pairs of a clip attend to each other. An MLP projects
+and column; the rest are not. Up to four frame pairs of a clip attend to each other. An MLP projects
 each patch to the width of the language model, and another one turns 2x2 of them into one token.
 
 Source: ``MiniMaxM3VLVisionModel`` and ``MiniMaxM3VLMultiModalProjector`` of transformers 5.23.0.
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MiniMaxM3Config:
-    """Architecture of tower and projector; ``out_hidden_size`` is the language model's width."""
+    """Sizes of tower and projector; ``out_hidden_size`` is the width of the language model."""
 
     depth: int
     hidden_size: int
@@ -87,7 +87,7 @@ class MiniMaxM3Config:
 
     @classmethod
     def from_hf(cls, config: Mapping[str, object]) -> MiniMaxM3Config:
-        """Read a published ``config.json``.
+        """Read the ``config.json`` of a checkpoint.
 
         Raises:
             ValueError: a value that is not implemented, or sizes that disagree.
@@ -121,7 +121,7 @@ class MiniMaxM3Config:
 
 
 class MiniMaxM3Encoder(PatchEncoder):
-    """Encodes patches and a grid to hidden states and projected tokens."""
+    """Encodes packed patches of images to hidden states and projected tokens."""
 
     def __init__(self, config: MiniMaxM3Config, preprocessor: Preprocessor | None = None) -> None:
         super().__init__()
@@ -161,10 +161,10 @@ class MiniMaxM3Encoder(PatchEncoder):
     def _grid_metadata(
         self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
     ) -> Metadata:
-        """Return ``rotary_pos_emb_cos`` and ``rotary_pos_emb_sin`` [P, r], in merge-block order.
+        """Return ``rotary_pos_emb_cos`` and ``rotary_pos_emb_sin`` [P, r], a row per patch.
 
-        P is ``max_input_size``, with padding at the end, or the number of patches of ``grids``; r
-        is the number of rotated pairs of columns.
+        The 2x2 patches of a token are neighbours. P is ``max_input_size``, with padding at the
+        end, or the number of patches of ``grids``; r is the number of rotated pairs of columns.
         """
         dtype = torch.promote_types(self.patch_embed.proj.weight.dtype, torch.float32)
         merge = self.config.spatial_merge_size
@@ -236,7 +236,7 @@ class MLP(nn.Module):
 
 
 class Projector(nn.Module):
-    """Projects each patch by an MLP, and the patches of a token, side by side, by another one."""
+    """Projects each patch by one MLP, then the 2x2 patches of a token, concatenated, by another."""
 
     def __init__(self, config: MiniMaxM3Config) -> None:
         super().__init__()

@@ -3,8 +3,8 @@
 A pre-norm ViT over packed patches of any image size: a learned 64x64 position table interpolated
 bicubically to the grid, 2D rotary positions, layer norms, full attention inside each image, and a
 projector that takes 2x2 patches to one token. MoonViT-3D takes up to four frames of a clip as one
-segment: their patches attend to each other, each frame adds a sinusoid, and the frames are averaged
-after the last norm.
+segment: their patches attend to each other, patches get a sinusoidal embedding of the frame's
+number, and the frames are averaged after the last norm.
 
 Source: ``Kimi_K25VisionModel`` and ``Kimi_K25MultimodalProjection`` of transformers 5.23.0, and
 ``moonvit.py`` of vLLM 0.33.0, whose tower of Kimi-VL is the same for images.
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MoonViTConfig:
-    """Architecture of tower and projector; ``out_hidden_size`` is the language model's width."""
+    """Sizes of tower and projector; ``out_hidden_size`` is the width of the language model."""
 
     depth: int
     hidden_size: int
@@ -68,10 +68,10 @@ class MoonViTConfig:
     num_heads: int
     out_hidden_size: int
     segment_frames: int
-    """Frames of a clip that attend to each other and become one set of tokens; Kimi-VL, which
-    takes images alone, has 1."""
+    """The most frames of a clip that attend to each other and become one set of tokens; 1 in
+    Kimi-VL, which takes images alone."""
     position_side: int = 64
-    """Rows and columns of the learned position table."""
+    """The number of rows, and of columns, of the learned table of positions."""
     patch_size: int = 14
     spatial_merge_size: int = 2
     in_channels: int = 3
@@ -94,7 +94,7 @@ class MoonViTConfig:
 
     @classmethod
     def from_hf(cls, config: Mapping[str, object]) -> MoonViTConfig:
-        """Read a published ``config.json``, by Moonshot's names or by those of transformers.
+        """Read the ``config.json`` of a checkpoint, with Moonshot's or transformers' names.
 
         Raises:
             ValueError: a value that is not implemented, or sizes that disagree.
@@ -140,7 +140,7 @@ class MoonViTConfig:
 
 
 class MoonViTEncoder(RasterEncoder):
-    """Encodes patches and a grid to hidden states and projected tokens."""
+    """Encodes packed patches of images to hidden states and projected tokens."""
 
     def __init__(self, config: MoonViTConfig, preprocessor: Preprocessor | None = None) -> None:
         super().__init__()
@@ -178,7 +178,7 @@ class MoonViTEncoder(RasterEncoder):
         return EncoderOutput(hidden, self.projector(self._mean_over_time(hidden, metadata)), ())
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> RotarySegments:
-        """Return the tensors that blocks read: rotary angles, offsets of segments, padding."""
+        """Return the tensors that all blocks read: rotary angles, offsets of segments, padding."""
         return RotarySegments.of(metadata, repeated=False)
 
     def _grid_metadata(
@@ -188,7 +188,7 @@ class MoonViTEncoder(RasterEncoder):
 
         ``rotary_pos_emb_cos`` and ``rotary_pos_emb_sin`` are [P, head_size / 2].
         ``pos_embed_index`` int64 and ``pos_embed_weight`` [P, 16] interpolate the learned position
-        table, ``frame_index`` int64 [P] is the row of ``frame_table`` [F+1, D] for F frames.
+        table, ``frame_index`` int64 [P] is a patch's row of ``frame_table`` [F+1, D] for F frames.
         ``merge_index`` int64 and ``merge_weight`` [N*4, F] average N tokens over time. P is
         ``max_input_size``, with padding at the end, or the number of patches of ``grids``.
         """
@@ -303,7 +303,7 @@ def rotary_cos_sin(
 ) -> tuple[Tensor, Tensor]:
     """Return cos and sin [P, K/2] of the 2D rotary angles of ``positions`` [P, 2], (row, column).
 
-    Angles by column and by row take turns; K is ``head_size``, ``theta`` the base.
+    Angles by column and by row alternate; K is ``head_size``, ``theta`` the base.
     """
     steps = torch.arange(0, head_size, 4, dtype=dtype, device=positions.device)
     turns = theta ** (steps / head_size)

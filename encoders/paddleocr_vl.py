@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PaddleOCRVLConfig:
-    """Architecture of a tower; ``out_hidden_size`` is the width of the language model."""
+    """Sizes of a vision tower; ``out_hidden_size`` is the width of the language model."""
 
     depth: int
     hidden_size: int
@@ -73,7 +73,7 @@ class PaddleOCRVLConfig:
 
     @property
     def position_side(self) -> int:
-        """Rows and columns of the learned position table."""
+        """The number of rows, and of columns, of the learned table of positions."""
         return self.image_size // self.patch_size
 
     @property
@@ -94,7 +94,7 @@ class PaddleOCRVLConfig:
 
     @classmethod
     def from_hf(cls, config: Mapping[str, object]) -> PaddleOCRVLConfig:
-        """Read a published ``config.json``, whose language model's fields may lie at the top.
+        """Read a checkpoint's ``config.json``, with fields of the language model nested or not.
 
         Raises:
             ValueError: a value that is not implemented, or sizes that disagree.
@@ -118,7 +118,7 @@ class PaddleOCRVLConfig:
 
 
 class PaddleOCRVLEncoder(RasterEncoder):
-    """Encodes patches and a grid to hidden states and merged tokens."""
+    """Encodes packed patches of images to hidden states and merged tokens."""
 
     def __init__(self, config: PaddleOCRVLConfig, preprocessor: Preprocessor | None = None) -> None:
         super().__init__()
@@ -159,12 +159,12 @@ class PaddleOCRVLEncoder(RasterEncoder):
     def _grid_metadata(
         self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
     ) -> Metadata:
-        """Return rotary angles and positions per patch, row by row, and the order of merging.
+        """Return rotary angles and positions per patch, row by row, and the patches by token.
 
         ``rotary_pos_emb_cos`` and ``rotary_pos_emb_sin`` are [P, head_size / 2].
-        ``pos_embed_index`` int64 and ``pos_embed_weight`` [P, 4] are the taps into the position
-        table. ``merge_index`` int64 [P] has the patches of each token one after another. P is
-        ``max_input_size``, with padding at the end, or the number of patches of ``grids``.
+        ``pos_embed_index`` int64 and ``pos_embed_weight`` [P, 4] are the rows of the position table
+        to sum, and their weights. ``merge_index`` int64 [P] has the patches of each token one after
+        another. P is ``max_input_size``, with padding at the end, or the patches of ``grids``.
         """
         dtype = torch.promote_types(self.patch_embed.proj.weight.dtype, torch.float32)
         merge, side = self.config.spatial_merge_size, self.config.position_side
@@ -229,7 +229,7 @@ class Attention(nn.Module):
 
 
 class Projector(nn.Module):
-    """Normalises patches and projects each group of neighbours, the patches of a token, to it."""
+    """Normalises patches and projects the 2x2 patches of a token, which are neighbours."""
 
     def __init__(self, config: PaddleOCRVLConfig) -> None:
         super().__init__()
@@ -272,12 +272,12 @@ def position_taps(
 ) -> tuple[Tensor, Tensor]:
     """Return the four rows of the position table around each patch, and their bilinear weights.
 
-    The outer edges of the grid map to those of the table, which is not smoothed for small grids.
+    The outer edges of the grid map to the outer edges of the table; there is no antialiasing.
 
     Args:
         grids: ``(t, h, w)`` per item, in patches.
         side: rows and columns of the position table.
-        positions: row and column of each patch, int64 [rows, 2], rows beyond the patches last.
+        positions: row and column of each patch, int64 [rows, 2]; padding may follow.
         dtype: dtype of the weights.
 
     Returns:

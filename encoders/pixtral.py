@@ -14,7 +14,7 @@ size, S segments.
 
 Deliberate differences:
 
-- Patches come in merge-block order, so that those of a token are neighbours; transformers takes
+- Patches come in merge-block order: the patches of a token are neighbours. transformers takes
   images padded to one size and has patches in raster order. Tokens are in raster order in both.
 - The patch embedding is a Linear over the stored Conv2d weight, the same sums. A layer with LoRA or
   hooks is called as a module instead.
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PixtralConfig:
-    """Architecture of tower and projector; ``out_hidden_size`` is the language model's width."""
+    """Sizes of tower and projector; ``out_hidden_size`` is the width of the language model."""
 
     depth: int
     hidden_size: int
@@ -73,7 +73,7 @@ class PixtralConfig:
     projector_bias: bool
     spatial_merge_size: int = 2
     image_size: int = 1540
-    """The longest side of an image in pixels, used where no processor file gives one."""
+    """The longest side of an image in pixels, if processor files do not set one."""
     patch_size: int = 14
     in_channels: int = 3
     projector_norm_eps: float = 1e-5
@@ -95,7 +95,7 @@ class PixtralConfig:
 
     @classmethod
     def from_hf(cls, config: Mapping[str, object]) -> PixtralConfig:
-        """Read a published ``config.json``.
+        """Read the ``config.json`` of a checkpoint.
 
         Raises:
             ValueError: a value that is not implemented, or sizes that disagree.
@@ -133,7 +133,7 @@ class PixtralConfig:
 
 
 class PixtralEncoder(PatchEncoder):
-    """Encodes patches and a grid to hidden states and projected tokens.
+    """Encodes packed patches of images to hidden states and projected tokens.
 
     An item ``(t, h, w)`` is t images of one size.
     """
@@ -178,9 +178,10 @@ class PixtralEncoder(PatchEncoder):
     def _grid_metadata(
         self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
     ) -> Metadata:
-        """Return ``rotary_pos_emb_cos`` and ``rotary_pos_emb_sin`` [P, K/2], in merge order.
+        """Return ``rotary_pos_emb_cos`` and ``rotary_pos_emb_sin`` [P, K/2], a row per patch.
 
-        P is ``max_input_size``, with padding at the end, or the number of patches of ``grids``.
+        The patches of a token are neighbours. P is ``max_input_size``, with padding at the end, or
+        the number of patches of ``grids``.
         """
         dtype = torch.promote_types(self.patch_embed.proj.weight.dtype, torch.float32)
         merge, head = self.config.spatial_merge_size, self.config.head_size
@@ -285,7 +286,7 @@ class Projector(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         groups = self.norm(hidden).unflatten(0, (-1, self.group))
-        tokens = self.merging_layer(groups.mT.flatten(1))  # channel-major, as the weight
+        tokens = self.merging_layer(groups.mT.flatten(1))  # channel-major, like the weight
         return self.linear_2(F.gelu(self.linear_1(tokens)))
 
 

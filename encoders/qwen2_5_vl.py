@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Qwen2_5VLConfig:
-    """Architecture of a tower; ``out_hidden_size`` is the width of the language model."""
+    """Sizes of a vision tower; ``out_hidden_size`` is the width of the language model."""
 
     depth: int
     hidden_size: int
@@ -70,7 +70,7 @@ class Qwen2_5VLConfig:
     spatial_merge_size: int = 2
     in_channels: int = 3
     num_key_value_heads: int = 0
-    """Heads of keys and values, each shared by a group of query heads; 0 stands for num_heads."""
+    """Heads of keys and values, each shared by a group of query heads; 0 means ``num_heads``."""
     rope_theta: float = 10000.0
 
     def __post_init__(self) -> None:
@@ -84,7 +84,7 @@ class Qwen2_5VLConfig:
 
     @property
     def window_side(self) -> int:
-        """The side of an attention window in merged tokens; 4 means windows of 8x8 patches."""
+        """The side of an attention window in tokens (2x2 patches); 4 means 8x8 patches."""
         return self.window_size // self.spatial_merge_size // self.patch_size
 
     @property
@@ -104,11 +104,11 @@ class Qwen2_5VLConfig:
 
     @classmethod
     def from_hf(cls, config: Mapping[str, object]) -> Qwen2_5VLConfig:
-        """Read a published ``config.json``, the whole or its vision part.
+        """Read the ``config.json`` of a checkpoint, the whole or its vision section alone.
 
         Raises:
-            ValueError: a missing width (the class defaults make no valid tower), a value that is
-                not implemented, or sizes that disagree.
+            ValueError: a missing width (defaults of transformers make no valid tower), a value that
+                is not implemented, or sizes that disagree.
         """
         vision = find_section(config, "vision_config", "thinker_config.vision_config")
         require_value(vision, "hidden_act", "silu")
@@ -133,7 +133,7 @@ class Qwen2_5VLConfig:
 
 
 class Qwen2_5VLEncoder(PatchEncoder):
-    """Encodes patches and a grid to hidden states and merged tokens."""
+    """Encodes packed patches of images to hidden states and merged tokens."""
 
     def __init__(self, config: Qwen2_5VLConfig, preprocessor: Preprocessor | None = None) -> None:
         super().__init__()
@@ -188,7 +188,7 @@ class Qwen2_5VLEncoder(PatchEncoder):
     def _grid_metadata(
         self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
     ) -> Metadata:
-        """Return rotary angles in window order, and the windows of attention.
+        """Return rotary angles and window offsets; in window order, a window's rows are neighbours.
 
         ``rotary_pos_emb_cos`` and ``rotary_pos_emb_sin`` [P, K/2] are **in window order**.
         ``window_index`` int64 [N] is the token at each place of the window order, and
@@ -222,7 +222,7 @@ class Qwen2_5VLEncoder(PatchEncoder):
         ]
 
     def _embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
-        """Embed patches [P, patch_dim] in the order of windows, [P, D]."""
+        """Embed patches [P, patch_dim] as rows [P, D] in window order."""
         weight = self.patch_embed.proj.weight
         patches = self.patch_embed(self._admit_patches(pixel_values, weight, metadata))
         return self._reorder(patches, metadata["window_index"])

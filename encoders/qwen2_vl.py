@@ -15,8 +15,8 @@ Deliberate differences:
   (``patch_product`` has times). A layer with LoRA or hooks is called as a module instead.
 - The rotation multiplies in float32 and rounds to the tower's dtype once.
 - Config fields have one meaning in every file here: ``hidden_size`` is the tower's width
-  (published as ``embed_dim``) and ``out_hidden_size`` the language model's (published as
-  ``hidden_size``).
+  (``embed_dim`` in ``config.json``) and ``out_hidden_size`` is the language model's width
+  (``hidden_size`` in ``config.json``).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Qwen2VLConfig:
-    """Architecture of a tower; ``out_hidden_size`` is the width of the language model."""
+    """Sizes of a vision tower; ``out_hidden_size`` is the width of the language model."""
 
     depth: int
     hidden_size: int
@@ -80,7 +80,7 @@ class Qwen2VLConfig:
 
     @classmethod
     def from_hf(cls, config: Mapping[str, object]) -> Qwen2VLConfig:
-        """Read a published ``config.json``, the whole or its vision part, which may lack fields.
+        """Read a checkpoint's ``config.json``, or its vision section; missing fields get defaults.
 
         Raises:
             ValueError: a value that is not implemented, or sizes that disagree.
@@ -106,7 +106,7 @@ class Qwen2VLConfig:
 
 
 class Qwen2VLEncoder(PatchEncoder):
-    """Encodes patches and a grid to hidden states and merged tokens."""
+    """Encodes packed patches of images to hidden states and merged tokens."""
 
     def __init__(self, config: Qwen2VLConfig, preprocessor: Preprocessor | None = None) -> None:
         super().__init__()
@@ -144,9 +144,10 @@ class Qwen2VLEncoder(PatchEncoder):
     def _grid_metadata(
         self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
     ) -> Metadata:
-        """Return ``rotary_pos_emb_cos`` and ``rotary_pos_emb_sin`` [P, K/2], in merge order.
+        """Return ``rotary_pos_emb_cos`` and ``rotary_pos_emb_sin`` [P, K/2], a row per patch.
 
-        P is ``max_input_size``, with padding at the end, or the number of patches of ``grids``.
+        The 2x2 patches of a token are neighbours. P is ``max_input_size``, with padding at the
+        end, or the number of patches of ``grids``.
         """
         dtype = torch.promote_types(self.patch_embed.proj.weight.dtype, torch.float32)
         merge, head = self.config.spatial_merge_size, self.config.head_size

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Qwen3VLConfig:
-    """Architecture of a tower; ``out_hidden_size`` is the width of the language model."""
+    """Sizes of a vision tower; ``out_hidden_size`` is the width of the language model."""
 
     depth: int
     hidden_size: int
@@ -86,7 +86,7 @@ class Qwen3VLConfig:
 
     @property
     def position_side(self) -> int:
-        """Rows and columns of the learned position table."""
+        """The number of rows, and of columns, of the learned table of positions."""
         return isqrt(self.num_position_embeddings)
 
     @property
@@ -101,7 +101,7 @@ class Qwen3VLConfig:
 
     @classmethod
     def from_hf(cls, config: Mapping[str, object]) -> Qwen3VLConfig:
-        """Read a published ``config.json``, the whole or its vision part.
+        """Read the ``config.json`` of a checkpoint, the whole or its vision section alone.
 
         Raises:
             ValueError: a value that is not implemented, or sizes that disagree.
@@ -129,7 +129,7 @@ class Qwen3VLConfig:
 
 
 class Qwen3VLEncoder(PatchEncoder):
-    """Encodes patches and a grid to hidden states, merged tokens and DeepStack features."""
+    """Encodes packed patches to hidden states, merged tokens and DeepStack features."""
 
     def __init__(self, config: Qwen3VLConfig, preprocessor: Preprocessor | None = None) -> None:
         super().__init__()
@@ -180,12 +180,12 @@ class Qwen3VLEncoder(PatchEncoder):
     def _grid_metadata(
         self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
     ) -> Metadata:
-        """Return rotary angles and position embeddings per patch, in merge-block order.
+        """Return rotary angles and positions per patch; the 2x2 patches of a token are neighbours.
 
         ``rotary_pos_emb_cos`` and ``rotary_pos_emb_sin`` are [P, head_size / 2].
-        ``pos_embed_index`` int64 and ``pos_embed_weight`` [P, 4] are the taps into the position
-        table. P is ``max_input_size``, with padding at the end, or the number of patches of
-        ``grids``.
+        ``pos_embed_index`` int64 and ``pos_embed_weight`` [P, 4] are the rows of the
+        position table that are summed for a patch, and their weights. P is ``max_input_size``, with
+        padding at the end, or the number of patches of ``grids``.
         """
         dtype = torch.promote_types(self.patch_embed.proj.weight.dtype, torch.float32)
         merge, head = self.config.spatial_merge_size, self.config.head_size
@@ -273,7 +273,7 @@ class MLP(nn.Module):
 
 
 class Merger(nn.Module):
-    """Joins four neighbouring patches to a token; the norm is before or (DeepStack) after it."""
+    """Joins four neighbouring patches to a token; normalises patches or (DeepStack) the token."""
 
     def __init__(self, config: Qwen3VLConfig, *, norm_after_grouping: bool) -> None:
         super().__init__()

@@ -77,7 +77,7 @@ class SiglipConfig:
 
     @property
     def side(self) -> int:
-        """Rows and columns of the table of positions."""
+        """The number of rows, and of columns, of the learned table of positions."""
         return self.image_size // self.patch_size
 
     @property
@@ -93,7 +93,7 @@ class SiglipConfig:
 
     @classmethod
     def from_hf(cls, config: Mapping[str, object]) -> SiglipConfig:
-        """Read a published ``config.json``, the whole or its vision part.
+        """Read the ``config.json`` of a checkpoint, the whole or its vision section alone.
 
         Raises:
             ValueError: a value that is not implemented, or sizes that disagree.
@@ -101,7 +101,7 @@ class SiglipConfig:
         vision = find_section(config, "vision_config")
         require_value(vision, "hidden_act", "gelu_pytorch_tanh")
         width = read_size(vision, "hidden_size", default=768)
-        heads = 12 if width == 768 else None  # other widths must state it: no weight does
+        heads = 12 if width == 768 else None  # else required: no tensor's shape shows it
         return cls(
             depth=read_size(vision, "num_hidden_layers", default=12, limit=1024),
             hidden_size=width,
@@ -117,7 +117,7 @@ class SiglipConfig:
 
 @dataclass(frozen=True)
 class Gemma3Config(SiglipConfig):
-    """The sizes of a SigLIP tower, and of the projector to Gemma 3 behind it."""
+    """The sizes of a SigLIP tower and of Gemma 3's projector behind it."""
 
     out_hidden_size: int = 2560
     tokens_per_image: int = 256
@@ -138,7 +138,7 @@ class Gemma3Config(SiglipConfig):
 
     @classmethod
     def from_hf(cls, config: Mapping[str, object]) -> Gemma3Config:
-        """Read the published ``config.json`` of a Gemma 3.
+        """Read the ``config.json`` of a Gemma 3 model.
 
         Raises:
             ValueError: a value that is not implemented, or sizes that disagree.
@@ -181,7 +181,7 @@ class SiglipEncoder(TileEncoder):
 
         Returns:
             ``last_hidden_state`` [B, n, D] before the last norm, ``pooler_output`` [N, out] after
-            it (and the projector, if there is one), no DeepStack features.
+            the last norm (and projector, in Gemma 3), no DeepStack features.
         """
         metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
         hidden = self._embed(pixel_values)
@@ -195,7 +195,7 @@ class SiglipEncoder(TileEncoder):
 
     @property
     def pooling_head(self) -> Head | None:
-        """The head that pools the tokens of an item to one vector; None without such weights."""
+        """The head that pools the tokens of an item to one vector; None if the model has none."""
         return self.head if self.config.use_head else None
 
     def _embed(self, pixel_values: Tensor) -> Tensor:
@@ -258,7 +258,7 @@ class Head(nn.Module):
 
 
 class Projector(nn.Module):
-    """Turns squares of patches into tokens: their mean, an RMS norm and a linear projection."""
+    """Turns a square of patches into a token: mean, RMS norm and linear projection."""
 
     def __init__(self, config: Gemma3Config) -> None:
         super().__init__()

@@ -15,8 +15,8 @@ Deliberate differences:
 - Images are packed, not padded to the longest.
 - Positions are interpolated in float32 or wider and rounded once, on every device; the source does
   so on the CPU alone.
-- Positions of an image of one column of patches are those of its transposed image, transposed. The
-  source has others on a CPU with torch 2.15, whose ``F.interpolate`` resizes wrongly to one column.
+- Positions of an image of one column of patches are computed for one row and transposed. The source
+  has others on a CPU with torch 2.15, whose ``F.interpolate`` resizes wrongly to one column.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Siglip2Config:
-    """The sizes of a SigLIP 2 NaFlex tower, with or without a pooling head."""
+    """The sizes of a SigLIP2 NaFlex tower, with or without a pooling head."""
 
     depth: int
     hidden_size: int
@@ -70,7 +70,7 @@ class Siglip2Config:
 
     @property
     def position_side(self) -> int:
-        """Rows and columns of the table of positions."""
+        """The number of rows, and of columns, of the learned table of positions."""
         return isqrt(self.num_patches)
 
     @property
@@ -97,7 +97,7 @@ class Siglip2Config:
 
     @classmethod
     def from_hf(cls, config: Mapping[str, object]) -> Siglip2Config:
-        """Read a published ``config.json``, the whole or its vision part.
+        """Read the ``config.json`` of a checkpoint, the whole or its vision section alone.
 
         Raises:
             ValueError: a value that is not implemented, or sizes that disagree.
@@ -105,7 +105,7 @@ class Siglip2Config:
         vision = find_section(config, "vision_config")
         require_value(vision, "hidden_act", "gelu_pytorch_tanh")
         width = read_size(vision, "hidden_size", default=768)
-        heads = 12 if width == 768 else None  # other widths must state it: no weight does
+        heads = 12 if width == 768 else None  # else required: no tensor's shape shows it
         return cls(
             depth=read_size(vision, "num_hidden_layers", default=12, limit=1024),
             hidden_size=width,
@@ -120,7 +120,7 @@ class Siglip2Config:
 
 
 class Siglip2Encoder(RasterEncoder):
-    """Encodes patches and a grid to hidden states and one normed token per patch."""
+    """Encodes packed patches to hidden states and one normed token per patch."""
 
     def __init__(self, config: Siglip2Config, preprocessor: Preprocessor | None = None) -> None:
         super().__init__()
@@ -159,11 +159,11 @@ class Siglip2Encoder(RasterEncoder):
 
     @property
     def pooling_head(self) -> Head | None:
-        """The head that pools the tokens of an item to one vector; None without such weights."""
+        """The head that pools the tokens of an item to one vector; None if the model has none."""
         return self.head if self.config.use_head else None
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> TileSegments:
-        """Return the tensors that blocks read: offsets of segments, and padding."""
+        """Return the tensors that all blocks read: offsets of segments, and padding."""
         offsets = metadata["cu_seqlens"]
         return TileSegments(offsets, metadata["max_seqlen"], padding_rows(offsets, len(hidden)))
 
@@ -173,7 +173,7 @@ class Siglip2Encoder(RasterEncoder):
         """Return the weights, per patch, of the rows and columns of the table of positions.
 
         ``pos_embed_rows`` and ``pos_embed_columns`` [P, s] are the weights of all rows and of all
-        columns of the table; the weight of an entry is the product of both.
+        columns of the table; the weight of an entry is its row's times its column's.
         P is ``max_input_size``, with padding at the end, or the number of patches of ``grids``.
         """
         dtype = torch.promote_types(self.pos_embed.dtype, torch.float32)
@@ -230,8 +230,8 @@ class Head(nn.Module):
 def axis_weights(entries: int, size: int) -> Tensor:
     """Return the weights that resize one axis of the table of positions, with antialiasing.
 
-    Each of ``size`` positions is a mean of the ``entries`` around its centre, with weights that
-    fall off linearly, over two entries or, where the axis shrinks, two steps of the new axis
+    Each of ``size`` positions is a weighted mean of the table's ``entries`` around its centre. The
+    weights fall to 0 within one entry or, if ``size`` is smaller, one step between positions
     (``F.interpolate(mode="bilinear", antialias=True, align_corners=False)``).
 
     Returns:

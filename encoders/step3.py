@@ -1,7 +1,7 @@
 """The vision tower of Step3 (321B): an EVA-like ViT with a two-step downsampler and a projector.
 
-A ViT over a whole image of 728x728 pixels and, for larger or long images, tiles of 504x504: a class
-token, learned positions, and norms that stand on the branches, after attention and MLP, instead of
+A ViT over a whole image of 728x728 pixels and, for larger or elongated images, tiles of 504x504: a
+class token, learned positions, and norms on the branches, after attention and MLP, instead of
 before them. Two strided convolutions make one token of 4x4 patches, and a projector brings it to
 the language model's width.
 
@@ -20,7 +20,7 @@ Deliberate differences:
 - The width of the MLP and the bias of the projector are read from the tensors, since the published
   config may not state them. A stride of the first convolution other than 2 is refused: only 2 makes
   the 169 and 81 tokens that the checkpoint's own processor expects.
-- ``accelerated()`` runs the reference: no kernel adds a normalised branch.
+- ``accelerated()`` runs the blocks unfused: no kernel normalises a branch before adding it.
 """
 
 from __future__ import annotations
@@ -58,20 +58,20 @@ PREFIX_ROWS = 4
 
 LARGEST_BATCH = {"image": 8, "tiles": 36}
 """Views of the largest default CUDA graph of each input path. One whole image of Step3-VL is 10
-TFLOP: 2,704 patches through 1.8 billion parameters. Only a narrow item has more than 36 tiles."""
+TFLOP: 2,704 patches through 1.8 billion parameters. Only elongated images have over 36 tiles."""
 
 
 @dataclass(frozen=True)
 class Step3Config:
-    """Architecture of a tower; ``out_hidden_size`` is the width of the language model."""
+    """Sizes of a vision tower; ``out_hidden_size`` is the width of the language model."""
 
     depth: int
     hidden_size: int
     intermediate_size: int
     num_heads: int
     downsampled_size: int
-    """The number of channels after the first convolution of the downsampler; the second doubles
-    them."""
+    """The number of channels after the first convolution of the downsampler; the second
+    convolution doubles them."""
     out_hidden_size: int
     projector_bias: bool = True
     image_size: int = 728
@@ -80,7 +80,7 @@ class Step3Config:
     in_channels: int = 3
     layer_norm_eps: float = 1e-5
     enable_patch: bool = True
-    """Whether large images are encoded as tiles, too; if not, each is one view of the whole."""
+    """Whether large images are also encoded as tiles; if not, only the whole image is."""
 
     def __post_init__(self) -> None:
         require_sizes(vars(self))
@@ -89,7 +89,7 @@ class Step3Config:
 
     @classmethod
     def from_hf(cls, config: Mapping[str, object]) -> Step3Config:
-        """Read a published ``config.json``.
+        """Read the ``config.json`` of a checkpoint.
 
         Raises:
             ValueError: a value that is not implemented, or sizes that disagree.
@@ -115,7 +115,7 @@ class Step3Config:
 
 
 class Step3Encoder(TilesThenImage):
-    """Encodes images, each whole and in tiles, to hidden states and projected tokens."""
+    """Encodes images, whole and as tiles, to hidden states and projected tokens."""
 
     config: Step3Config
 
@@ -136,7 +136,7 @@ class Step3Encoder(TilesThenImage):
 
 
 class Step3Tower(TileEncoder):
-    """Encodes square views of one size: whole images (input "image") or tiles (input "tiles")."""
+    """Encodes square views of one size: whole images (path "image") or tiles (path "tiles")."""
 
     _rows_before = PREFIX_ROWS
 
@@ -180,7 +180,7 @@ class Step3Tower(TileEncoder):
         return self.transformer.layers
 
     def _token_grid(self, h: int, w: int) -> tuple[int, int]:
-        """Return rows and columns of tokens of ``h`` x ``w`` patches: each side is halved twice."""
+        """Return rows and columns of tokens of a view: ``h`` and ``w`` patches, halved twice."""
         return -(-(h // 2) // 2), -(-(w // 2) // 2)
 
     def _read(self, grid_thw: GridLike) -> list[Grid]:
@@ -233,7 +233,7 @@ class Embeddings(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Holds the transformer blocks, so that parameters are named as in the checkpoint."""
+    """Holds the transformer blocks, so that parameter names begin as in the checkpoint."""
 
     def __init__(self, config: Step3Config) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
 """The vision tower of Step3-VL-10B, Step-3.7 and Step5: Perception Encoder G with a projector.
 
-A pre-norm ViT over a whole image of 728x728 pixels and, for larger or long images, tiles of
+A pre-norm ViT over a whole image of 728x728 pixels and, for larger or elongated images, tiles of
 504x504: learned positions and 2D rotary positions, layer scale, then two strided convolutions that
 make one token of 4x4 patches, and a projector into the language model's width.
 
@@ -58,12 +58,12 @@ if TYPE_CHECKING:
 
 LARGEST_BATCH = {"image": 8, "tiles": 36}
 """Views of the largest default CUDA graph of each input path. One whole image of Step3-VL is 10
-TFLOP: 2,704 patches through 1.8 billion parameters. Only a narrow item has more than 36 tiles."""
+TFLOP: 2,704 patches through 1.8 billion parameters. Only elongated images have over 36 tiles."""
 
 
 @dataclass(frozen=True)
 class Step3VLConfig:
-    """Architecture of a tower; ``out_hidden_size`` is the width of the language model."""
+    """Sizes of a vision tower; ``out_hidden_size`` is the width of the language model."""
 
     depth: int
     hidden_size: int
@@ -77,7 +77,7 @@ class Step3VLConfig:
     in_channels: int = 3
     layer_norm_eps: float = 1e-5
     enable_patch: bool = True
-    """Whether large images are encoded as tiles, too; if not, each is one view of the whole."""
+    """Whether large images are also encoded as tiles; if not, only the whole image is."""
 
     def __post_init__(self) -> None:
         require_sizes(vars(self))
@@ -92,7 +92,7 @@ class Step3VLConfig:
 
     @classmethod
     def from_hf(cls, config: Mapping[str, object]) -> Step3VLConfig:
-        """Read a published ``config.json``, by StepFun's names or by those of transformers.
+        """Read the ``config.json`` of a checkpoint, with StepFun's or transformers' names.
 
         Raises:
             ValueError: a value that is not implemented, or sizes that disagree.
@@ -101,7 +101,7 @@ class Step3VLConfig:
         language = find_section(config, "text_config")
         require_value(vision, "hidden_act", "quick_gelu")
         require_value(vision, "use_cls_token", False, None)
-        require_value(vision, "ues_cls_token", False, None)  # published with this spelling, too
+        require_value(vision, "ues_cls_token", False, None)  # some configs spell it so
         require_value(vision, "use_abs_posemb", True)
         require_value(vision, "use_ln_pre", True)
         require_value(vision, "use_ln_post", False)
@@ -115,7 +115,7 @@ class Step3VLConfig:
         return cls(
             depth=read_size(vision, "layers", "num_hidden_layers", default=47, limit=1024),
             hidden_size=width,
-            intermediate_size=round(width * ratio),  # published ratios may have few digits: 5.8333
+            intermediate_size=round(width * ratio),  # ratios in configs may be rounded: 5.8333
             num_heads=read_size(vision, "heads", "num_attention_heads", default=16),
             out_hidden_size=read_size(language, "hidden_size", default=4096),
             projector_bias=read_flag(config, "projector_bias", default=False),
@@ -128,7 +128,7 @@ class Step3VLConfig:
 
 
 class Step3VLEncoder(TilesThenImage):
-    """Encodes images, each whole and in tiles, to hidden states and projected tokens."""
+    """Encodes images, whole and as tiles, to hidden states and projected tokens."""
 
     config: Step3VLConfig
 
@@ -149,7 +149,7 @@ class Step3VLEncoder(TilesThenImage):
 
 
 class Step3VLTower(TileEncoder):
-    """Encodes square views of one size: whole images (input "image") or tiles (input "tiles")."""
+    """Encodes square views of one size: whole images (path "image") or tiles (path "tiles")."""
 
     def __init__(self, config: Step3VLConfig) -> None:
         super().__init__()
@@ -190,7 +190,7 @@ class Step3VLTower(TileEncoder):
         return EncoderOutput(hidden, tokens, ())
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> RotarySegments:
-        """Return the tensors that blocks read: rotary angles, offsets of segments, padding."""
+        """Return the tensors that all blocks read: rotary angles, offsets of segments, padding."""
         require_metadata(metadata, "rotary_pos_emb_cos")
         cos, sin = metadata["rotary_pos_emb_cos"], metadata["rotary_pos_emb_sin"]
         segments = TileSegments.of(metadata, hidden)
@@ -204,7 +204,7 @@ class Step3VLTower(TileEncoder):
         return self.transformer.resblocks
 
     def _token_grid(self, h: int, w: int) -> tuple[int, int]:
-        """Return rows and columns of tokens of ``h`` x ``w`` patches: a quarter, rounded up."""
+        """Return rows and columns of tokens of a view: a quarter of ``h`` and ``w``, rounded up."""
         return -(-h // 4), -(-w // 4)
 
     def _grid_metadata(
@@ -245,7 +245,7 @@ class Step3VLTower(TileEncoder):
 
 
 class Transformer(nn.Module):
-    """Holds the transformer blocks, so that parameters are named as in the checkpoint."""
+    """Holds the transformer blocks, so that parameter names begin as in the checkpoint."""
 
     def __init__(self, config: Step3VLConfig) -> None:
         super().__init__()
