@@ -59,10 +59,10 @@ class Batch(NamedTuple):
 
 
 class Budget(NamedTuple):
-    """Capacities of one CUDA graph: the most output tokens, input rows, and so on of a replay.
+    """Capacities of one CUDA graph, the most that the items of a replay may have together.
 
-    The rows of the longest attention segment are one, too; ``windows`` is 0 for an encoder without
-    window attention. A tuple, because packing compares and hashes thousands of them.
+    They are output tokens, input rows, attention segments, rows of the longest segment, and windows
+    (0 without window attention). A tuple, because packing compares and hashes thousands of them.
     """
 
     tokens: int

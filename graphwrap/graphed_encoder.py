@@ -64,7 +64,7 @@ class GraphedEncoder(DescribesItself, EncodesItems[PartialOutput]):
 
     Attributes:
         encoder: the module.
-        budgets: the budgets to capture, ascending; those of several paths one path after another.
+        budgets: the budgets to capture, ascending within each input path.
         max_batch_size: most items per replay; for several paths, the smallest of their numbers.
         backend: the backend in use; never "auto".
         device, dtype: device and dtype of the weights at the last call or capture.

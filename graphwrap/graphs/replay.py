@@ -108,7 +108,7 @@ class Executor:
     def schedule(self, grid_thw: GridLike | None, rows: int | None = None) -> Schedule:
         """Return which items of a call run together, and how; kept for later calls of these grids.
 
-        A ValueError is raised if ``rows``, the number of pixel rows, is not that of the grids.
+        A ValueError is raised if ``rows``, the number of pixel rows, does not match the grids.
         """
         if grid_thw is None:
             raise ValueError("grid_thw is None: pass [items, 3], one row (t, h, w) per item")
@@ -337,7 +337,7 @@ def gather(call_rows: Tensor, spans: Sequence[Span], run_rows: Tensor) -> None:
 def scatter(run_rows: Tensor, call_rows: Tensor, spans: Sequence[Span]) -> None:
     """Copy the rows of some items of a call from a tensor of their own to the tensor of all items.
 
-    The arguments are those of :func:`gather`.
+    The arguments mean the same as in :func:`gather`.
     """
     for source, target, length in spans:
         _rows(call_rows, source, length).copy_(_rows(run_rows, target, length), non_blocking=True)
