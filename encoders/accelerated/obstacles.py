@@ -97,7 +97,7 @@ def clamps(layer: nn.Module) -> TypeGuard[BoundedLinear]:
 
 
 def single_ranges(layer: nn.Module) -> tuple[Range | None, Range | None]:
-    """Return a layer's only input and output range; (None, None) if it has none or several."""
+    """Return the ranges a layer clamps its input and output to; (None, None) if none or several."""
     if not clamps(layer) or len(layer.bounds) > 1:
         return None, None
     return layer.inputs[0], layer.outputs[0]

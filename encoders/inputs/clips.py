@@ -37,7 +37,7 @@ class ChooseFrames(Protocol):
 
         Args:
             total: number of frames of the video.
-            source_fps: frames per second at which they were recorded; None if that is unknown.
+            source_fps: frames per second at which the video was recorded; None if unknown.
         """
         ...
 

@@ -57,9 +57,9 @@ class StagedPreprocessor(Protocol):
         """Decode and resize images, then videos; return one item for each.
 
         Args:
-            images: as ``preprocess`` takes them.
-            videos: as ``preprocess`` takes them.
-            limits: the keywords of ``preprocess``, None where they are not given.
+            images: images in any form that ``preprocess`` accepts.
+            videos: videos in any form that ``preprocess`` accepts.
+            limits: the keywords of ``preprocess``; None for each that the user did not pass.
             pinned: whether the pixels are to lie in page-locked memory, from which a GPU copies
                 asynchronously.
         """
@@ -143,7 +143,7 @@ def pad_to_canvas(image: Tensor, height: int, width: int, colour: PerChannel) ->
         image: uint8 [3, h, w].
         height: height of the canvas in pixels.
         width: width of the canvas in pixels.
-        colour: red, green and blue around the image, as :func:`lay_over` takes them.
+        colour: red, green and blue around the image, from 0 to 1, rounded as in :func:`lay_over`.
 
     Returns:
         uint8 [3, height, width].

@@ -127,7 +127,7 @@ def read_images(images: ImagesLike) -> list[Tensor]:
         uint8 [3, H, W] per image.
 
     Raises:
-        ValueError: what :func:`to_rgb` raises, with the number of the image.
+        ValueError: an image that :func:`to_rgb` refuses; the message has the number of the image.
     """
     several: object = [images] if is_one_image(images) else images
     if not isinstance(several, Iterable):

@@ -41,7 +41,7 @@ _MUST_BE: Section = {
 
 
 class TileImageRules(TypedDict, total=False):
-    """Fields of ``TilePreprocessor`` for images, as processor files set them."""
+    """The fields of ``TilePreprocessor`` (InternVL) that processor files set for images."""
 
     mean: PerChannel
     std: PerChannel
@@ -52,7 +52,7 @@ class TileImageRules(TypedDict, total=False):
 
 
 class TileVideoRules(TypedDict, total=False):
-    """Fields of ``TilePreprocessor`` for videos, as processor files set them."""
+    """The fields of ``TilePreprocessor`` (InternVL) that processor files set for videos."""
 
     video_mean: PerChannel
     video_std: PerChannel

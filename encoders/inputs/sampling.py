@@ -11,8 +11,8 @@ Deliberate differences:
 - At least one frame is sampled; the GLM-4.6V and GLM-5 rules of transformers take none of a clip
   that is shorter than the step between two frames.
 - With ``num_frames``, which the GLM rules of transformers do not read, frames are evenly spaced.
-- The ernie rule takes any ``num_frames``; that of transformers raises for fewer than ``min_frames``
-  and for more than ``max_frames``.
+- The ernie rule takes any ``num_frames``; transformers raises for fewer than ``min_frames`` and for
+  more than ``max_frames``.
 """
 
 from __future__ import annotations

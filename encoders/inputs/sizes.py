@@ -307,7 +307,7 @@ def best_candidate(
         candidates: widths and heights in pixels; of equals, the first one is taken.
 
     Returns:
-        Width and height of the candidate (``select_best_resolution`` of the source).
+        Width and height of the candidate (``select_best_resolution`` of DeepSeek-VL2's code).
     """
 
     def worth(size: tuple[int, int]) -> tuple[int, int]:

@@ -43,7 +43,7 @@ def read_siglip(section: Mapping[str, object], *, converted: bool) -> dict[str, 
         section: the part of the config that describes SigLIP.
         converted: whether transformers wrote the config. A missing size is then the default of
             ``SiglipVisionConfig``, since transformers 4 writes only values that differ from the
-            defaults; otherwise it is that of ``siglip_large_patch16_384``.
+            defaults; otherwise it is the size of ``siglip_large_patch16_384``.
 
     Raises:
         ValueError: a value that is not implemented or is no size.

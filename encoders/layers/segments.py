@@ -111,7 +111,7 @@ def check_equal_segments(max_seqlen: Tensor, segment_rows: int) -> None:
 
 
 class TileSegments(NamedTuple):
-    """The offsets of tiles of equal length, each of which attends to itself."""
+    """The offsets of tiles of equal length; rows of a tile attend to one another only."""
 
     cu_seqlens: Tensor
     max_seqlen: Tensor

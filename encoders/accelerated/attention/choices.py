@@ -302,8 +302,8 @@ def _distance(
 ) -> float:
     """Return the relative L2 distance of a kernel's result to float32 attention.
 
-    The rows are random, in segments of ``lengths`` rows; dtype and device are those of ``q``, and
-    the heads those of ``shape``.
+    The rows are random, in segments of ``lengths`` rows, with the dtype and device of ``q`` and the
+    heads of ``shape``.
     """
     rows, generator = sum(lengths), torch.Generator(q.device).manual_seed(0)
     padding = 0 if shape.equal else 40

@@ -72,8 +72,8 @@ def rotate_in_place(
     of rows at or beyond the last offset become zero.
 
     Args:
-        qkv: [T, heads, K] with contiguous rows, the heads of queries first, then those of keys,
-            then those of values; overwritten.
+        qkv: [T, heads, K] with contiguous rows: the heads of queries, then of keys, then of values;
+            overwritten.
         cos, sin: float32 [T, R], or [n, R] for tiles of n rows that share their angles. R is the
             number of pairs: K/2, or less if the last columns of a head are not rotated.
         offsets: cumulative segment lengths, int32 [S+1].

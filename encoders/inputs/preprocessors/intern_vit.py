@@ -205,7 +205,7 @@ class TilePreprocessor:
         """Decode images and videos, before they are resized, cut into tiles and normalised.
 
         Returns:
-            Per item: its frames, uint8 [3, H, W] (one of an image); the tiling of each frame,
+            Per item: its frames, uint8 [3, H, W] (an image has one); the tiling of each frame,
             (columns, rows, whether a thumbnail follows); the mean and the std of its pixels.
 
         Raises:

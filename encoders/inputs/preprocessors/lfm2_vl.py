@@ -128,7 +128,7 @@ class PatchTilesPreprocessor(ViewPreprocessor):
             ValueError: a value that is not implemented, or that disagrees with the tower.
         """
         sizes = {
-            "do_resize": section.get("do_resize"),  # the source resizes in any case
+            "do_resize": section.get("do_resize"),  # transformers resizes in any case
             "resample": section.get("resample"),
             "encoder_patch_size": self.patch_size,
             "downsample_factor": self.token_size,
@@ -162,7 +162,7 @@ class PatchTilesPreprocessor(ViewPreprocessor):
         """Return the views of each image: the whole image and its tiles.
 
         Args:
-            images: as ``preprocess`` takes them.
+            images: images in any form that ``preprocess`` accepts.
             videos: must be empty, since this tower takes no videos.
             limits: the keywords of ``preprocess``; ``min_pixels``, ``max_pixels`` and ``max_tiles``
                 replace the preprocessor's own values unless they are None.
@@ -237,7 +237,7 @@ def whole_size(
     Args:
         height: height of the image in pixels.
         width: width of the image in pixels.
-        factor: number of pixels of which both sides of the result are multiples.
+        factor: both sides of the result are multiples of this number of pixels.
         min_pixels: smallest area of the result.
         max_pixels: largest area of the result, except that each side has at least ``factor``.
 

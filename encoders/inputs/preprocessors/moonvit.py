@@ -6,7 +6,7 @@ Source: ``Kimi_K25ImageProcessor`` and ``Kimi_K25VideoProcessor`` of transformer
 Deliberate differences:
 
 - The frames of a clip are one item; the tower divides it into segments of four frames.
-- An image with a side over the limit is shrunk for Kimi-VL, too, whose own processor raises.
+- An image with a side over the limit is shrunk for Kimi-VL, too; its own processor raises an error.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from .patches import BLACK, PatchPreprocessor
 _IMAGE, _FRAME = 16384, 4096
 """The largest numbers of patches of an image and of a frame of a clip."""
 _LIMITS = ("in_patch_limit", "max_patches", "in_token_limit")
-"""The keys under which processor files give the largest number of patches of an image: those of
+"""The keys under which processor files have the largest number of patches of an image: in files of
 Moonshot, of transformers and of Kimi-VL."""
 
 

@@ -158,9 +158,9 @@ class ViewPreprocessor(ABC):
         """Decode images and make the views of each.
 
         Args:
-            images: as ``preprocess`` takes them.
+            images: images in any form that ``preprocess`` accepts.
             videos: must be empty, since these towers take no videos.
-            limits: the keywords of ``preprocess``, all None except for those of ``sizing``.
+            limits: the keywords of ``preprocess``; all not named in ``sizing`` must be None.
 
         Raises:
             ValueError: a bad image, a video, or a keyword that this family does not have.
@@ -251,8 +251,7 @@ class StagedViews(ViewPreprocessor):
         Args:
             images: images of any kind that :func:`read_images` takes.
             videos: must be empty, since these towers take no videos.
-            limits: the keywords of ``preprocess``, all None except for those of
-                ``sizing``.
+            limits: the keywords of ``preprocess``; all not named in ``sizing`` must be None.
             pinned: whether pixels are to lie in page-locked memory.
 
         Returns:
