@@ -1,7 +1,7 @@
-"""Encoders inside other libraries; each library is imported by one module alone.
+"""Encoders inside other libraries; each of these libraries is imported by one module only.
 
-See ``docs/integrations.md``. A module is imported when it is first used, so that no library is
-needed before.
+See ``docs/integrations.md``. A module is imported when it is first used, so that only the library
+in use must be installed.
 """
 
 from __future__ import annotations

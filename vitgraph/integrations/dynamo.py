@@ -1,11 +1,10 @@
 """An encoder for Dynamo: ``--custom-encoder-class vitgraph.integrations.dynamo.Encoder``.
 
-Dynamo makes the class without arguments, so its options are variables of the environment: the
-fields of :class:`Options` in capitals after ``VITGRAPH_DYNAMO_``, as in
-``VITGRAPH_DYNAMO_MAX_PIXELS=1048576``.
+Dynamo makes the class without arguments, so its options, the fields of :class:`Options`, are
+environment variables such as ``VITGRAPH_DYNAMO_MAX_PIXELS=1048576``.
 
-Source: ai-dynamo 1.6.1, ``dynamo/vllm/multimodal_utils/custom_encoder``: ``backend/base.py`` is the
-contract, ``async_encoder.py`` and ``batcher.py`` call it, ``adapter/`` reads its results.
+Source: ai-dynamo 1.6.1, ``dynamo/vllm/multimodal_utils/custom_encoder``: ``backend/base.py``
+defines the base class, ``async_encoder.py`` and ``batcher.py`` call it, ``adapter/`` reads results.
 
 Shapes: N tokens of an image, L DeepStack layers, D width of the language model.
 """
@@ -51,27 +50,28 @@ PREFIX = "VITGRAPH_DYNAMO_"
 _NUMBERS = ("max_tokens", "min_pixels", "max_pixels", "max_tiles", "threads", "image_token_id")
 """The options whose values are positive whole numbers."""
 _LARGEST_BUDGET, _MOST_THREADS = 8192, 16
-"""The most output tokens of a batch, and the most threads, where the options give none."""
+"""The most output tokens of a batch, and the most threads, by default."""
 _LOG = logging.getLogger(__name__)
 Prepared: TypeAlias = StagedItem | VisionInputs
-"""A preprocessed image: resized alone if a GPU does the other steps, else patches with a grid."""
+"""A preprocessed image: only resized if a GPU does the other steps, else patches with a grid."""
 Artifact: TypeAlias = Qwen3VLImageEncoding | Tensor
-"""The features of an image for Dynamo: rows with their grid for Qwen3-VL, else rows alone."""
+"""The features of an image for Dynamo: token rows, and for Qwen3-VL the image's grid as well."""
 
 
 class Options(NamedTuple):
     """The settings of the encoder, each read from an environment variable.
 
-    The checkpoint's own limits hold where ``min_pixels``, ``max_pixels`` or ``max_tiles`` is None.
+    ``min_pixels``, ``max_pixels`` and ``max_tiles`` limit the size of images; None means the limit
+    of the checkpoint.
     """
 
     checkpoint: str | None = None
-    """The repo id or folder of the tower; None takes the model that Dynamo serves."""
+    """The repo id or folder of the tower; None means the model that Dynamo serves."""
     revision: str | None = None
     device: str = "auto"
     dtype: DtypeName = "auto"
-    """The dtype of weights and features; a text-only language model takes features of its own dtype
-    only."""
+    """The dtype of weights and features; it must be the language model's own dtype if that model
+    is text-only."""
     max_tokens: int | None = None
     """The most output tokens of a batch, of an image and of a graph. None means 8192 for batch and
     image, and graphs as large as a third of the free memory allows."""
@@ -85,24 +85,25 @@ class Options(NamedTuple):
     """The number of images that are fetched and decoded at the same time; None means one per core,
     at most 16."""
     image_token_id: int | None = None
-    """The id of the token that stands for an image in the prompt of a text-only language model;
-    None for Qwen3-VL and Qwen3.5, whose adapter in Dynamo knows it."""
+    """The id of the placeholder token of an image in the prompt of a text-only language model;
+    None for Qwen3-VL and Qwen3.5, because Dynamo's adapter for them knows it."""
     backend: Backend = "auto"
     """The ``backend`` of the GraphedEncoder; "eager" captures no graphs."""
     table: str | None = None
-    """A file that ``GraphedEncoder.save_table`` wrote, whose measured times a restart takes; None
-    measures them."""
+    """A file with times of graphs, written by ``GraphedEncoder.save_table``; None means that they
+    are measured at every start."""
 
 
 class Encoder(VisionEncoderBackend[str, Prepared, Artifact]):  # type: ignore[misc]  # not there for mypy
     """A vision tower that Dynamo calls to fetch, batch and encode the images of requests.
 
-    Users give Dynamo the name of this class; the encoders of this library are ``Tower`` here.
+    Users give Dynamo the name of this class. In this file, the encoder classes of vitgraph are
+    called ``Tower``.
 
     Attributes:
-        options: the settings that the environment variables give.
+        options: the settings that were read from environment variables.
         max_batch_cost: most output tokens per batch.
-        preprocess_concurrency: number of images that are prepared at once.
+        preprocess_concurrency: number of images that are preprocessed at the same time.
         image_token_id: id of the image token of a text-only language model; None for Qwen3-VL and
             Qwen3.5.
         buckets: output tokens of each graph; None until :meth:`build` captures graphs.
@@ -123,15 +124,15 @@ class Encoder(VisionEncoderBackend[str, Prepared, Artifact]):  # type: ignore[mi
         self._graphed: GraphedEncoder | None = None
 
     def build(self, model_id: str) -> None:
-        """Load the tower and capture its graphs; Dynamo calls this on the thread that replays them.
+        """Load the tower and capture its CUDA graphs; Dynamo replays them on the same thread.
 
         Args:
-            model_id: repo id or folder of the model that Dynamo serves, whose tower is loaded
-                unless the options name another checkpoint.
+            model_id: repo id or folder of the model that Dynamo serves. Its tower is loaded unless
+                the options name another checkpoint.
 
         Raises:
-            ValueError: a tower whose features Dynamo cannot hand to the language model, or a
-                checkpoint that cannot be loaded.
+            ValueError: Dynamo cannot pass the tower's features to the language model, or the
+                checkpoint cannot be loaded.
         """
         options = self.options
         tower = self.load_tower(options.checkpoint or model_id)
@@ -158,10 +159,10 @@ class Encoder(VisionEncoderBackend[str, Prepared, Artifact]):  # type: ignore[mi
             raw: a ``data:`` URL in base64, or an https URL.
 
         Returns:
-            The image and, as its cost, the number of its output tokens.
+            The preprocessed image and, as its cost, the number of its output tokens.
 
         Raises:
-            ValueError: an image that is refused, in words for the client; the log has the reason.
+            ValueError: the image is refused. The message is for the client; the log has the reason.
         """
         content = self._read(raw)
         try:
@@ -190,9 +191,9 @@ class Encoder(VisionEncoderBackend[str, Prepared, Artifact]):  # type: ignore[mi
             target_bucket: not read; Dynamo passes None, and the encoder chooses the graphs itself.
 
         Returns:
-            Per image, on the CPU: its tokens with L DeepStack layers beside them, [N, (1 + L) * D],
-            and its grid (t, h, w) in patches; or, for a text-only language model, the tokens [N, D]
-            alone.
+            Per image, on the CPU: for Qwen3-VL its tokens and their L DeepStack features, joined to
+            [N, (1 + L) * D], and its grid (t, h, w) in patches; for a text-only language model only
+            the tokens [N, D].
         """
         inputs = self._join(items)
         outputs = [language_rows(output) for output in self.encode(inputs)]
@@ -226,11 +227,10 @@ class Encoder(VisionEncoderBackend[str, Prepared, Artifact]):  # type: ignore[mi
         return self._graphed
 
     def _read(self, url: str) -> bytes:
-        """Return the bytes of the image that a URL contains (``data:``) or names (https).
+        """Return the bytes of the image that a URL contains (``data:``) or points to (https).
 
         Raises:
-            ValueError: a URL that is not read, or a file that is too large, in words for the
-                client.
+            ValueError: the URL is refused, or the file is too large. The message is for the client.
         """
         head, _, text = url.partition(",")
         is_data = head.startswith("data:")
@@ -248,7 +248,7 @@ class Encoder(VisionEncoderBackend[str, Prepared, Artifact]):  # type: ignore[mi
             raise _refusal(rule, error) from None
 
     def _prepare(self, image: Image.Image) -> tuple[Prepared, int]:
-        """Preprocess a decoded image, and return it with the number of its output tokens."""
+        """Preprocess a decoded image, and return the result and the number of its output tokens."""
         item_encoder, options = self._built().item_encoder(), self.options
         limits = Limits(options.min_pixels, options.max_pixels, options.max_tiles)
         if item_encoder.stager is None:
@@ -262,7 +262,7 @@ class Encoder(VisionEncoderBackend[str, Prepared, Artifact]):  # type: ignore[mi
     def _join(self, items: Sequence[Prepared]) -> VisionInputs:
         """Join preprocessed images to the input of one call, on the device of the encoder.
 
-        Images that are only resized are normalised and divided into patches there.
+        Images that are only resized so far are normalised and divided into patches on the device.
         """
         graphed = self._built()
         device, stager = graphed.device, graphed.item_encoder().stager
@@ -283,8 +283,8 @@ def read_options(environment: Mapping[str, str]) -> Options:
             read.
 
     Raises:
-        ValueError: an unknown variable with this beginning, or a value that is no positive whole
-            number where one is needed.
+        ValueError: an unknown variable that begins with ``VITGRAPH_DYNAMO_``, or a value that is no
+            positive whole number where one is needed.
     """
     field_of = {f"{PREFIX}{field.upper()}": field for field in Options._fields}
     options: dict[str, object] = Options()._asdict()
@@ -311,10 +311,10 @@ def _on_host(rows: Tensor) -> Tensor:
 
 
 def _check_adapter(tower: Tower, image_token_id: int | None) -> None:
-    """Check that Dynamo can hand the tower's features to the language model.
+    """Check that Dynamo can pass the tower's features to the language model.
 
-    With its adapter for Qwen3-VL, Dynamo takes features of :class:`Qwen3VLEncoder` only. A
-    text-only language model takes any tower without DeepStack features.
+    Dynamo's adapter for Qwen3-VL takes features of :class:`Qwen3VLEncoder` only. A text-only
+    language model takes the features of any tower without DeepStack.
 
     Args:
         tower: the loaded tower.
@@ -322,7 +322,7 @@ def _check_adapter(tower: Tower, image_token_id: int | None) -> None:
             adapter for Qwen3-VL.
 
     Raises:
-        ValueError: the tower is not one of these.
+        ValueError: the adapter or the language model cannot take the tower's features.
     """
     qwen3 = isinstance(tower, Qwen3VLEncoder)
     if image_token_id is None and not qwen3:
@@ -340,11 +340,11 @@ def _check_adapter(tower: Tower, image_token_id: int | None) -> None:
 
 
 def _refusal(rule: str, reason: ValueError) -> ValueError:
-    """Return an error with a text for the client, and log the reason, which may name addresses.
+    """Return an error with a text for the client, and log the reason, which clients must not see.
 
     Args:
-        rule: end of the sentence "the image ...", which says what to send.
-        reason: the error that is logged.
+        rule: the text after "the image ", which says what is wrong and what to send.
+        reason: the error to log; it may contain internal addresses.
     """
     _LOG.info("an image is refused: %s", reason)
     return ValueError(f"the image {rule}")

@@ -1,8 +1,8 @@
 """Encoders as ``torch.export`` programs and ONNX files that run without this library.
 
-While an encoder is traced, its attention over packed segments is one operator of our own. Here that
-operator is replaced by ``scaled_dot_product_attention``: over each run of equal segments where the
-grid is fixed, under a block-diagonal mask where it is not.
+While an encoder is traced, its attention over packed segments (images, frames or windows, one after
+another) is one custom operator. Here ``scaled_dot_product_attention`` replaces the operator: if the
+grid is fixed, in one batch per run of equal segments, else under a block-diagonal mask.
 
 Shapes: P patches, T packed rows, H heads, K head size, S segments.
 """
@@ -26,31 +26,31 @@ from encoders.grids import read_grid
 __all__ = ["export_onnx", "export_program"]
 
 UNREAD = ("max_seqlen", "max_window_seqlen")
-"""The metadata that only attention kernels read, not the dense attention of an exported program."""
+"""Metadata that only custom attention kernels read, so that exported programs do not take them."""
 
 
 def export_program(encoder: VisionEncoder, grid_thw: GridLike | None = None) -> ExportedProgram:
     """Trace an encoder into a program that uses only operators of torch itself.
 
     Args:
-        encoder: an encoder of ``load_encoder``; of one with several input paths, one of its
-            ``paths``.
-        grid_thw: [items, 3], the grids (t, h, w) in patches that every call will have. None takes
-            items of any number and size: Qwen families then take the metadata as an input, too, and
-            attend under a mask of [P, P], whose memory grows with the square of P; towers over
-            tiles (InternViT, the paths of Step's and DeepSeek's) take any number of tiles of their
-            own size and need neither. Items have at least two tokens.
+        encoder: an encoder returned by ``load_encoder``. If it has several input paths, pass one of
+            them, such as ``encoder.paths["tiles"]``.
+        grid_thw: [items, 3], the grids (t, h, w) in patches that every call will have. None allows
+            items of any number and size with at least two tokens. Qwen towers then take the
+            metadata as an input, too, and attend under a mask [P, P], whose memory grows with the
+            square of P. Towers over tiles (InternViT, the paths of Step's and DeepSeek's encoders)
+            take any number of tiles of one size, and need neither metadata nor mask.
 
     Returns:
-        A program over ``(pixel_values,)`` or, for a Qwen tower without ``grid_thw``,
+        A program called with ``(pixel_values,)`` or, for a Qwen tower without ``grid_thw``,
         ``(pixel_values, metadata)``, where ``metadata`` has the entries of
-        ``prepare_encoder_metadata`` but for ``max_seqlen`` and ``max_window_seqlen``. It returns a
-        dict with ``last_hidden_state``, ``pooler_output`` and, with DeepStack,
-        ``deepstack_features_0`` and so on.
+        ``encoder.prepare_encoder_metadata(grid_thw)`` except ``max_seqlen`` and
+        ``max_window_seqlen``. The program returns a dict with ``last_hidden_state``,
+        ``pooler_output`` and, with DeepStack, ``deepstack_features_0`` and so on.
 
     Raises:
         ValueError: an empty or invalid grid, an accelerated encoder, or an encoder with several
-            paths.
+            input paths.
     """
     _check_exportable(encoder)
     if encoder.accelerator is not None:
@@ -79,12 +79,12 @@ def export_onnx(
 ) -> None:
     """Write an encoder as an ONNX file, with its weights in a second file beside it.
 
-    The inputs are ``pixel_values`` and, for a Qwen tower without ``grid_thw``, the entries of the
-    metadata under their own names; the outputs are those of :func:`export_program`. onnxruntime
-    computes few operators in bfloat16 on the CPU: load the encoder in float32 or float16.
+    The inputs are ``pixel_values`` and, for a Qwen tower without ``grid_thw``, the metadata, one
+    input per entry with its name; the outputs are listed at :func:`export_program`. onnxruntime has
+    few operators in bfloat16 on the CPU: load the encoder in float32 or float16.
 
     Args:
-        encoder: an encoder of ``load_encoder``.
+        encoder: an encoder as for :func:`export_program`.
         path: the ``.onnx`` file to write; the weights go to the same name with ``.data`` added.
         grid_thw: [items, 3], the grids (t, h, w) that every call will have; None takes items of any
             size.
@@ -94,7 +94,7 @@ def export_onnx(
         ValueError: an encoder or a grid that :func:`export_program` refuses.
     """
     try:
-        import onnxscript  # noqa: F401  # torch.onnx needs it, and says so late
+        import onnxscript  # noqa: F401  # torch.onnx needs it, but only fails after the trace
     except ImportError as error:
         raise ImportError(
             "exporting to ONNX needs two packages: pip install 'onnx>=1.19' 'onnxscript>=0.5'"
@@ -103,7 +103,7 @@ def export_onnx(
     assert program.example_inputs is not None
     _, *metadata = program.example_inputs[0]
     names = ["pixel_values", *(metadata[0] if metadata else ())]
-    # The context of a dict's tree spec is the list of its keys.
+    # The program returns a dict, whose keys are the ``context`` of its pytree spec.
     outputs = program.call_spec.out_spec.context
     torch.onnx.export(program, (), path, input_names=names, output_names=outputs, verbose=False)
 
@@ -150,11 +150,11 @@ def _example_pixels(encoder: VisionEncoder, grids: GridLike) -> Tensor:
 
 
 class _Traced(nn.Module):
-    """A module around an encoder whose arguments are all that changes between calls of a program.
+    """A module around an encoder, whose ``forward`` takes only what varies between calls.
 
     Args:
         encoder: the encoder.
-        fixed: metadata that are the same in every call, kept as buffers.
+        fixed: metadata that are the same in every call, stored as buffers.
     """
 
     def __init__(self, encoder: VisionEncoder, fixed: Metadata) -> None:
@@ -178,14 +178,14 @@ def _without_unread(metadata: Metadata) -> Metadata:
 
 
 def _dynamic_shapes(encoder: VisionEncoder, varying: Metadata) -> tuple[object, ...]:
-    """Return the axes of the program's inputs whose sizes vary between calls, for ``torch.export``.
+    """Return ``dynamic_shapes`` of ``torch.export``: which axes of the inputs vary between calls.
 
-    The pixels vary by whole tiles or by whole tokens, the metadata by tokens, attention segments
-    and windows.
+    The number of rows of pixels varies by whole tiles or whole tokens; the lengths of metadata vary
+    with the numbers of tokens, attention segments and windows.
 
     Args:
         encoder: the encoder.
-        varying: metadata that are an input of the program; empty for an encoder over tiles.
+        varying: metadata that are an input of the program; empty if the encoder runs on tiles.
     """
     if _takes_tiles(encoder):
         return ({0: Dim("tiles")},)
@@ -202,10 +202,10 @@ def _dynamic_shapes(encoder: VisionEncoder, varying: Metadata) -> tuple[object, 
 
 
 def _segment_lengths(metadata: Metadata) -> dict[int, list[int]]:
-    """Return the rows of each attention segment and of each window, by the number of their offsets.
+    """Return number of offsets -> lengths of the segments between them, for segments and windows.
 
-    The number of offsets tells segments from windows: the two numbers are equal only where every
-    window is a whole segment.
+    The number of offsets tells which of the two a call of attention is for: the numbers are equal
+    only if every window is a whole segment.
 
     Args:
         metadata: metadata with ``cu_seqlens`` and, for towers with windows, ``cu_window_seqlens``.
@@ -221,8 +221,8 @@ def _dense_attention(lengths: dict[int, list[int]]) -> _Attend:
     """Return a function that replaces the operator for attention over packed segments.
 
     Args:
-        lengths: rows of each segment, by the number of offsets; empty where they vary between
-            calls, and a mask is made from the offsets.
+        lengths: number of offsets -> length of each segment. If it is empty, the lengths vary
+            between calls, and attention runs under a mask that is made from the offsets.
     """
 
     def attend(
@@ -254,7 +254,7 @@ def _attend_runs(q: Tensor, k: Tensor, v: Tensor, lengths: list[int]) -> Tensor:
     Args:
         q, k, v: [T, H, K]: T rows of all segments, H heads of size K; the result has the same
             shape.
-        lengths: the rows of each segment.
+        lengths: the number of rows of each segment.
     """
     parts, start = [], 0
     for length, equal in groupby(lengths):

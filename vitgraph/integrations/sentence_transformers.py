@@ -60,12 +60,12 @@ features = encoder.encode(images=["photo.jpg"])
 ```
 
 {others}"""
-"""The example in a model card: ``{name}`` is the repo id, ``{others}`` the encoder's own examples.
-"""
+"""The example in a model card: ``{name}`` is the repo id, ``{others}`` are the examples that
+``encoder.save_pretrained`` writes."""
 
 
 class Pixels(TypedDict):
-    """The features of images that :meth:`ImageEncoder.preprocess` returns."""
+    """The preprocessed images that :meth:`ImageEncoder.preprocess` returns."""
 
     pixel_values: Tensor
     grid_thw: list[list[int]]
@@ -73,7 +73,7 @@ class Pixels(TypedDict):
 
 
 class Embedded(Pixels):
-    """The features of images, with a vector of each."""
+    """Preprocessed images, and the vector of each."""
 
     sentence_embedding: Tensor
     """Vectors [images, D] in float32."""
@@ -83,17 +83,17 @@ class ImageEncoder(InputModule):  # type: ignore[misc]  # the library is not the
     """The first module of a ``SentenceTransformer``: one float32 vector per image.
 
     Args:
-        encoder: an encoder of ``load_encoder``, or a :class:`GraphedEncoder` around one, which
-            cannot be sent to the process pool of sentence-transformers.
+        encoder: an encoder returned by ``load_encoder``, or a :class:`GraphedEncoder` around one,
+            which cannot be sent to the process pool of sentence-transformers.
         pool: "mean" or "max" over the tokens of an image, "cls" for the class token, averaged over
-            the tiles, or "head" for the head of SigLIP and SigLIP2.
+            the tiles, or "head" for the pooling head of SigLIP and SigLIP2.
         min_pixels, max_pixels, max_tiles, max_soft_tokens: as for ``encoder.preprocess``; None
-            takes the checkpoint's.
+            means the limit of the checkpoint.
 
     Raises:
-        ValueError: an unknown ``pool``, or one that this encoder cannot make: it has no class token
-            or no head, or the graphs leave out the field that is pooled; or an encoder of several
-            input paths.
+        ValueError: ``pool`` is unknown, or the encoder has no class token or head for it, or the
+            GraphedEncoder does not return the field that is pooled; or the encoder has several
+            input paths (such as "image" and "tiles").
     """
 
     config_file_name = "vitgraph_config.json"
@@ -154,7 +154,7 @@ class ImageEncoder(InputModule):  # type: ignore[misc]  # the library is not the
         return {"pixel_values": pixels.pixel_values, "grid_thw": pixels.grid_thw.tolist()}
 
     def forward(self, features: Pixels, **unused: object) -> Embedded:
-        """Return the features with ``sentence_embedding`` [images, D] added to them.
+        """Encode images, and return ``features`` with ``sentence_embedding`` [images, D] added.
 
         Args:
             features: the result of :meth:`preprocess`.
@@ -183,7 +183,7 @@ class ImageEncoder(InputModule):  # type: ignore[misc]  # the library is not the
         return USAGE.format(name=name, others=other_usage)
 
     def get_embedding_dimension(self) -> int:
-        """Return the width of a vector: that of the tower for "cls", else of ``pooler_output``."""
+        """Return the width of a vector: the tower's for "cls", else ``pooler_output``'s."""
         encoder = self.encoder
         return int(encoder.num_features if self.pool == "cls" else encoder.out_features)
 

@@ -1,8 +1,8 @@
 """Encoders inside the vision-language models of transformers.
 
-There are two ways. :func:`as_vision_tower` replaces the tower of a model, and everything else of
-the model works as before; ``model_towers`` lists the models. :func:`mm_encoder_outputs` encodes
-first, perhaps in another process, and its result goes to ``generate``.
+There are two ways. :func:`as_vision_tower` replaces the vision tower of a model, and everything
+else of the model works as before; ``model_towers`` lists the models. :func:`mm_encoder_outputs`
+encodes images beforehand, perhaps in another process, and its result is passed to ``generate``.
 
 Source: ``generation/utils.py`` and the models of transformers 5.23.0.
 
@@ -48,23 +48,23 @@ __all__ = ["VisionTower", "as_vision_tower", "mm_encoder_outputs"]
 
 
 class VisionTower(nn.Module):
-    """An encoder in the place of the vision tower of a model of transformers.
+    """An encoder as a module that replaces the vision tower of a model of transformers.
 
-    It shares all layers with the encoder: training, moving or changing one changes both.
+    The module shares all layers with the encoder: training, moving or changing one changes both.
 
     Args:
         encoder: an encoder of a family that ``model_towers.records`` lists, or a
             :class:`GraphedEncoder` around one.
 
     Attributes:
-        encoder: the encoder that was given.
+        encoder: the argument ``encoder``.
         config: the encoder's own config.
-        projector: module that takes the place of a projector outside the tower, and returns its
-            input.
+        projector: a module that replaces the model's projector, if that lies outside the tower, and
+            returns its input.
 
     Raises:
-        ValueError: another encoder, or a :class:`GraphedEncoder` whose ``outputs`` lack
-            ``pooler_output`` or ``deepstack_features``.
+        ValueError: an encoder of an unlisted family, or a :class:`GraphedEncoder` whose ``outputs``
+            lack ``pooler_output`` or ``deepstack_features``.
     """
 
     encoder: Encoder | GraphedEncoder
@@ -75,8 +75,8 @@ class VisionTower(nn.Module):
         inner = _unwrap(encoder)
         self._call = _call_of(inner)
         share_modules(self, inner, tensors=True)
-        # nn.Module must not register encoder and projector as modules of this one: the layers of
-        # the encoder are registered by share_modules, and the projector becomes one of the model.
+        # nn.Module must not register encoder and projector as children of this module, because
+        # share_modules registers the encoder's layers, and the projector becomes a model's child.
         self.__dict__["encoder"] = encoder
         path = self._path()
         self.config = path.config
@@ -84,7 +84,7 @@ class VisionTower(nn.Module):
         self.spatial_merge_size: int = merge
         self.__dict__["projector"] = Passing(merge)
         self.training = inner.training
-        if self._call.run is not None:  # the tensors are not named as transformers loads them
+        if self._call.run is not None:  # transformers could not load tensors with these names
             before_saving = self.register_state_dict_pre_hook
             before_saving(_refuse_saving)  # type: ignore[no-untyped-call]  # torch has no types here
 
@@ -118,16 +118,16 @@ class VisionTower(nn.Module):
         self._path().gradient_checkpointing = enabled
 
     def put_into(self, model: PreTrainedModel) -> None:
-        """Put this module in the place of a model's vision tower.
+        """Replace a model's vision tower by this module.
 
-        A projector outside the tower is replaced by a module that returns its input.
+        If the model has a projector outside its tower, a module that returns its input replaces it.
 
         Args:
             model: a model of the encoder's own checkpoint.
 
         Raises:
-            ValueError: a model whose tower is another one, or whose language model has another
-                width.
+            ValueError: the model has a tower of another kind, or a language model of another width
+                than the encoder's output.
         """
         kind, name = model.config.model_type, type(_unwrap(self.encoder)).__name__
         if kind not in self._call.models:
@@ -158,11 +158,11 @@ class VisionTower(nn.Module):
 
         Args:
             pixel_values: the ``pixel_values`` of the processor: [P, patch_dim] for Qwen and GLM.
-            grid_thw: [items, 3], (t, h, w) in patches, for models of packed patches; None for
-                others.
-            return_dict: False returns the fields that are not None as a tuple.
+            grid_thw: [items, 3], (t, h, w) in patches, for models with packed patches; None for
+                other models.
+            return_dict: if False, return the fields that are not None as a tuple.
             batch: other keywords with which the model calls its tower. Precomputed metadata are
-                computed again, and ``output_hidden_states`` and ``output_attentions`` add nothing.
+                ignored, and ``output_hidden_states`` and ``output_attentions`` add nothing.
 
         Returns:
             For Qwen and GLM ``last_hidden_state`` [P, D], ``pooler_output`` [N, out] and, for
@@ -173,7 +173,7 @@ class VisionTower(nn.Module):
             that ``pooler_output`` of SigLIP has the vector of its head per image.
 
         Raises:
-            ValueError: a tower of packed patches is called without ``grid_thw``.
+            ValueError: the module is called without ``grid_thw`` for Qwen or GLM.
         """
         if self._call.run is None:
             if grid_thw is None:
@@ -204,18 +204,18 @@ class VisionTower(nn.Module):
         return torch.cat([_tokens(output) for output in self.encoder(inputs)])
 
     def _path(self) -> VisionEncoder:
-        """Return the encoder of whole images: the encoder itself, or its ``paths["image"]``."""
+        """Return the encoder's tower for whole images: itself, or its input path "image"."""
         return _unwrap(self.encoder).paths["image"]
 
 
 def as_vision_tower(encoder: Encoder | GraphedEncoder) -> VisionTower:
-    """Return a module for the place of a model's vision tower: ``.put_into(model)`` puts it there.
+    """Return a module that can replace a model's vision tower; ``.put_into(model)`` replaces it.
 
     The model's logits and generated tokens do not change. For Qwen2-VL to Qwen3.5 and the GLM
     families the module may also be assigned, ``model.model.visual = as_vision_tower(encoder)``, and
     the keys of ``state_dict`` do not change either: ``model.save_pretrained`` writes a checkpoint
-    that transformers loads with its own tower. In the other models it replaces tower and projector,
-    and the model cannot be saved with it.
+    that transformers loads with its own tower. In other models the module replaces tower and
+    projector, and the model cannot be saved with it.
 
     Args:
         encoder: an encoder of the model's own checkpoint, or a :class:`GraphedEncoder` around one.
@@ -231,10 +231,10 @@ def as_vision_tower(encoder: Encoder | GraphedEncoder) -> VisionTower:
 
 
 def _call_of(encoder: Encoder) -> Call:
-    """Return how models of transformers call the tower that an encoder replaces.
+    """Return how models of transformers call the tower that ``encoder`` can replace.
 
     Raises:
-        ValueError: no model of transformers has this tower, or none can run the encoder.
+        ValueError: no model of transformers has this tower, or no such model can run the encoder.
     """
     kind = type(encoder)
     if kind in CALLS:
@@ -275,26 +275,26 @@ def mm_encoder_outputs(
 ) -> dict[str, BaseModelOutputWithPooling]:
     """Encode images and videos for ``model.generate(mm_encoder_outputs=...)`` (transformers 5.18).
 
-    The prompt needs one placeholder token per feature: make it with the model's processor from
-    the same images and limits, and drop the pixels that the processor returns. ``generate`` changes
-    the outputs when it returns several sequences, so each call needs outputs of its own.
+    The prompt needs one placeholder token per output token: make the prompt with the model's
+    processor from the same images and limits, and drop the pixels that the processor returns.
+    ``generate`` modifies these outputs if it returns several sequences, so pass new ones each time.
 
     Args:
         encoder: an encoder of the model's own checkpoint, or a :class:`GraphedEncoder` around one.
         images: images in the order of their placeholders in the prompts.
-        videos: videos in the order of their placeholders. InternVL has one kind of placeholder, so
-            the images have to come first.
+        videos: videos in the order of their placeholders. InternVL has one placeholder for both, so
+            in its prompts all images have to come before all videos.
         min_pixels, max_pixels, max_tiles, max_soft_tokens, fps, num_frames: as
             for ``encoder.preprocess``.
 
     Returns:
-        ``"image"`` and ``"video"``, as far as there are any. Qwen families: ``pooler_output`` is a
-        tuple of [tokens, out], one per item, and Qwen3-VL's ``deepstack_features`` a list of such
-        tuples, one per layer. InternVL: everything under ``"image"``, ``pooler_output`` [tiles,
-        tokens per tile, out].
+        A dict with the keys ``"image"`` and ``"video"``, if there are such items. Qwen families:
+        ``pooler_output`` is a tuple of [tokens, out], one per item, and Qwen3-VL's
+        ``deepstack_features`` a list of such tuples, one per layer. InternVL: images and videos
+        are both under ``"image"``, with ``pooler_output`` [tiles, tokens per tile, out].
 
     Raises:
-        ValueError: what ``encode`` raises, or a :class:`GraphedEncoder` whose ``outputs`` lack
+        ValueError: ``encode`` would raise it, or a :class:`GraphedEncoder` has ``outputs`` without
             ``pooler_output`` or ``deepstack_features``.
     """
     inner = _unwrap(encoder)
@@ -314,14 +314,14 @@ def mm_encoder_outputs(
     }
     if outputs and isinstance(inner, InternViT):
         tokens = torch.cat([_tokens(item) for items in outputs.values() for item in items])
-        # One tile is the least that InternViT encodes, so its tokens are the smallest budget.
+        # InternViT encodes at least one tile, so its smallest budget is the tokens of one tile.
         tiles = tokens.unflatten(0, (-1, inner.budget_range[0]))
         return {"image": _model_output(None, tiles, [])}
     return {kind: _listed(items) for kind, items in outputs.items()}
 
 
 def _listed(items: Sequence[EncoderOutput | PartialOutput]) -> BaseModelOutputWithPooling:
-    """Return the outputs of Qwen items as transformers takes them from ``mm_encoder_outputs``.
+    """Return the outputs of images or videos of Qwen in the form for ``generate``.
 
     ``pooler_output`` is a tuple of [tokens, out], one per item; ``deepstack_features`` is a list of
     such tuples, one per layer.
@@ -363,8 +363,8 @@ def _unwrap(encoder: Encoder | GraphedEncoder) -> Encoder:
     """Return the encoder inside a :class:`GraphedEncoder`, or the encoder itself.
 
     Raises:
-        ValueError: the :class:`GraphedEncoder` leaves out a field that language models read, or is
-            not one of an encoder of this library.
+        ValueError: the :class:`GraphedEncoder` does not return a field that language models read,
+            or it wraps an encoder that is not one of this library.
     """
     if not isinstance(encoder, GraphedEncoder):
         return encoder

@@ -1,4 +1,4 @@
-"""Features in the form that vLLM takes instead of images (``enable_mm_embeds=True``).
+"""Image features in the form that vLLM takes instead of images (``enable_mm_embeds=True``).
 
 vLLM is not imported: the result is plain tensors, which may be made in another process or on
 another machine. :class:`FeatureStore` keeps features in a folder that vLLM reads
@@ -49,8 +49,8 @@ from ..embedding.sources.reading import content_key
 __all__ = ["FeatureStore", "content_key", "multi_modal_data"]
 
 ItemFeatures: TypeAlias = "list[Tensor] | dict[str, Tensor | list[list[float]]]"
-"""The features of all images or of all videos of a prompt: a tensor per image of InternVL, else
-tensors of all items and timestamps, under vLLM's names."""
+"""The features of all images or of all videos of a prompt: for InternVL a tensor per image, else a
+dict with tensors of all items together, and timestamps, under vLLM's names."""
 TOWERS = (Qwen2VLEncoder, Qwen2_5VLEncoder, Qwen3VLEncoder, InternViT)
 """The encoders whose features :func:`multi_modal_data` returns in the form that vLLM takes."""
 
@@ -73,21 +73,21 @@ def multi_modal_data(
     Args:
         encoder: an encoder of the model that vLLM serves, or a :class:`GraphedEncoder` around one.
         images: images in the order of their placeholders in the prompt.
-        videos: videos in the order of their placeholders; InternVL takes none, as vLLM cannot tell
-            how long these are.
-        timestamps: seconds of each frame pair of each video, which Qwen3-VL and Qwen3.5 write into
-            the prompt; the other families have none.
+        videos: videos in the order of their placeholders; for InternVL there must be none, because
+            vLLM cannot tell from features how many frames a video has.
+        timestamps: for each video the time in seconds of each pair of frames, which Qwen3-VL and
+            Qwen3.5 write into the prompt; None for other families.
         min_pixels, max_pixels, max_tiles, max_soft_tokens, fps, num_frames: as
             for ``encoder.preprocess``.
 
     Returns:
-        ``"image"`` and ``"video"``, as far as there are any, with tensors on the CPU in the shapes
-        that the docstring of this module lists.
+        A dict with the keys ``"image"`` and ``"video"``, if there are such items; the tensors are
+        on the CPU, in the shapes that the docstring of this module lists.
 
     Raises:
-        ValueError: an encoder of another family, what ``preprocess`` raises, videos for InternVL,
-            timestamps that are missing or too many, or a :class:`GraphedEncoder` without
-            ``pooler_output`` or ``deepstack_features`` among its outputs.
+        ValueError: an encoder that is not in ``TOWERS``, items that ``preprocess`` refuses, videos
+            for InternVL, timestamps that are missing or too many, or a :class:`GraphedEncoder`
+            without ``pooler_output`` or ``deepstack_features`` among its outputs.
     """
     inner = encoder.encoder if isinstance(encoder, GraphedEncoder) else encoder
     if not isinstance(inner, TOWERS):

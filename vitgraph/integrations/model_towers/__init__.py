@@ -1,7 +1,7 @@
-"""Encoders in the place of the vision towers of transformers' models, for ``as_vision_tower``.
+"""How encoders replace the vision towers of transformers' models, for ``as_vision_tower``.
 
-- ``records``: the models, by encoder, and where each has its tower
-- ``calls``: the batches of a model, encoded to what it takes from its tower
+- ``records``: the models that have an encoder's tower, and the attribute that holds the tower
+- ``calls``: batches of a model, encoded to the output that the model expects from its tower
 
 transformers is not imported here.
 """

@@ -1,7 +1,7 @@
-"""Batches of transformers' models encoded to what each model takes from its tower.
+"""Batches of transformers' models, encoded to the output that a model expects from its tower.
 
-An encoder returns projected tokens in the place of the tower, in a shape that the lines between
-the tower and the projector of a model leave as it is. :class:`Passing` stands for the projector.
+The encoder that replaces a tower returns tokens that are projected already, in a shape that the
+model's code between tower and projector does not change. :class:`Passing` replaces the projector.
 
 Source: ``get_image_features`` of ``models/*/modeling_*.py`` of transformers 5.23.0.
 
@@ -36,10 +36,10 @@ Encode = Callable[[Tensor, list[Grid]], Tensor]
 
 
 class Passing(nn.Module):
-    """Takes the place of a model's projector, and returns its input, which is projected already.
+    """Replaces a model's projector, and returns its input, which is projected already.
 
     Args:
-        merge: patches per side of a token, which some models read from their projector.
+        merge: patches per side of a token; some models read it as an attribute of their projector.
     """
 
     def __init__(self, merge: int) -> None:
@@ -53,14 +53,14 @@ class Passing(nn.Module):
         *,
         inputs_embeds: Tensor | None = None,
     ) -> Tensor:
-        """Return the tokens that a model passes to its projector, under either of two names.
+        """Return the tokens that a model passes to its projector, in one of two arguments.
 
         Args:
-            image_features: the tokens of all images, [N, D] or [tiles, tokens per tile, D]; or from
-                LFM2-VL those of one image, which are the first of the rows [1, h, w, D] of its
-                patches.
-            sizes: the sizes of the images, which are not read.
-            inputs_embeds: the tokens of Gemma 4, which passes them by this name.
+            image_features: the tokens of all images, [N, D] or [tiles, tokens per tile, D]. LFM2-VL
+                passes one image as [1, h, w, D], a row per patch; its tokens are the first
+                h * w / merge² rows, and only they are returned.
+            sizes: the sizes of the images; not read.
+            inputs_embeds: the tokens, if the model is Gemma 4, which uses this keyword.
         """
         tokens = inputs_embeds if image_features is None else image_features
         assert tokens is not None
@@ -74,8 +74,8 @@ def run_tiles(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) -> Ten
     """Encode B tiles, ``batch["pixel_values"]`` [B, C, H, W], to tokens [B, tokens per tile, D].
 
     Args:
-        encode: calls the encoder, or graphs of it, with packed pixels and their grids.
-        encoder: the encoder, for its sizes.
+        encode: function that runs the encoder, or its CUDA graphs, on packed pixels with grids.
+        encoder: the encoder, to read its sizes from.
         batch: the keywords with which a model calls its tower, by name.
     """
     tiles = read_tensor(batch, "pixel_values")
@@ -85,10 +85,10 @@ def run_tiles(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) -> Ten
 
 
 def run_unpadded_tiles(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) -> Tensor:
-    """Encode B tiles of Idefics3 and SmolVLM as :func:`run_tiles` does, if none has padding.
+    """Encode B tiles of Idefics3 and SmolVLM like :func:`run_tiles`, if no tile has padding.
 
     Raises:
-        ValueError: a tile with padding, which the encoder does not take.
+        ValueError: a tile has padding, which the encoder cannot mask.
     """
     mask = read_tensor(batch, "patch_attention_mask")
     if not mask.all():
@@ -100,11 +100,10 @@ def run_unpadded_tiles(encode: Encode, encoder: VisionEncoder, batch: BatchInput
 
 
 def run_shuffled_tiles(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) -> Tensor:
-    """Encode B tiles of InternVL, [B, C, H, W], to the rows [B, 1 + n, D/4] that its own tower
-    returns.
+    """Encode B tiles of InternVL, [B, C, H, W], to rows [B, 1 + n, D/4], as its own tower does.
 
-    From these the model makes n/4 tokens of width D per tile: it drops the class token, for which a
-    row of zeros stands here, and joins 2x2 rows to a token. So each row is a quarter of a token.
+    From such rows the model makes n/4 tokens of width D per tile: it drops the class token (here a
+    row of zeros) and joins 2x2 rows to a token. So each row returned here is a quarter of a token.
     The arguments are those of :func:`run_tiles`.
     """
     tokens = run_tiles(encode, encoder, batch)
@@ -116,7 +115,7 @@ def run_shuffled_tiles(encode: Encode, encoder: VisionEncoder, batch: BatchInput
 
 
 def run_images(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) -> Tensor:
-    """Encode I images of Pixtral, [I, C, H, W], to the tokens [1, N, D] of all of them.
+    """Encode I images of Pixtral, [I, C, H, W], to the tokens [1, N, D] of all images.
 
     The images are padded to one size; ``image_sizes`` has the rows and columns of pixels of each.
     The arguments are those of :func:`run_tiles`.
@@ -129,7 +128,7 @@ def run_images(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) -> Te
 
 
 def run_positions(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) -> Tensor:
-    """Encode I images of Gemma 4 to the tokens [N, D] of all of them.
+    """Encode I images of Gemma 4 to the tokens [N, D] of all images.
 
     ``pixel_values`` are flat patches [I, M, C*p*p], padded to M per image; a patch of padding has
     the position -1. The arguments are those of :func:`run_tiles`.
@@ -139,7 +138,7 @@ def run_positions(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) ->
 
 
 def run_padded(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) -> Tensor:
-    """Encode I images of LFM2-VL to rows [I, M, D]: per image its tokens, and then zeros.
+    """Encode I images of LFM2-VL to rows [I, M, D]: per image its tokens, padded with zeros.
 
     ``pixel_values`` are flat patches [I, M, C*p*p], padded to M per image. The arguments are those
     of :func:`run_tiles`.
@@ -167,5 +166,5 @@ def run_patches(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) -> T
 
 
 def run_flat(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) -> Tensor:
-    """Encode packed patches as :func:`run_patches` does, but to tokens [N, D]."""
+    """Encode packed patches like :func:`run_patches`, but to tokens [N, D]."""
     return run_patches(encode, encoder, batch)[0]

@@ -1,7 +1,7 @@
-"""The models of transformers whose vision tower an encoder replaces, and how each calls it.
+"""The models of transformers whose vision tower an encoder can replace, and how each calls it.
 
-Towers of Qwen and GLM end in their merger. In the other models a projector lies beside the tower,
-and an encoder replaces both.
+The towers of Qwen and GLM include the merger, which projects to the language model's width. Other
+models have a projector beside the tower, and an encoder replaces both.
 
 Source: ``models/*/modeling_*.py`` of transformers 5.23.0.
 """
@@ -59,7 +59,7 @@ from .calls import (
 class TowerAttributes(NamedTuple):
     """The names of the attributes of a model that hold its tower and its projector.
 
-    ``projector`` is empty where the tower itself ends in the projection.
+    ``projector`` is empty if the tower includes the projection.
     """
 
     tower: str
@@ -67,13 +67,13 @@ class TowerAttributes(NamedTuple):
 
 
 class Call(NamedTuple):
-    """The models of transformers that have one tower, and how they call it."""
+    """The models of transformers that have the same tower, and how they call it."""
 
     models: Mapping[str, TowerAttributes]
-    """Where each model has its tower, by the model type in its config."""
+    """Model type in a config -> the attributes in which the model holds its tower."""
     run: Callable[[Encode, VisionEncoder, BatchInputs], Tensor] | None = None
-    """Encodes the keywords with which a model calls its tower to what the model expects back; None
-    for towers over packed patches, whose output is a class with several fields."""
+    """A function that encodes the keywords with which a model calls its tower, and returns what the
+    model expects back; None for Qwen and GLM, which expect an object with several fields."""
 
 
 _VISION, _PROJECTOR = "vision_tower", "multi_modal_projector"
@@ -111,7 +111,7 @@ CALLS: Mapping[type[Encoder], Call] = {
         {"ernie4_5_vl_moe": TowerAttributes(_VISION, "resampler_model")}, run_flat
     ),
 }
-"""The encoders that can replace a tower of transformers, each with how models call it."""
+"""Class of an encoder that can replace a tower of transformers -> how models call that tower."""
 
 _NO_MODEL = "transformers has no model with this tower"
 REFUSED: Mapping[type[Encoder], str] = {
@@ -122,4 +122,4 @@ REFUSED: Mapping[type[Encoder], str] = {
     Step3Encoder: _NO_MODEL,
     Step3VLEncoder: "its model in transformers calls its tower once per kind of view",
 }
-"""The encoders that replace no tower, each with the reason for the error."""
+"""Class of an encoder that can replace no tower of transformers -> the reason, for the error."""

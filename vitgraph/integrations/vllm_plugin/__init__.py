@@ -1,13 +1,14 @@
 """A plug-in that runs this library's vision towers inside vLLM: ``VITGRAPH_VLLM=1 vllm serve ...``.
 
 vLLM calls :func:`register` in each of its processes (entry point ``vllm.general_plugins``). Without
-the variable, nothing is imported beyond this module and nothing changes. With it, model classes are
-registered by name: each is vLLM's own class, whose vision tower is replaced after it was built.
+the variable, nothing is imported beyond this module and nothing changes. With it, subclasses of
+vLLM's model classes are registered under the names of these classes; each replaces its vision tower
+after vLLM has built it.
 
-- ``records``: vLLM's model classes, and how each uses its tower; ``models`` makes the classes
-- ``replacing``: the step that replaces the tower; ``tower``: an encoder as vLLM calls it
-- ``inputs``: vLLM's batches read as packed rows; ``engine_config``: what is read of vLLM's config
-- ``options``, ``versions``: what the user asks for, and what differs between versions
+- ``records``: vLLM's model classes, and how each uses its tower; ``models``: makes the subclasses
+- ``replacing``: replaces the tower; ``tower``: an encoder with the interface of vLLM's towers
+- ``inputs``: reads vLLM's batches as packed rows; ``engine_config``: types of vLLM's config
+- ``options``: the user's settings; ``versions``: what differs between versions of vLLM
 
 Source: vLLM 0.26.0 and 0.33.0, ``plugins/__init__.py`` and ``model_executor/models/registry.py``.
 """
@@ -20,13 +21,13 @@ import os
 __all__ = ["register"]
 
 LOGGER = logging.getLogger("vllm.vitgraph")
-"""A logger below vLLM's own, whose handlers therefore print the messages of this plug-in."""
+"""A child of vLLM's own logger, so that vLLM's handlers print the messages of this plug-in."""
 
 
 def register() -> None:
-    """Register the model classes whose tower is replaced in vLLM, if ``VITGRAPH_VLLM`` is 1.
+    """Register model classes that replace vLLM's vision towers, if ``VITGRAPH_VLLM`` is 1.
 
-    A warning is logged instead if the version of vLLM is not known.
+    If the plug-in does not know the version of vLLM, it logs a warning instead.
 
     Raises:
         ValueError: ``VITGRAPH_VLLM`` is neither 0 nor 1.

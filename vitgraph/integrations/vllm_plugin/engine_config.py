@@ -1,4 +1,4 @@
-"""The members of vLLM's config that the plug-in reads or sets.
+"""Types for vLLM's config, with the members that the plug-in reads or sets.
 
 vLLM is not imported here. Source: ``config/vllm.py``, ``config/model.py``, ``config/lora.py`` and
 ``config/compilation.py`` of vLLM 0.26.0 and 0.33.0.
@@ -11,7 +11,7 @@ from typing import Protocol
 
 
 class ModelFile(Protocol):
-    """The contents of a model's ``config.json``, as a config class of transformers holds them."""
+    """The contents of a model's ``config.json``, in a config object of transformers."""
 
     def to_dict(self) -> Mapping[str, object]: ...
 
@@ -37,10 +37,10 @@ class LoraSettings(Protocol):
 
 
 class CompilationSettings(Protocol):
-    """The settings of the graphs that vLLM captures itself."""
+    """The settings of the CUDA graphs that vLLM itself captures."""
 
     cudagraph_mm_encoder: bool
-    """Whether vLLM captures the vision tower in graphs of its own."""
+    """Whether vLLM itself captures the vision tower in CUDA graphs."""
 
 
 class EngineConfig(Protocol):

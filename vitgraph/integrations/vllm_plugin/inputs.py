@@ -1,8 +1,8 @@
-"""Batches of images as vLLM's model classes hold them, read as packed rows with a grid.
+"""Reads the batches of images and clips (videos) that vLLM's model classes make, as packed rows.
 
-vLLM is not imported here. Every function takes the inputs of a batch, by their names in vLLM, and
-the encoder that they are for. Source: the classes ``*PixelInputs`` of vLLM 0.26.0, 0.32.0
-and 0.33.0.
+vLLM is not imported here. Each public reader takes the inputs of a batch, by their names in vLLM,
+and the encoder that will run them. Source: the classes ``*PixelInputs`` of vLLM 0.26.0, 0.32.0 and
+0.33.0.
 
 Shapes: P patches, B tiles, C channels, I images.
 """
@@ -21,7 +21,7 @@ from encoders.contract import Grid
 
 
 class BatchInputs(Protocol):
-    """The inputs of a batch by their names in vLLM: tensors, or lists if sizes of images differ."""
+    """The inputs of a batch by their names in vLLM: tensors, or lists if image sizes differ."""
 
     def __getitem__(self, name: str, /) -> object: ...
 
@@ -29,14 +29,14 @@ class BatchInputs(Protocol):
 
 
 Embeddings: TypeAlias = "Tensor | Sequence[Tensor]"
-"""The features of a batch as vLLM takes them: a tensor per item, or one tensor of all."""
+"""The features of a batch in the form for vLLM: a tensor per item, or one tensor for all items."""
 
 
 class Packed(NamedTuple):
-    """The images or clips of a batch as an encoder takes them.
+    """The images or clips of a batch, in the form for an encoder.
 
     ``pixel_values`` holds packed patches or tiles, ``grids`` one (t, h, w) in patches per image,
-    tile or frame.
+    tile, frame or clip.
     """
 
     pixel_values: Tensor
@@ -46,10 +46,10 @@ class Packed(NamedTuple):
 
 
 def read_tensor(batch: BatchInputs, name: str) -> Tensor:
-    """Return the tensor that a batch has under a name.
+    """Return the tensor ``name`` of a batch.
 
     Raises:
-        ValueError: there is something else than a tensor.
+        ValueError: the batch has no tensor under this name.
     """
     value = batch[name]
     if not isinstance(value, Tensor):
@@ -58,10 +58,10 @@ def read_tensor(batch: BatchInputs, name: str) -> Tensor:
 
 
 def read_tensors(batch: BatchInputs, name: str) -> list[Tensor]:
-    """Return the tensors of a list, or along the first axis of a tensor, under a name of a batch.
+    """Return the entry ``name`` of a batch as a list: a tensor is divided along its first axis.
 
     Raises:
-        ValueError: there is something else than tensors.
+        ValueError: the entry is neither a tensor nor a list of tensors.
     """
     value = batch[name]
     parts = list(value) if isinstance(value, Tensor | Sequence) else [value]
@@ -94,16 +94,17 @@ def read_chunked_tiles(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
 
 
 def _tiles_of(batch: BatchInputs, counts: str, encoder: VisionEncoder) -> Packed:
-    """Return the tiles of a batch, which has the number of tiles per image under ``counts``."""
+    """Return the tiles of a batch; its entry ``counts`` has the number of tiles per image."""
     tiles = read_tensor(batch, "pixel_values")
     grids = [encoder.grid_for(1)] * len(tiles)
     return Packed(tiles, grids, read_tensor(batch, counts).tolist())
 
 
 def read_images(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
-    """Take the images [C, H, W] of Pixtral or Mistral 3, of whole tokens, out of a vLLM batch.
+    """Take the images [C, H, W] of Pixtral or Mistral 3 out of a vLLM batch.
 
-    They are divided into patches in the order that ``encoder`` takes; see :func:`read_tiles`.
+    Images are divided into patches in the order that the encoder needs; H and W are multiples of a
+    token's side. The arguments are those of :func:`read_tiles`.
     """
     assert isinstance(encoder, PatchEncoder)
     images = read_tensors(batch, "pixel_values")
@@ -118,9 +119,10 @@ def read_images(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
 
 
 def read_grids(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
-    """Take patches [P, C, p, p] of Kimi-VL out of a vLLM batch; see :func:`read_tiles`.
+    """Take patches [P, C, p, p] of Kimi-VL out of a vLLM batch.
 
-    ``image_grid_hws`` has rows and columns of patches per image.
+    Its entry ``image_grid_hws`` has the rows and columns of patches of each image. The arguments
+    are those of :func:`read_tiles`.
     """
     grids = [(1, h, w) for h, w in read_tensor(batch, "image_grid_hws").tolist()]
     return Packed(read_tensor(batch, "pixel_values").flatten(1), grids, [1] * len(grids))
@@ -129,9 +131,9 @@ def read_grids(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
 def read_patches(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
     """Take the images' patches of PaddleOCR-VL, ERNIE-4.5-VL or MiniMax-M3 out of a vLLM batch.
 
-    P patches become rows [P, columns] with the grid of each image. vLLM has them as [P, columns]
-    or [P, C, p, p] for sides of p pixels, and before 0.33 as a list of such tensors or as one
-    [images, P, C, p, p] for PaddleOCR-VL. The arguments are those of :func:`read_tiles`.
+    P patches become rows [P, columns] with the grid of each image. vLLM has [P, columns] or, for
+    patches of p x p pixels, [P, C, p, p]; before 0.33 it has for PaddleOCR-VL a list of such
+    tensors or one [images, P, C, p, p]. The arguments are those of :func:`read_tiles`.
     """
     return _rows_of(batch, "pixel_values", "image_grid_thw")
 
@@ -147,8 +149,8 @@ def read_clips(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
 def read_padded(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
     """Take B tiles of LFM2-VL [B, S, C*p*p] out of a vLLM batch: flat patches, padded to S.
 
-    ``spatial_shapes`` has the rows and columns of patches per tile, ``num_patches`` the tiles per
-    image. The arguments are those of :func:`read_tiles`.
+    The entry ``spatial_shapes`` has the rows and columns of patches per tile, ``num_patches`` the
+    number of tiles per image. The arguments are those of :func:`read_tiles`.
     """
     shapes = read_tensor(batch, "spatial_shapes").tolist()
     tiles = zip(read_tensors(batch, "pixel_values"), shapes, strict=True)
@@ -158,10 +160,10 @@ def read_padded(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
 
 
 def read_chunks(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
-    """Take patches [P, C, p, p] of Kimi-K2.5 out of a vLLM batch; ``grid_thws`` is (t, h, w) each.
+    """Take patches [P, C, p, p] of Kimi-K2.5's images and clips out of a vLLM batch.
 
-    A clip has as many frames as become one set of tokens. The arguments are those of
-    :func:`read_tiles`.
+    Its entry ``grid_thws`` has (t, h, w) each. A clip is a part of a video whose t frames become
+    the tokens of one frame. The arguments are those of :func:`read_tiles`.
     """
     return _rows_of(batch, "pixel_values", "grid_thws")
 
@@ -171,8 +173,8 @@ def _rows_of(batch: BatchInputs, pixels: str, grid_thw: str) -> Packed:
 
     Args:
         batch: the inputs of a batch.
-        pixels: the name of the patches in it.
-        grid_thw: the name of the grids, (t, h, w) in patches per item.
+        pixels: the name in the batch of the tensor of patches.
+        grid_thw: the name in the batch of the grids, (t, h, w) in patches per item.
     """
     patches = batch[pixels]
     cells = patches if isinstance(patches, Tensor) else torch.cat(read_tensors(batch, pixels))
@@ -183,9 +185,9 @@ def _rows_of(batch: BatchInputs, pixels: str, grid_thw: str) -> Packed:
 def read_positions(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
     """Take the patches and grids of Gemma 4's images or frames out of a vLLM batch.
 
-    vLLM pads the patches of an image and gives each its (column, row), -1 for padding. Reading the
-    grids from these positions waits for the device, as vLLM's own code does. The arguments are
-    those of :func:`read_tiles`.
+    vLLM pads the patches of an image, and has a (column, row) per patch, -1 for padding. Reading
+    the grids from these positions waits for the device; vLLM's own code waits, too. The arguments
+    are those of :func:`read_tiles`.
     """
     images = read_tensors(batch, "pixel_values")
     positions = read_tensors(batch, "pixel_position_ids")
@@ -196,7 +198,7 @@ def read_positions(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
 
 
 def read_frames(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
-    """Read clips of Gemma 4: each frame is an image with a grid, ``counts`` are frames per clip."""
+    """Read clips of Gemma 4: each frame gets a grid, and ``counts`` has the frames per clip."""
     names = ("pixel_values", "pixel_position_ids")
     packed = read_positions({name: batch[f"{name}_videos"] for name in names}, encoder)
     return packed._replace(counts=torch.as_tensor(batch["video_frame_counts"]).tolist())
@@ -205,7 +207,8 @@ def read_frames(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
 def read_views(batch: BatchInputs, encoder: PathsEncoder) -> VisionInputs:
     """Read I whole images [I, C, H, W] of Step3 or Step3-VL, and their B tiles [B, C, h, w].
 
-    ``num_patches`` has tiles per image. The arguments are those of :func:`read_tiles`.
+    The entry ``num_patches`` has the number of tiles per image. The arguments are those of
+    :func:`read_tiles`.
     """
     patch = encoder.paths["image"].config.patch_size
     views, tiles = (read_tensor(batch, name) for name in ("pixel_values", "patch_pixel_values"))
@@ -231,12 +234,12 @@ READERS: Mapping[str, Callable[[BatchInputs, VisionEncoder], Packed]] = {
     "padded": read_padded,
     "positions": read_positions,
 }
-"""The function that reads a batch of images, by the name that ``Record.reader`` has."""
+"""Value of ``Record.reader`` -> the function that reads a batch of images."""
 CLIP_READERS: Mapping[str, Callable[[BatchInputs, VisionEncoder], Packed]] = {
     "patches": read_clips,
     "positions": read_frames,
 }
-"""The function that reads a batch of clips, by the name that ``Record.reader`` has."""
+"""Value of ``Record.reader`` -> the function that reads a batch of clips (videos)."""
 
 
 def tokens_per_item(packed: Packed, encoder: VisionEncoder) -> Sequence[int]:

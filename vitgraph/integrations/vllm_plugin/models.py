@@ -1,7 +1,7 @@
 """vLLM's model classes with the vision towers of this library, made when vLLM asks for them.
 
-``models.Qwen3VLForConditionalGeneration`` is the class of that name in vLLM, with a base class of
-:mod:`.replacing` before it.
+``models.Qwen3VLForConditionalGeneration`` is a subclass of the class with that name in vLLM, whose
+first base is :class:`.replacing.ReplacesTower` or a class of this module.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from .replacing import ReplacesTower
 
 
 class ReadsInputs(ReplacesTower):
-    """Base of model classes that call their tower per image, or project its output elsewhere.
+    """Base of model classes that call their tower per image, or have a projector outside of it.
 
-    The encoder runs the whole batch in one call instead.
+    With this base, one call of the encoder runs tower and projector for the whole batch instead.
     """
 
     def _process_image_input(self, image_input: BatchInputs) -> Embeddings:
-        """Encode a batch of images to a tensor [tokens, width of the language model] each."""
+        """Encode images to one tensor [tokens, width of the language model] per image."""
         if not self.vision_tower_ours or image_input.get("type") == "image_embeds":
             return super()._process_image_input(image_input)
         return self._encode(READERS[self.record.reader](image_input, self.our_tower.single))
 
     def _process_media_input(self, media_input: BatchInputs) -> Embeddings:
-        """Encode a batch of images and clips of Kimi-K2.5 to [tokens, width of the language model]
-        each."""
+        """Encode images and clips of Kimi-K2.5 to one tensor [tokens, width of the language model]
+        per image or clip."""
         if not self.vision_tower_ours:
             return super()._process_media_input(media_input)
         return self._encode(READERS[self.record.reader](media_input, self.our_tower.single))
 
     def _process_video_input(self, video_input: BatchInputs) -> Embeddings:
-        """Encode a batch of clips to a tensor [tokens, width of the language model] each."""
+        """Encode clips (videos) to one tensor [tokens, width of the language model] per clip."""
         if not self.vision_tower_ours:
             return super()._process_video_input(video_input)
         return self._encode(CLIP_READERS[self.record.reader](video_input, self.our_tower.single))
@@ -50,11 +50,11 @@ class ReadsInputs(ReplacesTower):
 
 
 class ReadsViews(ReplacesTower):
-    """Base of the model classes of Step3 and Step3-VL, which call their tower for whole images and
-    for tiles."""
+    """Base of the model classes of Step3 and Step3-VL, whose tower runs on whole images and on
+    tiles."""
 
     def _process_image_input(self, image_input: BatchInputs) -> Embeddings:
-        """Encode a batch of images to a tensor [tokens, width of the language model] each."""
+        """Encode images to one tensor [tokens, width of the language model] per image."""
         if not self.vision_tower_ours or image_input.get("type") == "image_embeds":
             return super()._process_image_input(image_input)
         encoder = self.our_tower.encoder
@@ -63,7 +63,7 @@ class ReadsViews(ReplacesTower):
 
 
 class InternVL(ReplacesTower):
-    """Base of the model class of InternVL, which calls its tower with the tiles of all images."""
+    """Base of the model class of InternVL, whose tower runs on the tiles of all images."""
 
     def extract_feature(self, pixel_values: Tensor) -> Tensor:
         """Encode tiles [B, 3, side, side] to [B, tokens per tile, width of the language model]."""
@@ -77,12 +77,12 @@ class InternVL(ReplacesTower):
         return tokens
 
 
-@cache  # one class per name, as of a class that a module defines
+@cache  # so that a name always means the same class
 def __getattr__(name: str) -> type:
     """Make the model class for an architecture when vLLM first asks for it (PEP 562).
 
     Raises:
-        AttributeError: no class of this name has its tower replaced.
+        AttributeError: the name is not in ``MODELS``.
     """
     if name not in MODELS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,7 +1,7 @@
 """Options of the plug-in: ``VITGRAPH_VLLM_OPTIONS`` or ``--additional-config``, both JSON.
 
 ``VITGRAPH_VLLM_OPTIONS='{"max_budget": 4096}'`` and ``--additional-config '{"vitgraph":
-{"max_budget": 4096}}'`` say the same.
+{"max_budget": 4096}}'`` have the same effect.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ VARIABLE = "VITGRAPH_VLLM_OPTIONS"
 
 @dataclass(frozen=True)
 class PluginOptions:
-    """The settings of a tower in vLLM; all but ``table`` are arguments of ``GraphedEncoder``.
+    """The settings of a tower in vLLM; all except ``table`` are arguments of ``GraphedEncoder``.
 
-    None leaves a value to ``GraphedEncoder``.
+    None means the default of ``GraphedEncoder``.
     """
 
     kernels: str = "auto"
@@ -30,7 +30,7 @@ class PluginOptions:
     max_frames_per_batch: int | None = None
     max_graphs: int = 48
     table: str | None = None
-    """A file of measured times: read if it exists, else written after capture; None for no file."""
+    """A file of times of graphs: read if it exists, else measured and written; None for no file."""
 
     def backend_for(self, *, enforce_eager: bool) -> str:
         """Return the backend to use; vLLM's ``enforce_eager`` excludes CUDA graphs."""
@@ -46,8 +46,8 @@ def read_options(additional_config: object, environment: Mapping[str, str]) -> P
         environment: the environment variables of the process.
 
     Raises:
-        ValueError: options in both places, text that is no JSON object, an unknown key, or a value
-            of a wrong type.
+        ValueError: options in both places, a text that is no JSON object, an unknown key, or a
+            value of a wrong type.
     """
     options: object = None
     if isinstance(additional_config, Mapping):

@@ -1,4 +1,4 @@
-"""The model classes of vLLM whose vision tower is replaced, and how each uses its tower.
+"""The model classes of vLLM whose vision tower this plug-in replaces, and how they use the tower.
 
 Source: ``model_executor/models`` of vLLM 0.26.0, 0.32.0 and 0.33.0, and ``models`` of 0.32.0.
 """
@@ -10,35 +10,35 @@ from typing import NamedTuple
 
 
 class Record(NamedTuple):
-    """A model class of vLLM, and the tower of this library that replaces its own."""
+    """A model class of vLLM, and the tower of this library that replaces its tower."""
 
     module: str
-    """The module that has the class: a name below ``vllm.model_executor.models``, or a full name
-    that begins with ``vllm.``."""
+    """The module that defines the class: a name below ``vllm.model_executor.models``, or a full
+    name that begins with ``vllm.``."""
     family: str
     """The name of the tower's family in :data:`weights.FAMILIES`."""
     tower: str = "visual"
     """The attribute of the model class that holds the tower."""
     projectors: tuple[str, ...] = ()
-    """The attributes that hold what follows the tower, where it lies outside of it.
+    """The attributes of the model class that hold projectors outside the tower.
 
-    All are replaced, because an encoder contains its projector.
+    All are replaced, because an encoder of this library contains its projector.
     """
     reader: str = ""
-    """The key of ``READERS`` for the function that reads a batch; empty if vLLM calls the tower
-    with packed patches itself."""
+    """The key in ``READERS`` of the function that reads a batch; empty if vLLM itself calls the
+    tower with packed patches."""
     name: str = ""
-    """The name of the class, if that is not the name of the architecture; else empty."""
+    """The name of the class, if it differs from the architecture in ``config.json``; else empty."""
     published_names: bool = False
-    """Whether the encoder takes its tensors from the checkpoint by their published names, because
-    vLLM's class loads them under other names."""
+    """Whether the encoder is filled with tensors by their names in the checkpoint, because vLLM's
+    class renames tensors while it loads them."""
     block_norm_eps: float | None = None
-    """The epsilon of the two norms of every block, where vLLM does not follow the config; else
-    None."""
+    """The epsilon of the two norms of every block, if vLLM uses another one than the tower's config
+    states; else None."""
 
     @property
     def path(self) -> str:
-        """The full name of the module that has the class."""
+        """The full name of the module that defines the class."""
         is_full_name = self.module.startswith("vllm.")
         return self.module if is_full_name else f"vllm.model_executor.models.{self.module}"
 
@@ -91,7 +91,7 @@ MODELS: Mapping[str, Record] = {
     "Ernie4_5_VLMoeForConditionalGeneration": Record(
         *("ernie45_vl", "ernie4_5_vl", "vision_model", ("resampler_model",), "patches"),
         published_names=True,
-        block_norm_eps=1e-5,  # vLLM reads that of the language model
+        block_norm_eps=1e-5,  # vLLM reads the language model's epsilon
     ),
     "Llama4ForConditionalGeneration": Record(
         "mllama4", "llama4", "vision_model", _PROJECTOR, "chunked tiles", published_names=True
@@ -111,4 +111,4 @@ MODELS: Mapping[str, Record] = {
         "gemma4_mm", "gemma4", _VISION, ("embed_vision",), "positions"
     ),
 }
-"""The model classes of vLLM whose tower is replaced, by the architecture in a config.json."""
+"""Architecture in a ``config.json`` -> the model class of vLLM, and what replaces its tower."""

@@ -1,7 +1,7 @@
-"""A base class that replaces the vision tower of the model class of vLLM beside it.
+"""A base class that replaces the vision tower of a model class of vLLM, the next base class.
 
-vLLM builds its own tower first, which tells whether it is quantised, offloaded or left out. Then
-the memory of its weights is given back, and our tower takes its place. Graphs are captured in
+vLLM builds its own tower first, which shows whether the tower is quantised, offloaded or left out.
+Then the memory of its weights is freed, and our tower replaces it. CUDA graphs are captured in
 vLLM's profiling run, while no KV cache exists: before its first images or its first forward pass.
 
 Source: vLLM 0.26.0 and 0.33.0: ``profile_run`` of ``v1/worker/gpu_model_runner.py`` and
@@ -33,7 +33,7 @@ from .tower import PackedTower, TileTower, Tower, build_encoder
 if TYPE_CHECKING:
 
     class ModelClass(nn.Module):
-        """The methods of vLLM's model classes that the base classes here extend."""
+        """For type checkers: the methods of vLLM's model classes that the base classes extend."""
 
         use_data_parallel: bool
 
@@ -54,14 +54,13 @@ else:
 
 
 class ReplacesTower(ModelClass):
-    """A base class in front of a model class of vLLM, which replaces its vision tower by an
-    encoder.
+    """Mixin that replaces the vision tower of vLLM's model class, the next base, by an encoder.
 
-    If that is not possible, a warning is logged and vLLM's own tower runs.
+    If the tower cannot be replaced, a warning is logged and vLLM's own tower runs.
 
     Attributes:
         record: the family of the encoder, and the attributes in which the model class holds its
-            tower.
+            tower and projectors.
     """
 
     record: ClassVar[Record]
@@ -73,7 +72,7 @@ class ReplacesTower(ModelClass):
             LOGGER.warning("vitgraph: vLLM keeps its own vision tower: %s", reason)
             return
         self.vision_tower_ours = True
-        # The encoder captures graphs itself, so vLLM must not capture it in graphs of its own.
+        # The encoder captures its own CUDA graphs, so vLLM must not capture it once more.
         vllm_config.compilation_config.cudagraph_mm_encoder = False
         self._forward_calls = 0
         self._hook = self.register_forward_pre_hook(ReplacesTower._before_forward)
@@ -85,8 +84,7 @@ class ReplacesTower(ModelClass):
         return next(filter(None, obstacles), "")
 
     def _replace(self, vllm_config: EngineConfig) -> str:
-        """Build the encoder in place of vLLM's tower; return the reason if that fails, else an
-        empty text."""
+        """Replace vLLM's tower by the encoder; return why this is impossible, or an empty text."""
         model, family = vllm_config.model_config, FAMILIES[self.record.family]
         options = read_options(vllm_config.additional_config, os.environ)
         vllm_tower = self.get_submodule(self.record.tower)
@@ -116,7 +114,7 @@ class ReplacesTower(ModelClass):
         return ""
 
     def _put(self, path: str, module: nn.Module) -> None:
-        """Replace the module at a dotted path, such as "model.vision_model", by another one."""
+        """Replace the submodule at a dotted path, such as "model.vision_model", by ``module``."""
         holder, _, name = path.rpartition(".")
         setattr(self.get_submodule(holder), name, module)
 
@@ -128,8 +126,8 @@ class ReplacesTower(ModelClass):
         return tower
 
     def capture_tower(self) -> None:
-        """Capture the graphs of the encoder, if that is not done; all ranks call this in the same
-        order."""
+        """Capture the encoder's CUDA graphs unless that is done; tensor-parallel ranks wait for one
+        another here."""
         tower, ranks = self.our_tower, get_tp_group()
         if tower.captured:
             return
@@ -143,8 +141,8 @@ class ReplacesTower(ModelClass):
     def _before_forward(self, arguments: tuple[object, ...]) -> None:
         """Capture the graphs before the first forward pass, in which vLLM profiles the memory.
 
-        The second forward pass comes after the profile, so it frees the memory that was reserved
-        for it.
+        The second forward pass comes after the profile, so the memory that was allocated to be seen
+        by the profile is freed before it.
         """
         self._forward_calls += 1
         if self._forward_calls == 1:
@@ -154,14 +152,14 @@ class ReplacesTower(ModelClass):
             self._hook.remove()
 
     def embed_multimodal(self, **inputs: object) -> Embeddings:
-        """Encode the images and videos of a batch, as the model class of vLLM does."""
+        """Encode images and videos by vLLM's method of this name, after the graphs are captured."""
         if self.vision_tower_ours:
             self.capture_tower()
         return super().embed_multimodal(**inputs)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
-        """Load the weights of the whole model as vLLM does; the encoder must get all of its
-        tensors.
+        """Load the weights of the whole model by vLLM's method; check that the encoder got all of
+        its tensors.
 
         Raises:
             ValueError: a tensor of the encoder is missing or does not fit.
@@ -177,7 +175,7 @@ class ReplacesTower(ModelClass):
 
 
 class PassesWeights(nn.Module):
-    """Takes the place of vLLM's projector, and gives the projector's tensors to the encoder.
+    """Replaces vLLM's projector while weights are loaded, and passes its tensors to the encoder.
 
     Args:
         tower: the tower with the encoder.
@@ -186,18 +184,17 @@ class PassesWeights(nn.Module):
 
     def __init__(self, tower: Tower, path: str) -> None:
         super().__init__()
-        self._fill = tower.load_weights  # the tower itself would be registered as a child module
+        self._fill = tower.load_weights  # storing the tower would register it as a child module
         self._name = path.rpartition(".")[2]
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
-        """Load the projector's tensors into the encoder, under the names that they have in
-        checkpoints."""
+        """Load the projector's tensors into the encoder, by their names in the checkpoint."""
         self._fill((f"{self._name}.{name}", tensor) for name, tensor in weights)
         return set()
 
 
 def set_block_norm_eps(encoder: nn.Module, eps: float) -> None:
-    """Give ``eps`` to the layers ``norm1`` and ``norm2`` of every block of an encoder, in place."""
+    """Set ``eps`` of the layers ``norm1`` and ``norm2`` in every block of an encoder, in place."""
     for name, layer in encoder.named_modules():
         if isinstance(layer, nn.RMSNorm | nn.LayerNorm) and name.endswith((".norm1", ".norm2")):
             layer.eps = eps

@@ -1,4 +1,4 @@
-"""An encoder with the call, the attributes and the loading of a vision tower of vLLM.
+"""An encoder with the ``forward``, attributes and ``load_weights`` of a vision tower of vLLM.
 
 vLLM is not imported here. Source: vLLM 0.33.0, ``model_executor/models``: the class
 ``Qwen3_VisionTransformer`` of ``qwen3_vl.py``, ``AutoWeightsLoader`` of ``utils.py``, and
@@ -30,7 +30,7 @@ VLLM_LAYOUTS = (
     *("paddleocr-vl", "gemma4", "kimi-k25", "lfm2-vl", "ernie", "llama4", "minimax-m3"),
     *("step3", "step3-vl"),
 )
-"""The layouts of checkpoints that vLLM's own model classes read."""
+"""The layouts (tensor namings) of checkpoints that vLLM's own model classes can read."""
 LISTED = 20
 """The most tensor names that an error message lists."""
 
@@ -40,28 +40,29 @@ def build_encoder(family: Family, config: JsonObject, name: str) -> VisionEncode
 
     Args:
         family: record of the tower's family.
-        config: the whole config of the model.
+        config: the whole ``config.json`` of the model.
         name: name of the model in errors.
 
     Raises:
-        ValueError: sizes or values in the config that the encoders of the family do not support.
+        ValueError: the family's encoder does not support a size or value in the config.
     """
     encoder = family.on_meta(build_config(family, config, None, name))
     assert isinstance(encoder, VisionEncoder | PathsEncoder)
     if isinstance(encoder, PathsEncoder) and isinstance(encoder.paths["image"], PatchEncoder):
-        encoder = encoder.paths["image"]  # of LFM2-VL, a path for images and tiles of any size
+        encoder = encoder.paths["image"]  # LFM2-VL: this path takes images and tiles of any size
     return encoder.eval().requires_grad_(False)
 
 
 class Tower(nn.Module):
-    """An encoder with the attributes and loading of vLLM's vision towers; subclasses have the call.
+    """An encoder with the interface of vLLM's vision towers; subclasses define ``forward``.
 
     Args:
-        encoder: the encoder that :func:`build_encoder` returns, with memory for its weights.
-        family: record of its family, which knows the names of published tensors.
+        encoder: an encoder made by :func:`build_encoder`, moved to a device.
+        family: record of the encoder's family, which has the names of published tensors.
         options: the settings of :class:`GraphedEncoder`.
-        enforce_eager: vLLM's option of this name, which excludes graphs.
-        input_norm: the module of vLLM that normalises uint8 pixels; None if they come normalised.
+        enforce_eager: vLLM's option of this name, which excludes CUDA graphs.
+        input_norm: the module of vLLM that normalises uint8 pixels; None if vLLM passes normalised
+            pixels.
 
     Attributes:
         spatial_merge_size: patches per side of one token.
@@ -86,12 +87,12 @@ class Tower(nn.Module):
             layout for layout in family.layouts if not (layout.refusal or layout.rotary_halves)
         ]
         self._layout = next(layout for layout in family.layouts if layout.name in VLLM_LAYOUTS)
-        """The layout by whose names an error lists tensors."""
+        """The layout whose tensor names error messages use."""
         self._backend = options.backend_for(enforce_eager=enforce_eager)
         self._graphed: GraphedEncoder | None = None
         self._reserved: Tensor | None = None
         self._filled: dict[str, set[int]] = {}
-        """Per parameter name, the chunks of it that no tensor has filled yet."""
+        """Name of a parameter -> the numbers of its chunks that no tensor has filled yet."""
         deepstack = (
             encoder.config.deepstack_visual_indexes if isinstance(encoder, Qwen3VLEncoder) else ()
         )
@@ -118,13 +119,13 @@ class Tower(nn.Module):
         return self.encoder
 
     def encode_items(self, packed: Packed) -> list[Tensor]:
-        """Encode a batch to a tensor [tokens, D] per item; no later call changes these tensors."""
+        """Encode a batch to one tensor [tokens, D] per item; later calls do not overwrite it."""
         tokens = self(packed.pixel_values, packed.grids)
         return list(tokens.split(tokens_per_item(packed, self.single)))
 
     def encode_views(self, inputs: VisionInputs) -> list[Tensor]:
-        """Encode whole images and tiles to a tensor [tokens, D] per image; no later call changes
-        these."""
+        """Encode whole images and tiles to one tensor [tokens, D] per image; later calls do not
+        overwrite it."""
         outputs = (self._graphed or self.capture())(inputs)
         return [rows.clone() for output in outputs if (rows := output.pooler_output) is not None]
 
@@ -134,17 +135,16 @@ class Tower(nn.Module):
         return self._graphed is not None
 
     def _encode(self, pixels: Tensor, grid: GridLike) -> PartialOutput:
-        """Encode pixels, packed patches or tiles with a grid each; the next call overwrites the
-        outputs."""
+        """Encode packed patches, or tiles with a grid each; the next call overwrites the output."""
         return (self._graphed or self.capture())(pixels, grid)
 
     def capture(self, *, first: bool = True, wait: Callable[[], object] = bool) -> GraphedEncoder:
         """Capture the graphs, or prepare the backend without graphs, unless that is done already.
 
         Args:
-            first: whether this process measures the table of times if the options name a file that
-                does not exist; the other processes read it.
-            wait: returns once every process of the engine has called it.
+            first: whether this process measures the times of graphs, if the options name a file for
+                them that does not exist; the other processes read the file.
+            wait: a barrier: returns once every process of the engine has called it.
 
         Returns:
             The encoder with its graphs.
@@ -170,10 +170,10 @@ class Tower(nn.Module):
         return graphed
 
     def reserve(self) -> None:
-        """Allocate as many bytes as the memory pool of the graphs has, until :meth:`free_reserve`.
+        """Allocate as many bytes as the graphs' memory pool has, until :meth:`free_reserve`.
 
-        The memory profile of older versions of vLLM counts allocated bytes alone, and a pool is
-        only reserved.
+        The memory profile of older versions of vLLM counts only allocated bytes, and the pool of
+        captured graphs is reserved but not allocated.
         """
         pool_bytes = self.capture().stats().pool_bytes
         self._reserved = torch.empty(pool_bytes, dtype=torch.uint8, device=self.device)
@@ -183,8 +183,8 @@ class Tower(nn.Module):
         self._reserved = None
 
     def describe(self) -> str:
-        """Return one line for the log: the encoder, its backend, its budgets and its attention
-        kernels."""
+        """Return one line for the log: the encoder, its backend, its budgets (token counts of the
+        graphs) and its attention kernels."""
         graphed = self.capture()
         stats = graphed.stats()
         head = f"{type(self.encoder).__name__}, backend {graphed.backend}"
@@ -220,7 +220,7 @@ class Tower(nn.Module):
                 problems.append(f"{name}: the tower has no such tensor")
                 continue
             layout, slot = layout_and_slot
-            if name.startswith(layout.projector):  # which tells layouts of one family apart
+            if name.startswith(layout.projector):  # projector names tell a family's layouts apart
                 self._layout = layout
             rows = tensors[slot.name]
             if slot.chunks > 1:
@@ -239,7 +239,7 @@ class Tower(nn.Module):
         return filled
 
     def take(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Fill parameters from a whole checkpoint, and yield the tensors that are not the tower's.
+        """Fill parameters from a whole checkpoint, and yield the tensors outside the tower.
 
         Args:
             weights: published names of tensors, with their prefixes, and the tensors.
@@ -255,8 +255,8 @@ class Tower(nn.Module):
                 self.load_weights([(local, tensor)])
 
     def _local_name(self, name: str) -> str | None:
-        """Return a published name without the prefix of tower or projector; None for other
-        parts.
+        """Return a published name without the prefix of tower or projector; None for tensors of
+        other parts of the model.
         """
         for layout in self._layouts:
             for prefix in filter(lambda prefix: prefix.full, layout.prefixes):
@@ -266,14 +266,14 @@ class Tower(nn.Module):
         return None
 
     def _slot_of(self, name: str, tensors: Mapping[str, Tensor]) -> tuple[Layout, Slot] | None:
-        """Return the layout and the place of a published tensor in the encoder, None if it has none
-        there.
+        """Return the layout of a published tensor and its place in the encoder; None if it has no
+        place there.
 
         Args:
             name: the published name, without the tower's prefix.
             tensors: the encoder's tensors by name.
         """
-        for local in (name, name.removeprefix("vision_model.")):  # Gemma 3 is published either way
+        for local in (name, name.removeprefix("vision_model.")):  # Gemma 3 may have this prefix
             for layout in self._layouts:
                 slot = layout.to_slot(local)
                 if slot is not None and slot.name in tensors:
@@ -293,20 +293,20 @@ class Tower(nn.Module):
 
 
 class PackedTower(Tower):
-    """An encoder that vLLM calls with grids; DeepStack features are joined on the channels."""
+    """An encoder that vLLM calls with pixels and grids; DeepStack features widen the output."""
 
     def forward(self, x: Tensor, grid_thw: GridLike, *, encoder_metadata: object = None) -> Tensor:
         """Encode packed patches, or tiles with a grid each.
 
         Args:
-            x: P patches, [P, patch_dim], or tiles; of type uint8 if vLLM normalises pixels on the
-                device.
+            x: P patches, [P, patch_dim], or tiles [B, 3, h, w]; uint8 if vLLM normalises pixels on
+                the device.
             grid_thw: [items, 3], (t, h, w) in patches, on the host.
             encoder_metadata: not read; vLLM passes it for its own graphs.
 
         Returns:
-            N tokens with L DeepStack layers beside them, [N, (1 + L) * D]: a new tensor that no
-            later call changes.
+            N tokens and their L DeepStack features, joined to [N, (1 + L) * D]: a new tensor, which
+            later calls do not overwrite.
         """
         if self.input_norm is not None:
             x = self.input_norm(x.to(self.device, non_blocking=True), self.dtype)
@@ -327,7 +327,7 @@ class TileTower(Tower):
             pixel_values: [B, 3, side, side].
 
         Returns:
-            [B, tokens per tile, width of the language model], which no later call changes.
+            [B, tokens per tile, width of the language model], which later calls do not overwrite.
         """
         tiles = pixel_values.shape[0]
         grid = [self.single.grid_for(1)] * tiles

@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 
 OLDEST, NEWEST = (0, 26), (0, 33)
-"""The oldest and the newest release of vLLM, (major, minor), in which towers are replaced."""
+"""The oldest and newest releases of vLLM, (major, minor), in which the plug-in replaces towers."""
 COUNTS_POOLS = (0, 27)
-"""The first release whose memory profile counts memory that torch reserved and does not use."""
+"""The first release whose memory profile counts memory that torch reserved without using it."""
 
 
 def read_version(version: str) -> tuple[int, int]:
@@ -21,7 +21,7 @@ def read_version(version: str) -> tuple[int, int]:
 
 
 def refusal(version: str) -> str:
-    """Return why towers are not replaced in a version of vLLM; empty if they are."""
+    """Return why the plug-in replaces no towers in a version of vLLM; empty if it replaces them."""
     if OLDEST <= read_version(version) <= NEWEST:
         return ""
     oldest, newest = (".".join(map(str, bound)) for bound in (OLDEST, NEWEST))
@@ -29,5 +29,5 @@ def refusal(version: str) -> str:
 
 
 def counts_pools(version: str) -> bool:
-    """Return whether the memory profile of a version of vLLM counts the pool of captured graphs."""
+    """Return whether a version's memory profile counts the memory pool of captured graphs."""
     return read_version(version) >= COUNTS_POOLS
