@@ -102,7 +102,7 @@ def output_like(
     pooler_output: Tensor | None,
     deepstack_features: tuple[Tensor, ...] | None,
 ) -> Output:
-    """Return an output of the class of ``output`` with the given fields."""
+    """Return an output of the same class as ``output`` with these fields."""
     return type(output)._make((last_hidden_state, pooler_output, deepstack_features))
 
 
@@ -172,7 +172,7 @@ class VisionInputs(NamedTuple):
         return {"image": PathInputs(self.pixel_values, self.grid_thw, items), **self.other_paths}
 
     def to(self, device: DeviceOrDtype = None, dtype: torch.dtype | None = None) -> VisionInputs:
-        """Move and cast all pixels, those of tiles too; each ``grid_thw`` stays on the CPU."""
+        """Move and cast the pixels of all paths; each ``grid_thw`` stays on the CPU."""
         return self.with_pixels(lambda pixels: _move(pixels, device, dtype))
 
     def with_pixels(self, change: Callable[[Tensor], Tensor]) -> VisionInputs:
@@ -217,7 +217,7 @@ class VisionInputs(NamedTuple):
         Args:
             features: has ``pixel_values`` [P, columns] with ``image_grid_thw`` [images, 3], or
                 ``pixel_values_videos`` with ``video_grid_thw``, or both pairs. Other keys, such as
-                those of the text, are ignored.
+                ``input_ids``, are ignored.
 
         Raises:
             ValueError: neither pair is there, or half of a pair is missing.

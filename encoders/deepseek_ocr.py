@@ -4,7 +4,7 @@ A view goes through SAM (windows, relative positions, four blocks with global at
 feature map two strided convolutions make 4x4 times smaller. CLIP reads that map in place of patch
 embeddings. CLIP's output and the map, side by side, are projected to the language model's width.
 An image is one view of the whole of it and, if it is large, tiles; their tokens make one sequence:
-the rows of all tiles as one picture, then those of the whole image, each with a learned newline
+the rows of all tiles as one picture, then of the whole image, each row with a learned newline
 behind it, then a learned separator.
 
 Source: ``DeepseekOCRForCausalLM``, ``ImageEncoderViT``, ``VitModel`` and ``DeepseekOCRProcessor``
@@ -106,7 +106,7 @@ class DeepseekOCRConfig:
 
     @property
     def hidden_size(self) -> int:
-        """The number of columns of ``last_hidden_state``: those of CLIP, then those of SAM."""
+        """The number of columns of ``last_hidden_state``: CLIP's columns, then SAM's."""
         return self.clip_vit.hidden_size + self.downsample_channels[-1]
 
     @property

@@ -246,7 +246,7 @@ class Block(nn.Module):
         return hidden + self.post_norm2(self.mlp(self.norm2(hidden)))
 
     def parts(self) -> BlockParts | None:
-        """Return the block's layers by role, or None if attention or MLP was replaced."""
+        """Return the layers by role, for fused kernels; None if attention or MLP was replaced."""
         from .block_parts import BlockParts
 
         attn, mlp = self.attn, self.mlp

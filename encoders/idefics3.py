@@ -16,7 +16,7 @@ Deliberate differences:
 - The patch embedding is a Linear over the stored Conv2d weight: same sums, one matrix product.
 - A tile is rounded down to whole patches: of 384x384 pixels and patches of 14, the source's
   convolution never reads the last 6 rows and columns.
-- Clips are refused: pass frames as images.
+- Videos raise an error: pass frames as images.
 """
 
 from __future__ import annotations

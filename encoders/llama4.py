@@ -16,7 +16,7 @@ Deliberate differences:
 - The class token is the first row of a tile, as in the other towers; the source puts it last. The
   table of positions keeps the order of the checkpoint: the row of the class token is its last.
 - The rotation multiplies in float32 and rounds to the tower's dtype once.
-- Tiles of another size than the published one are accepted: their learned positions are resized
+- Tiles of another size than in the config are accepted: their learned positions are resized
   bicubically in float32 or wider, and rotary positions count rows and columns.
 """
 
@@ -215,7 +215,7 @@ class Block(nn.Module):
         return hidden + self.mlp(self.norm2(hidden))
 
     def parts(self) -> BlockParts | None:
-        """Return the block's layers by role, or None if attention or MLP was replaced."""
+        """Return the layers by role, for fused kernels; None if attention or MLP was replaced."""
         from .block_parts import plain_parts
 
         if (type(self), type(self.attn), type(self.mlp)) != (Block, Attention, MLP):

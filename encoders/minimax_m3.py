@@ -197,7 +197,7 @@ class Block(nn.Module):
         return hidden + self.mlp(self.norm2(hidden))
 
     def parts(self) -> BlockParts | None:
-        """Return the block's layers by role, or None if attention or MLP was replaced."""
+        """Return the layers by role, for fused kernels; None if attention or MLP was replaced."""
         from .block_parts import plain_parts
 
         if (type(self), type(self.attn), type(self.mlp)) != (Block, Attention, MLP):
@@ -283,8 +283,8 @@ def rotary_cos_sin(
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate columns i and i + r of queries and keys ``x`` [T, 2, H, K] by a row's angle i.
 
-    ``cos`` and ``sin`` are [T, 1, 1, 2r]: ``RotarySegments.of`` repeats those of the r angles, and
-    negates the first half of ``sin``. Columns from 2r on are not rotated.
+    ``cos`` and ``sin`` are [T, 1, 1, 2r]: ``RotarySegments.of`` has repeated the values of the r
+    angles and negated the first half of ``sin``. Columns from 2r on are not rotated.
     """
     rotated, unrotated = x.tensor_split((cos.shape[-1],), dim=-1)
     first, second = rotated.chunk(2, dim=-1)

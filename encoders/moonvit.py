@@ -16,8 +16,8 @@ T packed rows of a block.
 Deliberate differences:
 
 - ``last_hidden_state`` is the output of the last block, before the final norm.
-- An item is a whole clip of t frames, split into segments of four; its tokens are those of the
-  segments one after the other. transformers takes one item per segment, which works here, too.
+- An item is a whole clip of t frames, split into segments of four; its tokens are the tokens
+  of the segments in order. transformers takes one item per segment, which works here, too.
 - Clips of different lengths share a call; transformers raises for them.
 - The patch embedding is a Linear over the stored Conv2d weight, the same sums. A layer with LoRA or
   hooks is called as a module instead.
@@ -245,7 +245,7 @@ class Block(nn.Module):
         return hidden + self.mlp(self.norm2(hidden))
 
     def parts(self) -> BlockParts | None:
-        """Return the block's layers by role, or None if attention or MLP was replaced."""
+        """Return the layers by role, for fused kernels; None if attention or MLP was replaced."""
         from .block_parts import plain_parts
 
         if (type(self), type(self.attn), type(self.mlp)) != (Block, Attention, MLP):

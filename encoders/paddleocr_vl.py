@@ -203,7 +203,7 @@ class Block(nn.Module):
         return hidden + self.mlp(self.norm2(hidden))
 
     def parts(self) -> BlockParts | None:
-        """Return the block's layers by role, or None if attention or MLP was replaced."""
+        """Return the layers by role, for fused kernels; None if attention or MLP was replaced."""
         from .block_parts import plain_parts
 
         if (type(self), type(self.attn), type(self.mlp)) != (Block, Attention, MLP):
@@ -259,8 +259,8 @@ def rotary_cos_sin(
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate columns i and i + K/2 of queries and keys ``x`` [T, 2, H, K] by the same angle.
 
-    ``cos`` and ``sin`` are [T, 1, 1, K] in float32 or wider: ``RotarySegments.of`` repeats those of
-    the K/2 angles, and negates the first half of ``sin``.
+    ``cos`` and ``sin`` are [T, 1, 1, K] in float32 or wider: ``RotarySegments.of`` has repeated
+    the values of the K/2 angles and negated the first half of ``sin``.
     """
     first, second = x.chunk(2, dim=-1)
     swapped = torch.cat((second, first), dim=-1)

@@ -14,7 +14,7 @@ Shapes: B views, n patches of a view, D width, N tokens.
 Deliberate differences:
 
 - The patch embedding is a Linear over the stored Conv2d weight: same sums, one matrix product.
-- Views of another size than the published one are accepted; their positions are interpolated as
+- Views of another size than in the config are accepted; their positions are interpolated as
   ``SiglipVisionModel(interpolate_pos_encoding=True)`` does, in float32 or wider.
 - A view is rounded down to whole patches: of 384x384 pixels and patches of 14, the source's
   convolution never reads the last 6 rows and columns.

@@ -269,7 +269,7 @@ class Block(nn.Module):
         return torch.addcmul(hidden, self.mlp(self.ln_2(hidden)), self.ls_2)
 
     def parts(self) -> BlockParts | None:
-        """Return the block's layers by role, or None if attention or MLP was replaced."""
+        """Return the layers by role, for fused kernels; None if attention or MLP was replaced."""
         from .block_parts import BlockParts
 
         if (type(self), type(self.attn), type(self.mlp)) != (Block, Attention, MLP):

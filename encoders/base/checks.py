@@ -37,7 +37,7 @@ def require_output(output: object) -> None:
 
 
 def require_metadata(metadata: object, needed: str = "cu_seqlens") -> None:
-    """Raise a ValueError unless ``metadata`` is a dict of tensors that has the entry ``needed``."""
+    """Raise a ValueError unless ``metadata`` is a dict of tensors with the key ``needed``."""
     fix = "pass what this encoder's prepare_encoder_metadata returned"
     if not isinstance(metadata, Mapping) or needed not in metadata:
         raise ValueError(

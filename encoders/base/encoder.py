@@ -276,7 +276,7 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
                 "fp8" unless the encoder is bfloat16 on an H100 or newer GPU and Triton is there.
 
         Warns:
-            UserWarning: a CUDA device that cannot be accelerated, or a kernel asked for by name
+            UserWarning: a CUDA device that cannot be accelerated, or a kernel chosen by name
                 that cannot run here.
         """
 

@@ -105,14 +105,14 @@ def _require_features(features: object) -> None:
 
 
 def block_indices(indices: int | Sequence[int] | None, depth: int) -> list[int]:
-    """Return the 0-based numbers of the blocks that ``forward_intermediates`` was asked for.
+    """Return the 0-based numbers of the blocks that ``indices`` selects.
 
     Args:
         indices: None for all blocks, n for the last n, or numbers (negatives count from the end).
         depth: number of blocks of the tower.
 
     Returns:
-        Block numbers in the order asked for.
+        Block numbers in the order of ``indices``.
 
     Raises:
         ValueError: a block that does not exist.

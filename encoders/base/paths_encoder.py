@@ -50,7 +50,7 @@ class PathsEncoder(Encoder):
     def split_paths(
         self, outputs: Mapping[str, Output], inputs: VisionInputs
     ) -> list[dict[str, Output]]:
-        """Split the outputs of the paths into those of each item, as views.
+        """Split the batched outputs of the paths into the outputs of each item, as views.
 
         Args:
             outputs: the batched output of each path that an item uses, by the name of the path.

@@ -186,7 +186,7 @@ def _published_tensors(state: Mapping[str, Tensor], published: Publication) -> d
         published: the names, shapes and row orders that the checkpoint has.
 
     Raises:
-        ValueError: ``state`` has other names than ``published``, e.g. those of adapters.
+        ValueError: ``state`` has other names than ``published``, e.g. of adapters (LoRA).
     """
     extra = [name for name in state if name not in published.names]
     missing = [name for name in published.names if name not in state]

@@ -171,7 +171,7 @@ class VisionEncoder(Encoder):
     ) -> Iterator[Tensor]:
         """Embed pixels; yield the hidden state, in input order, after each block in ``numbers``.
 
-        ``numbers`` are block numbers from 0, ascending; the other arguments are those of
+        ``numbers`` are block numbers from 0, ascending; the other arguments are as in
         ``forward``.
         """
 
@@ -223,7 +223,7 @@ class VisionEncoder(Encoder):
     def _resolve_metadata(
         self, pixel_values: Tensor, grid_thw: GridLike | None, encoder_metadata: Metadata | None
     ) -> Metadata:
-        """Return the given metadata, or make metadata from the grid if there is none.
+        """Return ``encoder_metadata`` or, if that is None, compute them from ``grid_thw``.
 
         Raises:
             ValueError: neither metadata nor a grid, pixels that are no tensor, or another number of
@@ -301,7 +301,7 @@ class VisionEncoder(Encoder):
     ) -> Tensor:
         """Return the hidden state after the first ``count`` blocks; ``hidden`` itself if 0.
 
-        The other arguments are those of ``_run_blocks``.
+        The other arguments are as in ``_run_blocks``.
         """
         for state in self._run_blocks(hidden, metadata, [count - 1] if count else [], blocks):
             hidden = state

@@ -135,7 +135,7 @@ class ItemEncoder(Generic[Output]):
             own, unless ``owns_results`` is False and one call gave whole outputs.
 
         Raises:
-            ValueError: inputs that the encoder refuses.
+            ValueError: inputs that do not fit the encoder.
             torch.OutOfMemoryError, MemoryError: memory ran out; the message advises to set
                 ``max_tokens_per_call``.
         """

@@ -1,6 +1,6 @@
 """Efficient video sampling: drop the tokens of a clip that repeat the frame before.
 
-Source: arXiv 2510.14624; the rule and the number of kept tokens are those of
+Source: arXiv 2510.14624; the rule and the number of kept tokens are as in
 ``vllm/multimodal/evs.py`` of vLLM at commit 094f117. A frame here is one step of the grid in time,
 which is a pair of frames in Qwen-VL.
 
@@ -97,7 +97,7 @@ def _check(output: object, rate: object) -> None:
 
 
 def _token_changes(tokens: Tensor) -> Tensor:
-    """Return 1 - cosine between each token [t, n, D] and that of the frame before, [t * n].
+    """Return 1 - cosine of each token [t, n, D] with the same token one frame before, [t * n].
 
     The value is infinite for the tokens of the first frame, so that all of them are kept.
     """
