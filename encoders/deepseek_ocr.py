@@ -129,7 +129,7 @@ class DeepseekOCRConfig:
         """Read the ``config.json`` of a checkpoint.
 
         Raises:
-            ValueError: a value that is not implemented, or sizes that disagree.
+            ValueError: a config value that is not supported, or sizes that disagree.
         """
         vision = find_section(config, "vision_config")
         towers = vision.get("width")
@@ -166,7 +166,7 @@ class DeepseekOCRConfig:
 
 
 class DeepseekOCREncoder(PathsEncoder):
-    """Encodes a whole image (path "image") and its tiles (path "tiles") with one tower."""
+    """Encodes a whole image (input path "image") and tiles of it ("tiles") with one tower."""
 
     config: DeepseekOCRConfig
     paths: Mapping[str, DeepseekOCRTower]
@@ -287,7 +287,7 @@ class DeepseekOCRTower(TileEncoder):
         *,
         encoder_metadata: Metadata | None = None,
     ) -> EncoderOutput:
-        """Encode views.
+        """Encode B views, each to n cells of the compressed map.
 
         Returns:
             ``last_hidden_state`` [B, n, D] (CLIP, then SAM), ``pooler_output`` [B*n, out] without

@@ -76,7 +76,7 @@ class DeepseekVLConfig:
         """Read the ``config.json`` of the 1.3B model, in the original or transformers' format.
 
         Raises:
-            ValueError: a value that is not implemented.
+            ValueError: a config value that is not supported.
         """
         vision = find_section(config, "vision_config.params", "vision_config")
         aligner = find_section(config, "aligner_config.params")
@@ -116,7 +116,7 @@ class DeepseekVLHybridConfig:
         """Read the ``config.json`` of the 7B model, in the original or transformers' format.
 
         Raises:
-            ValueError: a value that is not implemented, or sizes that disagree.
+            ValueError: a config value that is not supported, or sizes that disagree.
         """
         from .inputs.processor_files import CLIP_MEAN, CLIP_STD, HALF
 
@@ -175,7 +175,7 @@ class SiglipViews(TileEncoder):
         *,
         encoder_metadata: Metadata | None = None,
     ) -> EncoderOutput:
-        """Encode views.
+        """Encode B views of n patches each to N tokens.
 
         Returns:
             ``last_hidden_state`` [B, n, D] after the last norm, ``pooler_output`` [N, out], no
@@ -211,7 +211,7 @@ class DeepseekVLEncoder(SiglipViews):
 
 
 class DeepseekVLHybridEncoder(PathsEncoder):
-    """Encodes an image at 384x384 pixels (path "image") and at 1024x1024 (path "high")."""
+    """Encodes an image at 384x384 pixels (input path "image") and at 1024x1024 ("high")."""
 
     def __init__(
         self, config: DeepseekVLHybridConfig, preprocessor: Preprocessor | None = None
@@ -265,7 +265,7 @@ class DeepseekVLHybridEncoder(PathsEncoder):
 
 
 class LowResolution(SiglipViews):
-    """The path "image" of DeepSeek-VL 7B: SigLIP over the small view, and a linear projection."""
+    """The input path "image" of DeepSeek-VL 7B: SigLIP over the 384x384 view, and a projection."""
 
     def __init__(self, config: DeepseekVLConfig) -> None:
         super().__init__(config)
@@ -301,7 +301,7 @@ class HighResolution(TileEncoder):
         *,
         encoder_metadata: Metadata | None = None,
     ) -> EncoderOutput:
-        """Encode views.
+        """Encode B views to N = B*n half-width tokens.
 
         Returns:
             ``last_hidden_state`` [B, n, D] on the grid of the small view, ``pooler_output``

@@ -99,7 +99,7 @@ class DeepseekVL2Config:
         """Read the ``config.json`` of a checkpoint.
 
         Raises:
-            ValueError: a value that is not implemented, or sizes that disagree.
+            ValueError: a config value that is not supported, or sizes that disagree.
         """
         from .inputs.sizes import read_candidates
 
@@ -239,7 +239,7 @@ class DeepseekVL2Tower(TileEncoder):
         *,
         encoder_metadata: Metadata | None = None,
     ) -> EncoderOutput:
-        """Encode views.
+        """Encode B views of n patches each.
 
         Returns:
             ``last_hidden_state`` [B, n, D] after the last norm, ``pooler_output`` [tokens, out]

@@ -93,7 +93,7 @@ class Ernie4_5VLConfig:
         """Read the ``config.json`` of a checkpoint, with Baidu's or transformers' field names.
 
         Raises:
-            ValueError: a value that is not implemented, sizes that disagree, or the vision section
+            ValueError: an unsupported config value, sizes that disagree, or the vision section
                 alone, which lacks the width of the language model.
         """
         vision = find_section(config, "vision_config")
@@ -150,7 +150,7 @@ class Ernie4_5VLEncoder(PatchEncoder):
         *,
         encoder_metadata: Metadata | None = None,
     ) -> EncoderOutput:
-        """Encode packed patches.
+        """Encode P packed patches to N tokens.
 
         Returns:
             ``last_hidden_state`` [P, D], ``pooler_output`` [N, out], no DeepStack features.
@@ -293,7 +293,7 @@ def rotary_cos_sin(
 ) -> tuple[Tensor, Tensor]:
     """Return cos and sin [P, K/2] of the 2D rotary angles of ``positions`` [P, 2], (row, column).
 
-    The first half is by row, the second by column; K is ``head_size``, ``theta`` the base.
+    Half the angles are by row, then half by column; K is ``head_size``, ``theta`` the base.
     """
     steps = torch.arange(0, head_size // 2, 2, dtype=dtype, device=positions.device)
     turns = theta ** (steps / (head_size // 2))

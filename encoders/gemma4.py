@@ -96,7 +96,7 @@ class Gemma4Config:
         """Read the ``config.json`` of a checkpoint, the whole or its vision section alone.
 
         Raises:
-            ValueError: a value that is not implemented, or sizes that disagree.
+            ValueError: a config value that is not supported, or sizes that disagree.
         """
         vision = find_section(config, "vision_config")
         require_value(vision, "hidden_activation", "gelu_pytorch_tanh")
@@ -153,7 +153,7 @@ class Gemma4Encoder(RasterEncoder):
         *,
         encoder_metadata: Metadata | None = None,
     ) -> EncoderOutput:
-        """Encode packed patches.
+        """Encode P packed patches to N tokens.
 
         Returns:
             ``last_hidden_state`` [P, D], ``pooler_output`` [N, out] ([N, D] without a projector),

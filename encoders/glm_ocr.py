@@ -92,7 +92,7 @@ class GlmOCRConfig:
         """Read the ``config.json`` of a checkpoint, the whole or its vision section alone.
 
         Raises:
-            ValueError: a value that is not implemented, or sizes that disagree.
+            ValueError: a config value that is not supported, or sizes that disagree.
         """
         vision = find_section(config, "vision_config")
         require_value(vision, "hidden_act", "silu")
@@ -152,7 +152,7 @@ class GlmOCREncoder(PatchEncoder):
         *,
         encoder_metadata: Metadata | None = None,
     ) -> EncoderOutput:
-        """Encode packed patches.
+        """Encode P packed patches to N tokens.
 
         Returns:
             ``last_hidden_state`` [P, D], ``pooler_output`` [N, out], no DeepStack features.
@@ -299,7 +299,7 @@ def rotary_cos_sin(
 ) -> tuple[Tensor, Tensor]:
     """Return cos and sin [P, K/2] of the 2D rotary angles of ``positions`` [P, 2], (row, column).
 
-    The first half is by row, the second by column; K is ``head_size``, ``theta`` the base.
+    Half the angles are by row, then half by column; K is ``head_size``, ``theta`` the base.
     """
     steps = torch.arange(0, head_size // 2, 2, dtype=dtype, device=positions.device)
     turns = theta ** (steps / (head_size // 2))

@@ -13,7 +13,7 @@ from .data import Grid, GridLike, VisionInputs
 __all__ = ["read_grid"]
 
 LONGEST_ROW = 60
-"""The most characters of a wrong ``grid_thw`` row that an error shows: it may be a whole image."""
+"""The most characters of a bad ``grid_thw`` row in an error: it may be an image by mistake."""
 _RULE = "each item needs three positive integers (t, h, w) in patches"
 
 

@@ -87,7 +87,7 @@ class Idefics3Config:
         """Read the ``config.json`` of a checkpoint.
 
         Raises:
-            ValueError: a value that is not implemented, or sizes that disagree.
+            ValueError: a config value that is not supported, or sizes that disagree.
         """
         vision = find_section(config, "vision_config")
         require_value(vision, "hidden_act", "gelu_pytorch_tanh")
@@ -135,7 +135,7 @@ class Idefics3Encoder(TileEncoder):
         *,
         encoder_metadata: Metadata | None = None,
     ) -> EncoderOutput:
-        """Encode tiles.
+        """Encode B tiles of n patches each to N tokens.
 
         Returns:
             ``last_hidden_state`` [B, n, D] before the last norm, ``pooler_output`` [N, out], no
@@ -173,7 +173,7 @@ class Idefics3Encoder(TileEncoder):
 def nearest_below(size: int, entries: int) -> Tensor:
     """Return the index of the table entry at or before each of ``size`` positions, int64 [size].
 
-    Positions and ``entries`` are spread evenly over one axis. As in the source, the division is in
+    Positions and ``entries`` divide one axis into equal parts. As in the source, the division is in
     float32, whose rounding decides where a position falls on an entry.
     """
     edges = torch.arange(1 / entries, 1.0, 1 / entries, device="cpu", dtype=torch.float32)

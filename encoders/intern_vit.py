@@ -101,7 +101,7 @@ class InternViTConfig:
         """Read the ``config.json`` of a chat model, of its -hf repo, or of InternViT alone.
 
         Raises:
-            ValueError: a value that is not implemented, or sizes that disagree.
+            ValueError: a config value that is not supported, or sizes that disagree.
         """
         vision = find_section(config, "vision_config")
         chat = "vision_config" in config
@@ -178,7 +178,7 @@ class InternViT(TileEncoder):
         *,
         encoder_metadata: Metadata | None = None,
     ) -> EncoderOutput:
-        """Encode tiles.
+        """Encode B tiles of n rows each (class token, patches) to N tokens.
 
         Returns:
             ``last_hidden_state`` [B, n, D], ``pooler_output`` [N, out], no DeepStack features.
@@ -325,7 +325,7 @@ def projector(config: InternViTConfig) -> nn.Module:
 
 
 def pixel_shuffle(patches: Tensor, h: int, w: int, version: str) -> Tensor:
-    """Join 2x2 patches [B, h*w, D] to tokens [B*h*w/4, 4D] row by row ("v1": by column)."""
+    """Join 2x2 patches [B, h*w, D] to tokens [B*h*w/4, 4D] row by row (version "v1": by column)."""
     order = "(b h w)" if version == "v2" else "(b w h)"
     return rearrange(patches, f"b (h x w y) d -> {order} (x y d)", h=h // 2, x=2, w=w // 2, y=2)
 

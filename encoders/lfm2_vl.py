@@ -101,7 +101,7 @@ class Lfm2VLConfig:
         """Read the ``config.json`` of a checkpoint.
 
         Raises:
-            ValueError: a value that is not implemented, or sizes that disagree.
+            ValueError: a config value that is not supported, or sizes that disagree.
         """
         vision = find_section(config, "vision_config")
         require_value(vision, "hidden_act", "gelu_pytorch_tanh")
@@ -148,7 +148,7 @@ class Lfm2VLEncoder(TilesThenImage):
 
 
 class Lfm2VLTower(RasterEncoder):
-    """Encodes packed patches, of whole images (path "image") or of tiles (path "tiles")."""
+    """Encodes packed patches, of whole images (input path "image") or tiles ("tiles")."""
 
     _tile: int = 0
     """The side in patches of the tiles that CUDA graphs are captured for; 0: images of any size."""
@@ -180,7 +180,7 @@ class Lfm2VLTower(RasterEncoder):
     def grid_for(self, tokens: int) -> Grid:
         """Return the grid (t, h, w) with the fewest patches for at least ``tokens`` output tokens.
 
-        h and w are in patches. It is t tiles if :meth:`at` has limited the tower to tiles, else one
+        h and w are in patches. The item is t tiles if this tower was made by :meth:`at`, else one
         image.
         """
         if not self._tile:
@@ -195,7 +195,7 @@ class Lfm2VLTower(RasterEncoder):
         *,
         encoder_metadata: Metadata | None = None,
     ) -> EncoderOutput:
-        """Encode packed patches.
+        """Encode P packed patches to N tokens.
 
         Returns:
             ``last_hidden_state`` [P, D] before the last norm, ``pooler_output`` [N, out], no

@@ -81,7 +81,7 @@ class Llama4Config:
         """Read the ``config.json`` of a checkpoint.
 
         Raises:
-            ValueError: a value that is not implemented, or sizes that disagree.
+            ValueError: a config value that is not supported, or sizes that disagree.
         """
         vision = find_section(config, "vision_config")
         require_value(vision, "hidden_act", "gelu")
@@ -142,7 +142,7 @@ class Llama4Encoder(TileEncoder):
         *,
         encoder_metadata: Metadata | None = None,
     ) -> EncoderOutput:
-        """Encode tiles.
+        """Encode B tiles of n rows each (class token, patches) to N tokens.
 
         Returns:
             ``last_hidden_state`` [B, n, D] before the last norm, ``pooler_output`` [N, out], no

@@ -90,7 +90,7 @@ class MiniMaxM3Config:
         """Read the ``config.json`` of a checkpoint.
 
         Raises:
-            ValueError: a value that is not implemented, or sizes that disagree.
+            ValueError: a config value that is not supported, or sizes that disagree.
         """
         vision = find_section(config, "vision_config")
         merging = find_section(vision, "img_token_compression_config")
@@ -148,7 +148,7 @@ class MiniMaxM3Encoder(PatchEncoder):
         *,
         encoder_metadata: Metadata | None = None,
     ) -> EncoderOutput:
-        """Encode packed patches.
+        """Encode P packed patches to N tokens.
 
         Returns:
             ``last_hidden_state`` [P, D], ``pooler_output`` [N, out], no DeepStack features.

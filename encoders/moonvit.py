@@ -97,7 +97,7 @@ class MoonViTConfig:
         """Read the ``config.json`` of a checkpoint, with Moonshot's or transformers' names.
 
         Raises:
-            ValueError: a value that is not implemented, or sizes that disagree.
+            ValueError: a config value that is not supported, or sizes that disagree.
         """
         vision = find_section(config, "vision_config")
         language = find_section(config, "text_config")
@@ -167,7 +167,7 @@ class MoonViTEncoder(RasterEncoder):
         *,
         encoder_metadata: Metadata | None = None,
     ) -> EncoderOutput:
-        """Encode packed patches.
+        """Encode P packed patches to N tokens.
 
         Returns:
             ``last_hidden_state`` [P, D], ``pooler_output`` [N, out], no DeepStack features.
@@ -222,7 +222,7 @@ class MoonViTEncoder(RasterEncoder):
         return self._add_weighted_rows(timed, self.pos_embed, taps, weights).to(patches.dtype)
 
     def _mean_over_time(self, hidden: Tensor, metadata: Metadata) -> Tensor:
-        """Normalise patches [P, D] and average them over the frames of a segment, [N*4, D]."""
+        """Normalise patches [P, D], average them over a segment's frames: 4 per token, [N*4, D]."""
         normed, index, weight = self.norm(hidden), metadata["merge_index"], metadata["merge_weight"]
         total: Tensor = normed[index[:, 0]] * weight[:, :1]
         for frame in range(1, index.shape[1]):

@@ -98,7 +98,7 @@ class PixtralConfig:
         """Read the ``config.json`` of a checkpoint.
 
         Raises:
-            ValueError: a value that is not implemented, or sizes that disagree.
+            ValueError: a config value that is not supported, or sizes that disagree.
         """
         vision = find_section(config, "vision_config")
         language = find_section(config, "text_config")
@@ -165,7 +165,7 @@ class PixtralEncoder(PatchEncoder):
         *,
         encoder_metadata: Metadata | None = None,
     ) -> EncoderOutput:
-        """Encode packed patches.
+        """Encode P packed patches to N tokens.
 
         Returns:
             ``last_hidden_state`` [P, D], ``pooler_output`` [N, out], no DeepStack features.

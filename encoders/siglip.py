@@ -96,7 +96,7 @@ class SiglipConfig:
         """Read the ``config.json`` of a checkpoint, the whole or its vision section alone.
 
         Raises:
-            ValueError: a value that is not implemented, or sizes that disagree.
+            ValueError: a config value that is not supported, or sizes that disagree.
         """
         vision = find_section(config, "vision_config")
         require_value(vision, "hidden_act", "gelu_pytorch_tanh")
@@ -141,7 +141,7 @@ class Gemma3Config(SiglipConfig):
         """Read the ``config.json`` of a Gemma 3 model.
 
         Raises:
-            ValueError: a value that is not implemented, or sizes that disagree.
+            ValueError: a config value that is not supported, or sizes that disagree.
         """
         return cls(
             **vars(SiglipConfig.from_hf(config)),
@@ -177,7 +177,7 @@ class SiglipEncoder(TileEncoder):
         *,
         encoder_metadata: Metadata | None = None,
     ) -> EncoderOutput:
-        """Encode views.
+        """Encode B views of n patches each to N tokens.
 
         Returns:
             ``last_hidden_state`` [B, n, D] before the last norm, ``pooler_output`` [N, out] after

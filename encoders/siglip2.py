@@ -100,7 +100,7 @@ class Siglip2Config:
         """Read the ``config.json`` of a checkpoint, the whole or its vision section alone.
 
         Raises:
-            ValueError: a value that is not implemented, or sizes that disagree.
+            ValueError: a config value that is not supported, or sizes that disagree.
         """
         vision = find_section(config, "vision_config")
         require_value(vision, "hidden_act", "gelu_pytorch_tanh")
@@ -146,7 +146,7 @@ class Siglip2Encoder(RasterEncoder):
         *,
         encoder_metadata: Metadata | None = None,
     ) -> EncoderOutput:
-        """Encode packed patches.
+        """Encode P packed patches to P tokens.
 
         Returns:
             ``last_hidden_state`` [P, D] before the last norm, ``pooler_output`` [P, D] after it, no

@@ -92,7 +92,7 @@ class Step3Config:
         """Read the ``config.json`` of a checkpoint.
 
         Raises:
-            ValueError: a value that is not implemented, or sizes that disagree.
+            ValueError: a config value that is not supported, or sizes that disagree.
         """
         vision = find_section(config, "vision_config")
         language = find_section(config, "text_config")
@@ -136,7 +136,7 @@ class Step3Encoder(TilesThenImage):
 
 
 class Step3Tower(TileEncoder):
-    """Encodes square views of one size: whole images (path "image") or tiles (path "tiles")."""
+    """Encodes square views of one size: whole images (input path "image") or tiles ("tiles")."""
 
     _rows_before = PREFIX_ROWS
 
@@ -159,7 +159,7 @@ class Step3Tower(TileEncoder):
         *,
         encoder_metadata: Metadata | None = None,
     ) -> EncoderOutput:
-        """Encode views.
+        """Encode B views of n patches and 4 prefix rows each to N tokens.
 
         Returns:
             ``last_hidden_state`` [B, 4+n, D], the prefix rows first, ``pooler_output`` [N, out], no

@@ -95,7 +95,7 @@ class Step3VLConfig:
         """Read the ``config.json`` of a checkpoint, with StepFun's or transformers' names.
 
         Raises:
-            ValueError: a value that is not implemented, or sizes that disagree.
+            ValueError: a config value that is not supported, or sizes that disagree.
         """
         vision = find_section(config, "vision_config")
         language = find_section(config, "text_config")
@@ -149,7 +149,7 @@ class Step3VLEncoder(TilesThenImage):
 
 
 class Step3VLTower(TileEncoder):
-    """Encodes square views of one size: whole images (path "image") or tiles (path "tiles")."""
+    """Encodes square views of one size: whole images (input path "image") or tiles ("tiles")."""
 
     def __init__(self, config: Step3VLConfig) -> None:
         super().__init__()
@@ -175,7 +175,7 @@ class Step3VLTower(TileEncoder):
         *,
         encoder_metadata: Metadata | None = None,
     ) -> EncoderOutput:
-        """Encode views.
+        """Encode B views of n patches each to N tokens.
 
         Returns:
             ``last_hidden_state`` [B, n, D], ``pooler_output`` [N, out], no DeepStack features.

@@ -108,7 +108,7 @@ def _read_path(paths: Mapping[str, ObservedPath], path_name: str) -> tuple[str, 
     Args:
         paths: the input paths of an encoder by name.
         path_name: the name of a path, such as "image", or of a path and a stack of blocks that its
-            tower runs before ``blocks``, such as "image.sam"; without that the stack is None.
+            tower runs before ``blocks``, such as "image.sam"; without one, it is None.
 
     Raises:
         ValueError: there is no such path, or the encoder is accelerated.
@@ -230,7 +230,7 @@ class CutsViews(Protocol):
     """A block over views [B, h, w, D], as in SAM, with attention inside a view or windows of it."""
 
     def cut_views(self, attend: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """Return [B, h, w, ..]: ``attend`` of whole views ``x`` [B, h, w, D], or of each window."""
+        """Apply ``attend`` to views ``x`` [B, h, w, D] or each window; return [B, h, w, ..]."""
         ...
 
 

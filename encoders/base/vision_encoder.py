@@ -183,7 +183,7 @@ class VisionEncoder(Encoder):
 
     @property
     def _inner_stacks(self) -> Mapping[str, InnerStack]:
-        """The blocks that the tower runs before ``blocks``, by name; most towers have none."""
+        """The blocks that run before ``blocks``, by name, such as "sam"; most towers have none."""
         return {}
 
     def _patch_rows(self, hidden: Tensor) -> Tensor:

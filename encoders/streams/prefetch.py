@@ -139,7 +139,7 @@ class Prefetch(Generic[Given, Prepared]):
             )  # free their memory before ``_take`` waits, maybe for long
 
     def _take(self) -> tuple[int, Given] | None:
-        """Wait for room, then return the next item and its number from 0; None at the end."""
+        """Wait until ``limit`` allows one more item; return (its number, item), None at the end."""
         with self._source:
             with self._condition:
                 self._condition.wait_for(lambda: self._ended or self._has_room())
