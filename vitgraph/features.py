@@ -58,7 +58,7 @@ class Item(NamedTuple):
     """The description of one image or video whose features are in a features file."""
 
     name: str
-    """The path of the file as given on the command line."""
+    """The path of the image or video file, as typed on the command line."""
     kind: Literal["image", "video"]
     size: tuple[int, int]
     """The size in pixels, (width, height), before any resizing."""

@@ -84,7 +84,7 @@ class Fetcher:
 
     No proxy of the environment is used, and no credentials are sent: no user names, cookies or
     tokens, and a URL that holds a user name is refused. A file takes at most five redirects and,
-    unless other limits are given, 60 seconds and 64 MiB in all.
+    unless ``seconds`` or ``most_bytes`` say otherwise, 60 seconds and 64 MiB.
 
     Args:
         allowed_hosts: host names whose addresses need not be public, for example hosts in an

@@ -91,7 +91,7 @@ def write_seeded_checkpoint(
 
     Args:
         folder: the folder to write to, made if it does not exist.
-        family: one of :data:`SEEDED`.
+        family: name of a kind of small checkpoint, a key of :data:`SEEDED`.
         depth: number of blocks of the tower.
         width: width of the tower, a multiple of 32.
         seed: seed of the weights.

@@ -8,7 +8,7 @@ load uses them:
 - ``opening``: a checkpoint opened by repo id, folder or file
 - ``files``: the files of a checkpoint: read, checked and written
 - ``hub``: a repo of the Hub, read by byte ranges or fetched as whole files
-- ``cache``: what was fetched, kept on this disk, listed and removed
+- ``cache``: fetched towers and configs on this disk: stored, listed and removed
 - ``strict_json``: the JSON of a checkpoint, parsed only if it is sound
 - ``families``, ``published``: the record of each family, and the checkpoints that are known to load
 - ``layouts``: the names that published checkpoints give the tensors of a tower

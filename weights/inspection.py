@@ -78,7 +78,7 @@ def inspect_checkpoint(
     progress: bool = True,
     family: str | None = None,
 ) -> CheckpointInfo:
-    """Return which tower a checkpoint holds; the arguments mean what :func:`load_encoder` says.
+    """Return which tower a checkpoint holds; the arguments are explained at :func:`load_encoder`.
 
     The config, the index and the headers of the files that hold the tower are read; tensors are not
     read or fetched (unless a server cannot send parts of files). The tower is checked as

@@ -61,8 +61,8 @@ class Layout:
     """The prefixes that towers have in published checkpoints, and ``Prefix("", "")`` for a tower
     saved in a folder of its own."""
     marks: tuple[str, ...]
-    """Beginnings of tensor names, after the prefix; one found tells that a checkpoint has this
-    layout."""
+    """Beginnings of tensor names, after the prefix. A checkpoint has this layout if a name begins
+    with one of them."""
     projector: tuple[str, ...] = ()
     """The beginnings of the names of the projector's tensors, after ``Prefix.root``."""
     projected: bool = False
@@ -130,7 +130,8 @@ class Layout:
     def to_slot(self, local: str) -> Slot | None:
         """Return the encoder's tensor, or the chunk of one, that a published tensor fills.
 
-        ``local`` is the published name without the prefix; None if the layout has no such name.
+        ``local`` is the published name without the prefix. The result is None if no tensor of the
+        encoder has this name in the layout.
         """
         for encoder_name, parts in self.joins.items():
             for part, published in enumerate(parts):
@@ -182,7 +183,7 @@ class Layout:
 
 
 def _axis_lengths(axes: Sequence[str], lengths: Mapping[str, int]) -> tuple[int, ...]:
-    """Return the length of each named axis: the number in ``lengths``, or 1 without one.
+    """Return the length of each of ``axes``: its number in ``lengths``, or 1 if it has none there.
 
     An axis ``s²`` is as long as the square of the length of ``s``.
     """

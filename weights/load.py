@@ -103,7 +103,7 @@ def load_encoder(
     options = HubOptions(*source, force_download, fetch, max_workers, progress)
     target = _parse_device(device)
     damages: list[DamagedError] = []
-    with torch.inference_mode(mode=False):  # parameters outlive the caller's inference mode
+    with torch.inference_mode(mode=False):  # else parameters could become inference tensors
         while True:
             checkpoint = open_checkpoint(repo_id_or_path, options, damages)
             tower, encoder = find_encoder(checkpoint, family)
@@ -125,7 +125,7 @@ def describe_encoder(
     """Return the encoder of a checkpoint on the meta device, with its preprocessing.
 
     It has every shape and no values; no tensor is read or fetched. The arguments and errors are
-    those of :func:`load_encoder`.
+    explained at :func:`load_encoder`, whose other keywords are in ``options``.
     """
     check_family(family)
     tower, encoder = find_encoder(open_checkpoint(repo_id_or_path, options), family)
@@ -250,7 +250,7 @@ def _fill(label: str, location: TensorLocation, tensor: TowerTensor, rows: Tenso
     if value != location.crc32:
         raise DamagedError(f"{name}: {tensor.name} is not what was fetched: damaged")
     if not is_direct:
-        rows.copy_(buffer.to(rows.device))  # cast on the device, so that the host holds one copy
+        rows.copy_(buffer.to(rows.device))  # casts on the device: host memory holds only one copy
 
 
 def _publication(

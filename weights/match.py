@@ -149,7 +149,7 @@ def find_tower(contents: Contents, family: Family) -> FoundTower:
 
 
 def build_encoder(tower: FoundTower) -> Encoder:
-    """Return the tower's encoder on the meta device; a tensor that misfits is a CheckpointError."""
+    """Return the tower's encoder on the meta device; raise a CheckpointError if tensors misfit."""
     label = tower.contents.checkpoint.label
     for name, value in asdict(tower.config).items():
         if isinstance(value, (list, tuple)) and len(value) > MOST_IN_LIST:

@@ -209,7 +209,7 @@ def _published() -> tuple[PublishedModel, ...]:
 
 
 def __getattr__(name: str) -> object:
-    """Read the JSON files of all families when :data:`PUBLISHED` is first asked for."""
+    """Return :data:`PUBLISHED`, which is read from JSON files when it is first used (PEP 562)."""
     if name == "PUBLISHED":
         return _published()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

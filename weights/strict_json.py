@@ -62,7 +62,7 @@ def refuse_pointer(raw: bytes, label: str) -> None:
 
 
 def _refuse_bulk(raw: bytes, label: str) -> None:
-    """Raise a :class:`CheckpointError` for JSON with more values than are parsed.
+    """Raise a :class:`CheckpointError` if ``raw``, the file ``label``, has too many JSON values.
 
     Brackets, commas and colons are counted in the bytes, which takes 0.1 s for 100 MB.
     """

@@ -22,7 +22,7 @@ from encoders.streams import ImagesLike, Progress
 FEWEST = 4
 """The fewest samples (n) that can be compared, because the estimator of HSIC divides by n - 3."""
 NUMBERS_AT_ONCE = 1 << 24
-"""The most values of the n x n kernel matrices held at a time: 128 MiB of float64."""
+"""The most values of n x n kernel matrices in memory at a time: 128 MiB of float64."""
 
 
 @torch.no_grad()

@@ -146,7 +146,7 @@ class Encoder(VisionEncoderBackend[str, Prepared, Artifact]):  # type: ignore[mi
         _LOG.info("%s, graphs of %s tokens (%s)", options, self.buckets, graphed.backend)
 
     def load_tower(self, checkpoint: str) -> Tower:
-        """Load the tower of a repo or a folder; a subclass may build it in another way."""
+        """Load the tower of a repo or folder; a subclass may override this to build another one."""
         device, dtype, revision = self.options.device, self.options.dtype, self.options.revision
         return load_encoder(
             checkpoint, revision=revision, device=device, dtype=dtype, progress=False

@@ -371,7 +371,7 @@ class DataParallelEncoder:
         return complete(result, self._status) if self._several and self.scatter else result
 
     def _gather(self, result: RankResult) -> list[Tensor]:
-        """Return the output rows of all items, one tensor per field, gathered from all ranks.
+        """Return the output rows of all items, one tensor per field; ``result`` has this rank's.
 
         Raises:
             RuntimeError: a rank has ended (with gloo; with NCCL the process ends at the timeout).

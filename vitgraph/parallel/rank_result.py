@@ -124,7 +124,8 @@ def empty_fields(
 ) -> list[tuple[str, Tensor]]:
     """Return the fields of a rank without items, from ``empty``, its encoder's output for no items.
 
-    They have no rows, and the same widths and dtypes as on the other ranks.
+    They have no rows, and the same widths and dtypes as on the other ranks: those in ``outputs``
+    or, if ``pool`` is not "none", one field "vectors".
     """
     if pool == "none":
         return fields_of(empty, outputs)
@@ -137,7 +138,10 @@ def empty_fields(
 def split_rows(
     gathered: list[Tensor], result: RankResult, outputs: Sequence[OutputField]
 ) -> list[PartialOutput]:
-    """Return the output of each item; its tensors are views of ``gathered``, one per field."""
+    """Return the output of each item: views of ``gathered``, the rows of all items by field.
+
+    ``result`` has the number of rows of each item in each field, ``outputs`` the fields' names.
+    """
     pairs = zip(gathered, result.counts, strict=True)
     fields = [rows.split(counts) for rows, counts in pairs]
     return [

@@ -36,7 +36,7 @@ def plot_feature_maps(
     """Draw photographs on the left and their feature maps (PCA to RGB) beside them.
 
     Equal colours mean alike features within a column. The colours of every further encoder are
-    rotated to agree with those of the first (:func:`vitgraph.analysis.colours.feature_rgb`).
+    rotated to agree with the first encoder's (:func:`vitgraph.analysis.colours.feature_rgb`).
 
     Args:
         images: paths, PIL images, numpy [H, W, 3] or tensors [3, H, W]; each fills a row.

@@ -130,7 +130,7 @@ class KeptTower(Checkpoint):
                 raise DamagedError(f"{folder / name}: not what was fetched")
 
     def content(self, name: str) -> bytes | None:
-        """Return the bytes of a JSON file of the tower, checked on opening, or None if absent."""
+        """Return the bytes of the JSON file ``name``, checked on opening, or None if absent."""
         return self._files.get(name)
 
     def headers(self, guesses: Mapping[str, int]) -> dict[str, Header]:
@@ -138,7 +138,7 @@ class KeptTower(Checkpoint):
         return {SINGLE: self._header}
 
     def locate(self, tower_files: TowerFiles) -> dict[str, TensorLocation]:
-        """Return, by published name, each tensor's place and recorded CRC-32; fetch nothing."""
+        """Return place and recorded CRC-32 of each tensor in ``tower_files``, by published name."""
         path, start, tensors = self.folder / SINGLE, self._header.data_start, self._header.tensors
         locations: dict[str, TensorLocation] = {}
         for tensor in tower_files.tensors:

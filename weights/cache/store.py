@@ -72,7 +72,7 @@ class Store:
             yield
 
     def keep_answers(self, answers: Mapping[str, bytes | None]) -> None:
-        """Write contents of JSON files by name; None records that the repo has no such file."""
+        """Write ``answers``: name of a JSON file -> content, None if the repo has no such file."""
         table = {
             name: None if raw is None else raw.decode("latin-1") for name, raw in answers.items()
         }

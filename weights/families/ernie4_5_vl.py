@@ -53,9 +53,10 @@ _HF = replace(
 
 
 def _mlp_width(section: JsonObject) -> JsonDict:
-    """Return the field ``intermediate_size``, the width of the MLPs, or nothing if a config has it.
+    """Return the field ``intermediate_size``, the MLPs' width, or an empty dict if a config has it.
 
-    Baidu's configs have instead ``mlp_ratio``, the ratio of that width to the tower's.
+    ``section`` is the tower's part of the config. Baidu's have ``mlp_ratio`` instead: the ratio of
+    the MLPs' width to the tower's.
     """
     if "intermediate_size" in section:
         return {}

@@ -157,7 +157,7 @@ class Checkpoint:
             raise CheckpointError(f"{error}{self.advice}") from error
 
     def locate(self, tower_files: TowerFiles) -> dict[str, TensorLocation]:
-        """Fetch the tower unless it is on this disk, and return where each tensor lies, by name.
+        """Fetch the tensors of ``tower_files`` unless on this disk, and return each one's place.
 
         A DamagedError says that a copy on this disk is damaged or was removed: the caller opens the
         checkpoint again.
@@ -177,7 +177,7 @@ class Checkpoint:
         return locations
 
     def traffic(self, tower_files: TowerFiles) -> Traffic:
-        """Return the bytes that :meth:`locate` would transfer, without transferring them."""
+        """Return how many bytes :meth:`locate` would transfer to get ``tower_files``."""
         return Traffic(
             self.cached, "nothing", sum(tensor.entry.nbytes for tensor in tower_files.tensors)
         )

@@ -94,7 +94,7 @@ class HubCheckpoint(Checkpoint):
         self._ranges_error: RangesUnsupported | None = None
 
     def content(self, name: str) -> bytes | None:
-        """Return the bytes of a JSON file, which is requested at most once; None if absent."""
+        """Return the bytes of the JSON file ``name``, requested at most once; None if absent."""
         if name not in self._answers:
             self._answers[name] = self._find(name)
         return self._answers[name]
@@ -129,7 +129,7 @@ class HubCheckpoint(Checkpoint):
                 self.store.keep_answers(answers)
 
     def has(self, name: str) -> bool:
-        """Return whether the repo has a safetensors file; its header may be fetched to find out."""
+        """Return whether the repo has the safetensors file ``name``; this may fetch its header."""
         if name in self._headers or self._path(name) is not None:
             return True
         if self.offline or name in self._answers:
@@ -164,7 +164,10 @@ class HubCheckpoint(Checkpoint):
         return names
 
     def headers(self, guesses: Mapping[str, int]) -> dict[str, Header]:
-        """Return headers by file name; if a file is not on this disk, its header is fetched."""
+        """Return the headers of the files in ``guesses``, fetched unless a file is on this disk.
+
+        ``guesses`` has about how many bytes each header has, 0 if unknown.
+        """
         names, workers = list(guesses), self.repo.options.max_workers
         headers = in_parallel(lambda name, _: self._header(name, guesses[name]), names, workers)
         return dict(zip(names, headers, strict=True))
@@ -191,7 +194,7 @@ class HubCheckpoint(Checkpoint):
         return self._headers[name]
 
     def locate(self, tower_files: TowerFiles) -> dict[str, TensorLocation]:
-        """Fetch the tower as byte ranges or shards, and return where each tensor lies."""
+        """Fetch the tower as byte ranges or shards, and return where each of its tensors lies."""
         tower_files.files()
         self._keep_answers()
         if self._route(tower_files) == "ranges":
@@ -216,7 +219,7 @@ class HubCheckpoint(Checkpoint):
         self._downloaded.update(names)
 
     def traffic(self, tower_files: TowerFiles) -> Traffic:
-        """Return what is cached, and the bytes that fetching the rest would transfer."""
+        """Return which files are cached, and how many bytes fetching the tower would transfer."""
         self._keep_answers()
         present = [self._path(file) is not None for file in tower_files.published.shards]
         cached = "shards" if all(present) else "some shards" if any(present) else "nothing"

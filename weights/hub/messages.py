@@ -82,7 +82,7 @@ def missing_file_text(name: str, reason: str) -> str:
 def is_absence(error: BaseException) -> bool:
     """Return whether ``error`` says that a repo exists and has no such file.
 
-    The Hub says so by a header. Mirrors and plain servers answer 404 without the header.
+    The Hub's answer says so in a header. Mirrors and plain servers answer 404 without that header.
     """
     return isinstance(error, errors.RemoteEntryNotFoundError) or (
         isinstance(error, errors.HfHubHTTPError)

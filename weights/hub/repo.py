@@ -232,7 +232,7 @@ class Repo:
         return check_name(f"{folder}/{name}" if folder else name, self.label)
 
     def remote(self, name: str) -> RemoteFile:
-        """Return a file of the checkpoint as a remote file on the Hub."""
+        """Return the remote file on the Hub for the checkpoint's file ``name``."""
         if name not in self._remotes:
             url = hf_hub_url(self.repo_id, self.inside(name), revision=self.revision)
             self._remotes[name] = RemoteFile(url, self.options.token, f"{self.label}: {name}")

@@ -104,7 +104,7 @@ def run_shuffled_tiles(encode: Encode, encoder: VisionEncoder, batch: BatchInput
 
     From such rows the model makes n/4 tokens of width D per tile: it drops the class token (here a
     row of zeros) and joins 2x2 rows to a token. So each row returned here is a quarter of a token.
-    The arguments are those of :func:`run_tiles`.
+    ``encode`` runs the encoder; ``batch`` has the model's keywords for its tower.
     """
     tokens = run_tiles(encode, encoder, batch)
     side = round(tokens.shape[1] ** 0.5)
@@ -118,7 +118,7 @@ def run_images(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) -> Te
     """Encode I images of Pixtral, [I, C, H, W], to the tokens [1, N, D] of all images.
 
     The images are padded to one size; ``image_sizes`` has the rows and columns of pixels of each.
-    The arguments are those of :func:`run_tiles`.
+    ``encode`` runs the encoder; ``batch`` has the model's keywords for its tower.
     """
     sizes = torch.as_tensor(batch["image_sizes"]).tolist()
     padded = read_tensors(batch, "pixel_values")
@@ -131,7 +131,7 @@ def run_positions(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) ->
     """Encode I images of Gemma 4 to the tokens [N, D] of all images.
 
     ``pixel_values`` are flat patches [I, M, C*p*p], padded to M per image; a patch of padding has
-    the position -1. The arguments are those of :func:`run_tiles`.
+    the position -1. ``encode`` runs the encoder; ``batch`` has the model's keywords for its tower.
     """
     packed = read_positions(batch, encoder)
     return encode(packed.pixel_values, packed.grids)
@@ -140,8 +140,8 @@ def run_positions(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) ->
 def run_padded(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) -> Tensor:
     """Encode I images of LFM2-VL to rows [I, M, D]: per image its tokens, padded with zeros.
 
-    ``pixel_values`` are flat patches [I, M, C*p*p], padded to M per image. The arguments are those
-    of :func:`run_tiles`.
+    ``pixel_values`` are flat patches [I, M, C*p*p], padded to M per image. ``encode`` runs the
+    encoder; ``batch`` has the model's keywords for its tower.
     """
     assert isinstance(encoder, PatchEncoder)  # the path of LFM2-VL
     images = read_tensor(batch, "pixel_values")
@@ -157,8 +157,8 @@ def run_padded(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) -> Te
 def run_patches(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) -> Tensor:
     """Encode packed patches to the tokens [1, N, D] of all images; ``grid_thw`` has their grids.
 
-    P patches with sides of p pixels are [P, C*p*p], [P, C, p, p] or [1, P, C, p, p]. The arguments
-    are those of :func:`run_tiles`.
+    P patches with sides of p pixels are [P, C*p*p], [P, C, p, p] or [1, P, C, p, p]. ``encode``
+    runs the encoder; ``batch`` has the model's keywords for its tower.
     """
     grids = [(t, h, w) for t, h, w in read_tensor(batch, "grid_thw").tolist()]
     count = sum(t * h * w for t, h, w in grids)

@@ -87,8 +87,8 @@ def read_tiles(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
 def read_chunked_tiles(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
     """Take the tiles [B, C, H, W] of Llama 4's images out of a batch of vLLM.
 
-    The number of tiles per image is taken from the entry ``patches_per_image``. The arguments are
-    those of :func:`read_tiles`.
+    The number of tiles per image is taken from the entry ``patches_per_image``. ``batch`` has
+    vLLM's inputs by name, ``encoder`` encodes them.
     """
     return _tiles_of(batch, "patches_per_image", encoder)
 
@@ -104,7 +104,7 @@ def read_images(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
     """Take the images [C, H, W] of Pixtral or Mistral 3 out of a vLLM batch.
 
     Images are divided into patches in the order that the encoder needs; H and W are multiples of a
-    token's side. The arguments are those of :func:`read_tiles`.
+    token's side. ``batch`` has vLLM's inputs by name, ``encoder`` encodes them.
     """
     assert isinstance(encoder, PatchEncoder)
     images = read_tensors(batch, "pixel_values")
@@ -121,8 +121,8 @@ def read_images(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
 def read_grids(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
     """Take patches [P, C, p, p] of Kimi-VL out of a vLLM batch.
 
-    Its entry ``image_grid_hws`` has the rows and columns of patches of each image. The arguments
-    are those of :func:`read_tiles`.
+    Its entry ``image_grid_hws`` has the rows and columns of patches of each image. ``batch`` has
+    vLLM's inputs by name, ``encoder`` encodes them.
     """
     grids = [(1, h, w) for h, w in read_tensor(batch, "image_grid_hws").tolist()]
     return Packed(read_tensor(batch, "pixel_values").flatten(1), grids, [1] * len(grids))
@@ -133,7 +133,8 @@ def read_patches(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
 
     P patches become rows [P, columns] with the grid of each image. vLLM has [P, columns] or, for
     patches of p x p pixels, [P, C, p, p]; before 0.33 it has for PaddleOCR-VL a list of such
-    tensors or one [images, P, C, p, p]. The arguments are those of :func:`read_tiles`.
+    tensors or one [images, P, C, p, p]. ``batch`` has vLLM's inputs by name, ``encoder``
+    encodes them.
     """
     return _rows_of(batch, "pixel_values", "image_grid_thw")
 
@@ -141,7 +142,7 @@ def read_patches(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
 def read_clips(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
     """Take the clips' patches [P, columns] of ERNIE-4.5-VL or MiniMax-M3 out of a vLLM batch.
 
-    The arguments are those of :func:`read_tiles`.
+    ``batch`` has vLLM's inputs by name, ``encoder`` encodes them.
     """
     return _rows_of(batch, "pixel_values_videos", "video_grid_thw")
 
@@ -150,7 +151,7 @@ def read_padded(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
     """Take B tiles of LFM2-VL [B, S, C*p*p] out of a vLLM batch: flat patches, padded to S.
 
     The entry ``spatial_shapes`` has the rows and columns of patches per tile, ``num_patches`` the
-    number of tiles per image. The arguments are those of :func:`read_tiles`.
+    number of tiles per image. ``batch`` has vLLM's inputs by name, ``encoder`` encodes them.
     """
     shapes = read_tensor(batch, "spatial_shapes").tolist()
     tiles = zip(read_tensors(batch, "pixel_values"), shapes, strict=True)
@@ -163,7 +164,7 @@ def read_chunks(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
     """Take patches [P, C, p, p] of Kimi-K2.5's images and clips out of a vLLM batch.
 
     Its entry ``grid_thws`` has (t, h, w) each. A clip is a part of a video whose t frames become
-    the tokens of one frame. The arguments are those of :func:`read_tiles`.
+    the tokens of one frame. ``batch`` has vLLM's inputs by name, ``encoder`` encodes them.
     """
     return _rows_of(batch, "pixel_values", "grid_thws")
 
@@ -186,8 +187,8 @@ def read_positions(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
     """Take the patches and grids of Gemma 4's images or frames out of a vLLM batch.
 
     vLLM pads the patches of an image, and has a (column, row) per patch, -1 for padding. Reading
-    the grids from these positions waits for the device; vLLM's own code waits, too. The arguments
-    are those of :func:`read_tiles`.
+    the grids from these positions waits for the device; vLLM's own code waits, too. ``batch`` has
+    vLLM's inputs by name, ``encoder`` encodes them.
     """
     images = read_tensors(batch, "pixel_values")
     positions = read_tensors(batch, "pixel_position_ids")
@@ -207,8 +208,8 @@ def read_frames(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
 def read_views(batch: BatchInputs, encoder: PathsEncoder) -> VisionInputs:
     """Read I whole images [I, C, H, W] of Step3 or Step3-VL, and their B tiles [B, C, h, w].
 
-    The entry ``num_patches`` has the number of tiles per image. The arguments are those of
-    :func:`read_tiles`.
+    The entry ``num_patches`` has the number of tiles per image. ``batch`` has vLLM's inputs by
+    name, ``encoder`` encodes them.
     """
     patch = encoder.paths["image"].config.patch_size
     views, tiles = (read_tensor(batch, name) for name in ("pixel_values", "patch_pixel_values"))

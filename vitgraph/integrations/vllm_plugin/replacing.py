@@ -188,7 +188,7 @@ class PassesWeights(nn.Module):
         self._name = path.rpartition(".")[2]
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
-        """Load the projector's tensors into the encoder, by their names in the checkpoint."""
+        """Load ``weights``, the projector's tensors by published name, into the encoder."""
         self._fill((f"{self._name}.{name}", tensor) for name, tensor in weights)
         return set()
 

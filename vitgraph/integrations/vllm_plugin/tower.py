@@ -119,7 +119,7 @@ class Tower(nn.Module):
         return self.encoder
 
     def encode_items(self, packed: Packed) -> list[Tensor]:
-        """Encode a batch to one tensor [tokens, D] per item; later calls do not overwrite it."""
+        """Encode images or clips to a tensor [tokens, D] each, not overwritten by later calls."""
         tokens = self(packed.pixel_values, packed.grids)
         return list(tokens.split(tokens_per_item(packed, self.single)))
 
