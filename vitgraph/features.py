@@ -193,10 +193,12 @@ def _named_tensors(result: EncoderOutput | PartialOutput | Tensor) -> list[tuple
 
 def _cast(tensor: Tensor, dtype: torch.dtype | None, name: str) -> Tensor:
     converted = tensor if dtype is None else tensor.to(dtype)
-    if converted.isinf().any() and not tensor.isinf().any():
+    overflows = converted.isinf() & tensor.isfinite()
+    if overflows.any():
         raise ValueError(
-            f"{name}: has features of up to {tensor.abs().max():.0f}, and float16 ends at 65504: "
-            "write another dtype (--out-dtype float32)"
+            f"{name}: has features of up to {tensor[overflows].abs().max():g}, and "
+            f"{str(converted.dtype).removeprefix('torch.')} ends at "
+            f"{torch.finfo(converted.dtype).max:g}: write another dtype (--out-dtype float32)"
         )
     return converted
 
@@ -264,14 +266,14 @@ def load_features(path: str | Path) -> Features:
         items = [_read_item(fields) for fields in header["items"]]
         pool, normalize = header.get("pool", "none"), header.get("normalize", False)
         source = header["repo"], header["revision"], header["encoder"]
+        numbers = range(len(items))
+        if pool != "none":
+            vectors = [tensors[f"item{number}.vector"] for number in numbers]
+            return Features(*source, items, [], pool, normalize, vectors)
+        outputs = [_read_output(tensors, f"item{number}") for number in numbers]
+        return Features(*source, items, outputs)
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path}: the header is damaged ({error!r}); encode again") from error
-    numbers = range(len(items))
-    if pool != "none":
-        vectors = [tensors[f"item{number}.vector"] for number in numbers]
-        return Features(*source, items, [], pool, normalize, vectors)
-    outputs = [_read_output(tensors, f"item{number}") for number in numbers]
-    return Features(*source, items, outputs)
+        raise ValueError(f"{path}: the file is damaged ({error!r}); encode again") from error
 
 
 def load_embeddings(folder: str | Path, field: str | None = None) -> tuple[list[str], AnyArray]:
@@ -300,7 +302,7 @@ def load_embeddings(folder: str | Path, field: str | None = None) -> tuple[list[
 
 def _read_item(fields: JsonObject) -> Item:
     """Return the item that ``fields`` describe; a missing or unknown field raises a KeyError."""
-    if unknown := sorted(fields.keys() - set(Item._fields)):
+    if unknown := sorted(set(fields) - set(Item._fields)):
         raise KeyError(unknown[0])
     values = (fields[name] for name in Item._fields)
     return Item._make(tuple(v) if isinstance(v, list) else v for v in values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from encoders.contract import EncoderOutput
-from vitgraph.features import Features, Item, load_features, save_features
+from vitgraph.features import (
+    FeatureFormat,
+    Features,
+    Item,
+    load_features,
+    save_features,
+    writing_features,
+)
 
 
 def noise(*shape: int) -> Tensor:
@@ -49,7 +57,21 @@ def test_a_field_left_out_is_read_back_as_left_out(field: str, tmp_path: Path) -
         torch.testing.assert_close(one, other._replace(**{field: absent}), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("about", ["no JSON", "[]", "{}", '{"items": [{"name": "a"}]}'])
+POOLED = {"repo": "owner/name", "revision": None, "encoder": "X", "pool": "mean"}
+ITEM = some_features().items[0]._asdict()
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        "no JSON",
+        "[]",
+        "{}",
+        '{"items": [{"name": "a"}]}',
+        '{"items": [[1]]}',
+        json.dumps({**POOLED, "items": [ITEM]}),
+    ],
+)
 def test_features_file_with_a_damaged_header_is_refused_by_name(tmp_path: Path, about: str) -> None:
     path = tmp_path / "f.safetensors"
     save_file({"x": torch.zeros(1)}, path, {"vitgraph": about})
@@ -95,3 +117,19 @@ def test_file_of_another_kind_is_not_read_as_features(tmp_path: Path) -> None:
     (tmp_path / "y.safetensors").write_text("hello, this is no header")
     with pytest.raises(ValueError, match="not a safetensors file"):
         load_features(tmp_path / "y.safetensors")
+
+
+def test_a_new_infinity_is_refused_beside_an_old_one(tmp_path: Path) -> None:
+    path, item = tmp_path / "f.safetensors", some_features().items[0]
+    vector, half = torch.tensor([float("inf"), 1e6]), FeatureFormat("mean", False, torch.float16)
+    with (
+        pytest.raises(ValueError, match=r"1e\+06, and float16 ends at 65504"),
+        writing_features(path, "owner/name", None, "X", half) as add,
+    ):
+        add(item, vector)
+    wide, bfloat16 = torch.tensor([1e39], dtype=torch.float64), half._replace(dtype=torch.bfloat16)
+    with (
+        pytest.raises(ValueError, match="and bfloat16 ends at"),
+        writing_features(path, "owner/name", None, "X", bfloat16) as add,
+    ):
+        add(item, wide)
