@@ -65,11 +65,17 @@ def _kinds() -> Mapping[str, Seeded]:
     return kinds
 
 
-def __getattr__(name: str) -> object:
-    """Return :data:`SEEDED`, which is read from files when it is first used (PEP 562)."""
-    if name == "SEEDED":
-        return _kinds()
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # else a type checker would accept any misspelt name
+
+    def __getattr__(name: str) -> object:
+        """Return :data:`SEEDED`, which is read from files when it is first used (PEP 562)."""
+        if name == "SEEDED":
+            return _kinds()
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def write_seeded_checkpoint(
@@ -176,7 +182,7 @@ def small_config(family: Family, published: JsonObject, depth: int, width: int) 
         return {**config, "model_args": sizes}
     facts = family_facts(family.name)
     section = vision_section(config)[0]
-    assert isinstance(section, dict)  # a part of the copy
+    assert isinstance(section, dict)  # part of the copied config, so a dict
     for part in (_section_of(config, "llm_config"), _section_of(config, "text_config")):
         if part:
             part["hidden_size"] = TEXT_WIDTH

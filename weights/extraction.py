@@ -84,7 +84,7 @@ def extract_encoder(
     while True:
         checkpoint = open_checkpoint(repo_id_or_path, options, damages)
         _refuse_own_folder(checkpoint.folder.resolve(), out)
-        # Imports torch, which takes seconds, only if there is a checkpoint.
+        # Imported here, because it imports torch (seconds), and the checkpoint may not exist.
         from .match import find_encoder
 
         tower, _ = find_encoder(checkpoint, family)
@@ -123,7 +123,7 @@ def _check_target(out: Path, overwrite: bool) -> None:
             raise CheckpointError(f"{out}: is a file; pass a folder")
         present = sorted(out.iterdir()) if out.exists() else []
         parent = next(folder for folder in out.parents if folder.exists())
-    except OSError as error:  # one reason is a name that is too long
+    except OSError as error:  # for example if a name is too long
         reason = f"cannot be read ({error.strerror}); pass another folder"
         raise CheckpointError(f"{legible(str(out))}: {reason}") from error
     plain_files = [path for path in present if path.is_file() and not path.is_symlink()]

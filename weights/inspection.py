@@ -37,7 +37,7 @@ class CheckpointInfo:
     tensors: int
     parameters: int
     bytes: int
-    """The bytes of the tower's tensors as stored, with those of the projector."""
+    """The bytes of the tensors of tower and projector, in their stored dtypes."""
     dtype: str
     """The dtype that the tower is loaded in by default."""
     bytes_by_dtype: dict[str, int]
@@ -92,7 +92,7 @@ def inspect_checkpoint(
     options = HubOptions(*source, force_download, fetch, max_workers, progress)
     check_family(family)
     checkpoint = open_checkpoint(repo_id_or_path, options)
-    # Imports torch, which takes seconds, only if there is a checkpoint.
+    # Imported here, because it imports torch (seconds), and the checkpoint may not exist.
     from .match import find_encoder
 
     tower, encoder = find_encoder(checkpoint, family)

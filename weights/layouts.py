@@ -66,16 +66,16 @@ class Layout:
     projector: tuple[str, ...] = ()
     """The beginnings of the names of the projector's tensors, after ``Prefix.root``."""
     projected: bool = False
-    """Whether every checkpoint in this layout has tensors of the projector; one without them is in
-    another layout."""
+    """Whether every checkpoint in this layout has tensors of the projector, so that a checkpoint
+    without them is in another layout."""
     joins: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Layer of the encoder -> the published layers whose weights, stacked along rows, it has."""
     renames: Mapping[str, str] = field(default_factory=dict)
     """Published module or parameter -> the encoder's name of it."""
     reshapes: Mapping[str, str] = field(default_factory=dict)
     """Tensor of the encoder -> the axes of its shape and of the published shape, as in
-    ``"n d -> one n d"``. An axis that only one of them has is of length one, and ``s²`` is as long
-    as ``s`` times ``s``."""
+    ``"n d -> one n d"``. An axis that only one of the two shapes has is of length 1, and ``s²`` is
+    as long as ``s`` times ``s``."""
     rotary_halves: tuple[str, ...] = ()
     """Published query and key layers whose weight rows need reordering: per head they have the
     first rows of all rotary pairs, then the second rows; the encoder has pair after pair."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import os
-import warnings
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor
 
 from encoders import Encoder, Publication
-from encoders.contract import Preprocessor
+from encoders.contract import Preprocessor, warn_caller
 from encoders.inputs import image_section
 from encoders.internals import STORED_DTYPES, default_device, in_pairs
 
@@ -305,7 +304,7 @@ def _set_up_preprocessing(encoder: Encoder, tower: FoundTower) -> dict[str, Json
     # Repos of timm and StepFun publish no processor files, because their code has the values. This
     # library has the same values as defaults: no warning is needed for these layouts.
     if image_section(files) is None and tower.layout.processor_files:
-        warnings.warn(_defaults_used(tower, encoder.preprocessor), stacklevel=3)
+        warn_caller(_defaults_used(tower, encoder.preprocessor))
     return files
 
 

@@ -207,7 +207,7 @@ def _check_fit(tower: FoundTower, expected: Mapping[str, tuple[int, ...]]) -> No
 def _tower_tensors(
     contents: Contents, layout: Layout, prefix: Prefix, local: Mapping[str, str]
 ) -> tuple[list[TowerTensor], dict[str, int]]:
-    """Return the tower's tensors, and the bytes of each file that holds some.
+    """Return the tower's tensors, and the size in bytes of each file that holds some of them.
 
     Args:
         contents: the index of the checkpoint, and access to the headers of its files.

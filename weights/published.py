@@ -208,11 +208,17 @@ def _published() -> tuple[PublishedModel, ...]:
     return tuple(model for facts in families for model in facts.published)
 
 
-def __getattr__(name: str) -> object:
-    """Return :data:`PUBLISHED`, which is read from JSON files when it is first used (PEP 562)."""
-    if name == "PUBLISHED":
-        return _published()
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # else a type checker would accept any misspelt name
+
+    def __getattr__(name: str) -> object:
+        """Return :data:`PUBLISHED`, read from JSON files when it is first used (PEP 562)."""
+        if name == "PUBLISHED":
+            return _published()
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def similar_names(repo_id: str) -> str:

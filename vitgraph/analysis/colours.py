@@ -52,11 +52,11 @@ def feature_rgb(maps: Sequence[Tensor], like: Sequence[Tensor] | None = None) ->
 
 
 def _resample(colours: Tensor, shape: tuple[int, int, int]) -> Tensor:
-    """Average colours over the cells of another grid.
+    """Resample a grid of colours to another size by averaging the colours in each new cell.
 
     Args:
         colours: [t', h', w', 3].
-        shape: the other grid (t, h, w).
+        shape: the new size of the grid, (t, h, w).
 
     Returns:
         [t * h * w, 3].

@@ -130,7 +130,7 @@ def empty_fields(
     if pool == "none":
         return fields_of(empty, outputs)
     rows = empty.last_hidden_state if pool == "cls" else empty.pooler_output
-    assert rows is not None  # `check` has raised an error where rows are missing
+    assert rows is not None  # the pool was checked before: an encoder without such rows is refused
     dtype = torch.promote_types(rows.dtype, torch.float32)
     return [("vectors", rows.new_zeros((0, rows.shape[-1]), dtype=dtype))]
 

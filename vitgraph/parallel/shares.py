@@ -81,9 +81,9 @@ class Shares(NamedTuple):
     specs: list[EncoderItemSpec]
     """The sizes of each item; empty for an encoder with several input paths."""
     by_rank: list[list[int]]
-    """The numbers of the items of each rank, ascending."""
+    """The indexes of the items of each rank, ascending."""
     own_items: list[int]
-    """The numbers of this rank's items."""
+    """The indexes of this rank's items."""
 
     @property
     def own_grids(self) -> list[Grid]:

@@ -1,4 +1,4 @@
-"""The status of a call, which the ranks of a group exchange on the CPU."""
+"""The status of a call (fine, bad input or failed), which the ranks of a group exchange."""
 
 from __future__ import annotations
 

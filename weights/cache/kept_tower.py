@@ -46,7 +46,7 @@ class Record(Checked):
 
     version: int
     files: dict[str, str]
-    """The CRC-32 of each small file by its name, as hex digits."""
+    """The CRC-32 of each JSON file by its name, as hex digits."""
     crc32: dict[str, str]
     """The CRC-32 of each tensor by its name, as hex digits."""
 

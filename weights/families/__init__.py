@@ -106,7 +106,7 @@ def find_family(
         description = f"{description}, with tensors of no known tower,"
         outer_types = {other for other in types if isinstance(other, str) and other != kind}
         candidates = _families_of_tensors(candidates, outer_types, [*names], fits)
-    if len(candidates) > 1:  # only a shape tells SigLIP from SigLIP2 NaFlex
+    if len(candidates) > 1:  # SigLIP and SigLIP2 NaFlex differ only in the shape of a tensor
         candidates = [family for family in candidates if fits(family)] or candidates
     if candidates and family_name not in (None, candidates[0].name):
         raise CheckpointError(

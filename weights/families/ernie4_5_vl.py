@@ -84,7 +84,7 @@ ERNIE4_5_VL = Family(
     signs=(("patch_embed.proj.weight", "resampler_model.after_norm.weight"),),
     layouts=(_BAIDU, _HF),
     classes={"ernie": _CLASS, "ernie-hf": _CLASS},
-    fields={  # the number of heads is in no shape
+    fields={  # shapes do not tell the number of heads
         ("depth", "num_hidden_layers"): block_count("blocks."),
         ("hidden_size", "embed_dim"): length(_PATCH, 0),
         ("intermediate_size",): length("blocks.0.mlp.fc1.weight", 0),

@@ -35,7 +35,7 @@ LFM2_VL = Family(
     signs=((f"{_PROJECTOR}.linear_1.weight", "embeddings.patch_embedding.weight"),),
     layouts=(_LAYOUT,),
     classes={"lfm2-vl": TransformersClass("siglip2", "Siglip2VisionModel", "siglip2_vision_model")},
-    fields={  # the number of heads is in no shape
+    fields={  # shapes do not tell the number of heads
         ("hidden_size",): length("patch_embed.weight", 0),
         ("intermediate_size",): length("blocks.0.mlp.fc1.weight", 0),
         ("num_hidden_layers",): block_count("blocks."),

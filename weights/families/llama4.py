@@ -53,7 +53,7 @@ LLAMA4 = Family(
             "llama4", "Llama4VisionModel", "llama4_vision_model", auto=False
         )
     },
-    fields={  # the number of heads is in no shape
+    fields={  # shapes do not tell the number of heads
         ("hidden_size",): length(_PATCH, 0),
         ("intermediate_size",): length("blocks.0.mlp.fc1.weight", 0),
         ("num_hidden_layers",): block_count("blocks."),

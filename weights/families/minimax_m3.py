@@ -46,7 +46,7 @@ MINIMAX_M3 = Family(
     model_types=with_vision("minimax_m3_vl"),
     signs=(("patch_merge_mlp.linear_1.weight", "pre_layrnorm.weight"),),
     layouts=(_LAYOUT,),
-    fields={  # the number of heads is in no shape
+    fields={  # shapes do not tell the number of heads
         ("hidden_size",): length(_PATCH, 0),
         ("intermediate_size",): length("blocks.0.mlp.fc1.weight", 0),
         ("num_hidden_layers",): block_count("blocks."),

@@ -14,7 +14,7 @@ from .tensor_file import Header, TensorEntry, read_header
 
 MAX_JSON_BYTES = 100_000_000
 """The most bytes of an index file; the largest published one has about 20 MB."""
-MAX_CONFIG_BYTES = 16_000_000  # limit for any other JSON file; published ones stay under 1 MB
+MAX_CONFIG_BYTES = 16_000_000  # the most in any other JSON file; published ones stay under 1 MB
 LONGEST_PART = 255
 """The most bytes in the name of a file or folder; ``encoders`` has the same limit for saving."""
 
@@ -32,7 +32,7 @@ class TowerTensor:
 
 @dataclass(frozen=True)
 class PublishedCheckpoint:
-    """Facts about the whole published checkpoint, recorded where the tower alone was fetched."""
+    """Facts about a whole published checkpoint, recorded with a tower that was fetched alone."""
 
     prefix: str  # prefix of the names of the tower's tensors
     tensors: int  # number of tensors in all files
@@ -41,7 +41,7 @@ class PublishedCheckpoint:
 
 @dataclass(frozen=True)
 class TowerFiles:
-    """The tensors and small files of a tower that have to be on this disk to load it."""
+    """The tensors and JSON files of a tower that have to be on this disk to load it."""
 
     tensors: Sequence[TowerTensor]
     published: PublishedCheckpoint
@@ -104,7 +104,7 @@ class Checkpoint:
         self._allowed_folders = [real, *(path.parents[1] / "blobs" for path in commits)]
 
     def content(self, name: str) -> bytes | None:
-        """Return the bytes of the small file ``name``, or None if there is no such file."""
+        """Return the bytes of the JSON file ``name``, or None if there is no such file."""
         path = self._path(name)
         if path is None:
             return None
@@ -117,7 +117,7 @@ class Checkpoint:
             raise CheckpointError(f"{label}: cannot be read ({error})") from error
 
     def contents(self, names: Iterable[str]) -> dict[str, bytes]:
-        """Return the bytes of each small file in ``names`` that exists."""
+        """Return the bytes of each JSON file in ``names`` that exists, by name."""
         content_of = {name: self.content(name) for name in names}
         return {name: content for name, content in content_of.items() if content is not None}
 

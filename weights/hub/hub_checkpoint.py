@@ -9,7 +9,6 @@ into the cache of the client.
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -141,7 +140,7 @@ class HubCheckpoint(Checkpoint):
         return name not in self._answers
 
     def names(self) -> list[str]:
-        """Return the names of the files of the repo or, offline, of those on this disk."""
+        """Return the names of the repo's files or, offline, of its files on this disk."""
         listing = self._answers.get(LISTING)
         if listing is not None:
             return list(json.loads(listing))
@@ -206,8 +205,9 @@ class HubCheckpoint(Checkpoint):
             except RangesUnsupported as error:
                 self._ranges_error = error
         if self._ranges_error is not None and self.repo.options.fetch == "ranges":
-            text = f"{self._ranges_error}: whole shards are fetched instead"
-            warnings.warn(text, stacklevel=2)
+            from encoders.contract import warn_caller  # with torch, which fetching does not need
+
+            warn_caller(f"{self._ranges_error}: whole shards are fetched instead")
         missing = [file for file in tower_files.published.shards if self._path(file) is None]
         if missing and self.offline:
             raise self._not_here(missing[0])

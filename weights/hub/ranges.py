@@ -27,7 +27,7 @@ _Stretch: TypeAlias = tuple[str, int, int]  # name of the file, begin and end of
 class RangeRequest:
     """One request: the bytes of ``file`` from ``begin`` up to ``end``.
 
-    Only the bytes in ``segments`` are kept; the others lie in gaps between wanted tensors.
+    Only bytes in ``segments`` are written to the disk; others lie in gaps between wanted tensors.
     """
 
     file: str
@@ -35,12 +35,12 @@ class RangeRequest:
     end: int
     segments: Segments
     target: int
-    """The offset in the tower's file on this disk at which the first kept byte is written; the
-    others follow it without gaps."""
+    """The offset in the tower's file on this disk at which the first byte of ``segments`` is
+    written; the others follow without gaps."""
 
     @property
     def kept(self) -> int:
-        """The number of the requested bytes that are kept, those in ``segments``."""
+        """The number of requested bytes that are written to the disk: those in ``segments``."""
         return sum(end - begin for begin, end in self.segments)
 
 

@@ -143,7 +143,7 @@ def run_padded(encode: Encode, encoder: VisionEncoder, batch: BatchInputs) -> Te
     ``pixel_values`` are flat patches [I, M, C*p*p], padded to M per image. ``encode`` runs the
     encoder; ``batch`` has the model's keywords for its tower.
     """
-    assert isinstance(encoder, PatchEncoder)  # the path of LFM2-VL
+    assert isinstance(encoder, PatchEncoder)  # LFM2-VL's path "image"
     images = read_tensor(batch, "pixel_values")
     shapes = read_tensor(batch, "spatial_shapes").tolist()
     rows = torch.cat([image[: h * w] for image, (h, w) in zip(images, shapes, strict=True)])

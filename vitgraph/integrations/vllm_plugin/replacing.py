@@ -98,7 +98,7 @@ class ReplacesTower(ModelClass):
         norms = (
             module for name, module in vllm_tower.named_modules() if name.endswith("input_norm")
         )
-        norm = next(norms, None)  # None before vLLM 0.32
+        norm = next(norms, None)  # vLLM before 0.32 has no such module
         dtype, device = weight.dtype, weight.device
         self._put(self.record.tower, nn.Identity())
         for name in self.record.projectors:

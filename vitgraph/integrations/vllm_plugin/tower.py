@@ -114,7 +114,7 @@ class Tower(nn.Module):
 
     @property
     def single(self) -> VisionEncoder:
-        """The encoder, which has one input path."""
+        """The encoder, asserted to have a single input path (not "image" and "tiles")."""
         assert isinstance(self.encoder, VisionEncoder)
         return self.encoder
 
