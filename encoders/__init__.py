@@ -167,8 +167,14 @@ _MODULES = {
 """The public names that are imported when they are first used -> the module that defines each."""
 
 
-def __getattr__(name: str) -> object:
-    """Import a public name when it is first used (PEP 562)."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_MODULES[name], __name__), name)
+if not TYPE_CHECKING:  # else a type checker would accept any misspelt name
+
+    def __getattr__(name: str) -> object:
+        """Import a public name when it is first used (PEP 562)."""
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(_MODULES[name], __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -78,8 +78,14 @@ _MODULES = {name: f".{module}" for module, names in _NAMES.items() for name in n
 __all__ = sorted(_MODULES)
 
 
-def __getattr__(name: str) -> object:
-    """Import a name of another module when it is first used (PEP 562)."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_MODULES[name], __name__), name)
+if not TYPE_CHECKING:  # else a type checker would accept any misspelt name
+
+    def __getattr__(name: str) -> object:
+        """Import a name of another module when it is first used (PEP 562)."""
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(_MODULES[name], __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

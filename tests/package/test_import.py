@@ -14,10 +14,10 @@ from typing import cast
 
 import pytest
 
-import encoders
+import encoders.streams
 import graphwrap
 import vitgraph
-import weights
+import weights.published
 
 ROOT = Path(__file__).parents[2]
 PUBLIC_MODULES = (
@@ -41,6 +41,15 @@ def test_completion_offers_the_public_names_alone() -> None:
     modules = {name for name in vitgraph.__all__ if isinstance(getattr(vitgraph, name), ModuleType)}
     assert modules == {"features", "integrations", "plots", "seeded", "types", "video"}
     assert not [name for name in vitgraph.__all__ if name.startswith("_") if name != "__version__"]
+
+
+@pytest.mark.parametrize(
+    "module",
+    [encoders, encoders.streams, weights, weights.published, vitgraph.seeded],
+    ids=lambda module: module.__name__,
+)
+def test_completion_offers_names_that_are_not_imported_yet(module: ModuleType) -> None:
+    assert set(module.__all__) <= set(dir(module))
 
 
 def run(code: str) -> list[str]:
@@ -70,7 +79,7 @@ def test_what_integrations_has_is_offered_without_importing_it() -> None:
     assert dir(vitgraph.integrations) == vitgraph.integrations.__all__ == modules
     assert run("vitgraph.integrations; print('torch' in sys.modules)") == ["False"]
     with pytest.raises(AttributeError, match=r"'vitgraph.integrations' has no attribute 'onnx'"):
-        vitgraph.integrations.onnx  # noqa: B018
+        vitgraph.integrations.onnx  # type: ignore[attr-defined]  # noqa: B018
 
 
 def test_type_checkers_are_shown_the_names_that_are_there_at_run_time() -> None:
