@@ -1,4 +1,4 @@
-"""The command ``python -m benchmarks [speed] [OPTION...]``, which measures the README's table."""
+"""``python -m benchmarks [speed] [OPTION...]`` measures the speeds in the README's table."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Draws the pictures of docs/analysis.md and docs/embedding.md: attention, CKA, a page of search.
+"""Draws the pictures of docs/analysis.md and docs/embedding.md: attention, CKA, a search page.
 
 ``python -m benchmarks.analysis_pictures docs`` writes ``attention.png`` and ``similarity.png`` into
-the folder. With ``--page``, it also embeds parts of two photographs, searches them, and lets
-Chromium, which must be installed, make a picture of the page. The towers are small and have seeded
-random weights.
+the folder. With ``--page``, it also embeds crops of two photographs, runs ``vitgraph search`` on
+them, and takes a screenshot of the HTML page with Chromium, which must be installed. The vision
+towers are small and have seeded random weights.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BLOCKS = (0, 2, 3, 5)
 
 
 def windows(photograph: Image.Image, across: int, down: int) -> list[Image.Image]:
-    """Cut a photograph into equal parts, row by row."""
+    """Cut a photograph into ``across`` x ``down`` equal crops, listed row by row."""
     wide, high = photograph.width // across, photograph.height // down
     return [
         photograph.crop((x * wide, y * high, (x + 1) * wide, (y + 1) * high))
@@ -36,7 +36,7 @@ def windows(photograph: Image.Image, across: int, down: int) -> list[Image.Image
 
 
 def draw_attention(encoder: Encoder, photograph: Image.Image, path: Path) -> None:
-    """Draw the attention of the patch in the middle of a photograph, in four blocks."""
+    """Draw where the middle patch of a photograph attends, in four of the encoder's blocks."""
     (whole,) = encoder.attention_maps([photograph])[0]
     middle = (0, whole.shape[1] // 2, whole.shape[2] // 2)
     (maps,) = encoder.attention_maps([photograph], blocks=BLOCKS, queries=[middle])
@@ -48,14 +48,14 @@ def draw_attention(encoder: Encoder, photograph: Image.Image, path: Path) -> Non
 
 
 def draw_similarity(encoder: Encoder, images: list[Image.Image], path: Path) -> None:
-    """Draw the similarity of every pair of blocks of one tower."""
+    """Draw the similarity (CKA) of the features of every pair of blocks of one encoder."""
     found = vitgraph.similarity_of_blocks(encoder, encoder, images)
     title = f"Blocks of one tower, {len(images)} images"
     vitgraph.plot_similarity(found, low=None, title=title).savefig(path, dpi=80)
 
 
 def draw_page(checkpoint: Path, images: list[Image.Image], path: Path) -> None:
-    """Draw the page of a search among parts of photographs, rendered by Chromium."""
+    """Write the HTML page of a search among crops of photographs, and a screenshot of it."""
     with TemporaryDirectory() as name:
         place = Path(name)
         (place / "photos").mkdir()
@@ -75,7 +75,7 @@ def draw_page(checkpoint: Path, images: list[Image.Image], path: Path) -> None:
 
 
 def main() -> None:
-    """Draw the pictures into the folder that the command line names."""
+    """Write the pictures into the folder that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--page", action="store_true", help="also the page of a search")

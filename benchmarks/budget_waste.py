@@ -1,14 +1,15 @@
-"""The share of padding in replays of one image each, for several choices of budgets.
+"""The padding in replays of one image each, for several choices of token budgets.
 
-Padding is sum(padded) / sum(real) - 1.
+A CUDA graph is captured for a token budget, and every image is padded to the smallest budget that
+holds it. The padding is sum(padded tokens) / sum(real tokens) - 1.
 
     python -m benchmarks.budget_waste --json benchmarks/results/budget_waste.json  (in a clone)
 
-The images are the 1,000 fixed sizes of ``sizes.py``, also by size class, and its nine lists drawn
-differently, each resized as the family's own preprocessing does. Images within range are counted,
-from the smallest budget's tokens to the largest's. A larger image runs eagerly and pads nothing; a
-smaller one costs what the smallest budget costs, whatever the other budgets are. Both are printed
-as shares. Nothing is captured or timed: this is arithmetic, the same on every machine.
+The image sizes are the 1,000 fixed ones of ``benchmarks/traffic/sizes.py``, in all and by class,
+and its nine random lists, each resized by the preprocessing of the encoder family. Only images
+between the smallest and the largest budget count. A larger image runs eagerly without padding; a
+smaller image is padded to the smallest budget, whatever the other budgets are. The shares of both
+are printed. Nothing is captured or timed: this is arithmetic, the same on every machine.
 """
 
 from __future__ import annotations
@@ -43,10 +44,10 @@ QWEN2_5 = {"hidden_size": 1280, "intermediate_size": 3420, "out_hidden_size": 35
 
 
 def towers() -> dict[str, VisionEncoder]:
-    """Return one tower per family at its published patch and tile sizes, without weights.
+    """Return one encoder per family with its real patch and tile sizes, without weights.
 
-    Qwen2-VL's repos publish at most 12.8 megapixels per image; without their files the limit is
-    one.
+    For Qwen2-VL the limit of its repos is set, 12.8 megapixels per image, because the default
+    without a repo's files is one megapixel.
     """
     smaller = PatchPreprocessor.published(
         "qwen2_vl", patch_size=14, temporal_patch_size=2, merge_size=2
@@ -79,7 +80,7 @@ def towers() -> dict[str, VisionEncoder]:
 
 
 def grid_of(encoder: VisionEncoder, size: Size) -> Grid:
-    """Return the grid that the family's preprocessing makes of an image of this size."""
+    """Return the patch grid (t, h, w) that the encoder's preprocessing makes of this image size."""
     width, height = size
     rules = encoder.preprocessor
     if isinstance(rules, TilePreprocessor):
@@ -103,7 +104,10 @@ def grid_of(encoder: VisionEncoder, size: Size) -> Grid:
 def budget_sets(
     encoder: VisionEncoder, specs: Sequence[EncoderItemSpec]
 ) -> dict[str, list[Budget]]:
-    """Return several choices of at most 48 budgets by name; fitted ones know the sizes judged."""
+    """Return several choices of at most 48 token budgets, by name.
+
+    The choice "fit_budgets" is fitted to ``specs``, the items on which it is then judged.
+    """
     low, high = encoder.budget_range
     doublings = round(math.log2(high / low))
     powers = [low * 2**step for step in range(doublings + 1)]
@@ -119,19 +123,20 @@ def budget_sets(
 
 
 def whole(encoder: VisionEncoder, tokens: Sequence[int]) -> list[int]:
-    """Return token counts rounded up to those that an item can have, each once."""
+    """Return token counts replaced by counts that an image can have, without repetitions."""
     specs = encoder.item_specs([encoder.grid_for(count) for count in tokens])
     return sorted({spec.output_tokens for spec in specs})
 
 
 def padded(budgets: Sequence[Budget], spec: EncoderItemSpec) -> int | None:
-    """Return the tokens of the smallest budget that takes an item; None if none does."""
+    """Return the tokens of the smallest budget that holds an image; None if no budget does."""
     load = Batch.of([spec])
     return min((b.tokens for b in budgets if b.exceeded_by(load) is None), default=None)
 
 
 def waste(budgets: Sequence[Budget], specs: Sequence[EncoderItemSpec]) -> dict[str, float]:
-    """Return the padding of items within range, and the shares of items below and above it."""
+    """Return the padding of images between the smallest and the largest budget, the share of images
+    below the smallest, and the share that runs eagerly."""
     low, high = min(b.tokens for b in budgets), max(b.tokens for b in budgets)
     within = [spec for spec in specs if low <= spec.output_tokens <= high]
     places = [(padded(budgets, spec), spec.output_tokens) for spec in within]
@@ -145,7 +150,10 @@ def waste(budgets: Sequence[Budget], specs: Sequence[EncoderItemSpec]) -> dict[s
 
 
 def report() -> dict[str, Any]:
-    """Return the padding by family, choice of budgets and list, and by class of the fixed list."""
+    """Return the padding by family, choice of budgets and list of image sizes.
+
+    For the fixed list, it is also given by class of images.
+    """
     lists = {"fixed": fixed_sizes(), **other_lists()}
     result: dict[str, Any] = {}
     for family, encoder in towers().items():
@@ -167,13 +175,13 @@ def report() -> dict[str, Any]:
 def specs_of(
     encoder: VisionEncoder, sizes: Sequence[tuple[str, Size]]
 ) -> list[tuple[str, EncoderItemSpec]]:
-    """Return the class and the encoder's item sizes of every image size."""
+    """Return, per image size, its class and its token counts in the encoder."""
     specs = encoder.item_specs([grid_of(encoder, size) for _, size in sizes])
     return [(kind, spec) for (kind, _), spec in zip(sizes, specs, strict=True)]
 
 
 def show(result: dict[str, Any]) -> None:
-    """Print two tables: all lists by family and budgets, then the classes of the fixed list."""
+    """Print two tables of padding: for all lists, then for the classes of the fixed list."""
     lists, kinds = ["fixed", *other_lists()], list(dict(fixed_sizes()))
     head = f"{'family':20} {'choice':14}"
     print(f"{head} {'graphs':>6} |" + "".join(f"{name:>12}" for name in lists))

@@ -1,20 +1,21 @@
-"""The speed of one call over several GPUs of one host, beside the same call on one of them.
+"""The speed of one call spread over several GPUs of a host, compared with the call on one GPU.
 
     python -m benchmarks.data_parallel --json benchmarks/results/data_parallel_h200.json
     python -m benchmarks.data_parallel --device cpu    (a rehearsal: gloo, a small tower, 8 images)
 
-64 images of seven sizes, a tower of published size with random weights in bfloat16, inputs on each
-GPU, through ``GraphedEncoder``. Rank 0 captures and saves its table, the others load it, so that
-all take the same graphs and kernels. Every figure is the median of the runs in milliseconds:
+A ``GraphedEncoder`` over a vision tower of real size, with random weights in bfloat16, encodes 64
+images of seven sizes, whose inputs lie on each GPU. Rank 0 captures CUDA graphs and saves its table
+of measured times; the other ranks load it, so that all choose the same graphs and kernels. Every
+figure is the median of the runs in milliseconds:
 
-- ``one``: rank 0 encodes all images, the others wait.
-- ``all``: ``DataParallelEncoder`` on all ranks, from a barrier to the last rank's end; every rank
-  has all features then.
-- ``slowest share``: the longest time that any rank takes for its own share alone.
-- ``gather``: the exchange of features alone, with the copies around it.
-- ``status``: what ranks tell one another on the CPU per call; the GPU works meanwhile.
+- ``one``: rank 0 encodes all images while the other ranks wait.
+- ``all``: ``DataParallelEncoder`` on all ranks, from a barrier until the last rank has all
+  features.
+- ``slowest share``: the longest time that a rank takes to encode its share of the images.
+- ``gather``: the exchange of features between the ranks, with the copies that it needs.
+- ``status``: the exchange of messages on the CPU that each call needs; the GPU works meanwhile.
 
-Results are compared bit for bit with the same shares run on one GPU.
+Results are compared bit for bit with those of the same shares encoded on one GPU.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ FIELDS: tuple[OutputField, ...] = ("pooler_output", "deepstack_features")
 
 
 def main() -> None:
-    """Start one process per GPU; print the figures, and write them if ``--json`` is given."""
+    """Start one process per GPU; print the times, and write them to the file of ``--json``."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--gpus", type=int, help="by default all; processes on the CPU: 2")
@@ -69,7 +70,7 @@ def main() -> None:
 
 
 def table(body: dict[str, Any]) -> list[str]:
-    """Return the figures as the lines of a Markdown table."""
+    """Return the result of :func:`measure` as the lines of a Markdown table."""
     ms = body["ms"]
     return [
         f"| GPUs | images | tokens | {' | '.join(f'{name}, ms' for name in ms)} | speed-up |",
@@ -81,7 +82,7 @@ def table(body: dict[str, Any]) -> list[str]:
 
 
 def run_rank(rank: int, ranks: int, folder: str, options: dict[str, Any]) -> None:
-    """Measure the speed of a call as one process of the group; rank 0 writes the result."""
+    """Measure as the process with this rank; rank 0 writes the result into ``folder``."""
     on_cuda = options["device"] == "cuda"
     device = torch.device("cuda", rank) if on_cuda else torch.device("cpu")
     if on_cuda:
@@ -115,7 +116,11 @@ def run_rank(rank: int, ranks: int, folder: str, options: dict[str, Any]) -> Non
 
 
 def build(name: str | None, images: int) -> tuple[VisionEncoder, list[Grid]]:
-    """Return a published tower on this process's GPU or a small one on the CPU, and grids."""
+    """Return an encoder, and the patch grids of the images to encode.
+
+    ``name`` is a tower in ``benchmarks/towers.py``, which is built on this process's GPU; None
+    builds a small one on the CPU.
+    """
     if name is not None:
         from benchmarks.towers import TOWERS
 
@@ -137,7 +142,10 @@ def build(name: str | None, images: int) -> tuple[VisionEncoder, list[Grid]]:
 
 
 def capture(encoder: VisionEncoder, rank: int, table: Path) -> GraphedEncoder:
-    """Capture graphs with the times of rank 0, if the backend has graphs."""
+    """Capture CUDA graphs, on all ranks with the table of times that rank 0 measured and saved.
+
+    On a device without CUDA graphs nothing is captured.
+    """
     graphed = GraphedEncoder(encoder, outputs=FIELDS)
     if graphed.backend != "cudagraph":
         return graphed
@@ -160,7 +168,7 @@ def measure(
     ranks: int,
     runs: int,
 ) -> dict[str, Any]:
-    """Return all figures, the same on all ranks; only rank 0 also encodes alone."""
+    """Return all times, which are the same on every rank; rank 0 also times encoding alone."""
     encoder: Any = graphed.encoder
     specs = encoder.item_specs(grids)
     rows = sum(spec.input_size for spec in specs)
@@ -212,8 +220,9 @@ def measure(
 
 
 def time_call(call: Callable[[], object], device: torch.device, runs: int) -> list[float]:
-    """Return milliseconds per run, from a barrier to the last rank's end, after two warm-up
-    runs.
+    """Return the milliseconds of each run, from a barrier until the last rank has finished.
+
+    Two untimed warm-up runs come before.
     """
     times = []
     for _ in range(runs + 2):
@@ -230,7 +239,7 @@ def time_call(call: Callable[[], object], device: torch.device, runs: int) -> li
 
 
 def wait(device: torch.device) -> None:
-    """Wait until the GPU has done all its work."""
+    """Wait until the GPU, if ``device`` is one, has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -238,7 +247,7 @@ def wait(device: torch.device) -> None:
 def same_bits(
     graphed: GraphedEncoder, found: PartialOutput, shares: Shares, pixels: Tensor
 ) -> bool:
-    """Return whether results equal those of every rank's share, run on this GPU alone."""
+    """Return whether ``found`` equals, bit for bit, the outputs of all shares run on this GPU."""
     encoder: Any = graphed.encoder
     items = encoder.split(found, shares.grids)
     for share in shares.by_rank:

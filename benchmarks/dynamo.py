@@ -1,15 +1,15 @@
-"""Requests per second and latencies of Dynamo's driver, with our encoder and with an eager one.
+"""Requests per second and latencies in Dynamo, with our encoder and with transformers' encoder.
 
     python -m benchmarks.dynamo --json benchmarks/results/dynamo_h200.json
 
-``AsyncVisionEncoder`` of ai-dynamo 1.6 drives two backends over the same random weights, in turn:
+``AsyncVisionEncoder`` of ai-dynamo 1.6 runs two backends with the same random weights, in turn:
 
-- ``vitgraph``: :class:`vitgraph.integrations.dynamo.Encoder` as an operator gets it, with graphs.
-- ``transformers``: the same class, whose call runs transformers' tower eagerly (sdpa).
+- ``vitgraph``: :class:`vitgraph.integrations.dynamo.Encoder` with its defaults and CUDA graphs.
+- ``transformers``: the same class, but with transformers' vision tower, run eagerly (sdpa).
 
 Both prepare images with the same code. A request is one JPEG file of one of eight sizes, in a
-``data:`` URL; each of as many clients as the concurrency says sends one after the other. Images of
-``whole`` requests are decoded each time, those of ``prepared`` ones were before.
+``data:`` URL. The concurrency is the number of clients, each of which sends one request after the
+other. In ``whole`` requests images are decoded each time, in ``prepared`` requests only once.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ NAMES = ("requests/s", "p50 ms", "p95 ms", "p99 ms")
 
 
 class Graphed(Encoder):
-    """This library's encoder for Dynamo, around a tower that is already loaded."""
+    """This library's encoder for Dynamo, with a vision tower that is already loaded."""
 
     def __init__(self, tower: VisionEncoder) -> None:
         super().__init__()
@@ -49,11 +49,11 @@ class Graphed(Encoder):
         self.prepared: dict[str, Any] = {}
 
     def load_tower(self, checkpoint: str) -> VisionEncoder:
-        """Return the tower that the object was made with, whatever ``checkpoint`` is."""
+        """Return the tower that the constructor was given; ``checkpoint`` is ignored."""
         return self.tower
 
     def preprocess(self, raw: str) -> Any:
-        """Prepare the image of a request, or return the result of an earlier preparation."""
+        """Prepare the image of a request; for "prepared" requests, reuse the earlier result."""
         if not (self.remembers and raw in self.prepared):
             self.prepared[raw] = super().preprocess(raw)
         return self.prepared[raw]
@@ -77,7 +77,7 @@ class Eager(Graphed):
 
 
 def make_urls(count: int) -> list[str]:
-    """Return ``data:`` URLs of JPEG files of smooth random images, in eight sizes."""
+    """Return ``count`` ``data:`` URLs of JPEG files of smooth random images, in eight sizes."""
     dice, urls = np.random.default_rng(0), []
     for number in range(count):
         coarse = dice.integers(0, 255, (12, 16, 3), dtype=np.uint8)
@@ -88,7 +88,10 @@ def make_urls(count: int) -> list[str]:
 
 
 async def send(driver: Any, urls: Sequence[str], requests: int, clients: int) -> list[float]:
-    """Send requests to a driver; return the figures that :data:`NAMES` lists."""
+    """Send requests to an ``AsyncVisionEncoder``; return the figures that :data:`NAMES` lists.
+
+    ``clients`` clients send ``requests`` requests in all, with the images of ``urls`` in turn.
+    """
     numbers, seconds = iter(range(requests)), list[float]()
 
     async def client() -> None:
@@ -106,7 +109,7 @@ async def send(driver: Any, urls: Sequence[str], requests: int, clients: int) ->
 def measure(
     tower: VisionEncoder, reference: nn.Module, requests: int, rounds: int
 ) -> list[dict[str, Any]]:
-    """Return a row per kind of request and concurrency: medians over rounds, backends in turn."""
+    """Return a row per kind of request and concurrency, with medians over rounds per backend."""
     backends = {"vitgraph": Graphed(tower), "transformers": Eager(tower, reference)}
     drivers = {name: AsyncVisionEncoder(backend) for name, backend in backends.items()}
     urls, rows = make_urls(min(requests, 32)), list[dict[str, Any]]()
@@ -121,7 +124,7 @@ def measure(
                     found[name].append(asyncio.run(send(driver, urls, requests, clients)))
             rows.append({"requests": KINDS[remembers], "concurrency": clients})
             for name, figures in found.items():
-                medians = np.median(figures[1:], axis=0).round(2).tolist()  # the first warms up
+                medians = np.median(figures[1:], axis=0).round(2).tolist()  # without the warm-up
                 rows[-1][name] = dict(zip(NAMES, medians, strict=True))
     finally:
         for driver in drivers.values():
@@ -130,7 +133,7 @@ def measure(
 
 
 def main() -> None:
-    """Measure the requests; print the rows and write them if ``--json`` is given."""
+    """Measure the requests; print the rows, and write them to the file of ``--json``."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--tower", default="Qwen3-VL-8B", choices=("Qwen3-VL-8B", "Qwen3-VL-2B"))

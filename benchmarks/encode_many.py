@@ -1,23 +1,23 @@
-"""The speed of ``encode_many`` beside the best hand-written loop, and beside replays alone.
+"""The speed of ``encode_many``, compared with a hand-written loop and with graph replays alone.
 
     python -m benchmarks.encode_many cpu
     python -m benchmarks.encode_many gpu --tower Qwen3-VL-8B --workers 16
 
-Each command prints JSON. Photographs are cut from scikit-learn's and matplotlib's, and resized.
+Each command prints JSON. The photographs are resized crops of scikit-learn's and matplotlib's.
 
-- ``cpu``: 2,000 JPEG files whose sides have 160 to 400 pixels, and a small seeded tower in float32.
-  The loop by hand decodes and preprocesses in a thread pool, four batches ahead, and encodes a
-  batch while the pool works. Its best setting of those tried counts: threads and processes for
-  decoding, and images per batch. ``ratio`` is images per second of ``encode_many`` over those of
-  the loop.
-- ``gpu``: 4,096 photographs of seven sizes, a published tower with random weights in bfloat16.
-  ``replays`` are back-to-back calls of a ``GraphedEncoder`` with the same items in the same
-  batches, pixels on the device. ``from memory`` is ``encode_many`` over decoded uint8 arrays; its
-  ratio is over ``replays``. ``from files`` reads JPEG files; its ratio is over the slower of
-  ``replays`` and ``decoding`` (the same files decoded and resized in as many threads, no more).
+- ``cpu``: 2,000 JPEG files with sides of 160 to 400 pixels, and a small tower with seeded random
+  weights in float32. The hand-written loop decodes and preprocesses in a pool, four batches ahead,
+  and encodes a batch while the pool works. It is run with several pools (threads, processes) and
+  batch sizes, and the fastest counts. ``ratio`` is the images per second of ``encode_many`` divided
+  by those of that loop.
+- ``gpu``: 4,096 photographs of seven sizes, a tower of real size with random weights in bfloat16.
+  ``replays`` are back-to-back calls of a ``GraphedEncoder`` on the same batches of images, with
+  pixels on the GPU. ``from memory`` is ``encode_many`` over decoded uint8 arrays; its ratio is to
+  ``replays``. ``from files`` reads JPEG files; its ratio is to the slower of ``replays`` and
+  ``decoding``, which only decodes and resizes the same files in as many threads.
 
-Runs take turns at every 200 files (half of the items on a GPU), after a turn that warms up. Figures
-are medians of the repeats in images per second.
+After an untimed warm-up, the variants take turns every 200 files (on a GPU, every half of the
+images). Figures are medians of the repeats in images per second.
 """
 
 from __future__ import annotations
@@ -51,20 +51,23 @@ from vitgraph.seeded import write_seeded_checkpoint
 from weights import load_encoder
 
 MIXED = [(640, 480), (480, 640), (1024, 768), (512, 512), (1280, 720), (800, 600), (336, 336)]
-"""Sizes of the photographs of the GPU part, in turn."""
+"""The sizes (width, height) of the photographs of ``gpu``, which are used in turn."""
 _ENCODER: list[VisionEncoder] = []
-"""The encoder of a worker process, which inherits it."""
+"""The encoder in one element; a worker process inherits it when it is forked."""
 
 
 def prepare(path: Path) -> VisionInputs:
-    """Decode and preprocess one file, in a worker of the hand-written loop."""
+    """Decode and preprocess one file, in a thread or process of the hand-written loop."""
     with Image.open(path) as image:
         return _ENCODER[0].preprocess([image.convert("RGB")])
 
 
 @torch.no_grad()
 def by_hand(encoder: VisionEncoder, pool: Executor, batch: int, paths: Sequence[Path]) -> None:
-    """Run the hand-written loop: a pool decodes and preprocesses four batches ahead."""
+    """Encode the files of ``paths`` in a hand-written loop, with ``batch`` images per batch.
+
+    The pool decodes and preprocesses four batches ahead.
+    """
     left = iter(paths)
     vectors: list[Tensor] = []
     ahead: deque[Future[VisionInputs]] = deque()
@@ -81,7 +84,7 @@ def by_hand(encoder: VisionEncoder, pool: Executor, batch: int, paths: Sequence[
 
 
 def ours(encoder: Any, items: Sequence[Any], **options: Any) -> None:
-    """Encode all items to vectors with ``encode_many``."""
+    """Encode all images to vectors with ``encode_many``."""
     vectors = list(encoder.encode_many(items, pool="mean", progress=False, **options))
     assert len(vectors) == len(items)
 
@@ -92,9 +95,15 @@ Part = TypeVar("Part", bound=Sequence[Any])
 def rates(
     runs: dict[str, Callable[[Part], None]], parts: Sequence[Part], repeats: int
 ) -> dict[str, list[float]]:
-    """Return the items per second of each run over all parts, after one that warms up.
+    """Return the images per second of each variant over all parts of the images, per repeat.
 
-    Runs take turns at every part, so that other work of the machine affects all alike.
+    The variants take turns at every part, so that other work of the machine affects all alike. One
+    untimed warm-up comes first.
+
+    Args:
+        runs: the variants by name, functions that encode a part of the images.
+        parts: the images, divided into parts.
+        repeats: number of timed repeats.
     """
     items = sum(map(len, parts))
     found: dict[str, list[float]] = {name: [] for name in runs}
@@ -111,7 +120,7 @@ def rates(
 
 
 def on_cpu(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure ``encode_many`` and hand-written loops on the CPU; return the figures."""
+    """Measure ``encode_many`` and hand-written loops on the CPU; return their images per second."""
     chance = random.Random(1)
     sizes = [(chance.randint(160, 400), chance.randint(160, 400)) for _ in range(options.items)]
     with tempfile.TemporaryDirectory() as folder, ExitStack() as pools:
@@ -126,7 +135,7 @@ def on_cpu(options: argparse.Namespace) -> dict[str, Any]:
         workers: dict[str, Executor] = {
             "1 thread": ThreadPoolExecutor(1),
             "2 threads": ThreadPoolExecutor(2),
-            "2 processes": ProcessPoolExecutor(  # OpenMP's threads do not survive the fork
+            "2 processes": ProcessPoolExecutor(  # with 1 thread: OpenMP threads are lost in a fork
                 2, mp_context=fork, initializer=torch.set_num_threads, initargs=(1,)
             ),
         }
@@ -156,14 +165,14 @@ def on_cpu(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def spread(found: dict[str, list[float]]) -> dict[str, Any]:
-    """Return medians and ranges of images per second."""
+    """Return the median and the range of images per second of each variant."""
     medians = {name: round(statistics.median(values), 1) for name, values in found.items()}
     ranges = {name: [round(min(v), 1), round(max(v), 1)] for name, v in found.items()}
     return {"images per second": medians, "range": ranges}
 
 
 def on_gpu(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure ``encode_many``, replays and decoding on a GPU; return the figures."""
+    """Measure ``encode_many``, replays and decoding on a GPU; return their images per second."""
     from benchmarks.measuring.machine import describe_machine
     from benchmarks.towers import TOWERS
 
@@ -175,7 +184,7 @@ def on_gpu(options: argparse.Namespace) -> dict[str, Any]:
         images = list(cut_photographs(sizes))
         paths = write_jpegs(Path(folder), images)
         arrays = [np.asarray(image) for image in images]
-        most = 4 * options.batch_tokens  # an output token is made of four patches
+        most = 4 * options.batch_tokens  # four patches are merged into one output token
         pixels = torch.randn(most, *encoder.row_shape, dtype=torch.bfloat16, device="cuda")
         half = options.items // 2
 
@@ -227,7 +236,10 @@ def on_gpu(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def cut_batches(encoder: VisionEncoder, arrays: Sequence[Any], most: int) -> list[list[Grid]]:
-    """Return the grids of the batches that ``encode_many`` makes of these images."""
+    """Return the patch grids of each batch that ``encode_many`` makes of these images.
+
+    ``most`` is the largest number of output tokens per batch.
+    """
     known: dict[tuple[int, ...], tuple[Grid, int]] = {}
     batches: list[list[Grid]] = [[]]
     used = 0
@@ -245,7 +257,7 @@ def cut_batches(encoder: VisionEncoder, arrays: Sequence[Any], most: int) -> lis
 
 
 def main() -> None:
-    """Run the part ``cpu`` or ``gpu`` and print its figures as JSON."""
+    """Run the part ``cpu`` or ``gpu``, and print its result as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("part", choices=("cpu", "gpu"))
     parser.add_argument("--items", type=int, help="by default 2000, on a GPU 4096")

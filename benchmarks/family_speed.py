@@ -1,12 +1,13 @@
-"""The speed of graphs beside transformers on one GPU: one tower per newer family, bfloat16.
+"""The speed of CUDA graphs and of transformers on one GPU, for one tower per newer family.
 
     python -m benchmarks.family_speed --json benchmarks/results/family_speed_h200.json
     python -m benchmarks.family_speed --table benchmarks/results/family_speed_h200.json
 
-Towers have their published size and random weights. Each workload is a list of images of noise,
-prepared by the family's own rules once; ``hf_ms`` is transformers' tower and projector (sdpa) on
-inputs prepared as its processor does, ``graphed_ms`` a call of ``GraphedEncoder`` whose budgets are
-the workloads' tokens. All calls run in turn, and each figure is a median.
+Towers have their real size and random weights in bfloat16. Each workload is a list of noise images,
+which are preprocessed once, before the timing. ``hf_ms`` is transformers' vision tower and
+projector (sdpa), on inputs in the layout of transformers' processor. ``graphed_ms`` is a call of a
+``GraphedEncoder`` whose token budgets are exactly the tokens of the workloads. All calls run in
+turn, and each figure is a median.
 """
 
 from __future__ import annotations
@@ -41,9 +42,10 @@ TOWERS = (
     *("gemma4_e2b", "moonvit", "paddleocr_vl", "idefics3", "lfm2_vl", "lfm2_5_vl", "llama4"),
     *("minimax_m3", "ernie4_5_vl"),
 )
-"""Rows of ``tests/oracles/families.py``."""
+"""The towers that are measured, by their names in ``tests/oracles/families.py``."""
 RIGHT_SINCE = {"minimax_m3": Version("5.23")}
-"""The transformers that a tower needs: in 5.17, MiniMax-M3's rotates wrongly and mixes images."""
+"""The first version of transformers whose tower is correct; in 5.17, the rotary embedding of
+MiniMax-M3's is wrong and images attend to each other."""
 WORKLOADS = {
     "1x224": [(224, 224)],
     "1x1024": [(1024, 1024)],
@@ -53,13 +55,13 @@ WORKLOADS = {
         (768, 768),
     ],
 }  # fmt: skip
-"""Widths and heights of images."""
+"""The (width, height) of each image of a workload, by the name of the workload."""
 Call = Callable[[], Tensor]
-"""A call of transformers, which gives tokens."""
+"""A function that runs transformers' tower and returns tokens."""
 
 
 class Workload(NamedTuple):
-    """The images of a workload, as an encoder's inputs and as one packed input of all views."""
+    """The images of a workload: ``inputs`` for our encoder, the rest for transformers' tower."""
 
     inputs: VisionInputs
     pixels: Tensor
@@ -67,8 +69,9 @@ class Workload(NamedTuple):
 
     @classmethod
     def of(cls, inputs: VisionInputs) -> Workload:
-        """Make a workload: the views of one path are laid after those of another, for
-        transformers.
+        """Make a workload; for transformers the pixels of all input paths are concatenated.
+
+        An input path is a kind of view that an encoder takes, such as "image" or "tiles".
         """
         paths = inputs.paths.values()
         pixels = torch.cat([path.pixel_values for path in paths])
@@ -76,13 +79,13 @@ class Workload(NamedTuple):
 
 
 def glm_call(reference: Any, pixels: Tensor, grids: Grids) -> Call:
-    """Return a call of a GLM tower of transformers, whose grids have one row per frame pair."""
+    """Return a function that runs transformers' GLM tower, with one grid row per pair of frames."""
     rows = torch.tensor([[1, h, w] for t, h, w in grids for _ in range(t)], device=pixels.device)
     return lambda: reference(pixels, rows).pooler_output
 
 
 def pixtral_call(reference: Any, pixels: Tensor, grids: Grids) -> Call:
-    """Return a call of Pixtral's tower and projector on images that are padded to one size."""
+    """Return a function that runs Pixtral's tower and projector on images padded to one size."""
     held: list[Any] = []
 
     def record(batch: Tensor, image_sizes: Tensor) -> SimpleNamespace:
@@ -101,19 +104,20 @@ def pixtral_call(reference: Any, pixels: Tensor, grids: Grids) -> Call:
 
 
 def siglip2_call(reference: Any, pixels: Tensor, grids: Grids) -> Call:
-    """Return a call of SigLIP2 NaFlex on patches padded to the longest image."""
+    """Return a function that runs SigLIP2 NaFlex on patches padded to the longest image."""
     inputs = siglip2_inputs(pixels, torch.tensor(grids))
     moved = {name: value.to(pixels.device) for name, value in inputs.items()}
     return lambda: reference(**moved).last_hidden_state
 
 
 def gemma3_call(reference: Any, pixels: Tensor, grids: Grids) -> Call:
-    """Return a call of Gemma 3's tower and projector, on images of one size."""
+    """Return a function that runs Gemma 3's tower and projector on images of one size."""
     return lambda: reference["projector"](reference["tower"](pixels).last_hidden_state)
 
 
 def gemma4_call(reference: Any, pixels: Tensor, grids: Grids, longest: int = 2520) -> Call:
-    """Return a call of Gemma 4's tower and projector on images padded to 2,520 patches."""
+    """Return a function that runs Gemma 4's tower and projector on images padded to ``longest``
+    patches."""
     sizes = [(h, w) for t, h, w in grids for _ in range(t)]
     batch = pixels.new_zeros(len(sizes), longest, pixels.shape[1])
     places = torch.full((len(sizes), longest, 2), -1, device=pixels.device)
@@ -131,14 +135,14 @@ def gemma4_call(reference: Any, pixels: Tensor, grids: Grids, longest: int = 252
 
 
 def moonvit_call(reference: Any, pixels: Tensor, grids: Grids) -> Call:
-    """Return a call of Kimi-K2.5's tower and projector."""
+    """Return a function that runs Kimi-K2.5's tower and projector."""
     side = reference.vision_tower.config.patch_size
     rows, grid_thw = pixels.unflatten(1, (3, side, side)), torch.tensor(grids, device=pixels.device)
     return lambda: reference.mm_projector(reference.vision_tower(rows, grid_thw).pooler_output)
 
 
 def paddle_call(reference: Any, pixels: Tensor, grids: Grids) -> Call:
-    """Return a call of PaddleOCR-VL's tower and projector."""
+    """Return a function that runs PaddleOCR-VL's tower and projector."""
     side = reference["tower"].config.patch_size
     patches, grid_thw = pixels.view(1, -1, 3, side, side), torch.tensor(grids, device=pixels.device)
     tower, projector = reference["tower"], reference["projector"]
@@ -146,12 +150,13 @@ def paddle_call(reference: Any, pixels: Tensor, grids: Grids) -> Call:
 
 
 def idefics3_call(reference: Any, pixels: Tensor, grids: Grids) -> Call:
-    """Return a call of Idefics3's tower and connector, on square tiles."""
+    """Return a function that runs Idefics3's tower and connector on square tiles."""
     return lambda: reference["connector"](reference["tower"](pixels).last_hidden_state)
 
 
 def lfm2_call(reference: Any, pixels: Tensor, grids: Grids, longest: int = 1024) -> Call:
-    """Return a call of LFM2-VL's tower, on views padded to 1,024 patches, and its projector."""
+    """Return a function that runs LFM2-VL's tower and projector on views padded to ``longest``
+    patches."""
     padded = siglip2_inputs(pixels, torch.tensor(grids))
     inputs = {name: value.to(pixels.device) for name, value in padded.items()}
     more = longest - inputs["pixel_values"].shape[1]
@@ -170,20 +175,20 @@ def lfm2_call(reference: Any, pixels: Tensor, grids: Grids, longest: int = 1024)
 
 
 def llama4_call(reference: Any, pixels: Tensor, grids: Grids) -> Call:
-    """Return a call of Llama 4's tower and projector, on square tiles."""
+    """Return a function that runs Llama 4's tower and projector on square tiles."""
     return lambda: reference["projector"](
         reference["tower"](pixels).last_hidden_state.flatten(0, 1)
     )
 
 
 def minimax_call(reference: Any, pixels: Tensor, grids: Grids) -> Call:
-    """Return a call of MiniMax-M3's tower and projector."""
+    """Return a function that runs MiniMax-M3's tower and projector."""
     tower, grid_thw = reference.tower, torch.tensor(grids, device=pixels.device)
     return lambda: reference.projector(tower(pixels, grid_thw=grid_thw).last_hidden_state[0])
 
 
 def ernie_call(reference: Any, pixels: Tensor, grids: Grids) -> Call:
-    """Return a call of ERNIE-4.5-VL's tower and resampler."""
+    """Return a function that runs ERNIE-4.5-VL's tower and resampler."""
     tower, resampler = reference.vision_tower, reference.resampler_model
     grid_thw = torch.tensor(grids, device=pixels.device)
     return lambda: resampler(tower(pixels, grid_thw).last_hidden_state, grid_thw)
@@ -216,7 +221,10 @@ def build(
     device: str,
     dtype: torch.dtype = torch.bfloat16,
 ) -> tuple[Encoder, nn.Module]:
-    """Build our tower and transformers' with equal random weights, in ``dtype``."""
+    """Build our encoder and transformers' tower with the same random weights.
+
+    ``name`` is one of :data:`TOWERS`; ``changes`` are fields of its config to replace.
+    """
     from tests.oracles.configs import edited
 
     family = BY_NAME[name]
@@ -230,7 +238,7 @@ def build(
 
 
 def prepare(encoder: Encoder, sizes: Sequence[tuple[int, int]]) -> Workload:
-    """Draw images of noise, and prepare them by the rules of the encoder, on its device."""
+    """Make noise images of the given sizes, and preprocess them for the encoder, on its device."""
     images = [
         torch.randint(0, 256, (3, height, width), dtype=torch.uint8) for width, height in sizes
     ]
@@ -239,7 +247,11 @@ def prepare(encoder: Encoder, sizes: Sequence[tuple[int, int]]) -> Workload:
 
 
 def graphs_of(encoder: Encoder, loads: Sequence[Workload]) -> tuple[GraphedEncoder, list[int]]:
-    """Wrap an encoder in graphs with the token counts of the workloads; return these, too."""
+    """Wrap an encoder in graphs whose token budgets are the tokens of the workloads.
+
+    Returns:
+        The graphs, and the token counts of the workloads.
+    """
     paths: Mapping[str, Any] = (
         encoder.paths if isinstance(encoder, PathsEncoder) else {"image": encoder}
     )
@@ -258,7 +270,7 @@ def graphs_of(encoder: Encoder, loads: Sequence[Workload]) -> tuple[GraphedEncod
 def measure(
     name: str, encoder: Encoder, reference: nn.Module, runs: int, sizes: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Measure one tower in every workload, with graphs and in transformers."""
+    """Measure one tower in every workload, as CUDA graphs and in transformers."""
     loads = {key: prepare(encoder, images) for key, images in sizes.items()}
     graphed, totals = graphs_of(encoder, list(loads.values()))
     rows = []
@@ -279,7 +291,7 @@ def measure(
 
 
 def table(body: Mapping[str, Any]) -> str:
-    """Return a Markdown table of the milliseconds of both, per tower and workload."""
+    """Return a Markdown table of our milliseconds and transformers', per tower and workload."""
     head = ("tower", "images", "tokens", "transformers, ms", "graphs, ms", "faster")
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     for tower in body["towers"]:
@@ -297,7 +309,7 @@ def table(body: Mapping[str, Any]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure every tower asked for; the towers done are kept if the run is cut off."""
+    """Measure every tower that the command line names, and write the file after each tower."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--towers", nargs="*", default=list(TOWERS), choices=TOWERS)

@@ -1,22 +1,22 @@
-"""Times of fetching a tower by byte ranges, and of fetching its shards, from a slow hub.
+"""Times of downloading a vision tower by byte ranges and by whole shards, from a slow hub.
 
     python -m benchmarks.fetch [--repeats 3] [--json FILE]
     python -m benchmarks.fetch --width 1280 --depth 32 --times 2    (second loads of a gigabyte)
     python -m benchmarks.fetch --transformers --width 96 --times 34 [--json FILE]
 
 The hub is ``tests/support/hub/server.py`` in a process of its own: 100 MB/s per connection, 20 ms
-per request (each redirect too). The checkpoint has random weights for a tower of more than 32 MB
-over three shards and is 50 times as large; the rest is holes, which are sent as zeros. Every load
-is a fresh process with an empty cache, timed from after the imports; the two ways take turns. The
-floor of the shards is what three connections at full speed would take. Second loads are compared
-with ``safetensors.torch.load_file`` of the tower's file and a ``clone`` of each tensor, files in
-the page cache, one thread. Memory is a fresh process from after the imports to the peak, RssAnon +
-RssFile.
+per request and redirect. The checkpoint has a tower of more than 32 MB with random weights, spread
+over three shards; all shards together are 50 times as large, and their other bytes are holes of a
+sparse file, sent as zeros. Every load is a new process with an empty cache, timed after its
+imports; the two ways take turns. The floor for shards is the time that three connections need at
+full speed. Second loads, from the cache, are compared with ``safetensors.torch.load_file`` of the
+tower's file and a ``clone`` of each tensor, in one thread with the file in the page cache. Memory
+is the growth of RssAnon + RssFile in a new process, from after its imports to the peak.
 
-With ``--transformers``, what loading a tower transfers is compared with transformers' class of the
-tower alone. That class finds no tensor in a full checkpoint by itself, and with ``key_mapping`` it
-loads all of them, after the client has downloaded every shard. Both towers must have the same
-tensors under the same names, by SHA-256.
+With ``--transformers``, the bytes that loading transfers are compared with those that transformers'
+class for the vision tower alone needs. Given a full checkpoint, that class finds no tensors by
+itself; with ``key_mapping`` it loads all of them, after every shard is downloaded. The SHA-256 of
+names and tensors must be equal in both towers.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ print(json.dumps([seconds, digest.hexdigest()]))
 
 
 class Hub:
-    """The process in which the hub of the tests runs."""
+    """A process that runs ``tests/support/hub/server.py``, a small imitation of the Hub."""
 
     def __init__(self, folder: Path) -> None:
         shell = dict(os.environ, PYTHONPATH=str(ROOT))
@@ -120,7 +120,7 @@ class Hub:
         self.endpoint, self.commit = self._line().split()
 
     def traffic(self) -> tuple[int, int]:
-        """Return the numbers of requests and of bytes since the last call."""
+        """Return the numbers of requests and of bytes sent since the last call of this method."""
         assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
@@ -138,14 +138,24 @@ class Hub:
 
 
 def client(hub: Hub, home: Path, way: str, revision: str, *allowed: str) -> tuple[float, int]:
-    """Load a tower in a fresh process; return its seconds and the growth of its memory in bytes."""
+    """Load a tower in a new process; return the seconds and the growth of memory in bytes.
+
+    Args:
+        hub: the hub to download from.
+        home: folder of the process's cache.
+        way: "shards" downloads whole files, "floor" only reads a local file with safetensors, and
+            any other value calls ``load_encoder``.
+        revision: branch or commit to load.
+        allowed: names of the files to download for "shards"; path of the file for "floor".
+    """
     seconds, grown = in_fresh_process(hub, home, CLIENT, way, REPO, revision, *allowed)
     return seconds, grown
 
 
 def in_fresh_process(hub: Hub, home: Path, code: str, *arguments: str) -> list[Any]:
-    """Run a program that knows only this hub, with its cache in ``home``; return its JSON
-    output.
+    """Run Python code in a new process that can reach only this hub; return its JSON output.
+
+    Its cache is in the folder ``home``, and ``arguments`` are its command line arguments.
     """
     shell = dict(
         os.environ,
@@ -163,7 +173,7 @@ def in_fresh_process(hub: Hub, home: Path, code: str, *arguments: str) -> list[A
 
 
 def checkpoint(folder: Path, options: argparse.Namespace) -> tuple[Path, dict[str, Any]]:
-    """Write the large checkpoint; return its folder, and facts about it for the result."""
+    """Write the large checkpoint; return its folder, and a description of it for the result."""
     from tests.support.hub.client import sparse_around
     from vitgraph.seeded import write_seeded_checkpoint
     from weights import inspect_checkpoint
@@ -184,7 +194,7 @@ def checkpoint(folder: Path, options: argparse.Namespace) -> tuple[Path, dict[st
 
 
 def first_loads(hub: Hub, folder: Path, repeats: int, shards: list[str]) -> dict[str, Any]:
-    """Time loads with an empty cache by ranges and by shards, in turn."""
+    """Time loads with an empty cache by byte ranges and by whole shards, in turn."""
     figures: dict[str, list[tuple[float, int, int, int]]] = {"ranges": [], "shards": []}
     for turn in range(repeats):
         for way, rows in figures.items():
@@ -205,7 +215,7 @@ def first_loads(hub: Hub, folder: Path, repeats: int, shards: list[str]) -> dict
 
 
 def second_loads(hub: Hub, folder: Path, repeats: int) -> dict[str, Any]:
-    """Time loads from the cache: at a commit, at a branch, and the floor of reading alone."""
+    """Time loads from the cache, at a commit and at a branch, and the mere reading of the file."""
     home = folder / "home"
     client(hub, home, "ranges", "main")
     hub.traffic()
@@ -230,7 +240,7 @@ def second_loads(hub: Hub, folder: Path, repeats: int) -> dict[str, Any]:
 
 
 def show(what: dict[str, Any], first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    """Print the tables, and return the figures that follow from them."""
+    """Print the tables of first and second loads, and return the ratios computed from them."""
     tower, ours, shards = what["tower_bytes"], first["ranges"], first["shards"]
     print(f"\ntower {tower / 1e6:.1f} MB, checkpoint {what['checkpoint_bytes'] / 1e6:,.0f} MB")
     print(f"{'first load':14}{'seconds':>9}{'requests':>10}{'MB':>10}{'memory MB':>11}")
@@ -284,7 +294,7 @@ def both_ways(hub: Hub, folder: Path, repeats: int, what: dict[str, Any]) -> dic
 
 
 def beside_transformers(hub: Hub, folder: Path, about: dict[str, Any]) -> dict[str, Any]:
-    """Load the tower with this library and with transformers; print what each transferred."""
+    """Load the tower with this library and with transformers; print the bytes of each."""
     import transformers
 
     ways: dict[str, dict[str, Any]] = {}
@@ -301,7 +311,7 @@ def beside_transformers(hub: Hub, folder: Path, about: dict[str, Any]) -> dict[s
 
 
 def main() -> None:
-    """Measure and print; write the figures as JSON if ``--json`` is given."""
+    """Measure and print; write the results as JSON if ``--json`` is given."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", type=Path, help="also write the figures to this file")

@@ -1,15 +1,16 @@
-"""Time to the first token of a Qwen3-VL whose vision tower is replaced by ``as_vision_tower``.
+"""Time to the first token of a Qwen3-VL model with its vision tower and with ours in its place.
 
     python -m benchmarks.first_token --json benchmarks/results/first_token_h200.json
 
 The model is transformers' Qwen3-VL with the vision tower of the 8B model and a language model of
-four layers, all weights random, bfloat16. One ``generate(max_new_tokens=1)`` per run, with pixels
-and token ids on the GPU; the variants take turns, figures are medians in milliseconds.
+four layers, with random weights in bfloat16. A run is one ``generate(max_new_tokens=1)``, with
+pixels and token ids on the GPU. The variants take turns; figures are medians in milliseconds.
 
-- ``transformers``: the model as it is, attention by sdpa.
-- ``accelerated``: its tower replaced by ``as_vision_tower(encoder.accelerated())``.
-- ``graphs``: its tower replaced by ``as_vision_tower(GraphedEncoder(encoder))``.
-- ``without a tower``: a tower that returns features computed before, to time the rest.
+- ``transformers``: the unchanged model, with sdpa attention.
+- ``accelerated``: the model with ``as_vision_tower(encoder.accelerated())`` as its tower.
+- ``graphs``: the model with ``as_vision_tower(GraphedEncoder(encoder))`` as its tower.
+- ``without a tower``: the model with a module that returns precomputed features as its tower, which
+  gives the time of the rest of the model.
 """
 
 from __future__ import annotations
@@ -45,11 +46,11 @@ TEXT = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
-"""The small language model; its width is that of the tower's output."""
+"""The config of the small language model, without its width, which is set to the tower's."""
 
 
 def build_model(vision: dict[str, Any], device: str) -> PreTrainedModel:
-    """Build a Qwen3-VL with random weights around a vision tower of this config."""
+    """Build a Qwen3-VL model with random weights whose vision tower has this config."""
     width = vision["out_hidden_size"]
     config = AutoConfig.for_model(
         "qwen3_vl",
@@ -69,7 +70,11 @@ def build_model(vision: dict[str, Any], device: str) -> PreTrainedModel:
 
 
 def make_prompt(encoder: Qwen3VLEncoder, grids: list[Grid]) -> dict[str, Tensor]:
-    """Make random pixels, and a prompt with one placeholder per feature."""
+    """Make random pixels for these grids, and a prompt with one image token per feature.
+
+    Returns:
+        The arguments of ``generate``.
+    """
     specs = encoder.item_specs(grids)
     device, rows = encoder.device, sum(spec.input_size for spec in specs)
     ids = [3]
@@ -88,8 +93,16 @@ def make_prompt(encoder: Qwen3VLEncoder, grids: list[Grid]) -> dict[str, Tensor]
 def measure(
     vision: dict[str, Any], workloads: dict[str, list[Grid]], device: str, runs: int
 ) -> list[dict[str, Any]]:
-    """Time the first token with every variant of the tower; return a row of medians per
-    workload.
+    """Time the first token with every variant of the vision tower.
+
+    Args:
+        vision: the config of the tower.
+        workloads: the patch grids of the images of each workload, by its name.
+        device: the device to measure on.
+        runs: number of timed runs of each variant.
+
+    Returns:
+        A row of medians per workload.
     """
     model = build_model(vision, device)
     with torch.device(device):
@@ -132,7 +145,7 @@ def measure(
 
 
 class KnownFeatures(nn.Module):
-    """A tower that returns features computed before, so that the rest of a model is timed."""
+    """A vision tower that returns precomputed features, to time the rest of a model alone."""
 
     def __init__(self, tower: Any, prompt: dict[str, Tensor]) -> None:
         super().__init__()
@@ -140,12 +153,12 @@ class KnownFeatures(nn.Module):
         self.dtype, self.spatial_merge_size = tower.dtype, tower.spatial_merge_size
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the features in a new mapping, because the model changes the one it gets."""
+        """Return the features in a new mapping, because the model modifies the mapping."""
         return type(self.features)(**self.features)
 
 
 def main() -> None:
-    """Measure the time to the first token, print the rows, and write them if asked."""
+    """Measure the time to the first token; print the rows, and write them to ``--json``'s file."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--runs", type=int, default=15)

@@ -1,14 +1,14 @@
-"""Matrix products in fp8 beside bfloat16: milliseconds, bytes and errors, on one GPU.
+"""Encoders with matrix products in fp8 and in bfloat16: milliseconds, bytes and errors.
 
     python -m benchmarks.fp8 --json benchmarks/results/fp8_h200.json
     python -m benchmarks.fp8 --device cpu --no-speed     (errors alone, of products rounded to e4m3)
     python -m benchmarks.fp8 --table benchmarks/results/fp8_h200.json     (that of docs/speed.md)
 
-Towers have their published size and random weights. ``ms`` is a call of ``GraphedEncoder`` with one
-budget of exactly the workload's tokens, both precisions in turn. Errors are those of the outputs
-against the same weights in float32, over photographs (scikit-learn's and matplotlib's) and noise,
-with the weights as drawn and with outlier channels: a few input columns of every product of a block
-are 50 times as large as the rest.
+Towers have their real size and random weights. ``ms`` is a call of a ``GraphedEncoder`` whose only
+token budget is exactly the workload's tokens; both precisions run in turn. Errors are those of the
+outputs against the same weights in float32, for photographs (scikit-learn's and matplotlib's) and
+for noise. They are measured with the random weights as they are ("drawn"), and with outlier
+channels: a few input columns of every weight in the blocks are multiplied by 50.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ CELLS = {
 }
 E4M3 = torch.float8_e4m3fn
 OUTLIERS, FACTOR = 3, 50.0
-"""How many input columns of a product are outliers, and how much larger they are."""
+"""The number of outlier columns per weight, and the factor by which they are multiplied."""
 REMEDIES = {
     "plain": "every product is rounded",
     "ends": "the first and the last block stay in bfloat16",
@@ -57,7 +57,7 @@ REMEDIES = {
 
 
 def add_outliers(encoder: VisionEncoder) -> None:
-    """Make a few input columns of every product of the blocks ``FACTOR`` times as large."""
+    """Multiply a few input columns of every weight in the encoder's blocks by ``FACTOR``."""
     generator = torch.Generator().manual_seed(1)
     for layer in layers_of(encoder):
         columns = torch.randperm(layer.in_features, generator=generator)[:OUTLIERS]
@@ -65,7 +65,7 @@ def add_outliers(encoder: VisionEncoder) -> None:
 
 
 def fill_scales(encoder: VisionEncoder) -> None:
-    """Set layer scales, which a fresh InternViT has as zeros, to one."""
+    """Set the layer scales of the blocks to one; in a newly built InternViT they are zeros."""
     for block in encoder.blocks:
         assert isinstance(block, NamesItsParts)
         parts = block.parts()
@@ -76,23 +76,23 @@ def fill_scales(encoder: VisionEncoder) -> None:
 
 
 def layers_of(encoder: VisionEncoder) -> Iterator[nn.Linear]:
-    """Yield the linear layers of the blocks of an encoder."""
+    """Yield the linear layers in the blocks of an encoder."""
     for block in encoder.blocks:
         yield from (layer for layer in block.modules() if isinstance(layer, nn.Linear))
 
 
 def rounded(rows: Tensor) -> Tensor:
-    """Round rows to e4m3 with a scale per row, and return them in float32."""
+    """Return rows rounded to e4m3 with one scale per row, as float32."""
     rows = rows.float()
     scales = rows.abs().amax(-1, keepdim=True).clamp_min(1e-12) / 448.0
     return (rows / scales).to(E4M3).float() * scales
 
 
 def round_products(encoder: VisionEncoder, remedy: str) -> VisionEncoder:
-    """Return a copy of an encoder whose blocks round rows and weights of products as fp8 does.
+    """Return a copy of an encoder that imitates fp8: inputs and weights of products are rounded.
 
     Args:
-        encoder: the tower.
+        encoder: the encoder, of which only the blocks are changed.
         remedy: a key of :data:`REMEDIES`, the way in which rounding errors are reduced.
     """
     encoder, last = deepcopy(encoder), len(encoder.blocks) - 1
@@ -108,7 +108,11 @@ def round_products(encoder: VisionEncoder, remedy: str) -> VisionEncoder:
 
 
 def round_layer(layer: nn.Linear, factors: Tensor | None) -> None:
-    """Make a layer round its input times ``factors``, and its weight divided by them."""
+    """Make a layer round its input and its weight to e4m3.
+
+    Before the rounding, the input is multiplied by ``factors`` (one per column) and the weight is
+    divided by them; None does neither.
+    """
     factors = torch.ones_like(layer.weight[0]) if factors is None else factors.to(layer.weight)
     weight = rounded(layer.weight / factors).to(layer.weight.dtype)
 
@@ -119,7 +123,7 @@ def round_layer(layer: nn.Linear, factors: Tensor | None) -> None:
 
 
 def forms(encoder: VisionEncoder) -> Iterator[tuple[str, VisionEncoder]]:
-    """Yield a tower in each precision, and with products rounded by torch in several ways."""
+    """Yield an encoder in each precision, then with fp8 imitated by rounding in several ways."""
     if next(encoder.parameters()).is_cuda:
         for name in ("bf16", "fp8"):
             yield name, encoder.accelerated(precision=name)
@@ -139,7 +143,7 @@ def photographs(encoder: VisionEncoder) -> tuple[Tensor, Grids]:
 
 
 def measure_errors(encoder: VisionEncoder, grids: Grids) -> list[dict[str, Any]]:
-    """Return the error of each precision, per kind of weights, kind of pixels, and field."""
+    """Return the error of each precision, per kind of weights, kind of pixels, and output field."""
     rows = []
     for weights in ("drawn", "outliers"):
         if weights == "outliers":
@@ -195,7 +199,7 @@ def measure_speed(name: str, encoder: VisionEncoder, grids: Grids, runs: int) ->
 
 
 def measure(tower: Tower, options: argparse.Namespace) -> dict[str, Any]:
-    """Measure the errors and, if asked for, the speed of one tower."""
+    """Measure one tower: its errors and its speed, unless an option turns one of them off."""
     encoder = tower.build(device=options.device)
     if options.blocks:
         del encoder.blocks[options.blocks :]
@@ -214,7 +218,7 @@ def measure(tower: Tower, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def table(body: Mapping[str, Any]) -> str:
-    """Return a Markdown table of milliseconds per workload, and of the largest errors."""
+    """Return a Markdown table of the milliseconds per workload, and of the largest errors."""
     head = ("tower", "workload", "bf16, ms", "fp8, ms", "faster", "error in bf16", "error in fp8")
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     for tower in body["towers"]:

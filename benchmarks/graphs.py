@@ -1,15 +1,19 @@
-"""Times of replays, eager runs and transformers on a GPU, with towers of published size.
+"""Times of graph replays, eager runs and transformers on a GPU, for vision towers of real size.
 
     python -m benchmarks.graphs --json benchmarks/results/graphs_h200.json
 
-Figures are medians in bfloat16; all calls run in turn. ``hf_eager_ms`` is transformers' tower
-(sdpa) in the same process, ``eager_ms`` our reference called with a grid, ``accelerated_ms`` the
-same call of ``encoder.accelerated()``, ``graphed_ms`` a call of :class:`GraphedEncoder` (decision,
-padding and copies included) and ``bare_replay_ms`` a graph of the accelerated encoder captured by
-hand for exactly this shape. Inputs lie on the GPU. ``host_us`` is the time from the call to the
-launch of the graph, for a grid seen before, while the device is idle and the core awake;
-``host_after_wait_us`` is the same after the core has slept until the device was done, when
-everything is slow, a bare launch too (``launch_us`` and ``launch_after_wait_us``).
+Figures are medians in bfloat16, with inputs on the GPU; all calls run in turn:
+
+- ``hf_eager_ms``: transformers' tower (sdpa) in the same process.
+- ``eager_ms``: our reference encoder, called with pixels and grids.
+- ``accelerated_ms``: ``encoder.accelerated()``, called in the same way.
+- ``graphed_ms``: :class:`GraphedEncoder`, which includes the choice of a graph, padding and copies.
+- ``bare_replay_ms``: a CUDA graph of the accelerated encoder captured by hand for this very shape.
+- ``host_us``: CPU microseconds from the call of the ``GraphedEncoder`` to the launch of the graph,
+  for grids seen before, while the GPU is idle and the CPU core awake.
+- ``launch_us``: CPU microseconds of the launch itself.
+- ``host_after_wait_us``, ``launch_after_wait_us``: the same two after the core has slept while it
+  waited for the GPU, when everything on the CPU is slower.
 """
 
 from __future__ import annotations
@@ -43,14 +47,14 @@ LATENCY_TOKENS = (64, 128, 196, 256, 400, 576, 784, 1024, 1568, 2048, 3136, 4096
 
 
 def draw(encoder: VisionEncoder, grids: Grids) -> Tensor:
-    """Draw random pixels for grids, on the encoder's device and in its dtype."""
+    """Return random pixels for these grids, on the encoder's device and in its dtype."""
     rows = sum(spec.input_size for spec in encoder.item_specs(grids))
     weight = next(encoder.parameters())
     return torch.randn(rows, *encoder.row_shape, device=weight.device, dtype=weight.dtype)
 
 
 def hf_call(tower: Tower, reference: nn.Module, pixels: Tensor, grids: Grids) -> Any:
-    """Return a call of transformers' tower as a user writes it."""
+    """Return a function that calls transformers' tower (``reference``) as a user would."""
     grid = torch.tensor(grids, device=pixels.device)
     if BY_NAME[tower.family].tiled:
         return lambda: BY_NAME[tower.family].output(reference, pixels, grid.cpu())
@@ -58,8 +62,9 @@ def hf_call(tower: Tower, reference: nn.Module, pixels: Tensor, grids: Grids) ->
 
 
 def bare_replay(encoder: VisionEncoder, pixels: Tensor, grids: GridLike) -> Callable[[], None]:
-    """Return the replay of a graph captured for exactly this shape, which keeps its inputs
-    alive.
+    """Capture a CUDA graph of an encoder for exactly these inputs; return a function to replay it.
+
+    The function keeps the inputs alive.
     """
     metadata = encoder.prepare_encoder_metadata(grids)
     encoder(pixels, encoder_metadata=metadata)
@@ -75,19 +80,19 @@ def bare_replay(encoder: VisionEncoder, pixels: Tensor, grids: GridLike) -> Call
 
 
 def executor_of(graphed: GraphedEncoder) -> Executor:
-    """Return the executor of a captured encoder with one path."""
+    """Return the part of a captured ``GraphedEncoder`` that runs the input path "image"."""
     captured = graphed._captured
     assert captured is not None
     return captured.paths["image"]
 
 
 def forget_plans(executor: Executor) -> None:
-    """Drop the schedules of an executor, so that the next call of every grid is packed again."""
+    """Clear the cache of graphs chosen for grids, so that they are chosen anew in the next call."""
     executor.schedules = Cache(executor.schedules.max_size)
 
 
 def replay_what_fits(executor: Executor) -> Packer:
-    """Return a packer that replays everything that fits a budget, whatever the times are."""
+    """Return a packer that replays every image that fits a graph, without regard to run times."""
     measured = executor.graphs.packer
     costs = Costs.unmeasured(executor.graphs.by_budget)
     return Packer(costs, measured.max_batch_size, measured.eager_tokens)
@@ -99,7 +104,10 @@ HOST = ("host_us", "launch_us", "host_after_wait_us", "launch_after_wait_us")
 def host_microseconds(
     graphed: GraphedEncoder, pixels: Tensor, grids: Grids
 ) -> dict[str, float | None]:
-    """Return median host times in microseconds: from call to launch, and of the launch itself."""
+    """Return the median CPU microseconds from call to launch and of the launch, by names of HOST.
+
+    All are None if these grids run eagerly.
+    """
     executor = executor_of(graphed)
     budget = executor.schedule(grids).steps[0].budget
     if budget is None:
@@ -140,7 +148,7 @@ def host_microseconds(
 
 
 def measure(tower: Tower, runs: int) -> dict[str, Any]:
-    """Measure one tower: all workloads, latencies by tokens, memory and costs."""
+    """Measure one tower: times of all workloads, latencies by tokens, memory, and cost table."""
     encoder = tower.build()
     reference, fast = tower.reference(encoder), encoder.accelerated()
     graphed = GraphedEncoder(encoder).capture(progress=False)
@@ -165,7 +173,8 @@ def measure(tower: Tower, runs: int) -> dict[str, Any]:
 
 
 def costs(graphed: GraphedEncoder) -> dict[str, Any]:
-    """Return the table of costs that decides between replays and eager runs, as saved."""
+    """Return the measured times by which ``graphed`` chooses between replays and eager runs, in
+    the form in which ``save_table`` writes them."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "costs.json"
         graphed.save_table(path)
@@ -182,7 +191,18 @@ def workload(
     grids: Grids,
     runs: int,
 ) -> dict[str, Any]:
-    """Measure one workload; return its row of the table."""
+    """Measure one workload; return its row of the table.
+
+    Args:
+        tower: the published tower, which says how transformers' tower is called.
+        encoder: our reference encoder.
+        fast: its accelerated form.
+        reference: transformers' tower.
+        graphed: CUDA graphs of ``encoder``.
+        name: name of the workload.
+        grids: the patch grids of its images.
+        runs: number of timed runs.
+    """
     pixels = draw(encoder, grids)
     calls = {
         "hf_eager_ms": hf_call(tower, reference, pixels, grids),
@@ -217,7 +237,7 @@ def workload(
 
 
 def latencies(fast: VisionEncoder, graphed: GraphedEncoder, runs: int) -> list[dict[str, float]]:
-    """Time eager runs of the accelerated encoder and forced replays of one image, by tokens."""
+    """Time one image of several sizes, run eagerly by the accelerated encoder and replayed."""
     executor = executor_of(graphed)
     chosen, forced = executor.graphs.packer, replay_what_fits(executor)
     rows = []
@@ -237,7 +257,8 @@ def latencies(fast: VisionEncoder, graphed: GraphedEncoder, runs: int) -> list[d
 
 
 def memory(encoder: VisionEncoder) -> list[dict[str, float]]:
-    """Return the bytes of pool and arena by number of budgets, up to 4096 tokens."""
+    """Return the MiB of the graphs' memory pool and of the arena (their input and output buffers),
+    for several numbers of token budgets of up to 4096 tokens."""
     rows = []
     for count in (1, 2, 5, 10, 20):
         graphed = GraphedEncoder(encoder, max_graphs=count, max_budget=4096)
@@ -254,7 +275,7 @@ def memory(encoder: VisionEncoder) -> list[dict[str, float]]:
 
 
 def main() -> None:
-    """Print the table of times; write it as JSON if ``--json`` is given."""
+    """Measure the towers; print the table of times, and write JSON if ``--json`` is given."""
     warnings.simplefilter("ignore")
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)

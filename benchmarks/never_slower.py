@@ -1,14 +1,16 @@
-"""The choice between replay and eager runs, beside always eager and always replay, for 1,000 sizes.
+"""The choice between graph replay and eager run, compared with always one of them, for 1,000 sizes.
 
     python -m benchmarks.never_slower --json benchmarks/results/never_slower_h200.json
-    python -m benchmarks.never_slower --precision fp8 --json ...    (both forms with fp8 products)
+    python -m benchmarks.never_slower --precision fp8 --json ...    (all with fp8 products)
 
-The cases are every distinct token count of the 1,000 sizes in ``benchmarks/traffic/sizes.py`` alone
-(every tile count of InternViT), and the list cut into 125 batches of eight (images over one
-megapixel are scaled down to one, because a batch of larger ones is half a second of attention on
-any path). Each case runs the accelerated encoder eagerly twice (A/A: the noise band), the chosen
-path, and replay of everything that fits, in turn; medians of at least nine. ``eager_ms`` is
-``encoder.accelerated()`` called with a grid: graphs have to beat that, not the reference.
+The cases "single" are one image for every distinct token count among the 1,000 image sizes in
+``benchmarks/traffic/sizes.py`` (for InternViT, every number of tiles). The cases "batch of 8" are
+the 1,000 sizes in 125 batches; there, images over one megapixel are scaled down to one, because
+attention over larger ones would take half a second in any case. For each case these run in turn,
+at least nine times: the accelerated encoder without graphs, twice (``eager_ms``, ``again_ms``;
+their difference is noise), ``GraphedEncoder``, which chooses between replay and eager run
+(``chosen_ms``), and replay of every image that fits a graph (``replay_ms``). So the choice is
+compared with ``encoder.accelerated()``, not with the slower reference encoder.
 """
 
 from __future__ import annotations
@@ -43,11 +45,14 @@ BATCH_PIXELS = 1024 * 1024
 
 
 def list_grids(tower: Tower, most: int | None = None) -> list[list[int]]:
-    """Return the grid of each of the 1,000 sizes, resized by the published preprocessing."""
+    """Return the patch grid of each of the 1,000 sizes, resized as the tower's repo configures it.
+
+    ``most`` is the most pixels per image; None takes the limit of the repo.
+    """
     if tower.family.startswith("intern"):
         tilings = [best_tiling(*size, 1, 12, 448) for _, size in fixed_sizes()]
         counts = [columns * rows for columns, rows in tilings]
-        return [[count + (count > 1), 32, 32] for count in counts]  # and a thumbnail
+        return [[count + (count > 1), 32, 32] for count in counts]  # several tiles get a thumbnail
     low, largest = (65_536, 16_777_216) if tower.patch == 16 else (3_136, 12_845_056)
     pixels = low, most or largest
     grids = []
@@ -58,7 +63,7 @@ def list_grids(tower: Tower, most: int | None = None) -> list[list[int]]:
 
 
 def singles(tower: Tower, encoder: VisionEncoder) -> list[Grids]:
-    """Return one grid for every distinct token count within the range of budgets."""
+    """Return one grid for every distinct token count up to the largest token budget."""
     grids = list_grids(tower)
     tokens = [spec.output_tokens for spec in encoder.item_specs(grids)]
     by_tokens = dict(zip(tokens, grids, strict=True))
@@ -66,7 +71,7 @@ def singles(tower: Tower, encoder: VisionEncoder) -> list[Grids]:
 
 
 def batches(tower: Tower) -> list[Grids]:
-    """Return the list of sizes shuffled and cut into eights, scaled to at most one megapixel."""
+    """Return the 1,000 sizes, shuffled, as batches of eight grids of at most one megapixel."""
     grids = list_grids(tower, BATCH_PIXELS)
     random.Random(0).shuffle(grids)
     return [grids[at : at + 8] for at in range(0, len(grids), 8)]
@@ -75,7 +80,13 @@ def batches(tower: Tower) -> list[Grids]:
 def run(
     tower: Tower, kind: str, runs: int, precision: Precision
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Measure every case of one tower; return the costs that decide, and a row per case."""
+    """Measure every case of one tower.
+
+    ``kind`` is "single" or "batch of 8".
+
+    Returns:
+        The measured times by which ``GraphedEncoder`` chooses, and a row per case.
+    """
     encoder = tower.build()
     graphed = GraphedEncoder(encoder, precision=precision).capture(progress=False)
     forced, fast = forced_replay(graphed), encoder.accelerated(precision=precision)
@@ -107,7 +118,7 @@ def run(
 
 
 def forced_replay(graphed: GraphedEncoder) -> Callable[[Tensor, Grids], PartialOutput]:
-    """Return a call of the same graphs that replays everything that fits a budget."""
+    """Return a function that calls ``graphed`` but replays every image that fits a graph."""
     executor = executor_of(graphed)
     own = Cache[Schedule](executor.schedules.max_size), replay_what_fits(executor)
 
@@ -123,7 +134,7 @@ def forced_replay(graphed: GraphedEncoder) -> Callable[[Tensor, Grids], PartialO
 
 
 def decision_microseconds(graphed: GraphedEncoder, grids: Grids) -> dict[str, float]:
-    """Return the host microseconds of a decision, for a grid never seen and one seen before."""
+    """Return the CPU microseconds to choose graphs for grids, if they are "new" and if "seen"."""
     executor = executor_of(graphed)
     new, seen = [], []
     for _ in range(5):
@@ -138,7 +149,7 @@ def decision_microseconds(graphed: GraphedEncoder, grids: Grids) -> dict[str, fl
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the noise, and how chosen calls compare with eager ones, over all cases."""
+    """Return the noise, and statistics of the chosen path against the eager run, over all cases."""
     band = [abs(row["again_ms"] / row["eager_ms"] - 1) for row in rows]
     noise = sorted(band)[int(0.95 * (len(band) - 1))]
     ratios = [
@@ -178,7 +189,7 @@ PLAN = [
 
 
 def kept(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return a result file's entries of the towers that this run does not measure again."""
+    """Return the entries of the file of ``--json`` that this run does not measure again."""
     if not options.json.exists():
         return []
     groups = json.loads(options.json.read_text())["groups"]
@@ -191,7 +202,7 @@ def kept(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Print the summaries; write all cases as JSON if ``--json`` is given."""
+    """Measure all cases; print the summaries, and write the cases if ``--json`` is given."""
     warnings.simplefilter("ignore")
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)

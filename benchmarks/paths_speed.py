@@ -1,16 +1,17 @@
-"""Times of towers with several inputs per image: transformers, reference, accelerated, graphs.
+"""Times of encoders that encode an image and its tiles by separate input paths.
 
     python -m benchmarks.paths_speed --json benchmarks/results/paths_speed_h200.json
 
-Towers of published size with random weights in bfloat16, inputs on the GPU. Figures are medians in
-milliseconds; the variants take turns in one process.
+An input path takes one kind of view of an image, such as "image" (the whole image) or "tiles"; the
+features of both are joined per image. Towers have their real size, with random weights in bfloat16
+and inputs on the GPU. Figures are medians in milliseconds; the variants take turns in one process.
 
-- ``transformers``: transformers' tower (sdpa) over the views of each path, projector included,
-  without joining them per image.
+- ``transformers``: transformers' tower (sdpa) and projector over the views of each input path,
+  without joining the features per image.
 - ``reference``: ``encoder(inputs)``; ``reference_graph``: ``GraphedEncoder(kernels="reference")``.
 - ``accelerated``: ``encoder.accelerated()(inputs)``; ``graph``: ``GraphedEncoder``.
-- ``floor``: a graph of each accelerated path, captured by hand for exactly this shape; no
-  preparation, no padding, no join.
+- ``floor``: a CUDA graph per accelerated input path, captured by hand for exactly this shape,
+  without preparation, padding and joining.
 """
 
 from __future__ import annotations
@@ -44,10 +45,11 @@ WORKLOADS = {
     "most tiles": [(1920, 1280)],
     "mix8": [(4 * width // 3, 4 * height // 3) for width, height in SIZES_MIX8],
 }
-"""Sizes of images; 1920x1280 makes 12 tiles of Step3-VL and 6 of DeepSeek-OCR, the most of each."""
+"""The (width, height) of the images of a workload. An image of 1920x1280 has the most tiles: 12 in
+Step3-VL, and 6 in DeepSeek-OCR."""
 VIEWS = {"image": (1, 2, 4, 8), "tiles": (2, 4, 6, 8, 12, 24, 36)}
-"""Views per graph of each path: the default budgets of a tower of 2 billion parameters take minutes
-to capture twice."""
+"""The numbers of views for which graphs are captured, by input path. They are fewer than by
+default, because capturing all default budgets of 2 billion parameters twice would take minutes."""
 
 
 def random_inputs(encoder: PathsEncoder, sizes: list[tuple[int, int]]) -> VisionInputs:
@@ -60,13 +62,13 @@ def random_inputs(encoder: PathsEncoder, sizes: list[tuple[int, int]]) -> Vision
 
 
 def run_all(graphs: Sequence[Callable[[], object]]) -> None:
-    """Replay the graphs of all input paths."""
+    """Replay the graphs of all input paths, one after another."""
     for replay in graphs:
         replay()
 
 
 def run_transformers(tower: Tower, reference: nn.Module, inputs: VisionInputs) -> None:
-    """Run transformers' tower over the views of each input path."""
+    """Run transformers' tower (``reference``) over the views of each input path."""
     for path in inputs.paths.values():
         if len(path.grid_thw):
             BY_NAME[tower.family].output(reference, path.pixel_values, path.grid_thw)
@@ -118,7 +120,7 @@ def measure(tower: Tower, runs: int) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Measure the towers, print the rows, and write them if ``--json`` is given."""
+    """Measure the towers; print the rows, and write them if ``--json`` is given."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--runs", type=int, default=15)

@@ -1,16 +1,17 @@
-"""A check of ``GraphedEncoder`` under mixed calls of eight threads: equal bits, constant memory.
+"""A soak test of ``GraphedEncoder``, called by eight threads: equal results, constant memory.
 
     python -m benchmarks.soak --json benchmarks/results/soak_h200.json    (ten minutes)
     python -m benchmarks.soak --device cpu --seconds 10    (a rehearsal: a small tower, no graphs)
 
-Each thread calls the encoder again and again with a call drawn at random: one image, several, a
-clip, images beside clips, an item over every budget (it runs eagerly), on the GPU or the CPU. Every
-result is compared bit for bit with the first result of its call, which is compared with the result
-of another thread. Memory is read once per second. The first tenth of the time warms up: latencies
-and memory count from there on. The run fails if a bit differs, or if memory in the last quarter of
-that time is more than 1 % above that in the first quarter. Compared are the medians of what torch
-has reserved on the GPU and of what the process has on the host, and the least that tensors took on
-the GPU, because what they take at one moment depends on the calls under way.
+Each thread calls the encoder again and again with random ones of some inputs: an image, several
+images, a video, images and videos, or an item above the largest token budget, which runs eagerly.
+The pixels lie on the GPU or the CPU. The result for an input is compared bit for bit with the first
+result for this input, which is compared with a result of another thread. Memory is read once per
+second. The first tenth of the time is a warm-up, without latencies and memory. The run fails if a
+bit differs, or if memory in the last quarter of the other time is more than 1 % above memory in
+the first quarter. Compared are the medians of the bytes that torch has reserved on the GPU and that
+the process has on the host, and the minimum of the bytes of tensors on the GPU, because their
+number at any one moment depends on the calls that are running.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ from encoders.contract import Grid, OutputField, PartialOutput
 from graphwrap import GraphedEncoder
 
 GROWTH = 0.01
-"""How much memory may grow after the warm-up."""
+"""The share by which memory may grow after the warm-up."""
 FIELDS: tuple[OutputField, ...] = ("pooler_output", "deepstack_features")
 
 
 class Call(NamedTuple):
-    """A call that threads make: its name, its pixels and its grids."""
+    """An input for the encoder, with a name for its kind, such as one image or a video."""
 
     name: str
     pixels: Tensor
@@ -49,7 +50,8 @@ class Call(NamedTuple):
 
 
 def tower(name: str | None) -> VisionEncoder:
-    """Build a published tower with random weights on the GPU, or a small one on the CPU."""
+    """Build the tower with this name with random weights on the GPU; None builds a small one on the
+    CPU."""
     if name is not None:
         from benchmarks.towers import TOWERS
 
@@ -65,13 +67,13 @@ def tower(name: str | None) -> VisionEncoder:
 
 
 def draw_calls(encoder: VisionEncoder, count: int, largest: int, seed: int) -> list[Call]:
-    """Draw calls of every kind, each with pixels of its own.
+    """Make random inputs of every kind, each with its own pixels.
 
     Args:
-        encoder: the encoder, for widths, dtype and device of the pixels.
-        count: number of calls.
-        largest: most output tokens of an item that fits a budget.
-        seed: the same seed gives the same calls.
+        encoder: the encoder, which determines the shape, dtype and device of the pixels.
+        count: number of inputs.
+        largest: most output tokens of an image or video that fits a graph.
+        seed: the same seed gives the same inputs.
     """
     dice, chance = torch.Generator().manual_seed(seed), random.Random(seed)
     weight = next(encoder.parameters())
@@ -95,14 +97,14 @@ def draw_calls(encoder: VisionEncoder, count: int, largest: int, seed: int) -> l
 
 
 def image(chance: random.Random, tokens: int) -> Grid:
-    """Draw the grid of an image of at most ``tokens`` tokens of 2x2 patches."""
+    """Return a random grid (t, h, w) of an image of at most ``tokens`` tokens of 2x2 patches."""
     height = chance.randint(1, max(int(tokens**0.5), 1))
     width = chance.randint(1, max(tokens // height, 1))
     return 1, 2 * height, 2 * min(width, 4 * height)
 
 
 class Soak:
-    """Threads that call one encoder until the time is over."""
+    """Threads that call one encoder until a number of seconds is over."""
 
     def __init__(self, graphed: GraphedEncoder, calls: list[Call], seconds: float) -> None:
         self.graphed, self.calls = graphed, calls
@@ -115,10 +117,10 @@ class Soak:
         self.failure: BaseException | None = None
 
     def run(self, threads: int) -> list[dict[str, int]]:
-        """Run all threads; return samples of the memory in use, one per second.
+        """Run this number of threads; return samples of the memory in use, one per second.
 
         Raises:
-            BaseException: what a thread raised.
+            BaseException: a thread has raised this error.
         """
         workers = [threading.Thread(target=self._work, args=(n,)) for n in range(threads)]
         for worker in workers:
@@ -139,7 +141,7 @@ class Soak:
         try:
             while time.monotonic() < self.end and self.failure is None:
                 self._call(chance.randrange(len(self.calls)))
-        except BaseException as error:  # noqa: BLE001  # `run` raises it again
+        except BaseException as error:  # noqa: BLE001  # `run` raises it in the main thread
             self.failure = error
 
     def _call(self, number: int) -> None:
@@ -169,7 +171,8 @@ def same_bits(one: PartialOutput, other: PartialOutput) -> bool:
 
 
 def read_memory() -> dict[str, int]:
-    """Return the bytes reserved on the GPU, those that tensors take, and those of the process."""
+    """Return the bytes that torch has reserved on the GPU, the bytes of tensors there, and the
+    bytes of the process on the host."""
     host = Path("/proc/self/statm")
     if host.exists():
         resident = int(host.read_text().split()[1]) * resource.getpagesize()
@@ -184,13 +187,13 @@ def read_memory() -> dict[str, int]:
 
 
 def percentile(values: list[float], share: float) -> float:
-    """Return the value below which the given share of the values lies."""
+    """Return the value below which a share of the values lies; 0.5 gives the median."""
     ordered = sorted(values)
     return ordered[min(int(len(ordered) * share), len(ordered) - 1)]
 
 
 def growth(samples: list[dict[str, int]], name: str) -> float:
-    """Return the growth of a kind of memory from the first quarter of samples to the last."""
+    """Return the relative growth of one kind of memory from the first to the last quarter."""
     quarter, share = max(len(samples) // 4, 1), 0.0 if name == "allocated" else 0.5
     first = percentile([float(one[name]) for one in samples[:quarter]], share)
     last = percentile([float(one[name]) for one in samples[-quarter:]], share)
@@ -198,12 +201,12 @@ def growth(samples: list[dict[str, int]], name: str) -> float:
 
 
 def nine_parts(count: int) -> list[int]:
-    """Return ten indices that divide ``count`` samples into nine parts, first and last included."""
+    """Return ten equally spaced indices into ``count`` samples, from the first to the last."""
     return [(count - 1) * part // 9 for part in range(10)]
 
 
 def report(soak: Soak, samples: list[dict[str, int]], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all figures of a soak run as plain data."""
+    """Return the result of a soak run as plain data."""
     everything = [value for values in soak.milliseconds.values() for value in values]
     stats = soak.graphed.stats()
     grown = {name: round(growth(samples, name), 4) for name in samples[0]}
@@ -250,7 +253,7 @@ def sentence(body: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
-    """Run the threads, print and write; return exit code 1 if a bit differed or memory grew."""
+    """Run the test, print its result, and exit with 1 if a bit differed or memory grew."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--tower", default="Qwen3-VL-2B", help="of benchmarks/towers.py")

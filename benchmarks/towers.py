@@ -1,4 +1,4 @@
-"""The towers and workloads that GPU benchmarks share: published sizes, random weights."""
+"""The vision towers, of real size with random weights, and the workloads of GPU benchmarks."""
 
 from __future__ import annotations
 
@@ -30,20 +30,23 @@ SIZES_MIX8 = (
 
 @dataclass(frozen=True)
 class Tower:
-    """A published tower by name, and its record in the tables of ``tests/oracles``."""
+    """A published vision tower: its name, and its entry in the tables of ``tests/oracles``."""
 
     name: str
     family: str
     repo_id: str
 
     def build(self, dtype: torch.dtype = torch.bfloat16, device: str = "cuda") -> VisionEncoder:
-        """Build this library's tower of one input path at its published size, on a device."""
+        """Build this library's encoder like :meth:`build_encoder`, for towers with one input path.
+
+        An input path takes one kind of view of an image, such as "image" or "tiles".
+        """
         encoder = self.build_encoder(dtype, device)
         assert isinstance(encoder, VisionEncoder)
         return encoder
 
     def build_encoder(self, dtype: torch.dtype = torch.bfloat16, device: str = "cuda") -> Encoder:
-        """Build this library's encoder at its published size with random weights, on a device."""
+        """Build this library's encoder in its real size with random weights, on a device."""
         family = BY_NAME[self.family]
         torch.manual_seed(0)
         with torch.device(device):
@@ -54,9 +57,9 @@ class Tower:
         """Build transformers' tower with the weights and dtype of ``encoder``.
 
         Args:
-            encoder: this library's tower.
-            attention: the implementation of attention, by transformers' name for it, or "flash2"
-                for the kernels of flash-attention 2 that torch brings.
+            encoder: this library's encoder.
+            attention: transformers' name of an attention implementation, or "flash2" for the
+                flash-attention 2 kernels that torch contains.
         """
         family = BY_NAME[self.family]
         dtype = next(encoder.parameters()).dtype
@@ -78,13 +81,13 @@ class Tower:
 
     @property
     def patch(self) -> int:
-        """Side of a patch in pixels."""
+        """The side of a patch in pixels."""
         return 16 if self.family.startswith("qwen3") else 14
 
     @property
     def workloads(self) -> dict[str, Grids]:
-        """The grids of workloads by name: single squares, batches of them, and eight mixed
-        sizes.
+        """The patch grids of the images of each workload, by its name: square images, alone and in
+        batches, and eight images of mixed sizes.
         """
         if self.family.startswith("intern"):
             return {f"{n} tile{'s' * (n > 1)}": [[n, 32, 32]] for n in (1, 4, 13, 64)}
@@ -100,7 +103,7 @@ class Tower:
         }
 
     def grid(self, width: int, height: int) -> list[int]:
-        """Return the grid of an image, each side rounded to whole tokens."""
+        """Return the patch grid (t, h, w) of an image whose sides are rounded to whole tokens."""
         side = 2 * self.patch
         return [1, round(height / side) * 2, round(width / side) * 2]
 

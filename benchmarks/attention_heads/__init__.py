@@ -1,4 +1,4 @@
-"""Attention with heads of 72 and 80 columns on one GPU: ``python -m benchmarks.attention_heads``.
+"""Speed of attention with head sizes 72 and 80: ``python -m benchmarks.attention_heads``.
 
-- ``measure``: the library's kernels and candidates beside them, each timed and checked
+- ``measure``: times and checks the library's attention kernels, and candidates to replace them
 """

@@ -1,18 +1,18 @@
-"""Attention with heads of 72 and 80 columns: the library's kernels beside candidates, on one GPU.
+"""Attention kernels for head sizes 72 and 80 on one GPU: the library's, and candidates.
 
     python -m benchmarks.attention_heads --json benchmarks/results/attention_heads_h200.json
     python -m benchmarks.attention_heads --table benchmarks/results/attention_heads_h200.json
 
-The first command takes under three minutes. It measures flash-attn-4 where the ``flash`` extra is
+The first command takes under three minutes. It measures flash-attn-4 if the ``flash`` extra is
 installed; on a machine without a network, unpack its wheels and put their folders into
 ``PYTHONPATH``. ``benchmarks/attention_heads/measure.py`` lists the candidates.
 
-Each family of candidates runs in a process of its own, so that one that hangs or reads out of
-bounds ends no other. ``us`` is the time inside a CUDA graph, the median of replays in drawn order;
-``tflops`` counts the head's own columns; ``relative_l2`` is the distance to float64 attention on
-sampled rows; ``products_us`` is the time of the products before and after attention for that layout
-of heads. With ``--device cpu`` and ``TRITON_INTERPRET=1``, results are checked and the times mean
-nothing.
+Each family of candidates runs in a process of its own, so that a kernel that hangs or reads out of
+bounds does not end the others. ``us`` is the time of one call inside a CUDA graph, the median of
+replays in random order. ``tflops`` does not count columns of padding. ``relative_l2`` is the
+relative error against attention in float64, on sampled rows. ``products_us`` is the time of the
+matrix products before and after attention, whose size depends on the padding of heads. With
+``--device cpu`` and ``TRITON_INTERPRET=1`` only the errors are meaningful, not the times.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ from benchmarks.attention_heads.measure import CORRECT, FAMILIES, cells, measure
 from benchmarks.measuring.machine import about
 
 WINS = 1.03
-"""The gain that a kernel needs."""
+"""The speedup over the library's fastest kernel from which a candidate is marked as winning."""
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return a Markdown table of the fastest kernel and the fastest candidate per cell and family.
+    """Return a Markdown table of the library's fastest kernel and the fastest candidate.
 
-    The gain of a candidate counts what its layout of heads adds to the products around attention.
+    There are two rows per cell (attention call) and family of candidates. A candidate's gain takes
+    into account how much its padding of heads slows down the matrix products around attention.
     """
     head = ("cell", "size", "kernel", "us", "TF/s", "products, us", "error", "gain")
     lines, wrong = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)], []
@@ -60,7 +61,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure each family of candidates in a process of its own; write rows after each cell."""
+    """Measure each family of candidates in a process of its own, or print the table of a file."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.attention_heads", description=__doc__
     )

@@ -1,14 +1,15 @@
-"""Kernels of attention and candidates beside them, each measured and compared with float64.
+"""Times attention kernels, and compares their results with attention in float64.
 
-The candidates, beside every kernel of the library that takes the cell:
+Every kernel of the library that supports a cell (an attention call of one size) is measured, and
+these candidates to replace it:
 
-- flash-attn-4 with every tiling of :data:`FLASH4_TILES`. Segments of 784 rows need 74 % of 5 x 6
-  of its own tiles, 192 x 144, and segments of 1,024 rows 79 % of 6 x 8.
-- the kernel of ``tma_attention`` with every tiling of :data:`TMA_TILES`.
-- heads that begin every 80 columns instead of every 72, as the qkv product writes them if its
-  weight has rows of zeros, so that each begins at a whole sector of 32 bytes of the memory.
+- flash-attn-4 with every tiling of :data:`FLASH4_TILES`. With its default tiles of 192 x 144, only
+  74 % of the 5 x 6 tiles for a segment of 784 rows is used, and 79 % of the 6 x 8 for 1,024 rows.
+- the library's kernel ``tma_attention`` with every tiling of :data:`TMA_TILES`.
+- both of them with heads of size 72 padded to 80 columns, so that each head is aligned to the
+  GPU memory's sectors of 32 bytes. The qkv product pads if its weight gets rows of zeros.
 
-cuDNN with offsets is left out: torch 2.11 cannot capture it.
+cuDNN attention with segment offsets is left out: torch 2.11 cannot capture it in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -45,49 +46,50 @@ FLASH4_TILES = (
     (128, 160, True),
     (128, 176, True),
 )
-"""Query rows, keys, and whether probabilities stay in registers for the second product. None spills
-a register for heads of 72, 80 or 96 columns, and in none does ptxas wait for every instruction of a
-product, as in 192 x 128 with probabilities in registers (flash-attn-4 4.0.0b36, for sm_90a)."""
+"""Tilings: query rows, keys, and whether probabilities stay in registers for the second product.
+They spill no register for head sizes 72, 80 and 96, and ptxas does not serialize their products, as
+it does for 192 x 128 with probabilities in registers (flash-attn-4 4.0.0b36, for sm_90a)."""
 TMA_TILES = ((64, 64, 4, 2), (128, 64, 8, 2), (128, 64, 8, 3), (256, 64, 16, 3))
-"""Tilings for which Triton 3.6 spills no register on Hopper: ``triton.compile`` says so without a
-GPU, for ``GPUTarget("cuda", 90, 32)``. With 256 x 128 it spills."""
+"""Tilings (the fields of ``tma_attention.Tile``) for which Triton 3.6 spills no register on Hopper.
+``triton.compile`` shows this without a GPU, for ``GPUTarget("cuda", 90, 32)``; 256 x 128 spills."""
 FAMILIES = {"flash4": 200, "tma": 90}
-"""Families of candidates, and the seconds after which their process is ended."""
+"""The families of candidates, and the seconds after which a family's process is killed."""
 PADDING, SAMPLED = 40, 64
-"""Rows of zeros after the last segment, and rows whose result is compared with float64."""
+"""The number of rows of zeros after the last segment, and the number of rows whose result is
+compared with float64."""
 CORRECT = 1e-2
 """The largest error that the library allows in bfloat16."""
 
 
 class Cell(NamedTuple):
-    """One call of attention: a head size and the rows of each segment."""
+    """An attention call to measure: the head size, and the rows of each segment."""
 
     name: str
     size: int
     lengths: list[int]
     heads: int = 16
     tiles: bool = False
-    """Whether the tower takes tiles of one size, so that all segments are known to be equal."""
+    """Whether the encoder takes tiles of one size, so that all segments have the same length."""
 
     @property
     def shape(self) -> AttentionShape:
-        """The shape of the attention call, as the library's kernels take it."""
+        """The shape of the attention call, in the form that the library's kernels accept."""
         rows = sum(self.lengths) + (0 if self.tiles else PADDING)
         shape = (self.heads, self.size, rows, len(self.lengths), max(self.lengths), self.tiles)
         return AttentionShape(*shape, dtype="torch.bfloat16")
 
 
 class Candidate(NamedTuple):
-    """A kernel to time, with the number of columns from one head to the next."""
+    """A kernel to time, with the distance of heads in memory."""
 
     name: str
     attend: Attend
     apart: int
-    """Columns from the beginning of a head to that of the next."""
+    """The number of columns from the beginning of one head to the beginning of the next."""
 
 
 def cells() -> Iterator[Cell]:
-    """Yield the cells of Qwen3-VL-8B, SigLIP so400m, and Qwen2.5-VL-7B with its windows."""
+    """Yield attention calls of Qwen3-VL-8B, SigLIP so400m, and Qwen2.5-VL-7B with its windows."""
     from benchmarks.towers import TOWERS  # only here, because it imports transformers
 
     for name, size in (("Qwen3-VL-8B", 72), ("Qwen2.5-VL-7B", 80)):
@@ -115,7 +117,8 @@ def windows(h: int, w: int, side: int = 8) -> list[int]:
 def candidates(family: str, cell: Cell, capability: tuple[int, int]) -> Iterator[Candidate]:
     """Yield the library's kernels for a cell, then the candidates of a family.
 
-    Candidates in Triton need torch alone: flash-attn-4 is not among the kernels beside them.
+    For the family "tma", the library's flash-attn-4 kernel is left out, so that the package is not
+    needed.
     """
     size = cell.size
     for name, kernel in KERNELS.items():
@@ -133,7 +136,10 @@ def candidates(family: str, cell: Cell, capability: tuple[int, int]) -> Iterator
 
 
 def tma(cell: Cell, apart: int, tile: tuple[int, int, int, int]) -> Candidate:
-    """Return the library's kernel for the tensor memory accelerator, with a given tiling."""
+    """Return the library's kernel for the tensor memory accelerator (TMA), with this tiling.
+
+    ``apart`` is the number of columns from one head to the next, ``tile`` an element of TMA_TILES.
+    """
     from encoders.accelerated.triton_kernels.tma_attention import Tile, attend  # needs Triton
 
     def attend_with(
@@ -146,7 +152,11 @@ def tma(cell: Cell, apart: int, tile: tuple[int, int, int, int]) -> Candidate:
 
 
 def flash4(cell: Cell, apart: int, queries: int, keys: int, kept: bool) -> Candidate:
-    """Return flash-attn-4 with a given tiling; ``kept`` keeps probabilities in registers."""
+    """Return flash-attn-4 with a tile of ``queries`` x ``keys``.
+
+    ``apart`` is the number of columns from one head to the next; ``kept`` keeps probabilities in
+    registers for the second product.
+    """
 
     def attend(
         q: Tensor, k: Tensor, v: Tensor, out: Tensor, offsets: Tensor, shape: AttentionShape
@@ -168,7 +178,7 @@ def flash4(cell: Cell, apart: int, queries: int, keys: int, kept: bool) -> Candi
 
 
 def draw(cell: Cell, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Draw random queries, keys and values [T, 3, H, K], zeros beyond the last segment."""
+    """Return random queries, keys and values [T, 3, H, K], with zeros after the last segment."""
     generator = torch.Generator(device).manual_seed(0)
     sizes = (cell.shape.rows, 3, cell.heads, cell.size)
     values = torch.randn(sizes, generator=generator, device=device).to(dtype)
@@ -177,9 +187,9 @@ def draw(cell: Cell, device: torch.device, dtype: torch.dtype) -> Tensor:
 
 
 def sampled_truth(cell: Cell, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Return sampled row numbers, and the float64 attention of these rows.
+    """Return the numbers of some rows, and the attention of these rows in float64.
 
-    The rows are spread over all segments, and the last rows of some segments are among them.
+    The rows are evenly spaced over all segments, and the last rows of 16 segments are added.
     """
     ends = [0, *accumulate(cell.lengths)]
     rows = sorted({*range(0, ends[-1], -(-ends[-1] // SAMPLED)), *(end - 1 for end in ends[1:17])})
@@ -197,9 +207,10 @@ def sampled_truth(cell: Cell, values: Tensor) -> tuple[Tensor, Tensor]:
 def prepare(
     cell: Cell, candidate: Candidate, values: Tensor, truth: tuple[Tensor, Tensor]
 ) -> tuple[Callable[[], Tensor], float]:
-    """Return a candidate's call for a cell, and its relative L2 distance to float64.
+    """Return a function that runs a candidate on a cell, and the candidate's relative L2 error.
 
-    Columns that the kernel must not read hold NaN, and so does its output buffer.
+    Columns that the kernel must not read are NaN, as is the output buffer before the call, so that
+    a wrong access shows in the result.
     """
     ends = [0, *accumulate(cell.lengths)]
     buffer = values.new_full((*values.shape[:3], candidate.apart), float("nan"))
@@ -218,8 +229,8 @@ def prepare(
 
 
 def products(cell: Cell, candidate: Candidate, like: Tensor) -> Callable[[], object]:
-    """Return a call of the products before and after attention, in a candidate's layout of
-    heads.
+    """Return a function that runs the matrix products before and after attention (qkv and output),
+    with heads padded for a candidate.
     """
     side = cell.heads * cell.size
     sizes = ((len(like), side), (3 * cell.heads * candidate.apart, side), (len(like), side))
@@ -228,10 +239,10 @@ def products(cell: Cell, candidate: Candidate, like: Tensor) -> Callable[[], obj
 
 
 def microseconds(calls: Mapping[str, Callable[[], object]], runs: int) -> dict[str, list[float]]:
-    """Time every call in runs of random order; return the microseconds of each run.
+    """Time all functions in turn, in random order; return the microseconds per call of each run.
 
-    On a GPU a run is the replay of a graph with about two milliseconds of calls; a call that cannot
-    be captured has no times.
+    On a GPU a run is the replay of a CUDA graph that repeats the call for about two milliseconds; a
+    function that cannot be captured gets no times.
     """
     if not torch.cuda.is_available():
         return {name: [seconds(call) * 1e6] for name, call in calls.items()}
@@ -260,7 +271,7 @@ def microseconds(calls: Mapping[str, Callable[[], object]], runs: int) -> dict[s
 
 
 def seconds(call: Callable[[], object]) -> float:
-    """Return the wall-clock seconds of one call, with the GPU's work."""
+    """Return the wall-clock seconds of one call, until the GPU has finished its work."""
     began = time.perf_counter()
     call()
     if torch.cuda.is_available():
@@ -269,7 +280,7 @@ def seconds(call: Callable[[], object]) -> float:
 
 
 def measure(cell: Cell, family: str, device: torch.device, runs: int) -> list[dict[str, Any]]:
-    """Return one row per kernel of a cell; a kernel that fails has its error instead of a time."""
+    """Return a result per kernel for one cell; a kernel that fails has an error and no time."""
     on_gpu = device.type == "cuda"
     capability = torch.cuda.get_device_capability() if on_gpu else (9, 0)
     values = draw(cell, device, torch.bfloat16 if on_gpu else torch.float16)
@@ -299,7 +310,7 @@ def measure(cell: Cell, family: str, device: torch.device, runs: int) -> list[di
 
 
 def measure_family(family: str, todo: Sequence[Cell], device: str, runs: int, path: Path) -> None:
-    """Measure the candidates of a family in every cell, and write all rows after each cell."""
+    """Measure a family of candidates in the given cells; write all results after each cell."""
     rows = []
     with torch.no_grad():
         for cell in todo:

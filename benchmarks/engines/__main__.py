@@ -1,17 +1,17 @@
-"""Time to the first token in vLLM: its tower eagerly, its tower with graphs, and our tower.
+"""Time to the first token in vLLM with its vision tower, eager and with CUDA graphs, and with ours.
 
     python -m benchmarks.engines --json benchmarks/results/engines_h200.json
     python -m benchmarks.engines --models Qwen3-VL-8B --modes stock,ours --layers 4
     python -m benchmarks.engines --check --json benchmarks/results/engines_check_h200.json
     python -m benchmarks.engines --write      (draws the table of docs/engines.md)
 
-Every engine is a process of its own with its share of the GPU, and answers while the others wait.
-The engines of a model get the same requests, one engine after the other in a new random order per
-request, so that nothing that changes on the host between two requests is taken for a difference
-between engines. Every cell is written when it is measured. Weights are drawn by vLLM
-(``load_format="dummy"``), every request has new random images and asks for one token.
-``benchmarks/engines/check.py`` compares tokens, KV blocks and memory, and
-``benchmarks/engines/processor.py`` measures what comes before the tower without a GPU.
+An engine is vLLM with one of the three towers, in a process of its own with its share of the GPU
+memory; it works while the others wait. All engines of a model get the same requests, one engine
+after the other in a new random order per request, so that changes on the host over time do not look
+like differences between engines. The results of a cell (model and image sizes) are written as soon
+as they are measured. vLLM makes the weights at random (``load_format="dummy"``); every request has
+new random images and asks for one token. ``benchmarks/engines/check.py`` compares tokens, KV blocks
+and memory, and ``benchmarks/engines/processor.py`` measures the preprocessing, without a GPU.
 """
 
 from __future__ import annotations
@@ -32,7 +32,13 @@ from benchmarks.engines.table import write_page
 
 
 def run_apart(options: argparse.Namespace, module: str, given: dict[str, Any]) -> None:
-    """Run a measurement in a process of its own, so that the next one finds an empty GPU."""
+    """Run a measurement in a process of its own, so that the next one finds the GPU's memory free.
+
+    Args:
+        options: the options of the command line.
+        module: name of the module to run with ``python -m``.
+        given: arguments of the measurement, which are passed to the module as JSON.
+    """
     print(f"# {given}", flush=True)
     command = [sys.executable, "-m", module, "--one", json.dumps(given)]
     command += ["--json", str(options.json)] if options.json else []
@@ -42,7 +48,7 @@ def run_apart(options: argparse.Namespace, module: str, given: dict[str, Any]) -
 
 
 def read_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read the options of the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.engines", description=__doc__)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--models", default=",".join(MODELS))

@@ -1,15 +1,19 @@
-"""Tokens, KV blocks and memory of vLLM with this library's tower, beside vLLM with its own.
+"""Tokens, KV blocks and memory of vLLM with this library's vision tower and with its own.
 
     python -m benchmarks.engines --check --json benchmarks/results/engines_check_h200.json
 
-Four engines per model and model runner read one checkpoint of random weights: our tower as the
-reference without graphs, our tower with its kernels without graphs, our tower as it runs by
-default, and vLLM's own. Greedy tokens of the third are compared with those of the first two; the
-fourth shows by how much two towers in bfloat16 differ anyway, and how many KV blocks there are
-without our pool. The first engine answers the same
-requests again in the opposite order, which shows how many answers change with the batch alone. For
-every answer that differs, the reference's gap in log-probability between its two best tokens is
-read where the answers part: a gap below the rounding of bfloat16 is a tie.
+Per model and vLLM model runner, four engines load one checkpoint with random weights:
+
+- ``reference``: our reference encoder, without accelerated kernels and without CUDA graphs
+- ``eager``: our tower with accelerated kernels, without CUDA graphs
+- ``ours``: our tower as it runs by default
+- ``stock``: vLLM's own tower
+
+The greedy tokens of ``ours`` are compared with those of ``reference`` and ``eager``. ``stock``
+shows how often two towers in bfloat16 differ anyway, and how many KV blocks fit without our memory
+pool. ``reference`` also answers the requests in the opposite order, which shows how many answers
+change with the batching alone. Where an answer first differs, the gap between the log-probabilities
+of the reference's two best tokens is recorded: a gap below the rounding of bfloat16 is a tie.
 """
 
 from __future__ import annotations
@@ -36,17 +40,20 @@ OPTIONS: dict[str, dict[str, str]] = {
     "ours": {},
     "stock": {},
 }
-"""Engine -> options of our tower."""
+"""The options of our tower in each engine, by the name of the engine."""
 PARTS = tuple(OPTIONS)
 COMPARED, TOKENS = 24, 8
-"""Requests whose tokens are compared, and tokens per request."""
+"""The number of requests whose tokens are compared, and the number of tokens per request."""
 MIXED = 200
-"""Requests that an engine has to answer at once."""
+"""The number of requests that the engine ``ours`` must answer when they are sent all at once."""
 SIDES = (64, 224, 336, 448, 640, 768, 1024, 1280)
 
 
 def write_checkpoint(folder: Path, model: str, layers: int | None, device: str) -> Path:
-    """Write a model whose weights transformers draws from a fixed seed, if it is not there."""
+    """Write a model with random weights from a fixed seed into a folder, if there is none yet.
+
+    ``layers`` is the number of layers of the language model; None takes all.
+    """
     if any(folder.glob("*.safetensors")):
         return folder
     from transformers import AutoConfig, AutoModelForImageTextToText
@@ -58,12 +65,12 @@ def write_checkpoint(folder: Path, model: str, layers: int | None, device: str) 
         config = AutoConfig.from_pretrained(folder)
         drawn = AutoModelForImageTextToText.from_config(config, dtype=torch.bfloat16)
     drawn.save_pretrained(folder)
-    (folder / "config.json").write_text(written)  # in the published form
+    (folder / "config.json").write_text(written)  # restore the config that transformers rewrote
     return folder
 
 
 def requests(count: int, seed: int) -> list[dict[str, Any]]:
-    """Make prompts with up to three images of mixed sizes; every sixth prompt has none."""
+    """Make prompts with up to three images of mixed sizes; every sixth prompt has no image."""
     dice, made = np.random.default_rng(seed), []
     for number in range(count):
         images = []
@@ -77,9 +84,9 @@ def requests(count: int, seed: int) -> list[dict[str, Any]]:
 
 
 def answers(engine: Engine, prompts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Send all requests at once, and return greedy tokens per request, and per token its gap.
+    """Send all requests at once; return the greedy ``tokens`` of each, and the ``gaps`` per token.
 
-    A token's gap is its log-probability less that of the second best token.
+    A token's gap is its log-probability minus the log-probability of the second best token.
     """
     outputs = [output.outputs[0] for output in engine.answer(prompts, TOKENS, logprobs=2)]
     return {
@@ -89,13 +96,13 @@ def answers(engine: Engine, prompts: Sequence[dict[str, Any]]) -> dict[str, Any]
 
 
 def gap(logprobs: Mapping[int, Any]) -> float:
-    """Return the best log-probability less the second best, of those of one token."""
+    """Return the largest of the log-probabilities at one position minus the second largest."""
     best, second, *_ = sorted((one.logprob for one in logprobs.values()), reverse=True)
     return round(best - second, 6)
 
 
 def tower_stats(model: Any) -> dict[str, Any]:
-    """Return the counters of our tower in vLLM; empty if vLLM runs its own."""
+    """Return the graph statistics of our tower in vLLM; {} if vLLM runs its own tower."""
     if not getattr(model, "vision_tower_ours", False):
         return {}
     stats = model.our_tower.capture().stats().to_dict()
@@ -113,7 +120,18 @@ def check(
     place: Path = Path("/tmp/vitgraph_check"),
     device: str = "cuda",
 ) -> None:
-    """Run one engine, and record its tokens, its KV blocks and the memory of our tower."""
+    """Run one engine, and record its tokens, its KV blocks and the memory of our tower.
+
+    Args:
+        model: name of the model.
+        part: name of the engine, a key of :data:`OPTIONS`.
+        layers: number of layers of the language model; None takes all.
+        runner: "1" for vLLM's V2 model runner, else "0".
+        record: writes a result.
+        start: creates the engine.
+        place: folder for the checkpoint.
+        device: device on which the random weights are made.
+    """
     os.environ |= {
         "VLLM_USE_V2_MODEL_RUNNER": runner,
         "VITGRAPH_VLLM_OPTIONS": json.dumps(OPTIONS[part]),
@@ -150,7 +168,10 @@ def check(
 
 
 def verdicts(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Compare tokens with the reference and KV blocks with vLLM's, per model and runner."""
+    """Compare the engines' tokens with the reference's, and our KV blocks with vLLM's.
+
+    ``rows`` are results of :func:`check`; there is one comparison per model and model runner.
+    """
     found = []
     groups = {(row["model"], row["layers"], row["runner"]) for row in rows}
     for group in sorted(groups, key=str):
@@ -189,7 +210,10 @@ def verdicts(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def gaps_at(tokens: Sequence[Sequence[int]], reference: dict[str, Any]) -> list[float]:
-    """Return the reference's gap at the first token that differs, of each request that differs."""
+    """Return, for each request with other tokens than the reference, the gap at the first of them.
+
+    The gap is the reference's: how much more probable its best token was than its second best.
+    """
     rows = zip(tokens, reference["tokens"], reference["gaps"], strict=True)
     parted = [
         [gap for one, other, gap in zip(*row, strict=True) if one != other][:1] for row in rows
@@ -202,7 +226,7 @@ def _equal(one: Sequence[Sequence[int]], other: Sequence[Sequence[int]]) -> int:
 
 
 def main() -> None:
-    """Run the part that ``benchmarks.engines`` asks for, and print the comparison of all parts."""
+    """Run the engine that ``benchmarks.engines`` names; print the comparison of all engines."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--one", type=json.loads, required=True)
     parser.add_argument("--json", type=Path)

@@ -1,8 +1,8 @@
-"""Engines in processes of their own, and how long their requests take to the first token.
+"""Runs vLLM engines in separate processes, and measures their times to the first token.
 
-Every engine has its share of the GPU, and answers while the others wait. The engines of a model get
-the same requests, one engine after the other in a new random order per request, so that nothing
-that changes on the host between two requests is taken for a difference between engines.
+Every engine has its share of the GPU memory, and works while the others wait. All engines of a
+model get the same requests, one engine after the other in a new random order per request, so that
+changes on the host over time do not look like differences between engines.
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ CELLS = {
     "8x448": (8, 448, 448),
     "1x1920x1080": (1, 1920, 1080),
 }
-"""Cell -> images per request, their width and height."""
+"""The workloads by name: (images per request, width, height)."""
 MODES = {
     "stock": "vLLM's tower, eagerly",
     "graphs": "vLLM's tower, its own encoder graphs",
     "ours": "vitgraph's tower",
 }
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(2**30), "MALLOC_TRIM_THRESHOLD_": str(2**32)}
-"""Variables that make glibc keep what is freed. By default it gives large blocks back and each
-request faults them in anew, or not, as the process's heap happens to lie: the same preprocessing
-took 16 ms in one process and 24 ms in another."""
+"""Environment variables that make glibc keep freed memory. By default it returns large blocks to
+the system, and depending on the layout of the heap every request has page faults in them again: the
+same preprocessing took 16 ms in one process and 24 ms in another."""
 CAPTURED = [1, 2, 4, 8, 16, 128, 256, 512]
-"""Tokens of the language model's graphs. An engine of 256 sequences, vLLM's default, captures many
-sizes up to 512, which takes longer; prompts of more tokens run without a graph either way."""
+"""The token counts for which graphs of the language model are captured. vLLM's default captures
+many more sizes up to 512, which takes longer; longer prompts run without a graph in both cases."""
 WARM, RUNS = 5, 41
-"""Requests per cell that are not timed, and that are. With 21, the host's noise moved the median of
-a first token of 30 ms by 2 ms."""
+"""The numbers of untimed warm-up requests and of timed requests per workload. With 21, noise of the
+host moved the median of a first token of 30 ms by 2 ms."""
 
 
 class AnswersRequests(Protocol):
-    """An engine, or what is measured in its place."""
+    """A vLLM engine, or a part of vLLM that is measured alone, such as its processor."""
 
     def answer(self, requests: Sequence[dict[str, Any]], tokens: int) -> list[Any]: ...
 
@@ -73,7 +73,7 @@ class Engine:
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_USE_FLASHINFER_SAMPLER": "0",  # an optional package; sampling is greedy
         }
-        # vLLM's second model runner has no times of the tower (0.26).
+        # vLLM's V2 model runner does not report the tower's times (0.26).
         os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
         from vllm import LLM
 
@@ -82,7 +82,7 @@ class Engine:
     def answer(
         self, requests: Sequence[dict[str, Any]], tokens: int, logprobs: int | None = None
     ) -> list[Any]:
-        """Send requests at once, each for ``tokens`` greedy tokens, and return their outputs.
+        """Send all requests at once, each for ``tokens`` greedy tokens, and return vLLM's outputs.
 
         ``logprobs`` is the number of best tokens whose log-probabilities are returned, too.
         """
@@ -98,8 +98,8 @@ class Engine:
         return list(self.llm.generate(list(requests), greedy, use_tqdm=False))
 
     def stages(self) -> dict[str, float]:
-        """Return the seconds of preprocessing and of the tower since the last call, as vLLM
-        counts.
+        """Return the seconds of preprocessing and of the vision tower since the last call of this
+        method, as vLLM reports them.
         """
         from vllm.benchmarks.mm_processor import get_timing_stats_from_engine
 
@@ -111,9 +111,12 @@ class Engine:
 
 
 def settings(folder: Path, mode: str, *, compiled: bool) -> dict[str, Any]:
-    """Return the arguments of ``vllm.LLM`` for a mode such as "stock" or "ours"."""
+    """Return the arguments of ``vllm.LLM`` for a mode, a key of :data:`MODES`.
+
+    ``compiled`` says whether vLLM compiles the language model and captures its graphs.
+    """
     compilation: dict[str, Any] = {} if compiled else {"mode": 0, "cudagraph_mode": "NONE"}
-    if mode == "graphs":  # its manager works only beside the graphs of the language model
+    if mode == "graphs":  # vLLM has encoder graphs only together with language model graphs
         graphs = {} if compiled else {"cudagraph_mode": "FULL_DECODE_ONLY"}
         compilation |= {**graphs, "cudagraph_mm_encoder": True}
     return {
@@ -135,7 +138,7 @@ def settings(folder: Path, mode: str, *, compiled: bool) -> dict[str, Any]:
 
 
 def request_of(cell: str, dice: np.random.Generator) -> dict[str, Any]:
-    """Make a prompt with new random images of a workload."""
+    """Make a prompt with new random images for a workload (a key of :data:`CELLS`)."""
     count, width, height = CELLS[cell]
     pixels = dice.integers(0, 256, (count, height, width, 3), dtype=np.uint8)
     images = [Image.fromarray(one) for one in pixels]
@@ -143,7 +146,10 @@ def request_of(cell: str, dice: np.random.Generator) -> dict[str, Any]:
 
 
 def time_request(engine: AnswersRequests, cell: str, number: int) -> dict[str, float]:
-    """Return the seconds of a request to its first token and of its stages, and page faults."""
+    """Return the seconds to the first token and of each stage, and the page faults, of a request.
+
+    ``cell`` is a key of :data:`CELLS`; ``number`` is the seed of the request's images.
+    """
     request = request_of(cell, np.random.default_rng(number))
     faults, began = getrusage(RUSAGE_SELF).ru_minflt, time.perf_counter()
     (output,) = engine.answer([request], tokens=1)
@@ -156,7 +162,7 @@ def time_request(engine: AnswersRequests, cell: str, number: int) -> dict[str, f
 def serve(
     pipe: Connection, start: Callable[..., AnswersRequests], *about: Any, **more: Any
 ) -> None:
-    """Start an engine, report the seconds that took, and time requests until the pipe closes."""
+    """Start an engine, send its startup seconds, and time requests until the pipe is closed."""
     began = time.perf_counter()
     engine = start(*about, **more)
     pipe.send(round(time.perf_counter() - began, 1))
@@ -166,7 +172,9 @@ def serve(
 
 
 class Apart:
-    """An engine in a process of its own; calls raise EOFError if that process has ended.
+    """An engine in a process of its own.
+
+    Calls raise EOFError or BrokenPipeError if that process has ended.
 
     Attributes:
         start_seconds: seconds that the engine took to start.
@@ -184,7 +192,7 @@ class Apart:
     ) -> None:
         for name in ALLOCATOR:
             os.environ.pop(name, None)
-        os.environ |= allocator  # the process that is started inherits them
+        os.environ |= allocator  # the new process inherits these variables
         context = get_context("spawn")
         self._pipe, theirs = context.Pipe()
         more = {"compiled": compiled, "gpu_memory_utilization": share}
@@ -196,12 +204,12 @@ class Apart:
         self.start_seconds: float = self._pipe.recv()
 
     def ask(self, cell: str, number: int) -> dict[str, float]:
-        """Return the seconds of a request, whose images depend on its number alone."""
+        """Time a request of the workload ``cell`` whose images have the seed ``number``."""
         self._pipe.send((cell, number))
         return dict(self._pipe.recv())
 
     def end(self) -> None:
-        """End the process, and wait until it has given the GPU back."""
+        """End the process, and wait until its GPU memory is free."""
         self._pipe.close()
         self._process.join()
 
@@ -209,7 +217,10 @@ class Apart:
 def measure_cell(
     engines: dict[str, Apart], cell: str, runs: int | None = None
 ) -> dict[str, dict[str, float]]:
-    """Return medians and quartile distances in milliseconds by mode; engines that end have none."""
+    """Time all engines on one workload; return medians and quartile distances by mode, in ms.
+
+    An engine that has crashed is removed from ``engines`` and has no result.
+    """
     order = random.Random(0)
     rows: dict[str, list[dict[str, float]]] = {mode: [] for mode in engines}
     for number in range(WARM + (runs or RUNS)):
@@ -226,11 +237,15 @@ def measure_cell(
 def summarise(
     rows: Sequence[dict[str, float]], timed: Mapping[str, Sequence[dict[str, float]]]
 ) -> dict[str, float]:
-    """Return the medians in milliseconds, and the quartile distance of the times of the host.
+    """Return an engine's medians in milliseconds, and the quartile distances of two of the times.
 
-    ``first_token_to_stock`` is the median over requests of the time to the first token divided by
-    that of the engine "stock" for the same request; likewise for the other engines, and for
-    preprocessing.
+    ``first_token_to_stock`` is the median over requests of a ratio: this engine's time to the first
+    token divided by the time of the engine "stock" for the same request. There is such a ratio to
+    every engine, and also for the time of preprocessing (``preprocess_to_stock``, ...).
+
+    Args:
+        rows: the seconds of each request in this engine.
+        timed: the seconds of the same requests in every engine, by mode.
     """
     result = {f"{name}_ms": 1e3 * statistics.median(row[name] for row in rows) for name in rows[0]}
     result["runs"] = len(rows)
@@ -255,11 +270,22 @@ def measure(
     runs: int | None = None,
     start: Callable[..., Apart] = Apart,
 ) -> None:
-    """Measure a model's engines in every workload; each row is recorded when it is done."""
+    """Measure a model's engines in every workload; each result is recorded immediately.
+
+    Args:
+        model: name of the model.
+        modes: the engines, keys of :data:`MODES`.
+        cells: the workloads, keys of :data:`CELLS`.
+        layers: number of layers of the language model; None takes all.
+        record: writes a result.
+        compiled: whether vLLM compiles the language model and captures its graphs.
+        runs: number of timed requests; None takes :data:`RUNS`.
+        start: starts an engine in a process of its own.
+    """
     with tempfile.TemporaryDirectory() as folder:
         place = write_model(Path(folder), model, layers)
         engines: dict[str, Apart] = {}
-        for mode in modes:  # one after the other, since each looks how much memory is free
+        for mode in modes:  # not in parallel, because each engine checks how much memory is free
             try:
                 engines[mode] = start(place, mode, compiled=compiled, share=0.9 / len(modes))
             except EOFError:
@@ -275,7 +301,11 @@ def measure(
 
 
 def recorder(path: Path | None, about: Callable[[], dict[str, Any]]) -> Callable[[Any], None]:
-    """Return a function that prints a row and puts it into a file, in place of one with its key."""
+    """Return a function that prints a result and writes it into a JSON file.
+
+    In the file it replaces an older result with the same :func:`key`. Without ``path`` nothing is
+    written. ``about`` describes the machine for the head of the file.
+    """
 
     def record(row: dict[str, Any]) -> None:
         print(json.dumps(row), flush=True)
@@ -290,20 +320,20 @@ def recorder(path: Path | None, about: Callable[[], dict[str, Any]]) -> Callable
 
 
 def write_rows(path: Path, about: dict[str, Any], rows: Sequence[dict[str, Any]]) -> None:
-    """Write a result file with a line per row."""
+    """Write a JSON file with one line per result, after a description of the machine."""
     lines = ",\n".join(f"  {json.dumps(row)}" for row in rows)
     path.write_text(f'{{"about": {json.dumps(about, indent=1)},\n "rows": [\n{lines}\n]}}\n')
 
 
 def key(row: dict[str, Any]) -> tuple[Any, ...]:
-    """Return the key of a row; of two rows with equal keys the later one counts."""
+    """Return the values that identify a result; a newer result with the same values replaces it."""
     return tuple(
         row.get(name) for name in ("model", "layers", "mode", "compiled", "cell", "runner", "part")
     )
 
 
 def describe() -> dict[str, Any]:
-    """Return the machine, the versions of packages, and the way a workload is measured."""
+    """Return a description of the machine, the package versions, and the numbers of requests."""
     try:
         engine = version("vllm")
     except PackageNotFoundError:

@@ -1,11 +1,11 @@
-"""Seconds of vLLM's multi-modal processor with our plug-in and without; no GPU is needed.
+"""Seconds of vLLM's multi-modal processor with and without our plug-in; no GPU is needed.
 
     python -m benchmarks.engines.processor --json benchmarks/results/engine_processor_cpu.json
 
-There are two processes of each kind, since processes of the same code differ, too. All processes
-get the same images in turn, in a new random order per request. The settings of the processor are
-those that the models publish. Every cell is measured with an allocator that keeps memory, and with
-the default.
+Two processes run with the plug-in and two without, to show how much processes with the same code
+differ. All get the same images in turn, in a new random order per request. The processor has the
+settings of the models' repos. Every workload is measured twice: with glibc set to keep freed
+memory, and with its default.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ KINDS = ("stock", "ours", "stock again", "ours again")
 CELLS = ("1x448", "8x448", "1x1920x1080")
 ALLOCATORS: dict[str, dict[str, str]] = {"keeps memory": ALLOCATOR, "default": {}}
 LAYERS = 2
-"""Layers of the language model in the config, of which nothing is built."""
+"""The number of language model layers in the config; the language model itself is never built."""
 
 
 class Processor:
-    """vLLM's processor of a model inside this process, called in place of an engine."""
+    """vLLM's multi-modal processor for a model, with the methods of ``measure.Engine``."""
 
     def __init__(self, folder: Path, kind: str, **_: Any) -> None:
         os.environ |= {
@@ -54,7 +54,7 @@ class Processor:
         self.seconds = 0.0
 
     def answer(self, requests: Sequence[dict[str, Any]], tokens: int) -> list[Any]:
-        """Prepare requests with the processor, and return an output without tokens for each."""
+        """Run the processor on the requests; return an output without tokens for each of them."""
         from vllm.multimodal.processing import TimingContext
         from vllm.multimodal.processing.inputs import ProcessorInputs
         from vllm.utils.torch_utils import set_default_torch_num_threads
@@ -71,9 +71,7 @@ class Processor:
         return [SimpleNamespace(metrics=none) for _ in requests]
 
     def stages(self) -> dict[str, float]:
-        """Return the seconds of the processor's stages in the last request, as vLLM adds them
-        up.
-        """
+        """Return the seconds of the processor in the last request, as vLLM reports them."""
         return {"encoder": 0.0, "preprocess": self.seconds}
 
 

@@ -1,4 +1,4 @@
-"""The tables of ``docs/engines.md``, drawn from what ``benchmarks/engines`` measured.
+"""Writes the tables of ``docs/engines.md`` from the results of ``benchmarks/engines``.
 
 python -m benchmarks.engines --write
 python -m benchmarks.engines.table --merge A.json B.json      (rows of several runs into one file)
@@ -24,7 +24,7 @@ NOT_RUN = "Not run on a GPU yet."
 
 
 def drawn() -> str:
-    """Return both tables as text, or a sentence if nothing was measured."""
+    """Return both tables as Markdown; a sentence instead if there are no results."""
     parts = []
     if RESULTS.exists():
         parts += speed(json.loads(RESULTS.read_text()))
@@ -34,7 +34,7 @@ def drawn() -> str:
 
 
 def speed(body: dict[str, Any]) -> list[str]:
-    """Return the table of times: to the first token and of the tower, per model and workload."""
+    """Return the table of times per model and workload: to the first token, and of the tower."""
     about = body["about"]
     runs = {str(row.get("runs", about["runs"])) for row in body["rows"]}
     lines = [
@@ -67,7 +67,7 @@ def speed(body: dict[str, Any]) -> list[str]:
 
 
 def checks(body: dict[str, Any]) -> list[str]:
-    """Return the table of equal tokens and KV blocks, per model and model runner."""
+    """Return the table of ``--check`` per model and model runner: equal answers, and KV blocks."""
     lines = [
         "",
         "| model, layers | model runner | compared with the reference tower | equal tokens "
@@ -105,13 +105,13 @@ def checks(body: dict[str, Any]) -> list[str]:
 
 
 def write_page() -> None:
-    """Write the tables into ``docs/engines.md``, between two marks."""
+    """Write the tables into ``docs/engines.md``, between two marker comments."""
     before, rest = PAGE.read_text().split(BEGIN)
     PAGE.write_text(f"{before}{BEGIN}\n{drawn()}\n{END}{rest.split(END)[1]}")
 
 
 def merge(files: Sequence[Path]) -> dict[str, Any]:
-    """Join the rows of several files; of rows with the same key the last one counts."""
+    """Join the results of several files; of results with the same key the last one is kept."""
     bodies = [json.loads(file.read_text()) for file in files]
     rows = {key(row): row for body in bodies for row in body["rows"]}
     return {"about": bodies[-1]["about"], "rows": list(rows.values())}

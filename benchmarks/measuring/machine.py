@@ -1,4 +1,4 @@
-"""The machine that figures are measured on: GPU, driver, clocks, versions, commit and date."""
+"""Describes the machine of a measurement: GPU, driver, clocks, versions, commit and date."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import transformers
 
 ROOT = Path(__file__).parents[2]
 EXTRAS = {"flash-attn-4": "flash_attn.cute"}
-"""Optional packages that change the figures, and the module that each brings."""
+"""Optional packages that change speeds, and a module of each that shows that it is installed."""
 QUERY = {
     "driver_version": "driver",
     "clocks.sm": "sm_clock_mhz",
@@ -25,11 +25,14 @@ QUERY = {
     "clocks.mem": "memory_clock_mhz",
     "power.limit": "power_limit_watts",
 }
-"""Names of the fields of ``nvidia-smi``, and the names of them in result files."""
+"""The fields to query from ``nvidia-smi``, with their names in result files."""
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return the facts that a figure depends on, by name; None where this machine has none."""
+    """Return a description of this machine: hardware, driver, versions, commit and date, by name.
+
+    A value is None if this machine has no such part, for example no GPU.
+    """
     return {
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         **query_gpu(),
@@ -45,7 +48,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def about(runs: int) -> dict[str, Any]:
-    """Return a description of the machine, with the dtype and the number of runs."""
+    """Return the description of this machine, and the dtype and number of runs of a benchmark."""
     return {**describe_machine(), "dtype": "bfloat16", "runs": runs}
 
 
@@ -58,7 +61,7 @@ def cpu_name() -> str:
 
 
 def query_gpu() -> dict[str, Any]:
-    """Return driver, clocks and power limit from ``nvidia-smi``; None for what it does not tell."""
+    """Return driver, clocks and power limit from ``nvidia-smi``; None for values that it lacks."""
     command = ["nvidia-smi", f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
@@ -70,7 +73,7 @@ def query_gpu() -> dict[str, Any]:
 
 
 def _number(cell: str) -> float | str | None:
-    """Return a cell as a number if it is one, else as text, such as a version with two dots."""
+    """Convert a value of ``nvidia-smi`` to a number, or keep its text, such as "570.86.15"."""
     try:
         return float(cell)
     except ValueError:
@@ -78,7 +81,7 @@ def _number(cell: str) -> float | str | None:
 
 
 def version_of(package: str, module: str) -> str | None:
-    """Return the version of a package, None if its module cannot be imported."""
+    """Return the version of a package; None if its module ``module`` is not installed."""
     try:
         if find_spec(module) is None:
             return None
@@ -86,13 +89,13 @@ def version_of(package: str, module: str) -> str | None:
         return None
     try:
         return version(package)
-    except PackageNotFoundError:  # copied to this machine without its metadata
+    except PackageNotFoundError:  # the package was copied here without its metadata
         found = getattr(import_module(module.split(".")[0]), "__version__", "unknown")
         return str(found)
 
 
 def read_commit() -> str | None:
-    """Return the variable ``VITGRAPH_COMMIT`` if it is set, else the commit of this checkout."""
+    """Return the variable ``VITGRAPH_COMMIT`` if it is set, else the commit of the git checkout."""
     if "VITGRAPH_COMMIT" in os.environ:
         return os.environ["VITGRAPH_COMMIT"]
     command = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]

@@ -1,4 +1,4 @@
-"""Wall milliseconds of calls that take turns, the GPU waited for before and after each."""
+"""Wall-clock milliseconds of functions that run in turn; each time ends when the GPU is done."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import torch
 def milliseconds(
     calls: Mapping[str, Callable[[], object]], runs: int, fewer: Mapping[str, int] | None = None
 ) -> dict[str, list[float]]:
-    """Time all calls in turn; return the wall-clock milliseconds of every run of each call.
+    """Time all functions in turn; return the wall-clock milliseconds of every run of each function.
 
-    Each time ends when the GPU is done. The order is drawn anew for every turn, because the call
-    before changes the clocks of a GPU and the caches of the host: always after the same one, a call
-    took up to 6 % longer on an H200.
+    Each time ends when the GPU is done. The order is random in every turn, because the preceding
+    function affects the clocks of the GPU and the caches of the host: always after the same one, a
+    function took up to 6 % longer on an H200.
 
     Args:
         calls: the functions to time, by name.
-        runs: how often each is timed, after one run that warms up.
-        fewer: by name, the calls that are timed less often.
+        runs: number of timed runs of each function, after one untimed warm-up run.
+        fewer: smaller numbers of runs for some functions, by name; None for none.
     """
     times: dict[str, list[float]] = {name: [] for name in calls}
     dice = random.Random(0)
@@ -40,12 +40,12 @@ def milliseconds(
 
 
 def interleaved(calls: Mapping[str, Callable[[], object]], runs: int) -> dict[str, float]:
-    """Time all calls in turn; return the median wall-clock milliseconds of each, GPU included."""
+    """Time all functions in turn; return their median wall-clock milliseconds, GPU included."""
     times = milliseconds(calls, runs)
     return {name: statistics.median(values) for name, values in times.items()}
 
 
 def synchronize() -> None:
-    """Wait for the GPU, if there is one."""
+    """Wait until the GPU, if there is one, has finished its work."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()

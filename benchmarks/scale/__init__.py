@@ -1,4 +1,4 @@
-"""Rates of one core, one disk and one GPU, for ``docs/scale.md``: ``python -m benchmarks.scale``.
+"""Images per second of one CPU core and one GPU, for ``docs/scale.md``.
 
-- ``measure``: the rates, which ``vitgraph embed --plan`` computes with
+- ``measure``: the measurements, which ``vitgraph embed --plan`` uses for its estimates
 """

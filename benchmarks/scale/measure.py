@@ -1,4 +1,4 @@
-"""Measurements for ``vitgraph embed --plan``: rates of one core, of one disk and of one GPU."""
+"""Measurements for ``vitgraph embed --plan``: images per second of one core and of one GPU."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ SIZES = {
     "1024x768": (1024, 768),
     "1920x1080": (1920, 1080),
 }
-"""Photographs by the name of their size: (width, height)."""
+"""The sizes (width, height) of the photographs, by name."""
 TOWERS = {
     "Qwen3-VL-2B": "Qwen/Qwen3-VL-2B-Instruct",
     "Qwen3-VL-8B": "Qwen/Qwen3-VL-8B-Instruct",
     "Qwen2.5-VL-7B": "Qwen/Qwen2.5-VL-7B-Instruct",
     "InternViT-300M": "OpenGVLab/InternVL3-1B",
 }
-"""The published repo of each tower, by its name in ``benchmarks/towers.py``."""
+"""The Hugging Face repo of each tower, by its name in ``benchmarks/towers.py``."""
 
 
 def measure_host(images: int, listed: int) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def measure_host(images: int, listed: int) -> dict[str, Any]:
 
 
 def measure_decoding(size: tuple[int, int], images: int) -> dict[str, float]:
-    """Time decoding and resizing of JPEG files as threads of ``encode_many`` do for a GPU."""
+    """Time the decoding and resizing of JPEG files, the work of the threads of ``encode_many``."""
     with tempfile.TemporaryDirectory() as folder:
         paths = write_jpegs(Path(folder), cut_photographs([size] * images))
         nbytes = sum(path.stat().st_size for path in paths) / images
@@ -83,13 +83,13 @@ def measure_decoding(size: tuple[int, int], images: int) -> dict[str, float]:
 
 
 def preprocessors() -> dict[str, Any]:
-    """Return the preprocessors of a Qwen tower and of InternViT, with published defaults."""
+    """Return the preprocessors of a Qwen tower and of InternViT, with their repos' defaults."""
     named = {"Qwen": "Qwen3-VL-8B", "InternViT": "InternViT-300M"}
     return {name: without_weights(TOWERS[tower]).preprocessor for name, tower in named.items()}
 
 
 def without_weights(repo_id: str) -> VisionEncoder:
-    """Build a published tower on the meta device, so without weights."""
+    """Build the vision tower of a Hugging Face repo on the meta device, without weights."""
     for family in FAMILIES.values():
         for model in family.facts.published:
             if model.repo_id == repo_id:
@@ -101,9 +101,7 @@ def without_weights(repo_id: str) -> VisionEncoder:
 
 
 def cpu_seconds(call: Callable[[], object], repeats: int = 3) -> float:
-    """Return the median CPU seconds of a call, which other processes on the machine change
-    little.
-    """
+    """Return the median CPU seconds of a function, which depend little on other processes."""
     call()
     times = []
     for _ in range(repeats):
@@ -114,7 +112,10 @@ def cpu_seconds(call: Callable[[], object], repeats: int = 3) -> float:
 
 
 def measure_lists(count: int) -> dict[str, int]:
-    """Return how many files and how many tar members are listed per second."""
+    """Return how many files of a folder and members of a tar file are listed per CPU second.
+
+    ``count`` is the number of files, and of members, to list.
+    """
     from tests.support.commands.embed_jobs import find_files
 
     with tempfile.TemporaryDirectory() as folder:
@@ -137,7 +138,7 @@ def measure_lists(count: int) -> dict[str, int]:
 
 
 def measure_bytes(count: int) -> int:
-    """Return the peak memory, in bytes per file, of a worker that lists the files of a job."""
+    """Return the peak memory of listing ``count`` files of an embedding job, in bytes per file."""
     from vitgraph.embedding.manifest import write_list
     from vitgraph.embedding.sources.listing import Source
     from vitgraph.embedding.storage import open_storage
@@ -157,7 +158,7 @@ def measure_bytes(count: int) -> int:
 
 
 def measure_gpu(images: int, workers: int, repeats: int) -> dict[str, Any]:
-    """Return images per second of every tower and size for decoded images, so of the GPU alone."""
+    """Return the images per second of every tower and image size, with decoded images in memory."""
     from benchmarks.measuring.machine import describe_machine
 
     return {
@@ -171,7 +172,7 @@ def measure_gpu(images: int, workers: int, repeats: int) -> dict[str, Any]:
 
 
 def identity(repo_id: str) -> dict[str, Any]:
-    """Return the class and width by which ``vitgraph embed --plan`` finds the rates of a tower."""
+    """Return the class and width by which ``vitgraph embed --plan`` looks up a tower's speed."""
     encoder = without_weights(repo_id)
     return {"class": type(encoder).__name__, "features": encoder.num_features}
 
@@ -179,14 +180,14 @@ def identity(repo_id: str) -> dict[str, Any]:
 def rates_of(
     name: str, images: int, workers: int, repeats: int
 ) -> Iterator[tuple[str, dict[str, float]]]:
-    """Yield, per image size, the tokens per image and images per second of one tower."""
+    """Yield, per image size, its name and the tokens per image and images per second of a tower."""
     from benchmarks.towers import TOWERS as PUBLISHED_TOWERS
     from graphwrap import GraphedEncoder
 
     encoder = PUBLISHED_TOWERS[name].build()
     graphed = GraphedEncoder(encoder, outputs=("pooler_output",)).capture(progress=False)
     for size, (width, height) in SIZES.items():
-        # Larger images take the GPU longer: fewer of them are as good a measurement.
+        # Larger images take the GPU longer, so fewer of them give as precise a measurement.
         count = max(images * 448 * 448 // (width * height), 256) if width > 448 else images
         shown = [np.asarray(image) for image in cut_photographs([(width, height)] * 16)]
         items = [shown[number % len(shown)] for number in range(count)]
@@ -197,7 +198,7 @@ def rates_of(
 def rate_of(
     graphed: Any, encoder: VisionEncoder, items: list[Any], workers: int, repeats: int
 ) -> dict[str, float]:
-    """Return the figures of one image size: medians of the repeats, after a run that warms up."""
+    """Time the encoding of ``items`` after a warm-up run; return tokens and images per second."""
     grid = encoder.preprocess([items[0]]).grid_thw
     times = []
     for _ in range(repeats + 1):

@@ -1,4 +1,4 @@
-"""The speed of whole towers on one GPU: ``python -m benchmarks speed``.
+"""The speed of whole vision towers on one GPU: ``python -m benchmarks speed``.
 
-- ``measure``: one tower, its graphs, what capturing them takes, and every contestant in turn
+- ``measure``: measures one tower: the capture of its CUDA graphs, and the times of all variants
 """

@@ -1,15 +1,16 @@
-"""Times of whole towers on one GPU: transformers, reference, accelerated graphs, bare replay.
+"""Times of whole vision towers on one GPU: transformers' tower, and ours in several variants.
 
     python -m benchmarks speed --json benchmarks/results/speed_h200.json
     python -m benchmarks speed --towers Qwen3-VL-8B    (only this tower; the file keeps the others)
 
-Towers have their published size and random weights in bfloat16; inputs lie on the GPU. In one
-process and in turn, for each workload:
+Towers have their real size and random weights in bfloat16; inputs lie on the GPU. For each
+workload, these variants run in turn in one process:
 
-- ``hf_ms``: transformers' tower (sdpa), called as a user calls it. Workloads of more than 3,500
-  tokens run it five times; it is left out for random workloads and for towers beside the table.
+- ``hf_ms``: transformers' tower (sdpa), called as a user would. It runs only five times in
+  workloads of more than 3,500 tokens, and not at all in random workloads and in the towers outside
+  the README's table.
 - ``hf_flash_ms``: transformers' tower with flash-attention 2, which takes all segments in one call.
-  The kernels are those that torch brings; ``--transformers sdpa flash_attention_2`` takes those of
+  The kernels are those that torch contains; ``--transformers sdpa flash_attention_2`` uses those of
   the package flash-attn instead.
 - ``reference_graph_ms``: ``GraphedEncoder(encoder, kernels="reference")``, captured for those
   of the default budgets that the workloads take.
@@ -64,15 +65,15 @@ from encoders.base.vision_encoder import VisionEncoder
 
 RESULTS = ROOT / "benchmarks" / "results"
 CACHES = ("TRITON_CACHE_DIR", "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR")
-"""Where Triton and flash-attn-4 keep what they compiled."""
+"""The environment variables for the folders of compiled kernels of Triton and flash-attn-4."""
 
 
 THEIRS = {"sdpa": "hf_ms", "flash2": "hf_flash_ms", "flash_attention_2": "hf_flash_ms"}
-"""Implementations of attention in transformers, and the figures of its tower with each."""
+"""The attention implementations of transformers, with the name of the figure that each gives."""
 
 
 class Beside(NamedTuple):
-    """The workloads and budgets of a tower that is measured beside those of the table."""
+    """The few workloads and token budgets of a tower that is not in the README's table."""
 
     workloads: tuple[str, ...]
     max_budget: int
@@ -89,7 +90,8 @@ BESIDE = {
 
 
 def cases_of(tower: Tower, seed: int) -> list[Case]:
-    """Return a tower's workloads: the table's and five random ones, or a few."""
+    """Return a tower's workloads: for a tower of the README's table all fixed workloads and five
+    random ones, for another tower a few."""
     beside = BESIDE.get(tower.name)
     if beside is not None:
         return [Case(name, tower.workloads[name]) for name in beside.workloads]
@@ -99,13 +101,13 @@ def cases_of(tower: Tower, seed: int) -> list[Case]:
 
 
 def in_order(kernels: Sequence[KernelsOrFp8]) -> tuple[KernelsOrFp8, ...]:
-    """Return values of ``--kernels`` in the order of capture: "auto" late, "fp8" last."""
+    """Return the values of ``--kernels`` in the order of capture: at the end "auto", then "fp8"."""
     return tuple(sorted(set(kernels), key=lambda name: (name == "fp8", name == "auto", name)))
 
 
 def setup_of(tower: Tower, options: argparse.Namespace) -> Setup:
-    """Return the settings for a tower; those beside the table have fewer budgets and one
-    capture.
+    """Return the settings for a tower; a tower outside the README's table has fewer token budgets,
+    and its graphs are captured once.
     """
     kernels = in_order(options.kernels)
     beside = BESIDE.get(tower.name)
@@ -121,7 +123,7 @@ def setup_of(tower: Tower, options: argparse.Namespace) -> Setup:
 
 
 def run(tower: Tower, options: argparse.Namespace) -> dict[str, Any]:
-    """Build a tower and measure it, beside transformers if the tower is in the table."""
+    """Build a tower and measure it, and transformers' too if the tower is in the README's table."""
     began = time.perf_counter()
     encoder = tower.build()
     wanted = () if tower.name in BESIDE else options.transformers
@@ -135,13 +137,16 @@ def run(tower: Tower, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def their_call(tower: Tower, encoder: VisionEncoder, attention: str) -> TheirCall:
-    """Return a function that makes a call of transformers' tower with one kind of attention."""
+    """Return a function from pixels and grids to a call without arguments of transformers' tower.
+
+    ``attention`` is the attention implementation, a key of :data:`THEIRS`.
+    """
     reference = tower.reference(encoder, attention)
     return lambda pixels, grids: hf_call(tower, reference, pixels, grids)
 
 
 def merge(path: Path | None, towers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the results of this run, joined with those of other towers in a file.
+    """Return the results of this run, together with the results of other towers in a file.
 
     Raises:
         ValueError: the file was measured on another GPU.
@@ -163,7 +168,7 @@ def merge(path: Path | None, towers: Sequence[Mapping[str, Any]]) -> dict[str, A
 
 
 def write(path: Path, body: Mapping[str, Any]) -> None:
-    """Write the results to a file, so that a run that is cut off leaves the towers done."""
+    """Write the results to a file; this is done after each tower, in case a run is cut off."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(body, indent=1) + "\n")
 
@@ -183,8 +188,8 @@ def default_path() -> Path:
 
 
 def fresh_caches(folder: str) -> None:
-    """Point caches of compiled kernels to an empty folder, so that a "cold" capture compiles
-    them.
+    """Set the caches of compiled kernels to empty folders in ``folder``, so that a "cold" capture
+    compiles all kernels.
     """
     for name in CACHES:
         os.environ[name] = str(Path(folder) / name.lower())

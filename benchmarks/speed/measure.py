@@ -1,7 +1,6 @@
-"""Measuring one tower: its graphs, the cost of capturing them, and the time of every contestant.
+"""Measures one vision tower: the capture of its CUDA graphs, and the times of all variants.
 
-``python -m benchmarks`` measures the published towers with this module, and its help says what the
-figures mean.
+``python -m benchmarks`` uses this module; its ``--help`` explains the figures.
 """
 
 from __future__ import annotations
@@ -29,9 +28,10 @@ from graphwrap.guards import Backend
 from tests.oracles import Grids
 
 SLOW_TOKENS, SLOW_RUNS = 3500, 5
-"""Workloads of more tokens than the first run transformers as often as the second says."""
+"""In workloads of more than SLOW_TOKENS tokens, transformers' tower runs only SLOW_RUNS times."""
 FEW_TOKENS, MORE_RUNS = 256, 3
-"""Workloads of at most so many tokens run so many times as often: the host moves their medians."""
+"""Workloads of at most FEW_TOKENS tokens have MORE_RUNS times as many runs, because noise of the
+host affects their medians most."""
 MIB = 2**20
 KernelsOrFp8: TypeAlias = Kernels | Literal["fp8"]
 TheirCall: TypeAlias = Callable[[Tensor, Grids], Callable[[], object]]
@@ -48,24 +48,25 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True)
 class Setup:
-    """The settings of a measurement: kernels, runs, stages of capture, backend and budgets."""
+    """The settings of a measurement: kernels, runs, captures, graph backend and token budgets."""
 
     kernels: tuple[KernelsOrFp8, ...] = ("torch", "auto")
-    """Values of ``kernels``, or "fp8": kernels "auto" with products in fp8."""
+    """Values of ``GraphedEncoder(kernels=...)``, or "fp8" for "auto" with products in fp8."""
     runs: int = 15
     stages: tuple[str, ...] = ("cold", "warm", "saved")
-    """Captures of "auto"; other kernels are captured once."""
+    """The captures with kernels "auto" that are timed; with other kernels there is one capture."""
     backend: Backend = "auto"
     max_budget: int | None = None
     max_graphs: int = 48
 
     @property
     def shown(self) -> str:
-        """The one of :attr:`kernels` whose budgets the reference's graphs have: "auto" if given."""
+        """The kernels whose token budgets are also used for the reference encoder's graphs: "auto"
+        if it is among :attr:`kernels`."""
         return "auto" if "auto" in self.kernels else self.kernels[-1]
 
     def graph(self, encoder: VisionEncoder, kernels: KernelsOrFp8) -> GraphedEncoder:
-        """Wrap an encoder in graphs of the default budgets, not yet captured."""
+        """Wrap an encoder in graphs of the default token budgets, which are not captured yet."""
         return GraphedEncoder(
             encoder,
             kernels="auto" if kernels == "fp8" else kernels,
@@ -83,15 +84,15 @@ def measure_tower(
     setup: Setup,
     their_calls: Mapping[str, TheirCall] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Measure one tower in every workload; return the figures as plain data.
+    """Measure one tower in every workload; return the results as plain data.
 
     Args:
         name: name of the tower in printed lines.
-        encoder: the tower of this library.
+        encoder: the reference encoder of this library.
         cases: the workloads.
         setup: the settings of the measurement.
-        their_calls: by the name of a figure, a function that makes the call of transformers' tower
-            for pixels and grids.
+        their_calls: by the name of a figure, a function that takes pixels and grids and returns a
+            function without arguments, which runs transformers' tower on them.
     """
     graphs, captures = capture_all(encoder, setup)
     reference = reference_graphs(encoder, graphs[setup.shown], cases, setup)
@@ -116,7 +117,11 @@ def measure_tower(
 def capture_all(
     encoder: VisionEncoder, setup: Setup
 ) -> tuple[dict[str, GraphedEncoder], dict[str, Any]]:
-    """Capture graphs for each value of ``kernels``; return them, and the cost of capture."""
+    """Capture graphs with each of the kernels in ``setup``.
+
+    Returns:
+        The graphs, and the seconds and memory of their capture, by the kernels.
+    """
     graphs: dict[str, GraphedEncoder] = {}
     captures: dict[str, Any] = {}
     for kernels in setup.kernels:
@@ -136,7 +141,7 @@ def capture_all(
 
 
 def prepare_capture(graphed: GraphedEncoder, stage: str) -> None:
-    """Release the graphs of the stage before; for "saved", load the table that they wrote."""
+    """Release the graphs of the previous capture; for "saved", first save its table and load it."""
     if stage == "cold":
         return
     if stage == "saved":
@@ -150,7 +155,7 @@ def prepare_capture(graphed: GraphedEncoder, stage: str) -> None:
 
 
 def describe_graphs(graphed: GraphedEncoder) -> dict[str, Any]:
-    """Return the memory of captured graphs in MiB, and their budgets."""
+    """Return the memory of captured graphs in MiB, and a description of each token budget."""
     stats = graphed.stats()
     return {
         "arena_mib": stats.arena_bytes / MIB,
@@ -175,7 +180,10 @@ def describe_graphs(graphed: GraphedEncoder) -> dict[str, Any]:
 def reference_graphs(
     encoder: VisionEncoder, graphed: GraphedEncoder, cases: Sequence[Case], setup: Setup
 ) -> GraphedEncoder:
-    """Capture graphs of the reference for the budgets that ``graphed`` uses, for equal padding."""
+    """Capture graphs of the reference encoder, for the token budgets that ``graphed`` uses.
+
+    So both have the same padding in every workload.
+    """
     taken = {
         step["tokens"]
         for case in cases
@@ -190,7 +198,7 @@ def reference_graphs(
 def path_of(
     graphed: GraphedEncoder, pixels: Tensor, grids: Grids
 ) -> tuple[list[dict[str, Any]], float]:
-    """Return the replays that a call is made of, and the share of tokens that padding adds."""
+    """Return the replays and eager runs of one call, and the padding tokens per real token."""
     graphed.reset_stats()
     graphed(pixels, grids)
     stats = graphed.stats()
@@ -218,7 +226,17 @@ def measure_case(
     their_calls: Mapping[str, TheirCall],
     runs: int,
 ) -> dict[str, Any]:
-    """Time every contestant on one workload, in turn; return its row of the table."""
+    """Time all variants of a tower on one workload, in turn; return its row of the table.
+
+    Args:
+        case: the workload.
+        encoder: the reference encoder.
+        fast: its accelerated form.
+        graphs: CUDA graphs of the accelerated form, by their kernels.
+        reference: CUDA graphs of the reference encoder.
+        their_calls: the functions that run transformers' tower, as in :func:`measure_tower`.
+        runs: number of timed runs.
+    """
     pixels, grids = draw(encoder, case.grids), case.grids
     paths = {name: path_of(graphed, pixels, grids) for name, graphed in graphs.items()}
     calls: dict[str, Callable[[], object]] = {
@@ -235,7 +253,7 @@ def measure_case(
     times = milliseconds(calls, runs * MORE_RUNS if tokens <= FEW_TOKENS else runs, fewer)
     figures = {name: spread(values) for name, values in times.items()}
     graphed_ms = {name: figures.pop(f"graphed {name}") for name in graphs}
-    calls.clear()  # the bare graph's memory goes back before the next workload
+    calls.clear()  # frees the memory of the hand-captured graph before the next workload
     empty_cache()
     return {
         "workload": case.name,
@@ -251,7 +269,7 @@ def measure_case(
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Return the minimum, median and maximum of some values, and how many there are."""
+    """Return the minimum, median and maximum of the values, and their number."""
     return {
         "min": min(values),
         "median": statistics.median(values),
@@ -261,14 +279,14 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def empty_cache() -> None:
-    """Collect garbage, and give unused memory of torch back to the device."""
+    """Collect garbage, and return the unused memory of torch's allocator to the device."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
 def row_line(name: str, row: Mapping[str, Any], kernels: Sequence[str]) -> str:
-    """Return the line of a row that is printed while measuring: medians in milliseconds."""
+    """Return a line about one workload to print during the measurement: medians in milliseconds."""
     figures = [row.get(key) for key in ("hf_ms", "reference_graph_ms")]
     figures += [row["graphed_ms"][key] for key in kernels]
     figures += [row.get(key) for key in ("bare_ms", "accelerated_ms")]
@@ -279,7 +297,7 @@ def row_line(name: str, row: Mapping[str, Any], kernels: Sequence[str]) -> str:
 
 
 def head_line(kernels: Sequence[str]) -> str:
-    """Return the line of titles above the lines of :func:`row_line`."""
+    """Return the line of column titles for the lines of :func:`row_line`."""
     titles = ("transf.", "reference", *kernels, "bare", "accel.")
     cells = " ".join(f"{title:>9}" for title in titles)
     return f"{'tower':<15} {'workload':<20} {'tokens':>6} {cells}  budget: attention kernel"

@@ -1,5 +1,5 @@
-"""``benchmarks/RESULTS.md`` and the charts of speed: ``python -m benchmarks.table``.
+"""Writes ``benchmarks/RESULTS.md`` and the charts of speed: ``python -m benchmarks.table``.
 
-- ``charts``: the charts, drawn from committed results
-- ``results``: reading the committed results
+- ``charts``: draws the charts from the result files in ``benchmarks/results``
+- ``results``: reads these result files
 """

@@ -1,11 +1,12 @@
-"""Writes ``benchmarks/RESULTS.md`` and draws the charts of speed, from committed results.
+"""Writes ``benchmarks/RESULTS.md`` and the charts of speed from the files in benchmarks/results.
 
     python -m benchmarks.table            (prints the page)
     python -m benchmarks.table --write    (writes the page, docs/speed.svg and docs/speed_bars.svg)
 
-``python -m benchmarks`` measures the results. vLLM's figures and the floors are in files of their
-own that say how they were measured; the tables mark vLLM's as another run. Nothing on the page is
-written by hand: a test compares it with the results.
+``python -m benchmarks`` measures these results. The times of vLLM and the floors (the least times
+that the GPU's peak rates allow) are in other files, which say how they were obtained; the tables
+mark vLLM's times as those of another run. No figure on the page is written by hand: a test compares
+the page with the results.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "benchmarks" / "RESULTS.md"
 RESULTS = ROOT / "benchmarks" / "results" / "speed_h200.json"
 OTHERS = (ROOT / "benchmarks" / "results" / "speed_h100.json",)
-"""The same table on other GPUs, where there is one."""
+"""The results of the same benchmark on other GPUs; files that do not exist are left out."""
 PATHS = ROOT / "benchmarks" / "results" / "paths_speed_h200.json"
-"""Towers with several inputs per image, of ``benchmarks/paths_speed.py``."""
+"""The results of ``benchmarks/paths_speed.py``: encoders that encode an image and its tiles."""
 VIEWS = {"image": "whole", "tiles": "tiles"}
 HEAD = """# Results
 
@@ -48,7 +49,7 @@ STAGES = (("torch", "cold"), ("auto", "cold"), ("auto", "warm"), ("auto", "saved
 
 
 def read_results(path: Path = RESULTS) -> dict[str, Any] | None:
-    """Return the committed results, None if there are none yet."""
+    """Return the results in a JSON file; None if there is no file."""
     return dict(json.loads(path.read_text())) if path.is_file() else None
 
 
@@ -80,7 +81,7 @@ def page(body: Body) -> str:
 
 
 def sentence(body: Body) -> str:
-    """Return the sentences of ``benchmarks/RESULTS.md`` that say what the figures are."""
+    """Return the sentences of ``benchmarks/RESULTS.md`` that explain the figures of the tables."""
     about, vllm = body["about"], json.loads(VLLM.read_text())["about"]
     flash = about["extras"].get("flash-attn-4")
     extra = f"flash-attn-4 {flash}" if flash else "without flash-attn-4"
@@ -119,7 +120,7 @@ def behind(body: Body) -> str:
 
 
 def comparison(body: Body) -> str:
-    """Return the table of our graphs beside transformers and vLLM."""
+    """Return the table of milliseconds of our CUDA graphs, of transformers and of vLLM."""
     best, floors = vllm_best(), read_floors()
     version = json.loads(VLLM.read_text())["about"]["version"]
     header = (
@@ -178,7 +179,9 @@ def two_attentions(body: Body) -> str:
 
 
 def forms(body: Body) -> str:
-    """Return the table of our tower's forms: reference, graphs with spread, bare replay, eager."""
+    """Return the table of our towers' variants: graphs of the reference encoder, graphs of its
+    accelerated form with their spread, graphs captured by hand, and the accelerated form eagerly.
+    """
     header = (
         "tower",
         "workload",
@@ -210,7 +213,7 @@ def forms(body: Body) -> str:
 
 
 def table_rows(body: Body) -> Iterator[tuple[Body, Body]]:
-    """Yield every workload of the towers that vLLM was measured on, with its tower."""
+    """Yield (tower, workload) for every workload of the towers that were also measured in vLLM."""
     best = vllm_best()
     for tower in body["towers"]:
         if tower["tower"] in best:
@@ -219,7 +222,7 @@ def table_rows(body: Body) -> Iterator[tuple[Body, Body]]:
 
 
 def drawn(body: Body) -> str:
-    """Return the table of workloads that were drawn at random."""
+    """Return the table of the random workloads."""
     seeds = sorted({str(tower["about"]["seed"]) for tower in body["towers"]})
     header = ("tower", "workload", "tokens", "reference graph", "`flash` extra", "gain")
     rows = [
@@ -238,7 +241,8 @@ def drawn(body: Body) -> str:
 
 
 def beside(body: Body) -> str:
-    """Return the table of towers without vLLM's figures, beside graphs of our reference."""
+    """Return the table of the towers that were not measured in vLLM: CUDA graphs of our reference
+    encoder and of its accelerated form."""
     best = vllm_best()
     header = ("tower", "workload", "reference graph", "torch alone", "`flash` extra", "gain")
     rows = [
@@ -258,7 +262,7 @@ def beside(body: Body) -> str:
 
 
 def several_inputs(body: Body) -> str:
-    """Return the table of towers that encode a whole image and its tiles, joined per image."""
+    """Return the table of encoders that encode an image and its tiles, and join the features."""
     about = body["about"]
     flash = about["extras"].get("flash-attn-4")
     header = (
@@ -293,7 +297,7 @@ def several_inputs(body: Body) -> str:
 
 
 def captures(body: Body) -> str:
-    """Return the table of the seconds of each capture of the budgets, and memory in MiB."""
+    """Return the table of the seconds and MiB that capturing the CUDA graphs takes, per tower."""
     header = (
         "tower",
         "budgets",
@@ -325,7 +329,7 @@ def captures(body: Body) -> str:
 
 
 def spread_of(row: Body) -> str:
-    """Return the least and the most milliseconds of the runs, as text."""
+    """Return the smallest and the largest milliseconds of the runs, as text."""
     figures = row["graphed_ms"].get("auto")
     return f"{number(figures['min'])} to {number(figures['max'])}" if figures else "-"
 
@@ -337,19 +341,19 @@ def kernels_of(row: Body) -> str:
 
 
 def number(value: float | None) -> str:
-    """Return milliseconds with three significant digits, a dash if nothing was measured."""
+    """Return milliseconds as text with three significant digits; a dash if not measured."""
     if value is None:
         return "-"
     return f"{value:.{max(0, 2 - (value >= 10) - (value >= 100))}f}"
 
 
 def times(gain: float | None) -> str:
-    """Return a gain with two decimals, a dash if there is none."""
+    """Return a speedup as text with two decimals; a dash if a time was not measured."""
     return "-" if gain is None else f"{gain:.2f}"
 
 
 def least_in_bold(milliseconds: Sequence[float | None]) -> list[str]:
-    """Return the cells of one row; the least of the measured values is bold."""
+    """Return the table cells of some milliseconds, of which the smallest is bold."""
     least = min((value for value in milliseconds if value is not None), default=None)
     cells = [number(value) for value in milliseconds]
     return [

@@ -1,4 +1,4 @@
-"""The charts of speed, drawn from committed results by ``python -m benchmarks.table``.
+"""Draws the charts of speed from the files in benchmarks/results: ``python -m benchmarks.table``.
 
 ``docs/speed_bars.svg`` is the chart of the README; ``docs/speed.svg`` has every workload.
 """
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 DOCS = Path(__file__).parents[2] / "docs"
 PICTURE, BARS = DOCS / "speed.svg", DOCS / "speed_bars.svg"
 BAR_WORKLOADS = {"1x448": "1 image", "mix8": "8 images", "1 tile": "1 tile", "13 tiles": "13 tiles"}
-"""Workloads of the bars: a small call and a large one of each tower."""
+"""The workloads in the bar chart, with their titles: a small and a large one of each tower."""
 GREY = "#808890"
-"""Of words; it is readable on white and on black, as are the colours of the bars."""
+"""The colour of text; like the colours of the bars, it is readable on white and on black."""
 BAR_COLOURS = ("#9aa2ab", "#d9822b", "#5b9bd5", "#2f74c0")
 
 
 def picture_link() -> str:
-    """Return the link to the plot in Markdown, as the page shows it."""
+    """Return the Markdown of ``benchmarks/RESULTS.md`` that shows the chart."""
     return (
         "![Milliseconds against tokens for four towers: transformers, the reference's graphs, the "
         f"accelerated graphs and the floor](../docs/{PICTURE.name})"
@@ -34,7 +34,7 @@ def picture_link() -> str:
 
 
 def draw_picture(body: Body, path: Path = PICTURE) -> None:
-    """Draw latency against tokens, with a panel per tower, as an SVG file."""
+    """Draw milliseconds against tokens, with a panel per tower, into an SVG file."""
     from matplotlib.figure import Figure
 
     floors, best = read_floors(), vllm_best()
@@ -59,7 +59,7 @@ def draw_picture(body: Body, path: Path = PICTURE) -> None:
 
 @contextmanager
 def settings() -> Iterator[None]:
-    """Set matplotlib so that letters stay text and equal figures give equal files."""
+    """Configure matplotlib so that SVGs contain text, and equal charts give identical files."""
     import matplotlib
 
     with matplotlib.rc_context({"svg.hashsalt": "vitgraph", "svg.fonttype": "none"}):
@@ -67,13 +67,16 @@ def settings() -> Iterator[None]:
 
 
 def describe(path: Path, title: str, words: str) -> None:
-    """Add a title and a description to an SVG file."""
+    """Add a title and a description (``words``) to an SVG file, for screen readers."""
     said = rf"\1\n <title>{title}</title>\n<desc>{words}</desc>"
     path.write_text(re.sub(r"(<svg[^>]*>)", said, path.read_text(), count=1))
 
 
 def series(floors: Mapping[str, float]) -> dict[str, Callable[[Body], float | None]]:
-    """Return the lines of a panel: by name, a function from a workload's row to milliseconds."""
+    """Return the lines of a panel: by name, a function from a workload's row to milliseconds.
+
+    ``floors`` are the least milliseconds that the GPU's peak rates allow, by workload.
+    """
     return {
         "transformers eager": theirs,
         "reference graphs": lambda row: median(row, "reference_graph_ms"),
@@ -83,8 +86,8 @@ def series(floors: Mapping[str, float]) -> dict[str, Callable[[Body], float | No
 
 
 def draw_bars(body: Body, path: Path = BARS) -> None:
-    """Draw the milliseconds of a small and a large call as bars, with a panel per tower and
-    call.
+    """Draw the milliseconds of a small and a large workload as bars, with a panel per tower and
+    workload.
     """
     from matplotlib.figure import Figure
 
@@ -107,7 +110,7 @@ def draw_bars(body: Body, path: Path = BARS) -> None:
 
 
 def bars_of(row: Body, vllm: float) -> dict[str, float | None]:
-    """Return the milliseconds of one workload, by the name of the bar."""
+    """Return the milliseconds of one workload, by the name of the bar; ``vllm`` is vLLM's time."""
     return {
         "transformers": theirs(row),
         "vLLM": vllm,
@@ -117,7 +120,7 @@ def bars_of(row: Body, vllm: float) -> dict[str, float | None]:
 
 
 def fill_bars(axes: Axes, title: str, bars: Mapping[str, float | None]) -> None:
-    """Draw the bars of one workload, each with its figure."""
+    """Draw the bars of one workload, each labelled with its milliseconds."""
     lengths = [ms or 0 for ms in bars.values()]
     drawn = axes.barh(list(bars), lengths, color=BAR_COLOURS)
     figures = [f"{ms:#.3g}".rstrip(".") for ms in lengths]

@@ -1,6 +1,6 @@
-"""Images and workloads that benchmarks encode.
+"""Images and workloads for benchmarks.
 
-- ``sizes``: image sizes for judging token budgets
-- ``random_workloads``: workloads drawn anew in every run
+- ``sizes``: lists of typical image sizes, to judge choices of token budgets
+- ``random_workloads``: random workloads, different in every run
 - ``photographs``: photographs of given sizes
 """

@@ -17,7 +17,10 @@ Box: TypeAlias = tuple[int, int, int, int]
 
 
 def cut_photographs(sizes: Sequence[tuple[int, int]], seed: int = 0) -> Iterator[Image.Image]:
-    """Yield one photograph per size: a random part of a sample image, resized, on all cores."""
+    """Yield one photograph per (width, height): a random crop of a sample image, resized.
+
+    The photographs are made in threads on all cores; the same ``seed`` gives the same crops.
+    """
     chance = random.Random(seed)
     sources = [Image.open(path).convert("RGB") for path in sample_photographs().values()]
 
@@ -38,7 +41,7 @@ def _cut(drawn: tuple[Image.Image, tuple[int, int], Box]) -> Image.Image:
 
 
 def write_jpegs(folder: Path, images: Iterable[Image.Image]) -> list[Path]:
-    """Write images as JPEG files of quality 90, and return their paths."""
+    """Write images into ``folder`` as JPEG files of quality 90, and return their paths."""
 
     def write(number: int, image: Image.Image) -> Path:
         path = folder / f"{number:05d}.jpg"

@@ -1,4 +1,4 @@
-"""Workloads drawn at random in every run, so that speed is not tuned to the sizes of a table."""
+"""Random workloads, different in every run, so that speed is not tuned to a table's image sizes."""
 
 from __future__ import annotations
 
@@ -10,17 +10,21 @@ from encoders.inputs.sizes import best_tiling
 from tests.oracles import Grids
 
 SIDES = {"patches": (200, 1600), "tiles": (300, 3000)}
-"""Shortest and longest side of an image in pixels; each doubling is as likely."""
+"""The shortest and longest side of an image in pixels, for towers over patches and over tiles.
+Sides are log-uniform: each doubling is equally likely."""
 MOST_TOKENS, MOST_TILES = 8192, 64
 SINGLES, BATCHES, MOST_IMAGES = 3, 2, 16
 
 
 def random_workloads(tower: Tower, seed: int) -> dict[str, Grids]:
-    """Draw three images and two batches of 2 to 16 images, by a name that says their sizes.
+    """Make five random workloads: three single images, and two batches of 2 to 16 images.
 
     Args:
-        tower: the tower, whose name is part of the seed.
+        tower: the tower to make them for; its name is part of the seed.
         seed: the same seed gives the same workloads.
+
+    Returns:
+        The patch grids of the images of each workload, by a name that has their sizes.
     """
     chance = random.Random(f"{seed} {tower.name}")
     drawn: dict[str, Grids] = {}
@@ -34,7 +38,7 @@ def random_workloads(tower: Tower, seed: int) -> dict[str, Grids]:
 
 
 def _batch(tower: Tower, chance: random.Random) -> Grids:
-    """Draw a batch of images of any sizes, as many as the largest budget holds."""
+    """Return a random batch of images, at most as many as fit the largest token budget."""
     wanted = chance.randint(2, MOST_IMAGES)
     grids: Grids = []
     while len(grids) < wanted:
@@ -57,7 +61,7 @@ def _size(tower: Tower, chance: random.Random) -> tuple[int, int]:
 
 
 def _grid(tower: Tower, width: int, height: int) -> list[int]:
-    """Return the grid of an image: its size in whole tokens, or the tiles that InternVL cuts."""
+    """Return the patch grid of an image rounded to whole tokens or, for InternVL, of its tiles."""
     if not _tiled(tower):
         return tower.grid(width, height)
     columns, rows = best_tiling(width, height, 1, 12, 448)

@@ -1,9 +1,9 @@
-"""Image sizes for judging token budgets: one fixed list of 1,000 sizes, and nine random lists.
+"""Image sizes to judge choices of token budgets: a fixed list of 1,000, and nine random lists.
 
 The fixed list is the table below, whose rows are (width, height, number of landscape images, number
-of portrait images). Where the sizes come from:
+of portrait images). Its classes of images:
 
-- phone: sensor sizes of 12 and 8 megapixel cameras, and what messengers shrink them to
+- phone: sensor sizes of 12 and 8 megapixel cameras, and their sizes after messengers shrink them
 - camera: 24, 20 and 16 megapixel sensors, and pictures exported for the web
 - web: the common widths of photographs, previews (1200x630), product and social media squares
 - screenshot: the most used desktop and phone displays
@@ -12,7 +12,7 @@ of portrait images). Where the sizes come from:
 
 The random lists do not depend on the table. Each is 1,000 draws from a fixed seed:
 
-- coco: the longer side 640, the other as in COCO: 480 half of the time, else 427, 360, 425 or any
+- coco: the longer side 640, the other like COCO's: half of the time 480, else 427, 360, 425 or any
 - log-uniform: both sides from 100 to 4,000, each doubling equally likely
 - thumbnails: both sides from 200 to 500, uniform
 - photographs: normal around 800x600, a standard deviation of 250x200
@@ -132,7 +132,7 @@ def fixed_sizes() -> list[tuple[str, Size]]:
 
 
 def other_lists() -> dict[str, list[tuple[str, Size]]]:
-    """Return (list, (width, height)) of the 1,000 sizes of each random list, by its name."""
+    """Return, by the name of each random list, its 1,000 sizes as (name, (width, height))."""
     return {name: _drawn(name, draw) for name, draw in DRAWS.items()}
 
 
@@ -165,7 +165,7 @@ def _screen(chance: random.Random) -> Size:
 
 
 def _document(chance: random.Random) -> Size:
-    """Draw the size in pixels of a scanned A4 or US letter page."""
+    """Return the size in pixels of a randomly chosen scan of an A4 or US letter page."""
     width, height = (8.5, 11.0) if chance.random() < 0.2 else (8.27, 11.69)
     dpi = chance.uniform(72, 150)
     return round(width * dpi), round(height * dpi)
