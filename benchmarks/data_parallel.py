@@ -4,9 +4,9 @@
     python -m benchmarks.data_parallel --device cpu    (a rehearsal: gloo, a small tower, 8 images)
 
 A ``GraphedEncoder`` over a vision tower of real size, with random weights in bfloat16, encodes 64
-images of seven sizes, whose inputs lie on each GPU. Rank 0 captures CUDA graphs and saves its table
-of measured times; the other ranks load it, so that all choose the same graphs and kernels. Every
-figure is the median of the runs in milliseconds:
+images of seven sizes; each GPU has the pixels of all of them. Rank 0 captures CUDA graphs and saves
+its table of measured times; the other ranks load the table, so that all choose the same graphs and
+kernels. Every figure is the median of the runs in milliseconds:
 
 - ``one``: rank 0 encodes all images while the other ranks wait.
 - ``all``: ``DataParallelEncoder`` on all ranks, from a barrier until the last rank has all
@@ -15,7 +15,7 @@ figure is the median of the runs in milliseconds:
 - ``gather``: the exchange of features between the ranks, with the copies that it needs.
 - ``status``: the exchange of messages on the CPU that each call needs; the GPU works meanwhile.
 
-Results are compared bit for bit with those of the same shares encoded on one GPU.
+The features are compared bit for bit with the features of the same shares encoded on one GPU.
 """
 
 from __future__ import annotations

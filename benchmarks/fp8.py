@@ -2,7 +2,7 @@
 
     python -m benchmarks.fp8 --json benchmarks/results/fp8_h200.json
     python -m benchmarks.fp8 --device cpu --no-speed     (errors alone, of products rounded to e4m3)
-    python -m benchmarks.fp8 --table benchmarks/results/fp8_h200.json     (that of docs/speed.md)
+    python -m benchmarks.fp8 --table benchmarks/results/fp8_h200.json     (table of docs/speed.md)
 
 Towers have their real size and random weights. ``ms`` is a call of a ``GraphedEncoder`` whose only
 token budget is exactly the workload's tokens; both precisions run in turn. Errors are those of the
@@ -239,7 +239,7 @@ def table(body: Mapping[str, Any]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure every tower asked for; the towers done are kept if the run is cut off."""
+    """Measure every tower that the command line names, and write the file after each tower."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--towers", nargs="*", default=list(CELLS), choices=list(CELLS))

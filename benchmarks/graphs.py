@@ -257,8 +257,8 @@ def latencies(fast: VisionEncoder, graphed: GraphedEncoder, runs: int) -> list[d
 
 
 def memory(encoder: VisionEncoder) -> list[dict[str, float]]:
-    """Return the MiB of the graphs' memory pool and of the arena (their input and output buffers),
-    for several numbers of token budgets of up to 4096 tokens."""
+    """Return the MiB of the graphs' memory pool and of the arena (their shared input and output
+    buffers), for several numbers of token budgets of up to 4096 tokens."""
     rows = []
     for count in (1, 2, 5, 10, 20):
         graphed = GraphedEncoder(encoder, max_graphs=count, max_budget=4096)

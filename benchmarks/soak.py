@@ -7,11 +7,11 @@ Each thread calls the encoder again and again with random ones of some inputs: a
 images, a video, images and videos, or an item above the largest token budget, which runs eagerly.
 The pixels lie on the GPU or the CPU. The result for an input is compared bit for bit with the first
 result for this input, which is compared with a result of another thread. Memory is read once per
-second. The first tenth of the time is a warm-up, without latencies and memory. The run fails if a
-bit differs, or if memory in the last quarter of the other time is more than 1 % above memory in
-the first quarter. Compared are the medians of the bytes that torch has reserved on the GPU and that
-the process has on the host, and the minimum of the bytes of tensors on the GPU, because their
-number at any one moment depends on the calls that are running.
+second. The first tenth of the time is a warm-up; its latencies and memory do not count. The run
+fails if a bit differs, or if memory in the last quarter of the remaining time is more than 1 %
+above memory in its first quarter. Compared are the medians of the GPU bytes that torch has reserved
+and of the process's bytes on the host, and the minimum of the bytes of tensors on the GPU, because
+their number at any one moment depends on the calls that are running.
 """
 
 from __future__ import annotations

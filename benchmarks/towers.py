@@ -76,7 +76,7 @@ class Tower:
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """The published config of the tower."""
+        """The vision config of the tower's Hugging Face repo."""
         return next(model.config for model in PUBLISHED if model.repo_id == self.repo_id)
 
     @property

@@ -11,7 +11,7 @@ Each family of candidates runs in a process of its own, so that a kernel that ha
 bounds does not end the others. ``us`` is the time of one call inside a CUDA graph, the median of
 replays in random order. ``tflops`` does not count columns of padding. ``relative_l2`` is the
 relative error against attention in float64, on sampled rows. ``products_us`` is the time of the
-matrix products before and after attention, whose size depends on the padding of heads. With
+matrix products before and after attention, which are larger if heads are padded. With
 ``--device cpu`` and ``TRITON_INTERPRET=1`` only the errors are meaningful, not the times.
 """
 

@@ -118,7 +118,7 @@ def merge(files: Sequence[Path]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Merge the result files that the command line names into the committed one."""
+    """Merge the result files that the command line names into the file in benchmarks/results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--merge", nargs="+", type=Path, required=True)
     parser.add_argument("--json", type=Path, default=RESULTS)

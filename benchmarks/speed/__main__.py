@@ -21,15 +21,15 @@ workload, these variants run in turn in one process:
 - ``accelerated_ms``: ``encoder.accelerated()`` called with a grid, without graphs.
 
 Each figure is given as minimum, median and maximum of ``--runs`` runs, and of three times as many
-for workloads of up to 256 tokens, whose medians move with the host.
+for workloads of up to 256 tokens, because noise of the host affects their medians most.
 
-``capture_seconds`` are the times of capturing the default budgets: ``cold`` is the first capture
-(the caches of compiled kernels start empty, in a folder of this run), ``warm`` the next one in the
-same process (kernels are timed again), ``saved`` the next one with a table that ``save_table``
-wrote. "torch" is captured before "auto", so that what a package of the ``flash`` extra compiles
-counts against "auto" alone.
+``capture_seconds`` are the times of capturing graphs for the default token budgets: ``cold`` is the
+first capture (the caches of compiled kernels start empty, in a folder of this run), ``warm`` the
+second in the same process (kernels are timed again), ``saved`` the third, with the table of times
+that ``save_table`` wrote. "torch" is captured before "auto", so that the compilation of kernels of
+the ``flash`` extra is counted for "auto" alone.
 
-Five workloads of each table tower are drawn at random in every run; the seed is in the results.
+Towers of the README's table also get five random workloads per run; the results have the seed.
 """
 
 from __future__ import annotations

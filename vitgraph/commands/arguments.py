@@ -320,8 +320,8 @@ class HubKeywords(TypedDict, total=False):
 
 
 class SourceKeywords(HubKeywords, total=False):
-    """The keywords of ``vitgraph.load_encoder`` that choose a checkpoint: those for reading a repo
-    of the Hub, and the encoder family."""
+    """The keywords of ``vitgraph.load_encoder`` that choose a checkpoint: the keywords for reading
+    a repo of the Hub, and the encoder family."""
 
     family: str | None
 

@@ -1,7 +1,7 @@
 """``vitgraph demo`` and ``make demo``: encode photographs with every family and draw the features.
 
-The default checkpoints are small and have random weights, but their files have the layout of those
-on the Hub: the real ``config.json``, shards, and tensors of a language model beside the vision
+The default checkpoints are small and have random weights, but they have the same kinds of files as
+repos on the Hub: a real ``config.json``, shards, and tensors of a language model beside the vision
 tower. So loading, preprocessing and encoding run the same code as for real checkpoints.
 ``vitgraph demo REPO...`` draws the features of real checkpoints.
 """

@@ -174,8 +174,8 @@ class FeatureStore:
             key: key of the image, as in :meth:`put`.
             rows: [tokens, (1 + L) * D] in the dtype of the store, for L DeepStack layers of width
                 D.
-            temporary_path: the features are first written to a temporary file in the folder of this
-                path, whose name is derived from that of this path.
+            temporary_path: the features are first written to a temporary file beside this path; the
+                file's name is this path's name with additions.
 
         Returns:
             Whether the features were written; False if the store had the key already.

@@ -30,7 +30,7 @@ STORE, STORED, TENSOR = "store.json", "encoder_cache.safetensors", "ec_cache"
 """Names in a feature store for vLLM: the file of its settings, the file of an image, and the tensor
 in that file."""
 SPARE = 1 << 20
-"""The bytes that must be free besides those of a shard's arrays, for its table and statistics."""
+"""The bytes that must be free for a shard's table and statistics, besides room for its arrays."""
 
 
 class Storage(ABC):
@@ -222,7 +222,7 @@ class LocalFolder(Storage):
                     self.folder.rmdir()
 
     def tidy(self) -> None:
-        """Remove temporary files of processes that were killed: those whose lock nobody holds."""
+        """Remove temporary files of killed processes: files under a lock that nobody holds."""
         leftovers: dict[str, list[str]] = {}
         for name in self.names("."):
             if name.endswith(".tmp"):

@@ -1,8 +1,8 @@
 """Search by cosine in the vectors of an embedding job, after their mean is subtracted.
 
 The shards are read twice, some thousand vectors at a time: first for the mean, then for the
-cosines. Npy files on a local disk are memory-mapped, so for a million vectors little more than
-their cosines is held in memory.
+cosines. Npy files on a local disk are memory-mapped, so a search among a million vectors needs
+little more memory than for a million cosines.
 """
 
 from __future__ import annotations

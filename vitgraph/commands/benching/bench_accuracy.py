@@ -88,8 +88,8 @@ def compare(
         kernels: attention kernels, as in ``encoder.accelerated(kernels=...)``.
 
     Returns:
-        One dict per form and output field, with the keys ``form``, ``field`` and those that
-        :func:`errors` returns.
+        One dict per form and output field, with the keys ``form``, ``field`` and the three keys
+        that :func:`errors` returns.
     """
     truth = _outputs(deepcopy(encoder).float(), images)
     return [

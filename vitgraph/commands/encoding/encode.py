@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from ...features import Item
 
 MOST_PLOTTED = 16
-"""The most images and videos that ``vitgraph encode --plot`` draws; all of the pictures drawn are
-in memory at the same time.
+"""The most images and videos that ``vitgraph encode --plot`` draws, which are all in memory at the
+same time.
 """
 
 

@@ -3,8 +3,8 @@
     images per second of one GPU = min(rate of the GPU, threads per GPU / seconds of one thread)
     hours = images / (GPUs x images per second of one GPU) / 3600
 
-The seconds of one thread are those in which it reads and decodes an image. :mod:`.sample` measures
-them, and the rate of the GPU: the images per second that it encodes.
+"Seconds of one thread" is the time in which a thread reads and decodes one image; "rate of the GPU"
+is the number of images per second that it encodes. :mod:`.sample` measures both.
 """
 
 from __future__ import annotations

@@ -35,10 +35,10 @@ _FAILURES = {
 """
 _NONBLOCK = 0 if sys.platform == "win32" else os.O_NONBLOCK
 _STATES = ("ETag", "etag", "md5Hash", "blob_id", "Content-MD5", "Last-Modified", "LastModified")
-"""The fields of ``fsspec``'s info about a remote file whose value changes with the file's content;
-the first of them that is set identifies the version of the file."""
+"""The fields of fsspec's ``info`` about a remote file that change when the content of the file
+does; the first of them that is set identifies the version of the file."""
 _TIMES = ("updated", "mtime", "created")
-"""The fields for times in ``fsspec``'s info, used if none of :data:`_STATES` is set."""
+"""The fields for times in fsspec's ``info``, used if none of :data:`_STATES` is set."""
 REMOTE_BLOCK = 1 << 20
 """The number of bytes that are read ahead in a remote file."""
 FILES = "files "
