@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
-from typing import Literal, NamedTuple, SupportsIndex, TypeAlias, TypeVar, overload
+from typing import Literal, NamedTuple, SupportsIndex, TypeAlias, TypeVar, get_args, overload
 
 import torch
 from torch import Tensor
@@ -25,8 +25,7 @@ DeviceOrDtype: TypeAlias = torch.device | str | torch.dtype | None
 _Slice: TypeAlias = "slice[SupportsIndex | None]"
 OutputField: TypeAlias = Literal["last_hidden_state", "pooler_output", "deepstack_features"]
 """The name of a field of ``EncoderOutput``."""
-OutputFields: TypeAlias = tuple[OutputField, ...]
-OUTPUT_FIELDS: OutputFields = ("last_hidden_state", "pooler_output", "deepstack_features")
+OUTPUT_FIELDS: tuple[OutputField, ...] = get_args(OutputField)
 """The names of the fields of ``EncoderOutput``, in the order of the tuple."""
 
 
@@ -129,6 +128,8 @@ def _map_tensors(output: Output, change: Callable[[Tensor], Tensor]) -> Output:
 def _move(tensor: Tensor, device: DeviceOrDtype, dtype: torch.dtype | None) -> Tensor:
     """Move and cast ``tensor``; ``device`` may be a dtype, as in ``tensor.to(torch.float16)``."""
     if isinstance(device, torch.dtype):
+        if dtype is not None:
+            raise ValueError(f"to({device}, {dtype}): two dtypes, pass one, or a device and one")
         device, dtype = None, device
     return tensor.to(device=device, dtype=dtype)
 
@@ -202,8 +203,7 @@ class VisionInputs(NamedTuple):
             if len(users) != entries or users not in (tiled, tuple(range(count))):
                 raise ValueError(
                     f"path {name!r} has {entries} entries for {count} items, those of the items "
-                    f"{users}, and tiles says that the items {tiled} use it: pass what preprocess "
-                    "returned"
+                    f"{users}, and tiles says that {tiled} use it: pass what preprocess returned"
                 )
         if self.tiles is not None and len(tiles) != count:
             raise ValueError(

@@ -91,7 +91,7 @@ class DeepseekOCRConfig:
         require_sizes(vars(self))
         object.__setattr__(self, "sam", nested_sizes(SamSizes, self.sam))
         object.__setattr__(self, "clip_vit", nested_sizes(BlockSizes, self.clip_vit))
-        if self.mode not in MODES:
+        if self.mode not in tuple(MODES):
             raise ValueError(f"mode={self.mode!r}: must be one of {', '.join(map(repr, MODES))}")
         if self.downsample_channels[-1] != self.clip_vit.hidden_size:
             raise ValueError(

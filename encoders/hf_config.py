@@ -45,7 +45,7 @@ def read_size(
 ) -> int:
     """Return the integer, 1 to ``limit``, under one of ``names`` (aliases); [14, 14] means 14."""
     value = read_field(section, *names, default=default)
-    if isinstance(value, (list, tuple)) and len(set(value)) == 1:
+    if isinstance(value, (list, tuple)) and value and value.count(value[0]) == len(value):
         value = value[0]
     if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= limit:
         raise ValueError(f"config field {names[0]}={value!r}: must be an integer from 1 to {limit}")

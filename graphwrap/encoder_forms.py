@@ -32,7 +32,7 @@ from .budgets import Budget
 from .guards import BackendInUse, as_module, require_graphable
 from .torch_internals import compile_module
 
-FormKernels: TypeAlias = Kernels | Literal["reference"]
+FormKernels: TypeAlias = Literal[Kernels, "reference"]
 """Attention kernels: an argument of ``accelerated()``, or "reference" for the encoder as it is."""
 
 

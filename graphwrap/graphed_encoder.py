@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from functools import partial
-from typing import NoReturn, overload
+from typing import NoReturn, get_args, overload
 
 import torch
 from torch import Tensor, nn
@@ -96,6 +96,7 @@ class GraphedEncoder(DescribesItself, EncodesItems[PartialOutput]):
         guards.require_choice("backend", backend, guards.BACKENDS)
         guards.require_choice("on_overflow", on_overflow, guards.OVERFLOWS)
         guards.require_choice("clone", clone, (True, False))
+        guards.require_choice("kernels", kernels, get_args(encoder_forms.FormKernels))
         guards.require_choice("compile", compile, (True, False))
         self.outputs = guards.read_outputs(outputs)
         self._path_encoder = encoder_forms.with_paths(encoder)

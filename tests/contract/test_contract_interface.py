@@ -67,6 +67,8 @@ def test_a_dtype_alone_may_be_the_first_argument() -> None:
     output = EncoderOutput(torch.ones(4, 2), None, None).to(torch.float64)
     assert output.last_hidden_state is not None
     assert output.last_hidden_state.dtype == torch.float64
+    with pytest.raises(ValueError, match=r"torch.float16, torch.float32\): two dtypes"):
+        inputs.to(torch.float16, torch.float32)
 
 
 def test_a_processors_images_come_before_its_videos() -> None:

@@ -336,9 +336,11 @@ def graph_milliseconds(call: Callable[[], object], repeats: int = 4) -> float:
     times: list[float] = []
     with torch.cuda.stream(stream):
         graph.capture_begin(capture_error_mode="thread_local")
-        for _ in range(repeats):
-            call()
-        graph.capture_end()
+        try:
+            for _ in range(repeats):
+                call()
+        finally:  # or all later work of the stream would count as captured
+            graph.capture_end()
         while len(times) < 3 and sum(times) * repeats < ENOUGH_MS:
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record(stream)

@@ -7,6 +7,7 @@ import sys
 import warnings
 from types import ModuleType
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -360,3 +361,13 @@ def test_a_kernel_that_fails_in_a_call_is_named(name: str, monkeypatch: pytest.M
     fast, pixels = encoder.accelerated("a"), draw_pixels(encoder, [[1, 2, 2]])
     with pytest.raises(RuntimeError, match="attention kernel 'a' failed on AttentionShape"):
         fast(pixels, [[1, 2, 2]])
+
+
+def test_a_capture_that_fails_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the stream would record all later work, too."""
+    cuda, calls = MagicMock(), iter([None])
+    monkeypatch.setattr("encoders.accelerated.attention.choices.torch.cuda", cuda)
+    with pytest.raises(StopIteration):  # from the second call, the first in the capture
+        choices_module.graph_milliseconds(lambda: next(calls))
+    graph = cuda.CUDAGraph.return_value
+    assert [call[0] for call in graph.method_calls] == ["capture_begin", "capture_end"]

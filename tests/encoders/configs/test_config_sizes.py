@@ -15,6 +15,7 @@ from encoders import (
     Lfm2VLConfig,
     Llama4Config,
     PixtralConfig,
+    Qwen3VLConfig,
     Siglip2Config,
     SiglipConfig,
 )
@@ -94,3 +95,9 @@ def test_a_default_that_does_not_fit_is_named_as_one(
 ) -> None:
     with pytest.raises(ValueError, match=f"config has no {missing} is not implemented"):
         kind.from_hf({"vision_config": config})
+
+
+def test_a_nested_list_is_no_size() -> None:
+    config = {"patch_size": [[14], [14]]}
+    with pytest.raises(ValueError, match=r"patch_size=\[14\]: must be an integer"):
+        Qwen3VLConfig.from_hf(config)

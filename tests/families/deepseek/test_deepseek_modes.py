@@ -62,3 +62,5 @@ def test_a_mode_shares_the_weights_of_its_encoder() -> None:
 def test_an_unknown_mode_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"mode='huge'.*'tiny', 'small', 'base', 'large', 'gund"):
         meta_ocr().at_mode("huge")
+    with pytest.raises(ValueError, match=r"mode=\['tiny'\]: must be one of"):
+        meta_ocr().at_mode(["tiny"])
