@@ -148,8 +148,10 @@ def test_asking_for_ranges_where_there_are_none_warns(
     with HubServer(ranges=False) as server:
         point_client_at(server, monkeypatch, tmp_path)
         server.push(REPO, folder)
-        with pytest.warns(UserWarning, match="ignores byte ranges: whole shards are fetched"):
+        expected = "ignores byte ranges: whole shards are fetched"
+        with pytest.warns(UserWarning, match=expected) as caught:
             encoder = load_encoder(REPO, cache_dir=cache, progress=False, fetch="ranges")
+        assert [warning.filename for warning in caught] == [__file__]
     assert same_weights(encoder, load_encoder(folder))
 
 
@@ -167,11 +169,8 @@ def test_one_load_warns_once_however_many_files_it_reads(
         together.wait(60)  # all headers fail at the same moment
         raise RangesUnsupported(remote.label)
 
-    def warn(message: str, **_: object) -> None:
-        said.append(message)
-
     monkeypatch.setattr(RemoteFile, "header", refuse)
-    monkeypatch.setattr("weights.hub.hub_checkpoint.warnings.warn", warn)
+    monkeypatch.setattr("encoders.contract.warn_caller", said.append)
     load_encoder(REPO, cache_dir=cache, progress=False, fetch="ranges")
     assert together.parties > 1
     assert len(said) == 1
