@@ -167,7 +167,8 @@ def write_internvl(folder: Path, config: dict[str, Any], layers: int) -> Path:
         "max_position_embeddings": 32768,
         **config["llm_config"],
     }
-    config |= {"llm_config": text, "torch_dtype": "bfloat16"}
+    vision = {**config["vision_config"], "initializer_factor": 1.0}  # vLLM reads it
+    config |= {"vision_config": vision, "llm_config": text, "torch_dtype": "bfloat16"}
     config["auto_map"] = {"AutoConfig": f"{INTERN_CONFIG}.InternVLChatConfig"}
     (folder / "config.json").write_text(json.dumps(config))
     (folder / f"{INTERN_CONFIG}.py").write_text(INTERN_CODE)
