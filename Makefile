@@ -18,7 +18,9 @@ OLDEST_INSTALL := $(OLDEST)/bin/python -m pip install --quiet --constraint const
 LOWER_BOUNDS = $$(sed -n '/^dependencies/,/^]/s/^  "\([a-z-]*\)>=\([0-9.]*\)".*/\1==\2/p' pyproject.toml)
 LIBRARY_TESTS := tests/commands tests/embed tests/fetching tests/search tests/loading/test_load.py --ignore tests/commands/test_demo.py --ignore tests/embed/test_feature_store.py
 
-.PHONY: help demo test lint types fast family notebooks engines oldest docs clean
+MAKEFLAGS += --no-print-directory  # the last line of `make test` is a summary of pytest
+
+.PHONY: help demo test lint types fast family notebooks outputs engines oldest docs clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -46,6 +48,9 @@ family: $(if $(NAME),$(VENV)/.test) ## the tests of one family, for example make
 
 notebooks: $(VENV)/.test ## execute every notebook on a small seeded checkpoint
 	$(PYTEST) -m "not gpu" tests/documents/test_notebooks.py tests/package/test_bare_environment.py -k notebook
+
+outputs: $(VENV)/.test ## execute every notebook, write its outputs in place and its picture into docs/notebooks
+	$(PY) -m tests.support.notebooks
 
 engines: $(ENGINES)/.installed ## vLLM and Dynamo with our towers, in an environment of their own
 	$(ENGINES)/bin/python -m pytest -m "engines and not slow" --noconftest tests/engines

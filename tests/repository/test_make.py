@@ -51,6 +51,7 @@ def test_make_test_sets_up_lints_checks_types_and_runs_both_tiers() -> None:
     places = [commands.find(step) for step in steps]
     assert -1 not in places
     assert places == sorted(places)
+    assert commands.splitlines()[-1].endswith(steps[-1])
 
 
 @needs_make
