@@ -146,6 +146,7 @@ def learn_heif(file: Path | Readable) -> bool:
             "is a HEIF file (.heic), which PIL reads with pillow-heif: pip install "
             "'pillow-heif>=1.0', or convert it to JPEG"
         ) from None
+    # For the whole process, because PIL has one table of formats; pillow-heif has no other way.
     register_heif_opener()
     return True
 

@@ -8,6 +8,7 @@ normalised in float32 with the rescale by 1/255 folded into mean and std. Neithe
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from operator import index
 from typing import NamedTuple, Protocol, SupportsIndex, runtime_checkable
 
@@ -103,12 +104,22 @@ def _lanczos(batch: Tensor, height: int, width: int) -> Tensor:
     PIL resizes if torch has no Lanczos kernel, as torch 2.11. Of PIL's values, 0.6 % differ from
     torch's by one of 255 levels, and 1 in 100,000 by two.
     """
-    try:
+    if torch_has_lanczos(batch.device.type):
         return F.interpolate(batch, size=(height, width), mode="lanczos", antialias=True)
+    image = Image.fromarray(batch[0].permute(1, 2, 0).cpu().numpy())
+    resized = np.array(image.resize((width, height), Image.Resampling.LANCZOS))
+    return torch.from_numpy(resized).permute(2, 0, 1)[None].to(batch.device)
+
+
+@cache
+def torch_has_lanczos(device_type: str) -> bool:
+    """Return whether torch resizes uint8 images with the Lanczos filter on a kind of device."""
+    pixels = torch.zeros(1, 3, 8, 8, dtype=torch.uint8, device=device_type)
+    try:
+        F.interpolate(pixels, size=(4, 4), mode="lanczos", antialias=True)
     except (NotImplementedError, ValueError):
-        image = Image.fromarray(batch[0].permute(1, 2, 0).cpu().numpy())
-        resized = np.array(image.resize((width, height), Image.Resampling.LANCZOS))
-        return torch.from_numpy(resized).permute(2, 0, 1)[None].to(batch.device)
+        return False
+    return True
 
 
 def lay_over(

@@ -12,7 +12,7 @@ from transformers.models.idefics3.image_processing_idefics3 import Idefics3Image
 from transformers.models.smolvlm.image_processing_smolvlm import SmolVLMImageProcessor
 
 from encoders.idefics3 import nearest_below
-from encoders.inputs.images import resize
+from encoders.inputs.images import resize, torch_has_lanczos
 from encoders.inputs.intake import to_rgb
 from encoders.inputs.preprocessors.idefics3 import SplitPreprocessor
 from tests.oracles import BY_NAME, build_encoder, build_pair, distance, draw_pixels
@@ -109,6 +109,8 @@ def test_images_are_resized_by_lanczos_where_torch_has_no_kernel_for_it(
     sizes = ((100, 333), (700, 900), (427, 64))
     wanted = [resize(image, *size, mode="lanczos") for size in sizes]
     monkeypatch.setattr("encoders.inputs.images.F.interpolate", refuses)
+    without = torch_has_lanczos.__wrapped__  # else it would remember what the real torch has
+    monkeypatch.setattr("encoders.inputs.images.torch_has_lanczos", without)
     for size, pixels in zip(sizes, wanted, strict=True):
         resized = resize(image, *size, mode="lanczos")
         apart = (resized.int() - pixels.int()).abs()

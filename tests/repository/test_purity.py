@@ -1,4 +1,4 @@
-"""Private names of torch have one home per package, and no module keeps what it was called with."""
+"""Private names of others have few homes, and no module keeps what it was called with."""
 
 from __future__ import annotations
 
@@ -24,6 +24,9 @@ HOMES = {
     "vitgraph/parallel/torch_internals.py": "how long a process group waits",
 }
 """The files that use such names, and what for."""
+HOME_OF_FLASH_ATTN = "encoders/accelerated/attention/flash_attn_4.py"
+"""The file that imports private names of flash-attn: a kernel that writes to a given tensor, and
+its cache of compiled kernels."""
 KEPT = {"graphwrap/torch_internals.py": ["_unended"]}
 """The lists of modules that functions change: graphs that live as long as the process."""
 CHANGES = {"append", "add", "update", "extend", "insert", "setdefault"}
@@ -38,6 +41,17 @@ def sources() -> list[Path]:
 def test_private_names_of_torch_stand_in_their_homes_alone() -> None:
     used = {path for path in sources() if PRIVATE.search(path.read_text())}
     assert {str(path.relative_to(ROOT)) for path in used} == set(HOMES)
+
+
+def imports_private_names(tree: ast.Module) -> bool:
+    imports = [n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.level == 0]
+    names = [alias.name for node in imports for alias in node.names]
+    return any(name.startswith("_") for name in names)
+
+
+def test_one_file_imports_private_names_of_another_package() -> None:
+    found = [path for path in sources() if imports_private_names(tree_of(path))]
+    assert {str(path.relative_to(ROOT)) for path in found} - {*HOMES} == {HOME_OF_FLASH_ATTN}
 
 
 @pytest.mark.parametrize("name", ["torch.ops.aten._flash_attention_forward", "torch._scaled_mm"])

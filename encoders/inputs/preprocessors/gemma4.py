@@ -44,7 +44,7 @@ class SoftTokenPreprocessor(PatchPreprocessor):
     pool: int = 3
     """The number of patches on a side of the square that becomes one token."""
 
-    _refusals = dict.fromkeys(
+    refusals = dict.fromkeys(
         ("min_pixels", "max_pixels", "max_tiles"),
         "Gemma 4 resizes every image to max_soft_tokens, one of "
         f"{', '.join(map(str, SOFT_TOKENS))}; pass that instead",
@@ -97,12 +97,11 @@ class SoftTokenPreprocessor(PatchPreprocessor):
     def _read(
         self, images: ImagesLike, videos: VideosLike, limits: Limits
     ) -> list[tuple[list[Tensor], PixelRules, Grid]]:
-        preprocessor = self
-        if limits.max_soft_tokens is not None:
-            rules = _rules(self._side, _checked(limits.max_soft_tokens))
-            preprocessor = replace(self, images=rules, videos=rules)
-        other_limits = limits._replace(max_soft_tokens=None)
-        return super(SoftTokenPreprocessor, preprocessor)._read(images, videos, other_limits)
+        if limits.max_soft_tokens is None:
+            return super()._read(images, videos, limits)
+        rules = _rules(self._side, _checked(limits.max_soft_tokens))
+        limited = replace(self, images=rules, videos=rules)
+        return limited._read(images, videos, limits._replace(max_soft_tokens=None))
 
     def _grid(self, frames: Sequence[Tensor], rules: PixelRules) -> Grid:
         height, width = frames[0].shape[1:]

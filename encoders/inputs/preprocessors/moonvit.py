@@ -57,8 +57,8 @@ class NavitPreprocessor(PatchPreprocessor):
     side_limit: int = 512
     """The largest number of patches along one side of an image."""
 
-    _refusals = {
-        **PatchPreprocessor._refusals,
+    refusals = {
+        **PatchPreprocessor.refusals,
         "min_pixels": "this family never enlarges an image; leave it out",
     }
 

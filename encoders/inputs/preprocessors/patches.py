@@ -93,11 +93,12 @@ class PatchPreprocessor:
     """Whether the channels of a pixel are next to each other in a flattened patch."""
     images_alone: bool = False
     """Whether the tower takes no videos."""
-    _refusals: ClassVar[Mapping[str, str]] = {
+    refusals: ClassVar[Mapping[str, str]] = {
         "max_tiles": "this tower has no tiles; bound the size with max_pixels",
         "max_soft_tokens": "this family has no fixed numbers of tokens; bound the size with "
         "max_pixels",
     }
+    """The keywords of ``preprocess`` that mean nothing here -> what to do instead."""
     """Keywords of ``preprocess`` that this family refuses, and the end of the error for each."""
 
     @classmethod
@@ -266,7 +267,7 @@ class PatchPreprocessor:
         limits: Limits,
     ) -> list[tuple[list[Tensor], PixelRules, Grid]]:
         """Return for each item its frames, uint8 [3, H, W], pixel rules and grid (t, h, w)."""
-        for name, fix in self._refusals.items():
+        for name, fix in self.refusals.items():
             if (value := limits._asdict()[name]) is not None:
                 raise ValueError(f"{name}={value}: {fix}")
         check_limits(limits)

@@ -37,8 +37,8 @@ class NaflexPreprocessor(PatchPreprocessor):
     A row of ``pixel_values`` is one flattened patch with the axes row, column, channel.
     """
 
-    _refusals = {
-        **PatchPreprocessor._refusals,
+    refusals = {
+        **PatchPreprocessor.refusals,
         "min_pixels": "this family resizes every image to the most patches that max_pixels allows; "
         "leave it out",
     }
