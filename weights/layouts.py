@@ -45,7 +45,8 @@ class Slot:
     name: str
     chunk: int = 0
     chunks: int = 1
-    rotary_halves: bool = False  # whether the layout lists the tensor in ``rotary_halves``
+    rotary_halves: bool = False
+    """Whether the layout lists the tensor in ``rotary_halves``."""
 
     def joined_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of the whole tensor: ``chunks`` chunks of ``shape`` along axis 0."""

@@ -13,7 +13,8 @@ from typing import TypeVar
 GRACE = 1.0
 """Seconds to wait for threads to end once they are told to. A thread whose read hangs for longer is
 left running."""
-SILENCE = 2.0  # seconds of waiting after which a log message says what is waited for
+SILENCE = 2.0
+"""The seconds of waiting after which a log message says what is waited for."""
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")

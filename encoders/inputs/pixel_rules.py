@@ -83,7 +83,8 @@ QWEN2_VIDEOS = PixelRules(128 * 28**2, 768 * 28**2)
 QWEN3_VIDEOS = PixelRules(
     128 * 32**2, 768 * 32**2, HALF, HALF, bounds_all_frames=True, sampling="qwen3_vl"
 )
-_TOKEN = 2 * 28**2  # pixels: GLM's limits count two frames of 28x28 per token
+_TOKEN = 2 * 28**2
+"""The pixels of one token in GLM's limits: two frames of 28x28."""
 _GLM4V = PixelRules(112**2, 15_000 * 28**2, bounds_all_frames=True, sampling="glm4v")
 _GLM46V = replace(_GLM4V, sampling="glm46v")
 _GLM5 = PixelRules(

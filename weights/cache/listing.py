@@ -21,7 +21,8 @@ class CachedTower:
     repo_id: str
     commit: str
     subfolder: str | None
-    bytes: int  # bytes on the disk, with the config and processor files
+    bytes: int
+    """The bytes on the disk, with the config and the processor files."""
     tensors: int
     state: str
     """The state of the tower: ``whole``, ``unfinished``, ``configs only`` (its tensors are in the

@@ -14,7 +14,8 @@ from .tensor_file import Header, TensorEntry, read_header
 
 MAX_JSON_BYTES = 100_000_000
 """The most bytes of an index file; the largest published one has about 20 MB."""
-MAX_CONFIG_BYTES = 16_000_000  # the most in any other JSON file; published ones stay under 1 MB
+MAX_CONFIG_BYTES = 16_000_000
+"""The most bytes of any other JSON file; published ones have less than 1 MB."""
 LONGEST_PART = 255
 """The most bytes in the name of a file or folder; ``encoders`` has the same limit for saving."""
 
@@ -24,19 +25,24 @@ class TowerTensor:
     """One tensor of the tower: the file that holds it, and the encoder's tensor that it fills."""
 
     name: str
-    local: str  # the name without the tower's prefix
+    local: str
+    """The name without the prefix of the tower."""
     file: str
     entry: TensorEntry
-    slot: Slot | None = None  # the encoder's tensor that it fills; None if the layout has none
+    slot: Slot | None = None
+    """The encoder's tensor that it fills; None if the layout has none."""
 
 
 @dataclass(frozen=True)
 class PublishedCheckpoint:
     """Facts about a whole published checkpoint, recorded with a tower that was fetched alone."""
 
-    prefix: str  # prefix of the names of the tower's tensors
-    tensors: int  # number of tensors in all files
-    shards: Mapping[str, int]  # bytes of each file that holds a part of the tower
+    prefix: str
+    """The prefix of the names of the tower's tensors."""
+    tensors: int
+    """The number of tensors in all files."""
+    shards: Mapping[str, int]
+    """The bytes of each file that holds a part of the tower, by the name of the file."""
 
 
 @dataclass(frozen=True)
@@ -69,21 +75,28 @@ Route: TypeAlias = Literal["ranges", "shards", "nothing"]
 class Traffic:
     """The bytes that fetching a tower would transfer, and what is on this disk already."""
 
-    cached: str  # "local" for a folder; else "tower", "shards", "some shards" or "nothing"
+    cached: str
+    """"local" for a folder; else "tower", "shards", "some shards" or "nothing"."""
     route: Route
-    ranges: int  # bytes to fetch if the tower is fetched as byte ranges
-    # Whether an earlier fetch of byte ranges was interrupted and would be continued.
+    ranges: int
+    """The bytes to fetch if the tower is fetched as byte ranges."""
     unfinished: bool = False
+    """Whether an earlier fetch of byte ranges was interrupted and would be continued."""
 
 
 class Checkpoint:
     """The files of one checkpoint: in a folder of this disk or, in subclasses, on the Hub."""
 
-    commit: str | None = None  # commit of every file; None for a folder
-    offline = False  # whether files that are not on this disk count as absent
-    cached = "local"  # the value of Traffic.cached
-    published: PublishedCheckpoint | None = None  # set only for a tower in this package's cache
-    advice = ""  # how to repair the files, added at the end of errors about their content
+    commit: str | None = None
+    """The commit of every file; None for a folder."""
+    offline = False
+    """Whether files that are not on this disk count as absent."""
+    cached = "local"
+    """The value of :attr:`Traffic.cached`."""
+    published: PublishedCheckpoint | None = None
+    """Facts about the published checkpoint, only for a tower in the cache of this package."""
+    advice = ""
+    """How to repair the files, added at the end of errors about their content."""
 
     def __init__(self, folder: Path, weights: str | None = None, label: str = "") -> None:
         """Open the folder of a checkpoint.

@@ -68,7 +68,8 @@ class Described:
     """A published config, and the facts that the config of a tower's folder has beside it."""
 
     config: JsonObject
-    family: str | None = None  # None unless it is the folder of a tower
+    family: str | None = None
+    """The name of the family; None unless it is the folder of a tower."""
     projector: bool = False
 
 

@@ -37,7 +37,8 @@ from .messages import SPACE, is_full
 from .ranges import RangeRequest, in_order, plan_requests, within
 from .repo import Repo
 
-WRITTEN = 1 << 20  # bytes that are written to the disk at once: one ``CHUNK`` of an answer
+WRITTEN = 1 << 20
+"""The bytes that are written to the disk at once: one ``CHUNK`` of an answer."""
 
 
 def fetch_tower(

@@ -29,12 +29,16 @@ from ..threads import Stopped, log_if_slow
 AGENT = f"vitgraph; hf_hub/{huggingface_hub.__version__}; python/{platform.python_version()}"
 """The user agent of all requests. It is not made by the client's ``build_hf_headers``, which may
 send a request of its own first: a load is to send exactly one request for a branch."""
-ATTEMPTS = 6  # tries without a megabyte of progress before a file is given up
-FIRST_WAIT = 0.5  # seconds before the second try; each further one waits twice as long
-CHUNK = 1 << 20  # bytes that are read at once; a try that gets so many resets the count of tries
+ATTEMPTS = 6
+"""The number of tries without a megabyte of progress after which a file is given up."""
+FIRST_WAIT = 0.5
+"""The seconds before the second try; each further try waits twice as long."""
+CHUNK = 1 << 20
+"""The bytes that are read at once; a try that gets so many resets the count of tries."""
 BUSY = (408, 429, 500, 502, 503, 504)
 """The HTTP statuses of a server that is likely to answer the same request a little later."""
-_EXPIRED = (400, 401, 403, 404, 410)  # statuses with which storage hosts refuse expired addresses
+_EXPIRED = (400, 401, 403, 404, 410)
+"""The HTTP statuses with which storage hosts refuse expired addresses."""
 
 
 class Answer(Protocol):

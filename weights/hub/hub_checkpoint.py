@@ -31,8 +31,10 @@ from .repo import HubOptions, Repo
 SAVING = 0.9
 """``fetch="auto"`` fetches byte ranges if they transfer at most this fraction of what whole shards
 would. Shards are preferred beyond it, because other programs can use them, too."""
-FIRST_READ = 1 << 16  # bytes to read of a file for its header, if the header's length is unknown
-LISTING = ".listing.json"  # the cached list of a repo's files, under a name that no repo has
+FIRST_READ = 1 << 16
+"""The bytes to read of a file for its header, if the length of the header is unknown."""
+LISTING = ".listing.json"
+"""The file name of the cached list of a repo's files; no repo has a file of this name."""
 _DAMAGE = (
     "; if the file in the Hub client's cache is damaged, force_download=True (--force-download) "
     "fetches it again"

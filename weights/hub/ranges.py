@@ -16,11 +16,13 @@ from ..files.tensor_file import Header
 
 MOST_BYTES = 64 << 20
 """The most bytes of one request; longer stretches are divided among several connections."""
-WASTE = 200  # per so many wanted bytes, one unwanted byte may be fetched to save requests
+WASTE = 200
+"""The number of wanted bytes per unwanted byte that may be fetched to save requests."""
 Segments: TypeAlias = tuple[tuple[int, int], ...]
 """Stretches of wanted bytes in a remote file, in rising order: the offset of the first byte, and
 the offset after the last."""
-_Stretch: TypeAlias = tuple[str, int, int]  # name of the file, begin and end of the bytes
+_Stretch: TypeAlias = tuple[str, int, int]
+"""The name of a file, and the offsets of the first byte and after the last."""
 
 
 @dataclass(frozen=True)
