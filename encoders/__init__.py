@@ -1,10 +1,13 @@
 """Reference vision encoders in pure PyTorch: one file per family, one contract for all families.
 
-The source and the repo ids of a family are listed at the top of its file. Other packages import the
-names in ``__all__`` of this package and of ``contract``, ``grids``, ``inputs``, ``streams``,
-``accelerated`` and ``internals``; all other modules are private. Importing an encoder imports no
-image library: ``Video``, ``ItemError`` and a few more are imported when they are first used.
-Besides the families there are, in the order in which a value travels:
+These are the files of families, each with its source and its repo ids at the top:
+
+- ``deepseek_ocr``, ``deepseek_vl``, ``deepseek_vl2``, ``ernie4_5_vl``, ``gemma4``, ``glm4v``,
+  ``glm_ocr``, ``idefics3``, ``intern_vit``, ``lfm2_vl``, ``llama4``, ``minimax_m3``, ``moonvit``,
+  ``paddleocr_vl``, ``pixtral``, ``qwen2_vl``, ``qwen2_5_vl``, ``qwen3_vl``, ``siglip``,
+  ``siglip2``, ``step3``, ``step3_vl``
+
+All other files and folders are shared; in the order in which a value travels:
 
 - ``hf_config``: reads the ``config.json`` of a checkpoint
 - ``inputs``: turns images and videos into pixels and grids; ``grids``: reads and checks grids
@@ -14,6 +17,11 @@ Besides the families there are, in the order in which a value travels:
 - ``streams``: ``encode`` and ``encode_many``
 - ``contract``: the methods that ``graphwrap`` and accelerators call; it exports ``data``, too
 - ``internals``: helpers for our other packages, not for users
+
+Other packages import the names in ``__all__`` of this package and of ``contract``, ``grids``,
+``inputs``, ``streams``, ``accelerated`` and ``internals``; all other modules are private. Importing
+an encoder imports no image library: ``Video``, ``ItemError`` and a few more are imported when they
+are first used.
 """
 
 from __future__ import annotations
