@@ -31,6 +31,7 @@ from encoders import (
     Qwen2_5VLEncoder,
     Qwen2VLEncoder,
     Qwen3VLEncoder,
+    VisionEncoder,
 )
 from encoders.accelerated.attention.candidates import (
     KERNELS,
@@ -39,7 +40,6 @@ from encoders.accelerated.attention.candidates import (
     is_installed,
 )
 from encoders.base.tile_encoder import TileEncoder
-from encoders.base.vision_encoder import VisionEncoder
 from encoders.block_parts import BlockParts, NamesItsParts
 from encoders.contract import EncoderOutput
 from encoders.intern_vit import InternViTConfig

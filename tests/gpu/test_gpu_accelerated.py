@@ -22,7 +22,7 @@ from gpu_towers import (
 )
 from torch import nn
 
-from encoders.base.vision_encoder import VisionEncoder
+from encoders import VisionEncoder
 from tests.support.graphs.outputs import assert_same_bits, copy_of, fields, worst_distance
 
 pytestmark = NEEDS_CUDA

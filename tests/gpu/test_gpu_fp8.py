@@ -13,8 +13,8 @@ from gpu_towers import (
     on_gpu,
 )
 
+from encoders import VisionEncoder
 from encoders.accelerated.fused_blocks import FusedForward
-from encoders.base.vision_encoder import VisionEncoder
 from graphwrap import GraphedEncoder
 from tests.support.graphs.outputs import assert_same_bits, copy_of, worst_distance
 

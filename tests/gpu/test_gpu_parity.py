@@ -15,7 +15,7 @@ import torch
 from gpu_towers import NEEDS_CUDA, any_sync_is_an_error, kernels_for
 from torch import Tensor
 
-from encoders.base.vision_encoder import VisionEncoder
+from encoders import VisionEncoder
 from encoders.layers.attention import _flash_takes, attention
 from encoders.layers.segments import padding_rows
 from tests.oracles import (

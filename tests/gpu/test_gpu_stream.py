@@ -8,7 +8,7 @@ import pytest
 import torch
 from gpu_towers import NEEDS_CUDA
 
-from encoders.base.vision_encoder import VisionEncoder
+from encoders import VisionEncoder
 from encoders.contract import Limits
 from graphwrap import GraphedEncoder
 from tests.support.photographs import panning_clip, photographs
