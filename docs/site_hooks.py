@@ -2,12 +2,15 @@
 
 Pages from outside of ``docs`` join the site, whose root stands for the repository and for ``docs``.
 In the repository, the README links to ``docs/graphs.md`` and that page to ``../README.md``; in the
-site, the links lose ``docs/`` and ``../``. The reference lists what the packages export.
+site, the links lose ``docs/`` and ``../``. The reference lists what the packages export. A notebook
+becomes a page that shows its outputs.
 """
 
 from __future__ import annotations
 
+import json
 import re
+from base64 import b64decode
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -24,7 +27,6 @@ TAKEN = (
     "benchmarks/*.md",
     "benchmarks/results/*.json",
     "examples/*",
-    "notebooks/*.ipynb",
 )
 """Patterns of the files outside of ``docs`` that pages link to."""
 
@@ -35,12 +37,41 @@ def on_files(files: Files, *, config: Any) -> Files:
         for path in filter(Path.is_file, sorted(ROOT.glob(pattern))):
             name = path.relative_to(ROOT).as_posix()
             files.append(File.generated(config, name, abs_src_path=str(path)))
+    for path in sorted(ROOT.glob("notebooks/*.ipynb")):
+        for name, content in notebook_files(path).items():
+            files.append(File.generated(config, f"notebooks/{name}", content=content))
     return files
+
+
+def notebook_files(path: Path) -> dict[str, str | bytes]:
+    """Return the page of a notebook and the pictures among its outputs, by name."""
+    found: dict[str, str | bytes] = {}
+    page = []
+    for cell in json.loads(path.read_text())["cells"]:
+        source = "".join(cell["source"])
+        page.append(source if cell["cell_type"] == "markdown" else fenced(source, "python"))
+        for output in cell.get("outputs", ()):
+            data = output.get("data", {})
+            if "image/png" in data:
+                name = f"{path.stem}_{len(found) + 1}.png"
+                found[name] = b64decode("".join(data["image/png"]))
+                page.append(f"![Output of the cell above]({name})")
+            else:
+                page.append(fenced("".join(output.get("text") or data["text/plain"]), "text"))
+    return found | {f"{path.stem}.md": "\n\n".join(page)}
+
+
+def fenced(text: str, language: str) -> str:
+    """Return a block of code or of text that was printed."""
+    return f"```{language}\n{text.rstrip()}\n```"
 
 
 def on_page_markdown(text: str, *, page: Any, config: Any, files: Files) -> str:
     """Rewrite links from the folders of the repository to that of the site, and fill the lists."""
     name = page.file.src_uri
+    text = re.sub(r"(\.\./notebooks/\w+)\.ipynb\)", r"\1.md)", text)
+    if name.startswith("notebooks/"):
+        return re.sub(r"\]\(\.\./docs/", "](../", text)
     if (ROOT / name).is_file():  # a page from outside of docs
         return re.sub(r"\]\(((?:\.\./)*)docs/", r"](\1", text)
     if "/" not in name:

@@ -1,10 +1,11 @@
-"""Notebooks stay small and readable; ``test_bare_environment.py`` runs them."""
+"""Notebooks are readable, with outputs of their code; ``test_bare_environment.py`` runs them."""
 
 from __future__ import annotations
 
 import ast
 import json
 import re
+from base64 import b64decode
 from pathlib import Path
 from typing import Any
 
@@ -13,25 +14,38 @@ import pytest
 import torch
 
 from benchmarks.table.results import theirs
+from tests.support.notebooks import NOTEBOOKS, PICTURES, code, pictures, sources
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import load_encoder
 
 ROOT = Path(__file__).parents[2]
-NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 each = pytest.mark.parametrize("path", [pytest.param(path, id=path.stem) for path in NOTEBOOKS])
 
 
-def code(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
-    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+@each
+def test_outputs_of_a_notebook_are_those_of_its_code(path: Path) -> None:
+    """A cell has changed? ``make outputs`` executes the notebooks, and writes what they show."""
+    notebook = nbformat.read(path, as_version=4)
+    cells = code(notebook)
+    assert [cell.execution_count for cell in cells] == [*range(1, len(cells) + 1)]
+    assert notebook.metadata["sources_executed"] == sources(notebook)
+    assert (PICTURES / f"{path.stem}.png").read_bytes() in map(b64decode, pictures(notebook))
 
 
 @each
-def test_notebook_is_numbered_and_its_outputs_are_stripped(path: Path) -> None:
+def test_notebook_is_numbered_and_small_with_its_pictures(path: Path) -> None:
     assert path.stem.split("_")[0].isdigit()
-    for cell in code(nbformat.read(path, as_version=4)):
-        assert cell.outputs == []
-        assert cell.execution_count is None
     assert path.stat().st_size < 500_000
+
+
+@each
+def test_outputs_hold_no_path_warning_or_progress_bar(path: Path) -> None:
+    outputs = [one for cell in code(nbformat.read(path, as_version=4)) for one in cell.outputs]
+    assert {one.output_type for one in outputs} <= {"stream", "display_data", "execute_result"}
+    assert not [one for one in outputs if one.get("name") == "stderr"]
+    for one in outputs:
+        text = one.get("text") or one.data.get("text/plain", "")
+        assert not re.search(r"[\r\x1b]|(?<![\w.])/\w+/|\b[A-Z]:\\|127\.0\.0\.1", text), text
 
 
 @each
@@ -94,9 +108,9 @@ def speed() -> dict[str, list[list[float]]]:
 
 
 def memory() -> dict[str, list[list[float]]]:
-    """Budgets, and MiB of arena and pool, by tower and seconds of capture."""
+    """Budgets, and MiB of arena and pool, of each tower."""
     return {
-        f"{tower['tower']}, {tower['capture_seconds']:.1f} s": [
+        tower["tower"]: [
             [row["budgets"] for row in tower["memory_by_budgets"]],
             [round(row["pool_mib"] + row["arena_mib"]) for row in tower["memory_by_budgets"]],
         ]

@@ -61,3 +61,11 @@ def test_search_finds_a_name_and_a_page(site: Path) -> None:
 def test_pages_name_no_role_of_restructured_text(site: Path) -> None:
     for path in (site / "reference").rglob("*.html"):
         assert not re.findall(r":(?:class|func|meth):", path.read_text()), path
+
+
+def test_every_notebook_has_a_page_with_its_pictures(site: Path) -> None:
+    for path in (ROOT / "notebooks").glob("*.ipynb"):
+        page = (site / "notebooks" / path.stem / "index.html").read_text()
+        shown = re.findall(r'src="\.\./(\w+\.png)"', page)
+        assert len(shown) == path.read_text().count('"image/png":')
+        assert all((site / "notebooks" / name).stat().st_size > 1_000 for name in shown)

@@ -18,13 +18,12 @@ from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 from typing import NamedTuple
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
 from packaging.requirements import Requirement
 
+from tests.support.notebooks import NOTEBOOKS, execute, pictures
+
 ROOT = Path(__file__).parents[2]
-NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 CLEAN = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 pytestmark = [
     pytest.mark.slow,
@@ -151,10 +150,6 @@ def test_notebook_runs_alone_in_a_bare_environment_and_leaves_nothing(
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(temporary))
     monkeypatch.delenv("PYTHONPATH", raising=False)
-    notebook = nbformat.read(alone / path.name, as_version=4)
-    resources = {"metadata": {"path": alone}}
-    NotebookClient(notebook, timeout=300, kernel_name="bare", resources=resources).execute()
-    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
-    assert [output for output in outputs if "image/png" in output.get("data", {})]
+    assert pictures(execute(alone / path.name, alone, kernel="bare"))
     assert [left.name for left in alone.iterdir()] == [path.name]
     assert [left.name for left in temporary.iterdir() if any(left.rglob("*.safetensors"))] == []
