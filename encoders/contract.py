@@ -3,16 +3,17 @@
 The data of a call, which families import from ``encoders.data``, are parts of the contract too.
 
 Words: an *encoder* makes features of images, and a *tower* is a network in it, *blocks* (its
-layers, in order) over rows of ``pixel_values``. A *path* is one input of an encoder, which is
-encoded alone; most have one, named "image" (what lies on a disk is a *file* or a *folder*). An
-*item* is one image or one video as the user passed it; a *view* is a picture of an item that a
-tower sees, the whole or a *tile* of it. A *row* is one entry of ``pixel_values``, a *patch* or a
-tile; a *segment* is one attention sequence (an image, a frame pair, a tile); a *token* is one
-output row after the merge, and ``pooler_output`` has a row per token, not one per item. A
-*sequence* is what a language model reads: tokens, and newlines that the tower learned. ``grid_thw``
-has a row (t, h, w) per item: t frames or frame pairs, or t tiles, of h x w patches each. A *budget*
-is the number of tokens that a captured graph holds. A *form* of an encoder is the way it runs: as
-it is, accelerated or compiled.
+layers, in order) over rows of ``pixel_values``. An input *path* is one input of an encoder, which
+is encoded alone; most have one, named "image". (Where a function reads or writes a file, its
+parameter ``path`` is the path of that file.) An *item* is one image or one video as the user passed
+it; a *view* is a picture of an item that a tower sees, the whole or a *tile* of it. A *row* is one
+entry of ``pixel_values``, a *patch* or a tile; a *segment* is the rows that attend to each other
+(of an image, a frame pair or a tile); a *token* is one output row after the merge, and
+``pooler_output`` has a row per token, not one per item. A *sequence* is what a language model
+reads: tokens, and newlines that the tower learned. ``grid_thw`` has a row (t, h, w) per item: t
+frames or frame pairs, or t tiles, of h x w patches each. A *budget* is the number of tokens that a
+captured graph holds, as users give it; the class ``Budget`` of ``graphwrap`` has all capacities of
+that graph. A *form* of an encoder is the way it runs: as it is, accelerated or compiled.
 
 Shapes, with one meaning per letter in all files: P patches (rows of ``pixel_values``), T rows of
 attention (the patches of all segments, packed, and what a tower adds to them, such as class

@@ -193,7 +193,7 @@ class EncodesItems(ABC, Generic[Output]):
         """Return the weight that attention gives to each patch, as maps in raster order.
 
         Encoders that are accelerated or wrapped in CUDA graphs raise a ValueError instead. The
-        weights are computed by chunks of queries, so memory is bounded.
+        weights are computed for some queries at a time, so memory is bounded.
 
         Args:
             images, videos: as ``preprocess`` takes them.
