@@ -79,6 +79,8 @@ def run_page(page: str, names: dict[str, str], capsys: pytest.CaptureFixture[str
             continue
         exec(compile(offline(block), page, "exec"), scope)
     for line in commands(page):
+        if line.startswith("vitgraph demo  # draws"):
+            continue  # test_bare_environment.py runs it
         assert main(shlex.split(offline(line))[1:]) == 0, capsys.readouterr().err
 
 
@@ -95,7 +97,7 @@ def test_readme_runs_from_top_to_bottom(
 ) -> None:
     assert REPO_ID in blocks("README.md", "python")[0]
     run = [shlex.split(line)[1] for line in commands("README.md")]
-    assert run == ["encode", "inspect", "extract", "embed", "list"]
+    assert run == ["demo", "encode", "inspect", "extract", "embed", "list"]
     run_page("README.md", {REPO_ID: str(checkpoint)}, capsys)
     assert "# torch.Size([260, 2048])" in blocks("README.md", "python")[0]  # width of the 2B model
     assert capsys.readouterr().out.startswith("torch.Size([260, 96])\n" * 2)
@@ -185,10 +187,12 @@ def test_comparison_with_the_peers_ends_by_line_40() -> None:
 
 
 def test_the_readme_installs_from_its_folder_and_sizes_stand_elsewhere() -> None:
-    install = blocks("README.md", "sh")[0].splitlines()
-    assert [line.split()[:2] for line in install] == [["pip", "install"]] * 2
+    *install, demo = blocks("README.md", "sh")[0].splitlines()
+    assert [line.split()[:2] for line in install] == [["pip", "install"]] * 3
     assert "https://download.pytorch.org/whl/cpu" in install[0]
     assert "# in the folder of this README: no package index has a release yet" in install[1]
+    assert install[2].startswith("pip install '.[flash]'  # on Linux")
+    assert demo.startswith("vitgraph demo  # draws such maps offline")
     assert "GiB" not in (ROOT / "README.md").read_text()
     assert "| 0.8 GiB | 1.0 GiB |" in (ROOT / "docs" / "install.md").read_text()
 
@@ -233,6 +237,21 @@ def test_readme_is_short_ordered_and_wrapped_at_one_width() -> None:
     assert text.count("\n") <= 170
     prose = [line for line in text.splitlines() if not line.startswith(("|", "!["))]
     assert [line for line in prose if len(line) > 100] == []
+
+
+def test_the_table_of_families_has_short_cells() -> None:
+    text = (ROOT / "README.md").read_text()
+    table = text[text.index("| class |") :].partition("\n\n")[0]
+    cells = [cell for row in table.splitlines() for cell in row.strip("|").split("|")]
+    assert max(map(len, cells)) < 120
+
+
+def test_the_readme_shows_features_first_and_speed_with_graphs() -> None:
+    text = (ROOT / "README.md").read_text()
+    pictures = re.findall(r"!\[[^]]+\]\((.*)\)", text)
+    assert pictures == ["docs/feature_maps.jpg", "docs/speed_bars.svg"]
+    assert text.index(pictures[0]) < text.index("```")
+    assert text.index("## CUDA graphs") < text.index(pictures[1]) < text.index("## Fine-tuning")
 
 
 def test_readme_says_why_two_versions_of_vllm_are_named() -> None:
