@@ -1,4 +1,6 @@
-"""Executes the notebooks; ``python -m tests.support.notebooks`` writes their outputs in place.
+"""Executes the notebooks, and writes their outputs in place:
+
+    python -m tests.support.notebooks    (all of them, or those whose files are named)
 
 The committed notebooks hold outputs, so that a page of the repository and the site show pictures.
 Each says in its metadata which sources were executed, so that a test sees outputs of older ones
@@ -9,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from hashlib import sha256
@@ -98,5 +101,5 @@ def write_outputs(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    for one in NOTEBOOKS:
+    for one in [Path(name) for name in sys.argv[1:]] or NOTEBOOKS:
         write_outputs(one)
