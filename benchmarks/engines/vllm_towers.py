@@ -1,6 +1,6 @@
 """vLLM's own encoders at the workloads of the README: eagerly, and with its encoder graphs.
 
-    python -m benchmarks.engines.vllm_towers --json benchmarks/results/vllm_0.26_h200.json
+    python -m benchmarks.engines.vllm_towers --json benchmarks/results/vllm_0.26_h100.json
 
 vLLM starts each model with one layer of its language model and weights that it draws itself. In
 its worker, the two calls that its model runner makes are timed in turn: ``embed_multimodal`` of the

@@ -1,6 +1,5 @@
 """Modules that several benchmarks share: the machine, and the timing of calls.
 
-- ``floors``: the least milliseconds of workloads, by operations and the peak rates of a GPU
 - ``machine``: a description of the machine: GPU, driver, clocks, versions, commit, date
 - ``timing``: wall-clock milliseconds of functions that run in turn
 - ``torch_flash``: transformers' attention by torch's own flash-attention 2

@@ -35,8 +35,8 @@ from benchmarks.table.results import (
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "benchmarks" / "RESULTS.md"
-RESULTS = ROOT / "benchmarks" / "results" / "speed_h200.json"
-OTHERS = (ROOT / "benchmarks" / "results" / "speed_h100.json",)
+RESULTS = ROOT / "benchmarks" / "results" / "speed_h100.json"
+OTHERS = (ROOT / "benchmarks" / "results" / "speed_h200.json",)
 """The results of the same benchmark on other GPUs; files that do not exist are left out."""
 PATHS = ROOT / "benchmarks" / "results" / "paths_speed_h200.json"
 """The results of ``benchmarks/paths_speed.py``: encoders that encode an image and its tiles."""
@@ -55,6 +55,7 @@ def read_results(path: Path = RESULTS) -> dict[str, Any] | None:
 
 def page(body: Body) -> str:
     """Return the text of ``benchmarks/RESULTS.md``."""
+    others = [other for other in map(read_results, OTHERS) if other]
     parts = [
         HEAD,
         "## Beside transformers and vLLM",
@@ -69,13 +70,13 @@ def page(body: Body) -> str:
         "## Sizes drawn at random",
         drawn(body),
         "## Other towers",
-        beside(body),
+        beside(body, *others),
         "## Capture and memory",
         captures(body),
     ]
     paths = read_results(PATHS)
     parts += ["## Towers with two inputs", several_inputs(paths)] if paths else []
-    for other in filter(None, map(read_results, OTHERS)):
+    for other in others:
         parts += [f"## On one {other['about']['gpu']}", forms(other)]
     return "\n\n".join(parts) + "\n"
 
@@ -97,8 +98,9 @@ def sentence(body: Body) -> str:
         f"{about['transformers']} ran in the same process, in turn, five times where a call has "
         "more than 3,500 tokens, with the faster of sdpa and flash-attention 2 per workload. "
         f"{vllm['engine']} {vllm['version']}, its newest release for "
-        f"torch {vllm['torch']}, is another run on the same kind of GPU, the best of its sets of "
-        "graphs and its eager run. The floor is what the GPU's peak rates allow in bfloat16. "
+        f"torch {vllm['torch']}, ran on the same GPU before, in a process of its own: the best of "
+        "two sets of graphs and its eager run (`python -m benchmarks.engines.vllm_towers`). The "
+        "floor is what the GPU's peak rates allow (`python -m benchmarks.speed.floors`). "
         "Errors are relative L2 distances to float32, random weights, the larger of photographs "
         "and noise (`python -m benchmarks.fp8`)."
     )
@@ -129,7 +131,7 @@ def comparison(body: Body) -> str:
         "transformers",
         "torch alone",
         "`flash` extra",
-        f"vLLM {version} (another run)",
+        f"vLLM {version}",
         "*over torch alone*",
         "*over `flash` extra*",
         "floor",
@@ -240,20 +242,22 @@ def drawn(body: Body) -> str:
     return f"Seed {', '.join(seeds)}.\n\n{markdown(header, rows)}"
 
 
-def beside(body: Body) -> str:
+def beside(*bodies: Body) -> str:
     """Return the table of the towers that were not measured in vLLM: CUDA graphs of our reference
     encoder and of its accelerated form."""
     best = vllm_best()
-    header = ("tower", "workload", "reference graph", "torch alone", "`flash` extra", "gain")
+    header = ("tower", "workload", "GPU", "reference graph", "torch alone", "`flash` extra", "gain")
     rows = [
         [
             tower["tower"],
             row["workload"],
+            tower["about"]["gpu"],
             number(median(row, "reference_graph_ms")),
             number(graphed(row, "torch")),
             number(graphed(row)),
             times(gain_of(row)),
         ]
+        for body in bodies
         for tower in body["towers"]
         if tower["tower"] not in best
         for row in cells(tower)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 RESULTS = Path(__file__).parents[1] / "results"
-VLLM = RESULTS / "vllm_0.26_h200.json"
-FLOORS = RESULTS / "floors_h200.json"
+VLLM = RESULTS / "vllm_0.26_h100.json"
+FLOORS = RESULTS / "floors_h100.json"
 FP8 = (RESULTS / "fp8_errors_cpu.json", RESULTS / "fp8_h200.json")
 FORMS_OF_FP8 = ("fp8", "rounded, kept")
 """The names of fp8 in results: measured on a GPU, and imitated on a CPU by rounding."""

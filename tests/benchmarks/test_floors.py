@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.measuring import floors
+from benchmarks.speed import floors
 from benchmarks.towers import TOWERS
 
 

@@ -173,18 +173,18 @@ def test_forced_replay_never_runs_eagerly() -> None:
 
 def test_vllm_figures_say_where_they_come_from_and_cover_the_table() -> None:
     about = json.loads(speed_results.VLLM.read_text())["about"]
-    assert {"version", "budgets", "date", "method", "runs"} <= set(about)
+    assert {"version", "budgets", "date", "method", "runs", "commit"} <= set(about)
     assert "formula" in json.loads(speed_results.FLOORS.read_text())["about"]
     best, floors = speed_results.vllm_best(), speed_results.read_floors()
     for tower in speed.TABLE:
         assert set(best[tower]) == set(floors[tower]) == set(TOWERS[tower].workloads)
-    assert best["Qwen3-VL-8B"]["8x448"] == 17.4
+    assert best["Qwen3-VL-8B"]["8x448"] == 19.2
 
 
 def test_tables_mark_another_run_and_every_workload_where_vllm_is_faster() -> None:
     body = results()
     body["towers"][0]["workloads"][2]["graphed_ms"]["auto"] = run_of(20.0)
-    assert "vLLM 0.26.0 (another run)" in table.comparison(body)
+    assert "| vLLM 0.26.0 |" in table.comparison(body)
     assert "in 1 of 22 with the `flash` extra (Qwen3-VL-8B 1x1024)" in table.behind(body)
     (row,) = [line for line in table.comparison(body).splitlines() if "VL-8B | 1x1024" in line]
     assert "| 54.0 | **6.30** | 20.0 | 14.8 | 2.35 | 0.74 |" in row  # the least is bold
@@ -212,6 +212,33 @@ def test_the_page_and_both_charts_are_made_of_results(tmp_path: Path) -> None:
         check_picture(tmp_path / "speed.svg")
 
 
+def test_the_page_on_speed_tells_the_committed_figures() -> None:
+    """Measured anew? Write the new figures into these sentences of ``docs/speed.md``."""
+    body = table.read_results()
+    assert body is not None
+    page = " ".join((ROOT / "docs" / "speed.md").read_text().split())
+    rows = {(tower["tower"], row["workload"]): row for tower, row in table.table_rows(body)}
+    windows, small = rows["Qwen2.5-VL-7B", "8x448"], rows["Qwen3-VL-8B", "1x448"]
+    said = [
+        f"128 windows: {table.number(speed_results.median(windows, 'hf_ms'))} ms",
+        f"one call: {table.number(speed_results.median(windows, 'hf_flash_ms'))} ms",
+        f"our graphs take {table.number(speed_results.graphed(windows))}.",
+        f"takes {table.number(speed_results.median(small, 'accelerated_ms'))} ms at 448x448",
+        f"and {table.number(speed_results.graphed(small))} ms through a graph",
+    ]
+    for kernels in ("torch", "auto"):
+        gains = speed_results.over_vllm(body["towers"], kernels)
+        least = min(gains, key=lambda name: gains[name])
+        said.append(f"{gains[least]:.2f}{' times as fast' * (kernels == 'torch')} ({least})")
+    alone = [
+        speed_results.graphed(row) - speed_results.median(row, "bare_ms")
+        for (_, workload), row in rows.items()
+        if workload in ("1x224", "1x448", "1 tile")
+    ]
+    said.append(f"448x448 pixels {min(alone):.2f} to {max(alone):.2f} ms more than the graph")
+    assert [sentence for sentence in said if sentence not in page] == []
+
+
 def check_picture(path: Path) -> None:
     root = ElementTree.parse(path).getroot()
     assert root.find("{*}title") is not None
@@ -226,7 +253,7 @@ def test_page_and_charts_show_the_committed_speed_figures(tmp_path: Path) -> Non
     charts.draw_bars(body, tmp_path / "bars.svg")
     for path in (tmp_path / "bars.svg", charts.BARS):
         words = [text.text for text in ElementTree.parse(path).getroot().findall(".//{*}text")]
-        figures = {"15.2", "43.4", "38.9", "161", "19.6"}
+        figures = {"15.5", "42.2", "39.3", "174", "20.4"}
         assert figures <= set(words)
     check_picture(charts.PICTURE)
 

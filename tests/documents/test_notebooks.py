@@ -96,7 +96,7 @@ def test_figures_in_the_notebook_of_graphs_are_those_measured() -> None:
 def speed() -> dict[str, list[list[float]]]:
     """Tokens, and milliseconds of three forms of each tower, with three digits."""
     found = {}
-    for tower in results("speed_h200")["towers"]:
+    for tower in results("speed_h100")["towers"]:
         rows = [row for row in tower["workloads"] if not row["drawn"] and "hf_ms" in row]
         rows.sort(key=lambda row: row["tokens"])
         lines = [[theirs(row) for row in rows], [row["accelerated_ms"]["median"] for row in rows]]

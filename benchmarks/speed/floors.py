@@ -1,6 +1,6 @@
 """The least milliseconds that a GPU's peak rates allow for each workload of the README.
 
-    python -m benchmarks.measuring.floors --json benchmarks/results/floors_h100.json
+    python -m benchmarks.speed.floors --json benchmarks/results/floors_h100.json
 
 Both rates are measured on the GPU: a product of two 8192 x 8192 matrices in bfloat16, and a copy
 of 4 GiB. A workload's floor is the larger of its operations over the first rate, and the bytes of
