@@ -232,7 +232,9 @@ def build(
     torch.manual_seed(0)
     with torch.device(device):
         encoder = family.encoder_class(family.config_class.from_hf(config)).to(dtype)
-        reference = family.reference(config).to(dtype)
+        reference = family.reference(config)
+    # ``to(dtype)`` would cast Llama 4's complex rotary angles, too.
+    reference = reference.bfloat16() if dtype == torch.bfloat16 else reference.float()
     reference.load_state_dict(family.keys(encoder.state_dict()), strict=True)
     return encoder.eval().requires_grad_(False), reference.eval().requires_grad_(False)
 
