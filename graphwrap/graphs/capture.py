@@ -299,7 +299,7 @@ class Capturer:
         format = MetadataFormat(empty, budget.rows)
         arena = self._arena({budget: format})
         graph = BudgetGraph(budget, format, self._forward, arena, self.form.outputs)
-        # This run is not measured: an accelerator derives weights and times kernels in its first.
+        # Not measured: the encoder's ``Accelerator`` pads weights and chooses kernels in its first run.
         if self.form.accelerator is not None:
             graph.body()
         torch.cuda.reset_peak_memory_stats(device)

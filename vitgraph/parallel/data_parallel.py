@@ -325,7 +325,7 @@ class DataParallelEncoder:
         return inputs.pixel_values, inputs.grid_thw
 
     def _assign_grids(self, grid_thw: GridLike) -> Shares:
-        """Assign the items with these grids to ranks, for an encoder with one input path."""
+        """Assign items to ranks by their grids; the encoder has one input path, such as "image"."""
         grids = read_grid(grid_thw)
         specs = self._paths["image"].item_specs(grids)
         return self._assign(grids, specs, [cost_of(spec) for spec in specs])

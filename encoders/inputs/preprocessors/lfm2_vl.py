@@ -83,7 +83,7 @@ class PatchTilesPreprocessor(ViewPreprocessor):
 
     @property
     def sizing(self) -> tuple[str, ...]:
-        """Return the keywords that bound the area of the whole image and the number of tiles."""
+        """Return the keywords of ``preprocess`` that limit the whole image's area and the tiles."""
         return ("min_pixels", "max_pixels", "max_tiles")
 
     @property
