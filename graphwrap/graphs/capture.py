@@ -299,7 +299,7 @@ class Capturer:
         format = MetadataFormat(empty, budget.rows)
         arena = self._arena({budget: format})
         graph = BudgetGraph(budget, format, self._forward, arena, self.form.outputs)
-        # Not measured: the encoder's ``Accelerator`` pads weights and chooses kernels in its first run.
+        # Not measured: the first run of an accelerated encoder pads weights and chooses kernels.
         if self.form.accelerator is not None:
             graph.body()
         torch.cuda.reset_peak_memory_stats(device)
