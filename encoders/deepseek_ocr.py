@@ -295,6 +295,7 @@ class DeepseekOCRTower(TileEncoder):
         """
         metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
         features = self._compress(pixel_values)
+        # for block in self.blocks: hidden = block(hidden, context); VisionEncoder has the loop.
         rows = self._hidden_after(self.vision_model.embed(features), metadata, self.config.depth)
         hidden = torch.cat((rows[:, 1:], features.flatten(1, 2)), dim=-1)
         return EncoderOutput(hidden, self.projector(hidden).flatten(0, 1), ())

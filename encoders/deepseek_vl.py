@@ -183,6 +183,7 @@ class SiglipViews(TileEncoder):
         """
         metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
         hidden = self._embed(pixel_values)
+        # for block in self.blocks: hidden = block(hidden, context); VisionEncoder has the loop.
         hidden = self.vision.norm(self._hidden_after(hidden, metadata, self.config.depth))
         return EncoderOutput(hidden, self.aligner(hidden).flatten(0, 1), ())
 

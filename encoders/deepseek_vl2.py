@@ -247,6 +247,7 @@ class DeepseekVL2Tower(TileEncoder):
         """
         metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
         hidden = self._embed(pixel_values)
+        # for block in self.blocks: hidden = block(hidden, context); VisionEncoder has the loop.
         hidden = self.vision.norm(self._hidden_after(hidden, metadata, self.config.depth))
         h, w = (size // self.config.patch_size for size in pixel_values.shape[2:])
         tokens = self.projector(unfold_2x2(hidden.unflatten(1, (h, w))))

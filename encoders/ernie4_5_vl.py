@@ -157,6 +157,7 @@ class Ernie4_5VLEncoder(PatchEncoder):
         """
         metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
         patches = self._embed(pixel_values, metadata)
+        # for block in self.blocks: hidden = block(hidden, context); VisionEncoder has the loop.
         hidden = self._hidden_after(patches, metadata, self.config.depth)
         tokens = self.resampler(self.ln(hidden), metadata["pair_index"])
         return EncoderOutput(hidden, tokens, ())

@@ -161,6 +161,7 @@ class Gemma4Encoder(RasterEncoder):
         """
         metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
         hidden = self._embed(pixel_values, metadata)
+        # for block in self.blocks: hidden = block(hidden, context); VisionEncoder has the loop.
         hidden = self._hidden_after(hidden, metadata, self.config.depth)
         tokens = self._pool(hidden, metadata["pool_index"])
         return EncoderOutput(hidden, self.embed_vision(tokens), ())

@@ -150,6 +150,7 @@ class Llama4Encoder(TileEncoder):
         """
         metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
         hidden = self._embed(pixel_values)
+        # for block in self.blocks: hidden = block(hidden, context); VisionEncoder has the loop.
         hidden = self._hidden_after(hidden, metadata, self.config.depth)
         h = pixel_values.shape[2] // self.config.patch_size
         squares = rearrange(

@@ -174,6 +174,7 @@ class MoonViTEncoder(RasterEncoder):
         """
         metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
         hidden = self._embed(pixel_values, metadata)
+        # for block in self.blocks: hidden = block(hidden, context); VisionEncoder has the loop.
         hidden = self._hidden_after(hidden, metadata, self.config.depth)
         return EncoderOutput(hidden, self.projector(self._mean_over_time(hidden, metadata)), ())
 

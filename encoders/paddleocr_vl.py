@@ -152,6 +152,7 @@ class PaddleOCRVLEncoder(RasterEncoder):
         """
         metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
         hidden = self._embed(pixel_values, metadata)
+        # for block in self.blocks: hidden = block(hidden, context); VisionEncoder has the loop.
         hidden = self._hidden_after(hidden, metadata, self.config.depth)
         tokens = self.projector(self.norm(hidden)[metadata["merge_index"]])
         return EncoderOutput(hidden, tokens, ())

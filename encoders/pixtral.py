@@ -172,6 +172,7 @@ class PixtralEncoder(PatchEncoder):
         """
         metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
         patches = self._embed(pixel_values, metadata)
+        # for block in self.blocks: hidden = block(hidden, context); VisionEncoder has the loop.
         hidden = self._hidden_after(patches, metadata, self.config.depth)
         return EncoderOutput(hidden, self.projector(hidden), ())
 

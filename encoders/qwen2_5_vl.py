@@ -167,6 +167,7 @@ class Qwen2_5VLEncoder(PatchEncoder):
         """
         metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
         patches = self._embed(pixel_values, metadata)
+        # for block in self.blocks: hidden = block(hidden, context); VisionEncoder has the loop.
         hidden = self._hidden_after(patches, metadata, self.config.depth)
         tokens = self.merger(hidden)[metadata["reverse_index"]]
         return EncoderOutput(self._reorder(hidden, metadata["reverse_index"]), tokens, ())

@@ -170,6 +170,7 @@ class Qwen3VLEncoder(PatchEncoder):
         tapped = self.config.deepstack_visual_indexes
         numbers = sorted({*tapped, self.config.depth - 1})
         deepstack: list[Tensor] = []
+        # for block in self.blocks: hidden = block(hidden, context); VisionEncoder has the loop.
         states = self._run_blocks(hidden, metadata, numbers)
         for number, hidden in zip(numbers, states, strict=True):
             if number in tapped:

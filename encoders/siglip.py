@@ -185,6 +185,7 @@ class SiglipEncoder(TileEncoder):
         """
         metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
         hidden = self._embed(pixel_values)
+        # for block in self.blocks: hidden = block(hidden, context); VisionEncoder has the loop.
         hidden = self._hidden_after(hidden, metadata, self.config.depth)
         h, w = (size // self.config.patch_size for size in pixel_values.shape[2:])
         return EncoderOutput(hidden, self._tokens(self.norm(hidden), h, w), ())

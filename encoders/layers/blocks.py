@@ -68,7 +68,7 @@ class Block(nn.Module):
         return hidden + self.mlp(self.norm2(hidden))
 
     def parts(self) -> BlockParts | None:
-        """Return the block's layers by role, or None if attention or MLP was replaced."""
+        """Return the layers by role, for fused kernels; None if attention or MLP was replaced."""
         from ..block_parts import plain_parts
 
         if (type(self), type(self.attn), type(self.mlp)) != (Block, Attention, MLP):

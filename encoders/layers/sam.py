@@ -168,7 +168,7 @@ class SamBlock(nn.Module):
         return in_windows(attend, x, self.window) if self.window else attend(x)
 
     def parts(self) -> BlockParts | None:
-        """Return the block's layers by role, or None if attention or MLP was replaced."""
+        """Return the layers by role, for fused kernels; None if attention or MLP was replaced."""
         from ..block_parts import RelativePositions, plain_parts
 
         if (type(self), type(self.attn), type(self.mlp)) != (SamBlock, SamAttention, MLP):
