@@ -63,9 +63,26 @@ def test_colours_to_agree_with_are_given_for_every_map() -> None:
         feature_rgb([noise(1, 4, 4, 8)], like=[])
 
 
-def test_constant_features_are_drawn_not_divided_by_zero() -> None:
-    (colours,) = feature_rgb([torch.ones(1, 4, 4, 8)])
-    assert torch.isfinite(colours).all()
+@pytest.mark.parametrize("features", [torch.ones(1, 4, 4, 8), noise(1, 1, 1, 8)])
+def test_patches_that_are_all_alike_are_grey(features: Tensor) -> None:
+    first = feature_rgb([features])
+    for colours in (*first, *feature_rgb([features], like=first)):
+        assert torch.equal(colours, torch.full((*features.shape[:-1], 3), 0.5))
+
+
+def test_a_patch_unlike_all_others_keeps_its_own_colour() -> None:
+    features = torch.zeros(1, 20, 20, 8)
+    features[0, 3, 4] = 1
+    (colours,) = feature_rgb([features])
+    assert (colours[0, 3, 4] - colours[0, 0, 0]).abs().max() >= 0.5
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_map_that_is_not_finite_is_refused(value: float) -> None:
+    features = noise(1, 2, 2, 8)
+    features[0, 1, 1, 3] = value
+    with pytest.raises(ValueError, match=r"\(1, 2, 2, 8\) has NaN .* \(1\): .* encode in float32"):
+        feature_rgb([noise(1, 2, 2, 8), features])
 
 
 def test_maps_of_different_widths_are_refused() -> None:

@@ -45,6 +45,10 @@ def test_towers_answer_each_for_itself_about_the_same_place() -> None:
     assert (photograph, row // 2, column // 2) == (2, 4, 6)
 
 
+def test_no_points_have_no_matches() -> None:
+    assert vitgraph.nearest_patches(photographs(), []) == []
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -53,6 +57,8 @@ def test_towers_answer_each_for_itself_about_the_same_place() -> None:
         ({"top": 0}, "top=0"),
         ({"maps": [noise(1, 4, 4, 8)]}, "1 maps, source=0"),
         ({"maps": [noise(4, 4, 8)] * 2}, r"\[t, h, w, D\]"),
+        ({"maps": [noise(1, 4, 4, 8), noise(1, 4, 4, 9)]}, r"widths \[8, 9\]"),
+        ({"maps": [noise(1, 4, 4, 8) / 0] * 2}, r"NaN or infinite values \(128\)"),
     ],
 )
 def test_what_cannot_be_searched_is_refused(given: dict[str, Any], message: str) -> None:

@@ -26,17 +26,14 @@ def feature_rgb(maps: Sequence[Tensor], like: Sequence[Tensor] | None = None) ->
             same pictures, one per map; None for no rotation.
 
     Returns:
-        One float32 [t, h, w, 3] per map, from 0 to 1, on the CPU.
+        One float32 [t, h, w, 3] per map, from 0 to 1, on the CPU; grey where all patches are alike,
+        as in a single patch.
 
     Raises:
-        ValueError: there is no map, maps differ in their width D or are not [t, h, w, D], or
-            ``like`` has another number of maps.
+        ValueError: there is no map, maps differ in their width D, are not [t, h, w, D] or not
+            finite, or ``like`` has another number of maps.
     """
-    for features in maps:
-        require_map(features)
-    if not maps or len({features.shape[-1] for features in maps}) != 1:
-        widths = [features.shape[-1] for features in maps]
-        raise ValueError(f"maps of widths {widths}: pass at least one, all of one width")
+    require_maps(maps)
     flat = [features.detach().float().cpu().flatten(0, -2) for features in maps]
     components = principal_components(torch.cat(flat), 3)
     if like is not None:
@@ -46,7 +43,9 @@ def feature_rgb(maps: Sequence[Tensor], like: Sequence[Tensor] | None = None) ->
         target = torch.cat(list(map(_resample, like, grids)))
         components = rotate_to(components, target)
     low, high = components.quantile(torch.tensor([0.01, 0.99]), dim=0)
-    colours = ((components - low) / (high - low).clamp(min=1e-12)).clamp(0, 1)
+    spread = high - low
+    colours = (components - low) / spread.clamp(min=1e-12) + 0.5 * (spread == 0)
+    colours = colours.clamp(0, 1)
     parts = colours.split([len(rows) for rows in flat])
     return [part.view(*m.shape[:-1], 3) for part, m in zip(parts, maps, strict=True)]
 
@@ -73,7 +72,7 @@ def principal_components(rows: Tensor, count: int) -> Tensor:
     same features always give the same colours.
     """
     centred = rows - rows.mean(dim=0)
-    centred = centred / centred.std(dim=0).clamp(min=1e-12)
+    centred = centred / centred.std(dim=0, correction=0).clamp(min=1e-12)
     eigen = torch.linalg.eigh(centred.T @ centred)
     axes: Tensor = eigen.eigenvectors[:, -count:].flip(1)
     strongest = axes.gather(0, axes.abs().argmax(dim=0, keepdim=True))
@@ -90,17 +89,30 @@ def rotate_to(rows: Tensor, target: Tensor) -> Tensor:
     Returns:
         [P, k], the product of the standardised rows and an orthogonal k x k matrix.
     """
-    rows = (rows - rows.mean(dim=0)) / rows.std(dim=0).clamp(min=1e-12)
+    rows = (rows - rows.mean(dim=0)) / rows.std(dim=0, correction=0).clamp(min=1e-12)
     left, _, right = torch.linalg.svd(rows.T @ (target - target.mean(dim=0)))
     rotation: Tensor = left @ right
     return rows @ rotation
 
 
-def require_map(features: object) -> None:
-    """Check that ``features`` is a map [t, h, w, D] that can be coloured, so with D >= 3.
+def require_maps(maps: Sequence[Tensor]) -> None:
+    """Check that there is a map, that all are of one width D, and each with :func:`require_map`.
 
     Raises:
-        ValueError: another type or shape.
+        ValueError: no map, maps of several widths, or no map [t, h, w, D] of finite values.
+    """
+    for features in maps:
+        require_map(features)
+    widths = [features.shape[-1] for features in maps]
+    if len(set(widths)) != 1:
+        raise ValueError(f"maps of widths {widths}: pass at least one, all of one width")
+
+
+def require_map(features: object) -> None:
+    """Check that ``features`` is a map [t, h, w, D] that can be coloured: finite and with D >= 3.
+
+    Raises:
+        ValueError: another type or shape, or a value that is NaN or infinite.
     """
     if not isinstance(features, Tensor):
         raise ValueError(
@@ -111,4 +123,9 @@ def require_map(features: object) -> None:
         raise ValueError(
             f"map of shape {tuple(features.shape)}: pass maps [t, h, w, D] with D >= 3, as "
             "encoder.feature_maps gives them"
+        )
+    if bad_values := int((~features.isfinite()).sum()):
+        raise ValueError(
+            f"map of shape {tuple(features.shape)} has NaN or infinite values ({bad_values}): all "
+            "must be finite; encode in float32 or bfloat16, since float16 overflows at 65504"
         )

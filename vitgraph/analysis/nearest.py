@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from .colours import Maps, require_map
+from .colours import Maps, require_maps
 
 
 class NearestPatch(NamedTuple):
@@ -71,7 +71,7 @@ def nearest_patches(
 
     Raises:
         ValueError: fewer than two photographs, a source or point that does not exist, or maps that
-            are not [t, h, w, D].
+            differ in their width D, are not [t, h, w, D] or not finite.
     """
     if isinstance(maps, Mapping):
         return {
@@ -81,8 +81,7 @@ def nearest_patches(
     image_maps = [
         item_maps["image"] if isinstance(item_maps, Mapping) else item_maps for item_maps in maps
     ]
-    for features in image_maps:
-        require_map(features)
+    require_maps(image_maps)
     if len(image_maps) < 2 or not 0 <= source < len(image_maps) or top < 1:
         raise ValueError(
             f"{len(image_maps)} maps, source={source}, top={top}: pass at least two maps, the "
@@ -124,5 +123,6 @@ def _rows_at(frame: Tensor, points: Sequence[tuple[float, float]]) -> Tensor:
             raise ValueError(
                 f"point ({y}, {x}): must be fractions of the height and the width, from 0 to 1"
             )
-    cells = [(min(int(y * height), height - 1), min(int(x * width), width - 1)) for y, x in points]
-    return torch.stack([frame[cell] for cell in cells])
+    rows = [min(int(y * height), height - 1) for y, _ in points]
+    columns = [min(int(x * width), width - 1) for _, x in points]
+    return frame[rows, columns]
