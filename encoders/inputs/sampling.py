@@ -103,10 +103,13 @@ def sample_frames(
 
 
 def read_rate(fps: object) -> float | None:
-    """Return a rate as float if it is a positive finite number of any type, such as a Fraction.
+    """Return a rate as float if it is a positive finite number of any type but bool, such as a
+    Fraction.
 
     Anything else returns None.
     """
+    if isinstance(fps, bool):
+        return None
     try:
         rate = float(fps) if isinstance(fps, SupportsFloat) else 0.0
     except (ArithmeticError, RuntimeError, TypeError, ValueError):  # a huge number, or an array

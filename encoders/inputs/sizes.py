@@ -40,8 +40,8 @@ def smart_resize(
         Height and width in about the shape of the image.
 
     Raises:
-        ValueError: an aspect ratio over 200, an image without pixels, or a ``factor`` or
-            ``max_pixels`` below 1.
+        ValueError: an aspect ratio over 200, an image without pixels, or a ``factor``,
+            ``min_pixels`` or ``max_pixels`` below 1.
     """
     return _fit(1, 1, height, width, factor, min_pixels, max_pixels)
 
@@ -72,8 +72,8 @@ def smart_resize_video(
         Height and width in about the shape of a frame.
 
     Raises:
-        ValueError: an aspect ratio over 200, no frames or frames without pixels, or a ``factor``
-            or ``max_pixels`` below 1.
+        ValueError: an aspect ratio over 200, no frames or frames without pixels, or a ``factor``,
+            ``min_pixels`` or ``max_pixels`` below 1.
     """
     if height < factor or width < factor:
         _check_shape(height, width)
@@ -93,7 +93,12 @@ def _fit(
     max_pixels: int,
 ) -> tuple[int, int]:
     _check_shape(height, width)
-    for name, number in (("frames", frames), ("factor", factor), ("max_pixels", max_pixels)):
+    for name, number in (
+        ("frames", frames),
+        ("factor", factor),
+        ("min_pixels", min_pixels),
+        ("max_pixels", max_pixels),
+    ):
         if number < 1:
             raise ValueError(f"{name}={number}: must be at least 1")
     new_height, new_width = round(height / factor) * factor, round(width / factor) * factor

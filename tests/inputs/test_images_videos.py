@@ -190,7 +190,7 @@ def test_rates_may_be_numbers_of_any_type(number: Any) -> None:
             assert torch.equal(got, wanted)
 
 
-@pytest.mark.parametrize("rate", [10**400, Decimal("NaN"), torch.ones(2), 1j], ids=type)
+@pytest.mark.parametrize("rate", [10**400, Decimal("NaN"), torch.ones(2), 1j, True], ids=type)
 def test_a_rate_that_is_no_number_is_refused_as_a_keyword(rate: Any) -> None:
     for ours in (QWEN2, QWEN3, TilePreprocessor()):
         with pytest.raises(ValueError, match=r"fps=.*: must be a positive number of frames"):
@@ -206,7 +206,7 @@ def test_videos_without_values_are_refused(kind: str) -> None:
             ours(videos=[clip])
 
 
-@pytest.mark.parametrize("rate", [0, -24.0, float("nan"), float("inf"), "24"])
+@pytest.mark.parametrize("rate", [0, -24.0, float("nan"), float("inf"), "24", True])
 def test_a_bad_source_rate_is_refused_when_sampling_by_fps(rate: Any) -> None:
     clip = Video(panning_clip(4), rate)
     for ours in (QWEN2, QWEN3, TilePreprocessor()):
