@@ -99,7 +99,6 @@ class PatchPreprocessor:
         "max_pixels",
     }
     """The keywords of ``preprocess`` that mean nothing here -> what to do instead."""
-    """Keywords of ``preprocess`` that this family refuses, and the end of the error for each."""
 
     @classmethod
     def published(
