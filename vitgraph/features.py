@@ -158,7 +158,7 @@ def writing_features(
         def add(item: Item, result: EncoderOutput | PartialOutput | Tensor) -> None:
             spool.add(f"item{len(items)}.grid_thw", torch.tensor(item.grid_thw))
             for name, tensor in _named_tensors(result):
-                stored_tensor = _cast(tensor, file_format.dtype, item.name)
+                stored_tensor = cast_in_range(tensor, file_format.dtype, item.name)
                 spool.add(f"item{len(items)}.{name}", stored_tensor)
             items.append(item)
 
@@ -191,14 +191,19 @@ def _named_tensors(result: EncoderOutput | PartialOutput | Tensor) -> list[tuple
     return tensors + [(f"deepstack.{j}", tensor) for j, tensor in enumerate(deepstack or ())]
 
 
-def _cast(tensor: Tensor, dtype: torch.dtype | None, name: str) -> Tensor:
+def cast_in_range(tensor: Tensor, dtype: torch.dtype | None, name: str) -> Tensor:
+    """Cast ``tensor`` to ``dtype`` (None: as it is); ``name`` says whose features it holds.
+
+    Raises:
+        ValueError: a finite value of ``tensor`` is too large for ``dtype``.
+    """
     converted = tensor if dtype is None else tensor.to(dtype)
     overflows = converted.isinf() & tensor.isfinite()
     if overflows.any():
         raise ValueError(
             f"{name}: has features of up to {tensor[overflows].abs().max():g}, and "
             f"{str(converted.dtype).removeprefix('torch.')} ends at "
-            f"{torch.finfo(converted.dtype).max:g}: write another dtype (--out-dtype float32)"
+            f"{torch.finfo(converted.dtype).max:g}: write a wider dtype (--out-dtype)"
         )
     return converted
 

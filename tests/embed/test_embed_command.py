@@ -12,6 +12,7 @@ from zipfile import BadZipFile
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from encoders.base.vision_encoder import VisionEncoder
 from tests.support.commands.embed_jobs import close
@@ -19,9 +20,11 @@ from tests.support.photographs import china, flower, hopper
 from vitgraph.cli import main
 from vitgraph.embedding.sources.reading import File, ImageReader
 from vitgraph.features import load_embeddings
+from vitgraph.seeded import write_seeded_checkpoint
 
 KEYS = ["b/inner/one.jpg", "b/two.PNG", "c.jpg", "d.jpg"]
 FIELDS = "pooler_output,last_hidden_state,deepstack_features"
+BIAS = "model.visual.merger.linear_fc2.bias"
 Embed = Callable[..., int]
 
 
@@ -84,6 +87,35 @@ def test_every_format_holds_the_same_vectors(
     names = sorted(path.name for path in (tmp_path / "out").iterdir())
     assert f"00000.{format}" in names
     assert f"00001.{format}" in names
+
+
+@pytest.mark.parametrize(
+    ("value", "weights", "chosen", "message"),
+    [
+        (1e6, torch.float32, ("--out-dtype", "float16"), "up to 1e+06, and float16 ends at 65504"),
+        (1e39, torch.float64, ("--dtype", "float64"), "up to 1e+39, and float32 ends at 3.40"),
+    ],
+)
+def test_a_number_too_large_for_the_written_dtype_is_refused(
+    photos: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    value: float,
+    weights: torch.dtype,
+    chosen: tuple[str, ...],
+    message: str,
+) -> None:
+    """The error names the number itself, not an infinity that was there before the cast."""
+    repo = write_seeded_checkpoint(tmp_path / "repo", "qwen3_vl", width=64, dtype=weights)
+    (file,) = (path for path in repo.glob("*.safetensors") if BIAS in load_file(path))
+    tensors = load_file(file)
+    tensors[BIAS][:2] = torch.tensor([float("inf"), value], dtype=weights)
+    save_file(tensors, file)
+    out = tmp_path / "out"
+    command = ["embed", str(repo), str(photos), "--out", str(out), "--no-progress", *chosen]
+    assert main(command) == 2
+    assert message in capsys.readouterr().err
+    assert not list(out.glob("*.npy"))
 
 
 def test_parquet_without_pyarrow_says_what_to_install(

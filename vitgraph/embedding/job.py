@@ -26,6 +26,7 @@ from encoders.streams import (
 from graphwrap import GraphedEncoder
 
 from ..devices import DTYPES
+from ..features import cast_in_range
 from ..terminal import counted, readable
 from .feature_store import FeatureStore, language_rows
 from .manifest import FileList, Manifest
@@ -291,17 +292,12 @@ class Job:
                 encoder's whole output, from which the fields that the job writes are returned.
 
         Raises:
-            ValueError: the job writes float16, and a number of ``value`` is too large for it.
+            ValueError: a finite number of ``value`` is too large for the dtype.
         """
         tensors = {VECTORS: value} if isinstance(value, Tensor) else self._fields(value)
         arrays = {}
         for name, tensor in tensors.items():
-            converted = tensor.to("cpu", self.dtype)
-            if self.dtype == torch.float16 and converted.isinf().sum() > tensor.isinf().sum().cpu():
-                raise ValueError(
-                    f"--out-dtype float16 cannot hold {name} up to {float(tensor.abs().max()):.0f} "
-                    "(65504 at most); write float32"
-                )
+            converted = cast_in_range(tensor, self.dtype, name).cpu()
             # Numpy has no bfloat16; float32 represents all of its values exactly.
             is_bf16 = converted.dtype == torch.bfloat16
             arrays[name] = (converted.float() if is_bf16 else converted).numpy()
