@@ -1,4 +1,4 @@
-"""Devices and dtypes by the names in command-line options, and errors for full memory or disk."""
+"""Devices and dtypes by their names in options, and errors for full memory, disk or dtypes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from encoders.internals import STORED_DTYPES, default_device
 
@@ -52,6 +53,23 @@ def _can_compute(device: torch.device) -> bool:
     except (RuntimeError, AssertionError, ImportError):
         return False
     return device.type != "meta"
+
+
+def cast_in_range(tensor: Tensor, dtype: torch.dtype | None, name: str) -> Tensor:
+    """Cast ``tensor`` to ``dtype`` (None: as it is); ``name`` says whose features it holds.
+
+    Raises:
+        ValueError: a finite value of ``tensor`` is too large for ``dtype``.
+    """
+    converted = tensor if dtype is None else tensor.to(dtype)
+    overflows = converted.isinf() & tensor.isfinite()
+    if overflows.any():
+        raise ValueError(
+            f"{name}: has features of up to {tensor[overflows].abs().max():g}, and "
+            f"{str(converted.dtype).removeprefix('torch.')} ends at "
+            f"{torch.finfo(converted.dtype).max:g}: write a wider dtype (--out-dtype)"
+        )
+    return converted
 
 
 @contextmanager

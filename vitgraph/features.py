@@ -38,7 +38,7 @@ from weights import JsonObject
 from weights.files import TensorEntry, header_bytes, writing_atomic
 
 from . import __version__
-from .devices import enough_disk
+from .devices import cast_in_range, enough_disk
 
 if TYPE_CHECKING:
     from encoders.inputs import AnyArray
@@ -189,23 +189,6 @@ def _named_tensors(result: EncoderOutput | PartialOutput | Tensor) -> list[tuple
     fields = {"last_hidden_state": hidden, "pooler_output": pooled}
     tensors = [(name, tensor) for name, tensor in fields.items() if tensor is not None]
     return tensors + [(f"deepstack.{j}", tensor) for j, tensor in enumerate(deepstack or ())]
-
-
-def cast_in_range(tensor: Tensor, dtype: torch.dtype | None, name: str) -> Tensor:
-    """Cast ``tensor`` to ``dtype`` (None: as it is); ``name`` says whose features it holds.
-
-    Raises:
-        ValueError: a finite value of ``tensor`` is too large for ``dtype``.
-    """
-    converted = tensor if dtype is None else tensor.to(dtype)
-    overflows = converted.isinf() & tensor.isfinite()
-    if overflows.any():
-        raise ValueError(
-            f"{name}: has features of up to {tensor[overflows].abs().max():g}, and "
-            f"{str(converted.dtype).removeprefix('torch.')} ends at "
-            f"{torch.finfo(converted.dtype).max:g}: write a wider dtype (--out-dtype)"
-        )
-    return converted
 
 
 _DTYPES = {dtype: name for name, dtype in STORED_DTYPES.items()} | {torch.int64: "I64"}

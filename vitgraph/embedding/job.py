@@ -25,8 +25,7 @@ from encoders.streams import (
 )
 from graphwrap import GraphedEncoder
 
-from ..devices import DTYPES
-from ..features import cast_in_range
+from ..devices import DTYPES, cast_in_range
 from ..terminal import counted, readable
 from .feature_store import FeatureStore, language_rows
 from .manifest import FileList, Manifest
