@@ -25,6 +25,7 @@ from benchmarks.table.results import (
     fp8_errors,
     gain_of,
     graphed,
+    measured_on_cpu,
     median,
     over_vllm,
     ratio,
@@ -102,7 +103,8 @@ def sentence(body: Body) -> str:
         "two sets of graphs and its eager run (`python -m benchmarks.engines.vllm_towers`). The "
         "floor is what the GPU's peak rates allow (`python -m benchmarks.speed.floors`). "
         "Errors are relative L2 distances to float32, random weights, the larger of photographs "
-        "and noise (`python -m benchmarks.fp8`)."
+        "and noise (`python -m benchmarks.fp8`), on an H200 or, where marked, on a CPU, where torch "
+        "emulates fp8."
     )
 
 
@@ -138,7 +140,7 @@ def comparison(body: Body) -> str:
         "`flash` extra in fp8",
         "error of bf16, of fp8",
     )
-    rows, wrong = [], fp8_errors()
+    rows, errors, emulated = [], fp8_errors(), measured_on_cpu()
     for tower, row in table_rows(body):
         vllm = best[tower["tower"]].get(row["workload"])
         forms = (theirs(row), graphed(row, "torch"), graphed(row), vllm)
@@ -151,7 +153,8 @@ def comparison(body: Body) -> str:
                 times(ratio(vllm, graphed(row))),
                 number(floors.get(tower["tower"], {}).get(row["workload"])),
                 number(graphed(row, "fp8")),
-                ", ".join(f"{error:.3f}" for error in wrong.get(tower["tower"], ())) or "-",
+                (", ".join(f"{error:.3f}" for error in errors.get(tower["tower"], ())) or "-")
+                + " (CPU)" * (tower["tower"] in emulated),
             ]
         )
     return markdown(header, rows)

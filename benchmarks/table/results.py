@@ -52,6 +52,15 @@ def read_floors(path: Path = FLOORS) -> Mapping[str, Mapping[str, float]]:
     return {tower["tower"]: tower["ms"] for tower in json.loads(path.read_text())["towers"]}
 
 
+def measured_on_cpu() -> set[str]:
+    """Return the towers whose errors in fp8 were measured on a CPU, where torch emulates fp8."""
+    cpu, gpu = (
+        {tower["tower"] for tower in json.loads(file.read_text())["towers"] if tower["errors"]}
+        for file in FP8
+    )
+    return cpu - gpu
+
+
 def fp8_errors() -> dict[str, tuple[float, float]]:
     """Return the largest error of each tower in (bfloat16, fp8), without added outlier channels."""
     found = {}
