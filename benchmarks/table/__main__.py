@@ -103,7 +103,7 @@ def sentence(body: Body) -> str:
         "two sets of graphs and its eager run (`python -m benchmarks.engines.vllm_towers`). The "
         "floor is what the GPU's peak rates allow (`python -m benchmarks.speed.floors`). "
         "Errors are relative L2 distances to float32, random weights, the larger of photographs "
-        "and noise (`python -m benchmarks.fp8`), on an H200 or, where marked, on a CPU, where torch "
+        "and noise (`python -m benchmarks.fp8`), on an H200 or, where marked, on a CPU, which "
         "emulates fp8."
     )
 
