@@ -282,7 +282,7 @@ def rotary_cos_sin(
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate columns i and i + r of queries and keys ``x`` [T, 2, H, K] by a row's angle i.
+    """Rotate columns i and i + r of queries and keys ``x`` [T, ..., K] by a row's angle i.
 
     ``cos`` and ``sin`` are [T, 1, 1, 2r]: ``RotarySegments.of`` has repeated the values of the r
     angles and negated the first half of ``sin``. Columns from 2r on are not rotated.

@@ -313,7 +313,7 @@ def rotary_cos_sin(
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate columns 2i and 2i + 1 of queries and keys ``x`` [T, 2, H, K] by a row's angle i.
+    """Rotate columns 2i and 2i + 1 of queries and keys ``x`` [T, ..., K] by a row's angle i.
 
     ``cos`` and ``sin`` are [T, 1, 1, K/2] in float32 or wider.
     """

@@ -258,7 +258,7 @@ def rotary_cos_sin(
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate columns i and i + K/2 of queries and keys ``x`` [T, 2, H, K] by the same angle.
+    """Rotate columns i and i + K/2 of queries and keys ``x`` [T, ..., K] by the same angle.
 
     ``cos`` and ``sin`` are [T, 1, 1, K] in float32 or wider: ``RotarySegments.of`` has repeated
     the values of the K/2 angles and negated the first half of ``sin``.
