@@ -99,7 +99,7 @@ def module(tmp_path: Path) -> Path:
     """All Python blocks of the README one after another, as one module."""
     text = (ROOT / "README.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
-    assert len(blocks) >= 6
+    assert len(blocks) >= 5
     path = tmp_path / "readme.py"
     path.write_text("\n".join([*blocks, KNOWN, MISTAKES]))
     return path
