@@ -30,7 +30,7 @@ __all__ = [
 def attention_maps(
     encoder: Encoder, inputs: VisionInputs, settings: MapSettings
 ) -> list[list[Tensor]]:
-    """Return what ``encoder.attention_maps`` returns, from inputs that are preprocessed already.
+    """Compute the attention maps of an encoder from inputs that are preprocessed already.
 
     Args:
         encoder: an encoder of one input path or of several.

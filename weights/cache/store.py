@@ -80,7 +80,7 @@ class Store:
         write_atomic(self.answers, b"%08x\n" % crc32(text) + text)
 
     def read_answers(self) -> dict[str, bytes | None]:
-        """Return what :meth:`keep_answers` wrote: name -> content, None if the repo has no file.
+        """Return the kept small files: name -> content, None where the repo has no such file.
 
         The result is empty if nothing was written. A DamagedError is raised if the CRC-32 does not
         match.
