@@ -102,8 +102,7 @@ def _find_file(file: str | os.PathLike[str]) -> Path:
 
 def _open(file: Path | Readable) -> Image.Image:
     try:
-        # PIL annotates this argument as a file with all methods, but needs only a few.
-        image = Image.open(cast("Path | IO[bytes]", file))
+        image = Image.open(_with_all_methods(file))
         with image:
             ImageOps.exif_transpose(image, in_place=True)
             image.load()
@@ -123,6 +122,15 @@ def _open(file: Path | Readable) -> Image.Image:
             f"cannot be read as an image ({reason}); it is damaged, truncated or of a "
             "format that PIL does not know: replace it or convert it"
         ) from error
+
+
+def _with_all_methods(file: Path | Readable) -> Path | IO[bytes]:
+    """Return a file for PIL, some of whose formats call more methods of it than ``read``, ``seek``
+    and ``tell``, such as ``readline``."""
+    if isinstance(file, Path | io.IOBase):
+        return cast("Path | IO[bytes]", file)
+    file.seek(0)
+    return io.BytesIO(file.read())
 
 
 def learn_heif(file: Path | Readable) -> bool:

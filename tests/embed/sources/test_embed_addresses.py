@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
-import zlib
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from fsspec.implementations.memory import MemoryFileSystem
 
 from tests.support.commands.embed_jobs import find_files, run_in_twos, upload
+from tests.support.fakes.google_store import Buckets
 from vitgraph.cli import main
 from vitgraph.embedding.sources.listing import Source
 from vitgraph.embedding.sources.tables import is_dataset, pin_files
@@ -22,46 +19,6 @@ from vitgraph.embedding.storage import open_storage
 from vitgraph.features import load_embeddings
 
 # --- GCS ------------------------------------------------------------------------------------------
-
-
-class Buckets(MemoryFileSystem):
-    """The memory of this process in the place of Google's store."""
-
-    protocol = ("gs", "gcs")
-    store: ClassVar[dict[str, Any]] = {}
-    pseudo_dirs: ClassVar[list[str]] = [""]
-
-    @classmethod
-    def _strip_protocol(cls, path: str) -> str:
-        stripped: str = super()._strip_protocol(re.sub(r"^(gs|gcs)://", "", str(path)))
-        return stripped
-
-    def info(self, path: str, **options: Any) -> dict[str, Any]:
-        """What the store says about a file, its etag as well."""
-        found: dict[str, Any] = super().info(path, **options)
-        if found["type"] == "file":
-            found["etag"] = str(zlib.crc32(self.cat_file(path)))
-        return found
-
-    def find(self, path: str, detail: bool = False, **options: Any) -> Any:
-        """As Google's: a list says of a file what it says of itself."""
-        names = super().find(path, detail=False, **options)
-        return {name: self.info(name) for name in names} if detail else names
-
-    def cat_file(self, path: str, start: Any = None, end: Any = None, **_: Any) -> bytes:
-        """The bytes of a file, for any number of threads at a time."""
-        content: bytes = self.store[self._strip_protocol(path)].getvalue()
-        return content[start:end]
-
-
-@pytest.fixture
-def gs(monkeypatch: pytest.MonkeyPatch) -> Buckets:
-    """A file system that the command reaches as ``gs://``."""
-    for name in Buckets.protocol:
-        monkeypatch.setitem(sys.modules["fsspec.registry"]._registry, name, Buckets)
-    monkeypatch.setattr(Buckets, "store", {})
-    monkeypatch.setattr(Buckets, "pseudo_dirs", [""])
-    return Buckets()
 
 
 def test_a_job_from_and_to_google_has_the_vectors_of_files(

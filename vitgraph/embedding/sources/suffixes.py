@@ -9,10 +9,13 @@ from importlib.util import find_spec
 _SUFFIXES = frozenset(
     f".{name}"
     for name in (
-        *("apng", "avif", "bmp", "dib", "gif", "ico", "j2k", "jfif", "jp2", "jpe", "jpeg", "jpg"),
-        *("pbm", "pgm", "png", "pnm", "ppm", "tga", "tif", "tiff", "webp"),
+        *("apng", "avif", "avifs", "blp", "bmp", "bw", "dds", "dib", "gif", "icb", "icns", "ico"),
+        *("j2c", "j2k", "jfif", "jp2", "jpc", "jpe", "jpeg", "jpf", "jpg", "jpx", "mpo"),
+        *("msp", "pbm", "pcx", "pgm", "png", "pnm", "ppm", "psd", "qoi", "ras", "rgb", "rgba"),
+        *("sgi", "tga", "tif", "tiff", "vda", "vst", "webp", "xbm", "xpm"),
     )
 )
+"""The suffixes of the formats that PIL decodes to pixels without another program."""
 _HEIF = frozenset((".heic", ".heif", ".hif"))
 """The suffixes of HEIF photographs, which PIL reads only if pillow-heif is installed."""
 _MOST_SUFFIXES = 8
