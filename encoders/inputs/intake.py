@@ -233,13 +233,13 @@ def _from_tensor(image: Tensor) -> Tensor:
         nested = "a nested tensor" if image.is_nested else f"a tensor of layout {image.layout}"
         kind = "a meta tensor" if image.is_meta else nested
         raise ValueError(f"is {kind}: an image is a dense tensor with values; pass uint8 [C, H, W]")
+    image = image.cpu()  # before floats are scaled in float64, which MPS does not have
     if image.is_floating_point():
         image = _from_unit(image, f"tensor of {image.dtype}")
     if image.dtype != torch.uint8:
         kind = "b" if image.dtype == torch.bool else "u"
         raise ValueError(f"tensor of {image.dtype}: pixels must be uint8, 0..255; {_fix(kind)}")
     _require_layout(image.shape, "[C, H, W] or [H, W]", 0)
-    image = image.cpu()
     return _to_three_channels(image[None] if image.ndim == 2 else image)
 
 
