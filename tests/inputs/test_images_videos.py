@@ -154,6 +154,9 @@ def test_images_come_first_and_then_videos_in_order(ours: PatchPreprocessor) -> 
     [
         ([[]], "video 0: has no frames"),
         ([np.zeros((0, 5, 5, 3), np.uint8)], "video 0: has no frames"),
+        ([np.zeros((2, 0, 5, 3), np.uint8)], "video 0: frame 0: is 5x0 pixels: an image needs at"),
+        ([torch.zeros(2, 3, 4, 0, dtype=torch.uint8)], "video 0: frame 0: is 0x4 pixels: an im"),
+        ([[Image.new("RGB", (0, 5))]], "video 0: frame 0: is 0x5 pixels: an image needs at least"),
         ([panning_clip(2)[0]], r"video 0: shape \(90, 130, 3\): a video array has four dim"),
         ([china(), 3], "video 0: is of type Image, not a video: pass the path"),
         (["clip.mp4"], "video 0: clip.mp4: there is no such file"),

@@ -107,6 +107,24 @@ def test_frames_sampled_of_200_videos_are_the_processors(rule: SamplingRule) -> 
 
 
 @pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("seconds", [30, 300, 2400])
+def test_frames_at_the_bounds_of_duration_are_the_processors(
+    rule: SamplingRule, seconds: int
+) -> None:
+    """The rules take fewer frames per second beyond these durations, and not at them."""
+    theirs, ours = RULES[rule][1](), glm(rule).videos
+    limits = {"max_frames": ours.max_frames, "max_duration": ours.max_duration}
+    counts = []
+    for total in (8 * seconds - 1, 8 * seconds, 8 * seconds + 1):
+        metadata = VideoMetadata(total_num_frames=total, fps=8, duration=total / 8)
+        wanted = theirs.sample_frames(metadata, fps=2).tolist()
+        assert sample_frames(total, rule, fps=2, source_fps=8, **limits) == wanted, total
+        counts.append(len(wanted))
+    if rule == "glm46v" and seconds < 2400:
+        assert counts[1] > 1.9 * counts[2]
+
+
+@pytest.mark.parametrize("rule", RULES)
 def test_videos_sampled_on_request_are_the_processors(rule: str) -> None:
     clip = panning_clip(24)
     metadata = VideoMetadata(total_num_frames=24, fps=12, duration=2.0)
