@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Protocol, TypeAlias, cast, runtime_checkable
 
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 
 
 @runtime_checkable
@@ -49,6 +49,17 @@ _HEAD = 32
 """Bytes read to tell a HEIF file: it begins with a size, "ftyp", a brand, a version and brands."""
 _HEIF_BRANDS = frozenset((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"))
 
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""What turns an image of each EXIF orientation upright (Exif 2.32, tag 0x0112)."""
+
 _LOCKS = tuple(threading.Lock() for _ in range(1021))
 """Locks for reading open files and PIL images that are not decoded yet. If two threads read a file
 at once, PIL decodes wrong data. All encoders share the locks, because the user may pass one image
@@ -58,6 +69,8 @@ because a lock is chosen by the image's address, a multiple of 16."""
 
 def open_image(source: FileLike) -> Image.Image:
     """Decode an image file, and turn it upright by its EXIF orientation.
+
+    Other EXIF tags are not read, and EXIF that cannot be parsed is ignored, as by browsers.
 
     Args:
         source: the path of the file, its bytes, or the open binary file.
@@ -92,27 +105,27 @@ def _find_file(file: str | os.PathLike[str]) -> Path:
     refuse_address(
         file, "pass vitgraph.load_image(url), or download it and pass the path of the file"
     )
-    file = Path(file)
-    if file.is_dir():
-        raise ValueError("is a folder; pass the paths of the images in it")
-    if not file.is_file():
-        raise ValueError("there is no such file; pass the path of an image file")
-    return file
+    require_file(file, "an image file", "images")
+    return Path(file)
 
 
 def _open(file: Path | Readable) -> Image.Image:
     try:
         image = Image.open(_with_all_methods(file))
         with image:
-            ImageOps.exif_transpose(image, in_place=True)
             image.load()
-        return image
+            return _turn_upright(image)
     except Image.DecompressionBombError as error:
         raise ValueError(
             f"cannot be read as an image ({error}); it is larger than PIL opens: shrink it, or "
             "raise PIL.Image.MAX_IMAGE_PIXELS if you trust it"
         ) from error
     except DAMAGED as error:
+        if "MAX_TEXT_" in str(error):
+            raise ValueError(
+                f"has a longer text chunk, such as a comment, than PIL reads ({error}): save the "
+                "image without it, or raise the limit in PIL.PngImagePlugin if you trust it"
+            ) from error
         if isinstance(error, UnidentifiedImageError) and learn_heif(file):
             return _open(file)
         # For bytes, PIL's own message has only the address of an object in memory.
@@ -131,6 +144,23 @@ def _with_all_methods(file: Path | Readable) -> Path | IO[bytes]:
         return cast("Path | IO[bytes]", file)
     file.seek(0)
     return io.BytesIO(file.read())
+
+
+def _turn_upright(image: Image.Image) -> Image.Image:
+    """Turn a decoded image by its EXIF orientation, and remove the metadata that states it.
+
+    PIL's ``exif_transpose`` writes all EXIF anew, which raises for one tag of an unusual type.
+    """
+    try:
+        turn = _UPRIGHT.get(image.getexif().get(ExifTags.Base.Orientation))
+    except DAMAGED:
+        turn = None
+    if turn is None:
+        return image
+    upright = image.transpose(turn)
+    for name in ("exif", "Raw profile type exif", "XML:com.adobe.xmp", "xmp"):
+        upright.info.pop(name, None)
+    return upright
 
 
 def learn_heif(file: Path | Readable) -> bool:
@@ -180,6 +210,23 @@ def prefix_errors(item: str) -> Iterator[None]:
         yield
     except ValueError as error:
         raise ValueError(f"{item}: {error}") from error
+
+
+def require_file(path: str | os.PathLike[str], kind: str, several: str) -> None:
+    """Raise a ValueError if no file has this path.
+
+    ``os.path`` answers for any path; before Python 3.13 pathlib raises for a name of over 255
+    bytes.
+
+    Args:
+        path: the path to look at.
+        kind: what the file should be, such as "an image file".
+        several: what a folder may contain, such as "images".
+    """
+    if os.path.isdir(path):
+        raise ValueError(f"is a folder; pass the paths of the {several} in it")
+    if not os.path.isfile(path):
+        raise ValueError(f"there is no such file; pass the path of {kind}")
 
 
 def refuse_address(file: str | os.PathLike[str], fix: str) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast, overload
 import torch
 from torch import Tensor
 
-from .image_files import prefix_errors, refuse_address
+from .image_files import prefix_errors, refuse_address, require_file
 
 if TYPE_CHECKING:
     from av.video.frame import VideoFrame
@@ -127,10 +127,7 @@ class VideoFrames(Sequence[Tensor]):
 
         with prefix_errors(str(self.path)):
             refuse_address(self.path, "download it and pass the path of the file")
-        if self._file.is_dir():
-            raise ValueError(f"{self.path}: is a folder; pass the paths of the clips in it")
-        if not self._file.is_file():
-            raise ValueError(f"{self.path}: there is no such file; pass the path of a video file")
+            require_file(self._file, "a video file", "clips")
         try:
             with av.open(str(self._file), mode="r", options=_OPTIONS) as container:
                 if not container.streams.video:

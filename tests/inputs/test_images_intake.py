@@ -13,11 +13,13 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageOps, PngImagePlugin, TiffImagePlugin
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
 from transformers import Qwen2VLImageProcessor
 from transformers.image_transforms import convert_to_rgb
 
+from encoders.inputs.image_files import open_image
 from encoders.inputs.images import normalize, resize
 from encoders.inputs.intake import Video, to_rgb
 from encoders.inputs.preprocessors.intern_vit import TilePreprocessor
@@ -358,6 +360,84 @@ def test_floats_from_0_to_1_are_read_as_torchvision_casts_them() -> None:
     assert torch.equal(to_rgb(whole / 255), whole)
     assert torch.equal(to_rgb((whole.permute(1, 2, 0) / 255).numpy()), whole)
     assert torch.equal(to_rgb(whole.half() / 255), whole)
+
+
+ODD_TAGS: dict[str, tuple[int, Any]] = {
+    "a fraction as software": (0x0131, TiffImagePlugin.IFDRational(1, 3)),
+    "text as a pointer": (0x8769, "here"),
+    "a pointer out of the block": (0x8769, 10**9),
+    "a large number": (0x0100, 2**32 - 1),
+    "another type": (0x0110, 3.5),
+}
+
+
+def with_tag(tag: int, value: Any) -> bytes:
+    """Return a small JPEG with an EXIF block of a tag and the orientation 6."""
+    block = TiffImagePlugin.ImageFileDirectory_v2()
+    kinds = {TiffImagePlugin.IFDRational: 5, str: 2, int: 4, float: 12}
+    block.tagtype.update({tag: kinds[type(value)], 0x0112: 3})
+    block[tag], block[0x0112] = value, 6
+    file = io.BytesIO(b"Exif\0\0II*\0\x08\0\0\0" + block.tobytes(8))
+    china().resize((80, 60)).save(saved := io.BytesIO(), "JPEG", exif=file.getvalue())
+    return saved.getvalue()
+
+
+@pytest.mark.parametrize("case", ODD_TAGS)
+def test_an_odd_exif_tag_leaves_a_photograph_readable(case: str) -> None:
+    data = with_tag(*ODD_TAGS[case])
+    with Image.open(io.BytesIO(data)) as stored:
+        wanted = np.asarray(stored.transpose(Image.Transpose.ROTATE_270))
+    assert np.array_equal(as_array(data), wanted)
+
+
+def test_exif_that_cannot_be_parsed_is_ignored() -> None:
+    china().resize((80, 60)).save(file := io.BytesIO(), "JPEG", exif=b"Exif\0\0no block at all")
+    assert as_array(file.getvalue()).shape == (60, 80, 3)
+
+
+def test_an_upright_image_is_not_turned_again() -> None:
+    data = with_tag(*ODD_TAGS["another type"])
+    upright = open_image(data)
+    assert upright.size == (60, 80)
+    assert ImageOps.exif_transpose(upright).size == (60, 80)
+
+
+@pytest.mark.parametrize("limit", ["MAX_TEXT_CHUNK", "MAX_TEXT_MEMORY"])
+def test_a_png_with_a_long_comment_is_named(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = PngImagePlugin.PngInfo()
+    text.add_text("comment", "x" * 5000, zip=True)
+    china().save(file := io.BytesIO(), "PNG", pnginfo=text)
+    monkeypatch.setattr(PngImagePlugin, limit, 4000)
+    with pytest.raises(ValueError, match=rf"^image 0: has a longer text chunk.*{limit}") as caught:
+        QWEN(file.getvalue())
+    assert "damaged" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["image", "video"])
+def test_a_name_of_over_255_bytes_is_a_missing_file(kind: str) -> None:
+    for form in (name := "long" * 100 + ".mp4", Path(name)):
+        with pytest.raises(ValueError, match=rf"^{kind} 0: long.*: there is no such file"):
+            QWEN(**{f"{kind}s": [form]})
+
+
+def test_floats_of_a_device_without_float64_are_read() -> None:
+    class WithoutDoubles(TorchFunctionMode):
+        """Refuses float64 as MPS does, until an image is copied to the CPU."""
+
+        on_device = True
+
+        def __torch_function__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            self.on_device = self.on_device and function is not torch.Tensor.cpu
+            if self.on_device and function is torch.Tensor.double:
+                raise TypeError("the MPS framework doesn't support float64")
+            return function(*args, **(kwargs or {}))
+
+    pixels = torch.rand(3, 4, 4)
+    wanted = to_rgb(pixels)
+    with WithoutDoubles():
+        assert torch.equal(to_rgb(pixels), wanted)
 
 
 def test_a_url_and_a_strange_dict_are_refused() -> None:
