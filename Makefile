@@ -16,7 +16,7 @@ OLDEST_PYTEST := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(OLDEST)/bin/python -m 
 OLDEST_INSTALL := $(OLDEST)/bin/python -m pip install --quiet --constraint constraints-oldest.txt --editable ".[demo,heif,http,parquet,s3,timm]" --group test
 # The lower bounds of the library alone, and tests that import none of what needs newer versions.
 LOWER_BOUNDS = $$(sed -n '/^dependencies/,/^]/s/^  "\([a-z-]*\)>=\([0-9.]*\)".*/\1==\2/p' pyproject.toml)
-LIBRARY_TESTS := tests/commands tests/embed tests/fetching tests/search tests/loading/test_load.py --ignore tests/commands/test_demo.py --ignore tests/embed/test_feature_store.py
+LIBRARY_TESTS := tests/vitgraph/commands tests/vitgraph/embed tests/weights/fetching tests/vitgraph/search tests/weights/loading/test_load.py --ignore tests/vitgraph/commands/test_demo.py --ignore tests/vitgraph/embed/test_feature_store.py
 
 MAKEFLAGS += --no-print-directory  # the last line of `make test` is a summary of pytest
 
@@ -32,9 +32,10 @@ test: lint types ## everything CI runs: lint, types, fast and slow tests, notebo
 	$(PYTEST) -m "not gpu and not engines" $(PARALLEL) $(PYTEST_ARGS)
 	$(MAKE) engines
 
-lint: $(VENV)/.test ## ruff: rules and format
+lint: $(VENV)/.test ## ruff: rules and format; import-linter: what may import what
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
+	$(VENV)/bin/lint-imports --no-cache
 
 types: $(VENV)/.test ## mypy --strict over the packages, the benchmarks and what tests share
 	$(PY) -m mypy

@@ -28,14 +28,14 @@ from benchmarks.traffic.sizes import Size, fixed_sizes, other_lists
 from encoders import InternViT, Qwen2_5VLEncoder, Qwen2VLEncoder, Qwen3VLEncoder
 from encoders.base.vision_encoder import VisionEncoder
 from encoders.contract import EncoderItemSpec, Grid
+from encoders.inputs.patches import PatchPreprocessor
 from encoders.inputs.pixel_rules import PixelRules
-from encoders.inputs.preprocessors.intern_vit import TilePreprocessor
-from encoders.inputs.preprocessors.patches import PatchPreprocessor
 from encoders.inputs.sizes import best_tiling, smart_resize
-from encoders.intern_vit import InternViTConfig
-from encoders.qwen2_5_vl import Qwen2_5VLConfig
-from encoders.qwen2_vl import Qwen2VLConfig
-from encoders.qwen3_vl import Qwen3VLConfig
+from encoders.intern.intern_vit import InternViTConfig
+from encoders.intern.intern_vit_pixels import TilePreprocessor
+from encoders.qwen.qwen2_5_vl import Qwen2_5VLConfig
+from encoders.qwen.qwen2_vl import Qwen2VLConfig
+from encoders.qwen.qwen3_vl import Qwen3VLConfig
 from graphwrap import Budget, fit_budgets
 from graphwrap.budgets import Batch, choose_budgets
 

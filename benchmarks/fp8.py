@@ -36,7 +36,7 @@ from encoders.base.vision_encoder import VisionEncoder
 from encoders.block_parts import NamesItsParts
 from graphwrap import GraphedEncoder
 from tests.oracles import Grids
-from vitgraph.commands.benching.bench_accuracy import COMPARED_FIELDS, errors
+from vitgraph.commands.bench_accuracy import COMPARED_FIELDS, errors
 
 CELLS = {
     "Qwen3-VL-8B": ("1x224", "1x448", "1x1024", "8x448", "32x448", "mix8"),

@@ -38,8 +38,8 @@ from encoders.base.vision_encoder import VisionEncoder
 from encoders.contract import GridLike
 from graphwrap import GraphedEncoder
 from graphwrap.costs import Costs
-from graphwrap.graphs.replay import Cache, Executor
 from graphwrap.packing import Packer
+from graphwrap.replay import Cache, Executor
 from tests.oracles import BY_NAME, Grids
 
 GRAPHED = ["Qwen3-VL-8B", "Qwen2.5-VL-7B", "Qwen2-VL-7B", "InternViT-300M"]

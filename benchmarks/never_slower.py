@@ -37,8 +37,8 @@ from encoders.base.vision_encoder import VisionEncoder
 from encoders.contract import PartialOutput, Precision
 from encoders.inputs.sizes import best_tiling, smart_resize
 from graphwrap import GraphedEncoder
-from graphwrap.graphs.replay import Cache
 from graphwrap.packing import Schedule
+from graphwrap.replay import Cache
 from tests.oracles import Grids
 
 BATCH_PIXELS = 1024 * 1024

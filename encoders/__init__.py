@@ -1,27 +1,21 @@
 """Reference vision encoders in pure PyTorch: one file per family, one contract for all families.
 
-These are the files of families, each with its source and its repo ids at the top:
-
-- ``deepseek_ocr``, ``deepseek_vl``, ``deepseek_vl2``, ``ernie4_5_vl``, ``gemma4``, ``glm4v``,
-  ``glm_ocr``, ``idefics3``, ``intern_vit``, ``lfm2_vl``, ``llama4``, ``minimax_m3``, ``moonvit``,
-  ``paddleocr_vl``, ``pixtral``, ``qwen2_vl``, ``qwen2_5_vl``, ``qwen3_vl``, ``siglip``,
-  ``siglip2``, ``step3``, ``step3_vl``
+Each maker has a folder with its towers, one file each, and its pixels (``*_pixels``): ``qwen``,
+``intern``, ``siglip``, ``glm``, ``gemma``, ``deepseek``, ``step``, ``kimi``, ``mistral``,
+``minimax``, ``baidu``, ``llama``, ``idefics`` and ``lfm``.
 
 All other files and folders are shared; in the order in which a value travels:
 
 - ``hf_config``: reads the ``config.json`` of a checkpoint
 - ``inputs``: turns images and videos into pixels and grids; ``grids``: reads and checks grids
 - ``data``: the values that encoders take and return, which every family imports
-- ``base``: the base classes; ``layers``: layers that several families share
+- ``base``: the base classes; ``layers``: layers that several makers share
 - ``block_parts``: the layers of a block by role; ``accelerated``: runs them with fast kernels
 - ``streams``: ``encode`` and ``encode_many``
 - ``contract``: the methods that ``graphwrap`` and accelerators call; it exports ``data``, too
-- ``internals``: helpers for our other packages, not for users
 
-Other packages import the names in ``__all__`` of this package and of ``contract``, ``grids``,
-``inputs``, ``streams``, ``accelerated`` and ``internals``; all other modules are private. Importing
-an encoder imports no image library: ``Video``, ``ItemError`` and a few more are imported when they
-are first used.
+Importing an encoder imports no image library: ``Video``, ``ItemError`` and a few more are imported
+when they are first used.
 """
 
 from __future__ import annotations
@@ -29,6 +23,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from .baidu.ernie4_5_vl import Ernie4_5VLConfig, Ernie4_5VLEncoder
+from .baidu.paddleocr_vl import PaddleOCRVLConfig, PaddleOCRVLEncoder
 from .base.configs import PatchConfig, TileConfig, VisionConfig
 from .base.encoder import Encoder
 from .base.patch_encoder import PatchEncoder
@@ -48,35 +44,33 @@ from .data import (
     Tiling,
     VisionInputs,
 )
-from .deepseek_ocr import DeepseekOCRConfig, DeepseekOCREncoder, ModeName
-from .deepseek_vl import (
+from .deepseek.deepseek_ocr import DeepseekOCRConfig, DeepseekOCREncoder, ModeName
+from .deepseek.deepseek_vl import (
     DeepseekVLConfig,
     DeepseekVLEncoder,
     DeepseekVLHybridConfig,
     DeepseekVLHybridEncoder,
 )
-from .deepseek_vl2 import DeepseekVL2Config, DeepseekVL2Encoder
-from .ernie4_5_vl import Ernie4_5VLConfig, Ernie4_5VLEncoder
-from .gemma4 import Gemma4Config, Gemma4Encoder
-from .glm4v import Glm4VConfig, Glm4VEncoder
-from .glm_ocr import GlmOCRConfig, GlmOCREncoder
-from .idefics3 import Idefics3Config, Idefics3Encoder
-from .intern_vit import InternViT, InternViTConfig
+from .deepseek.deepseek_vl2 import DeepseekVL2Config, DeepseekVL2Encoder
+from .deepseek.sam import SamSizes
+from .gemma.gemma4 import Gemma4Config, Gemma4Encoder
+from .glm.glm4v import Glm4VConfig, Glm4VEncoder
+from .glm.glm_ocr import GlmOCRConfig, GlmOCREncoder
+from .idefics.idefics3 import Idefics3Config, Idefics3Encoder
+from .intern.intern_vit import InternViT, InternViTConfig
+from .kimi.moonvit import MoonViTConfig, MoonViTEncoder
 from .layers.blocks import BlockSizes, Gelu
-from .layers.sam import SamSizes
-from .lfm2_vl import Lfm2VLConfig, Lfm2VLEncoder
-from .llama4 import Llama4Config, Llama4Encoder
-from .minimax_m3 import MiniMaxM3Config, MiniMaxM3Encoder
-from .moonvit import MoonViTConfig, MoonViTEncoder
-from .paddleocr_vl import PaddleOCRVLConfig, PaddleOCRVLEncoder
-from .pixtral import PixtralConfig, PixtralEncoder
-from .qwen2_5_vl import Qwen2_5VLConfig, Qwen2_5VLEncoder
-from .qwen2_vl import Qwen2VLConfig, Qwen2VLEncoder
-from .qwen3_vl import Qwen3VLConfig, Qwen3VLEncoder
-from .siglip import Gemma3Config, Gemma3Encoder, SiglipConfig, SiglipEncoder
-from .siglip2 import Siglip2Config, Siglip2Encoder
-from .step3 import Step3Config, Step3Encoder
-from .step3_vl import Step3VLConfig, Step3VLEncoder
+from .lfm.lfm2_vl import Lfm2VLConfig, Lfm2VLEncoder
+from .llama.llama4 import Llama4Config, Llama4Encoder
+from .minimax.minimax_m3 import MiniMaxM3Config, MiniMaxM3Encoder
+from .mistral.pixtral import PixtralConfig, PixtralEncoder
+from .qwen.qwen2_5_vl import Qwen2_5VLConfig, Qwen2_5VLEncoder
+from .qwen.qwen2_vl import Qwen2VLConfig, Qwen2VLEncoder
+from .qwen.qwen3_vl import Qwen3VLConfig, Qwen3VLEncoder
+from .siglip.siglip import Gemma3Config, Gemma3Encoder, SiglipConfig, SiglipEncoder
+from .siglip.siglip2 import Siglip2Config, Siglip2Encoder
+from .step.step3 import Step3Config, Step3Encoder
+from .step.step3_vl import Step3VLConfig, Step3VLEncoder
 
 if TYPE_CHECKING:
     from .base.saving import Publication

@@ -1,30 +1,14 @@
-"""Helpers of encoders for the packages ``weights`` and ``vitgraph``; users do not need them.
-
-Most are defined in the module of their subject, such as ``hf_config``, and exported here.
-"""
+"""Attention maps of preprocessed inputs, for the package ``vitgraph``."""
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from .base.encoder import Encoder
 from .base.map_settings import MapSettings
-from .base.saving import STORED_DTYPES, in_halves, in_pairs
 from .data import VisionInputs
-from .hf_config import read_ratio, read_size
-from .layers.torch_internals import share_modules
 
-__all__ = [
-    "STORED_DTYPES",
-    "attention_maps",
-    "default_device",
-    "in_halves",
-    "in_pairs",
-    "read_ratio",
-    "read_size",
-    "share_modules",
-]
+__all__ = ["attention_maps"]
 
 
 def attention_maps(
@@ -44,10 +28,3 @@ def attention_maps(
         ValueError: an accelerated encoder, or blocks, queries, heads or a path that do not exist.
     """
     return encoder._maps_of_inputs(inputs, settings)
-
-
-def default_device() -> torch.device:
-    """Return the first CUDA device, else MPS, else the CPU; ``device="auto"`` means this."""
-    if torch.cuda.is_available():
-        return torch.device("cuda")
-    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")

@@ -22,8 +22,8 @@ from .budgets import Budget
 from .described_encoder import FeatureMaps, Preprocess
 from .encoder_forms import FormKernels, joins_paths, with_paths
 from .graphed_encoder import GraphedEncoder
-from .graphs.replay import OutTensors
 from .guards import Backend, BackendInUse, OnOverflow, read_outputs, require_choice
+from .replay import OutTensors
 from .stats import BudgetStats, GraphStats
 
 __all__ = [

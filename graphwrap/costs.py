@@ -72,7 +72,7 @@ class CostTable:
 
     file: str
     made_on: Mapping[str, str]
-    """The :func:`~graphwrap.graphs.measuring.fingerprint` of what was measured: encoder, device."""
+    """The :func:`~graphwrap.measuring.fingerprint` of what was measured: encoder, device."""
     costs: Costs
     kernels: dict[str, object] | None
     """The kernel choices of the encoder's accelerator, None if it had no accelerator."""

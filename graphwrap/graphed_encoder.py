@@ -18,11 +18,11 @@ from encoders.streams import EncodesItems, ItemEncoder
 
 from . import encoder_forms, guards
 from .budgets import budgets_by_path, choose_budgets
+from .capture import capture_encoder
 from .costs import CostTable, read_tables, write_tables
 from .described_encoder import DescribesItself
-from .graphs.capture import capture_encoder
-from .graphs.measuring import fingerprint
-from .graphs.replay import Captured, Inputs, OutTensors
+from .measuring import fingerprint
+from .replay import Captured, Inputs, OutTensors
 from .stats import GraphStats
 
 CAPTURE_LOCK = threading.RLock()

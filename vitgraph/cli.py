@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from . import __version__
-from .commands import cache, demo, search, towers
+from .commands import bench, cache, demo, embed, encode, search, towers
 from .commands.arguments import (
     COMMANDS,
     Parser,
@@ -29,9 +29,6 @@ from .commands.arguments import (
     parse,
     read_source,
 )
-from .commands.benching import bench
-from .commands.embedding import embed
-from .commands.encoding import encode
 from .terminal import make_streams_safe, one_line, show_warning
 
 if TYPE_CHECKING:

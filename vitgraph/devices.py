@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from encoders.internals import STORED_DTYPES, default_device
+from encoders.base.saving import STORED_DTYPES
+from weights.load import default_device
 
 from .terminal import counted
 

@@ -31,8 +31,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from encoders.base.saving import STORED_DTYPES
 from encoders.contract import EncoderOutput, PartialOutput
-from encoders.internals import STORED_DTYPES
 from encoders.streams import Pool
 from weights import JsonObject
 from weights.files import TensorEntry, header_bytes, writing_atomic

@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from encoders.internals import in_halves
+from encoders.base.saving import in_halves
 from weights import FAMILIES, Family, JsonDict, JsonObject, Layout, Prefix, build_config
 from weights.files import vision_section
 from weights.published import PublishedModel, family_facts

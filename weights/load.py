@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from encoders import Encoder, Publication
+from encoders.base.saving import STORED_DTYPES, in_pairs
 from encoders.contract import Preprocessor, warn_caller
 from encoders.inputs import image_section
-from encoders.internals import STORED_DTYPES, default_device, in_pairs
 
 from .errors import CheckpointError, DamagedError
 from .files.checkpoint import TensorLocation, TowerTensor
@@ -39,6 +39,13 @@ MOST_READERS = 4
 """The most threads that read tensors; reading and CRC-32 release Python's lock. On 4 CPU cores,
 shared with other work, one thread read and checked 1.4 GiB/s of a file in the page cache, two 2.4,
 four 3.8 and eight 3.7 (the best of twelve runs each)."""
+
+
+def default_device() -> torch.device:
+    """Return the first CUDA device, else MPS, else the CPU; ``device="auto"`` means this."""
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
 
 def load_encoder(

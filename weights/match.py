@@ -16,7 +16,7 @@ from functools import partial
 import torch
 
 from encoders import Encoder
-from encoders.internals import STORED_DTYPES
+from encoders.base.saving import STORED_DTYPES
 
 from .errors import CheckpointError, DamagedError, legible, problem_line
 from .families import build_config, find_family

@@ -12,7 +12,7 @@ from benchmarks import fp8
 from encoders.base.tile_encoder import TileEncoder
 from tests.support.accelerated.cases import fresh, grids_for
 from tests.support.commands.command_line import Cli, refusal
-from vitgraph.commands.benching.bench_accuracy import errors
+from vitgraph.commands.bench_accuracy import errors
 
 
 def tile_tower() -> TileEncoder:

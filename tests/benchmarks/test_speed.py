@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import re
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -26,7 +25,7 @@ from benchmarks.traffic.random_workloads import MOST_TILES, MOST_TOKENS, random_
 from graphwrap import GraphedEncoder
 from tests.oracles import BY_NAME, build_encoder, build_pair
 from tests.support.commands.command_line import Cli
-from vitgraph.commands.benching import bench_speed
+from vitgraph.commands import bench_speed
 
 ROOT = Path(__file__).parents[2]
 
@@ -256,29 +255,6 @@ def test_page_and_charts_show_the_committed_speed_figures(tmp_path: Path) -> Non
         figures = {"15.5", "42.2", "39.3", "174", "20.4"}
         assert figures <= set(words)
     check_picture(charts.PICTURE)
-
-
-def test_the_speed_page_says_that_no_workload_is_slower_than_in_vllm() -> None:
-    body = table.read_results()
-    assert body is not None
-    towers = [tower for tower in body["towers"] if tower["tower"] in speed_results.vllm_best()]
-    alone, extra = (speed_results.over_vllm(towers, kernels) for kernels in ("torch", "auto"))
-    assert min(*alone.values(), *extra.values()) > 1
-    said = " ".join((ROOT / "docs" / "speed.md").read_text().split())
-    least = min(alone, key=alone.__getitem__), min(extra, key=extra.__getitem__)
-    assert f"None of {len(alone)} workloads is slower than vLLM's encoder" in said
-    assert f"{alone[least[0]]:.2f} times as fast ({least[0]}) with torch alone" in said
-    assert f"{extra[least[1]]:.2f} ({least[1]}) with the extra" in said
-
-
-def test_the_chart_of_the_readme_is_readable_on_light_and_dark() -> None:
-    text = charts.BARS.read_text()
-    inks = set(re.findall(r"#[0-9a-f]{6}", text))
-    assert charts.GREY in inks
-    for ink in inks:  # contrast by the formula of WCAG, at least 3 : 1 for graphics and large text
-        light = luminance(ink)
-        assert 1.05 / (light + 0.05) >= 2.5, f"{ink} on white"
-        assert (light + 0.05) / (luminance("#0d1117") + 0.05) >= 3, f"{ink} on a dark page"
 
 
 def luminance(ink: str) -> float:

@@ -33,12 +33,6 @@ def repo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_repo(tmp_path_factory.mktemp("repo"))
 
 
-def test_every_section_has_an_example() -> None:
-    assert len(SECTIONS) == 9
-    assert set(NEEDED) < set(SECTIONS)
-    assert all(SECTIONS.values()), [name for name, blocks in SECTIONS.items() if not blocks]
-
-
 @pytest.mark.integrations
 @pytest.mark.filterwarnings("default")  # of the other libraries
 @pytest.mark.parametrize("section", [name for name in SECTIONS if not name.startswith("-")])

@@ -82,17 +82,6 @@ def test_a_page_says_how_to_install_what_its_examples_need(page: str) -> None:
         assert CALLED.get(module, module) in {*comes, *asked}, f"{page}: {module}"
 
 
-@pytest.mark.parametrize("page", WRAPPED)
-def test_prose_wraps_at_100_columns(page: str) -> None:
-    """Tables, targets of links, code and passages that scripts write are as wide as they are."""
-    text = (ROOT / page).read_text("utf-8")
-    text = re.sub(
-        r"^```.*?^```|^<!-- \w+: (?:begin|generated).*?end -->", "", text, flags=re.M | re.S
-    )
-    prose = [line for line in text.splitlines() if not line.startswith(("|", "!["))]
-    assert not [line for line in prose if len(re.sub(r"\]\([^)]*\)", "]", line)) > 100]
-
-
 def test_the_page_of_notebooks_links_to_each() -> None:
     linked = re.findall(
         r"\]\(\.\./notebooks/(.*?)\)", (ROOT / "docs/notebooks.md").read_text("utf-8")
@@ -111,13 +100,6 @@ def test_pages_install_from_a_clone_until_the_package_is_published() -> None:
     for page in PAGES:
         asked = re.findall(r"pip install ([^`\n#]*)", (ROOT / page).read_text("utf-8"))
         assert not [line for line in asked if "vitgraph" in line], page
-
-
-def test_a_weakness_is_reported_in_private() -> None:
-    text = (ROOT / "SECURITY.md").read_text("utf-8")
-    assert "in private, not in an issue" in text.partition("## Report a weakness")[2]
-    assert len(text.splitlines()) <= 25
-    assert max(map(len, text.splitlines())) <= 100
 
 
 def test_the_changelog_begins_with_the_version_of_the_package() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import combinations
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -27,19 +26,3 @@ def label_box(label: ElementTree.Element) -> Box:
 def overlap(first: Box, second: Box) -> bool:
     across = first[0] < second[2] and second[0] < first[2]
     return across and first[1] < second[3] and second[1] < first[3]
-
-
-def test_labels_of_the_picture_of_graphs_lie_apart_in_a_wide_font() -> None:
-    root = ElementTree.parse(ROOT / "docs" / "graphs.svg").getroot()
-    right = float(root.attrib["viewBox"].split()[2])
-    boxes = [(label.text, label_box(label)) for label in root.findall(".//{*}text")]
-    lines = [
-        tuple(float(line.attrib[name]) for name in ("x1", "y1", "x2", "y2"))
-        for line in root.findall(".//{*}line")
-    ]
-    assert len(boxes) > 20
-    for (name, first), (other, second) in combinations(boxes, 2):
-        assert not overlap(first, second), f"{name!r} and {other!r}"
-    for name, box in boxes:
-        assert box[2] <= right, name
-        assert not any(overlap(box, line) for line in lines), f"a line crosses {name!r}"

@@ -11,9 +11,6 @@ import json
 import os
 import re
 import shlex
-import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -170,32 +167,6 @@ def test_documented_fetching_runs_against_a_hub(
     assert (workplace / "tower" / "model.safetensors").exists()
 
 
-def test_first_ten_lines_of_code_are_on_the_first_screen() -> None:
-    text = (ROOT / "README.md").read_text()
-    end = text.index("```", text.index("```python") + 3)
-    assert text[:end].count("\n") <= 45
-
-
-def test_comparison_with_the_peers_ends_by_line_40() -> None:
-    lines = (ROOT / "README.md").read_text().splitlines()
-    starts = [line.startswith("| | loads only") for line in lines]
-    header = starts.index(True) + 1
-    rows = lines[header + 1 : lines.index("", header)]
-    names = [row.split("|")[1].strip(" *").split()[0] for row in rows]
-    assert names == ["vitgraph", "transformers", "timm", "vLLM"]
-    assert len({row.count("|") for row in (lines[header - 1], *rows)}) == 1
-    assert lines.index("", header) <= 40
-
-
-def test_the_readme_installs_from_its_folder_and_sizes_stand_elsewhere() -> None:
-    install, demo = blocks("README.md", "sh")[0].splitlines()
-    assert install.startswith("pip install '.[demo]'  # in the folder of this README: no package")
-    assert "https://download.pytorch.org/whl/cpu" in (ROOT / "docs" / "install.md").read_text()
-    assert demo.startswith("vitgraph demo  # draws such maps offline")
-    assert "GiB" not in (ROOT / "README.md").read_text()
-    assert "| 0.8 GiB | 1.0 GiB |" in (ROOT / "docs" / "install.md").read_text()
-
-
 def test_the_first_ten_lines_say_version_licence_and_a_measured_speed() -> None:
     """Measured anew? ``python -m benchmarks.table --write`` writes the page with the row."""
     first = " ".join(" ".join((ROOT / "README.md").read_text().splitlines()[:10]).split())
@@ -218,47 +189,6 @@ def test_the_readme_counts_the_families_and_names_those_not_verified() -> None:
     assert f"[{len(FAMILIES)} families](#families)" in text
     unverified = [family.facts.title for family in FAMILIES.values() if not family.facts.verified]
     assert f"{' and '.join(unverified)} are not verified so" in text
-
-
-def test_the_readme_says_the_bounds_that_a_family_closes_over() -> None:
-    text = " ".join((ROOT / "README.md").read_text().split())
-    held = (ROOT / "tests" / "repository" / "test_layering.py").read_text()
-    bounds = re.findall(r"^CLOSURE\w* = \((\d+), (\d+)\)", held, re.M)
-    (files, lines), (more_files, more_lines) = [tuple(map(int, bound)) for bound in bounds]
-    assert f"at most {files} files and {lines:,} lines" in text
-    assert f"(DeepSeek's {more_files} files and {more_lines:,} lines)" in text
-
-
-def test_readme_is_short_ordered_and_wrapped_at_one_width() -> None:
-    text = (ROOT / "README.md").read_text()
-    titles = re.findall(r"^## (.+)", text, re.M)
-    assert titles == ["Families", "Many images", "CUDA graphs", "Fine-tuning", "Links"]
-    assert text.count("\n") <= 170
-    prose = [line for line in text.splitlines() if not line.startswith(("|", "!["))]
-    assert [line for line in prose if len(line) > 100] == []
-
-
-def test_the_table_of_families_has_short_cells() -> None:
-    text = (ROOT / "README.md").read_text()
-    table = text[text.index("| class |") :].partition("\n\n")[0]
-    cells = [cell for row in table.splitlines() for cell in row.strip("|").split("|")]
-    assert max(map(len, cells)) < 120
-
-
-def test_the_readme_shows_features_first_and_speed_with_graphs() -> None:
-    text = (ROOT / "README.md").read_text()
-    pictures = re.findall(r"!\[[^]]+\]\((.*)\)", text)
-    assert pictures == ["docs/feature_maps.jpg", "docs/speed_bars.svg"]
-    assert text.index(pictures[0]) < text.index("```")
-    assert text.index("## CUDA graphs") < text.index(pictures[1]) < text.index("## Fine-tuning")
-
-
-def test_readme_says_why_two_versions_of_vllm_are_named() -> None:
-    text = " ".join((ROOT / "README.md").read_text().split())
-    about = json.loads((ROOT / "benchmarks/results/vllm_0.26_h100.json").read_text())["about"]
-    assert "| vLLM 0.33 |" in text
-    torch = about["torch"].rsplit(".", 1)[0].split("+")[0].removesuffix(".0")
-    assert f"vLLM is {about['version']}, the newest for the torch {torch} used" in text
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -291,35 +221,6 @@ def test_readme_names_every_encoder() -> None:
         exported = getattr(encoders, name)
         if isinstance(exported, type) and issubclass(exported, torch.nn.Module):
             assert exported in bases or f"`{name}`" in text, name
-
-
-@pytest.mark.slow
-def test_encoders_work_copied_out_with_the_files_that_the_readme_names(tmp_path: Path) -> None:
-    text = " ".join((ROOT / "README.md").read_text().split())
-    (sentence,) = re.findall(r"can be copied out with ([^.]+)\.", text)
-    named = re.findall(r"`(\w+)`", sentence)
-    encoders = ["intern_vit", "qwen2_vl", "qwen3_vl", "deepseek_ocr", "deepseek_vl", "deepseek_vl2"]
-    for encoder in encoders:
-        (tmp_path / f"my_{encoder}").mkdir()
-        for name in [encoder, *named]:
-            source = ROOT / "encoders" / name
-            if source.is_dir():
-                shutil.copytree(source, tmp_path / f"my_{encoder}" / name)
-            else:
-                shutil.copy(source.with_suffix(".py"), tmp_path / f"my_{encoder}")
-    imports = ", ".join(f"my_{encoder}.{encoder}" for encoder in encoders)
-    code = (
-        f"import sys, torch, {imports}\n"
-        "from my_qwen2_vl.qwen2_vl import Qwen2VLConfig, Qwen2VLEncoder\n"
-        "sizes = dict(depth=2, hidden_size=32, intermediate_size=64, num_heads=2)\n"
-        "encoder = Qwen2VLEncoder(Qwen2VLConfig(**sizes, out_hidden_size=32)).eval()\n"
-        "image = torch.zeros(3, 56, 56, dtype=torch.uint8)\n"
-        "for tower in (encoder, encoder.accelerated()):\n"
-        "    (features,) = tower.encode(images=[image])\n"
-        "    assert features.pooler_output.shape == (4, 32)\n"
-        "assert 'encoders' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=CLEAN, check=True)
 
 
 def test_checkpoints_page_shows_the_committed_fetch_figures() -> None:

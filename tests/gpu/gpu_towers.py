@@ -42,11 +42,11 @@ from encoders.accelerated.attention.candidates import (
 from encoders.base.tile_encoder import TileEncoder
 from encoders.block_parts import BlockParts, NamesItsParts
 from encoders.contract import EncoderOutput
-from encoders.intern_vit import InternViTConfig
-from encoders.qwen2_5_vl import Qwen2_5VLConfig
-from encoders.qwen2_vl import Qwen2VLConfig
-from encoders.qwen3_vl import Qwen3VLConfig
-from encoders.step3_vl import Step3VLConfig, Step3VLTower
+from encoders.intern.intern_vit import InternViTConfig
+from encoders.qwen.qwen2_5_vl import Qwen2_5VLConfig
+from encoders.qwen.qwen2_vl import Qwen2VLConfig
+from encoders.qwen.qwen3_vl import Qwen3VLConfig
+from encoders.step.step3_vl import Step3VLConfig, Step3VLTower
 from graphwrap import GraphedEncoder
 from graphwrap.costs import Costs
 from graphwrap.packing import Packer

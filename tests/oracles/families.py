@@ -6,7 +6,7 @@ reference from transformers and the key map to it stand here.
 
 from __future__ import annotations
 
-from encoders.lfm2_vl import Lfm2VLTower
+from encoders.lfm.lfm2_vl import Lfm2VLTower
 
 from .family import make_row
 from .keys import intern_keys, omni2_5_keys, omni3_keys, same_keys

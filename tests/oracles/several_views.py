@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from encoders.deepseek_ocr import DeepseekOCRTower
-from encoders.deepseek_vl import LowResolution
-from encoders.deepseek_vl2 import DeepseekVL2Tower
-from encoders.step3 import Step3Tower
-from encoders.step3_vl import Step3VLTower
+from encoders.deepseek.deepseek_ocr import DeepseekOCRTower
+from encoders.deepseek.deepseek_vl import LowResolution
+from encoders.deepseek.deepseek_vl2 import DeepseekVL2Tower
+from encoders.step.step3 import Step3Tower
+from encoders.step.step3_vl import Step3VLTower
 
 from .family import make_row
 from .keys import same_keys

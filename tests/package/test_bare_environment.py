@@ -126,12 +126,6 @@ def test_bench_speed_runs_in_a_bare_environment(demo: Environment, tmp_path: Pat
     assert "accelerated" in run.stdout
 
 
-def test_readme_installs_the_extra_that_is_tested_here() -> None:
-    readme = (ROOT / "README.md").read_text()
-    assert "pip install '.[demo]'" in readme
-    assert "pip install '.[notebooks]'" in readme
-
-
 @pytest.mark.integrations
 @pytest.mark.filterwarnings("default")  # of the kernel's own machinery
 @pytest.mark.parametrize("path", [pytest.param(path, id=path.stem) for path in NOTEBOOKS])

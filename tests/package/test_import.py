@@ -89,12 +89,6 @@ def test_type_checkers_are_shown_the_names_that_are_there_at_run_time() -> None:
     assert sorted(("__version__", *names)) == vitgraph.__all__
 
 
-def test_the_root_has_few_names_and_types_has_none_of_them() -> None:
-    assert len(vitgraph.__all__) <= 66
-    assert not {*vitgraph.__all__} & {*vitgraph.types.__all__}
-    assert vitgraph.types.__all__ == sorted(set(vitgraph.types.__all__))
-
-
 def public_functions() -> Iterator[FunctionType]:
     """The public functions, and the public methods of public classes, in all public modules."""
     for module in (vitgraph, *PUBLIC_MODULES):

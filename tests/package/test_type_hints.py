@@ -27,9 +27,6 @@ WHY_MISSING = {
         "VideosLike",
     },
     "Its module imports the module that names it.": {"VisionEncoder"},
-    "A dataclass's __init__ is read in the module of the subclass, which inherits the field.": {
-        "PerChannel"
-    },
     "Its module imports torch, and an unknown name is refused before that.": {"FamilyConfig"},
     "matplotlib is an extra.": {"Figure"},
 }

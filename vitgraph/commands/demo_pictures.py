@@ -26,7 +26,7 @@ from ..plots import plot_feature_maps, plot_nearest_patches, write_figure
 from ..seeded import write_seeded_checkpoint
 from ..terminal import counted, format_table
 from ..video import write_video
-from .encoding.items import HEADER, Encoded, Media, encode_items, row
+from .encode_items import HEADER, Encoded, Media, encode_items, row
 
 SEEDED_NAMES = {
     small.title: name

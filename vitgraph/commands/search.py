@@ -84,7 +84,7 @@ def _check(options: argparse.Namespace) -> None:
     Raises:
         ValueError: an option has an invalid value, or the photograph is not an image file.
     """
-    from .encoding.checks import check_media
+    from .encode_checks import check_media
 
     if options.top < 1:
         raise ValueError(f"--top {options.top}: must be at least 1")

@@ -27,7 +27,7 @@ from encoders import (
     VisionEncoder,
 )
 from encoders.contract import Grid, PathInputs, VisionInputs
-from encoders.internals import share_modules
+from encoders.layers.torch_internals import share_modules
 from encoders.streams import ImagesLike, VideosLike
 from graphwrap import GraphedEncoder
 

@@ -1,14 +1,8 @@
 """The families: one record per encoder, and functions that find a checkpoint's family and config.
 
 A family has a record, which is Python (``family`` defines its class), and ``facts/<family>.json``,
-which lists its published checkpoints. A module that is named for one family holds its record.
-Families of one maker that share layouts or rules share a module:
-
-- ``deepseek``: ``DEEPSEEK_OCR``, ``DEEPSEEK_VL``, ``DEEPSEEK_VL2`` and ``DEEPSEEK_VL_HYBRID``
-- ``glm``: ``GLM4V`` and ``GLM_OCR``
-- ``qwen``: ``QWEN2_VL``, ``QWEN2_5_VL`` and ``QWEN3_VL``
-- ``siglip``: ``SIGLIP``, ``SIGLIP2`` and ``GEMMA3``, whose tower is SigLIP's
-- ``step``: ``STEP3`` and ``STEP3_VL``
+which lists its published checkpoints. A module holds the records of one maker, and is named as the
+folder of its towers in ``encoders``.
 
 A new family is a record, an entry in ``FAMILIES`` and a file of facts.
 """
@@ -21,19 +15,19 @@ from contextlib import suppress
 from ..errors import CheckpointError, legible
 from ..files.tower_folder import vision_section
 from ..strict_json import JsonDict, JsonObject
+from .baidu import ERNIE4_5_VL
 from .deepseek import DEEPSEEK_OCR, DEEPSEEK_VL, DEEPSEEK_VL2, DEEPSEEK_VL_HYBRID
-from .ernie4_5_vl import ERNIE4_5_VL
 from .family import Family, FamilyConfig, Fields, Shapes
-from .gemma4 import GEMMA4
+from .gemma import GEMMA4
 from .glm import GLM4V, GLM_OCR
-from .idefics3 import IDEFICS3
-from .intern_vit import INTERN_VIT
-from .lfm2_vl import LFM2_VL
-from .llama4 import LLAMA4
-from .minimax_m3 import MINIMAX_M3
-from .moonvit import MOONVIT
+from .idefics import IDEFICS3
+from .intern import INTERN_VIT
+from .kimi import MOONVIT
+from .lfm import LFM2_VL
+from .llama import LLAMA4
+from .minimax import MINIMAX_M3
+from .mistral import PIXTRAL
 from .paddleocr_vl import PADDLEOCR_VL
-from .pixtral import PIXTRAL
 from .qwen import QWEN2_5_VL, QWEN2_VL, QWEN3_VL
 from .siglip import GEMMA3, SIGLIP, SIGLIP2
 from .step import STEP3, STEP3_VL

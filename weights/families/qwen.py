@@ -19,7 +19,7 @@ from encoders import (
     Qwen3VLConfig,
     Qwen3VLEncoder,
 )
-from encoders.internals import read_ratio, read_size
+from encoders.hf_config import read_ratio, read_size
 
 from ..layouts import Layout, Prefix
 from ..published import family_facts

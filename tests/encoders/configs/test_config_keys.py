@@ -27,10 +27,10 @@ from transformers.models.siglip.configuration_siglip import SiglipVisionConfig
 from transformers.models.step3p7.configuration_step3p7 import Step3p7VisionConfig
 
 from encoders import Gemma4Config, InternViTConfig, Step3VLConfig
-from encoders.deepseek_vl import DeepseekVLConfig, DeepseekVLHybridConfig
-from encoders.qwen2_5_vl import Qwen2_5VLConfig
-from encoders.qwen2_vl import Qwen2VLConfig
-from encoders.qwen3_vl import Qwen3VLConfig
+from encoders.deepseek.deepseek_vl import DeepseekVLConfig, DeepseekVLHybridConfig
+from encoders.qwen.qwen2_5_vl import Qwen2_5VLConfig
+from encoders.qwen.qwen2_vl import Qwen2VLConfig
+from encoders.qwen.qwen3_vl import Qwen3VLConfig
 from tests.oracles import (
     BY_NAME,
     Config,

@@ -19,7 +19,7 @@ from encoders import (
     Siglip2Config,
     SiglipConfig,
 )
-from encoders.layers.sam import SamSizes
+from encoders.deepseek.sam import SamSizes
 from weights import FAMILIES as RECORDS
 from weights.published import PUBLISHED
 

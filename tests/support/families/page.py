@@ -18,18 +18,18 @@ from typing import Any, NamedTuple
 from encoders import Qwen3VLEncoder
 from encoders.base.patch_encoder import PatchEncoder
 from encoders.base.tile_encoder import TileEncoder
+from encoders.deepseek.deepseek_ocr_pixels import OcrPreprocessor
+from encoders.deepseek.deepseek_vl2_pixels import CandidatePreprocessor
+from encoders.deepseek.deepseek_vl_pixels import HybridPreprocessor, SquarePreprocessor
+from encoders.gemma.gemma4_pixels import SoftTokenPreprocessor
+from encoders.idefics.idefics3_pixels import SplitPreprocessor
+from encoders.inputs.patches import PatchPreprocessor
 from encoders.inputs.pixel_rules import PixelRules
-from encoders.inputs.preprocessors.deepseek_ocr import OcrPreprocessor
-from encoders.inputs.preprocessors.deepseek_vl import HybridPreprocessor, SquarePreprocessor
-from encoders.inputs.preprocessors.deepseek_vl2 import CandidatePreprocessor
-from encoders.inputs.preprocessors.gemma4 import SoftTokenPreprocessor
-from encoders.inputs.preprocessors.idefics3 import SplitPreprocessor
-from encoders.inputs.preprocessors.intern_vit import TilePreprocessor
-from encoders.inputs.preprocessors.lfm2_vl import PatchTilesPreprocessor
-from encoders.inputs.preprocessors.llama4 import CanvasPreprocessor
-from encoders.inputs.preprocessors.patches import PatchPreprocessor
-from encoders.inputs.preprocessors.siglip import StretchPreprocessor
-from encoders.inputs.preprocessors.step3 import CropPreprocessor
+from encoders.intern.intern_vit_pixels import TilePreprocessor
+from encoders.lfm.lfm2_vl_pixels import PatchTilesPreprocessor
+from encoders.llama.llama4_pixels import CanvasPreprocessor
+from encoders.siglip.siglip_pixels import StretchPreprocessor
+from encoders.step.step3_pixels import CropPreprocessor
 from tests.support.families.keywords import keyword_rows
 from vitgraph.embedding import feature_store
 from vitgraph.integrations import vllm

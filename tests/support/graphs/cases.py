@@ -13,7 +13,7 @@ from torch import Tensor
 from encoders.base.vision_encoder import VisionEncoder
 from graphwrap import Budget, GraphedEncoder, GraphStats
 from graphwrap.budgets import BudgetSet
-from graphwrap.graphs.replay import Executor
+from graphwrap.replay import Executor
 from tests.oracles import BY_NAME, TOWERS, Grids, build_encoder, draw_pixels, edited, in_tokens_of
 
 from ..towers.toy_encoder import WIDTH, ToyEncoder

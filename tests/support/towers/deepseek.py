@@ -14,7 +14,7 @@ from transformers.initialization import no_init_weights
 
 from encoders import Encoder, PathsEncoder, VisionInputs
 from encoders.contract import PathInputs
-from encoders.inputs.preprocessors.deepseek_ocr import OcrPreprocessor
+from encoders.deepseek.deepseek_ocr_pixels import OcrPreprocessor
 from tests.oracles import NO_LIFT, draw_weights
 from tests.oracles.configs import Config
 from tests.oracles.references.deepseek import (

@@ -1,0 +1,371 @@
+"""Preprocessing for towers over patches of images of any size: Qwen, GLM, ERNIE and Pixtral.
+
+Source: ``Qwen2VLImageProcessor``, ``Qwen2VLVideoProcessor``, ``Qwen3VLVideoProcessor``, and the
+image and video processors of GLM-4.1V, GLM-4.6V, GLM-5, MiniMax-M3 and ERNIE-4.5-VL, and
+``PixtralImageProcessor`` of transformers 5.23.0.
+
+Shapes: F frames per patch, p patch size, m merge size, P patches.
+
+Deliberate differences:
+
+- Frames are sampled only on request (``fps=``, ``num_frames=``); ``do_sample_frames``, ``fps`` and
+  ``num_frames`` in a repo's files are not read.
+- No times are drawn on frames, as ERNIE's processor does unless ``draw_on_frames`` is false.
+- A video of one frame is encoded as a pair of equal frames for Qwen3-VL and GLM too, where
+  transformers raises.
+- A clip of MiniMax-M3 is resized as its video processor does by itself; the processor around it
+  switches that off, and fails on frames that are not whole tokens.
+- Results are written into one array as they are made, in strips that fit the processor's cache.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import groupby
+from typing import ClassVar, TypeVar
+
+import torch
+from einops import rearrange
+from torch import Tensor
+
+from ..data import Grid, Limits, VisionInputs
+from .clips import IMAGES_ALONE, read_videos, refuse_sampling
+from .image_files import prefix_errors
+from .images import (
+    StagedItem,
+    check_limits,
+    fold_mean_std,
+    grid_tensor,
+    lay_over,
+    normalize,
+    resize,
+    stack_frames,
+)
+from .intake import ImagesLike, VideosLike, read_images
+from .pixel_rules import (
+    PATCH_RULES,
+    PatchRule,
+    PixelRules,
+    long_side,
+    long_side_rules,
+    patch_image_rules,
+    patch_video_rules,
+)
+from .processor_files import ProcessorFiles, Resample
+from .sampling import sample_frames
+from .sizes import (
+    canvas_size,
+    content_size,
+    long_side_resize,
+    smart_resize,
+    smart_resize_video,
+)
+
+BLACK = (0.0, 0.0, 0.0)
+"""The colour of the canvas around frames that do not fill it: black."""
+Own = TypeVar("Own", bound="PatchPreprocessor")
+_STRIP = 1 << 16
+"""Pixels that are normalised at a time: 768 KiB of float32, which fit the second-level cache."""
+
+
+@dataclass(frozen=True)
+class PatchPreprocessor:
+    """Resizes images to whole tokens within bounds on the area, and cuts them into patches.
+
+    Rows of ``pixel_values`` lie in merge-block order (drawn at ``raster_maps`` in
+    ``encoders.base.raster``). The axes of one row are channel, frame, row, column; with
+    ``channels_last`` they are frame, row, column, channel.
+    """
+
+    patch_size: int
+    temporal_patch_size: int
+    merge_size: int
+    images: PixelRules
+    videos: PixelRules
+    video_error: ValueError | None = field(default=None, compare=False)
+    """The error of a call with a video, if the repo's rules for videos cannot be followed."""
+    resample: Resample = "bicubic"
+    """The kind of resampling when images are resized: "bicubic" or "bilinear"."""
+    channels_last: bool = False
+    """Whether the channels of a pixel are next to each other in a flattened patch."""
+    images_alone: bool = False
+    """Whether the tower takes no videos."""
+    refusals: ClassVar[Mapping[str, str]] = {
+        "max_tiles": "this tower has no tiles; bound the size with max_pixels",
+        "max_soft_tokens": "this family has no fixed numbers of tokens; bound the size with "
+        "max_pixels",
+    }
+    """The keywords of ``preprocess`` that mean nothing here -> what to do instead."""
+
+    @classmethod
+    def published(
+        cls, rule: PatchRule, patch_size: int, merge_size: int, temporal_patch_size: int = 1
+    ) -> PatchPreprocessor:
+        """Return a preprocessor with the published rules of a family, ``PATCH_RULES[rule]``.
+
+        Args:
+            rule: the name of the family.
+            patch_size: side of a patch in pixels.
+            merge_size: side of a token in patches.
+            temporal_patch_size: frames of a patch.
+        """
+        return cls(patch_size, temporal_patch_size, merge_size, *PATCH_RULES[rule])
+
+    @classmethod
+    def pixtral(cls, *, patch_size: int, merge_size: int, longest_edge: int) -> PatchPreprocessor:
+        """Return a preprocessor of images with the defaults of transformers' Pixtral processor."""
+        rules = long_side(longest_edge)
+        return cls(patch_size, 1, merge_size, rules, rules, images_alone=True)
+
+    def with_files(
+        self: Own, files: ProcessorFiles, error: Callable[[str], ValueError] = ValueError
+    ) -> Own:
+        """Return a copy of the preprocessor with the defaults of a repo's processor files.
+
+        Args:
+            files: parsed JSON per file name without ``.json``: ``"processor_config"``,
+                ``"preprocessor_config"``, ``"video_preprocessor_config"``, those that the repo has.
+            error: makes the exception for a bad value from its message.
+
+        Raises:
+            ValueError: a value for images that is not implemented, or that disagrees with the
+                tower. For a bad value for videos, the first call with a video raises it.
+        """
+        try:
+            images = self._with_images(files)
+        except ValueError as bad:
+            raise error(str(bad)) from bad
+        try:
+            return images._with_videos(files)
+        except ValueError as bad:
+            return replace(images, video_error=error(str(bad)))
+
+    def _with_images(self: Own, files: ProcessorFiles) -> Own:
+        """Return a copy with the values that processor files set for images."""
+        read_rules = long_side_rules if self.images.longest_edge else patch_image_rules
+        return replace(self, images=read_rules(files, self.images, self._sizes))
+
+    def _with_videos(self: Own, files: ProcessorFiles) -> Own:
+        """Return a copy with the values that processor files set for videos."""
+        if self.images_alone:
+            return self
+        return replace(
+            self, videos=patch_video_rules(files, self.videos, self._sizes), video_error=None
+        )
+
+    @property
+    def _sizes(self) -> dict[str, int]:
+        """The sizes of the tower, under the keys that they have in processor files."""
+        return {
+            "patch_size": self.patch_size,
+            "temporal_patch_size": self.temporal_patch_size,
+            "merge_size": self.merge_size,
+        }
+
+    def without_videos(self: Own, error: ValueError) -> Own:
+        """Return a copy of the preprocessor that raises ``error`` when it is given videos."""
+        return replace(self, video_error=error)
+
+    def say_defaults(self, config: Mapping[str, object]) -> tuple[str, str]:
+        """Return two texts: the settings in force where a checkpoint has no processor files, and
+        the name of the keyword of ``preprocess`` that changes one of them."""
+        rules = self.images
+        min_text = f"min_pixels={rules.min_pixels}, " if rules.min_pixels > 1 else ""
+        values = f"{min_text}max_pixels={rules.max_pixels}, mean={rules.mean}, std={rules.std}"
+        return values, "max_pixels"
+
+    def __call__(
+        self,
+        images: ImagesLike = (),
+        videos: VideosLike = (),
+        *,
+        min_pixels: int | None = None,
+        max_pixels: int | None = None,
+        max_tiles: int | None = None,
+        max_soft_tokens: int | None = None,
+        fps: float | None = None,
+        num_frames: int | None = None,
+    ) -> VisionInputs:
+        """Return patches [P, 3*F*p*p] of images, then videos; see ``Encoder.preprocess``."""
+        limits = Limits(min_pixels, max_pixels, max_tiles, max_soft_tokens, fps, num_frames)
+        return self._fill(self._read(images, videos, limits))
+
+    def stage(
+        self,
+        images: ImagesLike,
+        videos: VideosLike,
+        limits: Limits,
+        pinned: bool = False,
+    ) -> list[StagedItem]:
+        """Decode and resize images, then videos.
+
+        Args:
+            images: images of any kind that :func:`read_images` takes.
+            videos: videos of any kind that :func:`read_videos` takes.
+            limits: the keywords that bound sizes or sample videos.
+            pinned: whether pixels are to lie in page-locked memory.
+
+        Returns:
+            One item per image or video, with pixels uint8 [frames, H, W, 3].
+
+        Raises:
+            ValueError: a bad image or video, or a keyword that means nothing here.
+        """
+        p, items = self.patch_size, []
+        for frames, rules, (t, h, w) in self._read(images, videos, limits):
+            resized = self._resized(frames, rules, len(frames), h * p, w * p)
+            pixels = stack_frames(resized, pinned)
+            items.append(StagedItem(pixels, (t, h, w), rules.mean, rules.std))
+        return items
+
+    def finish(self, items: Sequence[StagedItem]) -> VisionInputs:
+        """Normalise and cut items on the device that their pixels are on.
+
+        Args:
+            items: the items that ``stage`` returned; their pixels may lie on another device now.
+
+        Returns:
+            The patches, float32 [P, 3*F*p*p], bitwise equal to what calling the preprocessor
+            returns, and the grid on the CPU.
+        """
+        p, pair = self.patch_size, self.temporal_patch_size
+        parts = [] if items else [torch.empty(0, 3 * pair * p * p)]
+        for mean_std, group in groupby(items, lambda item: (item.mean, item.std)):
+            rows = torch.cat([self._cut(item.pixels) for item in group])
+            normal = normalize(rows, *mean_std)
+            parts.append((normal.mT if self.channels_last else normal).flatten(1))
+        rows = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return VisionInputs(rows, grid_tensor([item.grid for item in items]))
+
+    def _cut(self, frames: Tensor) -> Tensor:
+        """Cut frames [f, H, W, 3] into patches [P, 3, F*p*p] of F frames each.
+
+        The last frame is repeated where f is no multiple of F.
+        """
+        count, pair = len(frames), self.temporal_patch_size
+        if count % pair:
+            last = frames[-1:].expand(pair - count % pair, -1, -1, -1)
+            frames = torch.cat((frames, last))
+        return rearrange(
+            frames,
+            "(t f) (r a p) (s b q) c -> (t r s a b) c (f p q)",
+            f=pair,
+            a=self.merge_size,
+            b=self.merge_size,
+            p=self.patch_size,
+            q=self.patch_size,
+        )
+
+    def _read(
+        self,
+        images: ImagesLike,
+        videos: VideosLike,
+        limits: Limits,
+    ) -> list[tuple[list[Tensor], PixelRules, Grid]]:
+        """Return for each item its frames, uint8 [3, H, W], pixel rules and grid (t, h, w)."""
+        for name, fix in self.refusals.items():
+            if (value := limits._asdict()[name]) is not None:
+                raise ValueError(f"{name}={value}: {fix}")
+        check_limits(limits)
+        if self.images_alone:
+            refuse_sampling(limits)
+        choose = partial(
+            sample_frames,
+            rule=self.videos.sampling,
+            fps=limits.fps,
+            num_frames=limits.num_frames,
+            min_frames=self.videos.min_frames,
+            max_frames=self.videos.max_frames,
+            max_duration=self.videos.max_duration,
+            temporal_patch_size=self.temporal_patch_size * self.videos.joined_frames,
+        )
+        stills = [[image] for image in read_images(images)]
+        video_error = ValueError(IMAGES_ALONE) if self.images_alone else None
+        clips = read_videos(videos, choose, self.video_error or video_error)
+        items: list[tuple[list[Tensor], PixelRules, Grid]] = []
+        for kind, frame_lists, defaults in (
+            ("image", stills, self.images),
+            ("video", clips, self.videos),
+        ):
+            rules = (
+                defaults.bounded(limits.min_pixels, limits.max_pixels) if frame_lists else defaults
+            )
+            for number, frames in enumerate(frame_lists):
+                with prefix_errors(f"{kind} {number}"):
+                    items.append((frames, rules, self._grid(frames, rules)))
+        return items
+
+    def _grid(self, frames: Sequence[Tensor], rules: PixelRules) -> Grid:
+        height, width = frames[0].shape[1:]
+        factor, pair = self.patch_size * self.merge_size, self.temporal_patch_size
+        low, high = rules.min_pixels, rules.max_pixels
+        if rules.longest_edge:
+            height, width = long_side_resize(height, width, factor, rules.longest_edge, low, high)
+        elif rules.bounds_all_frames:
+            fit = canvas_size if rules.canvas else smart_resize_video
+            count = max(len(frames), pair)
+            height, width = fit(count, height, width, factor, low, high, pair)
+        else:
+            height, width = smart_resize(height, width, factor, low, high)
+        return -(-len(frames) // pair), height // self.patch_size, width // self.patch_size
+
+    def _resized(
+        self, frames: Sequence[Tensor], rules: PixelRules, count: int, height: int, width: int
+    ) -> list[Tensor]:
+        """Resize frames to ``height`` x ``width`` pixels.
+
+        If ``rules.canvas`` is set, frames are resized to fit a black canvas of this size instead.
+        ``count`` is the number of all frames of the item; ``frames`` may be only some of them.
+        """
+        if not rules.canvas:
+            return [resize(frame, height, width, self.resample) for frame in frames]
+        count = max(count, self.temporal_patch_size)
+        new_height, new_width = frames[0].shape[1:]
+        content = content_size(count, new_height, new_width, height, width, rules.min_pixels)
+        contents = [resize(frame, *content) for frame in frames]
+        return [lay_over(frame, height, width, 0, 0, BLACK) for frame in contents]
+
+    def _fill(self, items: Sequence[tuple[list[Tensor], PixelRules, Grid]]) -> VisionInputs:
+        grids = [grid for _, _, grid in items]
+        p, m, pair = self.patch_size, self.merge_size, self.temporal_patch_size
+        counts = [math.prod(grid) for grid in grids]
+        pixel_values = torch.empty(sum(counts), 3 * pair * p * p, dtype=torch.float32, device="cpu")
+        for rows, (frames, rules, (t, h, w)) in zip(pixel_values.split(counts), items, strict=True):
+            blocks = (t, h // m, w // m, m, m)
+            if self.channels_last:
+                target = rows.view(*blocks, pair, p, p, 3).movedim(-1, 5)
+            else:
+                target = rows.view(*blocks, 3, pair, p, p)
+            self._write(frames, rules, target)
+        return VisionInputs(pixel_values, grid_tensor(grids))
+
+    def _write(self, frames: Sequence[Tensor], rules: PixelRules, out: Tensor) -> None:
+        """Resize, normalise and cut the frames of one item, and write the patches into ``out``.
+
+        ``out`` is [t, rows, columns, m, m, 3, F, p, p], with rows and columns of m x m patches.
+        """
+        rows, columns, pair = out.shape[1], out.shape[2], out.shape[6]
+        side = self.patch_size * self.merge_size
+        strip = max(1, _STRIP // (columns * side**2))
+        mean, std = fold_mean_std(rules.mean, rules.std)
+        for step, target in enumerate(out):
+            group = frames[step * pair : (step + 1) * pair]
+            group = self._resized(group, rules, len(frames), rows * side, columns * side)
+            if len(group) > 1:  # expand_as repeats a single frame
+                group += group[-1:] * (pair - len(group))
+            for row in range(0, rows, strip):
+                strip_rows = slice(row * side, (row + strip) * side)
+                pixels = torch.stack([frame[:, strip_rows] for frame in group]).to(torch.float32)
+                patches = rearrange(
+                    pixels.sub_(mean).div_(std),
+                    "f c (r a p) (s b q) -> r s a b c f p q",
+                    a=self.merge_size,
+                    b=self.merge_size,
+                    p=self.patch_size,
+                    q=self.patch_size,
+                )
+                part = target[row : row + strip]
+                part.copy_(patches.expand_as(part))

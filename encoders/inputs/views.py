@@ -1,0 +1,291 @@
+"""Preprocessing of images to square views of a fixed size: the steps that families share.
+
+Shapes: s side of a view in pixels.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from ..data import Limits, PathInputs, Tiling, VisionInputs
+from .clips import refuse_sampling, refuse_videos
+from .image_files import prefix_errors
+from .images import (
+    StagedItem,
+    check_limits,
+    fold_mean_std,
+    grid_tensor,
+    normalize,
+    stack_frames,
+)
+from .intake import ImagesLike, VideosLike, read_images
+from .processor_files import (
+    HALF,
+    PerChannel,
+    ProcessorFiles,
+    Resample,
+    Section,
+    image_section,
+    read_mean_std,
+    require_supported,
+)
+from .sizes import check_area
+
+Own = TypeVar("Own", bound="ViewPreprocessor")
+
+
+class Views(NamedTuple):
+    """The square views of one image ("image", "tiles", ...), and how its tiles are arranged."""
+
+    paths: Mapping[str, list[Tensor]]
+    """The pixels [3, s, s] of each view, from 0 to 255, by the name of the path that encodes it."""
+    tiles: Tiling = (1, 1, False)
+    """The arrangement of the tiles: (columns, rows, whether the whole image is also a view)."""
+
+
+@dataclass(frozen=True)
+class ViewPreprocessor(ABC):
+    """Turns each image into square views (the whole image, tiles, ...); there are no videos."""
+
+    patch_size: int
+    mean: PerChannel = HALF
+    std: PerChannel = HALF
+    tiles_several: bool = True
+    """Whether images are cut into tiles if a call has several images. If this is False, they are
+    cut only in a call that passes ``max_tiles``."""
+
+    def __post_init__(self) -> None:
+        for side in self.sides.values():
+            check_area(1, side)
+
+    @property
+    @abstractmethod
+    def sides(self) -> dict[str, int]:
+        """Return the side in pixels of each kind of view by its name, "image" first."""
+
+    @abstractmethod
+    def views(self, image: Tensor, max_tiles: int | None) -> Views:
+        """Return the views of one image.
+
+        Args:
+            image: uint8 [3, H, W].
+            max_tiles: the keyword of ``preprocess``; None takes the preprocessor's own limit.
+        """
+
+    @property
+    def sizing(self) -> tuple[str, ...]:
+        """The keywords of ``preprocess`` that bound the size or the number of an image's views."""
+        return ("max_tiles",)
+
+    @property
+    def pads(self) -> bool:
+        """Whether an image lies whole in the middle of its view, with a border of one colour."""
+        return True
+
+    def mean_std(self, path: str) -> tuple[PerChannel, PerChannel]:
+        """Return the mean and standard deviation of the pixels of a kind of view, e.g. "tiles"."""
+        return self.mean, self.std
+
+    def with_files(
+        self: Own, files: ProcessorFiles, error: Callable[[str], ValueError] = ValueError
+    ) -> Own:
+        """Return a copy of the preprocessor with the defaults of a repo's processor files.
+
+        Args:
+            files: parsed JSON per file name without ``.json``: ``"processor_config"``,
+                ``"preprocessor_config"``, those that the repo has.
+            error: makes the exception for a bad value from its message.
+
+        Raises:
+            ValueError: a value that is not implemented, or that disagrees with the tower.
+        """
+        try:
+            entry = image_section(files)
+            return self if entry is None else self.with_section(*entry)
+        except ValueError as bad:
+            raise error(str(bad)) from bad
+
+    def with_section(self: Own, label: str, section: Section) -> Own:
+        """Return a copy with the values that a processor file sets.
+
+        Args:
+            label: name of the section in errors.
+            section: the part of the file that describes images.
+
+        Raises:
+            ValueError: a value that is not implemented, or that disagrees with the tower.
+        """
+        require_supported(label, section, {"normalize": True})
+        mean, std = read_mean_std(label, section, self.mean, self.std)
+        return replace(self, mean=mean, std=std)
+
+    def without_videos(self: Own, error: ValueError) -> Own:
+        """Return the preprocessor itself: it refuses every video already, with another error."""
+        return self
+
+    def say_defaults(self, config: Mapping[str, object]) -> tuple[str, str]:
+        """Return the settings that hold without processor files, as a text, and an empty string.
+
+        The second value would be the keyword of ``preprocess`` that changes them; there is none.
+        """
+        return f"mean={self.mean}, std={self.std}", ""
+
+    def __call__(
+        self,
+        images: ImagesLike = (),
+        videos: VideosLike = (),
+        *,
+        min_pixels: int | None = None,
+        max_pixels: int | None = None,
+        max_tiles: int | None = None,
+        max_soft_tokens: int | None = None,
+        fps: float | None = None,
+        num_frames: int | None = None,
+    ) -> VisionInputs:
+        """Return the normalised views of images, per kind of view; see ``Encoder.preprocess``."""
+        limits = (min_pixels, max_pixels, max_tiles, max_soft_tokens, fps, num_frames)
+        items = self.read(images, videos, Limits(*limits))
+        paths = {name: self._path(name, items) for name in self.sides}
+        return VisionInputs(*paths.pop("image")[:2], [item.tiles for item in items], paths)
+
+    def read(self, images: ImagesLike, videos: VideosLike, limits: Limits) -> list[Views]:
+        """Decode images and make the views of each.
+
+        Args:
+            images: images in any form that ``preprocess`` accepts.
+            videos: must be empty, since these towers take no videos.
+            limits: the keywords of ``preprocess``; all not named in ``sizing`` must be None.
+
+        Raises:
+            ValueError: a bad image, a video, or a keyword that this family does not have.
+        """
+        check_limits(limits)
+        refuse_sampling(limits)
+        for name, value in limits._asdict().items():
+            if value is not None and name not in self.sizing:
+                raise ValueError(f"{name}={value}: {self._takes()}")
+        max_tiles = limits.max_tiles
+        refuse_videos(videos)
+        items, decoded = [], read_images(images)
+        if len(decoded) > 1 and max_tiles is None and not self.tiles_several:
+            max_tiles = 1
+        for number, image in enumerate(decoded):
+            with prefix_errors(f"image {number}"):
+                items.append(self.views(image, max_tiles))
+        return items
+
+    def _takes(self) -> str:
+        """Return the part of an error that says which keywords for sizes this family takes."""
+        *others, last = self.sizing or ("",)
+        if not last:
+            return "this family takes images in views of fixed sizes; leave it out"
+        keywords = f"{', '.join(others)} or {last}" if others else last
+        return f"this family has no such limit; pass {keywords} instead"
+
+    def _path(self, name: str, items: Sequence[Views]) -> PathInputs:
+        """Normalise the views of one input path.
+
+        Args:
+            name: the name of the path, such as "image" or "tiles".
+            items: the views of each image; an image without views for this path gets no grid.
+        """
+        counts = [len(item.paths.get(name, ())) for item in items]
+        side, patches = self.sides[name], self.sides[name] // self.patch_size
+        pixels = torch.empty(sum(counts), 3, side, side, dtype=torch.float32, device="cpu")
+        low, scale = fold_mean_std(*self.mean_std(name))
+        views = (view for item in items for view in item.paths.get(name, ()))
+        for view, target in zip(views, pixels, strict=True):
+            target.copy_(view).sub_(low).div_(scale)
+        grids = grid_tensor([(n, patches, patches) for n in counts if n])
+        return PathInputs(pixels, grids, tuple(item for item, n in enumerate(counts) if n))
+
+
+@dataclass(frozen=True)
+class StagedViews(ViewPreprocessor):
+    """Makes views for the input path "image" alone, and can normalise them on another device.
+
+    The class implements the protocol ``StagedPreprocessor``.
+    """
+
+    image_size: int = 224
+    resample: Resample = "bicubic"
+    """The kind of resampling when images are resized: "bilinear", "bicubic" or "lanczos"."""
+
+    @property
+    def sides(self) -> dict[str, int]:
+        """Return the side in pixels of each kind of view by name, rounded down to whole patches."""
+        return {"image": self.image_size // self.patch_size * self.patch_size}
+
+    @property
+    def sizing(self) -> tuple[str, ...]:
+        """Return no keyword of ``preprocess``: image and checkpoint decide the views."""
+        return ()
+
+    @property
+    def pads(self) -> bool:
+        """Return False: an image is stretched to fill its views, and never padded."""
+        return False
+
+    def say_defaults(self, config: Mapping[str, object]) -> tuple[str, str]:
+        """Return the settings that hold without processor files, as a text, and an empty string.
+
+        The second value would be the keyword of ``preprocess`` that changes them; there is none.
+        """
+        return f"resample={self.resample!r}, mean={self.mean}, std={self.std}", ""
+
+    def stage(
+        self,
+        images: ImagesLike,
+        videos: VideosLike,
+        limits: Limits,
+        pinned: bool = False,
+    ) -> list[StagedItem]:
+        """Decode and resize images.
+
+        Args:
+            images: images of any kind that :func:`read_images` takes.
+            videos: must be empty, since these towers take no videos.
+            limits: the keywords of ``preprocess``; all not named in ``sizing`` must be None.
+            pinned: whether pixels are to lie in page-locked memory.
+
+        Returns:
+            One item per image, with pixels uint8 [views, s, s, 3]; s is a multiple of a patch.
+
+        Raises:
+            ValueError: a bad image, a video, or a keyword without meaning for this family.
+        """
+        patches = self.image_size // self.patch_size
+        return [
+            StagedItem(
+                stack_frames(item.paths["image"], pinned),
+                (len(item.paths["image"]), patches, patches),
+                self.mean,
+                self.std,
+                item.tiles,
+            )
+            for item in self.read(images, videos, limits)
+        ]
+
+    def finish(self, items: Sequence[StagedItem]) -> VisionInputs:
+        """Normalise items on the device that their pixels are on.
+
+        Args:
+            items: the items that ``stage`` returned; their pixels may lie on another device now.
+
+        Returns:
+            The views, float32 [n, 3, s, s], bitwise equal to what calling the preprocessor
+            returns, and the grid on the CPU.
+        """
+        views = [item.pixels.permute(0, 3, 1, 2).contiguous() for item in items]
+        side = self.sides["image"]
+        pixels = torch.empty(0, 3, side, side)
+        if views:
+            pixels = normalize(torch.cat(views), items[0].mean, items[0].std)
+        tilings = [item.tiles for item in items if item.tiles is not None]
+        return VisionInputs(pixels, grid_tensor([item.grid for item in items]), tilings)

@@ -1,0 +1,273 @@
+"""Preprocessing for InternViT: images are cut into square tiles, a frame of a video is one tile.
+
+Source: ``GotOcr2ImageProcessor``, ``InternVLVideoProcessor`` and ``InternVLProcessor`` of
+transformers 5.23.0; tiling also ``dynamic_preprocess`` of OpenGVLab/InternVL at commit 1831ceb.
+
+Shapes: s side of a tile in pixels.
+
+Deliberate differences:
+
+- Frames are sampled only on request (``fps=``, ``num_frames=``); ``do_sample_frames``, ``fps`` and
+  ``num_frames`` in a repo's files are not read.
+- The keyword ``max_tiles`` turns tiling on where a checkpoint has it off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import torch
+from einops import rearrange
+from torch import Tensor
+
+from ..data import Limits, Tiling, VisionInputs
+from ..inputs.clips import read_videos
+from ..inputs.images import (
+    StagedItem,
+    check_limits,
+    fold_mean_std,
+    grid_tensor,
+    normalize,
+    resize,
+    stack_frames,
+)
+from ..inputs.intake import ImagesLike, VideosLike, read_images
+from ..inputs.processor_files import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    PerChannel,
+    ProcessorFiles,
+    tile_image_rules,
+    tile_video_rules,
+)
+from ..inputs.sampling import sample_frames
+from ..inputs.sizes import MOST_TILES, best_tiling, check_area
+
+
+@dataclass(frozen=True)
+class TilePreprocessor:
+    """Resizes an image to the grid of SxS tiles nearest its shape, and appends a thumbnail.
+
+    Each frame of a video becomes one tile.
+    """
+
+    image_size: int = 448
+    patch_size: int = 14
+    min_tiles: int = 1
+    max_tiles: int = 12
+    use_thumbnail: bool = True
+    """Whether the whole image is appended as one more tile, unless it is a single tile anyway."""
+    dynamic: bool = True
+    """Whether images are cut into tiles; otherwise each image is resized to one tile."""
+    mean: PerChannel = IMAGENET_MEAN
+    std: PerChannel = IMAGENET_STD
+    video_mean: PerChannel | None = None
+    """The mean of the pixels of videos; None: the same as of images."""
+    video_std: PerChannel | None = None
+    """The standard deviation of the pixels of videos; None: the same as of images."""
+    initial_shift: bool | float = True
+    """Where sampling of frames starts: True is half a step into the video, a number is the index of
+    a frame, from 0."""
+    video_error: ValueError | None = field(default=None, compare=False)
+    """The error of a call with a video, if the repo's rules for videos cannot be followed."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min_tiles <= self.max_tiles <= MOST_TILES:
+            raise ValueError(
+                f"min_tiles={self.min_tiles}, max_tiles={self.max_tiles}: must be from 1 to "
+                f"{MOST_TILES}, and min_tiles at most max_tiles"
+            )
+        check_area(self.max_tiles if self.dynamic else 1, self.image_size)
+
+    def with_files(
+        self, files: ProcessorFiles, error: Callable[[str], ValueError] = ValueError
+    ) -> TilePreprocessor:
+        """Return a copy of the preprocessor with the defaults of a repo's processor files.
+
+        The files of -hf repos (GotOcr2ImageProcessor, InternVLVideoProcessor) describe all steps.
+        From the file of a repo with code of its own (CLIPFeatureExtractor) only mean and std are
+        read, because such a repo describes tiling in config.json.
+
+        Args:
+            files: parsed JSON per file name without ``.json``: ``"processor_config"``,
+                ``"preprocessor_config"``, ``"video_preprocessor_config"``, those that the repo has.
+            error: makes the exception for a bad value from its message.
+
+        Raises:
+            ValueError: a value for images that is not implemented, or that disagrees with the
+                tower. For a bad value for videos, the first call with a video raises it.
+        """
+        try:
+            rules = tile_image_rules(files, self.image_size, self.mean, self.std)
+            images = replace(self, **rules, video_error=None)
+        except ValueError as bad:
+            raise error(str(bad)) from bad
+        try:
+            return replace(images, **tile_video_rules(files, self.image_size, self.mean, self.std))
+        except ValueError as bad:
+            return replace(images, video_error=error(str(bad)))
+
+    def without_videos(self, error: ValueError) -> TilePreprocessor:
+        """Return a copy of the preprocessor that raises ``error`` when it is given videos."""
+        return replace(self, video_error=error)
+
+    def say_defaults(self, config: Mapping[str, object]) -> tuple[str, str]:
+        """Return the settings that neither config nor processor files set, as a text, and the
+        keyword of ``preprocess`` that changes some of them ("" if none does)."""
+        colours = f"mean={self.mean}, std={self.std}"
+        if "max_dynamic_patch" in config:  # the configs of chat repos say how images are tiled
+            return colours, ""
+        return f"image_size={self.image_size}, max_tiles={self.max_tiles}, {colours}", "max_tiles"
+
+    def __call__(
+        self,
+        images: ImagesLike = (),
+        videos: VideosLike = (),
+        *,
+        min_pixels: int | None = None,
+        max_pixels: int | None = None,
+        max_tiles: int | None = None,
+        max_soft_tokens: int | None = None,
+        fps: float | None = None,
+        num_frames: int | None = None,
+    ) -> VisionInputs:
+        """Return tiles [n, 3, s, s] of images, then videos; see ``Encoder.preprocess``."""
+        limits = Limits(min_pixels, max_pixels, max_tiles, max_soft_tokens, fps, num_frames)
+        items = self._read(images, videos, limits)
+        counts = [_count(tiling) * len(frames) for frames, tiling, _, _ in items]
+        size = self.image_size
+        pixel_values = torch.empty(sum(counts), 3, size, size, dtype=torch.float32, device="cpu")
+        targets = pixel_values.split(counts)
+        for (frames, tiling, *mean_std), out in zip(items, targets, strict=True):
+            mean, std = fold_mean_std(*mean_std)
+            tiles = (tile for frame in frames for tile in _cut(frame, tiling, size))
+            for tile, target in zip(tiles, out, strict=True):
+                target.copy_(tile).sub_(mean).div_(std)
+        tilings = [tiling for _, tiling, _, _ in items]
+        return VisionInputs(pixel_values, self._grids(counts), tilings)
+
+    def stage(
+        self,
+        images: ImagesLike,
+        videos: VideosLike,
+        limits: Limits,
+        pinned: bool = False,
+    ) -> list[StagedItem]:
+        """Decode and resize images, then videos.
+
+        Args:
+            images: images of any kind that :func:`read_images` takes.
+            videos: videos of any kind that :func:`read_videos` takes.
+            limits: the keywords that bound sizes or sample videos.
+            pinned: whether pixels are to lie in page-locked memory.
+
+        Returns:
+            One item per image or video, with pixels uint8 [tiles, s, s, 3].
+
+        Raises:
+            ValueError: a bad image or video, or a keyword that means nothing here.
+        """
+        items = []
+        for frames, tiling, mean, std in self._read(images, videos, limits):
+            tiles = [tile for frame in frames for tile in _cut(frame, tiling, self.image_size)]
+            pixels = stack_frames(tiles, pinned)
+            side = self.image_size // self.patch_size
+            items.append(StagedItem(pixels, (len(tiles), side, side), mean, std, tiling))
+        return items
+
+    def finish(self, items: Sequence[StagedItem]) -> VisionInputs:
+        """Normalise items on the device that their pixels are on.
+
+        Args:
+            items: the items that ``stage`` returned; their pixels may lie on another device now.
+
+        Returns:
+            The tiles, float32 [n, 3, s, s], bitwise equal to what calling the preprocessor
+            returns, and the grid on the CPU.
+        """
+        parts = [
+            normalize(item.pixels.permute(0, 3, 1, 2).contiguous(), item.mean, item.std)
+            for item in items
+        ]
+        size = self.image_size
+        pixels = torch.cat(parts) if parts else torch.empty(0, 3, size, size)
+        tilings = [item.tiles for item in items if item.tiles is not None]
+        return VisionInputs(pixels, self._grids([item.grid[0] for item in items]), tilings)
+
+    def _read(
+        self,
+        images: ImagesLike,
+        videos: VideosLike,
+        limits: Limits,
+    ) -> list[tuple[list[Tensor], Tiling, PerChannel, PerChannel]]:
+        """Decode images and videos, before they are resized, cut into tiles and normalised.
+
+        Returns:
+            Per item: its frames, uint8 [3, H, W] (an image has one); the tiling of each frame,
+            (columns, rows, whether a thumbnail follows); the mean and the std of its pixels.
+
+        Raises:
+            ValueError: a bad image or video, or a keyword that this family does not have.
+        """
+        for name in ("min_pixels", "max_pixels", "max_soft_tokens"):
+            if (value := limits._asdict()[name]) is not None:
+                raise ValueError(
+                    f"{name}={value}: InternViT resizes to tiles of {self.image_size}x"
+                    f"{self.image_size} pixels; bound their number with max_tiles"
+                )
+        check_limits(limits)
+        stills = read_images(images)
+        choose = partial(
+            sample_frames,
+            rule="internvl",
+            fps=limits.fps,
+            num_frames=limits.num_frames,
+            initial_shift=self.initial_shift,
+        )
+        clips = read_videos(videos, choose, self.video_error)
+        mean_std = self.video_mean or self.mean, self.video_std or self.std
+        return [
+            *(
+                ([image], self._tiling(image, limits.max_tiles), self.mean, self.std)
+                for image in stills
+            ),
+            *((clip, (1, 1, False), *mean_std) for clip in clips),
+        ]
+
+    def _grids(self, counts: Sequence[int]) -> Tensor:
+        side = self.image_size // self.patch_size
+        return grid_tensor([(count, side, side) for count in counts])
+
+    def _tiling(self, image: Tensor, max_tiles: int | None) -> Tiling:
+        if not self.dynamic and max_tiles is None:
+            return 1, 1, False
+        tile_limit = self.max_tiles if max_tiles is None else max_tiles
+        height, width = image.shape[1:]
+        columns, rows = best_tiling(width, height, self.min_tiles, tile_limit, self.image_size)
+        check_area(columns * rows, self.image_size)
+        return columns, rows, self.use_thumbnail and columns * rows > 1
+
+
+def _count(tiling: Tiling) -> int:
+    columns, rows, thumbnail = tiling
+    return columns * rows + thumbnail
+
+
+def _cut(image: Tensor, tiling: Tiling, size: int) -> list[Tensor]:
+    """Resize an image and cut it into tiles.
+
+    Args:
+        image: uint8 [3, H, W].
+        tiling: columns, rows, and whether the whole image follows as one more tile.
+        size: side of a tile in pixels.
+
+    Returns:
+        uint8 [3, size, size] per tile, row by row.
+    """
+    columns, rows, thumbnail = tiling
+    canvas = resize(image, rows * size, columns * size)
+    grid = rearrange(canvas, "c (r h) (q w) -> r q c h w", r=rows, q=columns)
+    tiles = [grid[row, column] for row in range(rows) for column in range(columns)]
+    return [*tiles, resize(image, size, size)] if thumbnail else tiles

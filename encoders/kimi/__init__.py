@@ -1,0 +1,1 @@
+"""The tower of Kimi: ``moonvit``, and its pixels: ``moonvit_pixels``."""

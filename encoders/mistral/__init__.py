@@ -1,0 +1,1 @@
+"""The tower of Mistral: ``pixtral``; its pixels are ``encoders.inputs.patches``."""

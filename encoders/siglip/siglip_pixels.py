@@ -1,0 +1,61 @@
+"""Preprocessing of images for SigLIP and Gemma 3: one square view, whatever the image's shape.
+
+Source: ``SiglipImageProcessor`` and ``Gemma3ImageProcessor`` of transformers 5.23.0.
+
+Shapes: s side of a view in pixels.
+
+Deliberate differences:
+
+- A view is cropped to whole patches; the source's tower never reads the pixels beyond them.
+- Gemma 3's pan and scan, which is off by default, is refused where a file switches it on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from ..inputs.images import resize
+from ..inputs.processor_files import (
+    Resample,
+    Section,
+    check_side,
+    read_mean_std,
+    read_resample,
+    require_supported,
+)
+from ..inputs.views import StagedViews, Views
+
+
+@dataclass(frozen=True)
+class StretchPreprocessor(StagedViews):
+    """Resizes each image to a square, whatever its shape.
+
+    Rows and columns of pixels at the right and bottom that make no whole patch are cut off.
+    """
+
+    def views(self, image: Tensor, max_tiles: int | None) -> Views:
+        """Return the whole image, resized to a square, as the only view; there are no tiles."""
+        side = self.sides["image"]
+        view = resize(image, self.image_size, self.image_size, self.resample)
+        return Views({"image": [view[:, :side, :side]]})
+
+    def with_section(self, label: str, section: Section) -> StretchPreprocessor:
+        """Return a copy with the mean, the std and the resampling that a processor file sets.
+
+        Args:
+            label: name of the section in errors.
+            section: the part of the file that describes images.
+
+        Raises:
+            ValueError: a value that is not implemented, or another size than the tower's.
+        """
+        check_side(label, section, self.image_size)
+        class_name = str(section.get("image_processor_type") or "")
+        usual: Resample = "bilinear" if class_name.startswith("Gemma3") else "bicubic"
+        resample = read_resample(label, section, usual)
+        expected = {"resample": section.get("resample"), "do_pan_and_scan": False}
+        require_supported(label, section, expected)
+        mean, std = read_mean_std(label, section, self.mean, self.std)
+        return replace(self, mean=mean, std=std, resample=resample)

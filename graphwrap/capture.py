@@ -1,0 +1,321 @@
+"""Captures graphs, one per budget, the largest first, and times their replays.
+
+An encoder may have several input paths, such as one for whole images and one for tiles; each has
+static buffers and budgets of its own, and the graphs of all compute in one pool.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from operator import index
+from typing import NoReturn
+
+import torch
+from torch import nn
+from tqdm.auto import tqdm
+
+from encoders.contract import warn_caller
+
+from .budget_graph import BudgetGraph
+from .budgets import Budget, BudgetSet
+from .buffers import Arena, Memory, MetadataFormat
+from .costs import Costs, CostTable
+from .encoder_forms import EncoderForm, capacity_metadata, captured_forward
+from .guards import WeightGuard, as_module, plain_tensors
+from .measuring import fingerprint, measure
+from .packing import Packer
+from .replay import Captured, Executor, PathGraphs
+from .stats import BudgetStats, GraphStats
+
+MEMORY_DIVISOR = 3
+"""If budgets are inferred, static buffers and pool may fill 1/MEMORY_DIVISOR of free memory."""
+MEMORY_WORDS = ("out of memory", "Allocator", "alloc_cpu", "ALLOC_FAILED", "NVML")
+"""The message of a RuntimeError has at least one of these words if memory ran out."""
+
+
+def capture_encoder(
+    encoder: nn.Module,
+    forms: Mapping[str, EncoderForm],
+    budget_sets: Mapping[str, BudgetSet],
+    tables: Mapping[str, CostTable],
+    counts: GraphStats,
+    *,
+    bounded: bool,
+    clone: bool,
+    progress: bool,
+) -> Captured:
+    """Capture the budgets of every input path of an encoder into one pool.
+
+    Args:
+        encoder: the module as the user gave it.
+        forms: the form of the encoder to capture, by input path.
+        budget_sets: the budgets to capture, by input path.
+        tables: loaded tables of costs by input path; empty if times are to be measured.
+        counts: statistics to which the captured and the dropped budgets are added.
+        bounded: leave out inferred budgets that do not fit memory; paths get equal shares of it.
+        clone: calls will return copies; else views of the static buffers.
+        progress: show a progress bar.
+
+    Raises:
+        ValueError: a table that was measured on another encoder or device.
+        RuntimeError: every budget of a path failed, and not for want of memory.
+    """
+    start_time, several = time.perf_counter(), len(forms) > 1
+    form = next(iter(forms.values()))
+    pads, roots = form.backend != "eager", {"": encoder}
+    if several:
+        roots |= {f"path {name}": as_module(path_form.encoder) for name, path_form in forms.items()}
+    attributes = plain_tensors(roots) if pads else []
+    for name, path_form in forms.items() if tables and pads else ():
+        if path_form.has_graphs or path_form.accelerator is not None:
+            tables[name].apply(fingerprint(encoder, path_form), path_form.accelerator)
+    memory = Memory(form.device, form.has_graphs)
+    divisor = MEMORY_DIVISOR * len(forms) * bounded
+    capturers = {
+        name: Capturer(
+            path_form, budget_sets[name], memory, tables.get(name), divisor, name * several
+        )
+        for name, path_form in forms.items()
+    }
+    bar_label = "compile and capture" if form.settings.compile else "capture"
+    with tqdm(total=0, desc=bar_label, unit="budget", disable=not (progress and pads)) as bar:
+        path_graphs = {name: capturer.capture(bar) for name, capturer in capturers.items()}
+    guard, paths = WeightGuard(roots, attributes, hooks=form.has_graphs), {}
+    for name, graphs in path_graphs.items():
+        paths[name] = Executor(forms[name], graphs, guard, counts, clone)
+        counts.budgets += [graphs.stats[budget] for budget in sorted(graphs.stats)]
+        counts.dropped += graphs.dropped
+    memory.mark_use()
+    counts.capture_seconds = time.perf_counter() - start_time
+    return Captured(paths, memory, guard, lends=not clone)
+
+
+@dataclass
+class Capturer:
+    """Captures the CUDA graphs of one input path ("image", "tiles"), one per size."""
+
+    form: EncoderForm
+    budget_set: BudgetSet
+    memory: Memory
+    table: CostTable | None = None
+    memory_divisor: int = 0
+    """Inferred budgets may fill 1/memory_divisor of free memory; 0: there is no bound."""
+    label: str = ""
+    """The name of the input path for messages, empty if there is only one."""
+
+    def __post_init__(self) -> None:
+        self._forward = captured_forward(self.form, len(self.budget_set.budgets))
+        self._errors: dict[Budget, Exception] = {}
+        if self.form.has_graphs and self.table is not None:
+            self.budget_set = self.table.restrict(self.budget_set)
+        if self.form.has_graphs and self.memory_divisor and self.budget_set.inferred:
+            self.budget_set = self._fit_memory(self.budget_set, self.memory_divisor)
+
+    def capture(self, bar: tqdm[NoReturn]) -> PathGraphs:
+        """Capture every budget, largest first, and show each on ``bar``.
+
+        A budget that fails is dropped with a warning; if all fail, and not for want of memory, the
+        last error is raised.
+        """
+        arena, formats = self._prepare()
+        graphs = PathGraphs(arena, self._packer(Costs.unmeasured(())))
+        self.memory.arenas.append(graphs.arena)
+        bar.total = bar.n + len(formats)
+        for budget in sorted(formats, key=lambda budget: (-budget.rows, -budget.segments)):
+            self._capture(graphs, budget, formats[budget])
+            pool_mib = self.memory.pool_bytes / 2**20
+            bar.set_postfix_str(f"{budget.tokens} tokens, {pool_mib:.0f} MiB")
+            bar.update()
+        self._report(graphs)
+        costs = Costs.unmeasured(graphs.by_budget)
+        if self.memory.stream is not None and graphs.by_budget:
+            torch.cuda.current_stream(self.form.device).wait_stream(self.memory.stream)
+            costs = self._cost(graphs.by_budget)
+            torch.cuda.empty_cache()  # returns the memory of warm-ups and timings
+        for budget, stats in graphs.stats.items():
+            stats.replay_ms = costs.replays[budget] if costs.measured else None
+        graphs.packer = self._packer(costs)
+        return graphs
+
+    def _packer(self, costs: Costs) -> Packer:
+        """Return a packer that compares ``costs``, and that bounds the tokens of an eager run.
+
+        The bound is twice the largest captured budget, or twice the end of the encoder's
+        ``budget_range`` if that is more: beyond it, splitting a run costs next to nothing. If the
+        largest budgets could not be captured, only those that were captured count.
+        """
+        largest = max((budget.tokens for budget in costs.replays), default=0)
+        if largest in (0, self.budget_set.budgets[-1].tokens):
+            largest = max(largest, index(self.form.encoder.budget_range[1]))
+        return Packer(costs, self.budget_set.max_batch_size, 2 * largest)
+
+    def _cost(self, graphs: dict[Budget, BudgetGraph]) -> Costs:
+        """Return the costs of the captured ``graphs``: from the user's table if one was loaded.
+
+        Otherwise they are measured. Without memory for an eager run beside the graphs, a warning is
+        given, and the returned costs have every item replayed that fits a budget.
+        """
+        if self.table is not None:
+            times = {budget: self.table.costs.replays[budget] for budget in graphs}
+            return replace(self.table.costs, replays=times)
+        try:
+            return measure(self.form.encoder, graphs, self.form.device)
+        except RuntimeError as error:
+            _raise_bugs(error)
+        warn_caller(
+            "eager runs could not be timed, there is no memory for one beside the graphs: all that "
+            "fits a budget is replayed; give fewer tokens (max_budget, budgets) to have them timed"
+        )
+        return Costs.unmeasured(graphs)
+
+    def _prepare(self) -> tuple[Arena, dict[Budget, MetadataFormat]]:
+        """Allocate the static buffers, and return them with the metadata format of each budget.
+
+        A budget is the size of a graph. Budgets that do not fit in memory are left out, the largest
+        first. The eager backend, which captures no graphs, has no budgets.
+        """
+        formats = {}
+        for budget in self.budget_set.budgets if self.form.backend != "eager" else ():
+            try:
+                empty = capacity_metadata(self.form.encoder, budget, [])
+                formats[budget] = MetadataFormat(empty, budget.rows)
+            except (RuntimeError, MemoryError) as error:
+                self._drop(budget, error)
+        while formats:
+            try:
+                return self._arena(formats), formats
+            except RuntimeError as error:
+                self._drop(largest := max(formats), error)
+                del formats[largest]
+        return self._arena(formats), formats
+
+    def _arena(self, formats: dict[Budget, MetadataFormat]) -> Arena:
+        rows = max((budget.rows for budget in formats), default=0)
+        metadata_size = max((format.nbytes for format in formats.values()), default=0)
+        form = self.form
+        return Arena((rows, *form.encoder.row_shape), form.dtype, form.device, metadata_size)
+
+    def _capture(self, graphs: PathGraphs, budget: Budget, format: MetadataFormat) -> None:
+        start_time, memory, accelerator = time.perf_counter(), self.memory, self.form.accelerator
+        graph = BudgetGraph(budget, format, self._forward, graphs.arena, self.form.outputs)
+        try:
+            empty = format.to_bytes(capacity_metadata(self.form.encoder, budget, []), rows=0)
+            if memory.stream is not None:  # the last warm-up may still be reading its metadata
+                torch.cuda.current_stream(memory.device).wait_stream(memory.stream)
+            graph.metadata_bytes.copy_(empty)
+            graph.capture(memory)
+        except (RuntimeError, MemoryError) as error:
+            # On a MIG slice of a GPU, a lack of memory fails an assertion inside torch's allocator,
+            # which is a RuntimeError and no OutOfMemoryError.
+            self._drop(budget, error)
+            if memory.stream is not None and memory.empty:  # no graph is using the pool
+                memory.renew()
+            return
+        graphs.by_budget[budget] = graph
+        graphs.stats[budget] = BudgetStats(
+            *(budget.tokens, budget.segments, budget.longest_segment, budget.windows),
+            path=self.label or "image",
+            capture_seconds=time.perf_counter() - start_time,
+            graph_bytes=memory.growth(),
+            kernel=accelerator.kernels_used if accelerator is not None else "reference",
+        )
+
+    def _drop(self, budget: Budget, error: Exception) -> None:
+        """Record that capturing ``budget`` failed, and free tensors that the traceback holds."""
+        traceback.clear_frames(error.__traceback__)
+        self._errors[budget] = error.with_traceback(None) if is_memory_error(error) else error
+        if self.form.device.type == "cuda":
+            torch.cuda.synchronize(self.form.device)
+            torch.cuda.empty_cache()
+
+    def _report(self, graphs: PathGraphs) -> None:
+        """Warn of every budget that failed, and list it in ``graphs.dropped``.
+
+        If no budget was captured, and one failed for another reason than memory, the error of that
+        one is raised instead.
+        """
+        bugs = [error for error in self._errors.values() if not is_memory_error(error)]
+        if bugs and not graphs.by_budget:
+            raise bugs[-1]
+        for budget, error in self._errors.items():
+            graphs.dropped.append(f"{self.label} {budget.name}".lstrip())
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            warn_caller(
+                f"budget {graphs.dropped[-1]} could not be captured and is dropped ({reason}); "
+                "smaller ones still serve, larger items run eagerly"
+            )
+        self._errors.clear()
+
+    def _fit_memory(self, budget_set: BudgetSet, divisor: int) -> BudgetSet:
+        """Return ``budget_set`` without the budgets too large for their buffers and pool to fit.
+
+        Buffers and pool may fill 1/``divisor`` of free memory; memory that torch holds without
+        using it counts as free. If no budget fits, those with the fewest rows are kept. A warning
+        is given if any budget is left out.
+        """
+        device = self.form.device
+        free, total = torch.cuda.mem_get_info(device)
+        allocated, reserved = (
+            torch.cuda.memory_allocated(device),
+            torch.cuda.memory_reserved(device),
+        )
+        limit = int(total * torch.cuda.get_per_process_memory_fraction(device))
+        available = max(min(free + reserved - allocated, limit - allocated), 0) // divisor
+        row_bytes = self._bytes_per_row(budget_set)
+        fitting = tuple(
+            budget for budget in budget_set.budgets if budget.rows * row_bytes <= available
+        )
+        if len(fitting) == len(budget_set.budgets):
+            return budget_set
+        change = f"largest budget lowered from {budget_set.budgets[-1].tokens} to"
+        if not fitting:
+            fitting = tuple(b for b in budget_set.budgets if b.rows == budget_set.budgets[0].rows)
+            change = "no budget fits, only the smallest is captured:"
+        warn_caller(
+            f"{change} {fitting[-1].tokens} tokens: arena and graph pool are to fit 1/{divisor} of "
+            f"free memory ({available / 2**20:.0f} MiB); give max_budget to choose yourself"
+        )
+        return replace(budget_set, budgets=fitting)
+
+    def _bytes_per_row(self, budget_set: BudgetSet) -> float:
+        """Return the bytes of GPU memory that a run takes per input row (a patch or a tile).
+
+        It is measured as the peak of an eager run and its static buffers. It is infinite if memory
+        does not suffice for a run of the smallest graph size in ``budget_set``.
+        """
+        for budget in (budget_set.budgets[len(budget_set.budgets) // 4], budget_set.budgets[0]):
+            try:
+                return self._probe(budget)
+            except RuntimeError as error:
+                _raise_bugs(error)
+        return math.inf
+
+    def _probe(self, budget: Budget) -> float:
+        device, empty = self.form.device, capacity_metadata(self.form.encoder, budget, [])
+        format = MetadataFormat(empty, budget.rows)
+        arena = self._arena({budget: format})
+        graph = BudgetGraph(budget, format, self._forward, arena, self.form.outputs)
+        # Not measured: the first run of an accelerated encoder pads weights and chooses kernels.
+        if self.form.accelerator is not None:
+            graph.body()
+        torch.cuda.reset_peak_memory_stats(device)
+        bytes_before = torch.cuda.memory_allocated(device)
+        graph.body()
+        return (torch.cuda.max_memory_allocated(device) - bytes_before + arena.nbytes) / budget.rows
+
+
+def _raise_bugs(error: RuntimeError) -> None:
+    """Raise ``error`` again, unless memory ran out: then free the tensors its traceback holds."""
+    if not is_memory_error(error):
+        raise error
+    traceback.clear_frames(error.__traceback__)
+
+
+def is_memory_error(error: Exception) -> bool:
+    """Return whether an error says, by its type or its message, that memory ran out."""
+    has_memory_type = isinstance(error, (torch.OutOfMemoryError, MemoryError))
+    return has_memory_type or any(word in str(error) for word in MEMORY_WORDS)

@@ -1,0 +1,347 @@
+"""Running calls on captured graphs: copy inputs in, replay, and copy results out to the caller."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeAlias, TypeVar
+
+import torch
+from torch import Tensor
+
+from encoders.contract import EncoderOutput, GridLike, Metadata, PartialOutput
+from encoders.grids import read_grid
+
+from .budget_graph import BudgetGraph
+from .budgets import Batch, Budget, read_specs
+from .buffers import Arena, Memory
+from .encoder_forms import EncoderForm, capacity_metadata
+from .guards import WeightGuard
+from .outputs import as_output, copy_shared, is_per_row, output_fields, read_out, share_storage
+from .packing import Group, Packer, Schedule, Span, Step, make_schedule, refuse_overflow
+from .stats import BudgetStats, GraphStats
+
+Inputs: TypeAlias = tuple[Tensor, GridLike | None]
+"""The pixels, [P, *row_shape], and the grid, [items, 3], of the items of one input path."""
+OutTensors: TypeAlias = EncoderOutput | PartialOutput
+"""Tensors of the caller to write results into, None for a field that is not returned."""
+SCHEDULE_ITEMS = 200_000
+"""The most items in all schedules that are kept, so that grids seen before are not packed again. An
+item takes about 130 bytes (Python 3.11), so that all of them take 26 MB."""
+METADATA_BYTES = 128 * 2**20
+"""The most bytes of metadata that are kept for grids seen before."""
+ENTRIES = 20_000
+"""The most values that a cache keeps. A value takes about 2 KiB of the host's memory besides its
+own bytes: metadata of eight tiled images has 168 bytes, so 128 MiB of it would take 1.6 GB."""
+Value = TypeVar("Value")
+
+
+class Cache(Generic[Value]):
+    """A cache of the values used last: at most ``ENTRIES``, with a sum of sizes up to ``max_size``.
+
+    The caller passes each value's size to ``put``, in any unit, such as bytes.
+    """
+
+    def __init__(self, max_size: int) -> None:
+        self.max_size = max_size
+        self.size = 0
+        self._values: OrderedDict[Hashable, tuple[Value, int]] = OrderedDict()
+
+    def get(self, key: Hashable) -> Value | None:
+        """Return the value kept for a key, None if there is none; it becomes the one used last."""
+        entry = self._values.get(key)
+        if entry is not None:
+            self._values.move_to_end(key)
+        return entry and entry[0]
+
+    def put(self, key: Hashable, value: Value, size: int) -> None:
+        """Keep a value of this size; the values unused for longest are dropped to make room.
+
+        A value that alone is larger than ``max_size`` is not kept.
+        """
+        if size > self.max_size:
+            return
+        while self.size + size > self.max_size or len(self._values) >= ENTRIES:
+            self.size -= self._values.popitem(last=False)[1][1]
+        self._values[key] = (value, size)
+        self.size += size
+
+
+@dataclass
+class PathGraphs:
+    """The captured graphs of one input path ("tiles"), and the packer that divides its items."""
+
+    arena: Arena
+    packer: Packer
+    by_budget: dict[Budget, BudgetGraph] = field(default_factory=dict)
+    stats: dict[Budget, BudgetStats] = field(default_factory=dict)
+    dropped: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Executor:
+    """Runs the calls with one input path ("image", "tiles"), by CUDA graphs or eagerly."""
+
+    form: EncoderForm
+    graphs: PathGraphs
+    """The captured budgets of the path; there are none on the eager backend."""
+    guard: WeightGuard
+    counts: GraphStats
+    """The counters of the whole encoder, to which this object adds its eager runs."""
+    clone: bool
+    """Whether results are copied, so that they belong to the caller, or are views of static
+    buffers."""
+    schedules: Cache[Schedule] = field(default_factory=lambda: Cache(SCHEDULE_ITEMS))
+    prepared: Cache[Metadata] = field(default_factory=lambda: Cache(METADATA_BYTES))
+    """The metadata of steps (groups of items) seen before: tensors by name for an eager run, one
+    tensor of bytes for a replay."""
+    written_key: Hashable = None
+    """The key of the step whose metadata is in the static buffers; None if unknown."""
+
+    def __post_init__(self) -> None:
+        self.pads = self.form.backend != "eager"
+        """Whether inputs are padded to budgets; they are not on the eager backend."""
+        self.row_shape = tuple(self.graphs.arena.pixels.shape[1:])
+        self._field_templates: dict[str, Tensor] = {}
+
+    def schedule(self, grid_thw: GridLike | None, rows: int | None = None) -> Schedule:
+        """Return which items of a call run together, and how; kept for later calls of these grids.
+
+        A ValueError is raised if ``rows``, the number of pixel rows, does not match the grids.
+        """
+        if grid_thw is None:
+            raise ValueError("grid_thw is None: pass [items, 3], one row (t, h, w) per item")
+        key = tuple(read_grid(grid_thw))
+        schedule = self.schedules.get(key)
+        specs = [] if schedule else self.form.encoder.item_specs(list(key))
+        grid_rows = schedule.rows if schedule else sum([spec.input_size for spec in specs])
+        # The number of rows is checked first, because packing would fail on a wrong grid.
+        if rows is not None and rows != grid_rows:
+            raise ValueError(
+                f"pixel_values has {rows} rows but the grid makes {grid_rows}: pass the grid_thw "
+                "that belongs to these pixels"
+            )
+        if schedule is not None:
+            return schedule
+        if specs and self.pads:
+            groups = self.graphs.packer.pack(specs)
+        else:
+            reasons = ("eager backend",) * len(specs)
+            groups = [Group(tuple(range(len(specs))), None, 0.0, reasons)]
+        schedule = make_schedule(key, specs, groups)
+        self.schedules.put(key, schedule, max(len(key), 1))
+        return schedule
+
+    def execute(
+        self, schedule: Schedule, pixels: Tensor, out: OutTensors | None
+    ) -> dict[str, Tensor]:
+        """Run every step of a schedule, and return the wanted output fields by name.
+
+        Args:
+            schedule: the steps, made for the items of this call.
+            pixels: the rows of all items, [P, *row_shape].
+            out: the caller's tensors to write the results into; None to make new tensors.
+        """
+        buffer_views = [] if self.clone else list(self.graphs.arena.outputs.values())
+        results = self._read_out(schedule, pixels, buffer_views, out) if out is not None else {}
+        # The results of a single step are not copied into tensors of the whole call.
+        has_one_step = len(schedule.steps) == 1 and out is None
+        if len(schedule.steps) > 1 and any(share_storage(pixels, view) for view in buffer_views):
+            pixels = pixels.clone()  # a step must not overwrite the input of the next one
+        for step in schedule.steps:
+            execute = self._replay if step.budget else self._run_eagerly
+            fields = execute(step, pixels, copy=has_one_step and self.clone)
+            if has_one_step:
+                return fields
+            for name, value in fields.items():
+                rows = is_per_row(name)
+                if name not in results:
+                    length = schedule.rows if rows else schedule.tokens
+                    results[name] = value.new_empty(length, *value.shape[1:])
+                scatter(value, results[name], step.rows if rows else step.tokens)
+        return results
+
+    def _read_out(
+        self, schedule: Schedule, pixels: Tensor, buffer_views: list[Tensor], out: OutTensors
+    ) -> dict[str, Tensor]:
+        """Return the caller's tensors ``out`` by field name, checked before anything runs.
+
+        They must not share memory with ``buffer_views``, the static buffers that results may be
+        views of, nor with ``pixels`` if the schedule has several steps.
+        """
+        for graph in self.graphs.by_budget.values():
+            self._field_templates = graph.outputs
+        if not self._field_templates:  # an empty run has fields of the same shapes and dtypes
+            self._field_templates = output_fields(
+                self.form.encoder(pixels[:0], []), self.form.outputs
+            )
+        if len(schedule.steps) > 1:  # a step must not overwrite the input of the next one
+            buffer_views = [*buffer_views, pixels]
+        return read_out(out, self._field_templates, schedule.rows, schedule.tokens, buffer_views)
+
+    def _replay(self, step: Step, pixels: Tensor, *, copy: bool) -> dict[str, Tensor]:
+        """Return the output fields of a replayed step by name.
+
+        They are views of the static buffers or, if ``copy``, copies; ``pixels`` has the rows of all
+        items of the call.
+        """
+        assert step.budget is not None
+        graph, key = self.graphs.by_budget[step.budget], (step.budget, step.grids, step.rows)
+        if self.written_key != key:
+            metadata_bytes = self._prepare(key, step)["metadata_bytes"]
+            self._keep_for_stream(metadata_bytes)
+            # An interrupt may come between the copy and the next line: the content is unknown.
+            self.written_key = None
+            graph.metadata_bytes.copy_(metadata_bytes, non_blocking=True)
+            self.written_key = key
+        gather(pixels, step.rows, graph.pixels)
+        if graph.captured is None:  # without a graph, the encoder may fail on changed weights
+            self.guard.check()
+            graph.replay()
+        else:  # weights are checked while the device works, before results are copied out
+            graph.replay()
+            self.guard.check()
+            accelerator = self.form.accelerator
+            # If weights were written, derived ones were outdated in the replay above.
+            if accelerator is not None and accelerator.refresh():
+                graph.replay()
+        rows, tokens = step.row_count, step.token_count
+        self.graphs.stats[step.budget].count(len(step.grids), tokens)
+        views = {
+            name: x[: rows if is_per_row(name) else tokens] for name, x in graph.outputs.items()
+        }
+        return {name: view.clone() for name, view in views.items()} if copy else views
+
+    def _run_eagerly(self, step: Step, pixels: Tensor, *, copy: bool) -> dict[str, Tensor]:
+        """Return the output fields of a step that runs eagerly, by name.
+
+        If ``copy``, none shares memory with inputs, weights or another field; ``pixels`` has the
+        rows of all items of the call.
+        """
+        form, rows = self.form, pixels
+        if self.pads:  # on the eager backend, changed weights are allowed
+            self.guard.check()
+        if step.row_count != pixels.shape[0]:
+            rows = pixels.new_empty(step.row_count, *pixels.shape[1:])
+            gather(pixels, step.rows, rows)
+        if self.pads:  # pixels are cast, as a copy into static buffers would cast them
+            rows = rows.to(form.device, form.dtype, non_blocking=True)
+        metadata = self._prepare(step.grids, step)
+        self._keep_for_stream(*metadata.values())
+        output = form.encoder(rows, encoder_metadata=metadata)
+        fields = output_fields(output, form.outputs)
+        fields = {name: value.contiguous() for name, value in fields.items()}
+        if step.grids:
+            self.counts.eager_calls += 1
+            self.counts.eager_items += len(step.grids)
+            self.counts.eager_reasons.update(step.reasons)
+        return (
+            copy_shared(fields, [pixels, *metadata.values()], self.guard.storages)
+            if copy
+            else fields
+        )
+
+    def _prepare(self, key: Hashable, step: Step) -> Metadata:
+        """Return the metadata of a step on the device, computed once and kept under ``key``."""
+        prepared = self.prepared.get(key)
+        if prepared is None:
+            encoder, device, grids = self.form.encoder, self.form.device, list(step.grids)
+            if step.budget is None:
+                prepared = encoder.prepare_encoder_metadata(grids, device=device)
+            else:
+                # Weights are checked before metadata is kept: had the user cast the encoder to
+                # another dtype, metadata would have that dtype and would not suit the graph.
+                self.guard.check()
+                budget, graph = step.budget, self.graphs.by_budget[step.budget]
+                batch = Batch.of(read_specs(encoder, grids))
+                exceeded = budget.exceeded_by(batch)
+                assert exceeded is None, f"packing put {batch} into {budget}: over its {exceeded}"
+                metadata = capacity_metadata(encoder, budget, grids)
+                host = graph.format.to_bytes(metadata, step.row_count, pinned=device.type == "cuda")
+                prepared = {"metadata_bytes": host.to(device, non_blocking=True)}
+            self.prepared.put(key, prepared, sum(value.nbytes for value in prepared.values()))
+        return prepared
+
+    def _keep_for_stream(self, *tensors: Tensor) -> None:
+        """Keep the memory of tensors from reuse until the current stream has read them."""
+        for tensor in tensors:
+            if tensor.is_cuda:
+                tensor.record_stream(torch.cuda.current_stream(self.form.device))
+
+
+@dataclass(frozen=True)
+class Captured:
+    """Everything that calls need after a capture; ``release()`` drops it as a whole."""
+
+    paths: dict[str, Executor]
+    """The executor of each input path of the encoder, by the name of the path."""
+    memory: Memory
+    guard: WeightGuard
+    lends: bool
+    """Whether results are views of static buffers, which the caller may still be reading."""
+
+    def encode(
+        self, inputs: Mapping[str, Inputs], out: OutTensors | None, *, refuses: bool
+    ) -> dict[str, PartialOutput]:
+        """Return the output of each input path that has items, by the name of the path.
+
+        Args:
+            inputs: pixels and grid of each path that has items.
+            out: the caller's tensors to write into, for an encoder of a single path; else None.
+            refuses: raise a ValueError if an item is over every budget, instead of an eager run.
+        """
+        schedules = {
+            k: self.paths[k].schedule(grid, pixels.shape[0]) for k, (pixels, grid) in inputs.items()
+        }
+        for schedule in schedules.values() if refuses else ():
+            refuse_overflow(schedule)
+        outputs = {}
+        self.memory.wait_for_last_use(reads=self.lends)
+        try:
+            for name, schedule in schedules.items():
+                path = self.paths[name]
+                fields = path.execute(schedule, inputs[name][0], out)
+                outputs[name] = as_output(fields, path.form.outputs)
+        finally:  # memory is in use also after a call that failed half-way
+            self.memory.mark_use()
+        return outputs
+
+    def measure(self, stats: GraphStats) -> None:
+        """Write into ``stats`` the bytes in use now, and why an accelerator runs the reference."""
+        stats.arena_bytes = sum(arena.nbytes for arena in self.memory.arenas)
+        stats.pool_bytes = self.memory.pool_bytes
+        stats.cache_bytes = sum(path.prepared.size for path in self.paths.values())
+        # An accelerator that several paths share counts once.
+        by_path = dict.fromkeys(path.form.accelerator for path in self.paths.values())
+        accelerators = [accelerator for accelerator in by_path if accelerator is not None]
+        stats.derived_bytes = sum(accelerator.nbytes for accelerator in accelerators)
+        reasons = dict.fromkeys(
+            accelerator.choices().get("reference_because") for accelerator in accelerators
+        )
+        stats.note = "; ".join(str(reason) for reason in reasons if reason)
+
+
+def gather(call_rows: Tensor, spans: Sequence[Span], run_rows: Tensor) -> None:
+    """Copy the rows of some items of a call from the tensor of all items to a tensor of their own.
+
+    Args:
+        call_rows: the rows of all items of the call.
+        spans: first row in ``call_rows``, first row in ``run_rows``, and number of rows, per copy.
+        run_rows: the rows of the items that run together.
+    """
+    for source, target, length in spans:
+        _rows(run_rows, target, length).copy_(_rows(call_rows, source, length), non_blocking=True)
+
+
+def scatter(run_rows: Tensor, call_rows: Tensor, spans: Sequence[Span]) -> None:
+    """Copy the rows of some items of a call from a tensor of their own to the tensor of all items.
+
+    The arguments mean the same as in :func:`gather`.
+    """
+    for source, target, length in spans:
+        _rows(call_rows, source, length).copy_(_rows(run_rows, target, length), non_blocking=True)
+
+
+def _rows(tensor: Tensor, start: int, length: int) -> Tensor:
+    return tensor if length == tensor.shape[0] else tensor.narrow(0, start, length)

@@ -1,0 +1,120 @@
+"""Idefics3 and SmolVLM: tiles and pixels of transformers' processors, positions, loading."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers.models.idefics3.image_processing_idefics3 import Idefics3ImageProcessor
+from transformers.models.smolvlm.image_processing_smolvlm import SmolVLMImageProcessor
+
+from encoders.idefics.idefics3 import nearest_below
+from encoders.idefics.idefics3_pixels import SplitPreprocessor
+from encoders.inputs.images import resize, torch_has_lanczos
+from encoders.inputs.intake import to_rgb
+from tests.oracles import BY_NAME, build_encoder, build_pair, distance, draw_pixels
+from tests.oracles.references.idefics3 import idefics3_output
+from tests.oracles.versions import needs
+from tests.support.photographs import china, flower, photographs
+
+HALF = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+
+
+def section(tile: int, tiles: int, **more: Any) -> dict[str, Any]:
+    longest = {"size": {"longest_edge": tile * tiles}, "max_image_size": {"longest_edge": tile}}
+    return {**longest, **HALF, "resample": 1, **more}
+
+
+with_lanczos = needs("torchvision", "0.27", "it has no Lanczos, and the processor goes bicubic")
+
+
+@with_lanczos
+@pytest.mark.parametrize("processor", [Idefics3ImageProcessor, SmolVLMImageProcessor])
+@pytest.mark.parametrize(("tile", "tiles"), [(56, 4), (60, 3), (98, 1)])
+def test_tiles_are_those_of_the_processor(processor: Any, tile: int, tiles: int) -> None:
+    rng = random.Random(tile)
+    drawn = [china().resize((rng.randint(8, 400), rng.randint(8, 400))) for _ in range(8)]
+    file = section(tile, tiles)
+    ours = SplitPreprocessor(14, image_size=tile).with_files({"preprocessor_config": file})
+    cut, reference = tile // 14 * 14, processor(**file, return_row_col_info=True)
+    for image in [*photographs()[:4], *drawn]:
+        wanted = reference([image], return_tensors="pt")
+        got = ours([image])
+        assert torch.equal(got.pixel_values, wanted["pixel_values"][0, :, :, :cut, :cut])
+        rows, columns = wanted["rows"][0][0], wanted["cols"][0][0]
+        assert got.tiles == [(columns, rows, True) if rows else (1, 1, False)]
+
+
+@with_lanczos
+def test_without_splitting_there_is_the_whole_image_alone() -> None:
+    file = section(70, 4, do_image_splitting=False)
+    ours = SplitPreprocessor(14, image_size=70).with_files({"preprocessor_config": file})
+    wanted = Idefics3ImageProcessor(**file)([flower()], return_tensors="pt")["pixel_values"]
+    assert torch.equal(ours([flower()]).pixel_values, wanted[0])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"max_image_size": {"longest_edge": 70}}, "max_image_size=70 but the tower takes tiles"),
+        ({"size": {"height": 9}}, "must have longest_edge"),
+        ({"size": {"longest_edge": 5000}}, "size=5000 must be at most 4096"),
+    ],
+)
+def test_a_file_is_read_strictly(change: dict[str, Any], message: str) -> None:
+    ours = SplitPreprocessor(14, image_size=60)
+    with pytest.raises(ValueError, match=message):
+        ours.with_files({"preprocessor_config": {**section(60, 3), **change}})
+
+
+@pytest.mark.parametrize("entries", [14, 16, 24, 26, 27, 32])
+def test_a_tile_of_the_published_size_has_the_table_as_its_positions(entries: int) -> None:
+    """The source finds them by divisions in float32, which could miss an entry."""
+    assert nearest_below(entries, entries).tolist() == list(range(entries))
+
+
+@pytest.mark.parametrize(("side", "scale"), [(384, 3), (364, 2)])
+def test_tokens_of_a_published_tile_are_those_of_transformers(side: int, scale: int) -> None:
+    family = BY_NAME["idefics3"]
+    changes = {**family.tiny, "num_hidden_layers": 1, "image_size": side}
+    config = {**family.config, "scale_factor": scale}
+    encoder, reference = build_pair(type(family)(**{**vars(family), "config": config}), changes)
+    patches = side // 14
+    pixels, grid = draw_pixels(encoder, [[2, patches, patches]]), [[2, patches, patches]]
+    ours, theirs = encoder(pixels, grid), idefics3_output(reference, pixels, torch.tensor(grid))
+    assert distance(ours.pooler_output, theirs.pooler_output) <= 1e-5
+    assert len(ours.pooler_output) == 2 * (patches // scale) ** 2
+
+
+def test_maps_join_the_tiles_and_leave_the_whole_image_out() -> None:
+    encoder = build_encoder(BY_NAME["idefics3"], BY_NAME["idefics3"].tiny)
+    inputs = encoder.preprocess([china().resize((300, 150))])
+    (columns, rows, whole) = (inputs.tiles or [])[0]
+    assert whole
+    outputs = encoder(inputs)
+    (maps,) = encoder.feature_maps(outputs, inputs)
+    assert maps["image"].shape == (1, 8 * rows, 8 * columns, 64)
+
+
+def test_images_are_resized_by_lanczos_where_torch_has_no_kernel_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuses(batch: Tensor, **settings: Any) -> Tensor:
+        raise ValueError("Anti-alias option is restricted to bilinear and bicubic modes")
+
+    image = to_rgb(china())
+    sizes = ((100, 333), (700, 900), (427, 64))
+    wanted = [resize(image, *size, mode="lanczos") for size in sizes]
+    monkeypatch.setattr("encoders.inputs.images.F.interpolate", refuses)
+    without = torch_has_lanczos.__wrapped__  # else it would remember what the real torch has
+    monkeypatch.setattr("encoders.inputs.images.torch_has_lanczos", without)
+    for size, pixels in zip(sizes, wanted, strict=True):
+        resized = resize(image, *size, mode="lanczos")
+        apart = (resized.int() - pixels.int()).abs()
+        assert resized.shape == pixels.shape
+        assert apart.max() <= 2
+        assert (apart > 0).double().mean() < 0.01
+        assert (apart > 1).double().mean() < 1e-4

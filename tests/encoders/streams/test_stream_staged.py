@@ -1,0 +1,135 @@
+"""Pixels that travel as uint8 and are normalised and cut on the device: the bits stay the same."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from encoders import Video
+from encoders.contract import Limits
+from encoders.inputs.images import StagedPreprocessor
+from encoders.inputs.patches import PatchPreprocessor
+from encoders.intern.intern_vit_pixels import TilePreprocessor
+from encoders.streams.device import DeviceQueue
+from graphwrap import GraphedEncoder
+from tests.oracles import BY_NAME, slow, tiny
+from tests.support.photographs import china, hopper, panning_clip, photographs
+from tests.support.towers.streams import TOWERS, tower
+
+SIZES = {"temporal_patch_size": 2, "merge_size": 2}
+PREPROCESSORS: dict[str, StagedPreprocessor] = {
+    "qwen2_vl": PatchPreprocessor.published("qwen2_vl", patch_size=14, **SIZES),
+    "qwen3_vl": PatchPreprocessor.published("qwen3_vl", patch_size=16, **SIZES),
+    "intern_vit": TilePreprocessor(),
+    "intern_vit, other statistics for videos": TilePreprocessor(
+        video_mean=(0.1, 0.2, 0.3), video_std=(0.4, 0.5, 0.6)
+    ),
+}
+
+STAGED = [
+    name
+    for name, family in BY_NAME.items()
+    if family.tower_class is family.encoder_class and name != "deepseek_vl"
+]
+"""The towers that are encoders by themselves; all but one can leave pixels to the device."""
+
+
+@pytest.fixture
+def staged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU is handed uint8 pixels, as a GPU is."""
+    plain = DeviceQueue.__init__
+
+    def init(self: DeviceQueue, device: torch.device) -> None:
+        plain(self, device)
+        self.stages = True
+
+    monkeypatch.setattr(DeviceQueue, "__init__", init)
+
+
+@pytest.mark.parametrize("name", [slow(one) if "other" in one else one for one in PREPROCESSORS])
+def test_staged_pixels_have_the_bits_of_preprocess(name: str) -> None:
+    preprocessor: Any = PREPROCESSORS[name]
+    every = [*photographs()[:5], np.asarray(china()), hopper().resize((448, 448))]
+    for images, clips in (
+        (every, []),
+        (every[:1], [panning_clip(1), panning_clip(3)]),
+        (every[:1], [panning_clip(5), Video(panning_clip(4), fps=8.0)]),
+    ):
+        limits = Limits(num_frames=4 if clips and isinstance(clips[-1], Video) else None)
+        wanted = preprocessor(images, clips, **limits._asdict())
+        items = preprocessor.stage(images, clips, limits)
+        assert all(item.pixels.dtype == torch.uint8 for item in items)
+        assert all(item.pixels.is_contiguous() for item in items)
+        found = preprocessor.finish(items)
+        assert torch.equal(found.pixel_values, wanted.pixel_values)
+        assert found.pixel_values.dtype == torch.float32
+        assert torch.equal(found.grid_thw, wanted.grid_thw)
+        assert found.tiles == wanted.tiles
+
+
+@pytest.mark.parametrize("name", STAGED)
+def test_staged_pixels_of_every_family_have_the_bits_of_a_call(name: str) -> None:
+    ours = tiny(name).preprocessor
+    assert isinstance(ours, StagedPreprocessor)
+    images = [china(), hopper().resize((90, 300))]
+    wanted, got = ours(images), ours.finish(ours.stage(images, [], Limits()))
+    assert torch.equal(got.pixel_values, wanted.pixel_values)
+    assert torch.equal(got.grid_thw, wanted.grid_thw)
+    assert got.tiles == wanted.tiles
+    nothing, empty = ours.finish(ours.stage([], [], Limits())), ours()
+    assert nothing.pixel_values.shape == empty.pixel_values.shape
+    assert torch.equal(nothing.grid_thw, empty.grid_thw)
+
+
+@pytest.mark.parametrize("name", PREPROCESSORS)
+def test_staged_pixels_take_less_than_a_quarter_of_the_bytes(name: str) -> None:
+    preprocessor: Any = PREPROCESSORS[name]
+    (item,) = preprocessor.stage([china()], [], Limits())
+    assert 4 * item.pixels.nbytes <= preprocessor([china()]).pixel_values.nbytes
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts Linux' threads")
+def test_staging_starts_no_further_threads_in_a_thread() -> None:
+    preprocessor: Any = PREPROCESSORS["qwen3_vl"]
+    threads: list[str] = []
+
+    def stage() -> None:
+        preprocessor.stage([np.asarray(china().resize((1280, 704)))], [], Limits())
+        threads.extend(os.listdir("/proc/self/task"))
+
+    worker = threading.Thread(target=stage)
+    before = set(os.listdir("/proc/self/task"))  # of which some may end meanwhile
+    worker.start()
+    worker.join()
+    assert len(set(threads) - before) == 1
+
+
+@pytest.mark.usefixtures("staged")
+@pytest.mark.parametrize("name", TOWERS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_staged_stream_gives_the_bits_of_encode(name: str, dtype: torch.dtype) -> None:
+    encoder = tower(name, dtype)
+    items = [hopper().resize((100, 90)), panning_clip(3), china().resize((64, 64))]
+    limits = {"max_tiles": 1} if name == "intern_vit_300m" else {}
+    alone = [encoder.encode([items[n]], **limits)[0] for n in (0, 2)]
+    alone[1:1] = encoder.encode(videos=[items[1]], **limits)
+    for made in (encoder, GraphedEncoder(encoder, backend="eager")):
+        stream = made.encode_many(items, batch_tokens=1, progress=False, **limits)
+        for one, other in zip(stream, alone, strict=True):
+            assert torch.equal(one.pooler_output, other.pooler_output)
+
+
+@pytest.mark.usefixtures("staged")
+def test_bad_items_of_a_staged_stream_are_kept() -> None:
+    stream = tower("qwen3_vl").encode_many(
+        ["missing.jpg", hopper()], on_error="keep", pool="mean", progress=False
+    )
+    error, vector = stream
+    assert str(error.error).startswith("missing.jpg: there is no such file")
+    assert vector.shape == (96,)

@@ -1,0 +1,84 @@
+"""The client's progress bars, its environment, and its requests in a fresh process."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+from huggingface_hub.utils import are_progress_bars_disabled
+
+from tests.support.hub.client import REPO, environment
+from tests.support.hub.server import TOKEN, HubServer
+from weights import load_encoder
+
+
+def test_progress_bars_follow_the_keyword_and_only_while_loading(
+    hub: HubServer, sharded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.push(REPO, sharded)
+    hidden = []
+
+    @functools.wraps(huggingface_hub.hf_hub_download)
+    def download(*arguments: Any, **keywords: Any) -> str:
+        hidden.append(keywords["tqdm_class"](disable=False).disable)
+        return huggingface_hub.hf_hub_download(*arguments, **keywords)
+
+    monkeypatch.setattr("weights.hub.downloads.hf_hub_download", download)
+    for progress in (False, True):
+        load_encoder(REPO, cache_dir=tmp_path / str(progress), progress=progress, fetch="shards")
+        assert set(hidden) == {not progress}
+        assert not are_progress_bars_disabled()
+        hidden.clear()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("switch", ["0", "1"])
+def test_no_bar_and_no_warning_whatever_the_clients_switch_says(
+    hub: HubServer, sharded: Path, tmp_path: Path, switch: str
+) -> None:
+    hub.push(REPO, sharded)
+    code = f"import weights; weights.load_encoder({REPO!r}, progress=False, fetch='shards')"
+    shell = environment(hub, tmp_path) | {"HF_HUB_DISABLE_PROGRESS_BARS": switch}
+    done = run(code, shell, "-W", "error")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.slow
+def test_environment_of_the_client_is_honoured(sharded: Path, tmp_path: Path) -> None:
+    """HF_ENDPOINT, HF_HOME, HF_TOKEN and HF_HUB_OFFLINE, as in a user's shell."""
+    code = f"import weights; weights.load_encoder({REPO!r}); print('loaded')"
+    with HubServer() as server:
+        server.push(REPO, sharded, private=True)
+        shell = dict(os.environ, HF_ENDPOINT=server.endpoint, HF_HOME=str(tmp_path / "home"))
+        shell |= {"HF_HUB_DISABLE_XET": "1", "PYTHONPATH": str(Path(__file__).parents[3])}
+        online = run(code, shell | {"HF_TOKEN": TOKEN})
+        assert online.stdout == "loaded\n", online.stderr
+    offline = run(code, shell | {"HF_HUB_OFFLINE": "1"})
+    assert offline.stdout == "loaded\n", offline.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fetch", ["ranges", "shards"])
+def test_a_fresh_process_asks_once_for_a_branch_only(
+    hub: HubServer, sharded: Path, tmp_path: Path, fetch: str
+) -> None:
+    """The client would ask which agents there are before its first request; ours do not."""
+    commit = hub.push(REPO, sharded)
+    shell = environment(hub, tmp_path)
+    offline = "local_files_only=True"
+    for how, requests in (("", None), ("", 1), (f"revision={commit!r}", 0), (offline, 0)):
+        hub.requests.clear()
+        code = f"import weights; weights.load_encoder({REPO!r}, fetch={fetch!r}, {how})"
+        assert run(code, shell).returncode == 0
+        assert requests is None or len(hub.requests) == requests, hub.requests
+
+
+def run(code: str, shell: dict[str, str], *flags: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *flags, "-c", code]
+    return subprocess.run(command, env=shell, capture_output=True, text=True, timeout=120)

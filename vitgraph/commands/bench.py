@@ -1,0 +1,39 @@
+"""The parser of ``vitgraph bench`` with its subcommands ``speed`` and ``accuracy``.
+
+The measurements that the documentation shows are in ``benchmarks/RESULTS.md`` of the repository.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from .arguments import add_source
+from .bench_accuracy import add_accuracy
+from .bench_speed import add_speed
+
+
+def add_bench(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommands ``speed`` and ``accuracy`` with their arguments to ``parser``."""
+    subjects = parser.add_subparsers(title="subjects", metavar="NAME", required=True)
+    for name, add, summary in (
+        ("speed", add_speed, "Measure your own checkpoint on this machine."),
+        (
+            "accuracy",
+            add_accuracy,
+            "Compare precisions and kernels with float32 on your photographs.",
+        ),
+    ):
+        subject = subjects.add_parser(name, help=summary, description=summary)
+        add_source(subject)
+        add(subject)
+        subject.add_argument("--device", help="cpu, cuda, cuda:1, ...; by default a GPU")
+        subject.add_argument(
+            "--kernels",
+            nargs="+",
+            default=["auto"],
+            metavar="NAME",
+            help="attention kernels to measure one after another: auto, torch, or a kernel's name",
+        )
+        subject.add_argument("--json", action="store_true", help="for programs")
+        subject.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        subject.set_defaults(parser=subject)

@@ -1,0 +1,234 @@
+"""The options of ``vitgraph embed``, parsed and checked before torch is imported."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..embedding.manifest import Manifest
+from ..embedding.sources.files import entries_below
+from ..embedding.sources.listing import Source
+from ..embedding.sources.reading import ImageReader, SourceOptions
+from ..embedding.sources.suffixes import suffixes
+from ..embedding.storage import STORE, local_folder, open_storage
+from ..embedding.workers import read_worker
+from .arguments import SIZES, check_checkpoint, check_names, check_source, is_video
+
+if TYPE_CHECKING:
+    from encoders.contract import OutputField
+    from encoders.streams import Pool
+
+    from ..embedding.job import Calls
+    from ..embedding.records import OutDtype
+
+_POSITIVE = (
+    *SIZES,
+    "batch_tokens",
+    "workers",
+    "max_tokens_per_call",
+    "shard_items",
+)
+"""The options whose values must be at least 1, unless they are left out."""
+
+
+def check_embed(options: argparse.Namespace) -> None:
+    """Check the options of ``vitgraph embed``, and that the checkpoint and the images exist.
+
+    Raises:
+        ValueError: an option has an invalid value or contradicts another, or the checkpoint or the
+            source of the images does not exist.
+    """
+    _check_plan(options)
+    output_options = read_written(options)
+    required = {"REPO_OR_FOLDER": options.repo, "FOLDER": options.files}
+    if not options.plan:
+        required["--out"] = options.out
+    if missing := [name for name, value in required.items() if value is None]:
+        options.parser.error(f"the following arguments are required: {', '.join(missing)}")
+    check_names(options.dtype, options.device)
+    for name in _POSITIVE:
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise ValueError(f"--{name.replace('_', '-')} {value}: must be at least 1")
+    if options.normalize and output_options.pool == "none":
+        raise ValueError("--normalize: needs one vector per item; leave --pool none out")
+    read_worker(options.shard, os.environ)
+    if not options.plan and "://" not in options.out:
+        storage = open_storage(options.out)
+        manifest = Manifest.find(storage)
+        if manifest is None and options.format != "vllm" and storage.exists(STORE):
+            raise ValueError(
+                f"--out {options.out}: is a feature store; give --format vllm or another folder"
+            )
+    if not options.plan and options.format == "vllm":
+        local_folder(options.out)
+    ending = ["--plan"] if options.plan else ["--out", options.out]
+    corrected = ["vitgraph", "embed", "REPO_OR_FOLDER", options.repo, *ending]
+    check_checkpoint(options.repo, shlex.join(corrected))
+    check_source(options)
+    _check_files(options)
+
+
+class Written(NamedTuple):
+    """The part of an encoder's output that an embedding job writes for each image."""
+
+    pool: Pool
+    """The pooling of the tokens into one vector, such as "mean"; "none" writes all tokens."""
+    fields: tuple[OutputField, ...]
+    """The fields of the output that are written or pooled."""
+    out_dtype: OutDtype | None
+    """The dtype of the written numbers; None takes the dtype of the weights."""
+
+
+def read_written(options: argparse.Namespace) -> Written:
+    """Read ``--format``, ``--pool``, ``--fields`` and ``--out-dtype``, with their defaults.
+
+    Raises:
+        ValueError: ``--format vllm`` together with one of the three other options, ``--fields``
+            together with a pool, or an unknown field.
+    """
+    if options.format != "vllm":
+        pool: Pool = options.pool or "mean"
+        return Written(pool, _read_fields(options.fields, pool), options.out_dtype or "float32")
+    for name in ("pool", "fields", "out_dtype"):
+        value = vars(options)[name]
+        if value not in (None, "none"):
+            raise ValueError(
+                f"--{name.replace('_', '-')} {value}: --format vllm writes all that a language "
+                "model reads, in the dtype of the weights (--dtype); leave it out"
+            )
+    return Written("none", ("pooler_output", "deepstack_features"), None)
+
+
+def _check_plan(options: argparse.Namespace) -> None:
+    """Check ``--gpus``, an option that only makes sense with ``--plan``.
+
+    Raises:
+        ValueError: the number of GPUs is not positive, or ``--plan`` is missing.
+    """
+    if options.gpus is None:
+        return
+    if not options.plan:
+        raise ValueError(f"--gpus {options.gpus}: is for --plan; --shard starts several workers")
+    if options.gpus < 1:
+        raise ValueError(f"--gpus {options.gpus}: must be at least 1")
+
+
+def _check_files(options: argparse.Namespace) -> None:
+    """Check that a local source of images exists, and is no video and no folder without images.
+
+    File name patterns, remote addresses and standard input are not checked here.
+
+    Raises:
+        ValueError: the source is of no kind that ``vitgraph embed`` accepts.
+    """
+    source = options.files
+    if source == "-" or "://" in source or re.search(r"[*?[]", source):
+        return
+    path = Path(source).expanduser()
+    if is_video(path):
+        right = shlex.join(["vitgraph", "encode", options.repo, "--video", source, "--out"])
+        raise ValueError(
+            f"{source}: is a video, and images are embedded: `{right} FILE.safetensors`"
+        )
+    if not path.exists():
+        list(Source(source))  # raises an error that lists the kinds of sources
+    if path.is_dir() and not any(_is_image(entry.name) for entry, _ in entries_below(str(path))):
+        list(Source(source))
+
+
+def _is_image(name: str) -> bool:
+    """Return whether a file name has the suffix of an image, such as ``.jpg``."""
+    return Path(name).suffix.lower() in suffixes()
+
+
+class Command:
+    """One invocation of ``vitgraph embed``: its options, and the objects made from them.
+
+    Args:
+        options: the parsed options, which :func:`check_embed` has checked.
+
+    Attributes:
+        options: the parsed options.
+        pool, fields, out_dtype: the pooling, the output fields, and the dtype that the job writes,
+            as in :class:`Written`.
+        worker: rank of this process and number of processes that share the job.
+        source: lists the images of the job.
+        reader: reads the bytes of an image.
+    """
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.pool, self.fields, self.out_dtype = read_written(options)
+        self.worker = read_worker(options.shard, os.environ)
+        names = [name for name in SourceOptions._fields if vars(options).get(name) is not None]
+        source_options = SourceOptions(**{name: vars(options)[name] for name in names})
+        self.source = Source(options.files, source_options)
+        self.reader = ImageReader(source_options, keyed=options.format == "vllm")
+
+    def calls(self) -> Calls:
+        """Return the arguments of the encoder's calls: size limits of images, pooling, batching."""
+        from encoders.contract import Limits
+        from encoders.streams import ResultSettings, StreamOptions
+
+        from ..embedding.job import Calls
+
+        options = self.options
+        threads = self.worker.threads() if options.workers is None else options.workers
+        results = ResultSettings(self.pool, options.normalize, options.max_tokens_per_call)
+        progress = not options.no_progress
+        stream = StreamOptions(options.batch_tokens, threads, progress, on_error="keep")
+        return Calls(Limits(**self.limits), results, stream)
+
+    @property
+    def items_per_shard(self) -> int:
+        """The images per shard: the value of ``--shard-items``, or else a default.
+
+        The default is smaller if all tokens of an image are written, which take more space than a
+        vector, and for vLLM, because then a shard has one file per image.
+        """
+        if self.options.shard_items is not None:
+            return int(self.options.shard_items)
+        if self.options.format == "vllm":
+            return 16
+        return 64 if self.pool == "none" else 1000
+
+    @property
+    def limits(self) -> dict[str, int | None]:
+        """The keywords of ``preprocess`` that bound the size of an image; None where the option is
+        missing.
+        """
+        return {name: vars(self.options)[name] for name in SIZES}
+
+
+def _read_fields(fields: str | None, pool: Pool) -> tuple[OutputField, ...]:
+    """Return the fields of the encoder's output that are written or pooled.
+
+    Args:
+        fields: the value of ``--fields``, names separated by commas; None without the option.
+        pool: the pooling of the tokens into one vector; "none" writes all tokens.
+
+    Raises:
+        ValueError: ``fields`` has an unknown field, or is given together with a pool.
+    """
+    known_fields: tuple[OutputField, ...] = (
+        "pooler_output",
+        "last_hidden_state",
+        "deepstack_features",
+    )
+    if pool != "none":
+        if fields is not None:
+            raise ValueError(
+                f"--fields {fields}: names what --pool none writes; a vector is made of "
+                "pooler_output, with --pool cls of last_hidden_state"
+            )
+        return ("last_hidden_state" if pool == "cls" else "pooler_output",)
+    names = tuple(dict.fromkeys((fields or "pooler_output").split(",")))
+    for name in names:
+        if name not in known_fields:
+            raise ValueError(f"--fields: {name!r} is none of {', '.join(known_fields)}")
+    return tuple(field for name in names for field in known_fields if field == name)

@@ -1,0 +1,96 @@
+"""The tower of ERNIE-4.5-VL, as Baidu publishes it and as transformers saves it.
+
+Sources: ``Ernie4_5_VLMoeForConditionalGeneration`` of transformers 5.23.0 and its conversion of
+names; ``ernie45_vl.py`` of vLLM 0.33.0 and the bridge of NVIDIA-NeMo/Megatron-Bridge (pull request
+3263), which read Baidu's names and configs; the configs as ``ernie4_5_moe_vl`` of mlx-vlm has them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import isqrt
+
+from encoders import Ernie4_5VLConfig, Ernie4_5VLEncoder
+from encoders.hf_config import read_ratio, read_size
+
+from ..layouts import Layout, Prefix
+from ..published import family_facts
+from ..strict_json import JsonDict, JsonObject
+from .family import Family, TransformersClass, block_count, length, with_vision
+
+
+def _names(resampler: str) -> dict[str, str]:
+    """Return, for the resampler's layers, published names -> the encoder's names.
+
+    The published names begin with the prefix ``resampler``.
+    """
+    merges = {
+        f"{resampler}.{merge}.{number}": f"resampler.{merge}.{layer}"
+        for merge in ("spatial_linear", "temporal_linear")
+        for number, layer in ((0, "fc1"), (2, "fc2"), (3, "ln"))
+    }
+    return {**merges, resampler: "resampler"}
+
+
+_BAIDU = Layout(
+    name="ernie",
+    prefixes=(Prefix("", "vision_model."), Prefix("", "")),
+    marks=("blocks.",),
+    projector=("model.resampler_model.",),
+    projected=True,
+    renames=_names("model.resampler_model"),
+    processor_files=family_facts("ernie4_5_vl").processors["ernie"],
+)
+_HF = replace(
+    _BAIDU,
+    name="ernie-hf",
+    prefixes=(Prefix("model.", "vision_model."), Prefix("", "vision_model."), Prefix("", "")),
+    projector=("resampler_model.",),
+    projected=False,
+    renames=_names("resampler_model"),
+    processor_files=family_facts("ernie4_5_vl").processors["ernie-hf"],
+)
+
+
+def _mlp_width(section: JsonObject) -> JsonDict:
+    """Return the field ``intermediate_size``, the MLPs' width, or an empty dict if a config has it.
+
+    ``section`` is the tower's part of the config. Baidu's have ``mlp_ratio`` instead: the ratio of
+    the MLPs' width to the tower's.
+    """
+    if "intermediate_size" in section:
+        return {}
+    width = read_size(section, "embed_dim", default=1280)
+    return {"intermediate_size": int(width * read_ratio(section, "mlp_ratio", default=4))}
+
+
+_PATCH = "patch_embed.proj.weight"
+_CLASS = TransformersClass(
+    "ernie4_5_vl_moe",
+    "Ernie4_5_VLMoeVisionTransformerPretrainedModel",
+    "ernie4_5_vl_moe_vision",
+    auto=False,
+    make_fields=_mlp_width,
+)
+ERNIE4_5_VL = Family(
+    name="ernie4_5_vl",
+    encoder=Ernie4_5VLEncoder,
+    config=Ernie4_5VLConfig,
+    model_types=(
+        *with_vision("ernie4_5_vl_moe"),
+        "ernie4_5_moe_vl",
+        "DFNRope_vision_transformer",
+    ),
+    signs=(("patch_embed.proj.weight", "resampler_model.after_norm.weight"),),
+    layouts=(_BAIDU, _HF),
+    classes={"ernie": _CLASS, "ernie-hf": _CLASS},
+    fields={  # shapes do not tell the number of heads
+        ("depth", "num_hidden_layers"): block_count("blocks."),
+        ("hidden_size", "embed_dim"): length(_PATCH, 0),
+        ("intermediate_size",): length("blocks.0.mlp.fc1.weight", 0),
+        ("patch_size", "spatial_patch_size"): lambda shapes: isqrt(shapes[_PATCH][1] // 3),
+    },
+    outer_fields={
+        ("text_config.hidden_size", "hidden_size"): length("resampler.mlp.weight", 0),
+    },
+)
