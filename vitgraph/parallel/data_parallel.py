@@ -89,6 +89,7 @@ class DataParallelEncoder:
         ValueError: no process group, a group that this process is not in or that cannot reach the
             encoder's device, a field that is unknown or that the graphs leave out, or a
             ``scatter`` that is no bool.
+        RuntimeError: another rank has ended, or makes its object later than the timeout allows.
     """
 
     def __init__(

@@ -30,6 +30,9 @@ class StatusExchange:
     Args:
         group: the process group; None is the default one.
         backends: type of device -> name of the group's backend for it.
+
+    Raises:
+        RuntimeError: another rank has ended, or comes later than the timeout of the group allows.
     """
 
     def __init__(self, group: dist.ProcessGroup | None, backends: dict[str, str]) -> None:
@@ -40,12 +43,15 @@ class StatusExchange:
         self.timeout = timeout_of(process_group, kind)
         self._group = group
         if backends.get("cpu") != "gloo":
-            gloo_group = dist.new_group(
-                dist.get_process_group_ranks(process_group),
-                timeout=self.timeout,
-                backend="gloo",
-                use_local_synchronization=True,
-            )
+            try:
+                gloo_group = dist.new_group(
+                    dist.get_process_group_ranks(process_group),
+                    timeout=self.timeout,
+                    backend="gloo",
+                    use_local_synchronization=True,
+                )
+            except RuntimeError as error:  # a rank that has ended does not connect
+                raise self.silence_error() from error
             assert isinstance(gloo_group, dist.ProcessGroup)  # this process is one of its ranks
             self._group = gloo_group
 

@@ -34,7 +34,8 @@ class Ranks:
         size: number of processes.
         store: a file that does not exist, through which they find one another.
         timeout: timeout of the process group in seconds.
-        backend: backend of the process group; with NCCL each process has a GPU of its own.
+        backend: backend of the process group; with NCCL each process has a GPU of its own, and
+            "relay", gloo by another name, needs a second group for errors as NCCL does.
     """
 
     def __init__(self, size: int, store: Path, timeout: float = 30, backend: str = "gloo") -> None:
@@ -75,6 +76,8 @@ def _serve(pipe: Any, rank: int, size: int, store: str, timeout: float, backend:
     device = torch.device("cuda", rank) if backend == "nccl" else None
     if device is not None:
         torch.cuda.set_device(device)
+    if backend == "relay":
+        dist.Backend.register_backend("relay", dist.ProcessGroupGloo, devices=["cpu"])
     # A group that was waited for in vain cannot be destroyed in order: the process just ends.
     dist.init_process_group(
         backend,
@@ -222,6 +225,13 @@ def call_with_an_array(rank: int) -> PartialOutput:
     """Call a parallel encoder with an array instead of a tensor on every rank."""
     pixels: Any = pixels_of([(1, 2, 2)]).numpy()
     return DataParallelEncoder(ToyEncoder())(pixels, [(1, 2, 2)])
+
+
+def end_before_the_object(rank: int) -> None:
+    """Make a parallel encoder after rank 1 has ended its process."""
+    if rank == 1:
+        os._exit(7)
+    DataParallelEncoder(ToyEncoder())
 
 
 def end_before_the_call(rank: int) -> PartialOutput:

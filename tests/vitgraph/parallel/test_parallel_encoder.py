@@ -188,6 +188,16 @@ def test_a_rank_that_ended_is_an_error_on_the_others(
 
 
 @pytest.mark.slow  # two more processes
+def test_a_rank_that_ended_before_the_second_group_is_an_error(tmp_path: Path) -> None:
+    pair = Ranks(2, tmp_path / "store", timeout=3, backend="relay")
+    raised, code = pair(cases.end_before_the_object)
+    pair.close()
+    assert code == 7
+    assert isinstance(raised, RuntimeError)
+    assert "rank 0 of 2 heard nothing from another rank: one has ended" in str(raised)
+
+
+@pytest.mark.slow  # two more processes
 def test_a_rank_that_is_late_ends_in_the_timeout_of_the_group(tmp_path: Path) -> None:
     # On a busy machine, one process may start seconds after the other.
     pair = Ranks(2, tmp_path / "store", timeout=5)
