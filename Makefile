@@ -37,7 +37,7 @@ lint: $(VENV)/.test ## ruff: rules and format; import-linter: what may import wh
 	$(PY) -m ruff format --check .
 	$(VENV)/bin/lint-imports --no-cache
 
-types: $(VENV)/.test ## mypy --strict over the packages, the benchmarks and what tests share
+types: $(VENV)/.test ## mypy --strict over the packages, the benchmarks, GPU tests and what tests share
 	$(PY) -m mypy
 
 fast: $(VENV)/.test ## the tests of a plain `pytest`

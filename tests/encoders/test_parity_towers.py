@@ -35,7 +35,6 @@ from tests.oracles import (
     tiny,
     window_walk,
 )
-from tests.oracles.versions import OLDER_TOWERS, skip_without
 from weights import FAMILIES as RECORDS
 
 FLOAT32, FLOAT64 = 1e-5, 1e-10
@@ -146,8 +145,6 @@ def test_published_depth_matches_transformers_on_every_grid(family: Family) -> N
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_float64_matches_transformers_with_its_float32_casts_lifted(family: Family) -> None:
-    if family.name in OLDER_TOWERS:
-        skip_without(*OLDER_TOWERS[family.name])
     lift = LiftFloat32()
     worst = worst_distances(family, family.tiny, grids_of(family, "fast"), torch.float64, lift)
     assert_within(worst, FLOAT64)

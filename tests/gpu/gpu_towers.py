@@ -10,7 +10,7 @@ import contextlib
 import warnings
 from collections.abc import Callable, Iterator
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -41,7 +41,7 @@ from encoders.accelerated.attention.candidates import (
 )
 from encoders.base.tile_encoder import TileEncoder
 from encoders.block_parts import BlockParts, NamesItsParts
-from encoders.contract import EncoderOutput
+from encoders.contract import EncoderOutput, GridLike
 from encoders.intern.intern_vit import InternViTConfig
 from encoders.qwen.qwen2_5_vl import Qwen2_5VLConfig
 from encoders.qwen.qwen2_vl import Qwen2VLConfig
@@ -49,6 +49,7 @@ from encoders.qwen.qwen3_vl import Qwen3VLConfig
 from encoders.step.step3_vl import Step3VLConfig, Step3VLTower
 from graphwrap import GraphedEncoder
 from graphwrap.costs import Costs
+from graphwrap.encoder_forms import FormKernels
 from graphwrap.packing import Packer
 from tests.support.graphs.outputs import EVERY_FIELD, assert_same_bits, fields
 
@@ -168,12 +169,12 @@ def tower(name: str) -> VisionEncoder:
 
 
 @cache
-def form(name: str, kernels: str) -> VisionEncoder:
+def form(name: str, kernels: FormKernels) -> VisionEncoder:
     """A shared tower, or its accelerated form: one set of choices for all who compare bits."""
     return tower(name) if kernels == "reference" else tower(name).accelerated(kernels)
 
 
-def forms() -> list[tuple[str, str]]:
+def forms() -> list[tuple[str, FormKernels]]:
     """Every family with the reference and every attention kernel that is installed and fits it."""
     if not torch.cuda.is_available():  # nothing will run, so nothing is built to be asked
         return [(name, "reference") for name in FAMILIES]
@@ -182,7 +183,7 @@ def forms() -> list[tuple[str, str]]:
     return [(name, kernel) for name, made in towers.items() for kernel in kernels_for(made)]
 
 
-def kernels_for(encoder: VisionEncoder) -> list[str]:
+def kernels_for(encoder: VisionEncoder) -> list[FormKernels]:
     """The reference and every attention kernel that is installed and takes this tower."""
     blocks = [block for block in encoder.modules() if isinstance(block, NamesItsParts)]
     every = [parts for parts in (block.parts() for block in blocks) if parts is not None]
@@ -191,7 +192,7 @@ def kernels_for(encoder: VisionEncoder) -> list[str]:
         for name, kernel in KERNELS.items()
         if every and is_installed(kernel.package) and all(fits(kernel, encoder, x) for x in every)
     ]
-    return ["reference", *taking]
+    return ["reference", *cast("list[FormKernels]", taking)]
 
 
 def fits(kernel: AttentionKernel, encoder: VisionEncoder, parts: BlockParts) -> bool:
@@ -231,14 +232,14 @@ def calls_of(name: str) -> dict[str, Grids]:
     }
 
 
-def pixels_for(encoder: Any, grids: Grids, seed: int = 0) -> Tensor:
+def pixels_for(encoder: Any, grids: GridLike, seed: int = 0) -> Tensor:
     """Normalised float32 pixels on the CPU."""
     rows = sum(spec.input_size for spec in encoder.item_specs(grids))
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(rows, *encoder.row_shape, generator=generator)
 
 
-def on_gpu(encoder: Any, grids: Grids, seed: int = 0) -> Tensor:
+def on_gpu(encoder: Any, grids: GridLike, seed: int = 0) -> Tensor:
     return pixels_for(encoder, grids, seed).to("cuda", torch.bfloat16)
 
 
@@ -261,7 +262,7 @@ def assert_padding_changes_no_bit(encoder: VisionEncoder, name: str) -> None:
         assert_same_bits(clean, poisoned)
 
 
-def replaying(encoder: Any, budgets: list[int] | None, **settings: Any) -> GraphedEncoder:
+def replaying(encoder: Any, budgets: Any, **settings: Any) -> GraphedEncoder:
     """Captured graphs, routed as the static backend routes: everything that fits is replayed."""
     settings = {"outputs": EVERY_FIELD, "backend": "cudagraph", **settings}
     graphed = GraphedEncoder(encoder, budgets, **settings).capture(progress=False)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gpu_towers import NEEDS_CUDA
 from PIL import Image
 
+from tests.gpu.gpu_towers import NEEDS_CUDA
 from vitgraph.cli import main
 from vitgraph.features import load_features
 from vitgraph.seeded import write_seeded_checkpoint

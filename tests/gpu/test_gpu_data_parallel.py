@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from gpu_towers import calls_of, new_tower, pixels_for
 
 from graphwrap import GraphedEncoder
+from tests.gpu.gpu_towers import calls_of, new_tower, pixels_for
 from tests.support.processes.ranks import Ranks
 from vitgraph import DataParallelEncoder
 
@@ -54,7 +54,7 @@ def compare_with_shares(rank: int, name: str, graphs: bool, table: str) -> list[
             items = encoder.split(found, grids)
             shares = parallel._assign_grids(grids)
             for share in shares.by_rank:
-                theirs = shares._replace(mine=share)
+                theirs = shares._replace(own_items=share)
                 output = wrapped(theirs.select(given), theirs.own_grids)
                 alone = encoder.split(output, theirs.own_grids)
                 for item, wanted in zip(share, alone, strict=True):

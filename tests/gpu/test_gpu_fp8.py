@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from gpu_towers import (
+
+from encoders import VisionEncoder
+from encoders.accelerated.fused_blocks import FusedForward
+from graphwrap import GraphedEncoder
+from tests.gpu.gpu_towers import (
     FAMILIES,
     any_sync_is_an_error,
     assert_padding_changes_no_bit,
@@ -12,10 +18,6 @@ from gpu_towers import (
     new_tower,
     on_gpu,
 )
-
-from encoders import VisionEncoder
-from encoders.accelerated.fused_blocks import FusedForward
-from graphwrap import GraphedEncoder
 from tests.support.graphs.outputs import assert_same_bits, copy_of, worst_distance
 
 pytestmark = [
@@ -48,7 +50,8 @@ def test_fp8_is_near_bfloat16_and_gives_its_bits_again(name: str) -> None:
         first = copy_of(fast(pixels, grids))
         assert worst_distance(first, encoder(pixels, grids)) <= 0.15
         assert_same_bits(fast(pixels, grids), first)
-    steps = {row["step"] for row in fast.kernel_choices()["products"]}
+    products: Any = fast.kernel_choices()["products"]
+    steps = {row["step"] for row in products}
     assert steps == {"qkv", "proj", "mlp"}
 
 

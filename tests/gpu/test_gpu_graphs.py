@@ -8,7 +8,12 @@ from copy import deepcopy
 
 import pytest
 import torch
-from gpu_towers import (
+from torch import Tensor
+
+from encoders.contract import EncoderOutput
+from graphwrap import GraphedEncoder
+from graphwrap.encoder_forms import FormKernels
+from tests.gpu.gpu_towers import (
     FAMILIES,
     NEEDS_CUDA,
     TILE_PATCHES,
@@ -22,12 +27,9 @@ from gpu_towers import (
     replaying,
     tower,
 )
-from torch import Tensor
-
-from encoders.contract import EncoderOutput
-from graphwrap import GraphedEncoder
 from tests.support.graphs.outputs import (
     EVERY_FIELD,
+    Output,
     assert_same_bits,
     copy_of,
     fields,
@@ -54,7 +56,7 @@ def any_form(request: pytest.FixtureRequest) -> Iterator[tuple[str, GraphedEncod
     graphed.release()
 
 
-def as_given(kernels: str) -> str:
+def as_given(kernels: FormKernels) -> FormKernels:
     """The setting that captures a form as it is."""
     return "reference" if kernels == "reference" else "auto"
 
@@ -64,7 +66,7 @@ def as_given(kernels: str) -> str:
 
 def test_a_replay_is_padded_eager_bit_for_bit(any_form: tuple[str, GraphedEncoder]) -> None:
     name, graphed = any_form
-    kernels = "reference" if graphed.encoder.accelerator is None else "auto"
+    kernels: FormKernels = "reference" if graphed.encoder.accelerator is None else "auto"
     static = GraphedEncoder(
         graphed.encoder, budgets_of(name), outputs=EVERY_FIELD, backend="static", kernels=kernels
     )
@@ -91,7 +93,7 @@ def test_a_replay_is_as_near_to_float32_as_eager_is(family: tuple[str, GraphedEn
     assert all(ours**0.5 <= 1.3 * theirs**0.5 for ours, theirs in zip(replayed, eager, strict=True))
 
 
-def squared_error(output: EncoderOutput, reference: EncoderOutput) -> float:
+def squared_error(output: Output, reference: Output) -> float:
     return sum(
         float((value.double() - fields(reference)[name].double()).square().sum())
         for name, value in fields(output).items()
@@ -245,6 +247,8 @@ def test_results_survive_later_calls_unless_asked_not_to() -> None:
         first = graphed(on_gpu(encoder, grids, 1), grids)
         kept = copy_of(first)
         graphed(on_gpu(encoder, grids, 2), grids)
+        assert first.pooler_output is not None
+        assert kept.pooler_output is not None
         assert torch.equal(first.pooler_output, kept.pooler_output) is clone
         graphed.release()
 
@@ -257,6 +261,8 @@ def test_out_is_written_in_place() -> None:
         answer = graphed(pixels, grids)
         nan = [torch.full_like(value, float("nan")) for value in fields(answer).values()]
         out = EncoderOutput(nan[0], nan[1], tuple(nan[2:]))
-        assert graphed(pixels, grids, out=out).pooler_output.data_ptr() == nan[1].data_ptr()
+        tokens = graphed(pixels, grids, out=out).pooler_output
+        assert tokens is not None
+        assert tokens.data_ptr() == nan[1].data_ptr()
         assert_same_bits(out, answer)
     graphed.release()

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from gpu_towers import (
+from torch import nn
+
+from graphwrap import GraphedEncoder
+from tests.gpu.gpu_towers import (
     FAMILIES,
     NEEDS_CUDA,
     budgets_of,
@@ -18,9 +21,6 @@ from gpu_towers import (
     replaying,
     tower,
 )
-from torch import nn
-
-from graphwrap import GraphedEncoder
 from tests.support.graphs.outputs import (
     EVERY_FIELD,
     assert_same_bits,

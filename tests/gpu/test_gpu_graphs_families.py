@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gpu_towers import NEEDS_CUDA, on_gpu, replaying
 
 from graphwrap import GraphedEncoder
+from tests.gpu.gpu_towers import NEEDS_CUDA, on_gpu, replaying
 from tests.oracles import FAMILIES, Family, build_encoder
 from tests.support.graphs.outputs import EVERY_FIELD, assert_same_bits, copy_of
 

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from gpu_towers import (
+
+from graphwrap import GraphedEncoder
+from tests.gpu.gpu_towers import (
     FAMILIES,
     NEEDS_CUDA,
     TILE_PATCHES,
@@ -22,8 +24,6 @@ from gpu_towers import (
     replaying,
     tower,
 )
-
-from graphwrap import GraphedEncoder
 from tests.support.graphs.outputs import (
     EVERY_FIELD,
     assert_same_bits,

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 
 import pytest
 import torch
-from gpu_towers import NEEDS_CUDA, replaying
 
 from encoders import PathsEncoder
-from encoders.contract import EncoderOutput
 from graphwrap import GraphedEncoder
+from tests.gpu.gpu_towers import NEEDS_CUDA, replaying
 from tests.support.graphs.outputs import (
     EVERY_FIELD,
+    Output,
     assert_same_bits,
     copy_of,
     fields,
@@ -44,7 +44,8 @@ def graphed(encoder: PathsEncoder) -> Iterator[GraphedEncoder]:
     captured.release()
 
 
-def assert_all_same(ours: list[EncoderOutput], theirs: list[EncoderOutput]) -> None:
+def assert_all_same(ours: Sequence[Output], theirs: Sequence[Output]) -> None:
+    assert len(ours) > 0
     for one, other in zip(ours, theirs, strict=True):
         assert_same_bits(one, other)
 

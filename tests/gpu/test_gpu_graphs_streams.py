@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from gpu_towers import NEEDS_CUDA, fail_at, new_tower, on_gpu, replaying, tower
 from torch import Tensor
 
 from encoders.contract import EncoderOutput
 from graphwrap import GraphedEncoder
+from tests.gpu.gpu_towers import NEEDS_CUDA, fail_at, new_tower, on_gpu, replaying, tower
 from tests.support.graphs.outputs import assert_same_bits, copy_of, worst_distance
 
 pytestmark = NEEDS_CUDA
@@ -191,7 +191,9 @@ def test_adapters_on_linear_layers_take_effect_eagerly_and_in_a_replay(name: str
             if module.bias is not None:
                 module.bias.mul_(2)
             parent = encoder.get_submodule(path.rpartition(".")[0])
-            parent._modules[path.rpartition(".")[2]] = Doubled(encoder.get_submodule(path))
+            layer = encoder.get_submodule(path)
+            assert isinstance(layer, torch.nn.Linear)
+            parent._modules[path.rpartition(".")[2]] = Doubled(layer)
     grids = [[2, 32, 32]] if name == "intern_vit" else IMAGES
     pixels = on_gpu(merged, grids)
     expected: EncoderOutput = merged(pixels, grids)

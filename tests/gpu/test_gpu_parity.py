@@ -12,12 +12,14 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from gpu_towers import NEEDS_CUDA, any_sync_is_an_error, kernels_for
 from torch import Tensor
 
 from encoders import VisionEncoder
+from encoders.base.patch_encoder import PatchEncoder
 from encoders.layers.attention import _flash_takes, attention
 from encoders.layers.segments import padding_rows
+from graphwrap.encoder_forms import FormKernels
+from tests.gpu.gpu_towers import NEEDS_CUDA, any_sync_is_an_error, kernels_for
 from tests.oracles import (
     BY_NAME,
     FAMILIES,
@@ -57,6 +59,10 @@ def test_the_guard_does_catch_a_read() -> None:
         value.item()
 
 
+Heads = tuple[Tensor, Tensor, Tensor]
+"""Queries, keys and values."""
+
+
 # --- attention ------------------------------------------------------------------------------------
 
 
@@ -71,19 +77,20 @@ def naive(q: Tensor, k: Tensor, v: Tensor, offsets: list[int]) -> Tensor:
     return out
 
 
-def draw(rows: int, head: int, dtype: torch.dtype, tail: int = 0) -> list[Tensor]:
+def draw(rows: int, head: int, dtype: torch.dtype, tail: int = 0) -> Heads:
     """q, k and v as views into one fused projection; the tail is NaN."""
     generator = torch.Generator("cuda").manual_seed(0)
     fused = torch.randn(rows + tail, 3, 4, head, generator=generator, device="cuda").to(dtype)
     fused[rows:] = float("nan")
-    return list(fused.unbind(1))
+    q, k, v = fused.unbind(1)
+    return q, k, v
 
 
-def run(tensors: list[Tensor], offsets: list[int], **options: int) -> Tensor:
+def run(tensors: Heads, offsets: list[int], segment_rows: int = 0) -> Tensor:
     longest = max(end - start for start, end in itertools.pairwise(offsets))
     cu_seqlens = torch.tensor(offsets, dtype=torch.int32, device="cuda")
     with any_sync_is_an_error():
-        return attention(*tensors, cu_seqlens, torch.tensor(longest), **options)
+        return attention(*tensors, cu_seqlens, torch.tensor(longest), segment_rows=segment_rows)
 
 
 def error(ours: Tensor, truth: Tensor) -> float:
@@ -131,19 +138,21 @@ def test_a_longer_longest_segment_and_padding_made_beforehand_change_no_bit(
     assert error(longer, plain.double()) <= BOUNDS[dtype]
 
 
-def gradients(function: Callable[..., Tensor], tensors: list[Tensor]) -> list[Tensor]:
-    leaves = [x.detach().clone().requires_grad_() for x in tensors]
-    wave = torch.arange(leaves[0].numel(), device="cuda", dtype=torch.float64).sin()
-    (function(*leaves).double() * wave.view_as(leaves[0])).sum().backward()
-    return [leaf.grad for leaf in leaves]
+def gradients(function: Callable[[Heads], Tensor], tensors: Heads) -> list[Tensor]:
+    q, k, v = (x.detach().clone().requires_grad_() for x in tensors)
+    wave = torch.arange(q.numel(), device="cuda", dtype=torch.float64).sin()
+    (function((q, k, v)).double() * wave.view_as(q)).sum().backward()
+    return [leaf.grad for leaf in (q, k, v) if leaf.grad is not None]
 
 
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)
 @pytest.mark.parametrize("head", [36, 64, 72])
 def test_gradients_match_the_masked_softmax(head: int, dtype: torch.dtype) -> None:
     tensors = draw(OFFSETS[-1], head, dtype)
-    ours = gradients(lambda *qkv: run(list(qkv), OFFSETS), tensors)
-    truth = gradients(lambda *qkv: naive(*qkv, OFFSETS), [x.double() for x in tensors])
+    q, k, v = tensors
+    ours = gradients(lambda qkv: run(qkv, OFFSETS), tensors)
+    truth = gradients(lambda qkv: naive(*qkv, OFFSETS), (q.double(), k.double(), v.double()))
+    assert len(ours) == len(truth) == 3
     for mine, exact in zip(ours, truth, strict=True):
         assert error(mine, exact) <= 4 * BOUNDS[dtype]
 
@@ -174,7 +183,7 @@ def test_half_precision_is_as_exact_as_the_references_own(
     assert not wrong, "\n".join(wrong)
 
 
-def forms_of(family: Family) -> list[str]:
+def forms_of(family: Family) -> list[FormKernels]:
     """The reference and every attention kernel that is installed and takes this family's shapes."""
     config = family.config_class.from_hf(edited(family.config, **six_blocks(family)))
     with torch.device("meta"):
@@ -235,7 +244,9 @@ def test_nan_in_pad_rows_changes_no_bit_of_the_real_rows(name: str) -> None:
     encoder = build_encoder(family, family.tiny, torch.bfloat16).cuda()
     grids = [[2, 8, 8]] if family.tiled else in_tokens_of(encoder, [[1, 10, 14], [2, 4, 6]])
     pixels = draw_pixels(encoder, grids).cuda()
-    padding = 2 if family.tiled else 15 * encoder.config.spatial_merge_size**2
+    padding = 2
+    if isinstance(encoder, PatchEncoder):
+        padding = 15 * encoder.config.spatial_merge_size**2
     rows = pixels.shape[0] + padding
     metadata = encoder.prepare_encoder_metadata(
         grids, max_frames_per_batch=6, max_input_size=rows, max_windows_per_batch=12

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_towers import NEEDS_CUDA
 
-from encoders import VisionEncoder
+from encoders import Encoder, ItemError
 from encoders.contract import Limits
 from graphwrap import GraphedEncoder
+from tests.gpu.gpu_towers import NEEDS_CUDA
 from tests.support.photographs import panning_clip, photographs
 from tests.support.towers.streams import TOWERS, prefetch_threads, tower
 
@@ -19,7 +19,7 @@ pytestmark = NEEDS_CUDA
 ITEMS: list[Any] = [*photographs()[:5], panning_clip(5), *photographs()[:4]]
 
 
-def on_gpu(name: str, dtype: torch.dtype) -> VisionEncoder:
+def on_gpu(name: str, dtype: torch.dtype) -> Encoder:
     return tower(name, dtype).to("cuda")
 
 
@@ -100,6 +100,7 @@ def test_results_of_graphs_without_clone_belong_to_the_caller() -> None:
     for _ in range(2):
         results = list(views.encode_many(photographs()[:4], batch_tokens=1, progress=False))
         for result, wanted in zip(results, alone, strict=True):
+            assert result.pooler_output is not None
             assert float((result.pooler_output - wanted).norm() / wanted.norm()) <= 1e-4
     encoder.cpu()
 
@@ -129,6 +130,9 @@ def test_an_image_too_large_for_the_gpu_is_the_only_one_lost() -> None:
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
         encoder.cpu()
+    assert isinstance(error, ItemError)
     assert isinstance(error.error, torch.OutOfMemoryError)
     assert "max_tokens_per_call" in str(error.error)
+    assert isinstance(first, torch.Tensor)
+    assert isinstance(last, torch.Tensor)
     assert torch.allclose(first, last, atol=1e-2)

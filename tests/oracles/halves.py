@@ -8,8 +8,13 @@ ours with them: here, our own forward in half precision and in float64 stand for
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import fcntl
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -92,9 +97,27 @@ def six_blocks(family: Family) -> Config:
     return changes
 
 
+@contextmanager
+def alone_on_the_gpu() -> Iterator[None]:
+    """Let one process of all test processes of this user in, and free its unused memory after.
+
+    In float64, torch's attention makes all scores of a sequence: Gemma 4's take 11 GB per copy.
+    """
+    with (Path(tempfile.gettempdir()) / f"vitgraph-float64-{os.getuid()}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # closing the file, or the end of the process, unlocks it
+        torch.cuda.empty_cache()
+        try:
+            yield
+        finally:
+            torch.cuda.empty_cache()
+
+
 @dataclass
 class Trio:
-    """Our tower and the reference in one dtype, and the reference in float64; equal weights."""
+    """Our tower and the reference in one dtype, and the reference in float64; equal weights.
+
+    The reference in float64 is on the GPU only while it runs.
+    """
 
     family: Family
     encoder: VisionEncoder
@@ -111,19 +134,33 @@ class Trio:
         truth.load_state_dict(family.keys(exact.state_dict()), strict=True)
         if isinstance(reference, Step3Reference | VL2Reference):
             reference, truth = encoder, exact
-        return cls(family, encoder.cuda(), reference.cuda(), truth.cuda())
+        return cls(family, encoder.cuda(), reference.cuda(), truth)
+
+    def batches(self) -> Iterator[tuple[Tensor, Grids, EncoderOutput]]:
+        """Yield the pixels and grids of every large batch, and the output of the float64 run."""
+        dtype, calls = next(self.encoder.parameters()).dtype, LARGE_TILES
+        if not self.family.tiled:
+            calls = [in_tokens_of(self.encoder, grids) for grids in LARGE_QWEN]
+        pixels = [
+            draw_pixels(self.encoder, grids, seed=seed).to("cuda", dtype)
+            for seed, grids in enumerate(calls)
+        ]
+        with alone_on_the_gpu():
+            self.truth.cuda()
+            with LiftFloat32():
+                truths = [
+                    self._output(self.truth, rows.double(), grids)
+                    for rows, grids in zip(pixels, calls, strict=True)
+                ]
+            self.truth.cpu()
+        yield from zip(pixels, calls, truths, strict=True)
 
     def run(
-        self, grids: Grids, seed: int, forms: dict[str, VisionEncoder]
-    ) -> tuple[dict[str, EncoderOutput], EncoderOutput, EncoderOutput]:
-        """Return the outputs of our forms, the reference and the float64 run for one batch."""
-        dtype = next(self.encoder.parameters()).dtype
-        pixels = draw_pixels(self.encoder, grids, seed=seed).to("cuda", dtype)
+        self, pixels: Tensor, grids: Grids, forms: dict[str, VisionEncoder]
+    ) -> tuple[dict[str, EncoderOutput], EncoderOutput]:
+        """Return the outputs of our forms and of the reference for one batch."""
         ours = {name: form(pixels, grids) for name, form in forms.items()}
-        theirs = self._output(self.reference, pixels, grids)
-        with LiftFloat32():
-            truth = self._output(self.truth, pixels.double(), grids)
-        return ours, theirs, truth
+        return ours, self._output(self.reference, pixels, grids)
 
     def _output(self, module: nn.Module, pixels: Tensor, grids: Grids) -> EncoderOutput:
         if isinstance(module, VisionEncoder):
@@ -146,9 +183,8 @@ def half_errors(
     forms = trio.forms(kernels)
     errors: dict[str, dict[str, Errors]] = {name: {} for name in forms}
     with torch.no_grad():
-        for seed, grids in enumerate(LARGE_TILES if family.tiled else LARGE_QWEN):
-            grids = grids if family.tiled else in_tokens_of(trio.encoder, grids)
-            outputs, theirs, truth = trio.run(grids, seed, forms)
+        for pixels, grids, truth in trio.batches():
+            outputs, theirs = trio.run(pixels, grids, forms)
             for name, output in outputs.items():
                 for field_name, value in fields_of(truth).items():
                     held = errors[name].setdefault(field_name, Errors())

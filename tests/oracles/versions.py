@@ -13,7 +13,9 @@ OLDER_TOWERS = {
     "minimax_m3": ("transformers", "5.23", "in its tower, one image attends to another"),
     "paddleocr_vl": ("transformers", "5.23", "it interpolates positions with aligned corners"),
 }
-"""Why several images of such a tower are not compared with an older reference."""
+"""Why such a tower is not compared with an older reference."""
+UNLIMITED_OCR = ("transformers", "5.18", "it has no UnlimitedOcrModel")
+"""Why DeepSeek-OCR is not compared with an older transformers."""
 
 
 def needs(package: str, than: str, otherwise: str) -> pytest.MarkDecorator:

@@ -19,6 +19,7 @@ from weights import FAMILIES
 
 from ..configs import Config
 from ..keys import State, renamed, split_qkv
+from ..versions import UNLIMITED_OCR, skip_without
 
 NARROW = {"width": 64, "heads": 4, "intermediate_size": 112}
 SAM_NARROW = {
@@ -128,9 +129,10 @@ def hybrid_low_reference(config: Config) -> nn.Module:
 def ocr_reference(config: Config) -> nn.Module:
     """Build transformers' UnlimitedOcrModel, which is DeepSeek-OCR's encoder before another model.
 
-    Its language model is a stub. The import stands here because transformers has the model since
-    5.18 only, and the other references run with older ones.
+    Its language model is a stub. The import stands here because older versions of
+    transformers lack the model, and the other references run with them.
     """
+    skip_without(*UNLIMITED_OCR)
     from transformers.models.unlimited_ocr.configuration_unlimited_ocr import UnlimitedOcrConfig
     from transformers.models.unlimited_ocr.modeling_unlimited_ocr import UnlimitedOcrModel
 

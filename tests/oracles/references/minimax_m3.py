@@ -13,6 +13,7 @@ from encoders.contract import EncoderOutput
 
 from ..configs import Config, vision_of
 from ..keys import State, renamed, split_qkv
+from ..versions import OLDER_TOWERS, skip_without
 from .moonvit import cut
 
 MINIMAX_M3_NARROW = {
@@ -29,6 +30,7 @@ class MiniMaxM3Reference(nn.Module):
 
     def __init__(self, config: Config) -> None:
         super().__init__()
+        skip_without(*OLDER_TOWERS["minimax_m3"])
         published = vision_of(config)
         self.frames = published["vision_segment_max_frames"]
         fields = {k: v for k, v in published.items() if k != "model_type"}

@@ -11,11 +11,13 @@ from encoders.contract import EncoderOutput
 
 from ..configs import Config, vision_of
 from ..keys import State
+from ..versions import OLDER_TOWERS, skip_without
 from .siglip import siglip_keys
 
 
 def paddle_reference(config: Config) -> nn.Module:
     """Build transformers' tower and projector."""
+    skip_without(*OLDER_TOWERS["paddleocr_vl"])
     fields = {name: value for name, value in vision_of(config).items() if name != "model_type"}
     wrapped = configuration_paddleocr_vl.PaddleOCRVLConfig(
         vision_config=fields, text_config={"hidden_size": config["hidden_size"]}
