@@ -22,6 +22,8 @@ from weights import load_encoder
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 SECONDS = 240
+ROUNDING = 5e-4
+"""How far batches of bfloat16 may move a vector; photographs are at least 1.6e-3 apart."""
 NAMES = sorted(path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".sh"))
 
 
@@ -92,7 +94,7 @@ def test_ray_data_writes_the_vectors_of_encode(
     assert np.isnan(rows.pop(3)["embedding"]).all()
     assert all(row["error"] == "" for row in rows)
     found = np.array([row["embedding"] for row in rows], np.float32)
-    assert np.allclose(found, wanted, atol=2e-2)  # batches of bfloat16
+    assert np.allclose(found, wanted, atol=ROUNDING)
 
 
 @pytest.mark.integrations
@@ -113,7 +115,7 @@ def test_datasets_map_adds_the_vectors_of_encode(
     assert "cannot be read as an image" in rows[3]["error"]
     assert np.isnan(rows.pop(3)["embedding"]).all()
     vectors = np.array([row["embedding"] for row in rows], np.float32)
-    assert np.allclose(vectors, wanted, atol=2e-2)
+    assert np.allclose(vectors, wanted, atol=ROUNDING)
 
 
 @pytest.mark.slow
@@ -153,4 +155,4 @@ def test_a_slurm_job_writes_and_checks_all_shards(
     assert "3.png" in (out / "errors.csv").read_text()
     keys, matrix = load_embeddings(out)
     assert keys == [f"{number}.png" for number in (0, 1, 2, 4, 5)]
-    assert np.allclose(matrix, wanted, atol=2e-2)
+    assert np.allclose(matrix, wanted, atol=ROUNDING)

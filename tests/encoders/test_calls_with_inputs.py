@@ -10,6 +10,7 @@ from torch import Tensor
 
 from encoders import Encoder, EncoderOutput, PartialOutput, VisionInputs
 from graphwrap import GraphedEncoder
+from tests.support.comparisons import assert_all_equal
 from tests.support.photographs import china, flower, hopper
 from tests.support.towers.deepseek import build
 from tests.support.towers.step3_paths import IMAGES as RANDOM_IMAGES
@@ -71,9 +72,9 @@ def test_maps_of_every_encoder_are_a_dict_per_item(name: str) -> None:
     hidden = [output.last_hidden_state for output in outputs]
     whole = encoder.feature_maps(torch.cat(hidden), inputs)
     for given in (encoder.feature_maps(hidden, inputs), encoder.feature_maps(outputs, inputs)):
-        assert [item.keys() for item in given] == [item.keys() for item in whole]
+        assert [list(item) for item in given] == [list(item) for item in whole]
         for item, wanted in zip(given, whole, strict=True):
-            assert all(torch.equal(item[path], wanted[path]) for path in wanted)
+            assert_all_equal(item.values(), wanted.values())
     assert all(item["image"].ndim == 4 for item in whole)
 
 
@@ -86,7 +87,7 @@ def test_intermediates_of_whole_inputs_are_a_dict_by_path(name: str) -> None:
     for path, states in found.items():
         pixels, grid_thw, _ = inputs.paths[path]
         alone = encoder.paths[path].forward_intermediates(pixels, grid_thw, [-1, 0])
-        assert all(map(torch.equal, states, alone))
+        assert_all_equal(states, alone)
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -195,7 +196,7 @@ def test_graphs_offer_what_their_encoder_offers() -> None:
     inputs = graphed.preprocess(IMAGES)
     maps = graphed.feature_maps(graphed(inputs), inputs)
     wanted = encoder.feature_maps(encoder(inputs), inputs)
-    assert all(torch.equal(a["image"], b["image"]) for a, b in zip(maps, wanted, strict=True))
+    assert_all_equal((item["image"] for item in maps), (item["image"] for item in wanted))
     assert graphed.config is encoder.config
     assert graphed.num_features == encoder.num_features
     assert graphed.out_features == encoder.out_features

@@ -29,6 +29,7 @@ from tests.support.accelerated.cases import (
     same_bits,
     small,
 )
+from tests.support.comparisons import assert_all_equal
 
 pytestmark = [
     needs_triton,
@@ -81,7 +82,7 @@ def test_states_already_given_are_not_written_over(name: str) -> None:
     for state in encoder.accelerated()._block_outputs(pixels, grids, [0, 1, 2]):
         kept.append(state)
         copied.append(state.clone())
-    assert all(map(torch.equal, kept, copied))
+    assert_all_equal(kept, copied)
 
 
 @pytest.mark.usefixtures("fused")

@@ -21,6 +21,7 @@ from torch import Tensor
 import encoders.inputs.video_files
 from encoders.inputs import read_video
 from encoders.inputs.patches import PatchPreprocessor
+from tests.support.comparisons import assert_all_equal
 from vitgraph.video import write_video
 
 QWEN3 = PatchPreprocessor.published("qwen3_vl", patch_size=16, temporal_patch_size=2, merge_size=2)
@@ -50,7 +51,7 @@ def test_frames_do_not_depend_on_the_order_of_reading(tmp_path: Path) -> None:
     forward = list(frames)
     for index in (6, 2, 2, -1, 0, 3, -7):
         assert torch.equal(frames[index], forward[index])
-    assert all(map(torch.equal, frames[1:6:2], forward[1:6:2]))
+    assert_all_equal(frames[1:6:2], forward[1:6:2])
     with pytest.raises(IndexError, match="has 7 frames"):
         frames[7]
 
@@ -82,7 +83,7 @@ def test_an_open_video_can_be_copied_and_pickled(
     monkeypatch.chdir("/")
     for copied in (copy.deepcopy(clip), copy.copy(clip), pickle.loads(pickle.dumps(clip))):
         assert copied.fps == 12
-        assert all(map(torch.equal, copied.frames, clip.frames))
+        assert_all_equal(copied.frames, clip.frames)
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         assert torch.equal(pool.apply(getitem, (clip.frames, 3)), clip.frames[3])
 

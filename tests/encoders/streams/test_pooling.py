@@ -12,6 +12,7 @@ from encoders.streams.calls import ItemEncoder, ResultSettings, plan_calls
 from encoders.streams.pooling import pool
 from graphwrap import GraphedEncoder
 from graphwrap.encoder_forms import OnePath
+from tests.support.comparisons import assert_all_equal
 from tests.support.photographs import china, flower, hopper, panning_clip
 from tests.support.towers.streams import TOWERS, NumberEncoder, tower
 from tests.support.towers.toy_encoder import ToyEncoder
@@ -214,4 +215,4 @@ def test_an_encoding_needs_no_encoder_of_ours() -> None:
     one, other = (
         item_encoder.encode(inputs, ResultSettings(max_tokens_per_call=n)) for n in (None, 7)
     )
-    assert all(torch.equal(whole(a), whole(b)) for a, b in zip(one, other, strict=True))
+    assert_all_equal(map(whole, one), map(whole, other))

@@ -83,7 +83,7 @@ def test_every_format_holds_the_same_vectors(
     assert keys == KEYS
     assert matrix.dtype == np.dtype(dtype)
     alone = encoder.encode([photos / key for key in KEYS], pool="max", normalize=True)
-    assert np.allclose(matrix, torch.stack(alone), atol=1e-6 if dtype == "float32" else 1e-3)
+    assert np.allclose(matrix, torch.stack(alone), atol=1e-6 if dtype == "float32" else 2e-4)
     names = sorted(path.name for path in (tmp_path / "out").iterdir())
     assert f"00000.{format}" in names
     assert f"00001.{format}" in names

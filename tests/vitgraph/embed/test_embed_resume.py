@@ -200,7 +200,7 @@ def test_a_job_that_is_stopped_goes_on_and_every_file_is_whole(
 ) -> None:
     if chosen:
         pytest.importorskip("pyarrow")
-    command = [*command, *chosen]
+    command = [*command, "--dtype", "float32", *chosen]
     for number in range(12, 90):
         hopper().resize((300 + number, 300)).save(photos / f"{number}.jpg")
     out = tmp_path / "out"
@@ -228,7 +228,7 @@ def test_a_job_that_is_stopped_goes_on_and_every_file_is_whole(
     whole[whole.index(str(out))] = str(tmp_path / "whole")
     assert main(whole) == 0
     for one, other in zip(matrix, load_embeddings(tmp_path / "whole")[1], strict=True):
-        assert np.allclose(one, other, atol=1e-2 if not chosen else 1e-1)
+        assert np.allclose(one, other, atol=1e-5)
 
 
 def test_leftovers_of_a_killed_job_are_no_obstacle(command: Command, tmp_path: Path) -> None:

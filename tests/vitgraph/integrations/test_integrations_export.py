@@ -13,6 +13,7 @@ from torch import Tensor
 
 from encoders.base.vision_encoder import VisionEncoder
 from tests.oracles import Grids, distance, draw_pixels, fields_of, tiny
+from tests.support.comparisons import assert_all_equal
 from vitgraph.integrations.export import export_onnx, export_program
 
 TOWERS = ["intern_vit_300m", "intern_vit_6b", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"]
@@ -53,7 +54,7 @@ def test_a_program_for_one_grid_has_the_encoders_bits(name: str) -> None:
     assert [key.replace("features_", "features[") for key in output] == [
         key.rstrip("]") for key in wanted
     ]
-    assert all(map(torch.equal, output.values(), wanted.values()))
+    assert_all_equal(output.values(), wanted.values())
 
 
 @pytest.mark.slow

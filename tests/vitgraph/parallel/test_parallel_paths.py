@@ -18,6 +18,7 @@ from encoders import PathsEncoder, Step3Config, Step3Encoder, Step3VLConfig, Ste
 from encoders.contract import EncoderOutput, VisionInputs
 from encoders.streams.calls import join_inputs, select_items, split_inputs
 from tests.oracles import draw_weights
+from tests.support.comparisons import assert_all_equal
 from tests.support.graphs.outputs import EVERY_FIELD, assert_same_bits
 from tests.support.processes import ranks as cases
 from tests.support.processes.ranks import Ranks, form_of
@@ -153,7 +154,7 @@ def test_without_scatter_each_rank_encodes_its_own_items(ranks: Ranks, graphed: 
         assert_equal(found, toy(inputs))
     encoder = encoder_of("step3_vl")
     for found in ranks(cases.encode_images, encoder, IMAGES[:2], "max", False):
-        assert all(map(torch.equal, found, encoder.encode(IMAGES[:2], pool="max")))
+        assert_all_equal(found, encoder.encode(IMAGES[:2], pool="max"))
 
 
 # --- errors ---------------------------------------------------------------------------------------
@@ -217,5 +218,5 @@ def test_selected_items_keep_all_of_their_paths(chosen: list[int]) -> None:
     if chosen:
         again = join_inputs(split_inputs(some, toy.paths))
         tiles, wanted = again.paths["tiles"], some.paths["tiles"]
-        assert all(map(torch.equal, tiles[:2], wanted[:2]))
+        assert_all_equal(tiles[:2], wanted[:2])
         assert tiles.items == wanted.items
