@@ -23,14 +23,14 @@ def read_device(name: str | None) -> torch.device:
     """Return the torch device that the value of the option ``--device`` names.
 
     Args:
-        name: name of a device such as "cuda:0"; "auto" means the accelerator if there is one, None
-            means the CPU.
+        name: name of a device such as "cuda:0"; "auto", as None, means the accelerator if there is
+            one, and else the CPU.
 
     Raises:
         ValueError: torch knows no such device, or this machine does not have it.
     """
     try:
-        device = default_device() if name == "auto" else torch.device(name or "cpu")
+        device = default_device() if name in (None, "auto") else torch.device(name)
     except RuntimeError:
         raise ValueError(f"--device {name}: must be auto, cpu, cuda, cuda:0, mps, ...") from None
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
@@ -45,6 +45,12 @@ def read_device(name: str | None) -> torch.device:
             "use --device cpu"
         )
     return device
+
+
+def device_text(device: torch.device) -> str:
+    """Return a device as text for the user, such as "cuda (NVIDIA H100 80GB HBM3)"."""
+    name = f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""
+    return f"{device}{name}"
 
 
 def _can_compute(device: torch.device) -> bool:

@@ -73,7 +73,8 @@ class Progress:
         from tqdm import tqdm
 
         self._printed_count = self.count
-        rate = self.count / max(time.perf_counter() - self._start_time, 1e-9)
+        seconds = max(time.perf_counter() - self._start_time, 1e-9)
+        rate = self.count / seconds
         count = f"{self.count:,}"
         if self.total is not None:
             count += f" of {self.total:,}"
@@ -81,6 +82,9 @@ class Progress:
         if self.total:
             count += f" ({self.count / self.total:.0%})"
         note = f", {self.note}" if self.note else ""
+        if self.total is not None and self.count < self.total:
+            seconds_left = (self.total - self.count) * seconds / self.count
+            note = f", {tqdm.format_interval(seconds_left)} left{note}"
         tqdm.write(f"encode: {count}, {rate:,.1f} items/s{note}", file=sys.stderr)
 
 

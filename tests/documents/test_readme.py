@@ -48,8 +48,10 @@ def commands(page: str) -> list[str]:
 @pytest.fixture
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpoint: Path) -> Iterator[Path]:
     photographs = sample_photographs()
-    (tmp_path / "street.jpg").symlink_to(photographs["pavilion"])
-    (tmp_path / "flower.jpg").symlink_to(photographs["dahlia"])
+    (tmp_path / "photos").mkdir()
+    for folder in (tmp_path, tmp_path / "photos"):
+        (folder / "street.jpg").symlink_to(photographs["pavilion"])
+        (folder / "flower.jpg").symlink_to(photographs["dahlia"])
     write_video(tmp_path / "clip.mp4", panned_clip(to_rgb(photographs["pavilion"])), 8)
     monkeypatch.chdir(tmp_path)
     yield tmp_path

@@ -37,7 +37,7 @@ COMMANDS = {
     ),
     "embed": CommandHelp(
         "Encode a folder of images into shards of vectors; goes on where it was stopped.",
-        "vitgraph embed Qwen/Qwen3-VL-2B-Instruct photos --out vectors --device auto",
+        "vitgraph embed Qwen/Qwen3-VL-2B-Instruct photos --out vectors",
     ),
     "search": CommandHelp(
         "Find the images of an embedding job that are nearest to a photograph.",
@@ -187,10 +187,14 @@ def add_sizes(group: argparse._ActionsContainer) -> None:
     )
 
 
+DEVICE_HELP = "cpu, cuda, cuda:1, mps, ...; by default auto, the GPU if there is one, else the CPU"
+"""The help text of ``--device``."""
+
+
 def add_encoder(group: argparse._ActionsContainer) -> None:
     """Add the options for the encoder's dtype, device, precision and tokens per call."""
     group.add_argument("--dtype", help="float32, bfloat16, ...; by default auto, the stored one")
-    group.add_argument("--device", help="cpu (the default), cuda, mps, ...; auto: the GPU if any")
+    group.add_argument("--device", help=DEVICE_HELP)
     group.add_argument(
         "--precision",
         choices=PRECISIONS,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
@@ -69,6 +70,14 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
         "--out-dtype",
         choices=get_args(OutDtype),
         help="by default float32; --format vllm keeps the dtype of the weights",
+    )
+    parser.add_argument(
+        "--limit", type=int, metavar="N", help="for a trial: the first N images of the source"
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print a summary for programs; all other lines go to stderr",
     )
     parser.add_argument(
         "--shard-items",
@@ -161,7 +170,7 @@ def embed(options: argparse.Namespace) -> int:
         if folder is not None:
             if options.repo is not None:
                 raise ValueError(f"{options.repo}: a job is looked at without a checkpoint")
-            return _print_report(check(folder))
+            return _print_report(check(folder), options.json)
     check_embed(options)
     return run_worker(Command(options))
 
@@ -194,13 +203,15 @@ def run_worker(command: Command) -> int:
     job = _open_job(command, open_storage(options.out), load)
     if job.todo:
         job.write_missing_shards(load(job.commit))
-    return _print_report(job.finish())
+    return _print_report(job.finish(), options.json)
 
 
-def _print_report(report: JobReport) -> int:
-    """Print the lines of a report about a job, and return the exit code that it names."""
-    for line in report.lines:
-        print(line)
+def _print_report(report: JobReport, as_json: bool) -> int:
+    """Print a report about a job as lines or as JSON, and return the exit code that it names."""
+    if as_json:
+        print(json.dumps({**report.summary, "exit_code": report.exit_code}))
+    else:
+        print(*report.lines, sep="\n")
     return report.exit_code
 
 
@@ -238,7 +249,7 @@ def _open_job(command: Command, storage: Storage, load: Load) -> Job:
     storage.tidy()
     job = Job(storage, manifest, command.worker, command.reader, command.calls())
     if job.todo:
-        print(*job.prepare(load(job.commit)), sep="\n", flush=True)
+        command.say(job.prepare(load(job.commit)))
     return job
 
 
@@ -257,19 +268,18 @@ def _begin_job(command: Command, storage: Storage, load: Load) -> Job | None:
     from ..embedding.manifest import Manifest, write_list
 
     settings, source = _settings(command, None), command.source
-    file_list = write_list(storage, source, command.items_per_shard)
+    file_list = write_list(storage, command.files(), command.items_per_shard)
     created = False
     try:
         notes = [*source.notes, *source.left_out.describe()]
-        for line in notes:
-            print(line)
+        command.say(notes)
         file_list.files["said"] = notes
         manifest = Manifest(
             settings, file_list.items, command.items_per_shard, file_list.keys, file_list.files
         )
         job = Job(storage, manifest, command.worker, command.reader, command.calls())
         if job.todo:
-            print(*job.prepare(load(job.commit)), sep="\n", flush=True)
+            command.say(job.prepare(load(job.commit)))
         created = manifest.create(storage)
     finally:
         if not created:
@@ -326,6 +336,7 @@ def _settings(command: Command, manifest: Manifest | None) -> JobSettings:
         "fields": list(command.fields),
         "format": options.format,
         "out_dtype": command.out_dtype or dtype,
+        "limit": options.limit,
     }
 
 
@@ -356,8 +367,7 @@ def _load(command: Command, commit: str) -> Encoder | GraphedEncoder:
             options.repo,
             **source,
             dtype=options.dtype,
-            # None, too, means the CPU, but then load_encoder logs that the machine has an idle GPU.
-            device=device if options.device else None,
+            device=device,
         )
     if is_folder and checkpoint_state(options.repo, options.subfolder) != commit:
         raise ValueError(f"{options.repo}: has changed while it was loaded; begin again")

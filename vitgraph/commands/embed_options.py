@@ -6,13 +6,16 @@ import argparse
 import os
 import re
 import shlex
+import sys
+from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..embedding.manifest import Manifest
 from ..embedding.sources.files import entries_below
 from ..embedding.sources.listing import Source
-from ..embedding.sources.reading import ImageReader, SourceOptions
+from ..embedding.sources.reading import File, ImageReader, SourceOptions
 from ..embedding.sources.suffixes import suffixes
 from ..embedding.storage import STORE, local_folder, open_storage
 from ..embedding.workers import read_worker
@@ -31,6 +34,7 @@ _POSITIVE = (
     "workers",
     "max_tokens_per_call",
     "shard_items",
+    "limit",
 )
 """The options whose values must be at least 1, unless they are left out."""
 
@@ -105,11 +109,14 @@ def read_written(options: argparse.Namespace) -> Written:
 
 
 def _check_plan(options: argparse.Namespace) -> None:
-    """Check ``--gpus``, an option that only makes sense with ``--plan``.
+    """Check ``--gpus``, which only makes sense with ``--plan``, and options that do not with it.
 
     Raises:
-        ValueError: the number of GPUs is not positive, or ``--plan`` is missing.
+        ValueError: the number of GPUs is not positive, ``--plan`` is missing, or an option that
+            ``--plan`` does not take.
     """
+    if options.plan and options.json:
+        raise ValueError("--json: is the summary of a job, and --plan writes none; leave it out")
     if options.gpus is None:
         return
     if not options.plan:
@@ -169,6 +176,15 @@ class Command:
         source_options = SourceOptions(**{name: vars(options)[name] for name in names})
         self.source = Source(options.files, source_options)
         self.reader = ImageReader(source_options, keyed=options.format == "vllm")
+
+    def files(self) -> Iterable[File]:
+        """Return the images of the source, only the first ones with ``--limit``."""
+        return islice(self.source, self.options.limit)
+
+    def say(self, lines: Iterable[str]) -> None:
+        """Print lines for the user; with ``--json``, standard output is kept for the summary."""
+        for line in lines:
+            print(line, file=sys.stderr if self.options.json else None, flush=True)
 
     def calls(self) -> Calls:
         """Return the arguments of the encoder's calls: size limits of images, pooling, batching."""

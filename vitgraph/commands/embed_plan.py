@@ -45,7 +45,7 @@ def print_plan(command: Command, load: Callable[[], Encoder | GraphedEncoder]) -
     count, description = count_written(encoder, command.pool, command.fields, limits)
     out_dtype: str = command.out_dtype or _dtype_of_weights(options)
     size = DTYPES[out_dtype].itemsize
-    total, sampled_files = sample_files(command.source)
+    total, sampled_files = sample_files(command.files())
     for line in (*command.source.notes, *command.source.left_out.describe()):
         print(line)
     sample, images = take_sample(

@@ -140,6 +140,7 @@ def encode(options: argparse.Namespace) -> None:
 
     from encoders.streams import ResultSettings
 
+    from ..devices import device_text
     from .encode_graphs import graph_encoder, summary
     from .encode_items import HEADER, encode_items, open_media, row
 
@@ -169,6 +170,7 @@ def encode(options: argparse.Namespace) -> None:
         _plot(options, *zip(*plotted, strict=True))
     column = "pooler_output" if settings.pool == "none" else "vector"
     print(format_table([column if name == "pooler_output" else name for name in HEADER], rows))
+    print(f"encoded on {device_text(encoder.device)}")
     if graphed is not None:
         print(summary(graphed.stats()))
     for path in filter(None, (options.out, options.plot)):
@@ -184,11 +186,9 @@ def _load(options: argparse.Namespace) -> Encoder:
     from ..devices import enough_memory, read_device
 
     device = read_device(options.device)
+    source = read_source(options)
     with enough_memory(options.repo, "give --dtype bfloat16 or another --device"):
-        # None, too, means the CPU, but then load_encoder logs that the machine has an idle GPU.
-        load_device = device if options.device else None
-        source = read_source(options)
-        return load_encoder(options.repo, **source, dtype=options.dtype, device=load_device)
+        return load_encoder(options.repo, **source, dtype=options.dtype, device=device)
 
 
 def _stream_options(options: argparse.Namespace, graphs: GraphOptions | None) -> StreamOptions:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..terminal import counted, format_table, printable
-from .arguments import add_download, check_names
+from .arguments import DEVICE_HELP, add_download, check_names
 
 if TYPE_CHECKING:
     from encoders import Encoder
@@ -31,7 +31,7 @@ def add_search(parser: argparse.ArgumentParser) -> None:
         "--html", type=Path, metavar="PAGE", help="also write a page of pictures, keys and cosines"
     )
     group = parser.add_argument_group("encoder")
-    group.add_argument("--device", help="cpu (the default), cuda, mps, ...; auto: the GPU if any")
+    group.add_argument("--device", help=DEVICE_HELP)
     add_download(group)
     group.add_argument("--no-progress", action="store_true", help="no progress bars")
 
@@ -49,6 +49,7 @@ def search(options: argparse.Namespace) -> None:
         OSError: the HTML page cannot be written.
     """
     _check(options)
+    from ..devices import device_text
     from ..search.vectors import Vectors
 
     bars = not options.no_progress and sys.stderr is not None and sys.stderr.isatty()
@@ -71,7 +72,7 @@ def search(options: argparse.Namespace) -> None:
     hits = vectors.nearest(pooled[0].detach().cpu().float().numpy(), options.top)
     rows = [(str(n), f"{hit.cosine:.4f}", hit.key) for n, hit in enumerate(hits, 1)]
     print(format_table(("rank", "cosine", "key"), rows))
-    facts = _facts(options, vectors, limits)
+    facts = {**_facts(options, vectors, limits), "device": device_text(encoder.device)}
     summary = "; ".join(f"{name} {value}" for name, value in facts.items() if name != "folder")
     print(f"\n{printable(summary)}")
     if options.html:

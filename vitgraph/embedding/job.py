@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from math import prod
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from encoders.streams import (
 )
 from graphwrap import GraphedEncoder
 
-from ..devices import DTYPES, cast_in_range
+from ..devices import DTYPES, cast_in_range, device_text
 from ..terminal import counted, readable
 from .feature_store import FeatureStore, language_rows
 from .manifest import FileList, Manifest
@@ -36,6 +36,9 @@ from .shards import missing_of, read_all_stats, shards_of
 from .sources.reading import File, ImageReader
 from .storage import JOB, TENSOR, Storage
 from .workers import Worker
+
+if TYPE_CHECKING:
+    from weights import JsonObject
 
 SAMPLED = 16
 """The most images that are read to estimate the disk space of a job that writes all tokens."""
@@ -149,7 +152,8 @@ class Job:
         if self.worker.size > 1:
             lines.append(f"{self.worker} writes {counted(len(self.todo), 'shard')}")
         dtype = self.manifest.settings["out_dtype"]
-        return [*lines, f"writes {description} of {dtype} to {self.storage.name}"]
+        lines.append(f"writes {description} of {dtype} to {self.storage.name}")
+        return [*lines, f"encodes on {device_text(item_encoder.device)}"]
 
     def _empty_arrays(self, encoder: Encoder | GraphedEncoder) -> dict[str, Array]:
         """Return an array [0, .., D] for each output field that the job writes, by its name.
@@ -330,13 +334,28 @@ class Job:
         rows, name = sum(shard_stats["rows"] for shard_stats in stats), self.storage.name
         files, shards = counted(self.manifest.items, "file"), counted(len(self.shards), "shard")
         line = f"{name}: {rows:,} of {files} in {shards}"
+        summary = self._summary(rows, len(errors), 0)
         if not errors:
             self.storage.delete(["errors.csv"])
-            return JobReport([line], 0)
+            return JobReport([line], 0, summary)
         with self.storage.exclusive(JOB), self.storage.writing("errors.csv") as temporary:
             temporary.write_bytes(csv_bytes([("key", "error"), *errors]))
-        failures = f"{counted(len(errors), 'file')} could not be encoded: {name}/errors.csv"
-        return JobReport([line, failures], 3)
+        failures = (
+            f"{counted(len(errors), 'file')} could not be encoded: {name}/errors.csv; the same "
+            "command with --retry-errors tries them again"
+        )
+        return JobReport([line, failures], 3, summary)
+
+    def _summary(self, rows: int, errors: int, missing_shards: int) -> JsonObject:
+        """Return the counts of a report for programs."""
+        return {
+            "folder": self.storage.name,
+            "files": self.manifest.items,
+            "rows": rows,
+            "errors": errors,
+            "shards": len(self.shards),
+            "missing_shards": missing_shards,
+        }
 
     def _finish_own(self, missing: Sequence[int]) -> JobReport:
         """Count the shards and errors of this worker, while other workers still write theirs.
@@ -356,7 +375,8 @@ class Job:
             f"{self.storage.name}: {self.worker} has written its {shard_text}, with {error_text}; "
             f"{len(missing)} of all {len(self.shards)} are left to other workers"
         )
-        return JobReport([line], 3 if errors else 0)
+        rows = sum(shard_stats["rows"] for shard_stats in stats)
+        return JobReport([line], 3 if errors else 0, self._summary(rows, errors, len(missing)))
 
 
 def _blank() -> Tensor:

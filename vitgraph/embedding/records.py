@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, TypedDict
 if TYPE_CHECKING:
     from encoders.contract import OutputField, Precision
     from encoders.streams import Pool
-    from weights import DtypeName
+    from weights import DtypeName, JsonObject
 
 Format: TypeAlias = Literal["npy", "safetensors", "parquet", "vllm"]
 """The file format of a shard: numpy arrays, safetensors, parquet, or a file per image for vLLM."""
@@ -46,6 +46,8 @@ class JobSettings(TypedDict):
     fields: list[OutputField]
     format: Format
     out_dtype: str
+    limit: int | None
+    """The most images of the source that the job takes, the first ones; None takes all."""
 
 
 class ErrorRecord(TypedDict):
@@ -87,7 +89,10 @@ class WrittenStats(ShardStats):
 
 
 class JobReport(NamedTuple):
-    """The result of a command about a job: lines of text to print, and the exit code."""
+    """The result of a command about a job: lines of text to print, the exit code, and the same
+    result for programs, which ``--json`` prints.
+    """
 
     lines: list[str]
     exit_code: int
+    summary: JsonObject

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,6 +17,9 @@ from .records import JobReport, ShardStats
 from .shard import Shard
 from .shards import missing_of, read_all_stats, shards_of
 from .storage import open_storage
+
+if TYPE_CHECKING:
+    from weights import JsonObject
 
 _MOST_LINES = 20
 """The most faults that ``--verify`` prints; a last line says how many more there are."""
@@ -48,7 +52,16 @@ def read_status(folder: str) -> JobReport:
     ]
     if stats:
         lines.append(f"{files / max(seconds, 1e-9):,.1f} files per second and worker")
-    return JobReport([*lines, *_describe_workers(stats)], 1 if missing else 0)
+    summary: JsonObject = {
+        "folder": folder,
+        "files": manifest.items,
+        "done": files,
+        "rows": rows,
+        "errors": errors,
+        "shards": manifest.shards,
+        "missing_shards": len(missing),
+    }
+    return JobReport([*lines, *_describe_workers(stats)], 1 if missing else 0, summary)
 
 
 def _describe_workers(stats: Sequence[ShardStats]) -> Iterator[str]:
@@ -81,7 +94,7 @@ def verify(folder: str) -> JobReport:
     if not faults:
         manifest = Manifest.read(open_storage(folder))
         lines = [f"{folder}: {manifest.shards:,} shards of {manifest.items:,} files are whole"]
-    return JobReport(lines, 1 if faults else 0)
+    return JobReport(lines, 1 if faults else 0, {"folder": folder, "faults": faults})
 
 
 def find_faults(folder: str) -> Iterator[str]:
