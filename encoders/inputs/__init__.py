@@ -15,7 +15,7 @@ What only one family does lies beside its tower: ``encoders/<maker>/<family>_pix
 packages import the names in ``__all__`` from here, not from the modules.
 """
 
-from .clips import read_video
+from .clips import read_item, read_video
 from .image_files import learn_heif, open_image, prefix_errors
 from .images import StagedItem, resize
 from .intake import AnyArray, ImageLike, ItemLike, Video, VideoLike, read_images, to_rgb
@@ -41,6 +41,7 @@ __all__ = [
     "open_image",
     "prefix_errors",
     "read_images",
+    "read_item",
     "read_video",
     "require_av",
     "resize",

@@ -10,6 +10,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypedDict
 
+from ..embedding.sources.suffixes import is_clip
+
 if TYPE_CHECKING:
     from encoders.contract import Precision
     from encoders.streams import Pool
@@ -221,18 +223,21 @@ _DEVICES = frozenset(
 """The device types that torch knows without further packages, and "auto"."""
 
 
-_VIDEOS = frozenset(
-    [
-        *(".3gp", ".avi", ".flv", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg"),
-        *(".mts", ".ogv", ".webm", ".wmv"),
-    ]
-)
-"""The file suffixes that mark videos; PIL reads none of these formats as an image."""
+def add_sampling(group: argparse._ActionsContainer, note: str = "") -> None:
+    """Add ``--fps`` and ``--num-frames``, which sample the frames of videos.
+
+    Args:
+        group: the parser or group to add them to.
+        note: text that follows in both help texts.
+    """
+    help = "sample videos to this many frames"
+    group.add_argument("--fps", type=float, help=f"{help} per second{note}")
+    group.add_argument("--num-frames", type=int, metavar="N", help=f"{help}{note}")
 
 
 def is_video(file: Path) -> bool:
     """Return whether a file is a video, judged by its suffix alone."""
-    return file.suffix.lower() in _VIDEOS
+    return is_clip(file.name)
 
 
 def check_names(dtype: str | None, device: str | None) -> None:

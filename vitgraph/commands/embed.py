@@ -1,4 +1,4 @@
-"""``vitgraph embed``: encodes the images of a folder or list into shards (files) of vectors."""
+"""``vitgraph embed``: encodes the images and clips of a folder or list into shards of vectors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias, get_args
 
 from .. import __version__
 from ..embedding.records import Format, JobReport, JobSettings, OutDtype
-from .arguments import POOLS, add_encoder, add_sizes, add_source, read_source
+from .arguments import POOLS, add_encoder, add_sampling, add_sizes, add_source, read_source
 
 if TYPE_CHECKING:
     from encoders import Encoder
@@ -32,10 +32,11 @@ def add_embed(parser: argparse.ArgumentParser) -> None:
         "files",
         nargs="?",
         metavar="FOLDER|GLOB|LIST.txt|-|hf://datasets/NAME",
-        help="images: a folder (with all folders in it), a quoted pattern, a text file with one "
-        "path per line (relative to that file), - for such lines on standard input, or a data set "
-        "of the Hub; a pattern or a list may also name .tar files (WebDataset) and .parquet files; "
-        "s3://, gs://, https:// and hf://datasets/NAME/PATH name such files elsewhere",
+        help="images and, with --fps or --num-frames, clips: a folder (with all folders in it), a "
+        "quoted pattern, a text file with one path per line (relative to that file), - for such "
+        "lines on standard input, or a data set of the Hub; a pattern or a list may also name .tar "
+        "files (WebDataset) and .parquet files; s3://, gs://, https:// and "
+        "hf://datasets/NAME/PATH name such files elsewhere",
     )
     _add_output(parser)
     _add_encoder(parser)
@@ -75,6 +76,12 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
         "--limit", type=int, metavar="N", help="for a trial: the first N images of the source"
     )
     parser.add_argument(
+        "--retry-errors",
+        action="store_true",
+        help="of a job that was begun: encode the images again that could not be encoded, as their "
+        "files are now",
+    )
+    parser.add_argument(
         "--json",
         action="store_true",
         help="print a summary for programs; all other lines go to stderr",
@@ -90,6 +97,7 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 def _add_encoder(parser: argparse.ArgumentParser) -> None:
     """Add the options that say how images are resized and how the encoder runs."""
     add_sizes(parser)
+    add_sampling(parser, "; takes clips, one row per clip, beside images")
     add_encoder(parser)
     parser.add_argument(
         "--graph",
@@ -188,6 +196,7 @@ def run_worker(command: Command) -> int:
         ValueError: an option has an invalid value, or the folder holds a job with other settings.
         OSError: the folder cannot be written to, or the disk is full.
     """
+    from ..embedding.report import finish
     from ..embedding.storage import open_storage
     from ..packages import require_pyarrow
 
@@ -203,7 +212,7 @@ def run_worker(command: Command) -> int:
     job = _open_job(command, open_storage(options.out), load)
     if job.todo:
         job.write_missing_shards(load(job.commit))
-    return _print_report(job.finish(), options.json)
+    return _print_report(finish(job), options.json)
 
 
 def _print_report(report: JobReport, as_json: bool) -> int:
@@ -247,7 +256,8 @@ def _open_job(command: Command, storage: Storage, load: Load) -> Job:
     settings = _settings(command, manifest)
     manifest.compare(settings, command.items_per_shard, storage.name)
     storage.tidy()
-    job = Job(storage, manifest, command.worker, command.reader, command.calls())
+    retry = command.options.retry_errors
+    job = Job(storage, manifest, command.worker, command.reader, command.calls(), retry)
     if job.todo:
         command.say(job.prepare(load(job.commit)))
     return job
@@ -327,10 +337,12 @@ def _settings(command: Command, manifest: Manifest | None) -> JobSettings:
         "family": options.family,
         "dtype": dtype,
         "precision": options.precision,
-        "min_pixels": limits["min_pixels"],
-        "max_pixels": limits["max_pixels"],
-        "max_tiles": limits["max_tiles"],
-        "max_soft_tokens": limits["max_soft_tokens"],
+        "min_pixels": limits.min_pixels,
+        "max_pixels": limits.max_pixels,
+        "max_tiles": limits.max_tiles,
+        "max_soft_tokens": limits.max_soft_tokens,
+        "fps": limits.fps,
+        "num_frames": limits.num_frames,
         "pool": command.pool,
         "normalize": options.normalize,
         "fields": list(command.fields),

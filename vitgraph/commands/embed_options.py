@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 import shlex
@@ -16,13 +17,13 @@ from ..embedding.manifest import Manifest
 from ..embedding.sources.files import entries_below
 from ..embedding.sources.listing import Source
 from ..embedding.sources.reading import File, ImageReader, SourceOptions
-from ..embedding.sources.suffixes import suffixes
+from ..embedding.sources.suffixes import LeftOut
 from ..embedding.storage import STORE, local_folder, open_storage
 from ..embedding.workers import read_worker
-from .arguments import SIZES, check_checkpoint, check_names, check_source, is_video
+from .arguments import LIMITS, SIZES, check_checkpoint, check_names, check_source, is_video
 
 if TYPE_CHECKING:
-    from encoders.contract import OutputField
+    from encoders.contract import Limits, OutputField
     from encoders.streams import Pool
 
     from ..embedding.job import Calls
@@ -47,6 +48,7 @@ def check_embed(options: argparse.Namespace) -> None:
             source of the images does not exist.
     """
     _check_plan(options)
+    _check_sampling(options)
     output_options = read_written(options)
     required = {"REPO_OR_FOLDER": options.repo, "FOLDER": options.files}
     if not options.plan:
@@ -115,8 +117,11 @@ def _check_plan(options: argparse.Namespace) -> None:
         ValueError: the number of GPUs is not positive, ``--plan`` is missing, or an option that
             ``--plan`` does not take.
     """
-    if options.plan and options.json:
-        raise ValueError("--json: is the summary of a job, and --plan writes none; leave it out")
+    for name in ("json", "retry_errors"):
+        if options.plan and vars(options)[name]:
+            raise ValueError(
+                f"--{name.replace('_', '-')}: is for a job, and --plan writes none; leave it out"
+            )
     if options.gpus is None:
         return
     if not options.plan:
@@ -125,8 +130,38 @@ def _check_plan(options: argparse.Namespace) -> None:
         raise ValueError(f"--gpus {options.gpus}: must be at least 1")
 
 
+def _check_sampling(options: argparse.Namespace) -> None:
+    """Check ``--fps`` and ``--num-frames``, with which clips are encoded, too.
+
+    Raises:
+        ValueError: a value is not positive, both are given, or an option that takes images alone.
+    """
+    given = [name for name in ("fps", "num_frames") if vars(options)[name] is not None]
+    for name in given:
+        option, value = f"--{name.replace('_', '-')}", vars(options)[name]
+        if not 0 < value < math.inf:
+            raise ValueError(f"{option} {value}: must be a positive number")
+        for wrong in ["--plan"] * options.plan + ["--format vllm"] * (options.format == "vllm"):
+            raise ValueError(f"{option} {value}: {wrong} takes images alone; leave one of them out")
+    if len(given) > 1:
+        raise ValueError(
+            f"--fps {options.fps} and --num-frames {options.num_frames}: give one of them"
+        )
+    if given:
+        from encoders.inputs import require_av  # last: it imports torch, which takes seconds
+
+        require_av()
+
+
+def _source_options(options: argparse.Namespace) -> SourceOptions:
+    """Return the options for images inside tables and lists, and whether clips are listed."""
+    names = [name for name in SourceOptions._fields if vars(options).get(name) is not None]
+    clips = options.fps is not None or options.num_frames is not None
+    return SourceOptions(**{name: vars(options)[name] for name in names}, clips=clips)
+
+
 def _check_files(options: argparse.Namespace) -> None:
-    """Check that a local source of images exists, and is no video and no folder without images.
+    """Check that a local source exists, and is no folder without images (or clips).
 
     File name patterns, remote addresses and standard input are not checked here.
 
@@ -137,20 +172,18 @@ def _check_files(options: argparse.Namespace) -> None:
     if source == "-" or "://" in source or re.search(r"[*?[]", source):
         return
     path = Path(source).expanduser()
-    if is_video(path):
+    source_options = _source_options(options)
+    if is_video(path) and not source_options.clips:
         right = shlex.join(["vitgraph", "encode", options.repo, "--video", source, "--out"])
         raise ValueError(
-            f"{source}: is a video, and images are embedded: `{right} FILE.safetensors`"
+            f"{source}: is a video: say which of its frames to take with --fps or --num-frames, or "
+            f"encode all of them: `{right} FILE.safetensors`"
         )
     if not path.exists():
         list(Source(source))  # raises an error that lists the kinds of sources
-    if path.is_dir() and not any(_is_image(entry.name) for entry, _ in entries_below(str(path))):
-        list(Source(source))
-
-
-def _is_image(name: str) -> bool:
-    """Return whether a file name has the suffix of an image, such as ``.jpg``."""
-    return Path(name).suffix.lower() in suffixes()
+    taken = LeftOut(source_options.clips)
+    if path.is_dir() and not any(taken.takes(entry.name) for entry, _ in entries_below(str(path))):
+        list(Source(source, source_options))
 
 
 class Command:
@@ -172,8 +205,7 @@ class Command:
         self.options = options
         self.pool, self.fields, self.out_dtype = read_written(options)
         self.worker = read_worker(options.shard, os.environ)
-        names = [name for name in SourceOptions._fields if vars(options).get(name) is not None]
-        source_options = SourceOptions(**{name: vars(options)[name] for name in names})
+        source_options = _source_options(options)
         self.source = Source(options.files, source_options)
         self.reader = ImageReader(source_options, keyed=options.format == "vllm")
 
@@ -188,7 +220,6 @@ class Command:
 
     def calls(self) -> Calls:
         """Return the arguments of the encoder's calls: size limits of images, pooling, batching."""
-        from encoders.contract import Limits
         from encoders.streams import ResultSettings, StreamOptions
 
         from ..embedding.job import Calls
@@ -198,7 +229,7 @@ class Command:
         results = ResultSettings(self.pool, options.normalize, options.max_tokens_per_call)
         progress = not options.no_progress
         stream = StreamOptions(options.batch_tokens, threads, progress, on_error="keep")
-        return Calls(Limits(**self.limits), results, stream)
+        return Calls(self.limits, results, stream)
 
     @property
     def items_per_shard(self) -> int:
@@ -214,11 +245,13 @@ class Command:
         return 64 if self.pool == "none" else 1000
 
     @property
-    def limits(self) -> dict[str, int | None]:
-        """The keywords of ``preprocess`` that bound the size of an image; None where the option is
-        missing.
+    def limits(self) -> Limits:
+        """The keywords of ``preprocess`` that bound sizes and sample clips; None where the option
+        is missing.
         """
-        return {name: vars(self.options)[name] for name in SIZES}
+        from encoders.contract import Limits
+
+        return Limits(**{name: vars(self.options)[name] for name in LIMITS})
 
 
 def _read_fields(fields: str | None, pool: Pool) -> tuple[OutputField, ...]:

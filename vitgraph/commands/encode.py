@@ -20,6 +20,7 @@ from .arguments import (
     LIMITS,
     POOLS,
     add_encoder,
+    add_sampling,
     add_sizes,
     add_source,
     check_source,
@@ -58,8 +59,7 @@ def _add_items(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--video", action="append", default=[], type=Path, metavar="CLIP", help="may be repeated"
     )
-    group.add_argument("--fps", type=float, help="sample videos to this many frames per second")
-    group.add_argument("--num-frames", type=int, help="sample videos to this many frames")
+    add_sampling(group)
     add_sizes(group)
 
 

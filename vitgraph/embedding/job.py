@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from encoders import Encoder
 from encoders.contract import EncoderOutput, Limits, PartialOutput
-from encoders.inputs import ItemLike
+from encoders.inputs import ItemLike, read_item
 from encoders.streams import (
     EitherItemEncoder,
     ItemError,
@@ -30,15 +30,12 @@ from ..terminal import counted, readable
 from .feature_store import FeatureStore, language_rows
 from .manifest import FileList, Manifest
 from .parquet_files import VECTORS, Array
-from .records import JobReport, ShardStats
-from .shard import Row, csv_bytes
+from .records import ShardStats
+from .shard import Row, rows_by_place
 from .shards import missing_of, read_all_stats, shards_of
 from .sources.reading import File, ImageReader
-from .storage import JOB, TENSOR, Storage
+from .storage import TENSOR, Storage
 from .workers import Worker
-
-if TYPE_CHECKING:
-    from weights import JsonObject
 
 SAMPLED = 16
 """The most images that are read to estimate the disk space of a job that writes all tokens."""
@@ -65,6 +62,8 @@ class Job:
             process writes every shard whose number modulo the size is the rank.
         reader: reads the bytes of the images.
         calls: the bounds of image size, the pooling and the batching of the encoder's calls.
+        retry_errors: whether to encode the images again that could not be encoded, in the shards of
+            this process.
     """
 
     def __init__(
@@ -74,6 +73,7 @@ class Job:
         worker: Worker,
         reader: ImageReader,
         calls: Calls,
+        retry_errors: bool = False,
     ) -> None:
         self.storage, self.manifest, self.worker = storage, manifest, worker
         self.files, self.reader, self.calls = FileList(storage, manifest), reader, calls
@@ -83,8 +83,16 @@ class Job:
         self.dtype: torch.dtype = DTYPES[settings["out_dtype"]]
         self.shards = shards_of(storage, manifest)
         self.missing = missing_of(self.shards)
-        self.todo = worker.shards_of_worker(self.missing)
-        self._files_of: dict[int, list[File]] = {}
+        done = [shard for shard in self.shards if shard.number not in set(self.missing)]
+        own = set(worker.shards_of_worker(shard.number for shard in done)) if retry_errors else ()
+        self.failed = {
+            stats["shard"]: [error["place"] for error in stats["errors"]]
+            for stats in read_all_stats([shard for shard in done if shard.number in own])
+            if stats["errors"]
+        }
+        """The places of the images to try again, by the number of their finished shard."""
+        self.todo = sorted([*worker.shards_of_worker(self.missing), *self.failed])
+        self._files_of: dict[int, dict[int, File]] = {}
         self._listing = threading.Lock()
 
     def write_missing_shards(self, encoder: Encoder | GraphedEncoder) -> None:
@@ -96,11 +104,9 @@ class Job:
         Raises:
             OSError: the folder cannot be written to, or the disk is full.
         """
-        last_items = self.manifest.items - (len(self.shards) - 1) * self.manifest.items_per_shard
-        items_per_shard = self.manifest.items_per_shard
+        items_per_shard, failed = self.manifest.items_per_shard, self.failed
         total = sum(
-            last_items if number == len(self.shards) - 1 else items_per_shard
-            for number in self.todo
+            len(failed[number]) if number in failed else self._items(number) for number in self.todo
         )
         empty = self._empty_arrays(encoder)
         limits, settings, options = self.calls
@@ -110,6 +116,11 @@ class Job:
             for number in self.todo:
                 self._write_shard(number, results, empty)
             next(results, None)  # lets the generator end, so that its progress bar is completed
+
+    def _items(self, number: int) -> int:
+        """Return the number of images in shard ``number``."""
+        per_shard = self.manifest.items_per_shard
+        return min(per_shard, self.manifest.items - number * per_shard)
 
     def prepare(self, encoder: Encoder | GraphedEncoder) -> list[str]:
         """Check that the settings of the job fit the encoder, and describe the work to be done.
@@ -151,6 +162,8 @@ class Job:
         lines = [f"{count}; {counted(len(self.shards), 'shard')}, {done_count} of them done"]
         if self.worker.size > 1:
             lines.append(f"{self.worker} writes {counted(len(self.todo), 'shard')}")
+        if failed := sum(map(len, self.failed.values())):
+            lines.append(f"tries {counted(failed, 'file')} with errors again")
         dtype = self.manifest.settings["out_dtype"]
         lines.append(f"writes {description} of {dtype} to {self.storage.name}")
         return [*lines, f"encodes on {device_text(item_encoder.device)}"]
@@ -214,9 +227,11 @@ class Job:
         sizes = []
         count = self.manifest.items
         for number in range(0, count, -(-count // SAMPLED)):
-            item = self.reader.item(self.files.file(number))
+            images, videos = read_item(self.reader.item(self.files.file(number)))
             try:
-                inputs = item_encoder.encoder.preprocess([item], **self.calls.limits._asdict())
+                inputs = item_encoder.encoder.preprocess(
+                    images, videos, **self.calls.limits._asdict()
+                )
             except Exception:  # noqa: BLE001  # drivers of remote stores raise errors of any class
                 continue  # `_write_shard` will report this image in errors.csv
             specs = [
@@ -234,18 +249,27 @@ class Job:
         total = sum(sizes) / len(sizes) * count
         return total, f"about {readable(total)}, by a sample of {len(sizes)} images,"
 
-    def _shard_files(self, number: int) -> list[File]:
-        """Return the image files of shard ``number``, or [] if another process has written it."""
+    def _shard_files(self, number: int) -> dict[int, File]:
+        """Return the image files of shard ``number`` to encode, each by its place in the shard.
+
+        There are none if another process has written the shard. A file that is tried again is read
+        as it is now, whatever its size and time were when the job listed it.
+        """
         with self._listing:
             if number not in self._files_of:
-                is_done = self.shards[number].is_done
-                self._files_of[number] = [] if is_done else self.files.shard(number)
+                files = dict[int, File]()
+                if number in self.failed:
+                    listed = self.files.shard(number)
+                    files = {place: _as_it_is(listed[place]) for place in self.failed[number]}
+                elif not self.shards[number].is_done:
+                    files = dict(enumerate(self.files.shard(number)))
+                self._files_of[number] = files
             return self._files_of[number]
 
     def _tasks(self) -> Iterator[tuple[str, ItemLike]]:
         """Yield (key, image) for each file that this process encodes; runs in a thread."""
         for number in self.todo:
-            for file in self._shard_files(number):
+            for file in self._shard_files(number).values():
                 yield file.key, self.reader.item(file)
 
     def _write_shard(
@@ -258,23 +282,25 @@ class Job:
         start_time, files = time.perf_counter(), self._shard_files(number)
         if not files:
             return
-        rows: dict[int, Row] = {}
+        rows = rows_by_place(self.shards[number]) if number in self.failed else {}
         errors: dict[int, str] = {}
-        for index, file in enumerate(files):
+        for index, file in files.items():
             result = next(results)
             if isinstance(result.value, ItemError):
                 errors[index] = " ".join(str(result.value.error).split())
             else:
                 assert result.grid is not None
                 arrays = self._arrays(result.value)
-                rows[index] = Row(file.key, result.grid, arrays, self.reader.keys.get(file, ""))
+                uuid = self.reader.keys.get(file, "")
+                rows[index] = Row(file.key, result.grid, arrays, file.media, uuid)
             self.reader.keys.pop(file, None)
-        for index, error in self.reader.changed(files).items():
-            rows.pop(index, None)
-            errors[index] = error
+        places = list(files)
+        for index, error in self.reader.changed(list(files.values())).items():
+            rows.pop(places[index], None)
+            errors[places[index]] = error
         stats: ShardStats = {
             "shard": number,
-            "items": len(files),
+            "items": self._items(number),
             "rows": len(rows),
             "seconds": round(time.perf_counter() - start_time, 3),
             "worker": f"{self.worker.rank}/{self.worker.size}",
@@ -284,7 +310,8 @@ class Job:
                 for index in sorted(errors)
             ],
         }
-        self.shards[number].write([rows[index] for index in sorted(rows)], empty, stats)
+        sorted_rows = [rows[index] for index in sorted(rows)]
+        self.shards[number].write(sorted_rows, empty, stats, replace=number in self.failed)
         del self._files_of[number]
 
     def _arrays(self, value: EncoderOutput | PartialOutput | Tensor) -> dict[str, Array]:
@@ -318,65 +345,10 @@ class Job:
                 tensors[name] = field
         return tensors
 
-    def finish(self) -> JobReport:
-        """Count the encoded images of the job; if some images failed, list them in ``errors.csv``.
 
-        While other workers still write shards, only the images of this worker are counted, and no
-        ``errors.csv`` is written.
-
-        Returns:
-            The counts as text, and the exit code: 0, or 3 if images could not be encoded.
-        """
-        if missing := missing_of(self.shards):
-            return self._finish_own(missing)
-        stats = read_all_stats(self.shards)
-        errors = [(error["key"], error["error"]) for record in stats for error in record["errors"]]
-        rows, name = sum(shard_stats["rows"] for shard_stats in stats), self.storage.name
-        files, shards = counted(self.manifest.items, "file"), counted(len(self.shards), "shard")
-        line = f"{name}: {rows:,} of {files} in {shards}"
-        summary = self._summary(rows, len(errors), 0)
-        if not errors:
-            self.storage.delete(["errors.csv"])
-            return JobReport([line], 0, summary)
-        with self.storage.exclusive(JOB), self.storage.writing("errors.csv") as temporary:
-            temporary.write_bytes(csv_bytes([("key", "error"), *errors]))
-        failures = (
-            f"{counted(len(errors), 'file')} could not be encoded: {name}/errors.csv; the same "
-            "command with --retry-errors tries them again"
-        )
-        return JobReport([line, failures], 3, summary)
-
-    def _summary(self, rows: int, errors: int, missing_shards: int) -> JsonObject:
-        """Return the counts of a report for programs."""
-        return {
-            "folder": self.storage.name,
-            "files": self.manifest.items,
-            "rows": rows,
-            "errors": errors,
-            "shards": len(self.shards),
-            "missing_shards": missing_shards,
-        }
-
-    def _finish_own(self, missing: Sequence[int]) -> JobReport:
-        """Count the shards and errors of this worker, while other workers still write theirs.
-
-        Args:
-            missing: numbers of the shards that no worker has written yet.
-
-        Returns:
-            The counts as text, and the exit code: 0, or 3 if images of this worker could not be
-            encoded.
-        """
-        own_shards = set(self.worker.shards_of_worker(range(len(self.shards)))).difference(missing)
-        stats = read_all_stats([self.shards[number] for number in sorted(own_shards)])
-        errors = sum(len(shard_stats["errors"]) for shard_stats in stats)
-        shard_text, error_text = counted(len(own_shards), "shard"), counted(errors, "error")
-        line = (
-            f"{self.storage.name}: {self.worker} has written its {shard_text}, with {error_text}; "
-            f"{len(missing)} of all {len(self.shards)} are left to other workers"
-        )
-        rows = sum(shard_stats["rows"] for shard_stats in stats)
-        return JobReport([line], 3 if errors else 0, self._summary(rows, errors, len(missing)))
+def _as_it_is(file: File) -> File:
+    """Return a file without the size and time that it had when the job listed it."""
+    return file._replace(size=-1, version="") if file.kind == "file" else file
 
 
 def _blank() -> Tensor:

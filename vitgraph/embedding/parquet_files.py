@@ -1,11 +1,11 @@
 """A shard as a parquet file with one row per image, for pandas, polars and pyarrow.
 
-If the job pools, the columns are ``key`` and ``embedding``, a list of fixed size D. If it writes
-all tokens (``pool="none"``), they are ``key``; the patch grid ``t``, ``h``, ``w``; ``tokens``, the
-number of tokens of the image in ``pooler_output`` and in each DeepStack feature; ``rows``, the
-number of its rows in ``last_hidden_state`` (0 if that field is not written); and one column per
-field, a list of rows. Each row is a list of fixed size D; in the ``last_hidden_state`` of encoders
-that take tiles, a row is a tile, a list of lists of size D.
+If the job pools, the columns are ``key``, ``kind`` ("image" or "clip") and ``embedding``, a list of
+fixed size D. If it writes all tokens (``pool="none"``), they are ``key`` and ``kind``; the patch
+grid ``t``, ``h``, ``w``; ``tokens``, the number of tokens of the image in ``pooler_output`` and in
+each DeepStack feature; ``rows``, the number of its rows in ``last_hidden_state`` (0 if that field
+is not written); and one column per field, a list of rows. Each row is a list of fixed size D; in
+the ``last_hidden_state`` of encoders that take tiles, a row is a tile, a list of lists of size D.
 
 Text in parquet is UTF-8. In ``key``, a byte of a file name that is not valid UTF-8 is written as
 six characters: 0xff becomes ``\\udcff``. The shard's CSV file of keys keeps such bytes.
@@ -30,26 +30,28 @@ VECTORS = "embeddings"
 """The name of the array of pooled vectors among the arrays of a shard."""
 VECTOR_COLUMN = "embedding"
 """The name of the column of vectors in a table, which has one vector per row."""
-_BESIDE = ("key", "t", "h", "w", "tokens", "rows")
+_BESIDE = ("key", "kind", "t", "h", "w", "tokens", "rows")
 """The columns of a parquet file that hold no features."""
 _GROUP = 64 << 20
 """The bytes of a row group; to get one image, a reader has to read a whole row group."""
 
 
-def write_vectors(file: Path, keys: Sequence[str], matrix: Array) -> None:
+def write_vectors(file: Path, keys: Sequence[str], kinds: Sequence[str], matrix: Array) -> None:
     """Write the parquet file of a shard with one vector per image.
 
     Args:
         file: the file to write.
         keys: the keys of the images.
+        kinds: "image" or "clip" per image.
         matrix: the vectors [images, D].
     """
-    _write(file, keys, {VECTOR_COLUMN: _nested(matrix)}, matrix.nbytes)
+    _write(file, keys, kinds, {VECTOR_COLUMN: _nested(matrix)}, matrix.nbytes)
 
 
 def write_tokens(
     file: Path,
     keys: Sequence[str],
+    kinds: Sequence[str],
     grids: Sequence[Grid],
     arrays: Mapping[str, Array],
     counts: Mapping[str, Sequence[int]],
@@ -59,6 +61,7 @@ def write_tokens(
     Args:
         file: the file to write.
         keys: the keys of the images.
+        kinds: "image" or "clip" per image.
         grids: the grid (t, h, w) of each image in patches.
         arrays: by output field, the rows of all images, concatenated, [rows, .., D].
         counts: by output field, the number of rows of each image.
@@ -71,12 +74,12 @@ def write_tokens(
     sizes += [tuple(tokens), tuple(counts.get("last_hidden_state", none))]
     columns = {
         name: arrow.array(values, arrow.int32())
-        for name, values in zip(_BESIDE[1:], sizes, strict=True)
+        for name, values in zip(_BESIDE[2:], sizes, strict=True)
     }
     for name, array in arrays.items():
         ends = np.cumsum([0, *counts[name]], dtype=np.int32)
         columns[name] = arrow.ListArray.from_arrays(arrow.array(ends), _nested(array))
-    _write(file, keys, columns, sum(array.nbytes for array in arrays.values()))
+    _write(file, keys, kinds, columns, sum(array.nbytes for array in arrays.values()))
 
 
 def read_arrays(path: Path, field: str | None = None) -> dict[str, Array]:
@@ -98,15 +101,22 @@ def read_arrays(path: Path, field: str | None = None) -> dict[str, Array]:
     return {VECTORS if name == VECTOR_COLUMN else name: _flat(table[name]) for name in selected}
 
 
-def _write(file: Path, keys: Sequence[str], columns: Mapping[str, object], size: int) -> None:
+def _write(
+    file: Path,
+    keys: Sequence[str],
+    kinds: Sequence[str],
+    columns: Mapping[str, object],
+    size: int,
+) -> None:
     import pyarrow as arrow
     from pyarrow import parquet
 
     texts = [key.encode("utf-8", "backslashreplace").decode() for key in keys]
-    table = arrow.table({"key": arrow.array(texts, arrow.string()), **columns})
+    names = {"key": arrow.array(texts, arrow.string()), "kind": arrow.array(kinds, arrow.string())}
+    table = arrow.table({**names, **columns})
     rows = max(_GROUP * len(keys) // max(size, 1), 1)
     # Dictionary encoding of floats made a file of tokens 15 % larger, and took twice as long.
-    parquet.write_table(table, file, row_group_size=rows, use_dictionary=["key"])
+    parquet.write_table(table, file, row_group_size=rows, use_dictionary=["key", "kind"])
 
 
 def _nested(array: Array) -> arrow.Array:

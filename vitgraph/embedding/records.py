@@ -41,6 +41,8 @@ class JobSettings(TypedDict):
     max_pixels: int | None
     max_tiles: int | None
     max_soft_tokens: int | None
+    fps: float | None
+    num_frames: int | None
     pool: Pool
     normalize: bool
     fields: list[OutputField]

@@ -6,7 +6,8 @@ In the folder of a job::
     files.*.jsonl      the list of all images, in order (:mod:`vitgraph.embedding.manifest`)
     00000.npy          the vectors of shard 0, [rows, D]; or 00000.safetensors, 00000.parquet
                        (:mod:`vitgraph.embedding.parquet_files`)
-    00000.csv          the row table of shard 0: one line per encoded image, with its key
+    00000.csv          the row table of shard 0: one line per encoded item, with its key and its
+                       kind, "image" or "clip"
     00000_stats.json   the statistics of shard 0, written last: the shard is finished
     errors.csv         the images that could not be encoded
 
@@ -55,12 +56,14 @@ _STATS = frozenset(("items", "rows", "seconds", "worker", "written", "errors", "
 
 
 class Row(NamedTuple):
-    """One encoded image of a shard: its key, its grid (t, h, w) of patches, and its features."""
+    """One encoded item of a shard: its key, its grid (t, h, w) of patches, and its features."""
 
     key: str
     grid: tuple[int, int, int]
     arrays: dict[str, Array]
     """Arrays [rows, .., D] by output field, or the pooled vector [D] under :data:`VECTORS`."""
+    kind: str = "image"
+    """Whether the item is an "image" or a "clip"."""
     uuid: str = ""
     """The key of the image in a feature store for vLLM; empty in other formats."""
 
@@ -84,7 +87,13 @@ class Shard:
         """Whether all files of the shard are written."""
         return self.storage.exists(self.stats_name)
 
-    def write(self, rows: Sequence[Row], empty: Mapping[str, Array], stats: ShardStats) -> None:
+    def write(
+        self,
+        rows: Sequence[Row],
+        empty: Mapping[str, Array],
+        stats: ShardStats,
+        replace: bool = False,
+    ) -> None:
         """Write arrays, row table and statistics, in this order, unless the shard is finished.
 
         All files of a shard come from one process. If the storage has locks, one process at a time
@@ -96,13 +105,20 @@ class Shard:
             empty: an array without rows for each output field, by its name; written if ``rows`` is
                 empty.
             stats: the statistics of the shard.
+            replace: whether to write a finished shard again. Its statistics are deleted first, so
+                that it counts as missing if the process is killed.
 
         Raises:
             OSError: the folder cannot be written to, or the disk is full; the shard then has no
                 statistics and counts as missing.
         """
         with self.storage.exclusive(f"{self.number:05d}"):
-            if self.is_done:  # another process wrote it while this process waited for the lock
+            size = sum(array.nbytes for row in rows for array in row.arrays.values())
+            self.storage.require_space(size)
+            if replace:
+                self.storage.delete([self.stats_name])
+                vars(self).pop("tag", None)  # the new files may have another one
+            elif self.is_done:  # another process wrote it while this process waited for the lock
                 return
             files = self._write_files(rows, empty)
             content: WrittenStats = {**stats, "tag": self.storage.tag, "files": files}
@@ -119,8 +135,6 @@ class Shard:
         """Write the arrays and the row table of ``rows``; return (size in bytes, CRC-32) of each
         file by its name.
         """
-        size = sum(array.nbytes for row in rows for array in row.arrays.values())
-        self.storage.require_space(size)
         files: dict[str, tuple[int, int]] = {}
         arrays: dict[str, Array] = {}
         if self.format == "vllm":
@@ -140,15 +154,15 @@ class Shard:
         self, rows: Sequence[Row], arrays: dict[str, Array]
     ) -> Iterator[tuple[str, Callable[[Path], object]]]:
         """Yield, per file of the shard, the end of its name and a function that writes it."""
-        keys = [row.key for row in rows]
+        keys, kinds = [row.key for row in rows], [row.kind for row in rows]
         if self.format == "safetensors":
             yield "safetensors", partial(save_file, arrays)
         elif self.format == "parquet" and self.pool != "none":
-            yield "parquet", lambda path: write_vectors(path, keys, arrays[VECTORS])
+            yield "parquet", lambda path: write_vectors(path, keys, kinds, arrays[VECTORS])
         elif self.format == "parquet":
             grids = [row.grid for row in rows]
             counts = {name: [len(row.arrays[name]) for row in rows] for name in arrays}
-            yield "parquet", lambda path: write_tokens(path, keys, grids, arrays, counts)
+            yield "parquet", lambda path: write_tokens(path, keys, kinds, grids, arrays, counts)
         else:
             for name, array in arrays.items():
                 yield ("npy" if name == VECTORS else f"{name}.npy"), partial(_save_npy, array)
@@ -179,11 +193,22 @@ class Shard:
 
     def _lines(self, rows: Sequence[Row]) -> Iterator[Sequence[object]]:
         if self.pool != "none":
-            yield ("key",)
-            yield from ((row.key,) for row in rows)
+            yield "key", "kind"
+            yield from ((row.key, row.kind) for row in rows)
             return
         stored = self.format == "vllm"
-        yield "key", "t", "h", "w", "offset", "tokens", "row_offset", "rows", *["uuid"] * stored
+        yield (
+            "key",
+            "kind",
+            "t",
+            "h",
+            "w",
+            "offset",
+            "tokens",
+            "row_offset",
+            "rows",
+            *["uuid"] * stored,
+        )
         offset = row_offset = 0
         for row in rows:
             t, h, w = row.grid
@@ -192,7 +217,18 @@ class Shard:
                 (len(a) for name, a in row.arrays.items() if name != "last_hidden_state"), default=0
             )
             count = 0 if hidden is None else len(hidden)
-            yield row.key, t, h, w, offset, tokens, row_offset, count, *[row.uuid] * stored
+            yield (
+                row.key,
+                row.kind,
+                t,
+                h,
+                w,
+                offset,
+                tokens,
+                row_offset,
+                count,
+                *[row.uuid] * stored,
+            )
             offset, row_offset = offset + tokens, row_offset + count
 
     def read_table(self) -> list[dict[str, str]]:
@@ -282,7 +318,7 @@ class Shard:
             if len(table) != len(matrix):
                 raise ValueError(f"{len(table)} lines of the row table for {len(matrix)} vectors")
             return [
-                Row(line["key"], (0, 0, 0), {VECTORS: vector})
+                Row(line["key"], (0, 0, 0), {VECTORS: vector}, line.get("kind", "image"))
                 for line, vector in zip(table, matrix, strict=True)
             ]
         rows = []
@@ -298,11 +334,20 @@ class Shard:
                 start, length = (row_offset, count) if hidden else (offset, tokens)
                 parts[name] = array[start : start + length]
                 ends[name] = start + length
-            rows.append(Row(line["key"], (t, h, w), parts))
+            uuid = line.get("uuid", "")
+            rows.append(Row(line["key"], (t, h, w), parts, line.get("kind", "image"), uuid))
         for name, end in ends.items():
             if end != len(arrays[name]):
                 raise ValueError(f"the row table describes {end} of {len(arrays[name])} {name}")
         return rows
+
+
+def rows_by_place(shard: Shard) -> dict[int, Row]:
+    """Return the encoded images of a finished shard, each by its number in the shard, from 0."""
+    stats = shard.read_stats()
+    failed = {error["place"] for error in stats["errors"]}
+    places = (place for place in range(stats["items"]) if place not in failed)
+    return dict(zip(places, shard.read_rows_in_order(), strict=True))
 
 
 def _save_npy(array: Array, path: Path) -> None:

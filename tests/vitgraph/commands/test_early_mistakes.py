@@ -142,8 +142,12 @@ MISTAKES = {
     "a folder without images to embed": (["embed", "tower", "tower", "--out", "v"], "left out"),
     "a video to embed": (
         ["embed", "tower", "my clip.mp4", "--out", "v"],
-        "my clip.mp4: is a video, and images are embedded: `vitgraph encode tower --video "
-        "'my clip.mp4' --out FILE.safetensors`",
+        "my clip.mp4: is a video: say which of its frames to take with --fps or --num-frames, or "
+        "encode all of them: `vitgraph encode tower --video 'my clip.mp4' --out FILE.safetensors`",
+    ),
+    "frames of clips in a plan": (
+        ["embed", "tower", "photos", "--plan", "--fps", "2"],
+        "--fps 2.0: --plan takes images alone",
     ),
     "a photograph as the checkpoint of a job": (
         ["embed", "a.jpg", "photos", "--out", "v"],

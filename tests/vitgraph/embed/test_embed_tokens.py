@@ -129,7 +129,7 @@ def test_an_item_of_many_tokens_has_a_row_group_of_its_own(
     keys = ["a.png", "b\udcff.png", "c.png"]
     path = tmp_path / "one.parquet"
     monkeypatch.setattr("vitgraph.embedding.parquet_files._GROUP", 100)
-    write_tokens(path, keys, [(1, 2, 2)] * 3, arrays, counts)
+    write_tokens(path, keys, ["image"] * 3, [(1, 2, 2)] * 3, arrays, counts)
     assert parquet.ParquetFile(path).num_row_groups == 3
     assert parquet.read_table(path, columns=["key"])["key"].to_pylist()[1] == r"b\udcff.png"
     found = read_arrays(path)

@@ -35,8 +35,8 @@ from .files import (
     version_in,
     version_of,
 )
-from .reading import File, FileKind, SourceOptions, refusal_of_url, url_in
-from .suffixes import LeftOut
+from .reading import File, FileKind, Media, SourceOptions, refusal_of_url, url_in
+from .suffixes import CLIP_SUFFIXES, LeftOut, holds_clip
 from .tables import DATASET, DataSet, ParquetTable, is_dataset, pin_dataset, pin_files
 from .tars import Listed, list_members
 
@@ -70,7 +70,7 @@ class Source:
         self.options = options or SourceOptions()
         self.name = local_path(source)
         self._text = _read_standard_input() if source == "-" else ""
-        self.left_out = LeftOut()
+        self.left_out = LeftOut(self.options.clips)
         self.notes: list[str] = []
 
     def identity(self) -> str:
@@ -90,6 +90,10 @@ class Source:
         """
         count = 0
         for file in self._find():
+            if _ends(file.key, *CLIP_SUFFIXES):
+                if not self.left_out.takes(urlsplit(file.key).path):  # a list or a pattern names it
+                    continue
+                file = file._replace(media="clip")
             count += 1
             yield file
         if not count:
@@ -271,8 +275,10 @@ class Source:
             first = url_in(table.cell(0))
             if first is not None:
                 raise ValueError(f"{path}: column {self.options.column!r}: {refusal_of_url(first)}")
+        is_clips = self.options.clips and len(table) > 0 and holds_clip(table.cell(0))
+        media: Media = "clip" if is_clips else "image"
         for row in range(len(table)):
-            yield File(f"{key}/{row}", path, -1, version, "row", row)
+            yield File(f"{key}/{row}", path, -1, version, "row", row, media)
 
     def _rows_of_dataset(self, name: str) -> Iterator[File]:
         pinned, version = pin_dataset(name)

@@ -1,17 +1,23 @@
-"""The description of one image of an embedding job, and the reading of its bytes."""
+"""The description of one image or clip of an embedding job, and the reading of its bytes."""
 
 from __future__ import annotations
 
 import hashlib
 import io
+import os
+import tempfile
+import weakref
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
-from typing import Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from ...fetching import Fetcher, is_url
 from .files import is_remote, path_beside, read_file, require_version
 from .tables import DATASET, DataSet, ParquetTable
 from .tars import NOWHERE, read_sparse
+
+if TYPE_CHECKING:
+    from encoders.inputs import ItemLike
 
 
 class SourceOptions(NamedTuple):
@@ -29,6 +35,8 @@ class SourceOptions(NamedTuple):
     """Whether a list or a table may name files outside the folder in which it lies."""
     fetch_urls: bool = False
     """Whether a list or a table may name https URLs, which are then downloaded."""
+    clips: bool = False
+    """Whether clips are listed, too, and not only images."""
 
 
 FileKind: TypeAlias = Literal["file", "member", "sparse", "row", "url"]
@@ -36,8 +44,12 @@ FileKind: TypeAlias = Literal["file", "member", "sparse", "row", "url"]
 row of a table, or a URL."""
 
 
+Media: TypeAlias = Literal["image", "clip"]
+"""The kind of an item: an image, or a clip, which is a video."""
+
+
 class File(NamedTuple):
-    """One image of an embedding job, and where its bytes are."""
+    """One image or clip of an embedding job, and where its bytes are."""
 
     key: str
     """The name of the image in the results: its path relative to the folder, list or data set that
@@ -52,6 +64,7 @@ class File(NamedTuple):
     kind: FileKind = "file"
     position: int = 0
     """The byte offset of the image in a tar file, or the number of its row in a table, from 0."""
+    media: Media = "image"
 
 
 class ImageReader:
@@ -71,10 +84,15 @@ class ImageReader:
         self.keys: dict[File, str] = {}
         self._opened_table = lru_cache(maxsize=16)(self._open_table)
 
-    def item(self, file: File) -> Readable:
-        """Return an image as a file-like object for ``encode_many``; its bytes are read when it is
-        decoded."""
-        return Readable(self, file)
+    def item(self, file: File) -> ItemLike:
+        """Return an image or a clip for ``encode_many``; its bytes are read when it is decoded.
+
+        A local file of a clip is read by its path, so that a long film need not fit into memory.
+        """
+        if file.media == "image":
+            return Readable(self, file)
+        on_disk = file.kind == "file" and not is_remote(file.path)
+        return {"video": file.path if on_disk else ClipFile(self, file)}
 
     def read(self, file: File) -> bytes:
         """Return the bytes of an image file.
@@ -108,25 +126,25 @@ class ImageReader:
         return read_file(file.path, file.version)
 
     def changed(self, files: Sequence[File]) -> dict[int, str]:
-        """Find images inside remote tar files that have changed since the job listed them.
+        """Find images inside remote tar files, and clips in local files, that have changed since
+        the job listed them.
 
         Each member of a tar file is read by a request of its own, whose answer does not show
-        whether the tar file has changed. Therefore this is called after all images of a shard are
-        read.
+        whether the tar file has changed; a clip is read by its path. Therefore this is called after
+        all images of a shard are read.
 
         Args:
             files: the images of the shard.
 
         Returns:
-            An error text for each image in a changed tar file, by the image's index in ``files``.
+            An error text for each image in a changed file, by the image's index in ``files``.
         """
         errors: dict[tuple[str, str], str] = {}
-        for tar in {(f.path, f.version) for f in files if f.kind == "member"}:
-            if is_remote(tar[0]):
-                try:
-                    require_version(*tar)
-                except OSError as error:
-                    errors[tar] = str(error)
+        for path, version in {(f.path, f.version) for f in files if _is_unchecked(f)}:
+            try:
+                require_version(path, version)
+            except OSError as error:
+                errors[path, version] = str(error)
         versions = enumerate((file.path, file.version) for file in files)
         return {index: errors[tar] for index, tar in versions if tar in errors}
 
@@ -175,6 +193,13 @@ class ImageReader:
         return Fetcher()
 
 
+def _is_unchecked(file: File) -> bool:
+    """Return whether reading a file does not show that it has changed since the job listed it."""
+    if is_remote(file.path):
+        return file.kind == "member"
+    return file.kind == "file" and file.media == "clip"
+
+
 class Readable:
     """A file-like object of an image for ``preprocess``; the first method call reads the bytes."""
 
@@ -198,6 +223,28 @@ class Readable:
     def tell(self) -> int:
         """Return the position in the file, like ``io.BytesIO.tell``."""
         return self._opened().tell()
+
+
+class ClipFile(os.PathLike[str]):
+    """The path of a temporary file, for a clip that lies inside another file or on a remote store.
+
+    The file is written when its path is first read, and removed with this object.
+    """
+
+    def __init__(self, reader: ImageReader, file: File) -> None:
+        self._reader, self._file = reader, file
+
+    def __fspath__(self) -> str:
+        return self._path
+
+    @cached_property
+    def _path(self) -> str:
+        content = self._reader.read(self._file)
+        handle, path = tempfile.mkstemp(prefix="vitgraph-clip-")
+        weakref.finalize(self, os.unlink, path)
+        with open(handle, "wb") as file:
+            file.write(content)
+        return path
 
 
 def content_key(content: bytes) -> str:

@@ -1,4 +1,4 @@
-"""Tells images from other files by their suffixes, and counts the other files."""
+"""Tells images, clips and other files apart by their suffixes, and counts the other files."""
 
 from __future__ import annotations
 
@@ -18,6 +18,25 @@ _SUFFIXES = frozenset(
 """The suffixes of the formats that PIL decodes to pixels without another program."""
 _HEIF = frozenset((".heic", ".heif", ".hif"))
 """The suffixes of HEIF photographs, which PIL reads only if pillow-heif is installed."""
+CLIP_SUFFIXES = frozenset(
+    f".{name}"
+    for name in (
+        *("3gp", "avi", "flv", "m2ts", "m4v", "mkv", "mov", "mp4", "mpeg", "mpg", "mts", "ogv"),
+        *("webm", "wmv"),
+    )
+)
+"""The file suffixes that mark clips (videos); PIL reads none of these formats as an image."""
+_CLIP_HEADS = (
+    (0, b"\x1aE\xdf\xa3"),  # Matroska and WebM
+    (8, b"AVI "),
+    (0, b"FLV"),
+    (0, b"OggS"),
+    (0, b"\x00\x00\x01\xba"),  # MPEG
+    (0, b"0&\xb2u\x8ef\xcf\x11"),  # ASF: WMV
+)
+"""The offsets and the first bytes by which a clip without a name is recognised."""
+_STILL_BRANDS = (b"hei", b"hev", b"mif", b"msf", b"avi")
+"""The beginnings of the brands of HEIF and AVIF, which share their container with MP4."""
 _MOST_SUFFIXES = 8
 """The most suffixes that a message about files without an image's suffix lists."""
 
@@ -27,14 +46,41 @@ def suffixes() -> frozenset[str]:
     return _SUFFIXES | _HEIF if find_spec("pillow_heif") else _SUFFIXES
 
 
-class LeftOut:
-    """Counts the files of a source that are left out because they are not images, by suffix."""
+def is_clip(name: str) -> bool:
+    """Return whether a file name has the suffix of a clip, such as ``.mp4``."""
+    return posixpath.splitext(name)[1].lower() in CLIP_SUFFIXES
 
-    def __init__(self) -> None:
-        self.suffixes, self.counts = suffixes(), Counter[str]()
+
+def holds_clip(cell: object) -> bool:
+    """Return whether a table cell holds a clip: by the suffix of its path, else by its first bytes.
+
+    Args:
+        cell: bytes, a path, or a dict with "bytes" and "path".
+    """
+    if isinstance(cell, dict):
+        path = cell.get("path")
+        return is_clip(path) if isinstance(path, str) else holds_clip(cell.get("bytes"))
+    if isinstance(cell, str):
+        return is_clip(cell)
+    if not isinstance(cell, bytes):
+        return False
+    if cell[4:8] == b"ftyp":
+        return not cell[8:11].lower().startswith(_STILL_BRANDS)
+    return any(cell[start:].startswith(head) for start, head in _CLIP_HEADS)
+
+
+class LeftOut:
+    """Counts the files of a source that are left out, by suffix: all but images and, if ``clips``,
+    clips.
+    """
+
+    def __init__(self, clips: bool = False) -> None:
+        self.clips = clips
+        self.suffixes = suffixes() | CLIP_SUFFIXES if clips else suffixes()
+        self.counts = Counter[str]()
 
     def takes(self, name: str) -> bool:
-        """Return whether a file name has the suffix of an image; count the file if it has not."""
+        """Return whether a file name has the suffix of an item; count the file if it has not."""
         suffix = posixpath.splitext(name)[1].lower()
         taken = suffix in self.suffixes
         if not taken:
@@ -51,4 +97,6 @@ class LeftOut:
             parts.append(f"{other_count:,} others")
         if _HEIF & self.counts.keys():
             parts[-1] += "; .heic needs pillow-heif: pip install 'pillow-heif>=1.0'"
+        if CLIP_SUFFIXES & self.counts.keys():
+            parts[-1] += "; for clips, say which frames to take with --fps or --num-frames"
         return [f"left out, because they are no images by their names: {', '.join(parts)}"]

@@ -115,8 +115,9 @@ class DataSet:
         if version and version != _state_of(repo):
             raise OSError(f"{repo}: has changed since the job listed it")
         require_column(repo, column, self._rows.column_names)
-        if isinstance(self._rows.features[column], datasets.Image):
-            self._rows = self._rows.cast_column(column, datasets.Image(decode=False))
+        for kind in (datasets.Image, datasets.Video):
+            if isinstance(self._rows.features[column], kind):
+                self._rows = self._rows.cast_column(column, kind(decode=False))
         self._rows = self._rows.select_columns([column])
         self.holds_text = "string" in str(self._rows.features[column])
         self.column = column

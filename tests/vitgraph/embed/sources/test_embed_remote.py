@@ -99,6 +99,33 @@ def test_a_job_from_and_to_a_bucket_has_the_vectors_of_files(
     assert run_in_twos(repo, "s3://bucket/photos", "s3://bucket/vectors", *options) == 0
 
 
+def test_errors_of_a_job_in_a_bucket_are_tried_again(repo: Path, photos: Path, s3: Any) -> None:
+    upload(s3, photos, "bucket/photos")
+    s3.pipe_file("bucket/photos/01.png", b"no image")
+    job = (repo, "s3://bucket/photos", "s3://bucket/vectors")
+    assert run_in_twos(*job) == 3
+    s3.put_file(str(photos / "01.png"), "bucket/photos/01.png")
+    assert run_in_twos(*job, "--retry-errors") == 0
+    assert main(["embed", "--verify", "s3://bucket/vectors"]) == 0
+    assert run_in_twos(repo, photos, "s3://bucket/whole") == 0
+    keys, rows = load_embeddings("s3://bucket/vectors")
+    wanted_keys, wanted = load_embeddings("s3://bucket/whole")
+    assert keys == wanted_keys
+    assert np.allclose(rows, wanted, atol=1e-5)
+
+
+def test_clips_of_a_bucket_have_the_vectors_of_files(
+    repo: Path, clip: Path, s3: Any, tmp_path: Path
+) -> None:
+    s3.put_file(str(clip), "bucket/films/clip.mp4")
+    sampled = ("--num-frames", 2)
+    assert run_in_twos(repo, "s3://bucket/films", tmp_path / "out", *sampled) == 0
+    assert run_in_twos(repo, clip, tmp_path / "wanted", *sampled) == 0
+    keys, rows = load_embeddings(tmp_path / "out")
+    assert keys == ["clip.mp4"]
+    assert np.allclose(rows, load_embeddings(tmp_path / "wanted")[1], atol=1e-5)
+
+
 def test_a_damaged_object_is_found_and_written_again(
     repo: Path, photos: Path, s3: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
