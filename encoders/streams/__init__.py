@@ -6,7 +6,7 @@ Encoders and their wrappers, such as ``GraphedEncoder``, inherit both methods fr
 - ``items``: the methods ``encode`` and ``encode_many``; ``keywords``: their keywords as types
 - ``calls``: turns preprocessed items into one result each, in one or several calls of the encoder
 - ``stream``: turns the items of an iterable into results, in order and in bounded memory
-- ``item_errors``: the results of items that could not be encoded
+- ``item_errors``: the results of items that could not be encoded; ``finite``: finds NaN in results
 - ``prefetch``: the threads that prepare items ahead
 - ``device``: copies batches to a device, and runs them there
 - ``progress``: shows progress as a bar on a terminal, as lines in a log
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from .calls import join_inputs as join_inputs
     from .calls import join_outputs as join_outputs
     from .calls import select_items as select_items
+    from .finite import require_finite as require_finite
     from .item_errors import ItemError as ItemError
     from .items import EncodesItems as EncodesItems
     from .keywords import Pooled as Pooled
@@ -65,6 +66,7 @@ _NAMES = {
         "join_outputs",
         "select_items",
     ),
+    "finite": ("require_finite",),
     "item_errors": ("ItemError",),
     "items": ("EncodesItems",),
     "keywords": ("Pooled", "PooledStream", "SizeKeywords", "Whole"),

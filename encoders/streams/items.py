@@ -77,19 +77,24 @@ class EncodesItems(ABC, Generic[Output]):
             a graph wrapper that was told to return views of its buffers.
 
         Raises:
-            ValueError: what ``preprocess`` or the encoder refuses, or a pool that this encoder
-                cannot make.
+            ValueError: what ``preprocess`` or the encoder refuses, a pool that this encoder cannot
+                make, or a vector with a NaN or an infinity. Without a pool this is not checked,
+                because the check waits for the device.
             torch.OutOfMemoryError, MemoryError: memory ran out; the message names
                 ``max_tokens_per_call``.
         """
         from .calls import ResultSettings
+        from .finite import require_finite
 
         settings = ResultSettings(pool, normalize, max_tokens_per_call)
         item_encoder = self.item_encoder()
         item_encoder.check(settings)
         limits = Limits(min_pixels, max_pixels, max_tiles, max_soft_tokens, fps, num_frames)
         inputs = item_encoder.encoder.preprocess(images, videos, **limits._asdict())
-        return item_encoder.encode(inputs, settings)
+        results = item_encoder.encode(inputs, settings)
+        if pool != "none":
+            require_finite(results)
+        return results
 
     @overload
     def encode_many(  # type: ignore[overload-overlap]  # a tuple of two is (key, item)
@@ -158,7 +163,8 @@ class EncodesItems(ABC, Generic[Output]):
             progress: show items and tokens per second, and what the stream waits for: a bar on a
                 terminal or in a notebook, a line per so many items in a log.
             on_error: "raise" stops at a bad item; "keep" yields an :class:`ItemError` in its place,
-                whatever was raised while the item was read.
+                whatever was raised while the item was read. An item whose features have a NaN or
+                an infinity is a bad item.
             min_pixels, max_pixels, ..., num_frames: as ``preprocess`` takes them.
 
         Returns:

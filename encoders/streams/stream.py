@@ -24,6 +24,7 @@ from ..inputs.images import StagedItem
 from ..inputs.intake import ItemLike, is_one_item
 from .calls import EitherItemEncoder, ResultSettings, join_inputs
 from .device import DeviceQueue
+from .finite import NOT_FINITE, finite_flags, tensors_of
 from .item_errors import (
     FAILURES,
     ItemError,
@@ -94,7 +95,8 @@ def stream_items(
         A generator of one :class:`ItemResult` per item.
 
     Raises:
-        ValueError: wrong arguments; while iterating, a bad item, unless ``on_error`` is "keep".
+        ValueError: wrong arguments; while iterating, a bad item or one whose features are not
+            finite, unless ``on_error`` is "keep".
     """
     item_encoder.check(settings)
     if options.on_error not in get_args(OnError):
@@ -147,6 +149,18 @@ class _StreamItem:
     """The result of the item, or its exception; None before the item is encoded."""
 
 
+class _Started(NamedTuple):
+    """A batch that is being encoded, or that the device has yet to encode."""
+
+    items: list[_StreamItem]
+    encoded: list[_StreamItem]
+    """The items that have results and no errors."""
+    finite: Tensor
+    """bool [encoded]: whether all numbers of the result of each are finite."""
+    mark: torch.cuda.Event | None
+    """The CUDA event that comes after the work of the batch; None on the CPU."""
+
+
 class _Stream:
     """One pass over a stream of items; with ``keep``, errors become results."""
 
@@ -177,13 +191,13 @@ class _Stream:
             progress,
         ):
             self.start_time = time.perf_counter()
-            started: deque[tuple[list[_StreamItem], torch.cuda.Event | None]] = deque()
+            started: deque[_Started] = deque()
             for batch in self._batches(prefetch):
                 started.append(self._start(batch))
                 if len(started) > self.queue.ahead:
-                    yield from self._finish(*started.popleft(), prefetch, progress)
+                    yield from self._finish(started.popleft(), prefetch, progress)
             while started:
-                yield from self._finish(*started.popleft(), prefetch, progress)
+                yield from self._finish(started.popleft(), prefetch, progress)
             prefetch.check()
 
     def _prepare(self, index: int, item_or_pair: object) -> tuple[_StreamItem, int]:
@@ -230,15 +244,17 @@ class _Stream:
         if batch:
             yield batch
 
-    def _start(self, batch: list[_StreamItem]) -> tuple[list[_StreamItem], torch.cuda.Event | None]:
-        """Encode a batch, and return it with a CUDA event recorded after it (None on the CPU)."""
+    def _start(self, batch: list[_StreamItem]) -> _Started:
+        """Encode a batch; on a GPU, only queue its work."""
         start_time = time.perf_counter()
         with torch.no_grad(), self.queue.running():
             self._encode([item for item in batch if item.inputs is not None])
+            encoded = [item for item in batch if not isinstance(item.value, Exception)]
+            finite = finite_flags([item.value for item in encoded])
         for item in batch:
             item.inputs = None
         self.seconds["encoding"] += time.perf_counter() - start_time
-        return batch, self.queue.mark()
+        return _Started(batch, encoded, finite, self.queue.mark())
 
     def _encode(self, items: list[_StreamItem]) -> None:
         """Encode items as one batch; if that fails and errors are kept, encode them one by one."""
@@ -277,14 +293,17 @@ class _Stream:
 
     def _finish(
         self,
-        batch: list[_StreamItem],
-        mark: torch.cuda.Event | None,
+        started: _Started,
         prefetch: Prefetch[object, _StreamItem],
         progress: Progress,
     ) -> Iterator[ItemResult]:
-        """Yield the results of a batch once the device has reached ``mark``, recorded after it."""
+        """Yield the results of a batch once the device has reached the event recorded after it."""
         start_time = time.perf_counter()
-        self.queue.wait(mark, [tensor for item in batch for tensor in _tensors(item.value)])
+        batch, encoded, finite, mark = started
+        self.queue.wait(mark, [tensor for item in batch for tensor in tensors_of(item.value)])
+        for item, is_finite in zip(encoded, finite.tolist(), strict=True):
+            if not is_finite:
+                item.value = ValueError(NOT_FINITE)
         ready_time = time.perf_counter()
         for item in batch:
             prefetch.release(item.tokens)
@@ -344,12 +363,3 @@ def _layout_of(inputs: VisionInputs | StagedItem) -> VisionInputs:
         tiles = None if inputs.tiles is None else [inputs.tiles]
         return VisionInputs(torch.empty(0), torch.tensor([inputs.grid]), tiles)
     return inputs.with_pixels(lambda pixels: pixels.new_empty(0))
-
-
-def _tensors(value: object) -> Iterator[Tensor]:
-    """Yield the tensors of a result: the vector itself, or all tensors in an output."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, tuple):
-        for part in value:
-            yield from _tensors(part)

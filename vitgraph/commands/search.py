@@ -169,7 +169,9 @@ def _facts(options: argparse.Namespace, vectors: Vectors, limits: SizeKeywords) 
         + f", {sizes}" * bool(sizes)
         + fp8 * (settings.get("precision") == "fp8"),
         "numbers": f"cosines with {counted(vectors.count, 'vector')}; the mean of the folder was "
-        "subtracted from each of them and from the photograph's",
+        "subtracted from each of them and from the photograph's"
+        + f"; {counted(vectors.left_out, 'vector')} left out, with values that are not finite"
+        * bool(vectors.left_out),
     }
 
 

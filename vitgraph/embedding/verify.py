@@ -118,6 +118,7 @@ def find_faults(folder: str) -> Iterator[str]:
             again = f"delete {shard.stats_name} and run the command of the job again"
             try:
                 faults = [f"{fault}; {again}" for fault in _faults_of(shard, manifest)]
+                faults = faults or list(_rows_not_finite(shard))
             except _DAMAGED as error:
                 faults = [f"is damaged ({error}); {again}"]
         all_intact = all_intact and not faults
@@ -151,10 +152,21 @@ def _faults_of(shard: Shard, manifest: Manifest) -> Iterator[str]:
     rows = shard.read_rows_in_order()
     if not len(rows) + len(stats["errors"]) == stats["items"] == expected:
         yield f"has {len(rows)} rows and {len(stats['errors'])} errors for {expected} files"
-    for row in rows:
+
+
+def _rows_not_finite(shard: Shard) -> Iterator[str]:
+    """Yield a text for each array of an image that has a NaN or an infinity.
+
+    Such rows are of a version that wrote them; to write the shard again would not change them.
+    """
+    for row in shard.read_rows_in_order():
         for name, array in row.arrays.items():
             if not np.isfinite(array).all():
-                yield f"{name} of {row.key} has values that are not finite"
+                yield (
+                    f"{name} of {row.key} has values that are not finite, as the encoder made "
+                    "them; embed into a new folder, whose errors.csv lists such images, with "
+                    "--dtype bfloat16 or float32"
+                )
 
 
 def _keys_of(shard: Shard) -> list[str]:

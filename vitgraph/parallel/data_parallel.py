@@ -36,6 +36,7 @@ from encoders.streams import (
     ResultSettings,
     VideosLike,
     join_outputs,
+    require_finite,
     select_items,
 )
 from graphwrap import GraphedEncoder, joins_paths, read_outputs, require_choice, with_paths
@@ -211,7 +212,7 @@ class DataParallelEncoder:
 
         Raises:
             ValueError: a bad item on any rank, ``pool`` or ``normalize`` that differ between ranks,
-                or items whose sizes differ between ranks.
+                items whose sizes differ between ranks, or a vector with a NaN or an infinity.
             RuntimeError: another rank failed, or no longer answers.
         """
         settings = ResultSettings(pool, normalize, max_tokens_per_call)
@@ -247,7 +248,9 @@ class DataParallelEncoder:
             result = self._run_on_all_ranks(work, repr((pool, normalize)))
             gathered = self._gather(result)
             if pool != "none":
-                return [vector.clone() for rows in gathered for vector in rows]
+                vectors = [vector.clone() for rows in gathered for vector in rows]
+                require_finite(vectors)
+                return vectors
             return [item.clone() for item in split_rows(gathered, result, self.outputs)]
 
     def attention_maps(

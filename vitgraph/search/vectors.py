@@ -63,37 +63,47 @@ class Vectors:
             )
         self.shards = finished_shards(self.storage, self.manifest)
         self.count = 0
-        """The number of vectors of the job; 0 before the first search."""
+        """The number of finite vectors of the job, which were searched; 0 before the first search.
+        """
+        self.left_out = 0
+        """The number of vectors that the last search left out, because they have a NaN or an
+        infinity."""
 
     def nearest(self, vector: Floats, top: int) -> list[Hit]:
         """Return the images whose vectors have the largest cosine with a vector, the best first.
+
+        Vectors with a NaN or an infinity count neither for the mean nor for the ranking.
 
         Args:
             vector: [D], encoded with the same checkpoint and settings as the job's vectors.
             top: the most images to return.
 
         Raises:
-            ValueError: the job wrote no vectors, its vectors have another width, or a shard is
-                damaged.
+            ValueError: the job wrote no finite vectors, its vectors have another width, or a shard
+                is damaged.
         """
         total, counts = np.zeros(len(vector)), list[int]()
+        self.count = 0
         for shard in self._bar("mean"):
             counts.append(0)
             for rows in self._rows(shard, len(vector)):
-                total += rows.sum(axis=0, dtype=np.float64)
+                finite = rows[_are_finite(rows)]
+                total += finite.sum(axis=0, dtype=np.float64)
                 counts[-1] += len(rows)
-        self.count = sum(counts)
+                self.count += len(finite)
+        self.left_out = sum(counts) - self.count
         if not self.count:
-            raise ValueError(f"{self.storage.name}: holds no vectors; see its errors.csv")
+            raise ValueError(f"{self.storage.name}: holds no finite vectors; see its errors.csv")
         mean = (total / self.count).astype(np.float32)
         query = _unit((vector - mean).astype(np.float32))
-        cosines = np.empty(self.count, np.float32)
+        cosines = np.full(sum(counts), -np.inf, np.float32)
         start = 0
         for shard in self._bar("search"):
             for rows in self._rows(shard, len(vector)):
-                cosines[start : start + len(rows)] = _unit(rows - mean) @ query
+                places = start + np.flatnonzero(_are_finite(rows))
+                cosines[places] = _unit(rows[places - start] - mean) @ query
                 start += len(rows)
-        return self._hits(cosines, [0, *accumulate(counts)], top)
+        return self._hits(cosines, [0, *accumulate(counts)], min(top, self.count))
 
     def _bar(self, label: str) -> Iterable[Shard]:
         return tqdm(self.shards, desc=label, unit="shard", disable=not self.progress)
@@ -122,9 +132,10 @@ class Vectors:
         """Return the images with the largest cosines; keys are read only from their shards.
 
         Args:
-            cosines: [vectors], the cosine of each vector of the job.
+            cosines: [vectors], the cosine of each vector of the job; minus infinity for a vector
+                that is left out.
             starts: for each shard the number of vectors before it, then the number of all vectors.
-            top: the most images to return.
+            top: the most images to return, at most the number of vectors that are not left out.
         """
         best = np.argpartition(-cosines, min(top, len(cosines)) - 1)[:top]
         best = best[np.lexsort((best, -cosines[best]))]
@@ -143,6 +154,11 @@ class Vectors:
         keys = self.shards[number].read_keys(starts[number + 1] - starts[number])
         files = FileList(self.storage, self.manifest).shard(number)
         return keys, {file.key: file for file in files}
+
+
+def _are_finite(rows: Floats) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Return for each vector of [n, D] whether all of its numbers are finite, [n]."""
+    return np.asarray(np.isfinite(rows).all(axis=1))
 
 
 def _unit(rows: Floats) -> Floats:

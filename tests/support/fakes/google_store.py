@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from fsspec.implementations.memory import MemoryFileSystem
 
 
-class Buckets(MemoryFileSystem):
+class Buckets(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
     """The memory of this process in the place of Google's store."""
 
     protocol = ("gs", "gcs")

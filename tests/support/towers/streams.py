@@ -40,6 +40,7 @@ class NumberEncoder(EncodesItems[EncoderOutput]):
         bad: numbers that cannot be preprocessed.
         poison: numbers that no call can encode.
         error: what a call with a poisoned number raises.
+        overflow: numbers whose tokens are not of their value, but of the one given here.
     """
 
     def __init__(self, tokens: Callable[[int], int] = lambda number: 10) -> None:
@@ -49,6 +50,7 @@ class NumberEncoder(EncodesItems[EncoderOutput]):
         self.bad: set[int] = set()
         self.poison: set[int] = set()
         self.error: Exception = ValueError("poisoned")
+        self.overflow: dict[int, float] = {}
         self.seconds = 0.0
         self.lock = threading.Lock()
 
@@ -78,7 +80,10 @@ class NumberEncoder(EncodesItems[EncoderOutput]):
         if self.poison & set(pixel_values.flatten().int().tolist()):
             raise self.error
         self.calls.append(len(pixel_values))
-        return EncoderOutput(pixel_values, pixel_values, ())
+        tokens = pixel_values.clone()
+        for number, value in self.overflow.items():
+            tokens[pixel_values == number] = value
+        return EncoderOutput(tokens, tokens, ())
 
     def join(
         self, outputs: Mapping[str, EncoderOutput], inputs: VisionInputs

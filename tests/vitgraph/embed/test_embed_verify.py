@@ -119,6 +119,7 @@ def test_values_that_are_not_finite_are_a_fault(
     assert main(["embed", "--verify", str(out)]) == 1
     said = capsys.readouterr().out
     assert "embeddings of 07.png has values that are not finite" in said
+    assert "run the command of the job again" not in said  # which would write the same again
 
 
 def test_a_job_is_looked_at_without_a_checkpoint_and_run_with_one(

@@ -95,6 +95,31 @@ def test_cosines_are_those_of_the_definition_in_every_format(
         assert hit.file.key == key
 
 
+def test_vectors_that_are_not_finite_are_left_out_and_counted(
+    made: Callable[..., Path], photos: Path, cli: Cli
+) -> None:
+    out = made()
+    keys, matrix = load_embeddings(out)
+    with (out / "00001.npy").open("rb+") as file:
+        array = np.load(file)
+        array[0, 3], array[1] = np.nan, np.inf
+        file.seek(0)
+        np.save(file, array)
+    finite = np.isfinite(load_embeddings(out)[1]).all(axis=1)
+    assert finite.sum() == 3
+    kept = matrix[finite] - matrix[finite].mean(axis=0)
+    query = matrix[0] - matrix[finite].mean(axis=0)
+    wanted = kept @ query / np.linalg.norm(kept, axis=1) / np.linalg.norm(query)
+    vectors = Vectors(str(out))
+    hits = vectors.nearest(matrix[0], 100)
+    assert (vectors.count, vectors.left_out) == (3, 2)
+    assert [hit.key for hit in hits] == list(np.array(keys)[finite][np.argsort(-wanted)])
+    assert np.allclose([hit.cosine for hit in hits], np.sort(wanted)[::-1], atol=1e-5)
+    run = cli("search", out, photos / keys[0], "--no-progress")
+    assert run.code == 0
+    assert "2 vectors left out" in run.out
+
+
 def test_more_images_than_there_are_give_all(made: Callable[..., Path]) -> None:
     out = made()
     keys, matrix = load_embeddings(out)
