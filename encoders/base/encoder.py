@@ -319,7 +319,8 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
         alone, and timm does if the checkpoint was in timm's layout.
 
         Args:
-            save_directory: the folder; it may hold an earlier save, which is replaced.
+            save_directory: the folder; it may hold an earlier save, which is replaced: files of it
+                that this save does not write, such as processor files, are removed.
 
         Returns:
             ``save_directory``.
@@ -345,7 +346,8 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
     ) -> str:
         """Upload what :meth:`save_pretrained` writes to a repo of the Hugging Face Hub.
 
-        It is one commit. A model card that the repo has already is left as it is.
+        It is one commit, which removes the repo's configs and weights that it does not replace. A
+        model card that the repo has already is left as it is.
 
         Args:
             repo_id: ``owner/name``; the repo is made if it is not there.

@@ -26,6 +26,17 @@ STORED_DTYPES = {
 """The dtypes in which towers are saved and loaded, by their names in a safetensors header."""
 LONGEST_PART = 255
 """The most bytes that file systems allow in the name of one file or folder."""
+CONFIGS = ("config", "processor_config", "preprocessor_config", "video_preprocessor_config")
+"""The names, without ``.json``, that config files of a saved tower may have."""
+OWNED = (
+    *(f"{name}.json" for name in CONFIGS),
+    "model.safetensors",
+    "model-?????-of-?????.safetensors",
+    "model.safetensors.index.json",
+    "projector.safetensors",
+)
+"""Patterns of the files that belong to a saved tower. Saving removes those that it does not write,
+because the next load would follow a processor file of an earlier save."""
 CARD = """
 # {title}
 
@@ -108,6 +119,7 @@ def push_encoder(
             commit_message=commit_message,
             revision=branch,
             create_pr=create_pr,
+            delete_patterns=list(OWNED),
             ignore_patterns=["README.md"] if has_card else None,
         )
     return str(commit.commit_url)
@@ -115,6 +127,8 @@ def push_encoder(
 
 def _save(encoder: SavedEncoder, folder: Path, name: str) -> None:
     """Write the configs, the weights and a model card of an encoder.
+
+    Files of an earlier save that this one does not write are removed, see ``OWNED``.
 
     Args:
         encoder: the encoder to save.
@@ -136,6 +150,9 @@ def _save(encoder: SavedEncoder, folder: Path, name: str) -> None:
     files = {**published.files, "config": _with_dtype(published.files["config"], dtype)}
     for file, content in files.items():
         (folder / f"{file}.json").write_text(json.dumps(content, indent=2) + "\n")
+    for file in CONFIGS:
+        if file not in files:
+            (folder / f"{file}.json").unlink(missing_ok=True)
     if not (folder / "README.md").exists():
         card = CARD.format(
             title=type(encoder).__name__,

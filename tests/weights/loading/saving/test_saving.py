@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from huggingface_hub import HfApi, ModelCard
+from huggingface_hub.utils import filter_repo_objects
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
@@ -323,5 +324,44 @@ def test_pushing_uploads_one_commit(
         "commit_message": "Push model using vitgraph.",
         "revision": "dev",
         "create_pr": True,
+        "delete_patterns": calls["delete_patterns"],
         "ignore_patterns": ["README.md"] if has_card else None,
     }
+    assert "preprocessor_config.json" in calls["delete_patterns"]
+
+
+def test_processor_files_of_an_earlier_save_are_removed(tmp_path: Path) -> None:
+    saved = seeded(tmp_path / "first").save_pretrained(tmp_path / "saved")
+    (saved / "notes.txt").touch()
+    second = tmp_path / "second"
+    write_seeded_checkpoint(second, "qwen3_vl", width=64)
+    (second / "preprocessor_config.json").unlink()
+    with pytest.warns(UserWarning, match="defaults are used"):
+        encoder = load_encoder(second, progress=False)
+    encoder.save_pretrained(saved)
+    assert (saved / "notes.txt").exists()
+    with pytest.warns(UserWarning, match="defaults are used"):
+        again = load_encoder(saved, progress=False)
+    assert again.preprocessor == encoder.preprocessor
+
+
+@pytest.mark.parametrize("stale", ["preprocessor_config.json", "model-00001-of-00002.safetensors"])
+def test_pushing_deletes_what_an_earlier_push_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stale: str
+) -> None:
+    encoder = seeded(tmp_path / "whole")
+    deleted: list[str] = []
+
+    class Answer:
+        repo_id, commit_url = "me/tower", "https://hub.test/me/tower/commit/1"
+
+    def upload(self: HfApi, *, delete_patterns: list[str], **given: Any) -> Answer:
+        present = [stale, "notes.txt", "consolidated.safetensors"]
+        deleted.extend(filter_repo_objects(present, allow_patterns=delete_patterns))
+        return Answer()
+
+    monkeypatch.setattr(HfApi, "create_repo", lambda self, repo, **given: Answer())
+    monkeypatch.setattr(HfApi, "file_exists", lambda self, *names, **given: False)
+    monkeypatch.setattr(HfApi, "upload_folder", upload)
+    encoder.push_to_hub("tower")
+    assert deleted == [stale]
