@@ -13,6 +13,7 @@ load uses them:
 - ``families``, ``published``: the record of each family, and the checkpoints that are known to load
 - ``layouts``: the names that published checkpoints give the tensors of a tower
 - ``match``: a checkpoint's tensors matched with an encoder's, before their data is read
+- ``adapters``: LoRA adapters beside the weights, merged into the tower
 - ``load``: :func:`load_encoder`, which fills an encoder strictly or not at all
 - ``inspection``: :func:`inspect_checkpoint`, which says what a checkpoint holds
 - ``extraction``: :func:`extract_encoder`, which writes a folder with the tower alone

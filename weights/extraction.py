@@ -155,7 +155,7 @@ def _extract(tower: FoundTower, out: Path, overwrite: bool) -> None:
         with _lock_folder(out.parent):
             _restore(work, out)  # an earlier extraction may have been killed halfway
             _check_target(out, overwrite)
-            needed_bytes = sum(tensor.entry.nbytes for tensor in tower_files.tensors)
+            needed_bytes = sum(tensor.entry.nbytes for tensor in tower.tensors)
             free_bytes = shutil.disk_usage(out.parent).free
             if free_bytes < needed_bytes:
                 raise CheckpointError(
@@ -203,26 +203,62 @@ def _restore(work: Path, out: Path) -> None:
 def _write_folder(tower: FoundTower, locations: Mapping[str, TensorLocation], folder: Path) -> None:
     folder.mkdir()
     for name, content in tower.tower_files.files().items():
-        (folder / name).write_bytes(content)
+        if name in WRITTEN:  # not the config of an adapter, which is merged
+            (folder / name).write_bytes(content)
     (folder / "config.json").write_text(json.dumps(tower.described, indent=2) + "\n", "utf-8")
     files: dict[str, list[TowerTensor]] = {SINGLE: [], PROJECTOR: []}
     projector_names = tower.projector_names
-    for tensor in tower.tower_files.tensors:
+    for tensor in tower.tensors:
         files[PROJECTOR if tensor.local in projector_names else SINGLE].append(tensor)
     for name, tensors in files.items():
         if tensors:
-            _write_tensors(tower.contents.checkpoint.label, tensors, locations, folder / name)
+            _write_tensors(tower, tensors, locations, folder / name)
 
 
 def _write_tensors(
-    label: str, tensors: Sequence[TowerTensor], locations: Mapping[str, TensorLocation], file: Path
+    tower: FoundTower,
+    tensors: Sequence[TowerTensor],
+    locations: Mapping[str, TensorLocation],
+    file: Path,
 ) -> None:
+    label, merged = tower.contents.checkpoint.label, _merged_tensors(tower, tensors, locations)
     entries = [(tensor.local, tensor.entry) for tensor in tensors]
     with file.open("wb") as out:
         out.write(header_bytes(entries, {"format": "pt"}))
         for tensor in tensors:
-            _copy_tensor(f"{label}: {tensor.file}", tensor, locations[tensor.name], out)
+            if tensor.name in merged:
+                out.write(merged[tensor.name])
+            else:
+                _copy_tensor(f"{label}: {tensor.file}", tensor, locations[tensor.name], out)
     flush(file)
+
+
+def _merged_tensors(
+    tower: FoundTower, tensors: Sequence[TowerTensor], locations: Mapping[str, TensorLocation]
+) -> dict[str, memoryview]:
+    """Return the bytes of the tensors that the tower's adapter changes, by published name."""
+    changed = set() if tower.adapter is None else tower.adapter.changed
+    wanted = [tensor for tensor in tensors if tensor.slot and tensor.slot.name in changed]
+    if not wanted:
+        return {}
+    import torch  # seconds, which an extraction without an adapter need not wait for again
+
+    from encoders.base.saving import STORED_DTYPES, in_halves
+
+    from .load import read_tensors
+
+    merged: dict[str, memoryview] = {}
+    for stored in dict.fromkeys(tensor.entry.dtype for tensor in wanted):
+        alike = [tensor for tensor in wanted if tensor.entry.dtype == stored]
+        dtype = STORED_DTYPES[stored]
+        state = read_tensors(tower, alike, locations, dtype, torch.device("cpu"))
+        for tensor in alike:
+            assert tensor.slot is not None
+            rows = state[tensor.slot.name].chunk(tensor.slot.chunks)[tensor.slot.chunk]
+            if tensor.slot.rotary_halves:
+                rows = in_halves(rows, tower.num_heads)
+            merged[tensor.name] = rows.contiguous().view(-1).view(torch.uint8).numpy().data
+    return merged
 
 
 def _copy_tensor(label: str, tensor: TowerTensor, location: TensorLocation, out: BinaryIO) -> None:

@@ -58,6 +58,8 @@ class CheckpointInfo:
     """The part that loading would fetch: byte ``ranges``, whole ``shards`` or ``nothing``."""
     unfinished: bool
     """Whether an earlier fetch of byte ranges was interrupted; loading would continue it."""
+    adapter: str = ""
+    """What the adapter beside the weights does to the tower, a sentence; empty without one."""
 
     def to_dict(self) -> JsonDict:
         """Return the fields as plain data, for JSON."""
@@ -105,8 +107,8 @@ def inspect_checkpoint(
         config=tower.config,
         layout=tower.layout.name,
         prefix=tower_files.published.prefix,
-        tensors=len(tower_files.tensors),
-        parameters=sum(prod(tensor.entry.shape) for tensor in tower_files.tensors),
+        tensors=len(tower.tensors),
+        parameters=sum(prod(tensor.entry.shape) for tensor in tower.tensors),
         bytes=sum(tower.bytes_by_dtype.values()),
         dtype=str(tower.dtype).removeprefix("torch."),
         bytes_by_dtype=tower.bytes_by_dtype,
@@ -117,4 +119,5 @@ def inspect_checkpoint(
         cached=traffic.cached,
         fetch=traffic.route,
         unfinished=traffic.unfinished,
+        adapter="" if tower.adapter is None else str(tower.adapter),
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -22,6 +22,7 @@ from encoders.base.saving import STORED_DTYPES, in_pairs
 from encoders.contract import Preprocessor, warn_caller
 from encoders.inputs import image_section
 
+from .adapters import merge
 from .errors import CheckpointError, DamagedError
 from .files.checkpoint import TensorLocation, TowerTensor
 from .files.index import PROCESSOR_FILES
@@ -68,7 +69,7 @@ def load_encoder(
 
     Only the byte ranges of the tower are fetched or, where that saves nothing, the shards that hold
     it. Every tensor of the tower must be there, with the shape that its config says, and no other
-    tensor under its prefix.
+    tensor under its prefix. A LoRA adapter of peft beside the weights is merged into them.
 
     Args:
         repo_id_or_path: ``owner/name`` on the Hub, a folder, or one ``.safetensors`` file with its
@@ -97,8 +98,9 @@ def load_encoder(
         checkpoint has no processor file for images, the family's defaults are used, with a warning.
 
     Raises:
-        CheckpointError: the checkpoint cannot be found or read, is an adapter, quantised or
-            pickled, has an unsupported model type, or its tensors do not fit.
+        CheckpointError: the checkpoint cannot be found or read, is quantised or pickled, is or
+            has an adapter that cannot be merged, has an unsupported model type, or its tensors do
+            not fit.
         ValueError: ``dtype`` is not a floating dtype, ``device`` is not one of this machine, or an
             unknown ``family`` or ``fetch``; nothing was fetched yet.
         TypeError: ``repo_id_or_path`` is neither text nor a path.
@@ -114,12 +116,16 @@ def load_encoder(
             checkpoint = open_checkpoint(repo_id_or_path, options, damages)
             tower, encoder = find_encoder(checkpoint, family)
             try:
-                _fill_encoder(encoder, read_tensors(tower, cast_dtype or tower.dtype, target))
+                locations = checkpoint.locate(tower.tower_files)
+                read = (tower.tensors, locations, cast_dtype or tower.dtype, target)
+                _fill_encoder(encoder, read_tensors(tower, *read))
                 break
             except DamagedError as error:
                 if len(damages) == MOST_REPAIRS:
                     raise
                 damages.append(error)
+        if tower.adapter is not None:
+            logging.getLogger("vitgraph").warning("%s: %s", checkpoint.label, tower.adapter)
         files = _set_up_preprocessing(encoder, tower)
         encoder.published = _publication(tower, encoder, files, os.fspath(repo_id_or_path))
         return encoder.eval().requires_grad_(False)
@@ -207,20 +213,35 @@ def _say_that_the_gpu_is_idle() -> None:
     )
 
 
-def read_tensors(tower: FoundTower, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
-    """Read every tensor of the tower, by its name in the encoder, in ``dtype`` on ``device``.
+def read_tensors(
+    tower: FoundTower,
+    wanted: Iterable[TowerTensor],
+    locations: Mapping[str, TensorLocation],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> dict[str, Tensor]:
+    """Read tensors of a tower, by their names in the encoder, and merge its adapter into them.
 
     A tensor is read straight into its final memory or, if its dtype or device changes, into a
     temporary copy. Files are not mapped into memory, so that their pages do not count towards the
-    memory of the process. A DamagedError says that a fetched file is damaged.
+    memory of the process.
+
+    Args:
+        tower: the tower that was found in a checkpoint.
+        wanted: the published tensors to read.
+        locations: the place of each tensor of tower and adapter, by its published name.
+        dtype: the dtype of the result.
+        device: the device of the result.
+
+    Raises:
+        DamagedError: a fetched file is damaged.
     """
     tensors: dict[str, Tensor] = {}
-    checkpoint = tower.contents.checkpoint
-    locations = checkpoint.locate(tower.tower_files)
+    label = tower.contents.checkpoint.label
     reads: list[tuple[TensorLocation, TowerTensor, Tensor]] = []
     # A published tensor is a whole tensor of the encoder, or some rows of one, such as the queries
     # in a joined weight of queries, keys and values.
-    for tensor in tower.tower_files.tensors:
+    for tensor in wanted:
         slot = tensor.slot
         assert slot is not None, f"{tensor.name} fits no tensor of the encoder"
         if slot.name not in tensors:
@@ -233,10 +254,16 @@ def read_tensors(tower: FoundTower, dtype: torch.dtype, device: torch.device) ->
     # For a GPU only one thread reads, so that host memory holds one tensor at a time.
     readers = min(MOST_READERS, os.cpu_count() or 1) if device.type == "cpu" else 1
     with ThreadPoolExecutor(readers) as threads:
-        list(threads.map(lambda entry: _fill(checkpoint.label, *entry), reads))
+        list(threads.map(lambda entry: _fill(label, *entry), reads))
     for _, tensor, target in reads:
         if tensor.slot is not None and tensor.slot.rotary_halves:
             target.copy_(in_pairs(target, tower.num_heads))
+    if tower.adapter is not None and tower.adapter.changes:
+
+        def read(tensor: TowerTensor, target: Tensor) -> None:
+            _fill(label, locations[tensor.name], tensor, target)
+
+        merge(tower.adapter, tensors, read, lambda: tower.num_heads, label)
     return tensors
 
 
@@ -277,7 +304,7 @@ def _publication(
         shapes={n: layout.published_shape(n, tuple(state[n].shape)) for n in layout.reshapes},
         rotary_halves={
             tensor.local: tower.num_heads
-            for tensor in tower.tower_files.tensors
+            for tensor in tower.tensors
             if tensor.slot is not None and tensor.slot.rotary_halves
         },
         projector_file=(PROJECTOR, sorted(tower.projector_names)),

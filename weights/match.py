@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 
@@ -18,11 +18,13 @@ import torch
 from encoders import Encoder
 from encoders.base.saving import STORED_DTYPES
 
+from .adapters import Adapter, find_changes
 from .errors import CheckpointError, DamagedError, legible, problem_line
 from .families import build_config, find_family
 from .families.family import Family, FamilyConfig
+from .files.adapter_file import KEPT, adapter_error, adapter_names
 from .files.checkpoint import Checkpoint, PublishedCheckpoint, TowerFiles, TowerTensor
-from .files.index import Contents, adapter_error, adapter_names, read_contents
+from .files.index import Contents, read_contents
 from .files.tower_folder import describe, transformers_class
 from .layouts import Layout, Prefix, find_layout
 from .strict_json import JsonDict
@@ -46,7 +48,12 @@ class FoundTower:
     layout: Layout
     prefix: Prefix
     config: FamilyConfig
+    tensors: Sequence[TowerTensor]
+    """The published tensors that fill the encoder."""
     tower_files: TowerFiles
+    """The files to fetch, which hold ``tensors`` and those of the adapter that change them."""
+    adapter: Adapter | None = None
+    """The adapter beside the weights, None without one."""
 
     @property
     def described(self) -> JsonDict:
@@ -70,14 +77,14 @@ class FoundTower:
         """
         if transformers_class(self.contents.config, self.family, self.layout) is None:
             return set()
-        local = (tensor.local for tensor in self.tower_files.tensors)
+        local = (tensor.local for tensor in self.tensors)
         return {name for name in local if name.startswith(self.layout.projector)}
 
     @property
     def bytes_by_dtype(self) -> dict[str, int]:
         """The bytes of tensors by stored dtype, such as "BF16"; the dtype with most comes first."""
         counter: Counter[str] = Counter()
-        for tensor in self.tower_files.tensors:
+        for tensor in self.tensors:
             counter[tensor.entry.dtype] += tensor.entry.nbytes
         return dict(counter.most_common())
 
@@ -141,11 +148,16 @@ def find_tower(contents: Contents, family: Family) -> FoundTower:
         for name, shape in joined_shapes.items()
     }
     config = build_config(family, contents.config, shapes, label)
+    adapter, files = None, contents.adapter
+    if files is not None:
+        adapter = find_changes(files, family.layouts, joined_shapes, label)
+        shards |= {files.file: files.file_bytes} if adapter.changes else {}
     published = contents.checkpoint.published or PublishedCheckpoint(
         prefix.full, len(contents.files), shards
     )
-    tower_files = TowerFiles(tensors, published, contents.small_files)
-    return FoundTower(contents, family, layout, prefix, config, tower_files)
+    fetched = [*tensors, *(adapter.tensors if adapter else ())]
+    tower_files = TowerFiles(fetched, published, contents.small_files)
+    return FoundTower(contents, family, layout, prefix, config, tensors, tower_files, adapter)
 
 
 def build_encoder(tower: FoundTower) -> Encoder:
@@ -172,7 +184,7 @@ def _check_fit(tower: FoundTower, expected: Mapping[str, tuple[int, ...]]) -> No
     unexpected or of a wrong shape.
     """
     layout, prefix, checkpoint = tower.layout, tower.prefix, tower.contents.checkpoint
-    present = {tensor.name: tensor for tensor in tower.tower_files.tensors}
+    present = {tensor.name: tensor for tensor in tower.tensors}
     published: dict[str, tuple[int, ...]] = {}
     for encoder_name, encoder_shape in expected.items():
         parts, shape = (
@@ -222,7 +234,8 @@ def _tower_tensors(
     headers = contents.headers({contents.files[name] for name in local})
     for file, header in headers.items():
         index_names = {name for name in local if contents.files[name] == file}
-        header_names = set(layout.tower_names(prefix, header.tensors, contents.checkpoint.label))
+        tower_names = [name for name in header.tensors if not name.startswith(KEPT)]
+        header_names = set(layout.tower_names(prefix, tower_names, contents.checkpoint.label))
         if strays := sorted(index_names ^ header_names):
             description = (
                 "is there, unannounced" if strays[0] in header_names else "is announced, not there"

@@ -361,7 +361,7 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
             The address of the commit.
 
         Raises:
-            ValueError: what :meth:`save_pretrained` raises.
+            ValueError: what :meth:`save_pretrained` raises, or the repo has an adapter of peft.
         """
         from .saving import push_encoder
 

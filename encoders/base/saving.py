@@ -37,6 +37,7 @@ OWNED = (
 )
 """Patterns of the files that belong to a saved tower. Saving removes those that it does not write,
 because the next load would follow a processor file of an earlier save."""
+ADAPTER_CONFIG = "adapter_config.json"
 CARD = """
 # {title}
 
@@ -112,6 +113,11 @@ def push_encoder(
     with TemporaryDirectory() as folder:
         _save(encoder, Path(folder), repo_id)
         repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+        if api.file_exists(repo_id, ADAPTER_CONFIG, revision=branch):
+            raise ValueError(
+                f"{repo_id} has {ADAPTER_CONFIG}: the next load would merge that adapter into this "
+                "tower: remove the adapter's files from the repo, or push to another one"
+            )
         has_card = api.file_exists(repo_id, "README.md", revision=branch)
         commit = api.upload_folder(
             repo_id=repo_id,

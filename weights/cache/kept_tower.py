@@ -26,7 +26,7 @@ from ..files.index import SINGLE
 from ..files.tensor_file import Header, TensorEntry, file_crc32, header_bytes, read_header
 from ..strict_json import JsonDict
 
-VERSION = 2
+VERSION = 3
 """The version of that JSON object; a tower with another version is fetched again."""
 _RECORD, _SEAL = "vitgraph", "vitgraph_crc32"
 

@@ -2,6 +2,7 @@
 
 - ``checkpoint``: the files of one checkpoint on this disk, and the tensors in them
 - ``index``: the config, and the index, which says which tensor lies in which file
+- ``adapter_file``: the config and the header of an adapter beside the weights
 - ``tensor_file``: one safetensors file, its header checked and its tensors read
 - ``tower_folder``: the form of a folder that holds a tower alone
 - ``writing``: files that appear whole or not at all, and the lock against other writers

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from ..errors import AbsentError, CheckpointError, legible
 from ..strict_json import JsonObject
+from .adapter_file import (
+    ADAPTER_CONFIG,
+    ADAPTER_FILE,
+    KEPT,
+    AdapterFile,
+    adapter_error,
+    adapter_names,
+    read_adapter_file,
+)
 from .checkpoint import Checkpoint, check_name
 from .tensor_file import Header
 from .tower_folder import PROJECTOR, parse_description
@@ -17,7 +26,6 @@ PROCESSOR_FILES = ("processor_config", "preprocessor_config", "video_preprocesso
 """The names, without ``.json``, of files in which a repo may say how images are prepared."""
 
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-_ADAPTER_PARTS = ("lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B")
 
 
 @dataclass(frozen=True)
@@ -30,10 +38,13 @@ class Contents:
     files: Mapping[str, str]
     family: str | None = None
     """The name of the family, if the folder of an extracted tower states it, else None."""
+    adapter: AdapterFile | None = None
+    """The adapter beside the weights, None without one."""
 
     def small_files(self) -> dict[str, bytes]:
-        """Return the published config and processor files, which are cached beside a tower."""
-        return self.checkpoint.contents(f"{name}.json" for name in ("config", *PROCESSOR_FILES))
+        """Return the config, processor and adapter files, which are cached beside a tower."""
+        names = [f"{name}.json" for name in ("config", *PROCESSOR_FILES)]
+        return self.checkpoint.contents([*names, ADAPTER_CONFIG] if self.adapter else names)
 
     def headers(self, files: Collection[str]) -> dict[str, Header]:
         """Return the headers of the safetensors ``files``, by name, in as few requests as possible.
@@ -58,13 +69,15 @@ def read_contents(checkpoint: Checkpoint) -> Contents:
     if config is None:
         raise _without_config(checkpoint)
     description = parse_description(config, checkpoint.label)
-    files = _tensor_files(checkpoint)
+    all_files = _tensor_files(checkpoint)
+    files = {name: file for name, file in all_files.items() if not name.startswith(KEPT)}
     if description.projector and (checkpoint.weights is None or checkpoint.has(PROJECTOR)):
         files = {**files, **_projector_files(checkpoint)}
     adapter = adapter_names(files)
     if adapter and len(adapter) == len(files):
         raise adapter_error(checkpoint.label)
-    return Contents(checkpoint, description.config, files, description.family)
+    adapter_file = read_adapter_file(checkpoint)
+    return Contents(checkpoint, description.config, files, description.family, adapter_file)
 
 
 def _projector_files(checkpoint: Checkpoint) -> dict[str, str]:
@@ -76,25 +89,6 @@ def _projector_files(checkpoint: Checkpoint) -> dict[str, str]:
             "saved or extracted to"
         ) from error
     return dict.fromkeys(header.tensors, PROJECTOR)
-
-
-def adapter_names(names: Iterable[str]) -> list[str]:
-    """Return the tensors among ``names`` that belong to a LoRA adapter."""
-    return [name for name in names if any(part in _ADAPTER_PARTS for part in name.split("."))]
-
-
-def adapter_error(label: str, base: object = None) -> CheckpointError:
-    """Return the error for a repo that holds a LoRA adapter instead of a tower.
-
-    Args:
-        label: name of the checkpoint in messages.
-        base: the base model that the adapter's config names, None if it names none.
-    """
-    source = f" ({base})" if base else ""
-    return CheckpointError(
-        f"{label}: holds a LoRA adapter, not the weights of a tower: load the base model it was "
-        f"trained on{source}, or merge the adapter into it and save that"
-    )
 
 
 def _tensor_files(checkpoint: Checkpoint) -> dict[str, str]:
@@ -148,7 +142,8 @@ def _only_safetensors(checkpoint: Checkpoint) -> str:
     """
     names = _safetensors(checkpoint)
     for ending in (".safetensors.index.json", ".safetensors"):
-        matching = [name for name in names if name.endswith(ending) and "/" not in name]
+        here = [name for name in names if name.endswith(ending) and "/" not in name]
+        matching = [name for name in here if name != ADAPTER_FILE] or here
         if len(matching) == 1:
             return matching[0]
         if matching:

@@ -116,6 +116,8 @@ class HubCheckpoint(Checkpoint):
         forced = self.repo.options.force_download
         if self.offline or (not forced and self.repo.clients_file(name) is False):
             return None
+        if self._answers.get(LISTING) is not None and name not in self.names():
+            return None
         remote = self.repo.remote(name)
         try:
             return self.repo.ask(lambda: remote.read_all(json_limit(name)), name)

@@ -313,7 +313,8 @@ def test_pushing_uploads_one_commit(
         return Answer()
 
     monkeypatch.setattr(HfApi, "create_repo", lambda self, repo, **given: Answer())
-    monkeypatch.setattr(HfApi, "file_exists", lambda self, *names, **given: has_card)
+    has = lambda self, repo, name, **given: has_card and name == "README.md"  # noqa: E731
+    monkeypatch.setattr(HfApi, "file_exists", has)
     monkeypatch.setattr(HfApi, "upload_folder", upload)
     url = encoder.push_to_hub("tower", branch="dev", create_pr=True)
     assert url == Answer.commit_url
@@ -343,6 +344,18 @@ def test_processor_files_of_an_earlier_save_are_removed(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="defaults are used"):
         again = load_encoder(saved, progress=False)
     assert again.preprocessor == encoder.preprocessor
+
+
+def test_pushing_into_a_repo_with_an_adapter_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Answer:
+        repo_id = "me/tower"
+
+    monkeypatch.setattr(HfApi, "create_repo", lambda self, repo, **given: Answer())
+    monkeypatch.setattr(HfApi, "file_exists", lambda self, repo, name, **given: "adapter" in name)
+    with pytest.raises(ValueError, match=r"adapter_config\.json"):
+        seeded(tmp_path / "whole").push_to_hub("tower")
 
 
 @pytest.mark.parametrize("stale", ["preprocessor_config.json", "model-00001-of-00002.safetensors"])
