@@ -170,7 +170,8 @@ class FusedForward:
         if not is_norm(norm):
             self.run_record.called_count += 1
             self._complete_stream()
-            self.kept_stream, self.writable = self.stream.hidden, self.writable and not keep
+            # A hook of the norm may hold the stream, which no later step overwrites then.
+            self.kept_stream, self.writable = self.stream.hidden, False
             normed: Tensor = norm(self.stream.hidden.view(self.shape)).flatten(0, -2).contiguous()
             return self.fp8.quantise(normed) if quantised and self.fp8 is not None else normed
         rows: Rows
@@ -261,6 +262,8 @@ class FusedForward:
 
     def _project(self, parts: BlockParts, attended: Tensor, fp8: bool) -> None:
         """Apply a block's output product to ``attended``, and add it to the residual stream."""
+        if not self._is_own(parts.proj):  # a hook may hold it, and the next block overwrites it
+            attended = attended.clone()
         rows = self.fp8.quantise(attended) if fp8 and self.fp8 is not None else attended
         self._add(parts.proj, rows, parts.scale1, parts.post_norm1)
 

@@ -176,7 +176,7 @@ class FusedAttention:
         """Apply ``norm`` in place to queries, keys or values: [T, D], or heads [T, H, K]."""
         if not is_norm(norm, weighted=rows.ndim == 2):
             self.run_record.called_count += 1
-            rows.copy_(norm(rows))
+            rows.copy_(norm(rows.clone()))  # a hook may hold the input of the norm
         elif rows.ndim == 3:
             self.norms.normalise_heads(rows, self.norms.Norm.of(norm))
         else:
