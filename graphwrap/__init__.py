@@ -6,6 +6,7 @@ names in ``__all__``. These are the modules, in the order in which a call passes
 
 - ``graphed_encoder``: :class:`GraphedEncoder`, the only class that users make
 - ``guards``: checks that raise errors, such as for gradients and weights changed after capture
+- ``forward_state``: what else a forward depends on, such as the active adapter
 - ``encoder_forms``: the form of the encoder that is captured, such as the accelerated one
 - ``described_encoder``: members of the encoder that graphs do not need, such as the config
 - ``budgets``, ``budget_sizes``: the capacities of graphs, and how many tokens each one holds

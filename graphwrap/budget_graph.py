@@ -11,7 +11,7 @@ from .budgets import Budget
 from .buffers import PADDING, Arena, Memory, MetadataFormat
 from .encoder_forms import Forward
 from .outputs import output_fields
-from .torch_internals import clear_cublas_workspaces
+from .torch_internals import clear_cublas_workspaces, versions_of
 
 
 @dataclass
@@ -33,11 +33,13 @@ class BudgetGraph:
     outputs: dict[str, Tensor] = field(default_factory=dict)
     """Output buffers of this budget by field name, known after the first run of the encoder."""
     captured: torch.cuda.CUDAGraph | None = None
+    writes_metadata: bool = False
+    """Whether the encoder writes to its metadata, so that every replay needs them copied anew."""
 
     def __post_init__(self) -> None:
         self.pixels = self.arena.pixels[: self.budget.rows]
         self.metadata_bytes = self.arena.metadata_bytes[: self.format.nbytes]
-        self._metadata = {**self.format.views(self.metadata_bytes), **self.format.constants}
+        self._metadata = self.format.views(self.metadata_bytes)
         self._padding = self._metadata.pop(PADDING)[:, None]
         flat = self.pixels.view(self.budget.rows, -1)
         divides_by_8 = flat.shape[1] * flat.itemsize % torch.int64.itemsize == 0
@@ -46,9 +48,15 @@ class BudgetGraph:
         as they are: clearing four bfloat16 values at a time is faster."""
 
     def body(self) -> None:
-        """Clear the padded rows, run the encoder, and copy its outputs into the static buffers."""
+        """Clear the padded rows, run the encoder, and copy its outputs into the static buffers.
+
+        The encoder may remove entries of the metadata that it is given, or write to them.
+        """
         self._words.masked_fill_(self._padding, 0)  # an earlier call may have left NaN there
-        output = self.forward(self.pixels, encoder_metadata=self._metadata)
+        numbers = {name: number.clone() for name, number in self.format.constants.items()}
+        versions = versions_of([self.metadata_bytes])
+        output = self.forward(self.pixels, encoder_metadata={**self._metadata, **numbers})
+        self.writes_metadata |= versions_of([self.metadata_bytes]) != versions
         for name, value in output_fields(output, self.returned).items():
             self.outputs[name] = self.arena.output(name, value)
             self.outputs[name].copy_(value)

@@ -25,7 +25,8 @@ from .budgets import Budget, BudgetSet
 from .buffers import Arena, Memory, MetadataFormat
 from .costs import Costs, CostTable
 from .encoder_forms import EncoderForm, capacity_metadata, captured_forward
-from .guards import WeightGuard, as_module, plain_tensors
+from .forward_state import plain_values
+from .guards import WeightGuard, all_modules, as_module, plain_tensors
 from .measuring import fingerprint, measure
 from .packing import Packer
 from .replay import Captured, Executor, PathGraphs
@@ -69,7 +70,9 @@ def capture_encoder(
     pads, roots = form.backend != "eager", {"": encoder}
     if several:
         roots |= {f"path {name}": as_module(path_form.encoder) for name, path_form in forms.items()}
-    attributes = plain_tensors(roots) if pads else []
+    attributes, values = (
+        (plain_tensors(roots), plain_values(all_modules(roots))) if pads else ([], None)
+    )
     for name, path_form in forms.items() if tables and pads else ():
         if path_form.has_graphs or path_form.accelerator is not None:
             tables[name].apply(fingerprint(encoder, path_form), path_form.accelerator)
@@ -84,7 +87,8 @@ def capture_encoder(
     bar_label = "compile and capture" if form.settings.compile else "capture"
     with tqdm(total=0, desc=bar_label, unit="budget", disable=not (progress and pads)) as bar:
         path_graphs = {name: capturer.capture(bar) for name, capturer in capturers.items()}
-    guard, paths = WeightGuard(roots, attributes, hooks=form.has_graphs), {}
+    guard = WeightGuard(roots, attributes, values, hooks=form.has_graphs)
+    paths = {}
     for name, graphs in path_graphs.items():
         paths[name] = Executor(forms[name], graphs, guard, counts, clone)
         counts.budgets += [graphs.stats[budget] for budget in sorted(graphs.stats)]

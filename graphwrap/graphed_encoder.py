@@ -35,7 +35,8 @@ class GraphedEncoder(DescribesItself, EncodesItems[PartialOutput]):
 
     Args:
         encoder: the module; its weights say device and dtype. Weights updated in place are seen by
-            the next replay; after weights were rebound, the next call raises.
+            the next replay; after weights were rebound, or an adapter switched or merged, the next
+            call raises.
         budgets: output tokens of each graph, in any order; None infers them. A budget may be
             captured in two shapes: few long attention segments, and many short ones. For an encoder
             of several input paths, a mapping from each path's name ("image", "tiles") to its
@@ -288,8 +289,9 @@ class GraphedEncoder(DescribesItself, EncodesItems[PartialOutput]):
         Raises:
             ValueError: pixels, a grid or an ``out`` that do not fit, gradients wanted, inputs of
                 other paths, or (with ``on_overflow="raise"``) an item over every budget.
-            RuntimeError: weights were rebound or (with graphs) a hook was registered after capture,
-                or this was called from inside its own encoder, or inside a CUDA graph that is being
+            RuntimeError: weights were rebound, a plain value of a module changed (an adapter was
+                switched or merged) or (with graphs) a hook was registered after capture, or this
+                was called from inside its own encoder, or inside a CUDA graph that is being
                 captured.
         """
         if not isinstance(pixel_values, VisionInputs):

@@ -1,4 +1,4 @@
-"""Checks of all that could break graphs: settings, pixels, gradients, changed weights and hooks."""
+"""Checks of all that could break graphs: settings, pixels, gradients, changes after capture."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from encoders.contract import OUTPUT_FIELDS, GraphableEncoder, OutputField
 
-from .torch_internals import HOOKS, MODULES, SLOTS, slots_of
+from .forward_state import ForwardState, ValueSlot
+from .torch_internals import HOOKS, MODULES, SLOTS, slots_of, versions_of
 
 BackendInUse: TypeAlias = Literal["cudagraph", "static", "eager"]
 """How batches run: "cudagraph" replays CUDA graphs, "static" runs the encoder on the same padded
@@ -61,12 +62,22 @@ class WeightGuard:
     The ``attributes`` are the result of :func:`plain_tensors` before the encoder ran. Tensors that
     the run replaced are not checked: ``torch.nn.utils.prune`` and ``weight_norm`` compute a layer's
     weight in every forward from parameters, and those are checked.
+
+    The ``values`` are the result of :func:`plain_values` before the encoder ran: they, classes and
+    replaced forwards must stay as they are, because a replay would go on with the old ones. None
+    checks none of them.
     """
 
     def __init__(
-        self, roots: Mapping[str, nn.Module], attributes: Sequence[TensorSlot] = (), *, hooks: bool
+        self,
+        roots: Mapping[str, nn.Module],
+        attributes: Sequence[TensorSlot] = (),
+        values: Sequence[ValueSlot] | None = None,
+        *,
+        hooks: bool,
     ) -> None:
         modules = all_modules(roots)
+        self._forward_state = ForwardState({} if values is None else modules, values or ())
         self._names = [
             (name, kind) for name in modules for kind in (SLOTS + HOOKS if hooks else SLOTS)
         ]
@@ -92,6 +103,7 @@ class WeightGuard:
         """Addresses of the storages of weights. A result that lies in one of them has to be copied
         before the caller gets it."""
         self._parameters = [t for t in self._tensors if isinstance(t, nn.Parameter)]
+        self._versioned = [t for t in self._tensors if not t.is_inference()]
 
     def _locations(self) -> tuple[list[int], list[int], list[tuple[int, ...]]]:
         """Return addresses and entry counts of all weights, and the strides of square ones."""
@@ -105,7 +117,8 @@ class WeightGuard:
     def holds(self) -> bool:
         """Return whether weights, modules, hooks and addresses are the same as at capture.
 
-        That takes only 67 us for 32 blocks on a CPU core, because whole dicts are compared. In that
+        So must be what forwards depend on besides (:class:`ForwardState`). Without that, the check
+        takes only 67 us for 32 blocks on a CPU core, because whole dicts are compared. In that
         comparison identical objects are equal, and two different tensors raise a RuntimeError,
         because the result of their ``==`` has no truth value.
         """
@@ -117,16 +130,21 @@ class WeightGuard:
             same_slots
             and self._locations() == (self._addresses, self._counts, self._strides)
             and all(slots.get(name) is value for slots, name, value in self._by_identity)
+            and self._forward_state.holds()
         )
 
+    def versions(self) -> list[int]:
+        """Return how often each weight was written in place, as torch counts it."""
+        return versions_of(self._versioned)
+
     def check(self) -> None:
-        """Raise a RuntimeError if weights or hooks changed, so that replays would be outdated."""
+        """Raise a RuntimeError if weights or modules changed: replays would be outdated."""
         if not self.holds():
             raise RuntimeError(
                 f"{self._changed()} after capture, and replays would go on as before: undo it, or "
                 'call release() and capture() again; backend="eager" follows such changes (they '
-                "come from load_state_dict with assign=True, .to(), .half(), a module, tensor or "
-                "hook set)"
+                "come from load_state_dict with assign=True, .to(), .half(), a module, tensor, "
+                "value or hook set, an adapter switched, scaled or merged)"
             )
 
     def _changed(self) -> str:
@@ -144,6 +162,8 @@ class WeightGuard:
                 if new is not old or id(old) in moved_ids:
                     noun = "module" if kind == MODULES else "weight"
                     return f"{noun} {f'{module_name}.{name}'.lstrip('.')!r} was rebound or moved"
+        if (change := self._forward_state.changed()) is not None:
+            return change
         names = [name for slots, name, value in self._by_identity if slots.get(name) is not value]
         return f"tensor {[*names, 'attribute'][0]!r} was rebound or moved"
 

@@ -108,9 +108,12 @@ def _replay_ms(
         skip_count: number of untimed warm-up replays.
     """
     metadata = capacity_metadata(encoder, graph.budget, grids)
-    graph.metadata_bytes.copy_(graph.format.to_bytes(metadata, _rows(encoder, grids)))
+    metadata_bytes = graph.format.to_bytes(metadata, _rows(encoder, grids))
+    graph.metadata_bytes.copy_(metadata_bytes)
 
     def call() -> None:
+        if graph.writes_metadata:
+            graph.metadata_bytes.copy_(metadata_bytes)
         graph.pixels.copy_(pixels[: graph.budget.rows])
         graph.replay()
         for output in graph.outputs.values():

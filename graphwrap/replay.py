@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeAlias, TypeVar
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,10 +17,12 @@ from .budget_graph import BudgetGraph
 from .budgets import Batch, Budget, read_specs
 from .buffers import Arena, Memory
 from .encoder_forms import EncoderForm, capacity_metadata
+from .forward_state import is_library
 from .guards import WeightGuard
 from .outputs import as_output, copy_shared, is_per_row, output_fields, read_out, share_storage
 from .packing import Group, Packer, Schedule, Span, Step, make_schedule, refuse_overflow
 from .stats import BudgetStats, GraphStats
+from .torch_internals import versions_of
 
 Inputs: TypeAlias = tuple[Tensor, GridLike | None]
 """The pixels, [P, *row_shape], and the grid, [items, 3], of the items of one input path."""
@@ -62,10 +64,32 @@ class Cache(Generic[Value]):
         """
         if size > self.max_size:
             return
+        self.size -= self._values.pop(key, (None, 0))[1]
         while self.size + size > self.max_size or len(self._values) >= ENTRIES:
             self.size -= self._values.popitem(last=False)[1][1]
         self._values[key] = (value, size)
         self.size += size
+
+    def clear(self) -> None:
+        """Drop all values."""
+        self._values.clear()
+        self.size = 0
+
+
+class Prepared(NamedTuple):
+    """The metadata of a step, and the versions that its tensors had when they were made."""
+
+    metadata: Metadata
+    versions: list[int]
+
+    @classmethod
+    def of(cls, metadata: Metadata) -> Prepared:
+        """Return metadata that were made just now."""
+        return cls(metadata, versions_of([*metadata.values()]))
+
+    def is_unwritten(self) -> bool:
+        """Return whether nobody, such as the encoder, has written to the tensors since."""
+        return versions_of([*self.metadata.values()]) == self.versions
 
 
 @dataclass
@@ -93,7 +117,7 @@ class Executor:
     """Whether results are copied, so that they belong to the caller, or are views of static
     buffers."""
     schedules: Cache[Schedule] = field(default_factory=lambda: Cache(SCHEDULE_ITEMS))
-    prepared: Cache[Metadata] = field(default_factory=lambda: Cache(METADATA_BYTES))
+    prepared: Cache[Prepared] = field(default_factory=lambda: Cache(METADATA_BYTES))
     """The metadata of steps (groups of items) seen before: tensors by name for an eager run, one
     tensor of bytes for a replay."""
     written_key: Hashable = None
@@ -104,6 +128,10 @@ class Executor:
         """Whether inputs are padded to budgets; they are not on the eager backend."""
         self.row_shape = tuple(self.graphs.arena.pixels.shape[1:])
         self._field_templates: dict[str, Tensor] = {}
+        self.is_library = is_library(self.form.encoder)
+        """Whether the encoder is of a class of the library: its metadata do not depend on weights,
+        and it keeps none of its outputs. Other encoders may do both."""
+        self.versions = [] if self.is_library else self.guard.versions()
 
     def schedule(self, grid_thw: GridLike | None, rows: int | None = None) -> Schedule:
         """Return which items of a call run together, and how; kept for later calls of these grids.
@@ -143,6 +171,9 @@ class Executor:
             pixels: the rows of all items, [P, *row_shape].
             out: the caller's tensors to write the results into; None to make new tensors.
         """
+        if not self.is_library and (versions := self.guard.versions()) != self.versions:
+            self.versions, self.written_key = versions, None
+            self.prepared.clear()
         buffer_views = [] if self.clone else list(self.graphs.arena.outputs.values())
         results = self._read_out(schedule, pixels, buffer_views, out) if out is not None else {}
         # The results of a single step are not copied into tensors of the whole call.
@@ -206,6 +237,8 @@ class Executor:
             # If weights were written, derived ones were outdated in the replay above.
             if accelerator is not None and accelerator.refresh():
                 graph.replay()
+        if graph.writes_metadata:
+            self.written_key = None
         rows, tokens = step.row_count, step.token_count
         self.graphs.stats[step.budget].count(len(step.grids), tokens)
         views = {
@@ -229,26 +262,26 @@ class Executor:
             rows = rows.to(form.device, form.dtype, non_blocking=True)
         metadata = self._prepare(step.grids, step)
         self._keep_for_stream(*metadata.values())
-        output = form.encoder(rows, encoder_metadata=metadata)
+        output = form.encoder(rows, encoder_metadata=dict(metadata))
         fields = output_fields(output, form.outputs)
         fields = {name: value.contiguous() for name, value in fields.items()}
         if step.grids:
             self.counts.eager_calls += 1
             self.counts.eager_items += len(step.grids)
             self.counts.eager_reasons.update(step.reasons)
-        return (
-            copy_shared(fields, [pixels, *metadata.values()], self.guard.storages)
-            if copy
-            else fields
-        )
+        if not copy:
+            return fields
+        if not self.is_library:
+            return {name: value.clone() for name, value in fields.items()}
+        return copy_shared(fields, [pixels, *metadata.values()], self.guard.storages)
 
     def _prepare(self, key: Hashable, step: Step) -> Metadata:
-        """Return the metadata of a step on the device, computed once and kept under ``key``."""
+        """Return the metadata of a step on the device, kept under ``key`` until it is written."""
         prepared = self.prepared.get(key)
-        if prepared is None:
+        if prepared is None or not prepared.is_unwritten():
             encoder, device, grids = self.form.encoder, self.form.device, list(step.grids)
             if step.budget is None:
-                prepared = encoder.prepare_encoder_metadata(grids, device=device)
+                metadata = encoder.prepare_encoder_metadata(grids, device=device)
             else:
                 # Weights are checked before metadata is kept: had the user cast the encoder to
                 # another dtype, metadata would have that dtype and would not suit the graph.
@@ -259,9 +292,10 @@ class Executor:
                 assert exceeded is None, f"packing put {batch} into {budget}: over its {exceeded}"
                 metadata = capacity_metadata(encoder, budget, grids)
                 host = graph.format.to_bytes(metadata, step.row_count, pinned=device.type == "cuda")
-                prepared = {"metadata_bytes": host.to(device, non_blocking=True)}
-            self.prepared.put(key, prepared, sum(value.nbytes for value in prepared.values()))
-        return prepared
+                metadata = {"metadata_bytes": host.to(device, non_blocking=True)}
+            prepared = Prepared.of(metadata)
+            self.prepared.put(key, prepared, sum(value.nbytes for value in metadata.values()))
+        return prepared.metadata
 
     def _keep_for_stream(self, *tensors: Tensor) -> None:
         """Keep the memory of tensors from reuse until the current stream has read them."""

@@ -6,7 +6,7 @@ several microseconds is no substitute.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, ParamSpec, TypeAlias, TypeVar
 
@@ -54,6 +54,15 @@ def slots_of(module: nn.Module, kind: str) -> dict[str, object]:
     """
     slots: dict[str, object] = vars(module)[kind]
     return slots
+
+
+def versions_of(tensors: Sequence[Tensor]) -> list[int]:
+    """Return how often each tensor was written in place, as torch counts it for autograd.
+
+    Inference tensors have no such count, and raise a RuntimeError. No public function tells whether
+    an encoder wrote to a tensor that it was given, or whether weights were updated.
+    """
+    return [tensor._version for tensor in tensors]
 
 
 def compile_module(module: Callable[Given, Result], times: int) -> Callable[Given, Result]:
