@@ -79,8 +79,9 @@ SLOW_TOWERS = frozenset(
 )
 """Towers whose tests are slow: a plain `pytest` runs all tests with other towers of the table.
 
-A test is one of theirs if a parameter of it is the name. The parity of every tower in float64
-(``test_parity_towers.py``) is among the fast tests nevertheless.
+A test is one of theirs if a parameter of it is the name. Three tests have the towers themselves
+as parameters, and so are fast with all of them: parity in float64 (``test_parity_towers.py``), a
+forward in half precision (``test_contract_forward.py``), a packed pair (``test_parity_packed.py``).
 """
 
 

@@ -15,6 +15,7 @@ from encoders.base.vision_encoder import VisionEncoder
 from encoders.contract import EncoderOutput
 from tests.oracles import (
     BY_NAME,
+    EVERY_TOWER,
     JOINING_TOWERS,
     PATCH_TOWERS,
     TILE_TOWERS,
@@ -26,6 +27,7 @@ from tests.oracles import (
     distance,
     distances,
     draw_pixels,
+    grids_for,
     tiny,
 )
 
@@ -75,6 +77,11 @@ def test_packed_images_and_clips_match_one_by_one(name: str, grids: Grids) -> No
 @settings(max_examples=12)
 def test_packed_tiles_match_one_by_one(name: str, grids: Grids) -> None:
     assert_packed_equals_single(name, grids)
+
+
+@pytest.mark.parametrize("family", EVERY_TOWER, ids=lambda family: family.name)
+def test_a_packed_pair_matches_one_by_one(family: Family) -> None:
+    assert_packed_equals_single(family.name, grids_for(family.name))
 
 
 @pytest.mark.slow
@@ -141,7 +148,7 @@ def test_split_drops_the_pad_rows_behind_the_last_item(name: str) -> None:
     assert torch.equal(whole.last_hidden_state, output.last_hidden_state[:rows])
 
 
-@pytest.mark.parametrize("family", [BY_NAME[name] for name in TOWERS], ids=lambda f: f.name)
+@pytest.mark.parametrize("family", EVERY_TOWER, ids=lambda family: family.name)
 def test_the_reference_is_exact_enough_in_float32_for_the_packed_bound(family: Family) -> None:
     grids = [[3, 14, 14]] if family.tiled else [[1, 14, 14], [3, 2, 12]]
     lift = LiftFloat32()

@@ -30,6 +30,7 @@ from .references.qwen import window_walk
 from .towers import (
     BLOCK_ORDER_TOWERS,
     BY_NAME,
+    EVERY_TOWER,
     FEW_FAST,
     JOINING_TOWERS,
     MERGING_TOWERS,
@@ -45,6 +46,7 @@ from .towers import (
 __all__ = [
     "BLOCK_ORDER_TOWERS",
     "BY_NAME",
+    "EVERY_TOWER",
     "FAMILIES",
     "FEW_FAST",
     "JOINING_TOWERS",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import resource
-import time
 import warnings
 from collections.abc import Iterator
 from copy import deepcopy
@@ -132,17 +131,14 @@ def forge(raw: bytes, json_file: bool, changes: Any, hits: list[tuple[int, int]]
     return bytes(forged) + (b"" if json_file else raw[8 + length :])
 
 
-def check(folder: Path, family: str, name: str, seconds: float) -> None:
+def check(folder: Path, family: str, name: str) -> None:
     """Load, and if that succeeds, compare with another reader of the format."""
-    start = time.process_time()  # other processes may be busy
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of defaults, where a processor file lost its values
             tower = load_encoder(folder).state_dict()
     except CheckpointError:
         return
-    finally:
-        assert time.process_time() - start < seconds
     prefix = FAMILIES[family]
     if prefix is None:
         return
@@ -168,7 +164,7 @@ def fuzz(folders: dict[str, Path], examples: int) -> None:
         raw = path.read_bytes()
         path.write_bytes(forge(raw, path.suffix == ".json", changes, hits if number % 2 else []))
         try:
-            check(folders[family], family, path.name, 20)
+            check(folders[family], family, path.name)
         finally:
             path.write_bytes(raw)
 
