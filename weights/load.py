@@ -29,6 +29,7 @@ from .files.index import PROCESSOR_FILES
 from .files.tensor_file import read_into
 from .files.tower_folder import PROJECTOR, usage
 from .hub.repo import Fetch, HubOptions
+from .magnitudes import Magnitudes, check_magnitudes
 from .match import FoundTower, find_encoder
 from .opening import MOST_REPAIRS, open_checkpoint
 from .published import check_family
@@ -100,7 +101,7 @@ def load_encoder(
     Raises:
         CheckpointError: the checkpoint cannot be found or read, is quantised or pickled, is or
             has an adapter that cannot be merged, has an unsupported model type, or its tensors do
-            not fit.
+            not fit; or a weight is not finite, or would not be in ``dtype``.
         ValueError: ``dtype`` is not a floating dtype, ``device`` is not one of this machine, or an
             unknown ``family`` or ``fetch``; nothing was fetched yet.
         TypeError: ``repo_id_or_path`` is neither text nor a path.
@@ -254,7 +255,9 @@ def read_tensors(
     # For a GPU only one thread reads, so that host memory holds one tensor at a time.
     readers = min(MOST_READERS, os.cpu_count() or 1) if device.type == "cpu" else 1
     with ThreadPoolExecutor(readers) as threads:
-        list(threads.map(lambda entry: _fill(label, *entry), reads))
+        largest = list(threads.map(lambda entry: _fill(label, *entry), reads))
+    read_in_order = [tensor for _, tensor, _ in reads]
+    check_magnitudes(zip(read_in_order, largest, strict=True), dtype, label)
     for _, tensor, target in reads:
         if tensor.slot is not None and tensor.slot.rotary_halves:
             target.copy_(in_pairs(target, tower.num_heads))
@@ -267,15 +270,18 @@ def read_tensors(
     return tensors
 
 
-def _fill(label: str, location: TensorLocation, tensor: TowerTensor, rows: Tensor) -> None:
+def _fill(label: str, location: TensorLocation, tensor: TowerTensor, rows: Tensor) -> Tensor:
+    """Fill ``rows`` with a tensor of a file, and return the tensor's largest magnitude."""
     stored_dtype = STORED_DTYPES[tensor.entry.dtype]
     is_direct = rows.dtype == stored_dtype and rows.device.type == "cpu"
     buffer = rows if is_direct else torch.empty(rows.shape, dtype=stored_dtype, device="cpu")
     name, checked = f"{label}: {location.path.name}", location.crc32 is not None
+    magnitudes = Magnitudes(stored_dtype)
     flat = buffer.view(-1).view(torch.uint8).numpy().data  # as bytes: numpy has no bfloat16
     try:
         with location.path.open("rb", buffering=0) as raw:
-            value = read_into(raw, location.offset, flat, name, checked=checked)
+            look = magnitudes.add
+            value = read_into(raw, location.offset, flat, name, look, checked=checked)
     except FileNotFoundError as error:  # a DamagedError makes the caller fetch the file again
         raise DamagedError(f"{label}: {location.path}: removed while loading") from error
     except OSError as error:
@@ -284,6 +290,7 @@ def _fill(label: str, location: TensorLocation, tensor: TowerTensor, rows: Tenso
         raise DamagedError(f"{name}: {tensor.name} is not what was fetched: damaged")
     if not is_direct:
         rows.copy_(buffer.to(rows.device))  # casts on the device: host memory holds only one copy
+    return magnitudes.largest
 
 
 def _publication(
