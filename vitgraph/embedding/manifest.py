@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypedDict
 from uuid import uuid4
 
 from .sources.reading import File
-from .storage import STORE, Storage
+from .storage import STORE, Storage, is_temporary
 
 if TYPE_CHECKING:
     from .records import JobSettings
@@ -111,7 +111,7 @@ class Manifest(NamedTuple):
             names = storage.names()
         except NotADirectoryError:
             raise ValueError(f"--out {storage.name}: is a file; give a folder") from None
-        own_names = (name.endswith(".tmp") or name.startswith(_LIST) for name in names)
+        own_names = (is_temporary(name) or name.startswith(_LIST) for name in names)
         if STORE not in names and not all(own_names):
             raise ValueError(
                 f"--out {storage.name}: holds files, and no manifest of an embedding job; give "

@@ -29,8 +29,16 @@ JOB = "job"
 STORE, STORED, TENSOR = "store.json", "encoder_cache.safetensors", "ec_cache"
 """Names in a feature store for vLLM: the file of its settings, the file of an image, and the tensor
 in that file."""
+_TEMPORARY = re.compile(
+    r"\.(?:(\d{5,})(?:[._].+)?|job|manifest\.json|files\.[0-9a-f]+\.jsonl|errors\.csv|store\.json)"
+    r"\.(?:lock|\d+\.[0-9a-f]+)\.tmp"
+)
+"""The names of a job's own temporary files: the locks, and files that ``weights.files`` will rename
+(with the number of the process and random digits). The group is the number of the shard."""
 SPARE = 1 << 20
 """The bytes that must be free for a shard's table and statistics, besides room for its arrays."""
+ATTEMPTS = 100
+"""The most times that a lock file is created anew because others have removed its folder."""
 
 
 class Storage(ABC):
@@ -115,6 +123,11 @@ class Storage(ABC):
                 "free; what is written stays: free some space and run the same command again",
                 self.name,
             )
+
+
+def is_temporary(name: str) -> bool:
+    """Return whether a file in the folder of a job has the name of a temporary file of the job."""
+    return _TEMPORARY.fullmatch(name) is not None
 
 
 def open_storage(folder: str | os.PathLike[str]) -> Storage:
@@ -211,7 +224,6 @@ class LocalFolder(Storage):
     @contextmanager
     def exclusive(self, name: str) -> Iterator[None]:
         """Hold the lock ``name`` during the block; if the process dies, the system releases it."""
-        self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f".{name}.lock.tmp"
         with _locked(path):
             try:
@@ -225,9 +237,8 @@ class LocalFolder(Storage):
         """Remove temporary files of killed processes: files under a lock that nobody holds."""
         leftovers: dict[str, list[str]] = {}
         for name in self.names("."):
-            if name.endswith(".tmp"):
-                shard = re.match(r"\.(\d+)[._]", name)
-                leftovers.setdefault(shard[1] if shard else JOB, []).append(name)
+            if temporary := _TEMPORARY.fullmatch(name):
+                leftovers.setdefault(temporary[1] or JOB, []).append(name)
         for group, names in leftovers.items():
             path = self.folder / f".{group}.lock.tmp"
             with suppress(BlockingIOError), _locked(path, wait=False) as is_locked:
@@ -255,12 +266,25 @@ def _locked(path: Path, wait: bool = True) -> Iterator[bool]:
         BlockingIOError: another process holds the lock, and ``wait`` is False.
     """
     while True:
-        with open(path, "wb") as file:
+        with _open_lock(path) as file:
             is_locked = lock(file, wait=wait)
             if not is_locked or _is_open_at(file, path):
                 yield is_locked
                 return
         time.sleep(0.01)  # the last holder of the lock has removed the file: create a new one
+
+
+def _open_lock(path: Path) -> IO[bytes]:
+    """Create a lock file and its folder, which a worker that gives up removes while it is empty."""
+    for _ in range(ATTEMPTS):
+        with suppress(FileNotFoundError, FileExistsError):  # removed between the two calls
+            return _create(path)
+    return _create(path)
+
+
+def _create(path: Path) -> IO[bytes]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return open(path, "wb")
 
 
 def _is_open_at(file: IO[bytes], path: Path) -> bool:

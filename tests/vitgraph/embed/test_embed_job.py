@@ -6,6 +6,7 @@ import json
 import pickle
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,33 @@ def test_what_killed_workers_left_is_removed_and_what_live_ones_use_is_not(
         ]
     assert main([*command, "--shard", "1/2"]) == 0
     assert list(out.glob(".*")) == []
+
+
+def test_hidden_files_of_others_in_the_folder_stay(command: Command, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert main([*command, "--shard", "0/2"]) == 0
+    others = [".notes.tmp", ".2024.tmp", ".0001.npy.7.ab.tmp", ".job.tmp", ".rsync.1.ab.tmp"]
+    for name in others:
+        (out / name).write_text("not of the job")
+    assert main(command) == 0
+    assert sorted(path.name for path in out.glob(".*")) == sorted(others)
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / others[0]).write_text("not of the job")
+    assert main([*command, "--out", str(tmp_path / "new")]) == 2
+
+
+def test_workers_that_give_up_do_not_take_the_folder_from_others(tmp_path: Path) -> None:
+    folder = LocalFolder(tmp_path / "out")
+
+    def give_up(_: int) -> int:
+        for _ in range(300):
+            with folder.exclusive("job"):
+                pass
+        return 300
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sum(pool.map(give_up, range(4))) == 1200
+    assert not folder.folder.exists()
 
 
 # --- one commit per job ---------------------------------------------------------------------------
