@@ -1,4 +1,4 @@
-"""``vitgraph search``: finds the images of a ``vitgraph embed`` job nearest to a photograph.
+"""``vitgraph search``: finds the items of a ``vitgraph embed`` job nearest to an image or a clip.
 
 Torch and the library's packages are imported inside the functions, so that ``--help`` and errors
 about arguments are printed without the seconds that these imports take.
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..terminal import counted, format_table, printable
-from .arguments import DEVICE_HELP, add_download, check_names
+from .arguments import DEVICE_HELP, add_download, add_sampling, check_names, is_video
 
 if TYPE_CHECKING:
     from encoders import Encoder
@@ -25,26 +25,27 @@ if TYPE_CHECKING:
 def add_search(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command ``search`` to its parser."""
     parser.add_argument("vectors", metavar="VECTORS", help="folder that `vitgraph embed` wrote")
-    parser.add_argument("photograph", type=Path, metavar="PHOTO", help="image file to search for")
+    parser.add_argument("query", type=Path, metavar="QUERY", help="image or clip to search for")
     parser.add_argument("--top", type=int, default=20, metavar="N", help="by default 20")
     parser.add_argument(
         "--html", type=Path, metavar="PAGE", help="also write a page of pictures, keys and cosines"
     )
     group = parser.add_argument_group("encoder")
+    add_sampling(group, ", if the query is a clip; by default as the job did")
     group.add_argument("--device", help=DEVICE_HELP)
     add_download(group)
     group.add_argument("--no-progress", action="store_true", help="no progress bars")
 
 
 def search(options: argparse.Namespace) -> None:
-    """Run ``vitgraph search``: print the images of an embedding job most similar to a photograph.
+    """Run ``vitgraph search``: print the items of an embedding job most similar to a query.
 
-    The photograph is encoded with the checkpoint, the dtype and the bounds of image size of the
-    job. With ``--html``, an HTML page of the pictures is written, too.
+    The query, an image or a clip, is encoded with the checkpoint, the dtype, the bounds of image
+    size and the sampling of the job. With ``--html``, an HTML page of the pictures is written, too.
 
     Raises:
         ValueError: an option has an invalid value, the folder holds no finished job that wrote
-            vectors, the photograph cannot be read, or the checkpoint has changed since the job
+            vectors, the query cannot be read, or the checkpoint has changed since the job
             began.
         OSError: the HTML page cannot be written.
     """
@@ -57,18 +58,12 @@ def search(options: argparse.Namespace) -> None:
     if not vectors.manifest.items:
         raise ValueError(f"{options.vectors}: holds no vectors")
     settings = vectors.settings
-    limits: SizeKeywords = {
-        "min_pixels": settings.get("min_pixels"),
-        "max_pixels": settings.get("max_pixels"),
-        "max_tiles": settings.get("max_tiles"),
-        "max_soft_tokens": settings.get("max_soft_tokens"),
-    }
+    limits = _limits(options, settings)
     pool = settings["pool"]
     assert pool != "none"  # `Vectors` refuses a job that wrote all tokens instead of vectors
     encoder = _load(options, settings)
-    pooled = encoder.encode(
-        [options.photograph], pool=pool, normalize=settings["normalize"], **limits
-    )
+    images, videos = ([], [options.query]) if is_video(options.query) else ([options.query], [])
+    pooled = encoder.encode(images, videos, pool=pool, normalize=settings["normalize"], **limits)
     hits = vectors.nearest(pooled[0].detach().cpu().float().numpy(), options.top)
     rows = [(str(n), f"{hit.cosine:.4f}", hit.key) for n, hit in enumerate(hits, 1)]
     print(format_table(("rank", "cosine", "key"), rows))
@@ -79,11 +74,36 @@ def search(options: argparse.Namespace) -> None:
         _write_page(options, vectors, hits, facts)
 
 
-def _check(options: argparse.Namespace) -> None:
-    """Check the options and the photograph; neither torch nor the folder of vectors is needed.
+def _limits(options: argparse.Namespace, settings: JobSettings) -> SizeKeywords:
+    """Return the job's keywords of ``preprocess``, with the sampling that the options name.
 
     Raises:
-        ValueError: an option has an invalid value, or the photograph is not an image file.
+        ValueError: the query is a clip, and neither the job nor an option says which frames to
+            take.
+    """
+    fps, num_frames = options.fps, options.num_frames
+    if fps is None and num_frames is None:
+        fps, num_frames = settings.get("fps"), settings.get("num_frames")
+    if is_video(options.query) and fps is None and num_frames is None:
+        raise ValueError(
+            f"{options.query}: is a clip, and the job in {options.vectors} encoded images alone: "
+            "say which frames to take with --fps or --num-frames"
+        )
+    return {
+        "min_pixels": settings.get("min_pixels"),
+        "max_pixels": settings.get("max_pixels"),
+        "max_tiles": settings.get("max_tiles"),
+        "max_soft_tokens": settings.get("max_soft_tokens"),
+        "fps": fps,
+        "num_frames": num_frames,
+    }
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Check the options and the query; the folder of vectors is not needed.
+
+    Raises:
+        ValueError: an option has an invalid value, or the query is neither an image nor a clip.
     """
     from .encode_checks import check_media
 
@@ -92,7 +112,15 @@ def _check(options: argparse.Namespace) -> None:
     check_names(None, options.device)
     if options.html:
         _check_page(options.html)
-    names = {"images": [options.photograph], "video": [], "repo": "REPO_OR_FOLDER", "out": "OUT"}
+    images, videos = ([], [options.query]) if is_video(options.query) else ([options.query], [])
+    if images:
+        for name in ("fps", "num_frames"):
+            if (value := vars(options)[name]) is not None:
+                raise ValueError(
+                    f"--{name.replace('_', '-')} {value}: samples a clip, and {options.query} is "
+                    "an image; leave it out"
+                )
+    names = {"images": images, "video": videos, "repo": "REPO_OR_FOLDER", "out": "OUT"}
     check_media(argparse.Namespace(**names))
 
 
@@ -154,11 +182,11 @@ def _facts(options: argparse.Namespace, vectors: Vectors, limits: SizeKeywords) 
     Args:
         options: the options of the command, from which only the folder of vectors is used.
         vectors: the vectors that were searched, with the settings of their job.
-        limits: the job's bounds of the size of an image.
+        limits: the bounds of the size of an image, and the sampling of a clip.
     """
     settings = vectors.settings
     pool = f"{settings['pool']}{', length 1' if settings['normalize'] else ''}"
-    fp8 = "; the job ran products in fp8, the photograph none"
+    fp8 = "; the job ran products in fp8, the query none"
     given_limits = ((name, value) for name, value in limits.items() if value is not None)
     sizes = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in given_limits)
     return {
@@ -169,7 +197,7 @@ def _facts(options: argparse.Namespace, vectors: Vectors, limits: SizeKeywords) 
         + f", {sizes}" * bool(sizes)
         + fp8 * (settings.get("precision") == "fp8"),
         "numbers": f"cosines with {counted(vectors.count, 'vector')}; the mean of the folder was "
-        "subtracted from each of them and from the photograph's"
+        "subtracted from each of them and from the query's"
         + f"; {counted(vectors.left_out, 'vector')} left out, with values that are not finite"
         * bool(vectors.left_out),
     }
@@ -190,5 +218,5 @@ def _write_page(
         fetch_urls=False,
     )
     reader = ImageReader(source)
-    write_page(options.html, options.photograph, hits, facts, reader)
+    write_page(options.html, options.query, hits, facts, reader)
     print(f"wrote {printable(str(options.html))}")

@@ -9,17 +9,20 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import os
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
 from PIL import Image
+from torch import Tensor
 
-from encoders.inputs import to_rgb
+from encoders.inputs import VideoFrames, to_rgb
 from weights.files import write_atomic
 
 from ..devices import enough_disk
 from ..embedding.sources.reading import ImageReader
+from ..embedding.sources.suffixes import is_clip
 from ..terminal import printable
 from .vectors import Hit
 
@@ -59,13 +62,14 @@ _POLICY = (
 
 
 def write_page(
-    path: Path, photograph: Path, hits: Sequence[Hit], facts: Mapping[str, str], reader: ImageReader
+    path: Path, query: Path, hits: Sequence[Hit], facts: Mapping[str, str], reader: ImageReader
 ) -> None:
     """Write the result of a search as an HTML page; the file is written completely or not at all.
 
     Args:
         path: the file to write or to replace.
-        photograph: path of the photograph to which similar images were searched.
+        query: path of the image or clip to which similar items were searched. The picture of a clip
+            is the frame in its middle.
         hits: the images that were found, the most similar first.
         facts: texts about the job and the search to show on the page, by their labels.
         reader: reads the images of the job. For an image that it cannot read, or that is a URL, the
@@ -82,7 +86,8 @@ def write_page(
     lines = "\n".join(
         f"<dt>{_text(name)}</dt><dd>{_text(value)}</dd>" for name, value in facts.items()
     )
-    name = _text(photograph.name)
+    name = _text(query.name)
+    picture = _middle_frame(query) if is_clip(query.name) else query.read_bytes()
     page = f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -97,7 +102,7 @@ def write_page(
 <body>
 <h1>Nearest to <bdi>{name}</bdi></h1>
 <header>
-{_figure(_thumbnail(photograph.read_bytes()), photograph.name, "the photograph")}
+{_figure(_thumbnail(picture), query.name, "the query")}
 <dl>
 {lines}
 </dl>
@@ -143,16 +148,26 @@ def _picture_of(hit: Hit, reader: ImageReader) -> str:
     if hit.file.kind == "url":
         return "it was read from the web, and nothing is fetched for a page"
     try:
+        if hit.file.media == "clip":
+            if changed := reader.changed([hit.file]):
+                return changed[0]
+            return _thumbnail(_middle_frame(reader.clip(hit.file)))
         return _thumbnail(reader.read(hit.file))
     except (OSError, ValueError) as error:
         return str(error)
 
 
-def _thumbnail(content: bytes) -> str:
+def _middle_frame(clip: str | os.PathLike[str]) -> Tensor:
+    """Return the frame in the middle of a clip, uint8 [3, H, W]."""
+    frames = VideoFrames(Path(clip))
+    return frames[len(frames) // 2]
+
+
+def _thumbnail(content: bytes | Tensor) -> str:
     """Return a small JPEG of an image as a data: URI.
 
     Args:
-        content: the bytes of an image file.
+        content: the bytes of an image file, or pixels uint8 [3, H, W].
 
     Raises:
         ValueError: the bytes are not an image, or the image is damaged.

@@ -210,3 +210,33 @@ def test_damaged_and_changed_clips_are_errors_of_their_items(
     errors = (tmp_path / "out" / "errors.csv").read_text()
     assert "b.mp4" in errors
     assert "d.mkv: has changed since the job listed it" in errors
+
+
+@pytest.mark.parametrize("inside", ["folder", "tar"])
+def test_a_clip_is_searched_for_and_shown(
+    embed: Embed, film: Path, tmp_path: Path, cli: Cli, inside: str
+) -> None:
+    source, start = film, ""
+    if inside == "tar":
+        source, start = tmp_path / "film.tar", "film.tar/"
+        with tarfile.open(source, "w") as tar:
+            for key in KEYS:
+                tar.add(film / key, key)
+    out, page = tmp_path / "out", tmp_path / "page.html"
+    assert embed(source, *SAMPLED) == 0
+    run = cli("search", out, film / KEYS[2], "--top", 3, "--html", page, "--no-progress")
+    assert run.code == 0, run.err
+    assert ["1", "1.0000", start + KEYS[2]] in [line.split() for line in run.out.splitlines()]
+    assert "num frames 4" in run.out
+    text = page.read_text()
+    assert text.count('<img src="data:image/jpeg;base64,') == 4
+    assert "no picture" not in text
+
+
+def test_images_are_searched_by_a_clip(embed: Embed, film: Path, tmp_path: Path, cli: Cli) -> None:
+    assert embed(film) == 0  # the photograph alone
+    search = ("search", tmp_path / "out", film / "b.mp4", "--no-progress")
+    assert "say which frames to take with --fps or --num-frames" in refusal(cli(*search))
+    assert "a.png" in cli(*search, *SAMPLED).out
+    said = refusal(cli("search", tmp_path / "out", film / "a.png", *SAMPLED))
+    assert "--num-frames 4: samples a clip" in said

@@ -85,14 +85,16 @@ class ImageReader:
         self._opened_table = lru_cache(maxsize=16)(self._open_table)
 
     def item(self, file: File) -> ItemLike:
-        """Return an image or a clip for ``encode_many``; its bytes are read when it is decoded.
+        """Return an image or a clip for ``encode_many``; its bytes are read when it is decoded."""
+        return Readable(self, file) if file.media == "image" else {"video": self.clip(file)}
 
-        A local file of a clip is read by its path, so that a long film need not fit into memory.
+    def clip(self, file: File) -> str | ClipFile:
+        """Return the path of a clip's file, or that of a temporary copy if it is in no local file.
+
+        A local file is not read here, so that a long film need not fit into memory.
         """
-        if file.media == "image":
-            return Readable(self, file)
         on_disk = file.kind == "file" and not is_remote(file.path)
-        return {"video": file.path if on_disk else ClipFile(self, file)}
+        return file.path if on_disk else ClipFile(self, file)
 
     def read(self, file: File) -> bytes:
         """Return the bytes of an image file.
