@@ -69,7 +69,7 @@ class GraphedEncoder(DescribesItself, EncodesItems[PartialOutput]):
         max_batch_size: most items per replay; for several paths, the smallest of their numbers.
         backend: the backend in use; never "auto".
         device, dtype: device and dtype of the weights at the last call or capture.
-        outputs, on_overflow, clone: the arguments of these names.
+        outputs, kernels, precision, compile, on_overflow, clone: the arguments of these names.
 
     Raises:
         TypeError: not a module, or one without the members of :class:`GraphableEncoder`.
@@ -120,6 +120,7 @@ class GraphedEncoder(DescribesItself, EncodesItems[PartialOutput]):
         self.on_overflow, self.clone = on_overflow, clone
         self._bounded = max_budget is None
         self._backend = backend
+        self.kernels, self.precision, self.compile = kernels, precision, compile
         self._settings = encoder_forms.FormSettings(kernels, precision, compile)
         self._lock = guards.CallLock()
         self._tables: dict[str, CostTable] = {}

@@ -12,7 +12,8 @@ processes (workers) encode and write as files into one folder.
 - ``shard``: writes and reads the files of one shard; ``shards``: all shards of a job
 - ``storage``: the folder of a job, on a disk or on a remote store
 - ``parquet_files``: shards as parquet files, which pandas and polars read
-- ``feature_store``: shards as one file per image, which vLLM reads
+- ``feature_store``: shards as one file per image, which vLLM reads; ``preparation``: a digest of
+  what makes them besides weights
 - ``planning``: ``--plan``, which estimates the time and disk space of a job
 - ``verify``: ``--status`` and ``--verify``, which check the files of a job
 - ``batch``: :class:`EmbedBatch` for Ray Data and ``datasets``

@@ -2,7 +2,7 @@
 
 In the folder of a store::
 
-    store.json                        the checkpoint, dtype and image size limits of all images
+    store.json                        the checkpoint, numerics and limits of all images
     <key>/encoder_cache.safetensors   the tensor ``ec_cache`` [tokens, (1 + L) * D] of one image
 
 A request to vLLM names an image by its key, in ``multi_modal_uuids``. A file appears whole or not
@@ -52,6 +52,7 @@ from graphwrap import GraphedEncoder
 from weights.files import flush, temporary_beside
 
 from ..devices import DTYPES
+from .preparation import preparation_digest
 from .storage import STORE, STORED, TENSOR, LocalFolder, local_folder
 
 if TYPE_CHECKING:
@@ -76,11 +77,14 @@ _OF_JOBS = (".json", ".jsonl", ".csv")
 """File name endings that the key of an image must not have, because other files of a job's folder
 have them."""
 
+_ADDED = dict.fromkeys(("max_soft_tokens", "preparation", "precision", "kernels"))
+"""Settings that stores of earlier versions lack."""
+
 
 class StoreSettings(NamedTuple):
-    """The checkpoint, dtype and bounds of image size that all images of a store have in common.
+    """The checkpoint, numerics and bounds of image size that all images of a store have in common.
 
-    The last four fields are keywords of ``preprocess``; None takes the bound of the checkpoint.
+    The bounds are keywords of ``preprocess``; None takes the bound of the checkpoint.
     """
 
     checkpoint: str | None
@@ -95,6 +99,14 @@ class StoreSettings(NamedTuple):
     max_pixels: int | None = None
     max_tiles: int | None = None
     max_soft_tokens: int | None = None
+    preparation: str | None = None
+    """A digest of the encoder's config and preprocessor, which has the values of the checkpoint's
+    processor files or was set by hand. None: the store is of an earlier version, without it."""
+    precision: str | None = None
+    """"bf16" if products are computed in ``dtype``, else "fp8"."""
+    kernels: str | None = None
+    """The steps that rounded the features: the encoder's own ("reference"), fused ones
+    ("accelerated") or those of ``torch.compile`` ("compiled")."""
 
 
 class FeatureStore:
@@ -287,12 +299,39 @@ def _describe(encoder: Encoder | GraphedEncoder) -> StoreSettings:
         layers += len(inner.config.deepstack_visual_indexes)
     published = inner.published
     commit = published.commit if published is not None else None
+    precision, kernels = _numerics(encoder)
     return StoreSettings(
         published.repo_id if published is not None else None,
         str(inner.dtype).removeprefix("torch."),
         commit or _digest(inner),
         layers * inner.out_features,
+        preparation=preparation_digest(inner),
+        precision=precision,
+        kernels=kernels,
     )
+
+
+def _numerics(encoder: Encoder | GraphedEncoder) -> tuple[str, str]:
+    """Return the precision of an encoder's products, and whose steps round its features.
+
+    The second is "accelerated" for fused steps, "compiled" for those that torch made, and else
+    "reference".
+    """
+    if isinstance(encoder, GraphedEncoder):
+        inner, kernels, precision = encoder.encoder, encoder.kernels, encoder.precision
+        assert isinstance(inner, Encoder)  # `_describe` refuses all others
+        if encoder.compile:
+            return "bf16", "compiled"
+        encoder = inner
+        if kernels != "reference" and all(x.accelerator is None for x in inner.paths.values()):
+            # A new form, because one that ran says why its last run was not fused.
+            encoder = inner.accelerated(kernels, precision)
+    numerics = ("bf16", "reference")
+    for path in encoder.paths.values():
+        choices = path.kernel_choices()
+        if choices["kernels"] != "reference" and choices["reference_because"] is None:
+            numerics = (str(choices["precision"]), "accelerated")
+    return numerics
 
 
 def _digest(encoder: Encoder) -> str:
@@ -307,7 +346,7 @@ def _digest(encoder: Encoder) -> str:
 
 def _read_settings(folder: Path) -> StoreSettings | None:
     try:
-        fields = {"max_soft_tokens": None, **json.loads((folder / STORE).read_bytes())}
+        fields = {**_ADDED, **json.loads((folder / STORE).read_bytes())}
         return StoreSettings(*(fields[name] for name in StoreSettings._fields))
     except FileNotFoundError:
         return None
@@ -321,5 +360,5 @@ def _compare(stored: StoreSettings, settings: StoreSettings, folder: Path) -> No
         if value != stored_value:
             raise ValueError(
                 f"{folder}: holds features of {name} {stored_value}, now it is {value}; give the "
-                "same checkpoint, dtype and limits, or another folder"
+                "same checkpoint, preprocessor, dtype, kernels and limits, or another folder"
             )

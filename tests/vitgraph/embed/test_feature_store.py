@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +17,7 @@ from safetensors.torch import load_file
 from encoders import Encoder
 from graphwrap import GraphedEncoder
 from tests.oracles import BY_NAME, edited, tiny
+from tests.support.accelerated.cases import needs_interpreter, needs_triton
 from tests.support.photographs import china, flower
 from vitgraph.integrations.vllm import FeatureStore, content_key, multi_modal_data
 
@@ -153,6 +158,90 @@ def test_another_checkpoint_dtype_or_limit_is_refused(tmp_path: Path) -> None:
         FeatureStore(tmp_path, tiny("qwen3_vl", torch.bfloat16), **LIMITS)
     with pytest.raises(ValueError, match="holds features of commit weights "):
         FeatureStore(tmp_path, tiny("qwen3_vl", calm=0.5), **LIMITS)
+
+
+def rebuilt(encoder: Any, config: Any = None, preprocessor: Any = None) -> Encoder:
+    """Return an encoder over the same weights with another config or preprocessor."""
+    other = copy.deepcopy(encoder)
+    other.config = config or encoder.config
+    other.preprocessor = preprocessor or encoder.preprocessor
+    return other
+
+
+class Sharpened:
+    """A preprocessor set by hand, which has settings of its own."""
+
+    def __init__(self, amount: float) -> None:
+        self.amount = amount
+        self.table = {"weights": torch.arange(3), "names": {"b", "a"}, "step": max}
+
+
+OTHERS: dict[str, Callable[[Any], Encoder]] = {
+    "another mean": lambda encoder: rebuilt(
+        encoder, preprocessor=with_file(encoder, {"image_mean": [0.1, 0.2, 0.3]})
+    ),
+    "another size": lambda encoder: rebuilt(
+        encoder,
+        preprocessor=with_file(encoder, {"size": {"shortest_edge": 4096, "longest_edge": 8192}}),
+    ),
+    "another rope_theta": lambda encoder: rebuilt(
+        encoder, replace(encoder.config, rope_theta=2 * encoder.config.rope_theta)
+    ),
+    "a preprocessor set by hand": lambda encoder: rebuilt(encoder, preprocessor=Sharpened(0.5)),
+}
+
+
+def with_file(encoder: Encoder, content: dict[str, object]) -> Any:
+    return encoder.preprocessor.with_files({"preprocessor_config": content})
+
+
+@pytest.mark.parametrize("how", OTHERS)
+def test_another_encoder_of_the_same_weights_is_refused(tmp_path: Path, how: str) -> None:
+    encoder = tiny("qwen3_vl")
+    FeatureStore(tmp_path, encoder)
+    other = OTHERS[how](encoder)
+    with pytest.raises(ValueError, match=r"holds features of preparation \w+, now it is \w+"):
+        FeatureStore(tmp_path, other)
+    FeatureStore(tmp_path / "own", other)
+    assert FeatureStore(tmp_path / "own", copy.deepcopy(other))
+
+
+def test_a_preprocessor_set_by_hand_has_its_own_store(tmp_path: Path) -> None:
+    encoder = tiny("qwen3_vl")
+    FeatureStore(tmp_path, rebuilt(encoder, preprocessor=Sharpened(0.5)))
+    FeatureStore(tmp_path, rebuilt(encoder, preprocessor=Sharpened(0.5)))
+    with pytest.raises(ValueError, match="holds features of preparation"):
+        FeatureStore(tmp_path, rebuilt(encoder, preprocessor=Sharpened(0.25)))
+
+
+def test_a_store_of_an_earlier_version_takes_no_encoder(tmp_path: Path) -> None:
+    """It does not say which preprocessor made its features; they can be read."""
+    FeatureStore(tmp_path, tiny("qwen3_vl"))
+    about = json.loads((tmp_path / "store.json").read_text())
+    for name in ("preparation", "precision", "kernels"):
+        del about[name]
+    (tmp_path / "store.json").write_text(json.dumps(about))
+    with pytest.raises(ValueError, match="holds features of preparation None"):
+        FeatureStore(tmp_path, tiny("qwen3_vl"))
+    assert FeatureStore(tmp_path).settings.preparation is None
+
+
+@needs_triton
+@needs_interpreter
+def test_features_of_other_kernels_or_precision_are_refused(
+    tmp_path: Path, fused_in_interpreter: None
+) -> None:
+    encoder = tiny("qwen3_vl", torch.bfloat16)
+    fast = encoder.accelerated()
+    FeatureStore(tmp_path / "plain", encoder)
+    FeatureStore(tmp_path / "plain", GraphedEncoder(encoder, backend="eager", kernels="reference"))
+    with pytest.raises(ValueError, match="holds features of kernels reference, now it is accel"):
+        FeatureStore(tmp_path / "plain", fast)
+    FeatureStore(tmp_path / "fast", fast)
+    FeatureStore(tmp_path / "fast", GraphedEncoder(encoder, backend="eager"))
+    fp8 = GraphedEncoder(encoder, backend="eager", precision="fp8")
+    with pytest.raises(ValueError, match="holds features of precision bf16, now it is fp8"):
+        FeatureStore(tmp_path / "fast", fp8)
 
 
 def test_put_refuses_an_output_of_another_dtype_or_width(tmp_path: Path) -> None:
