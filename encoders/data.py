@@ -7,10 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
-from typing import Literal, NamedTuple, SupportsIndex, TypeAlias, TypeVar, get_args, overload
+from typing import (
+    TYPE_CHECKING,
+    Literal,
+    NamedTuple,
+    SupportsIndex,
+    TypeAlias,
+    TypeVar,
+    get_args,
+    overload,
+)
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 Grid: TypeAlias = tuple[int, int, int]
 """The grid ``(t, h, w)`` of one item: frames or frame pairs, and patches down and across."""
@@ -50,6 +63,16 @@ class EncoderOutput(NamedTuple):
     def __getitem__(self, key: OutputField | SupportsIndex | _Slice) -> object:
         return _field(self, key)
 
+    def __repr__(self) -> str:
+        return _describe(self)
+
+    def numpy(self) -> dict[str, NDArray[np.generic]]:
+        """Return all tensors as NumPy arrays on the CPU, by name; bfloat16 becomes float32.
+
+        The names are those of the fields, and "deepstack.0" and so on, as in files of features.
+        """
+        return _to_arrays(self)
+
     def clone(self) -> EncoderOutput:
         """Copy all tensors; an output of ``split`` is a view that keeps a whole batch in memory."""
         return _map_tensors(self, Tensor.clone)
@@ -79,6 +102,16 @@ class PartialOutput(NamedTuple):
     def __getitem__(self, key: _Slice) -> tuple[Tensor | tuple[Tensor, ...] | None, ...]: ...
     def __getitem__(self, key: OutputField | SupportsIndex | _Slice) -> object:
         return _field(self, key)
+
+    def __repr__(self) -> str:
+        return _describe(self)
+
+    def numpy(self) -> dict[str, NDArray[np.generic]]:
+        """Return all tensors as NumPy arrays on the CPU, by name; bfloat16 becomes float32.
+
+        The names are those of the fields, and "deepstack.0" and so on, as in files of features.
+        """
+        return _to_arrays(self)
 
     def clone(self) -> PartialOutput:
         """Copy all tensors; an output of ``split`` is a view that keeps a whole batch in memory."""
@@ -125,6 +158,41 @@ def _map_tensors(output: Output, change: Callable[[Tensor], Tensor]) -> Output:
     )
 
 
+def _to_arrays(output: EncoderOutput | PartialOutput) -> dict[str, NDArray[np.generic]]:
+    """Return the tensors of an output as NumPy arrays by name; a field that is None is left out."""
+    hidden, pooled, layers = output
+    named = {"last_hidden_state": hidden, "pooler_output": pooled}
+    named |= {f"deepstack.{number}": layer for number, layer in enumerate(layers or ())}
+    arrays: dict[str, NDArray[np.generic]] = {}
+    for name, tensor in named.items():
+        if tensor is not None:
+            on_host = tensor.detach().cpu()
+            is_bf16 = on_host.dtype == torch.bfloat16  # a dtype that NumPy does not have
+            arrays[name] = (on_host.float() if is_bf16 else on_host).numpy()
+    return arrays
+
+
+def _describe(value: object) -> str:
+    """Return a short text about a value: of a tensor its dtype, shape and device, not its numbers.
+
+    A named tuple or a dict is described entry by entry, and a list of over eight by its length.
+    """
+    if isinstance(value, Tensor):
+        place = "" if value.device.type == "cpu" else f" on {value.device}"
+        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}{place}"
+    if isinstance(value, EncoderOutput | PartialOutput | PathInputs | VisionInputs):
+        fields = zip(value._fields, value, strict=True)
+        texts = ", ".join(f"{name}={_describe(field)}" for name, field in fields)
+        return f"{type(value).__name__}({texts})"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{name!r}: {_describe(entry)}' for name, entry in value.items())}}}"
+    if isinstance(value, tuple) and any(isinstance(entry, Tensor) for entry in value):
+        return f"({', '.join(map(_describe, value))})"
+    if isinstance(value, list | tuple) and len(value) > 8:
+        return f"{len(value)} entries"
+    return repr(value)
+
+
 def _move(tensor: Tensor, device: DeviceOrDtype, dtype: torch.dtype | None) -> Tensor:
     """Move and cast ``tensor``; ``device`` may be a dtype, as in ``tensor.to(torch.float16)``."""
     if isinstance(device, torch.dtype):
@@ -142,6 +210,9 @@ class PathInputs(NamedTuple):
     """[entries, 3] int64 on the CPU: (t, h, w) of each item that uses the path, in item order."""
     items: tuple[int, ...]
     """The index (from 0) of the item that each entry of ``grid_thw`` belongs to, ascending."""
+
+    def __repr__(self) -> str:
+        return _describe(self)
 
     def to(self, device: DeviceOrDtype = None, dtype: torch.dtype | None = None) -> PathInputs:
         """Move and cast ``pixel_values``; ``grid_thw`` stays on the CPU, where encoders read it."""
@@ -161,6 +232,9 @@ class VisionInputs(NamedTuple):
     """(columns of tiles, rows of tiles, whether a thumbnail follows) per item; None: no tiles."""
     other_paths: Mapping[str, PathInputs] = MappingProxyType({})
     """The inputs of the paths besides "image", such as "tiles", in encoders that have such."""
+
+    def __repr__(self) -> str:
+        return _describe(self)
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle ``other_paths`` as a dict, because its default, a proxy, cannot be pickled."""
