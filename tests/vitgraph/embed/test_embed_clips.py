@@ -233,8 +233,11 @@ def test_a_clip_is_searched_for_and_shown(
     assert "no picture" not in text
 
 
-def test_images_are_searched_by_a_clip(embed: Embed, film: Path, tmp_path: Path, cli: Cli) -> None:
-    assert embed(film) == 0  # the photograph alone
+def test_images_are_searched_by_a_clip(
+    command: list[str], film: Path, tmp_path: Path, cli: Cli
+) -> None:
+    command[2] = str(film)
+    assert cli(*command).code == 0  # the photograph alone
     search = ("search", tmp_path / "out", film / "b.mp4", "--no-progress")
     assert "say which frames to take with --fps or --num-frames" in refusal(cli(*search))
     assert "a.png" in cli(*search, *SAMPLED).out

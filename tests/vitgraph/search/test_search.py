@@ -245,7 +245,7 @@ def test_the_encoder_is_that_of_the_manifest(
     photograph = photos / load_embeddings(out)[0][0]
     run = cli("search", out, photograph, "--no-progress", "--local-files-only")
     assert run.code == 0
-    assert "the job ran products in fp8, the photograph none" in run.out
+    assert "the job ran products in fp8, the query none" in run.out
     wanted = {"repo": "owner/name", "revision": "c" * 40, "dtype": "float64"}
     assert {name: asked[name] for name in wanted} == wanted
     assert asked["local_files_only"] is True
