@@ -45,6 +45,10 @@ class EmbedBatch:
     pickled or called, so all its copies load the same weights. Where each process makes its own
     instance, as in Ray, pass the commit as ``revision``: ``vitgraph.resolve_commit(repo)``.
 
+    A child that was forked after its parent's torch has run threads cannot use torch: it hangs in
+    the first operation that starts threads. Let engines start their processes by "spawn" or
+    "forkserver", or import and call torch in the children alone.
+
     The arguments from ``revision`` to ``dtype`` are keywords of ``load_encoder``, the bounds of an
     image's size keywords of ``preprocess``, and ``batch_tokens``, ``workers`` and
     ``max_tokens_per_call`` keywords of ``encode_many``.

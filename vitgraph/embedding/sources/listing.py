@@ -8,6 +8,7 @@ inside are listed. Only lists of paths and the headers of tar and parquet files 
 
 from __future__ import annotations
 
+import codecs
 import glob
 import hashlib
 import io
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
 
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 """The file name endings of compressed tar files, which are refused."""
+_PACKED = (".zip", ".7z", ".rar")
+"""The file name endings of archives that are not read."""
 LISTING = 16
 """The number of tar files on a remote store whose headers are read at the same time."""
 
@@ -119,7 +122,7 @@ class Source:
         if path.is_dir():
             return self._files_below(str(path))
         if path.suffix.lower() == ".txt" and path.is_file():
-            text = path.read_text(encoding="utf-8", errors="surrogateescape")
+            text = _decode(path.read_bytes(), name)
             return self._expand_archives(self._files_of_list(text, str(path.parent)))
         if path.exists():
             return self._expand_archives([_local_file(str(path), path.name)])
@@ -162,7 +165,7 @@ class Source:
     def _find_remote(self, url: str) -> Iterator[File]:
         name = posixpath.basename(urlsplit(url).path)
         if name.lower().endswith(".txt"):
-            text = read_file(url).decode("utf-8", "surrogateescape")
+            text = _decode(read_file(url), url)
             return self._expand_archives(self._files_of_list(text, posixpath.dirname(url)))
         if is_url(url):
             return self._expand_archives([File(name or url, url, version=version_of(url))])
@@ -198,6 +201,11 @@ class Source:
             name = line.removesuffix("\r")
             if not name.strip():
                 continue
+            if "\0" in name:
+                raise ValueError(
+                    f"{self.name}: line {number}: has NUL characters, so the list is no text in "
+                    "UTF-8; save it as UTF-8"
+                )
             if is_url(name):
                 if not self.options.fetch_urls:
                     raise ValueError(f"{self.name}: line {number}: {refusal_of_url(name)}")
@@ -240,6 +248,11 @@ class Source:
             raise ValueError(
                 f"{file.path}: is compressed, so that no image in it can be reached without "
                 "reading all before it; decompress it to a .tar file"
+            )
+        if file.kind == "file" and _ends(file.path, *_PACKED):
+            raise ValueError(
+                f"{file.path}: is an archive of a kind that is not read; unpack it and give the "
+                "folder, or pack its images into a .tar file"
             )
         if file.kind == "file" and _ends(file.path, ".tar"):
             yield from self._members(file, listings.get(file.path) or _list_tar(file))
@@ -289,10 +302,31 @@ class Source:
 
 
 def _read_standard_input() -> str:
-    # Without "surrogateescape", file names that are not UTF-8 would raise an error here.
     if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
+        return _decode(sys.stdin.buffer.read(), "standard input")
     return sys.stdin.read()
+
+
+def _decode(content: bytes, name: str) -> str:
+    """Return the text of a list, in UTF-8 or, as PowerShell writes it, in UTF-16 with a mark.
+
+    Bytes of file names that are not UTF-8 are kept as surrogates.
+
+    Args:
+        content: the bytes of the list.
+        name: the name of the list, for the error message.
+
+    Raises:
+        ValueError: the list begins like UTF-16 and is none.
+    """
+    if not content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return content.decode("utf-8", "surrogateescape")
+    try:
+        return content.decode("utf-16")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{name}: begins like text in UTF-16 and is none ({error}); save it as UTF-8"
+        ) from error
 
 
 def _file_of_line(path: str, folder: str) -> File:

@@ -6,6 +6,7 @@ import errno
 import io
 import os
 import tarfile
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -220,6 +221,37 @@ def test_a_list_ends_its_lines_as_text_files_do(
     text = start + "".join(line + end for line in NAMES)
     (tmp_path / name).write_bytes(text.encode("utf-8", "surrogateescape"))
     assert [file.key for file in find_files(str(tmp_path / name))] == NAMES
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_a_list_of_powershell_in_utf_16_is_read(
+    tmp_path: Path, encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [*NAMES[:5], "\u0d0d\u0a0d.png", "\U0001f600.png"]
+    content = "".join(line + "\r\n" for line in ("\ufeff" + names[0], *names[1:])).encode(encoding)
+    (tmp_path / "list.txt").write_bytes(content)
+    assert [file.key for file in find_files(str(tmp_path / "list.txt"))] == names
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
+    assert [file.key for file in find_files("-")] == names
+
+
+@pytest.mark.parametrize("content", ["a.png\n".encode("utf-16-le"), b"\xff\xfea"])
+def test_a_list_that_is_no_text_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "list.txt").write_bytes(content)
+    with pytest.raises(ValueError, match=r"list\.txt: .*save it as UTF-8"):
+        find_files(str(tmp_path / "list.txt"))
+
+
+@pytest.mark.parametrize("name", ["photos.zip", "PHOTOS.ZIP", "photos.7z", "photos.rar"])
+def test_an_archive_that_is_not_read_is_named(
+    images: list[bytes], tmp_path: Path, name: str
+) -> None:
+    with zipfile.ZipFile(tmp_path / name, "w") as file:
+        file.writestr("a.png", images[0])
+    (tmp_path / "list.txt").write_text(f"{name}\n")
+    for source in (tmp_path / name, tmp_path / "list.txt", tmp_path / f"*{name[-3:]}"):
+        with pytest.raises(ValueError, match=rf"{name}: is an archive .* unpack it"):
+            find_files(str(source))
 
 
 def test_a_folder_that_cannot_be_read_is_an_error(
