@@ -37,9 +37,9 @@ def windows(photograph: Image.Image, across: int, down: int) -> list[Image.Image
 
 def draw_attention(encoder: Encoder, photograph: Image.Image, path: Path) -> None:
     """Draw where the middle patch of a photograph attends, in four of the encoder's blocks."""
-    (whole,) = encoder.attention_maps([photograph])[0]
+    (whole,) = vitgraph.attention_maps(encoder, [photograph])[0]
     middle = (0, whole.shape[1] // 2, whole.shape[2] // 2)
-    (maps,) = encoder.attention_maps([photograph], blocks=BLOCKS, queries=[middle])
+    (maps,) = vitgraph.attention_maps(encoder, [photograph], blocks=BLOCKS, queries=[middle])
     titles = [f"block {number}" for number in BLOCKS]
     figure = vitgraph.plot_attention(
         photograph, maps, titles=titles, title="What the patch in the middle reads"

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkable
 
 import torch
@@ -79,6 +79,7 @@ __all__ = [
     "PathInputs",
     "Precision",
     "Preprocessor",
+    "Step",
     "VisionInputs",
     "output_like",
     "warn_caller",
@@ -96,6 +97,8 @@ library's and torch."""
 
 CallBlock: TypeAlias = Callable[[nn.Module, Tensor], Tensor]
 """Calls one block of an encoder as a module, on the rows that it reads."""
+Step: TypeAlias = Callable[[Tensor], Tensor]
+"""One block as a function of the hidden state alone, as a ``forward`` calls it."""
 
 
 class EncoderConfig(Protocol):
@@ -245,25 +248,28 @@ class Accelerator(Protocol):
         """Names of the attention kernels of the last forward, or "reference" if it used none."""
         ...
 
-    def run_blocks(
+    def steps(
         self,
+        stack: nn.ModuleList,
+        blocks: Sequence[nn.Module],
         hidden: Tensor,
         metadata: Metadata,
-        numbers: Sequence[int],
-        blocks: nn.ModuleList,
+        taps: Collection[int],
         call_block: CallBlock,
-        reference: Iterator[Tensor],
-    ) -> Iterator[Tensor]:
-        """Yield the hidden state after each of the ``blocks`` in ``numbers``.
+    ) -> Iterable[Step] | None:
+        """Return ``blocks`` as functions that a ``forward`` calls one after the other.
 
         Args:
+            stack: all blocks of one stack of the encoder.
+            blocks: those to run, the first ones of ``stack``.
             hidden: the rows that the first block reads, [T, D] or views [B, .., D].
             metadata: the result of the encoder's ``prepare_encoder_metadata``.
-            numbers: block numbers from 0, ascending.
-            blocks: all blocks of one stack of the encoder.
+            taps: numbers of the blocks, beside the last, that return the hidden state; the others
+                may return anything that the next function understands.
             call_block: calls a block as a module if the accelerator cannot run it.
-            reference: yields the same states by calling each block as a module; it runs no block
-                before its first state is requested.
+
+        Returns:
+            One function per block, or None if the blocks have to run as modules.
         """
         ...
 

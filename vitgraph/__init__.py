@@ -79,6 +79,7 @@ if TYPE_CHECKING:
     from . import seeded as seeded
     from . import types as types
     from . import video as video
+    from .analysis.attention import attention_maps as attention_maps
     from .analysis.nearest import nearest_patches as nearest_patches
     from .analysis.similarity import similarity_of_blocks as similarity_of_blocks
     from .embedding.batch import EmbedBatch as EmbedBatch
@@ -140,6 +141,7 @@ _NAMES = {
         "load_encoder",
         "resolve_commit",
     ),
+    "vitgraph.analysis.attention": ("attention_maps",),
     "vitgraph.analysis.nearest": ("nearest_patches",),
     "vitgraph.analysis.similarity": ("similarity_of_blocks",),
     "vitgraph.embedding.batch": ("EmbedBatch",),

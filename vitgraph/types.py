@@ -53,7 +53,7 @@ from encoders import (
 )
 from encoders.contract import Accelerator, CallBlock, DeviceOrDtype, Kernels, Precision
 from encoders.inputs import AnyArray, ImageLike, ItemLike, VideoLike
-from encoders.streams import Heads, ImagesLike, OnError, Pool, Queries, VectorPool, VideosLike
+from encoders.streams import ImagesLike, OnError, Pool, VectorPool, VideosLike
 from graphwrap import (
     Backend,
     BackendInUse,
@@ -69,6 +69,7 @@ from graphwrap import (
 from weights import CheckpointInfo, DtypeName, FamilyConfig, Fetch, JsonDict
 from weights.files import Route
 
+from .analysis.attention import Heads, Queries
 from .analysis.colours import Maps
 from .analysis.nearest import NearestPatch
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -18,7 +18,7 @@ from .fused_blocks import FusedForward
 from .obstacles import NO_PARTS, is_plain_table, names_its_parts, obstacle, obstacle_now
 
 if TYPE_CHECKING:
-    from ..contract import CallBlock, Kernels, Precision
+    from ..contract import CallBlock, Kernels, Precision, Step
     from .fp8 import Fp8Products
 
 
@@ -89,42 +89,44 @@ class FusedBlocks:
         if self.fp8 is not None:
             self.fp8.load(choices.get("products", ()))
 
-    def run_blocks(
+    def steps(
         self,
+        stack: nn.ModuleList,
+        blocks: Sequence[nn.Module],
         hidden: Tensor,
         metadata: Metadata,
-        numbers: Sequence[int],
-        blocks: nn.ModuleList,
+        taps: Collection[int],
         call_block: CallBlock,
-        reference: Iterator[Tensor],
-    ) -> Iterator[Tensor]:
-        """Yield the hidden state after each of the ``blocks`` in ``numbers``.
+    ) -> Iterable[Step] | None:
+        """Return fused ``blocks`` as functions that a ``forward`` calls one after the other.
 
         Args:
+            stack: all blocks of one stack of the encoder.
+            blocks: those to run, the first ones of ``stack``.
             hidden: the rows that the first block reads, [rows, width] or [views, .., width].
             metadata: the result of the encoder's ``prepare_encoder_metadata``.
-            numbers: block numbers from 0, ascending.
-            blocks: all blocks of one stack of the encoder.
+            taps: numbers, from 0, of the blocks beside the last that return the hidden state.
             call_block: calls a block that cannot be fused.
-            reference: yields the same states by calling the blocks as modules, without kernels; it
-                calls none before its first state is requested.
+
+        Returns:
+            One function per block, or None if the blocks have to run as modules.
         """
         if _is_elsewhere(hidden):
             with torch.cuda.device(hidden.device):
-                arguments = hidden, metadata, numbers, blocks, call_block, reference
-                return iter(list(self.run_blocks(*arguments)))
+                steps = self.steps(stack, blocks, hidden, metadata, taps, call_block)
+            return steps and [_on_device(step, hidden.device) for step in steps]
         because, called_count = obstacle(hidden.device, hidden.dtype) or obstacle_now(), 0
-        if because is None and not any(map(names_its_parts, blocks)):
-            because, called_count = NO_PARTS, max(numbers, default=-1) + 1
-        if because is not None or not len(hidden) or not numbers:
-            self.run_records[blocks] = BlocksRun(called_count=called_count, because=because)
-            return reference
+        if because is None and not any(map(names_its_parts, stack)):
+            because, called_count = NO_PARTS, len(blocks)
+        if because is not None or not len(hidden) or not blocks:
+            self.run_records[stack] = BlocksRun(called_count=called_count, because=because)
+            return None
         self.derived.follow()
         if self.fp8 is not None:
             self.fp8.derived.follow()
         forward = FusedForward(self.attention, self.derived, call_block, hidden, metadata, self.fp8)
-        self.run_records[blocks] = forward.run_record
-        return forward.states(blocks, numbers)
+        self.run_records[stack] = forward.run_record
+        return forward.steps(blocks, taps)
 
     def metadata_of(
         self, grids: list[Grid], weight: Tensor, prepare: Callable[[list[Grid]], Metadata]
@@ -185,6 +187,16 @@ def _fp8_products() -> Fp8Products:
     from .fp8 import Fp8Products  # needs Triton
 
     return Fp8Products()
+
+
+def _on_device(step: Step, device: torch.device) -> Step:
+    """Return ``step``, run while ``device`` is the current GPU."""
+
+    def run(hidden: Tensor) -> Tensor:
+        with torch.cuda.device(device):
+            return step(hidden)
+
+    return run
 
 
 def _is_elsewhere(rows: Tensor) -> bool:

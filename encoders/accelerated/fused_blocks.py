@@ -10,11 +10,10 @@ Shapes: T rows, D width, H heads, K head size.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Sequence
 from copy import copy
 from functools import partial
-from itertools import islice
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import torch
 import torch.nn.functional as F
@@ -32,7 +31,7 @@ from .derived import DerivedWeights
 from .obstacles import clamps, fusible_parts, is_norm, single_ranges
 
 if TYPE_CHECKING:
-    from ..contract import CallBlock
+    from ..contract import CallBlock, Step
     from .fp8 import Fp8Products
     from .triton_kernels.quantise import Rows8
 
@@ -77,36 +76,60 @@ class FusedForward:
         """The complete stream [T, D] before the last norm that was applied with ``keep``."""
         self.writable = False
         """Whether the stream may be overwritten: it was made here, and no caller holds it."""
+        self.handed: Tensor = hidden
+        """What the last block returned; the next one is called with it."""
+        self.normed: Rows | None = None
+        """The input of the next block's attention, if it was made to complete a state."""
 
-    def states(self, stack: nn.ModuleList, numbers: Sequence[int]) -> Iterator[Tensor]:
-        """Yield the hidden state after each block of ``stack`` whose number is in ``numbers``.
+    def steps(self, blocks: Sequence[nn.Module], taps: Collection[int]) -> list[Step]:
+        """Return one function per block; the last, and those in ``taps``, return the hidden state.
 
-        A state is complete only after the first norm of the next block has added the output of the
-        MLP to it, so it is yielded then.
+        The others return the residual stream as it is, to which something is still to be added.
         """
-        blocks = list(islice(stack, max(numbers) + 1))
-        parts_of_blocks = [self._fusible_parts(block) for block in blocks]
-        for number, (block, parts) in enumerate(zip(blocks, parts_of_blocks, strict=True)):
-            yields_input = number - 1 in numbers
-            if parts is None:
-                if yields_input or not self.stream.complete:
-                    self._complete_stream()
-                if yields_input:
-                    yield self.stream.hidden.view(self.shape)
-                self._call_block(block)
-                continue
-            rows = self._apply_norm(parts.norm1, yields_input, self._in_fp8("qkv", parts))
-            if yields_input:
-                yield self.kept_stream.view(self.shape)
+        self.blocks, self.taps = blocks, taps
+        self.parts = [self._fusible_parts(block) for block in blocks]
+        return [partial(self._run_block, number) for number in range(len(blocks))]
+
+    def _run_block(self, number: int, hidden: Tensor) -> Tensor:
+        """Run a block on the residual stream, or on ``hidden`` if the caller has changed it."""
+        if hidden is not self.handed:
+            self.stream, self.writable = self.norms.Sum(hidden.flatten(0, -2).contiguous()), False
+            self.normed = None
+        parts = self.parts[number]
+        if parts is None:
+            self._complete_stream()
+            self._call_block(self.blocks[number])
+        else:
+            rows, self.normed = self.normed, None
+            if rows is None:
+                rows = self._apply_norm(parts.norm1, quantised=self._in_fp8("qkv", parts))
             self._project(parts, self._attend(parts, rows), self._in_fp8("proj", parts))
             self._mlp(parts, self._in_fp8("mlp", parts))
-        # Weights copied for the first time in this pass are entered into the table of addresses by
-        # which captured graphs compare them; it cannot be written during a capture.
-        self.derived.refresh()
-        if self.fp8 is not None:
-            self.fp8.derived.refresh()
-        self._complete_stream()
-        yield self.stream.hidden.view(self.shape)
+        self.handed = self._hand_on(number)
+        return self.handed
+
+    def _hand_on(self, number: int) -> Tensor:
+        """Return the hidden state after the block ``number``, or the stream if nobody reads it.
+
+        The first norm of the next block adds the output of the MLP to the stream, so that a state
+        that is read is complete after that norm.
+        """
+        if number + 1 == len(self.blocks):
+            # Weights copied for the first time in this pass are entered into the table of addresses
+            # by which captured graphs compare them; it cannot be written during a capture.
+            self.derived.refresh()
+            if self.fp8 is not None:
+                self.fp8.derived.refresh()
+            self._complete_stream()
+            return self.stream.hidden.view(self.shape)
+        if number not in self.taps:
+            return cast("Tensor", self.stream)
+        following = self.parts[number + 1]
+        if following is None:
+            self._complete_stream()
+            return self.stream.hidden.view(self.shape)
+        self.normed = self._apply_norm(following.norm1, True, self._in_fp8("qkv", following))
+        return self.kept_stream.view(self.shape)
 
     def _fusible_parts(self, block: nn.Module) -> BlockParts | None:
         """Return the layers of a block to run in fused steps, or None to call its module."""

@@ -151,9 +151,9 @@ class PaddleOCRVLEncoder(RasterEncoder):
             features.
         """
         metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
-        hidden = self._embed(pixel_values, metadata)
-        # for block in self.blocks: hidden = block(hidden, context); VisionEncoder has the loop.
-        hidden = self._hidden_after(hidden, metadata, self.config.depth)
+        hidden = self.embed(pixel_values, metadata)
+        for block in self.steps(self.blocks, hidden, metadata):
+            hidden = block(hidden)
         tokens = self.projector(self.norm(hidden)[metadata["merge_index"]])
         return EncoderOutput(hidden, tokens, ())
 
@@ -181,7 +181,7 @@ class PaddleOCRVLEncoder(RasterEncoder):
             "merge_index": merge_order(grids, merge, rows),
         }
 
-    def _embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+    def embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
         """Embed patches [P, patch_dim], and add interpolated positions, [P, D]."""
         weight = self.patch_embed.proj.weight
         patches = self.patch_embed(self._admit_patches(pixel_values, weight, metadata))

@@ -1,8 +1,7 @@
 """The base classes of all encoders, checks of their arguments, and saving.
 
 - ``encoder``: the base class of all encoders, and how they are called
-- ``feature_maps``, ``intermediates``, ``attention_maps``: feature maps, block outputs, attention;
-  ``map_settings``: the arguments of ``attention_maps``
+- ``feature_maps``, ``intermediates``: feature maps, block outputs
 - ``raster``: arranges rows of features, which come in a tower's order, as maps
 - ``vision_encoder``: the base class of encoders of one input path, and how blocks run
 - ``patch_encoder``, ``tile_encoder``: base classes of towers over patches and over square tiles

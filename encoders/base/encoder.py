@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from ..contract import EncoderConfig, Kernels, Precision, Preprocessor
     from ..inputs.intake import ImagesLike, VideosLike
     from ..streams.calls import ItemEncoder
-    from .map_settings import MapSettings
     from .saving import Publication
 
 Self = TypeVar("Self", bound="Encoder")
@@ -175,21 +174,6 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
         stager = self.preprocessor if isinstance(self.preprocessor, StagedPreprocessor) else None
         paths, head = self.paths, self.pooling_head
         return ItemEncoder(self, paths, paths, self.device, stager=stager, head=head)
-
-    def _attention_maps(
-        self, images: ImagesLike, videos: VideosLike, settings: MapSettings
-    ) -> list[list[Tensor]]:
-        return self._maps_of_inputs(self.preprocess(images, videos), settings)
-
-    def _maps_of_inputs(self, inputs: VisionInputs, settings: MapSettings) -> list[list[Tensor]]:
-        """Return one attention map per item and block, from the result of ``preprocess``."""
-        from .attention_maps import ObservedPath, attention_maps
-
-        paths = {
-            name: ObservedPath(tower, tower._inner_stacks, tower._outputs_for)
-            for name, tower in self.paths.items()
-        }
-        return attention_maps(self, paths, inputs, settings)
 
     @property
     def device(self) -> torch.device:

@@ -158,12 +158,12 @@ class MapsFeatures(nn.Module, ABC):
         if isinstance(pixel_values, VisionInputs):
             self._check_inputs(pixel_values)
             return {
-                name: states_of_blocks(tower, tower._block_outputs, *path[:2], indices, output_fmt)
+                name: states_of_blocks(tower, tower.block_outputs, *path[:2], indices, output_fmt)
                 for name, tower in self.paths.items()
                 if (path := pixel_values.paths[name]).items
             }
         if (tower := self.paths["image"]) is not self:
             raise self._bare_tensors_error("forward_intermediates")
         assert grid_thw is not None  # check_arguments refuses tensors without a grid
-        run = tower._block_outputs
+        run = tower.block_outputs
         return states_of_blocks(tower, run, pixel_values, grid_thw, indices, output_fmt)

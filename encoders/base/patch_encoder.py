@@ -6,8 +6,7 @@ Shapes: P patches in merge-block order (those of a token are neighbours), N toke
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -69,13 +68,6 @@ class PatchEncoder(VisionEncoder):
             raise ValueError(f"the grid makes {rows} rows, int32 offsets end at 2^31: pass fewer")
         return [(min(frames, t - n), h, w) for t, h, w in grids for n in range(0, t, frames)]
 
-    def _block_outputs(
-        self, pixel_values: Tensor, grid_thw: GridLike, numbers: Sequence[int]
-    ) -> Iterator[Tensor]:
-        """Embed patches [P, patch_dim]; yield the state [P, D] after each block in ``numbers``."""
-        metadata = self._resolve_metadata(pixel_values, grid_thw, None)
-        yield from self._run_blocks(self._embed(pixel_values, metadata), metadata, numbers)
-
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> BlockContext:
         """Return the tensors that blocks read: rotary angles, offsets of segments, padding."""
         return RotarySegments.of(metadata)
@@ -92,13 +84,6 @@ class PatchEncoder(VisionEncoder):
         rows = metadata["rotary_pos_emb_cos"].shape[0]
         check_rows(pixels.shape[0], rows, "but encoder_metadata is for")
         return pixels
-
-    @abstractmethod
-    def _embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
-        """Return the input of the first block, [P, D], from patches [P, patch_dim].
-
-        ``metadata`` has the positions of patches and, for attention windows, the order of rows.
-        """
 
     def _add_weighted_rows(
         self, rows: Tensor, table: nn.Embedding, index: Tensor, weight: Tensor

@@ -7,8 +7,7 @@ width, N tokens.
 from __future__ import annotations
 
 import copy
-from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -78,10 +77,6 @@ class TileEncoder(VisionEncoder):
         """
         return self._row_grid(h, w)
 
-    @abstractmethod
-    def _embed(self, pixel_values: Tensor) -> Tensor:
-        """Return the input of the first block, [B, n, D], from tiles [B, C, H, W]."""
-
     @property
     def budget_range(self) -> tuple[int, int]:
         """The fewest and most tokens of a CUDA graph, for 1 and ``_largest_batch`` tiles."""
@@ -113,13 +108,6 @@ class TileEncoder(VisionEncoder):
             )
             for t, h, w in self._read(grid_thw)
         ]
-
-    def _block_outputs(
-        self, pixel_values: Tensor, grid_thw: GridLike, numbers: Sequence[int]
-    ) -> Iterator[Tensor]:
-        """Embed tiles [B, C, H, W]; yield the state [B, n, D] after each block in ``numbers``."""
-        metadata = self._resolve_metadata(pixel_values, grid_thw, None)
-        yield from self._run_blocks(self._embed(pixel_values), metadata, numbers)
 
     def _has_whole_tokens(self, pixel_values: Tensor) -> bool:
         """Return whether the height and width of tiles are multiples of the side of a token."""

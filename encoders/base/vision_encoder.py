@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
@@ -38,10 +39,8 @@ from .checks import (
 from .encoder import Encoder
 
 if TYPE_CHECKING:
-    from ..contract import Accelerator, Kernels, Precision
-    from .attention_maps import AttentionObserver
+    from ..contract import Accelerator, Kernels, Precision, Step
     from .configs import VisionConfig
-    from .intermediates import BlockOutputs
     from .tile_encoder import InnerStack
 
 Self = TypeVar("Self", bound="VisionEncoder")
@@ -57,8 +56,6 @@ class VisionEncoder(Encoder):
     gradient_checkpointing: bool = False
     accelerator: Accelerator | None = None
     """Runs the blocks of an accelerated encoder; None means that blocks are called as modules."""
-    _observer: AttentionObserver | None = None
-    """Runs the blocks instead while attention maps are made; None at other times."""
     _rows_before: int = 0
     """The number of rows per tile that come before its patches, such as a class token."""
 
@@ -166,23 +163,35 @@ class VisionEncoder(Encoder):
         """
 
     @abstractmethod
-    def _block_outputs(
+    def embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+        """Return the hidden state that the first block reads.
+
+        It has the rows [P, D], in towers over tiles [B, n, D]. ``metadata`` is the result of
+        ``prepare_encoder_metadata``.
+        """
+
+    def in_input_order(self, rows: Tensor, metadata: Metadata) -> Tensor:
+        """Return rows in the order of ``pixel_values``, from rows in the order of the blocks."""
+        return rows
+
+    def block_outputs(
         self, pixel_values: Tensor, grid_thw: GridLike, numbers: Sequence[int]
     ) -> Iterator[Tensor]:
         """Embed pixels; yield the hidden state, in input order, after each block in ``numbers``.
 
-        ``numbers`` are block numbers from 0, ascending; the other arguments are as in
-        ``forward``.
+        ``numbers`` are block numbers from 0; no block runs after the greatest one. The other
+        arguments are as in ``forward``.
         """
-
-    def _outputs_for(self, observer: AttentionObserver) -> BlockOutputs:
-        """Return ``_block_outputs`` of a copy of this tower whose blocks ``observer`` runs."""
-        observed = copy.copy(self)
-        observed._observer = observer
-        return observed._block_outputs
+        metadata = self._resolve_metadata(pixel_values, grid_thw, None)
+        hidden, stop = self.embed(pixel_values, metadata), max(numbers, default=-1) + 1
+        steps = self.steps(self.blocks, hidden, metadata, taps=numbers, stop=stop)
+        for number, block in enumerate(steps):
+            hidden = block(hidden)
+            if number in numbers:
+                yield self.in_input_order(hidden, metadata)
 
     @property
-    def _inner_stacks(self) -> Mapping[str, InnerStack]:
+    def inner_stacks(self) -> Mapping[str, InnerStack]:
         """The blocks that run before ``blocks``, by name, such as "sam"; most towers have none."""
         return {}
 
@@ -267,55 +276,40 @@ class VisionEncoder(Encoder):
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> BlockContext:
         """Return the tensors, made once per forward, that all blocks read with the hidden state."""
 
-    def _run_blocks(
+    def steps(
         self,
+        blocks: nn.ModuleList,
         hidden: Tensor,
         metadata: Metadata,
-        numbers: Sequence[int],
-        blocks: nn.ModuleList | None = None,
-    ) -> Iterator[Tensor]:
-        """Yield the hidden state after each block in ``numbers``; run no block after the last one.
+        *,
+        taps: Collection[int] = (),
+        stop: int | None = None,
+    ) -> Iterable[Step]:
+        """Return blocks as functions of the hidden state alone, to be called one after the other.
 
-        An accelerated encoder runs fused blocks unless gradients are recorded.
+        A ``forward`` loops over them, ``hidden = block(hidden)``. Each gets what all blocks read
+        beside the hidden state. An accelerated encoder returns fused blocks unless gradients are
+        recorded; only the last of them, and those in ``taps``, return the hidden state: the others
+        return what the next one needs.
 
         Args:
-            hidden: the rows that the first block reads: [P, D], in towers over tiles [tiles, n, D],
-                in SAM [views, h, w, D].
+            blocks: the stack to run: ``self.blocks``, or one that runs before it, such as SAM's.
+            hidden: the rows that the first block reads.
             metadata: the result of ``prepare_encoder_metadata``.
-            numbers: block numbers from 0, ascending, each once.
-            blocks: the stack of blocks to run, such as SAM's; None for ``self.blocks``.
+            taps: numbers, from 0, of the blocks whose output is read, beside the last one's.
+            stop: the number of blocks to run; None runs all.
         """
-        blocks = self.blocks if blocks is None else blocks
-        reference = self._reference_blocks(hidden, metadata, numbers, blocks)
-        runner = self._observer or self.accelerator
-        if runner is None or self._records_gradients(hidden):
-            return reference
+        run = list(islice(blocks, stop))
+        if self.accelerator is not None and not self._records_gradients(hidden):
 
-        def call_block(block: nn.Module, hidden: Tensor) -> Tensor:
-            return self._run_block(block, hidden, self._block_context(hidden, metadata))
+            def call_block(block: nn.Module, hidden: Tensor) -> Tensor:
+                return self._run_block(block, self._block_context(hidden, metadata), hidden)
 
-        return runner.run_blocks(hidden, metadata, numbers, blocks, call_block, reference)
-
-    def _hidden_after(
-        self, hidden: Tensor, metadata: Metadata, count: int, blocks: nn.ModuleList | None = None
-    ) -> Tensor:
-        """Return the hidden state after the first ``count`` blocks; ``hidden`` itself if 0.
-
-        The other arguments are as in ``_run_blocks``.
-        """
-        for state in self._run_blocks(hidden, metadata, [count - 1] if count else [], blocks):
-            hidden = state
-        return hidden
-
-    def _reference_blocks(
-        self, hidden: Tensor, metadata: Metadata, numbers: Sequence[int], blocks: nn.ModuleList
-    ) -> Iterator[Tensor]:
-        """Yield the state after each block in ``numbers``, calling each block as a module."""
+            fused = self.accelerator.steps(blocks, run, hidden, metadata, taps, call_block)
+            if fused is not None:
+                return fused
         context = self._block_context(hidden, metadata)
-        for number, block in enumerate(islice(blocks, max(numbers, default=-1) + 1)):
-            hidden = self._run_block(block, hidden, context)
-            if number in numbers:
-                yield hidden
+        return [partial(self._run_block, block, context) for block in run]
 
     def _records_gradients(self, hidden: Tensor) -> bool:
         """Return whether autograd records operations on ``hidden`` or on the weights."""
@@ -323,7 +317,7 @@ class VisionEncoder(Encoder):
             return False
         return hidden.requires_grad or any(weight.requires_grad for weight in self.parameters())
 
-    def _run_block(self, block: nn.Module, hidden: Tensor, context: BlockContext) -> Tensor:
+    def _run_block(self, block: nn.Module, context: BlockContext, hidden: Tensor) -> Tensor:
         """Run one block; the backward recomputes it if ``gradient_checkpointing`` is on."""
         if self.gradient_checkpointing and torch.is_grad_enabled():
             return checkpoint(block, hidden, context, use_reentrant=False)

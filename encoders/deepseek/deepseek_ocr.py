@@ -295,8 +295,9 @@ class DeepseekOCRTower(TileEncoder):
         """
         metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
         features = self._compress(pixel_values)
-        # for block in self.blocks: hidden = block(hidden, context); VisionEncoder has the loop.
-        rows = self._hidden_after(self.vision_model.embed(features), metadata, self.config.depth)
+        rows = self.vision_model.embed(features)
+        for block in self.steps(self.blocks, rows, metadata):
+            rows = block(rows)
         hidden = torch.cat((rows[:, 1:], features.flatten(1, 2)), dim=-1)
         return EncoderOutput(hidden, self.projector(hidden).flatten(0, 1), ())
 
@@ -306,7 +307,7 @@ class DeepseekOCRTower(TileEncoder):
         return self.vision_model.blocks
 
     @property
-    def _inner_stacks(self) -> Mapping[str, InnerStack]:
+    def inner_stacks(self) -> Mapping[str, InnerStack]:
         """The transformer blocks of SAM, which users select by the name "sam"."""
         return {"sam": InnerStack(self.sam_model.blocks, self._embed_views)}
 
@@ -318,14 +319,16 @@ class DeepseekOCRTower(TileEncoder):
         """Return rows and columns of the compressor's map for a view of ``h`` x ``w`` patches."""
         return compressed_side(h), compressed_side(w)
 
-    def _embed(self, pixel_values: Tensor) -> Tensor:
+    def embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
         """Embed views [B, C, H, W] as a class token and n cells, [B, 1+n, width of CLIP]."""
         return self.vision_model.embed(self._compress(pixel_values))
 
     def _compress(self, pixel_values: Tensor) -> Tensor:
         """Run SAM and compressor on views [B, C, H, W]; return [B, h/4, w/4, width of CLIP]."""
-        hidden, blocks = self._embed_views(pixel_values), self.sam_model.blocks
-        return self.sam_model.compress(self._hidden_after(hidden, {}, len(blocks), blocks))
+        hidden = self._embed_views(pixel_values)
+        for block in self.steps(self.sam_model.blocks, hidden, {}):
+            hidden = block(hidden)
+        return self.sam_model.compress(hidden)
 
     def _embed_views(self, pixel_values: Tensor) -> Tensor:
         """Return the rows [B, h, w, width of SAM] that SAM's first block reads."""

@@ -20,7 +20,7 @@ Deliberate differences: those of ``layers/deepseek_siglip.py`` and ``layers/sam.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -182,9 +182,10 @@ class SiglipViews(TileEncoder):
             DeepStack features.
         """
         metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
-        hidden = self._embed(pixel_values)
-        # for block in self.blocks: hidden = block(hidden, context); VisionEncoder has the loop.
-        hidden = self.vision.norm(self._hidden_after(hidden, metadata, self.config.depth))
+        hidden = self.embed(pixel_values, metadata)
+        for block in self.steps(self.blocks, hidden, metadata):
+            hidden = block(hidden)
+        hidden = self.vision.norm(hidden)
         return EncoderOutput(hidden, self.aligner(hidden).flatten(0, 1), ())
 
     @property
@@ -192,7 +193,7 @@ class SiglipViews(TileEncoder):
         """The transformer blocks of SigLIP."""
         return self.vision.blocks
 
-    def _embed(self, pixel_values: Tensor) -> Tensor:
+    def embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
         """Embed views [B, C, H, W] as patches with positions, [B, n, D]."""
         return self.vision.embed(self._admit_tiles(pixel_values, self.vision.pos_embed))
 
@@ -309,11 +310,14 @@ class HighResolution(TileEncoder):
             [N, out/2], no DeepStack features.
         """
         metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
-        patches = self._embed(pixel_values)
-        first, last = min(self.config.global_blocks), self.config.depth - 1
-        states = list(self._run_blocks(patches, metadata, sorted({first, last})))
-        maps = self._on_grid(self.sam.neck(states[-1]))
-        maps = maps + self._on_grid(self.neck_hd(states[0])) * self.hd_alpha_downsamples
+        hidden = self.embed(pixel_values, metadata)
+        first = min(self.config.global_blocks)
+        for number, block in enumerate(self.steps(self.blocks, hidden, metadata, taps=(first,))):
+            hidden = block(hidden)
+            if number == first:
+                early = hidden
+        maps = self._on_grid(self.sam.neck(hidden))
+        maps = maps + self._on_grid(self.neck_hd(early)) * self.hd_alpha_downsamples
         hidden = maps.flatten(2).transpose(1, 2)
         return EncoderOutput(hidden, self.aligner(hidden).flatten(0, 1), ())
 
@@ -345,12 +349,9 @@ class HighResolution(TileEncoder):
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> None:
         """Return None: in SAM every view attends to itself, without offsets or angles."""
 
-    def _block_outputs(
-        self, pixel_values: Tensor, grid_thw: GridLike, numbers: Sequence[int]
-    ) -> Iterator[Tensor]:
-        """Yield SAM's hidden states [B, h*w, D] after each block whose number is in ``numbers``."""
-        for state in super()._block_outputs(pixel_values, grid_thw, numbers):
-            yield state.flatten(1, 2)
+    def in_input_order(self, rows: Tensor, metadata: Metadata) -> Tensor:
+        """Return rows [B, h*w, ..] of rows [B, h, w, ..], as SAM's blocks have them."""
+        return rows.flatten(1, 2)
 
     def _row_grid(self, h: int, w: int) -> tuple[int, int]:
         """Return rows and columns of the features: SigLIP's grid, for views of any size."""
@@ -360,7 +361,7 @@ class HighResolution(TileEncoder):
         patches = rows.shape[1] == h * w  # or else rows of the final map
         return torch.unflatten(rows, 1, (h, w) if patches else self._row_grid(h, w))
 
-    def _embed(self, pixel_values: Tensor) -> Tensor:
+    def embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
         """Embed views [B, C, H, W] as patches with positions, [B, h, w, width of SAM]."""
         return self.sam.embed(self._admit_tiles(pixel_values, self.sam.pos_embed))
 

@@ -253,9 +253,10 @@ class DeepseekVL2Tower(TileEncoder):
             without newlines, no DeepStack features.
         """
         metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
-        hidden = self._embed(pixel_values)
-        # for block in self.blocks: hidden = block(hidden, context); VisionEncoder has the loop.
-        hidden = self.vision.norm(self._hidden_after(hidden, metadata, self.config.depth))
+        hidden = self.embed(pixel_values, metadata)
+        for block in self.steps(self.blocks, hidden, metadata):
+            hidden = block(hidden)
+        hidden = self.vision.norm(hidden)
         h, w = (size // self.config.patch_size for size in pixel_values.shape[2:])
         tokens = self.projector(unfold_2x2(hidden.unflatten(1, (h, w))))
         return EncoderOutput(hidden, tokens.flatten(0, 1), ())
@@ -269,7 +270,7 @@ class DeepseekVL2Tower(TileEncoder):
         """Return rows and columns of tokens of a view: half of ``h`` and ``w``, rounded up."""
         return -(-h // 2), -(-w // 2)
 
-    def _embed(self, pixel_values: Tensor) -> Tensor:
+    def embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
         """Embed views [B, C, H, W] as patches with positions, [B, n, D]."""
         return self.vision.embed(self._admit_tiles(pixel_values, self.vision.pos_embed))
 

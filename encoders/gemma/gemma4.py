@@ -160,9 +160,9 @@ class Gemma4Encoder(RasterEncoder):
             no DeepStack features.
         """
         metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
-        hidden = self._embed(pixel_values, metadata)
-        # for block in self.blocks: hidden = block(hidden, context); VisionEncoder has the loop.
-        hidden = self._hidden_after(hidden, metadata, self.config.depth)
+        hidden = self.embed(pixel_values, metadata)
+        for block in self.steps(self.blocks, hidden, metadata):
+            hidden = block(hidden)
         tokens = self._pool(hidden, metadata["pool_index"])
         return EncoderOutput(hidden, self.embed_vision(tokens), ())
 
@@ -212,7 +212,7 @@ class Gemma4Encoder(RasterEncoder):
             "pool_index": merge_order(grids, side, rows).view(-1, side**2),
         }
 
-    def _embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+    def embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
         """Embed patches [P, patch_dim], and add the positions of their column and row, [P, D]."""
         table = self.position_embedding_table
         patches: Tensor = self.patch_embed(self._admit_patches(pixel_values, table, metadata))

@@ -166,9 +166,9 @@ class Glm4VEncoder(PatchEncoder):
             ``last_hidden_state`` [P, D], ``pooler_output`` [N, out], no DeepStack features.
         """
         metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
-        patches = self._embed(pixel_values, metadata)
-        # for block in self.blocks: hidden = block(hidden, context); VisionEncoder has the loop.
-        hidden = self._hidden_after(patches, metadata, self.config.depth)
+        hidden = self.embed(pixel_values, metadata)
+        for block in self.steps(self.blocks, hidden, metadata):
+            hidden = block(hidden)
         return EncoderOutput(hidden, self.merger(self._downsample(hidden)), ())
 
     def _grid_metadata(
@@ -194,7 +194,7 @@ class Glm4VEncoder(PatchEncoder):
             "pos_embed_weight": weights,
         }
 
-    def _embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+    def embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
         """Embed and norm patches [P, patch_dim], and add interpolated positions, [P, D]."""
         weight = self.patch_embed.proj.weight
         patches = self.patch_embed(self._admit_patches(pixel_values, weight, metadata))

@@ -142,9 +142,9 @@ class Idefics3Encoder(TileEncoder):
             DeepStack features.
         """
         metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
-        hidden = self._embed(pixel_values)
-        # for block in self.blocks: hidden = block(hidden, context); VisionEncoder has the loop.
-        hidden = self._hidden_after(hidden, metadata, self.config.depth)
+        hidden = self.embed(pixel_values, metadata)
+        for block in self.steps(self.blocks, hidden, metadata):
+            hidden = block(hidden)
         h, side = pixel_values.shape[2] // self.config.patch_size, self.config.scale_factor
         squares = rearrange(
             self.norm(hidden), "b (r x c y) d -> (b r c) (x y d)", r=h // side, x=side, y=side
@@ -155,7 +155,7 @@ class Idefics3Encoder(TileEncoder):
         """Return rows and columns of tokens of ``h`` x ``w`` patches: one per square of patches."""
         return h // self.config.scale_factor, w // self.config.scale_factor
 
-    def _embed(self, pixel_values: Tensor) -> Tensor:
+    def embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
         """Embed tiles [B, C, H, W] as patches with positions, [B, n, D]."""
         pixels = self._admit_tiles(pixel_values, self.pos_embed)
         patches: Tensor = self.patch_embed(pixels)

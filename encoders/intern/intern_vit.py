@@ -184,9 +184,9 @@ class InternViT(TileEncoder):
             ``last_hidden_state`` [B, n, D], ``pooler_output`` [N, out], no DeepStack features.
         """
         metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
-        hidden = self._embed(pixel_values)
-        # for block in self.blocks: hidden = block(hidden, context); VisionEncoder has the loop.
-        hidden = self._hidden_after(hidden, metadata, self.config.blocks_run)
+        hidden = self.embed(pixel_values, metadata)
+        for block in self.steps(self.blocks, hidden, metadata, stop=self.config.blocks_run):
+            hidden = block(hidden)
         h, w = (size // self.config.patch_size for size in pixel_values.shape[2:])
         tokens = self.mlp1(pixel_shuffle(hidden[:, 1:], h, w, self.config.ps_version))
         return EncoderOutput(hidden, tokens, ())
@@ -207,7 +207,7 @@ class InternViT(TileEncoder):
         """Return rows and columns of tokens of a tile of ``h`` x ``w`` patches: half of each."""
         return h // 2, w // 2
 
-    def _embed(self, pixel_values: Tensor) -> Tensor:
+    def embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
         """Embed tiles [B, C, H, W] as a class token and patches with positions, [B, n, D]."""
         return self.embeddings(self._admit_tiles(pixel_values, self.embeddings.class_embedding))
 

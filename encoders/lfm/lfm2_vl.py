@@ -202,9 +202,9 @@ class Lfm2VLTower(RasterEncoder):
             DeepStack features.
         """
         metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
-        hidden = self._embed(pixel_values, metadata)
-        # for block in self.blocks: hidden = block(hidden, context); VisionEncoder has the loop.
-        hidden = self._hidden_after(hidden, metadata, self.config.depth)
+        hidden = self.embed(pixel_values, metadata)
+        for block in self.steps(self.blocks, hidden, metadata):
+            hidden = block(hidden)
         tokens = self.projector(self.norm(hidden)[metadata["merge_index"]])
         return EncoderOutput(hidden, tokens, ())
 
@@ -242,7 +242,7 @@ class Lfm2VLTower(RasterEncoder):
             "merge_index": merge_order(grids, merge, rows),
         }
 
-    def _embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+    def embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
         """Embed patches [P, patch_dim], and add interpolated positions, [P, D]."""
         pixels = self._admit_pixels(pixel_values, self.pos_embed)
         require_metadata(metadata, "pos_embed_rows")

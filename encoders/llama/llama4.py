@@ -149,9 +149,9 @@ class Llama4Encoder(TileEncoder):
             DeepStack features.
         """
         metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
-        hidden = self._embed(pixel_values)
-        # for block in self.blocks: hidden = block(hidden, context); VisionEncoder has the loop.
-        hidden = self._hidden_after(hidden, metadata, self.config.depth)
+        hidden = self.embed(pixel_values, metadata)
+        for block in self.steps(self.blocks, hidden, metadata):
+            hidden = block(hidden)
         h = pixel_values.shape[2] // self.config.patch_size
         squares = rearrange(
             self.norm(hidden[:, 1:]), "b (r x c y) d -> (b r c) (x y d)", r=h // 2, x=2, y=2
@@ -188,7 +188,7 @@ class Llama4Encoder(TileEncoder):
         cos, sin = rotary_cos_sin(h, w, self.config.head_size, self.config.rope_theta, dtype)
         return {"rotary_pos_emb_cos": cos, "rotary_pos_emb_sin": sin}
 
-    def _embed(self, pixel_values: Tensor) -> Tensor:
+    def embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
         """Embed tiles [B, C, H, W] as a class token and patches with positions, [B, n, D]."""
         pixels = self._admit_tiles(pixel_values, self.class_embedding)
         patch = self.config.patch_size

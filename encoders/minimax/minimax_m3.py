@@ -154,9 +154,9 @@ class MiniMaxM3Encoder(PatchEncoder):
             ``last_hidden_state`` [P, D], ``pooler_output`` [N, out], no DeepStack features.
         """
         metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
-        hidden = self._embed(pixel_values, metadata)
-        # for block in self.blocks: hidden = block(hidden, context); VisionEncoder has the loop.
-        hidden = self._hidden_after(hidden, metadata, self.config.depth)
+        hidden = self.embed(pixel_values, metadata)
+        for block in self.steps(self.blocks, hidden, metadata):
+            hidden = block(hidden)
         return EncoderOutput(hidden, self.projector(hidden), ())
 
     def _grid_metadata(
@@ -176,7 +176,7 @@ class MiniMaxM3Encoder(PatchEncoder):
         cos, sin = rotary_cos_sin(positions, self.config.head_size, self.config.rope_theta, dtype)
         return {"rotary_pos_emb_cos": cos, "rotary_pos_emb_sin": sin}
 
-    def _embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+    def embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
         """Embed patches [P, patch_dim] as normed rows [P, D]."""
         weight = self.patch_embed.proj.weight
         patches = self._admit_patches(pixel_values, weight, metadata)

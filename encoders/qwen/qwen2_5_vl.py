@@ -24,7 +24,7 @@ Deliberate differences:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -166,19 +166,15 @@ class Qwen2_5VLEncoder(PatchEncoder):
             ``last_hidden_state`` [P, D], ``pooler_output`` [N, out], no DeepStack features.
         """
         metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
-        patches = self._embed(pixel_values, metadata)
-        # for block in self.blocks: hidden = block(hidden, context); VisionEncoder has the loop.
-        hidden = self._hidden_after(patches, metadata, self.config.depth)
+        hidden = self.embed(pixel_values, metadata)
+        for block in self.steps(self.blocks, hidden, metadata):
+            hidden = block(hidden)
         tokens = self.merger(hidden)[metadata["reverse_index"]]
-        return EncoderOutput(self._reorder(hidden, metadata["reverse_index"]), tokens, ())
+        return EncoderOutput(self.in_input_order(hidden, metadata), tokens, ())
 
-    def _block_outputs(
-        self, pixel_values: Tensor, grid_thw: GridLike, numbers: Sequence[int]
-    ) -> Iterator[Tensor]:
-        """Yield the hidden state [P, D] after each block in ``numbers``, in input order."""
-        metadata = self._resolve_metadata(pixel_values, grid_thw, None)
-        for hidden in self._run_blocks(self._embed(pixel_values, metadata), metadata, numbers):
-            yield self._reorder(hidden, metadata["reverse_index"])
+    def in_input_order(self, rows: Tensor, metadata: Metadata) -> Tensor:
+        """Return rows [P, ..] in input order, from rows in window order."""
+        return self._reorder(rows, metadata["reverse_index"])
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> Context:
         """Return the tensors that blocks read to attend over frame pairs and inside windows."""
@@ -222,7 +218,7 @@ class Qwen2_5VLEncoder(PatchEncoder):
             for t, h, w in self._read(grid_thw)
         ]
 
-    def _embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+    def embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
         """Embed patches [P, patch_dim] as rows [P, D] in window order."""
         weight = self.patch_embed.proj.weight
         patches = self.patch_embed(self._admit_patches(pixel_values, weight, metadata))

@@ -166,16 +166,14 @@ class Qwen3VLEncoder(PatchEncoder):
             tuple of [N, out] with one entry per DeepStack block.
         """
         metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
-        hidden = self._embed(pixel_values, metadata)
+        hidden = self.embed(pixel_values, metadata)
         tapped = self.config.deepstack_visual_indexes
-        numbers = sorted({*tapped, self.config.depth - 1})
+        mergers = dict(zip(tapped, self.deepstack_merger_list, strict=True))
         deepstack: list[Tensor] = []
-        # for block in self.blocks: hidden = block(hidden, context); VisionEncoder has the loop.
-        states = self._run_blocks(hidden, metadata, numbers)
-        for number, hidden in zip(numbers, states, strict=True):
+        for number, block in enumerate(self.steps(self.blocks, hidden, metadata, taps=tapped)):
+            hidden = block(hidden)
             if number in tapped:
-                merger = self.deepstack_merger_list[tapped.index(number)]
-                deepstack.append(merger(hidden))
+                deepstack.append(mergers[number](hidden))
         return EncoderOutput(hidden, self.merger(hidden), tuple(deepstack))
 
     def _grid_metadata(
@@ -201,7 +199,7 @@ class Qwen3VLEncoder(PatchEncoder):
             "pos_embed_weight": weights,
         }
 
-    def _embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+    def embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
         """Embed patches [P, patch_dim], and add interpolated positions, [P, D]."""
         weight = self.patch_embed.proj.weight
         patches = self.patch_embed(self._admit_patches(pixel_values, weight, metadata))

@@ -184,9 +184,9 @@ class SiglipEncoder(TileEncoder):
             the last norm (and projector, in Gemma 3), no DeepStack features.
         """
         metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
-        hidden = self._embed(pixel_values)
-        # for block in self.blocks: hidden = block(hidden, context); VisionEncoder has the loop.
-        hidden = self._hidden_after(hidden, metadata, self.config.depth)
+        hidden = self.embed(pixel_values, metadata)
+        for block in self.steps(self.blocks, hidden, metadata):
+            hidden = block(hidden)
         h, w = (size // self.config.patch_size for size in pixel_values.shape[2:])
         return EncoderOutput(hidden, self._tokens(self.norm(hidden), h, w), ())
 
@@ -199,7 +199,7 @@ class SiglipEncoder(TileEncoder):
         """The head that pools the tokens of an item to one vector; None if the model has none."""
         return self.head if self.config.use_head else None
 
-    def _embed(self, pixel_values: Tensor) -> Tensor:
+    def embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
         """Embed views [B, C, H, W] as patches with positions, [B, n, D]."""
         pixels = self._admit_tiles(pixel_values, self.pos_embed)
         patches: Tensor = self.patch_embed(pixels)

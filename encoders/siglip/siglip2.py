@@ -153,9 +153,9 @@ class Siglip2Encoder(RasterEncoder):
             DeepStack features.
         """
         metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
-        hidden = self._embed(pixel_values, metadata)
-        # for block in self.blocks: hidden = block(hidden, context); VisionEncoder has the loop.
-        hidden = self._hidden_after(hidden, metadata, self.config.depth)
+        hidden = self.embed(pixel_values, metadata)
+        for block in self.steps(self.blocks, hidden, metadata):
+            hidden = block(hidden)
         return EncoderOutput(hidden, self.norm(hidden), ())
 
     @property
@@ -192,7 +192,7 @@ class Siglip2Encoder(RasterEncoder):
             start += t * h * w
         return {"pos_embed_rows": taps[0], "pos_embed_columns": taps[1]}
 
-    def _embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+    def embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
         """Embed patches [P, patch_dim], and add interpolated positions, [P, D]."""
         pixels = self._admit_pixels(pixel_values, self.pos_embed)
         require_metadata(metadata, "pos_embed_rows")

@@ -166,9 +166,9 @@ class Step3Tower(TileEncoder):
             DeepStack features.
         """
         metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
-        hidden = self._embed(pixel_values)
-        # for block in self.blocks: hidden = block(hidden, context); VisionEncoder has the loop.
-        hidden = self._hidden_after(hidden, metadata, self.config.depth)
+        hidden = self.embed(pixel_values, metadata)
+        for block in self.steps(self.blocks, hidden, metadata):
+            hidden = block(hidden)
         h, w = (size // self.config.patch_size for size in pixel_values.shape[2:])
         maps = hidden[:, PREFIX_ROWS:].mT.unflatten(2, (h, w))
         maps = convolve(self.vit_downsampler2, convolve(self.vit_downsampler, maps))
@@ -194,7 +194,7 @@ class Step3Tower(TileEncoder):
                 )
         return grids
 
-    def _embed(self, pixel_values: Tensor) -> Tensor:
+    def embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
         """Embed views [B, C, H, W] as class tokens and patches with positions, [B, 4+n, D]."""
         return self.embeddings(self._admit_tiles(pixel_values, self.embeddings.class_embedding))
 

@@ -22,9 +22,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..base.map_settings import Heads as Heads
-    from ..base.map_settings import MapSettings as MapSettings
-    from ..base.map_settings import Queries as Queries
     from ..inputs.intake import ImagesLike as ImagesLike
     from ..inputs.intake import VideosLike as VideosLike
     from .calls import EitherItemEncoder as EitherItemEncoder
@@ -55,7 +52,6 @@ if TYPE_CHECKING:
     from .stream import stream_items as stream_items
 
 _NAMES = {
-    ".base.map_settings": ("Heads", "MapSettings", "Queries"),
     ".inputs.intake": ("ImagesLike", "VideosLike"),
     "calls": (
         "EitherItemEncoder",

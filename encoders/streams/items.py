@@ -1,4 +1,4 @@
-"""The methods ``encode``, ``encode_many`` and ``attention_maps``, which all encoders inherit.
+"""The methods ``encode`` and ``encode_many``, which all encoders inherit.
 
 Shapes: D width of a pooled vector.
 """
@@ -6,7 +6,7 @@ Shapes: D width of a pooled vector.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Generic, overload
 
 from torch import Tensor
@@ -16,7 +16,6 @@ from ..data import Limits, Output
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ..base.map_settings import Heads, MapSettings, Queries
     from ..inputs.intake import ImagesLike, ItemLike, VideosLike
     from . import keywords as kw
     from .calls import ItemEncoder
@@ -185,50 +184,3 @@ class EncodesItems(ABC, Generic[Output]):
         options = StreamOptions(batch_tokens, workers, progress, on_error)
         results = stream_items(self.item_encoder(), items, limits, settings, options)
         return as_given(results)
-
-    def attention_maps(
-        self,
-        images: ImagesLike = (),
-        videos: VideosLike = (),
-        *,
-        blocks: int | Sequence[int] | None = (-1,),
-        queries: Queries = None,
-        heads: Heads = "mean",
-        path: str = "image",
-    ) -> list[list[Tensor]]:
-        """Return the weight that attention gives to each patch, as maps in raster order.
-
-        Encoders that are accelerated or wrapped in CUDA graphs raise a ValueError instead. The
-        weights are computed for some queries at a time, so memory is bounded.
-
-        Args:
-            images, videos: as ``preprocess`` takes them.
-            blocks: n for the last n blocks, numbers (negatives from the end), None for all.
-            queries: the rows whose attention is shown: None for all patches of the map, "cls" for
-                the class token of each tile, or points (frame, row, column) of the map.
-            heads: "mean" over the heads, or "all" of them.
-            path: "image", or another key of ``paths`` or ``feature_maps``, such as "tiles";
-                "image.sam" and "tiles.sam" show the blocks of SAM in DeepSeek-OCR.
-
-        Returns:
-            For each item a list with one map [t, h, w] per block, of all heads [H, t, h, w]; tiles
-            are stitched, and an item that does not use the path has an empty list. A value is the
-            mean, over the queries, of their attention weight on the patch, which is 0 for a query
-            in another window or tile. Weights of class tokens and thumbnails are left out, and the
-            others are not normalised again.
-
-        Raises:
-            ValueError: what ``preprocess`` refuses, a block, point or path that does not exist, no
-                class token, or an accelerated or wrapped encoder.
-        """
-        from ..base.map_settings import MapSettings
-
-        return self._attention_maps(images, videos, MapSettings(blocks, queries, heads, path))
-
-    def _attention_maps(
-        self, images: ImagesLike, videos: VideosLike, settings: MapSettings
-    ) -> list[list[Tensor]]:
-        raise ValueError(
-            f"{type(self).__name__} gives no attention maps: call attention_maps of the encoder "
-            "that it was made from"
-        )

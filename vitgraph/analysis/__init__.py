@@ -2,6 +2,7 @@
 
 The modules import torch, but not matplotlib:
 
+- ``attention``: the weights of attention as maps
 - ``similarity``: how similar the blocks of two towers are; ``nearest``: the most similar patches
 - ``colours``: three principal components of feature maps as red, green and blue
 """

@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from encoders import Encoder
 from encoders.contract import (
     EncoderItemSpec,
     Grid,
@@ -24,15 +23,11 @@ from encoders.contract import (
     VisionInputs,
 )
 from encoders.grids import read_grid
-from encoders.internals import attention_maps
 from encoders.streams import (
     EncodesItems,
-    Heads,
     ImagesLike,
     ItemPath,
-    MapSettings,
     Pool,
-    Queries,
     ResultSettings,
     VideosLike,
     join_outputs,
@@ -252,59 +247,6 @@ class DataParallelEncoder:
                 require_finite(vectors)
                 return vectors
             return [item.clone() for item in split_rows(gathered, result, self.outputs)]
-
-    def attention_maps(
-        self,
-        images: ImagesLike = (),
-        videos: VideosLike = (),
-        *,
-        blocks: int | Sequence[int] | None = (-1,),
-        queries: Queries = None,
-        heads: Heads = "mean",
-        path: str = "image",
-    ) -> list[list[Tensor]]:
-        """Return, on each rank, maps of all items with the attention weight of each patch.
-
-        Args:
-            images, videos: as ``preprocess`` takes them.
-            blocks, queries, heads, path: as ``attention_maps`` of an encoder takes them.
-
-        Returns:
-            For each item a list with one map per block: [t, h, w], or [H, t, h, w] for all heads.
-
-        Raises:
-            ValueError: ``attention_maps`` of an encoder would raise it on any rank, the encoder is
-                a GraphedEncoder, or calling the object would raise it.
-            RuntimeError: calling the object would raise it, too.
-        """
-        settings, encoder = MapSettings(blocks, queries, heads, path), self.encoder
-
-        def work() -> tuple[Shares, list[list[Tensor]]]:
-            if not isinstance(encoder, Encoder):
-                raise ValueError(
-                    f"{type(encoder).__name__} gives no attention maps: make a DataParallelEncoder "
-                    "of the encoder itself"
-                )
-            inputs = encoder.preprocess(images, videos)
-            costs = costs_of_items(inputs, self._paths)
-            shares = self._assign(inputs.grid_thw.tolist(), [], costs)
-            own_inputs = select_items(inputs, self._paths, shares.own_items)
-            return shares, attention_maps(encoder, own_inputs, settings)
-
-        def describe(value: tuple[Shares, list[list[Tensor]]]) -> str:
-            return repr((value[0].grids, settings)) if self.scatter else ""
-
-        with self._lock:
-            shares, maps = self._status.attempt(work, describe)
-            if not self.scatter:
-                return maps
-            # Maps are small (16 KiB per block for 4,096 patches), so they are sent as objects.
-            maps_of_ranks = self._status.gather([[m.cpu() for m in item] for item in maps])
-        all_maps: list[list[Tensor]] = [[] for _ in shares.grids]
-        for share, of_rank in zip(shares.by_rank, maps_of_ranks, strict=True):
-            for number, item in zip(share, of_rank, strict=True):
-                all_maps[number] = [weights.to(self._device) for weights in item]
-        return all_maps
 
     def _read_form(
         self, inputs: Tensor | VisionInputs, grid_thw: GridLike | None

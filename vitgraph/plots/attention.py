@@ -31,7 +31,7 @@ def plot_attention(
 
     Args:
         image: the photograph, as ``preprocess`` takes it.
-        maps: the result of ``encoder.attention_maps`` for this photograph: per block one map
+        maps: the result of ``vitgraph.attention_maps`` for this photograph: per block one map
             [t, h, w], or one map per head [H, t, h, w]. Each map gets a panel. Only the middle of
             the t time steps of a video is drawn.
         titles: title of each panel; None leaves the panels without titles.
@@ -95,7 +95,7 @@ def _panels(maps: Tensor | Sequence[Tensor]) -> list[Tensor]:
             shape = tuple(weights.shape) if isinstance(weights, Tensor) else type(weights).__name__
             raise ValueError(
                 f"a map is {shape}: pass the maps [t, h, w] or [H, t, h, w] of one photograph, "
-                "encoder.attention_maps([photograph])[0]"
+                "vitgraph.attention_maps(encoder, [photograph])[0]"
             )
         heads = weights[None] if weights.ndim == 3 else weights
         panels += [head[len(head) // 2].detach().float().cpu() for head in heads]

@@ -79,7 +79,7 @@ def test_states_already_given_are_not_written_over(name: str) -> None:
     encoder, grids = tiny(name), grids_for(name)
     pixels = draw_pixels(encoder, grids)
     kept, copied = [], []
-    for state in encoder.accelerated()._block_outputs(pixels, grids, [0, 1, 2]):
+    for state in encoder.accelerated().block_outputs(pixels, grids, [0, 1, 2]):
         kept.append(state)
         copied.append(state.clone())
     assert_all_equal(kept, copied)

@@ -177,17 +177,6 @@ def encode_media(
     return parallel.encode(photographs()[:images], [panning_clip(5)] * clips, pool=pool)
 
 
-def attend_to_media(rank: int, name: str, images: int, clips: int, **asked: Any) -> Any:
-    """Return attention maps of photographs and clips from a parallel encoder."""
-    videos = [panning_clip(5)] * clips
-    return DataParallelEncoder(tower(name)).attention_maps(photographs()[:images], videos, **asked)
-
-
-def attend_with_graphs(rank: int) -> Any:
-    """Ask a parallel encoder with graphs for attention maps, which it refuses."""
-    return DataParallelEncoder(GraphedEncoder(tower("qwen3_vl"))).attention_maps()
-
-
 def fail_on_one(rank: int, where: int, error: Exception) -> tuple[Any, PartialOutput]:
     """Raise an error on rank ``where``; return the error that this rank gets, and the next
     output.

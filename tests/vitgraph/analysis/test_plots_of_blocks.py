@@ -16,7 +16,7 @@ from tests.support.towers.streams import tower
 
 def test_attention_is_drawn_over_the_photograph() -> None:
     photograph = image(120, 90)
-    (maps,) = tower("qwen2_5_vl").attention_maps([photograph], blocks=None)
+    (maps,) = vitgraph.attention_maps(tower("qwen2_5_vl"), [photograph], blocks=None)
     figure = vitgraph.plot_attention(
         photograph, maps, titles=[f"block {n}" for n in range(len(maps))]
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,27 +74,6 @@ def test_vectors_are_those_of_one_process(ranks: Ranks, name: str, pool: str, im
         assert len(found) == len(alone)
         for one, other in zip(found, alone, strict=True):
             assert torch.allclose(one, other, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    "name", ["qwen2_5_vl", pytest.param("intern_vit_300m", marks=pytest.mark.slow)]
-)
-def test_attention_maps_are_those_of_one_process_in_order(ranks: Ranks, name: str) -> None:
-    asked = {"blocks": [0, -1], "heads": "all", "queries": [(0, 1, 2)]}
-    alone = tower(name).attention_maps(photographs()[:4], [panning_clip(5)], **asked)
-    for found in ranks(partial(cases.attend_to_media, **asked), name, 4, 1):
-        assert [len(item) for item in found] == [2] * 5
-        for ours, truth in zip(found, alone, strict=True):
-            for one, other in zip(ours, truth, strict=True):
-                torch.testing.assert_close(one, other, rtol=0, atol=2e-6)
-
-
-def test_attention_maps_that_cannot_be_are_an_error_on_every_rank(ranks: Ranks) -> None:
-    for error in ranks(partial(cases.attend_to_media, queries="cls"), "qwen3_vl", 1, 0):
-        assert isinstance(error, ValueError)
-        assert "no class token" in str(error)
-    for error in ranks(cases.attend_with_graphs):
-        assert "GraphedEncoder gives no attention maps" in str(error)
 
 
 def test_the_result_of_preprocess_gives_a_list_of_items(ranks: Ranks) -> None:

@@ -20,9 +20,6 @@ from transformers.models.unlimited_ocr.modeling_unlimited_ocr import (
 )
 
 from encoders import Encoder, VisionInputs
-from encoders.base import attention_maps as module
-from encoders.internals import attention_maps
-from encoders.streams import MapSettings
 from graphwrap import GraphedEncoder
 from tests.oracles import BY_NAME, build_pair, draw_pixels, grids_for, window_walk
 from tests.support.photographs import china, hopper
@@ -30,6 +27,9 @@ from tests.support.towers.deepseek import build, build_reference
 from tests.support.towers.step3_paths import IMAGES as RANDOM_IMAGES
 from tests.support.towers.step3_paths import shared
 from tests.support.towers.streams import tower
+from vitgraph import attention_maps
+from vitgraph.analysis import attention as module
+from vitgraph.analysis.attention import maps_of_inputs
 from vitgraph.seeded import SEEDED, write_seeded_checkpoint
 from weights import load_encoder
 
@@ -98,8 +98,7 @@ def test_maps_equal_the_weights_of_eager_attention(name: str) -> None:
     order = order_of(name, grids, whole[0].shape[-1])
     points = [(0, 1, 0), (0, 1, 1)]
     for queries in (None, points):
-        asked = MapSettings(None, queries, "all", "image")
-        found = attention_maps(encoder, inputs, asked)
+        found = maps_of_inputs(encoder, inputs, blocks=None, queries=queries, heads="all")
         for block, weights in enumerate(whole):
             for item, numbers in enumerate(order):
                 rows = numbers.flatten()
@@ -153,7 +152,7 @@ def test_maps_of_windows_with_relative_positions_equal_eager_attention(
             reference.vision_tower(pixels)
     kept = [weights for weights in kept if weights.ndim == 3]  # those of CLIP have four axes
     assert len(kept) == 3
-    found = attention_maps(encoder, inputs, MapSettings(None, points, "all", path))
+    found = maps_of_inputs(encoder, inputs, blocks=None, queries=points, heads="all", path=path)
     asked = points or [(0, row, column) for row in range(8) for column in range(8)]
     for block, weights in enumerate(kept):
         side = 8 if block == 1 else 5
@@ -186,7 +185,7 @@ def encoder_of(name: str) -> Encoder:
 def test_every_encoder_gives_a_map_per_item_and_block(name: str) -> None:
     encoder = encoder_of(name)
     images = RANDOM_IMAGES[:2]
-    maps = encoder.attention_maps(images, blocks=[-1, 0, -1])
+    maps = attention_maps(encoder, images, blocks=[-1, 0, -1])
     features = encoder.feature_maps(encoder(encoder.preprocess(images)), encoder.preprocess(images))
     for item, laid in zip(maps, features, strict=True):
         assert len(item) == 3
@@ -198,15 +197,15 @@ def test_every_encoder_gives_a_map_per_item_and_block(name: str) -> None:
 @pytest.mark.parametrize("name", ["intern_vit_300m", "step3", "qwen2_5_vl"])
 def test_items_together_have_the_maps_of_items_alone(name: str) -> None:
     encoder = encoder_of(name)
-    together = encoder.attention_maps(RANDOM_IMAGES[:3], queries=[(0, 1, 2)], heads="all")
+    together = attention_maps(encoder, RANDOM_IMAGES[:3], queries=[(0, 1, 2)], heads="all")
     for image, maps in zip(RANDOM_IMAGES, together, strict=False):
-        (alone,) = encoder.attention_maps([image], queries=[(0, 1, 2)], heads="all")
+        (alone,) = attention_maps(encoder, [image], queries=[(0, 1, 2)], heads="all")
         torch.testing.assert_close(maps[0], alone[0], rtol=0, atol=2e-6)
 
 
 def test_a_point_of_stitched_tiles_is_seen_by_its_own_tile() -> None:
     encoder = encoder_of("step3_vl")
-    whole, none = encoder.attention_maps(RANDOM_IMAGES[:2], queries=[(0, 8, 13)], path="tiles")
+    whole, none = attention_maps(encoder, RANDOM_IMAGES[:2], queries=[(0, 8, 13)], path="tiles")
     assert whole[0].shape == (1, 18, 24)
     assert none == []
     inside = torch.zeros(1, 18, 24, dtype=torch.bool)
@@ -220,27 +219,27 @@ def test_sam_inside_of_a_tower_has_maps_of_its_own(name: str) -> None:
     encoder, (path, _, _) = encoder_of("deepseek_ocr"), name.partition(".")
     inputs = encoder.preprocess(RANDOM_IMAGES[:2])
     patches = inputs.paths[path].pixel_values[0, 0].numel() // 16**2
-    for item in encoder.attention_maps(RANDOM_IMAGES[:2], blocks=[0, 1, 2], path=name):
+    for item in attention_maps(encoder, RANDOM_IMAGES[:2], blocks=[0, 1, 2], path=name):
         assert len(item) == 3 * bool(item)
         assert all(one.numel() % patches == 0 and one.sum() <= 1.0001 for one in item)
     with pytest.raises(
         ValueError, match=r"path='low.sam': .* 'image', 'tiles', 'image.sam', 'tiles.sam'"
     ):
-        encoder.attention_maps(RANDOM_IMAGES[:1], path="low.sam")
+        attention_maps(encoder, RANDOM_IMAGES[:1], path="low.sam")
 
 
 def test_class_token_asks_each_tile_and_is_left_out_of_the_map() -> None:
     encoder = encoder_of("intern_vit_300m")
-    ((of_class,),) = encoder.attention_maps([RANDOM_IMAGES[1]], queries="cls")
+    ((of_class,),) = attention_maps(encoder, [RANDOM_IMAGES[1]], queries="cls")
     assert 0 < of_class.sum() < 1
-    every = encoder.attention_maps([RANDOM_IMAGES[1]], queries="cls", heads="all")[0][0]
+    every = attention_maps(encoder, [RANDOM_IMAGES[1]], queries="cls", heads="all")[0][0]
     torch.testing.assert_close(every.mean(0), of_class)
 
 
 def test_a_query_in_one_frame_sees_that_frame_alone() -> None:
     encoder = encoder_of("qwen2_5_vl")
     clip = torch.stack([RANDOM_IMAGES[1]] * 4)
-    ((found,),) = encoder.attention_maps(videos=[clip], queries=[(1, 0, 0)])
+    ((found,),) = attention_maps(encoder, videos=[clip], queries=[(1, 0, 0)])
     assert found.shape[0] == 2
     assert not found[0].any()
     assert found[1].sum() == pytest.approx(1, abs=1e-5)
@@ -250,7 +249,7 @@ def test_chunks_of_queries_bound_the_scores_and_change_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     encoder = encoder_of("qwen2_5_vl")
-    (whole,) = encoder.attention_maps(RANDOM_IMAGES[:1], blocks=None)
+    (whole,) = attention_maps(encoder, RANDOM_IMAGES[:1], blocks=None)
     monkeypatch.setattr(module, "SCORES_AT_ONCE", 2000)
     sizes = []
     softmax = Tensor.softmax
@@ -260,7 +259,7 @@ def test_chunks_of_queries_bound_the_scores_and_change_nothing(
         return softmax(scores, dim)
 
     monkeypatch.setattr(Tensor, "softmax", watched)
-    (parts,) = encoder.attention_maps(RANDOM_IMAGES[:1], blocks=None)
+    (parts,) = attention_maps(encoder, RANDOM_IMAGES[:1], blocks=None)
     assert max(sizes) <= 2000
     for one, other in zip(whole, parts, strict=True):
         torch.testing.assert_close(one, other)
@@ -270,9 +269,9 @@ def test_maps_leave_the_encoder_as_it_was() -> None:
     encoder = encoder_of("qwen2_5_vl")
     inputs = encoder.preprocess(RANDOM_IMAGES[:1])
     before = encoder(inputs)[0].pooler_output
-    encoder.attention_maps(RANDOM_IMAGES[:1])
+    attention_maps(encoder, RANDOM_IMAGES[:1])
     assert torch.equal(encoder(inputs)[0].pooler_output, before)
-    assert encoder.attention_maps() == []
+    assert attention_maps(encoder) == []
 
 
 @pytest.mark.slow
@@ -281,7 +280,7 @@ def test_every_family_gives_maps_where_it_gives_features(name: str, tmp_path: Pa
     folder = write_seeded_checkpoint(tmp_path / name, name, width=64)
     encoder = load_encoder(folder, dtype=torch.float32, progress=False)
     image = RANDOM_IMAGES[1]
-    (maps,) = encoder.attention_maps([image], blocks=None)
+    (maps,) = attention_maps(encoder, [image], blocks=None)
     inputs = encoder.preprocess([image])
     (features,) = encoder.feature_maps(encoder(inputs), inputs)
     assert len(maps) == len(encoder.blocks)
@@ -307,21 +306,21 @@ BAD: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("given", "message"), BAD)
 def test_arguments_that_cannot_be_are_refused_by_name(given: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        encoder_of("qwen2_5_vl").attention_maps(RANDOM_IMAGES[:1], **given)
+        attention_maps(encoder_of("qwen2_5_vl"), RANDOM_IMAGES[:1], **given)
 
 
 def test_a_path_that_an_encoder_of_several_lacks_is_refused() -> None:
     with pytest.raises(ValueError, match=r"path='high': this encoder .* 'image', 'tiles'"):
-        encoder_of("step3_vl").attention_maps(RANDOM_IMAGES[:1], path="high")
+        attention_maps(encoder_of("step3_vl"), RANDOM_IMAGES[:1], path="high")
 
 
 @pytest.mark.parametrize("name", ["qwen2_5_vl", "step3_vl"])
 def test_graphs_and_accelerated_encoders_say_that_they_give_no_attention(name: str) -> None:
     encoder = encoder_of(name)
-    with pytest.raises(ValueError, match="GraphedEncoder gives no attention maps: call"):
-        GraphedEncoder(encoder, backend="eager").attention_maps(RANDOM_IMAGES[:1])
+    with pytest.raises(ValueError, match="GraphedEncoder gives no attention maps: pass"):
+        attention_maps(GraphedEncoder(encoder, backend="eager"), RANDOM_IMAGES[:1])
     with pytest.raises(ValueError, match=r"accelerated encoder gives no .*accelerated\(\) was"):
-        encoder.accelerated().attention_maps(RANDOM_IMAGES[:1])
+        attention_maps(encoder.accelerated(), RANDOM_IMAGES[:1])
 
 
 def test_attention_that_cannot_be_observed_is_named() -> None:
@@ -330,4 +329,4 @@ def test_attention_that_cannot_be_observed_is_named() -> None:
     grids = grids_for("qwen2_vl")
     inputs = VisionInputs(draw_pixels(encoder, grids), torch.tensor(grids))
     with pytest.raises(ValueError, match="block 2 of type Block made 0 calls of attention"):
-        attention_maps(encoder, inputs, MapSettings((-1,), None, "mean", "image"))
+        maps_of_inputs(encoder, inputs)

@@ -1,6 +1,6 @@
 """Attention maps: the softmax weight that each patch gets from chosen queries, per block.
 
-The blocks run without fused kernels. Each attention layer passes its queries and keys to
+The blocks run as modules, and each attention layer passes its queries and keys to
 :func:`encoders.layers.attention.observe_attention`. The softmax weights are computed from these,
 for a bounded number of queries at a time, and then arranged in space by the encoder's
 ``feature_maps``.
@@ -11,127 +11,174 @@ them, H heads, K head size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice, pairwise
-from typing import TYPE_CHECKING, NamedTuple, Protocol, get_args, runtime_checkable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Literal, NamedTuple, Protocol, TypeAlias, get_args, runtime_checkable
 
 import torch
 from einops import rearrange
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ..data import Metadata, VisionInputs
-from ..grids import plain_values
-from ..layers.attention import observe_attention
-from .encoder import Encoder
-from .intermediates import BlockOutputs, block_indices
-from .map_settings import Heads, MapSettings, Queries
-from .raster import stitch_items
-from .tile_encoder import InnerStack
-from .vision_encoder import VisionEncoder
-
-if TYPE_CHECKING:
-    from ..contract import CallBlock
+from encoders import Encoder, VisionEncoder
+from encoders.base.intermediates import block_indices
+from encoders.base.raster import stitch_items
+from encoders.base.tile_encoder import InnerStack
+from encoders.contract import Limits, VisionInputs
+from encoders.grids import plain_values
+from encoders.layers.attention import observe_attention
+from encoders.streams import ImagesLike, VideosLike
 
 SCORES_AT_ONCE = 1 << 24
 """The most scores (products of a query and a key) in memory at a time: 64 MiB of float32."""
 
+Queries: TypeAlias = Sequence[tuple[int, int, int]] | Literal["cls"] | None
+"""The queries of attention maps: points (frame, row, column) from 0, "cls" for the class token of
+each tile, or None for all patches."""
+Heads: TypeAlias = Literal["mean", "all"]
+"""Whether attention is shown as the mean over the heads or for each of them."""
 
-class ObservedPath(NamedTuple):
-    """One input path of an encoder (such as "image"), and how its blocks are observed."""
 
-    tower: VisionEncoder
-    inner: Mapping[str, InnerStack]
-    """The stacks of blocks that run before ``tower.blocks``, by name: "sam" in DeepSeek-OCR."""
-    outputs_for: Callable[[AttentionObserver], BlockOutputs]
-    """Takes an observer, and returns a function that runs ``tower.blocks`` and yields, for each
-    block, the values of the observer instead of hidden states."""
+def attention_maps(
+    encoder: Encoder,
+    images: ImagesLike = (),
+    videos: VideosLike = (),
+    *,
+    blocks: int | Sequence[int] | None = (-1,),
+    queries: Queries = None,
+    heads: Heads = "mean",
+    path: str = "image",
+    min_pixels: int | None = None,
+    max_pixels: int | None = None,
+    max_tiles: int | None = None,
+    max_soft_tokens: int | None = None,
+    fps: float | None = None,
+    num_frames: int | None = None,
+) -> list[list[Tensor]]:
+    """Return the weight that attention gives to each patch, as maps in raster order.
+
+    The weights are computed for some queries at a time, so memory is bounded.
+
+    Args:
+        encoder: an encoder that is neither accelerated nor wrapped in CUDA graphs.
+        images, videos: as ``preprocess`` takes them.
+        blocks: n for the last n blocks, numbers (negatives from the end), None for all.
+        queries: the rows whose attention is shown: None for all patches of the map, "cls" for
+            the class token of each tile, or points (frame, row, column) of the map.
+        heads: "mean" over the heads, or "all" of them.
+        path: "image", or another key of ``paths`` or ``feature_maps``, such as "tiles";
+            "image.sam" and "tiles.sam" show the blocks of SAM in DeepSeek-OCR.
+        min_pixels, max_pixels, ..., num_frames: as ``preprocess`` takes them.
+
+    Returns:
+        For each item a list with one map [t, h, w] per block, of all heads [H, t, h, w], in float32
+        or wider. Tiles are stitched, and an item that does not use the path has an empty list. A
+        value is the mean, over the queries, of their attention weight on the patch, which is 0 for
+        a query in another window or tile. Weights of class tokens and thumbnails are left out, and
+        the others are not normalised again.
+
+    Raises:
+        ValueError: an accelerated or wrapped encoder, what ``preprocess`` refuses, a block, point
+            or path that does not exist, or no class token.
+    """
+    if not isinstance(encoder, Encoder):
+        raise ValueError(
+            f"{type(encoder).__name__} gives no attention maps: pass the encoder that it was made "
+            "from, its attribute encoder"
+        )
+    limits = Limits(min_pixels, max_pixels, max_tiles, max_soft_tokens, fps, num_frames)
+    inputs = encoder.preprocess(images, videos, **limits._asdict())
+    return maps_of_inputs(encoder, inputs, blocks=blocks, queries=queries, heads=heads, path=path)
 
 
 @torch.no_grad()
-def attention_maps(
+def maps_of_inputs(
     encoder: Encoder,
-    paths: Mapping[str, ObservedPath],
     inputs: VisionInputs,
-    settings: MapSettings,
+    *,
+    blocks: int | Sequence[int] | None = (-1,),
+    queries: Queries = None,
+    heads: Heads = "mean",
+    path: str = "image",
 ) -> list[list[Tensor]]:
-    """Return one list per item with one attention map per block.
+    """Return attention maps of inputs that are preprocessed already.
 
     Args:
         encoder: an encoder of one input path or of several.
-        paths: the input paths of the encoder by name, such as "image" and "tiles".
         inputs: the result of ``encoder.preprocess``.
-        settings: the blocks, queries, heads and input path to show, as the method
-            ``attention_maps`` of the encoder takes them.
+        blocks, queries, heads, path: as :func:`attention_maps` takes them.
 
     Returns:
-        Maps [t, h, w] or, if all heads are shown, [H, t, h, w] in float32 or wider. The list of an
-        item that does not use the input path, such as an image without tiles, is empty.
+        As :func:`attention_maps` returns them.
 
     Raises:
         ValueError: an accelerated encoder, or blocks, queries, heads or a path that do not exist.
     """
-    if settings.heads not in get_args(Heads):
-        raise ValueError(f'heads={settings.heads!r}: must be "mean" or "all"')
-    path, inner = _read_path(paths, settings.path)
-    tower = paths[path].tower
-    depth = tower.config.depth if inner is None else len(inner.blocks)
-    indices = block_indices(settings.blocks, depth)
-    if not inputs.paths[path].items or not indices:
+    if heads not in get_args(Heads):
+        raise ValueError(f'heads={heads!r}: must be "mean" or "all"')
+    name, inner = _read_path(encoder, path)
+    tower = encoder.paths[name]
+    indices = block_indices(blocks, tower.config.depth if inner is None else len(inner.blocks))
+    if not inputs.paths[name].items or not indices:
         return [[] for _ in inputs.grid_thw]
-    observer = AttentionObserver(tower.blocks if inner is None else inner.blocks)
-    numbers, (pixels, grid_thw, _) = sorted(set(indices)), inputs.paths[path]
-    if inner is None:
-        states = paths[path].outputs_for(observer)(pixels, grid_thw, numbers)
-    else:
-        patches, call = inner.embed(pixels), _call_without_context
-        states = observer.run_blocks(patches, {}, numbers, inner.blocks, call, iter(()))
-    rows = _maps_of_path(encoder, inputs, settings.path, next(states))
-    observer.query_weights = _query_weights(rows, settings.queries, observer.shape)
+    pixels, grid_thw, _ = inputs.paths[name]
+    metadata = tower.prepare_encoder_metadata(grid_thw)
+    stack = tower.blocks if inner is None else inner.blocks
+    hidden = tower.embed(pixels, metadata) if inner is None else inner.embed(pixels)
+
+    def arrange(rows: Tensor) -> dict[int, Tensor]:
+        ordered = tower.in_input_order(rows, metadata) if inner is None else rows
+        return _maps_of_path(encoder, inputs, path, ordered)
+
+    shape = hidden.shape[:-1]
+    rows = arrange(torch.arange(shape.numel(), device=hidden.device).view(*shape, 1))
+    query_weights = _query_weights(rows, queries, shape)
+    steps = tower.steps(stack, hidden, metadata, stop=max(indices) + 1)
     maps_by_block = {}
-    is_mean = settings.heads == "mean"
-    for number, weights in zip(numbers, states, strict=True):
-        shown_weights = weights.mean(-1, keepdim=True) if is_mean else weights
-        maps = _maps_of_path(encoder, inputs, settings.path, shown_weights).items()
-        maps_by_block[number] = {
-            item: x.squeeze(-1) if is_mean else x.movedim(-1, 0) for item, x in maps
-        }
+    for number, (block, step) in enumerate(zip(stack, steps, strict=False)):
+        with _CallsOfAttention() as observed:
+            hidden = step(hidden)
+        if number in indices:
+            weights = _weights_of_block(block, _only_call(observed, number, block), query_weights)
+            maps_by_block[number] = _shown(weights, heads, arrange)
     return [
         [maps_by_block[number][item] for number in indices if item in rows]
         for item in range(len(inputs.grid_thw))
     ]
 
 
-def _read_path(paths: Mapping[str, ObservedPath], path_name: str) -> tuple[str, InnerStack | None]:
+def _shown(
+    weights: Tensor, heads: Heads, arrange: Callable[[Tensor], dict[int, Tensor]]
+) -> dict[int, Tensor]:
+    """Return a map [t, h, w] by item, or [H, t, h, w] of all heads, of ``weights`` [.., H]."""
+    if heads == "mean":
+        return {item: x.squeeze(-1) for item, x in arrange(weights.mean(-1, keepdim=True)).items()}
+    return {item: x.movedim(-1, 0) for item, x in arrange(weights).items()}
+
+
+def _read_path(encoder: Encoder, path_name: str) -> tuple[str, InnerStack | None]:
     """Read the name of an input path and, if one is named, its inner stack of blocks.
 
-    Args:
-        paths: the input paths of an encoder by name.
-        path_name: the name of a path, such as "image", or of a path and a stack of blocks that its
-            tower runs before ``blocks``, such as "image.sam"; without one, it is None.
+    ``path_name`` is the name of a path, such as "image", or of a path and a stack of blocks that
+    its tower runs before ``blocks``, such as "image.sam"; without one, the stack is None.
 
     Raises:
         ValueError: there is no such path, or the encoder is accelerated.
     """
-    path, _, inner = path_name.partition(".")
-    path = path if len(paths) > 1 or inner else "image"
-    stacks = {name: observed.inner for name, observed in paths.items()}
-    if path not in stacks or (inner and inner not in stacks[path]):
+    towers: Mapping[str, VisionEncoder] = encoder.paths
+    name, _, inner = path_name.partition(".")
+    name = name if len(towers) > 1 or inner else "image"
+    if name not in towers or (inner and inner not in towers[name].inner_stacks):
         names = [
-            f"{name}.{stack}" for name, inner_stacks in stacks.items() for stack in inner_stacks
+            f"{name}.{stack}" for name, tower in towers.items() for stack in tower.inner_stacks
         ]
-        raise _no_path(path_name, [*stacks, *names])
-    if paths[path].tower.accelerator is not None:
+        raise _no_path(path_name, [*towers, *names])
+    if towers[name].accelerator is not None:
         raise ValueError(
-            "an accelerated encoder gives no attention maps, since its kernels keep no weights: "
-            "call attention_maps of the encoder that accelerated() was called on"
+            "an accelerated encoder gives no attention maps, because its kernels keep no weights: "
+            "pass the encoder that accelerated() was called on"
         )
-    return path, stacks[path][inner] if inner else None
-
-
-def _call_without_context(block: nn.Module, hidden: Tensor) -> Tensor:
-    """Call a block of an inner stack, such as SAM's, which takes nothing but the hidden state."""
-    return block(hidden, None)
+    return name, towers[name].inner_stacks[inner] if inner else None
 
 
 class AttentionCall(NamedTuple):
@@ -167,62 +214,19 @@ class _CallsOfAttention(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class AttentionObserver:
-    """Runs the blocks of a tower and yields their attention weights in place of hidden states."""
+def _only_call(observed: _CallsOfAttention, number: int, block: nn.Module) -> AttentionCall:
+    """Return the call of attention that a block made.
 
-    def __init__(self, blocks: nn.ModuleList) -> None:
-        self.blocks = blocks
-        """The stack of blocks to observe; a tower may have several, such as SAM's and CLIP's."""
-
-    query_weights: Tensor
-    """The factor of each row in the mean over queries, [.., 1]; 0 for rows that are no queries. The
-    caller sets it between the first and the second value that ``run_blocks`` yields."""
-    shape: torch.Size
-    """The shape of the hidden states without their last axis; ``run_blocks`` sets it."""
-
-    def run_blocks(
-        self,
-        hidden: Tensor,
-        metadata: Metadata,
-        numbers: Sequence[int],
-        blocks: nn.ModuleList,
-        call_block: CallBlock,
-        reference: Iterator[Tensor],
-    ) -> Iterator[Tensor]:
-        """Yield the row numbers from 0, [.., 1], then the attention weights of each block, [.., H].
-
-        The value of a row is the sum over queries of attention to it, times ``query_weights``.
-
-        Args:
-            hidden: [.., D], the rows that the first block reads.
-            metadata: the result of ``prepare_encoder_metadata``; not used here.
-            numbers: block numbers from 0, ascending, each once.
-            blocks: the stack to run. If it is not ``self.blocks``, nothing is observed, and the
-                states of ``reference`` are yielded.
-            call_block: calls a block as a module, on the hidden state.
-            reference: yields the hidden states after the blocks in ``numbers``, unobserved.
-
-        Raises:
-            ValueError: a block that does not call this library's attention exactly once.
-        """
-        if blocks is not self.blocks:
-            yield from reference
-            return
-        self.shape = hidden.shape[:-1]
-        yield torch.arange(self.shape.numel(), device=hidden.device).view(*self.shape, 1)
-        for number, block in enumerate(islice(blocks, max(numbers) + 1)):
-            with _CallsOfAttention() as observed:
-                hidden = call_block(block, hidden)
-            if number not in numbers:
-                continue
-            calls = observed.calls
-            if len(calls) != 1:
-                raise ValueError(
-                    f"block {number} of type {type(block).__name__} made {len(calls)} calls of "
-                    "attention that can be observed, not 1: maps need the attention of this "
-                    "library, called without torch.compile"
-                )
-            yield _weights_of_block(block, calls[0], self.query_weights)
+    Raises:
+        ValueError: the block did not call this library's attention exactly once.
+    """
+    if len(observed.calls) != 1:
+        raise ValueError(
+            f"block {number} of type {type(block).__name__} made {len(observed.calls)} calls of "
+            "attention that can be observed, not 1: maps need the attention of this library, "
+            "called without torch.compile"
+        )
+    return observed.calls[0]
 
 
 @runtime_checkable
@@ -285,7 +289,7 @@ def _query_weights(rows: dict[int, Tensor], queries: Queries, shape: torch.Size)
 
     Args:
         rows: per item number, the numbers of the rows that are its patches, [t, h, w, 1].
-        queries: None, "cls" or points, as the method ``attention_maps`` takes them.
+        queries: None, "cls" or points, as :func:`attention_maps` takes them.
         shape: shape of the hidden states without their last axis.
 
     Returns:
