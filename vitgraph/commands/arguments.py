@@ -38,11 +38,11 @@ COMMANDS = {
         "vitgraph encode Qwen/Qwen3-VL-2B-Instruct street.jpg --out street.safetensors",
     ),
     "embed": CommandHelp(
-        "Encode a folder of images into shards of vectors; goes on where it was stopped.",
+        "Encode a folder of images and clips into shards of vectors; goes on where it was stopped.",
         "vitgraph embed Qwen/Qwen3-VL-2B-Instruct photos --out vectors",
     ),
     "search": CommandHelp(
-        "Find the images of an embedding job that are nearest to a photograph.",
+        "Find the images and clips of an embedding job that are nearest to an image or a clip.",
         "vitgraph search vectors street.jpg --html street.html",
     ),
     "list": CommandHelp(

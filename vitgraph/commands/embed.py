@@ -97,7 +97,7 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 def _add_encoder(parser: argparse.ArgumentParser) -> None:
     """Add the options that say how images are resized and how the encoder runs."""
     add_sizes(parser)
-    add_sampling(parser, "; takes clips, one row per clip, beside images")
+    add_sampling(parser, "; clips are then embedded beside images, one row per clip")
     add_encoder(parser)
     parser.add_argument(
         "--graph",
@@ -275,10 +275,12 @@ def _begin_job(command: Command, storage: Storage, load: Load) -> Job | None:
         The job; None if another worker has written the manifest in the meantime.
     """
     from ..embedding.job import Job
+    from ..embedding.large_images import LargestFiles
     from ..embedding.manifest import Manifest, write_list
 
     settings, source = _settings(command, None), command.source
-    file_list = write_list(storage, command.files(), command.items_per_shard)
+    largest = LargestFiles()
+    file_list = write_list(storage, largest.watch(command.files()), command.items_per_shard)
     created = False
     try:
         notes = [*source.notes, *source.left_out.describe()]
@@ -289,7 +291,9 @@ def _begin_job(command: Command, storage: Storage, load: Load) -> Job | None:
         )
         job = Job(storage, manifest, command.worker, command.reader, command.calls())
         if job.todo:
-            command.say(job.prepare(load(job.commit)))
+            encoder = load(job.commit)
+            command.say(job.prepare(encoder))
+            job.is_warned = largest.warn(command.reader, encoder.item_encoder(), job.calls.limits)
         created = manifest.create(storage)
     finally:
         if not created:

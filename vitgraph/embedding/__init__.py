@@ -8,6 +8,7 @@ processes (workers) encode and write as files into one folder.
 - ``manifest``: the settings of a job, and the list of its images; ``records``: the types of the
   settings, and of the statistics that are written with each shard
 - ``job``: encodes the shards that are not written yet, in order
+- ``large_images``: warns about images that make very many tokens
 - ``report``: counts the encoded images at the end of a process
 - ``shard``: writes and reads the files of one shard; ``shards``: all shards of a job
 - ``storage``: the folder of a job, on a disk or on a remote store

@@ -28,6 +28,7 @@ from graphwrap import GraphedEncoder
 from ..devices import DTYPES, cast_in_range, device_text
 from ..terminal import counted, readable
 from .feature_store import FeatureStore, language_rows
+from .large_images import MOST_TOKENS, warn_if_large
 from .manifest import FileList, Manifest
 from .parquet_files import VECTORS, Array
 from .records import ShardStats
@@ -83,7 +84,8 @@ class Job:
         self.dtype: torch.dtype = DTYPES[settings["out_dtype"]]
         self.shards = shards_of(storage, manifest)
         self.missing = missing_of(self.shards)
-        done = [shard for shard in self.shards if shard.number not in set(self.missing)]
+        missing = set(self.missing)
+        done = [shard for shard in self.shards if shard.number not in missing]
         own = set(worker.shards_of_worker(shard.number for shard in done)) if retry_errors else ()
         self.failed = {
             stats["shard"]: [error["place"] for error in stats["errors"]]
@@ -94,6 +96,8 @@ class Job:
         self.todo = sorted([*worker.shards_of_worker(self.missing), *self.failed])
         self._files_of: dict[int, dict[int, File]] = {}
         self._listing = threading.Lock()
+        self.is_warned = False
+        """Whether the user was warned about an image that makes very many tokens."""
 
     def write_missing_shards(self, encoder: Encoder | GraphedEncoder) -> None:
         """Encode and write the shards of this process that are not written yet, in ascending order.
@@ -111,11 +115,21 @@ class Job:
         empty = self._empty_arrays(encoder)
         limits, settings, options = self.calls
         options = options._replace(total=total, per_line=items_per_shard)
-        results = stream_items(encoder.item_encoder(), self._tasks(), limits, settings, options)
+        item_encoder = encoder.item_encoder()
+        results = stream_items(item_encoder, self._tasks(), limits, settings, options)
         with closing(results):
             for number in self.todo:
-                self._write_shard(number, results, empty)
+                self._write_shard(number, results, item_encoder, empty)
             next(results, None)  # lets the generator end, so that its progress bar is completed
+
+    def _warn_if_large(
+        self, file: File, result: ItemResult, item_encoder: EitherItemEncoder
+    ) -> None:
+        """Warn about the first image of this process that makes too many tokens."""
+        if self.is_warned or file.media != "image" or not (result.grid and result.layout):
+            return
+        if prod(result.grid) > MOST_TOKENS:  # patches, of which at least one makes a token
+            self.is_warned = warn_if_large(file.key, item_encoder.tokens(result.layout))
 
     def _items(self, number: int) -> int:
         """Return the number of images in shard ``number``."""
@@ -273,7 +287,11 @@ class Job:
                 yield file.key, self.reader.item(file)
 
     def _write_shard(
-        self, number: int, results: Iterator[ItemResult], empty: Mapping[str, Array]
+        self,
+        number: int,
+        results: Iterator[ItemResult],
+        item_encoder: EitherItemEncoder,
+        empty: Mapping[str, Array],
     ) -> None:
         """Write shard ``number`` from the next results of the encoder, one per image.
 
@@ -286,6 +304,7 @@ class Job:
         errors: dict[int, str] = {}
         for index, file in files.items():
             result = next(results)
+            self._warn_if_large(file, result, item_encoder)
             if isinstance(result.value, ItemError):
                 errors[index] = " ".join(str(result.value.error).split())
             else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 
 from encoders.streams.progress import Progress
 from tests.support.commands.command_line import Cli, refusal
+from tests.support.photographs import china
 from vitgraph.features import load_embeddings
 
 Command = list[str]
@@ -81,3 +83,40 @@ def test_lines_of_progress_say_how_long_still(
         progress.visible = False
     assert "00:20 left" in first
     assert "00:15 left" in second
+
+
+@pytest.mark.filterwarnings("always")
+def test_the_listing_warns_of_an_image_of_very_many_tokens(
+    command: Command, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vitgraph.embedding.large_images.MOST_TOKENS", 20)
+    monkeypatch.setattr("vitgraph.embedding.job.MOST_TOKENS", 20)
+    (tmp_path / "large").mkdir()
+    china().crop((0, 0, 64, 64)).save(tmp_path / "large" / "a.png")
+    china().crop((0, 0, 256, 192)).save(tmp_path / "large" / "b.png")
+    command[2] = str(tmp_path / "large")
+    run = cli(*command, "--min-pixels", 4096, "--limit", 1)
+    assert (run.code, run.err) == (0, "")
+    command[4] = str(tmp_path / "other")
+    run = cli(*command, "--min-pixels", 4096)
+    (warning,) = run.err.splitlines()
+    assert warning.startswith("vitgraph: warning: b.png: makes 48 tokens, more than 20, ")
+    assert "--max-pixels" in warning
+
+
+@pytest.mark.filterwarnings("always")
+def test_large_images_of_tables_are_warned_of_when_decoded(
+    command: Command, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    monkeypatch.setattr("vitgraph.embedding.large_images.MOST_TOKENS", 20)
+    monkeypatch.setattr("vitgraph.embedding.job.MOST_TOKENS", 20)
+    photograph = io.BytesIO()
+    china().crop((0, 0, 256, 192)).save(photograph, "PNG")
+    table = arrow.table({"image": [photograph.getvalue()] * 3})
+    parquet.write_table(table, tmp_path / "t.parquet")
+    command[2] = str(tmp_path / "t.parquet")
+    (warning,) = cli(*command, "--min-pixels", 4096).err.splitlines()
+    assert "t.parquet/0: makes 48 tokens" in warning
