@@ -2,7 +2,9 @@
 
 - ``intake``: paths, bytes, PIL images, arrays and tensors to uint8 RGB tensors
 - ``image_files``: image files opened and turned upright
-- ``clips``, ``video_files``: clips and video files to lists of uint8 RGB tensors, one per frame
+- ``clips``, ``video_files``: clips and video files to lists of uint8 RGB tensors, one per frame;
+  ``video_times``, ``video_damage``: their rate and what is wrong with them; ``decoders``: those of
+  torchcodec and decord
 - ``sizes``: the size an image is resized to, and its tiling; ``sampling``: the frames of a video
 - ``images``: resizing, normalising and checks of the keywords of ``preprocess``, for all towers
 - ``patches``: patches of images and clips of any size, for Qwen, GLM, ERNIE, MiniMax and Pixtral

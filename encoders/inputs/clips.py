@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Protocol, cast
+from itertools import pairwise
+from typing import Literal, Protocol, TypeGuard, cast
 
 import numpy as np
 from torch import Tensor
 
 from ..data import Limits
-from .image_files import prefix_errors
-from .intake import ImageLike, Video, VideoLike, VideosLike, is_one_image, is_picture, to_rgb
+from .decoders import DecoderFrames, DecordReader, TorchcodecDecoder
+from .image_files import FileLike, Readable, prefix_errors
+from .intake import (
+    ImageLike,
+    Video,
+    VideoLike,
+    VideosLike,
+    file_of,
+    is_one_image,
+    is_picture,
+    to_rgb,
+)
 from .video_files import VideoFrames
 
 IMAGES_ALONE = "this tower takes images alone: pass the frames of a video as images"
@@ -32,12 +42,15 @@ def refuse_sampling(limits: Limits) -> None:
 class ChooseFrames(Protocol):
     """A function that chooses the frames of a video to encode."""
 
-    def __call__(self, total: int, *, source_fps: float | None) -> Sequence[int]:
+    def __call__(
+        self, total: int, *, source_fps: float | None, times: Sequence[float] | None
+    ) -> Sequence[int]:
         """Return the indices, from 0, of the frames to encode.
 
         Args:
             total: number of frames of the video.
             source_fps: frames per second at which the video was recorded; None if unknown.
+            times: seconds from the first frame to each, if they are not evenly spaced, else None.
         """
         ...
 
@@ -45,8 +58,9 @@ class ChooseFrames(Protocol):
 def read_item(item: object) -> tuple[list[ImageLike], list[VideoLike]]:
     """Tell whether an item of a stream is an image or a clip: return ([image], []) or ([], [clip]).
 
-    A :class:`Video`, a list of frames and an array or tensor of four dimensions are clips. A dict
-    is a row of a ``datasets`` column: {"bytes", "path"}, {"image": ...} or {"video": ...}.
+    A :class:`Video`, a list of frames, a decoder of torchcodec or decord and an array or tensor of
+    four dimensions are clips. A dict is a row of a ``datasets`` column: {"bytes", "path"} (an
+    image), {"image": ...} or {"video": ...}.
 
     Raises:
         ValueError: a dict without any of these keys.
@@ -62,27 +76,33 @@ def read_item(item: object) -> tuple[list[ImageLike], list[VideoLike]]:
     if isinstance(item, np.ndarray | Tensor):
         is_clip = item.ndim == 4
     else:
-        is_clip = isinstance(item, Video | Sequence) and not is_one_image(item)
+        is_clip = not is_one_image(item) and isinstance(
+            item, Video | Sequence | TorchcodecDecoder | DecordReader
+        )
     # Whether it really is an image or a clip is checked later, when it is converted to tensors.
     return ([], [cast("VideoLike", item)]) if is_clip else ([cast("ImageLike", item)], [])
 
 
-def read_video(file: str | os.PathLike[str]) -> Video:
+def read_video(file: FileLike, *, on_damage: Literal["raise", "warn"] = "raise") -> Video:
     """Open a video file; ``encoder.encode(videos=[read_video(file)])`` encodes it.
 
     Args:
-        file: a file in a format that FFmpeg reads; its first video stream is taken. Playlists and
-            other files that list further files are refused.
+        file: the path, the bytes or the open file (which is read into memory) of a format that
+            FFmpeg reads. Its best video stream is taken, as FFmpeg ranks them, and never cover art.
+            Playlists and other files that list further files are refused.
+        on_damage: "raise" refuses a file with packets that are corrupt, or that ends before the
+            duration that it states; "warn" keeps the frames that can be decoded.
 
     Returns:
-        ``frames``, a :class:`VideoFrames`, and their ``fps``.
+        ``frames``, a :class:`VideoFrames`; their ``fps``, which is measured where timestamps differ
+        from what the file states; and their ``times`` where they are not evenly spaced.
 
     Raises:
         ValueError: PyAV is missing, or the file does not exist, is no video, is damaged or has no
             frames.
     """
-    frames = VideoFrames(Path(file))
-    return Video(frames, frames.fps)
+    frames = VideoFrames(file, on_damage=on_damage)
+    return Video(frames, frames.fps, frames.times)
 
 
 def read_videos(
@@ -93,9 +113,10 @@ def read_videos(
     """Convert the chosen frames of every video with :func:`to_rgb`.
 
     Args:
-        videos: an iterable of videos, or one of these: a :class:`Video`, the path of a video file,
-            numpy [F, H, W, C], a tensor [F, C, H, W], or a list or tuple of PIL images, which is
-            one clip. In an iterable a video may also be a sequence of images of any kind.
+        videos: an iterable of videos, or one of these: a :class:`Video`; a video file as a path,
+            bytes, an open binary file, or a dict with "bytes" or "path"; a decoder of torchcodec or
+            decord; numpy [F, H, W, C], a tensor [F, C, H, W], or a list or tuple of PIL images,
+            which is one clip. In an iterable a video may also be a sequence of images of any kind.
         choose: chooses the frames of a video; it is called once per video.
         error: an error to raise at the first video, before it is read; None if videos are allowed.
 
@@ -136,13 +157,20 @@ def _is_one_video(videos: object) -> bool:
         return videos.ndim == 4
     if isinstance(videos, list | tuple):
         return bool(videos) and all(map(is_picture, videos))
-    return isinstance(videos, Video | str | os.PathLike)
+    return _is_file(videos) or isinstance(
+        videos, Video | Mapping | TorchcodecDecoder | DecordReader
+    )
+
+
+def _is_file(video: object) -> TypeGuard[FileLike]:
+    kinds = str, os.PathLike, bytes, bytearray, memoryview, Readable
+    return isinstance(video, kinds)
 
 
 def _read_video(video: object, choose: ChooseFrames) -> list[Tensor]:
-    if isinstance(video, str | os.PathLike):
-        video = read_video(video)
+    video = _opened(video)
     frames, fps = (video.frames, video.fps) if isinstance(video, Video) else (video, None)
+    times = video.times if isinstance(video, Video) else None
     if isinstance(frames, np.ndarray | Tensor):
         if frames.ndim != 4:
             layout = "[F, H, W, C]" if isinstance(frames, np.ndarray) else "[F, C, H, W]"
@@ -159,8 +187,13 @@ def _read_video(video: object, choose: ChooseFrames) -> list[Tensor]:
         frames = list(frames)
     if not len(frames):
         raise ValueError("has no frames: a video needs at least one")
+    if times is not None and (len(times) != len(frames) or any(b < a for a, b in pairwise(times))):
+        raise ValueError(
+            f"has {len(times)} times for {len(frames)} frames: pass one per frame, in seconds and "
+            "in ascending order, or none"
+        )
     pixels: list[Tensor] = []
-    for number in choose(len(frames), source_fps=fps):
+    for number in choose(len(frames), source_fps=fps, times=times):
         with prefix_errors(f"frame {number}"):
             frame = to_rgb(frames[number])
             if pixels and frame.shape != pixels[0].shape:
@@ -170,6 +203,18 @@ def _read_video(video: object, choose: ChooseFrames) -> list[Tensor]:
                 )
         pixels.append(frame)
     return pixels
+
+
+def _opened(video: object) -> object:
+    """Return a file or a decoder as a :class:`Video`, and anything else as it is."""
+    if isinstance(video, Mapping):
+        video = file_of(video, "a video")
+    if _is_file(video):
+        return read_video(video)
+    if isinstance(video, TorchcodecDecoder | DecordReader):
+        frames = DecoderFrames(video)
+        return Video(frames, frames.fps)
+    return video
 
 
 def _size(pixels: Tensor) -> str:

@@ -49,7 +49,7 @@ _HEAD = 32
 """Bytes read to tell a HEIF file: it begins with a size, "ftyp", a brand, a version and brands."""
 _HEIF_BRANDS = frozenset((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"))
 
-_UPRIGHT = {
+_UPRIGHT: dict[object, Image.Transpose] = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,

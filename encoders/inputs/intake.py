@@ -32,6 +32,7 @@ from PIL import Image
 from PIL.ImageFile import ImageFile
 from torch import Tensor
 
+from .decoders import VideoDecoder
 from .image_files import DAMAGED, FileLike, Readable, lock_of, open_image, prefix_errors
 
 if TYPE_CHECKING:
@@ -54,10 +55,16 @@ class Video:
     """A sequence of images of one size, numpy [F, H, W, C] or a uint8 tensor [F, C, H, W]."""
     fps: float | None = None
     """The frames per second at which the frames of the source were recorded."""
+    times: Sequence[float] | None = None
+    """Seconds from the first frame to each, where frames are not evenly spaced: ``fps=`` then
+    samples by time. ``fps`` is the number of frames over the duration, in seconds."""
 
 
-VideoLike: TypeAlias = Video | str | os.PathLike[str] | AnyArray | Tensor | Sequence[ImageLike]
-"""One video: frames with their rate, the path of a video file, or frames alone."""
+VideoLike: TypeAlias = (
+    Video | FileLike | FileFields | VideoDecoder | AnyArray | Tensor | Sequence[ImageLike]
+)
+"""One video: frames with their rate, a video file (its path, its bytes, the open file, or a dict
+with "bytes" or "path"), a decoder of torchcodec or decord, or frames alone."""
 ImagesLike: TypeAlias = ImageLike | Iterable[ImageLike]
 """One image, or several of any kinds; a 4-dimensional array or tensor is a batch of several."""
 VideosLike: TypeAlias = VideoLike | Iterable[VideoLike]
@@ -106,12 +113,21 @@ def to_rgb(image: ImageLike) -> Tensor:
 
 
 def _from_mapping(image: FileFields) -> Tensor:
-    """Convert an undecoded image of the ``datasets`` package: its "bytes", else its "path"."""
+    """Convert an undecoded image of the ``datasets`` package."""
+    return to_rgb(file_of(image, "an image"))
+
+
+def file_of(fields: FileFields, kind: str) -> bytes | str:
+    """Return the "bytes" of a dict of the ``datasets`` package, else its "path".
+
+    Raises:
+        ValueError: a dict with neither; ``kind`` says what it should be, such as "an image".
+    """
     for name in ("bytes", "path"):
-        if (file := image.get(name)) is not None:
-            return to_rgb(file)
+        if (file := fields.get(name)) is not None:
+            return file
     raise ValueError(
-        f'is a dict of {sorted(map(str, image))}: an image of the datasets package has "bytes" or '
+        f'is a dict of {sorted(map(str, fields))}: {kind} of the datasets package has "bytes" or '
         '"path"'
     )
 

@@ -8,6 +8,10 @@ Deliberate differences:
 
 - The duration of a video is its number of frames over its frames per second, which is what the
   readers of transformers report.
+- Where frames are not evenly spaced, ``fps`` samples the frames that are shown at the times that
+  the rule takes, so that one frame may be taken several times. transformers samples by frame
+  number, as if all frames were evenly spaced over the duration. With ``num_frames`` both go by
+  frame number.
 - At least one frame is sampled; the GLM-4.6V and GLM-5 rules of transformers take none of a clip
   that is shorter than the step between two frames.
 - With ``num_frames``, which the GLM rules of transformers do not read, frames are evenly spaced.
@@ -18,6 +22,8 @@ Deliberate differences:
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
+from collections.abc import Sequence
 from typing import Literal, SupportsFloat, TypeAlias
 
 import torch
@@ -25,6 +31,10 @@ import torch
 SamplingRule: TypeAlias = Literal[
     "qwen2_vl", "qwen3_vl", "internvl", "glm4v", "glm46v", "glm5_next", "uniform", "ernie"
 ]
+
+_TICKS = 1000
+"""Ticks per second at which a film of unevenly spaced frames is sampled: a rule chooses ticks, as
+frames of a film of this rate, and of each tick the frame is taken that is then shown."""
 
 
 def sample_frames(
@@ -39,6 +49,7 @@ def sample_frames(
     temporal_patch_size: int = 2,
     initial_shift: bool | float = True,
     max_duration: float = 0,
+    times: Sequence[float] | None = None,
 ) -> list[int]:
     """Return the indices of the frames that a family's video processor samples.
 
@@ -57,9 +68,12 @@ def sample_frames(
         initial_shift: where the internvl rule starts: True is half a step, a number is an index.
         max_duration: seconds beyond which the glm4v and glm5_next rules sample fewer frames per
             second; 0: no bound.
+        times: seconds from the first frame to each, if frames are not evenly spaced; then
+            ``source_fps`` is their number over the duration. Read with ``fps``.
 
     Returns:
-        Indices in ascending order; the qwen3_vl rule may repeat some, the GLM rules the last one.
+        Indices in ascending order; the qwen3_vl rule may repeat some, the GLM rules the last one,
+        and every rule those that are shown for long where frames are not evenly spaced.
 
     Raises:
         ValueError: both ``fps`` and ``num_frames``, more frames than the video has (except by the
@@ -69,6 +83,20 @@ def sample_frames(
         return _repeat_last(list(range(total)), temporal_patch_size if rule == "ernie" else 1)
     if fps is not None and num_frames is not None:
         raise ValueError(f"fps={fps} and num_frames={num_frames}: give one of them")
+    if fps is not None and times is not None:
+        rate = _source_rate(source_fps)
+        ticks = sample_frames(
+            max(round(total / rate * _TICKS), 1),
+            rule,
+            fps=fps,
+            source_fps=_TICKS,
+            min_frames=min_frames,
+            max_frames=max_frames,
+            temporal_patch_size=temporal_patch_size,
+            initial_shift=initial_shift if initial_shift is True else initial_shift / rate * _TICKS,
+            max_duration=max_duration,
+        )
+        return [max(bisect_right(times, (tick + 1) / _TICKS) - 1, 0) for tick in ticks]
     if rule in ("glm4v", "glm46v", "glm5_next"):
         return _sample_glm(
             total, rule, fps, num_frames, source_fps, max_frames, max_duration, temporal_patch_size

@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
+import io
+import os
 import struct
 import threading
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, cast, overload
+from typing import TYPE_CHECKING, Literal, cast, overload
 
 import torch
+from PIL import Image
 from torch import Tensor
 
-from .image_files import prefix_errors, refuse_address, require_file
+from .image_files import (
+    FileLike,
+    Readable,
+    lock_of,
+    prefix_errors,
+    refuse_address,
+    require_file,
+)
+from .intake import to_rgb
+from .video_damage import Damage
+from .video_times import Timing, read_timing
 
 if TYPE_CHECKING:
+    from av.container import InputContainer
+    from av.packet import Packet
     from av.video.frame import VideoFrame
+    from av.video.stream import VideoStream
 
 _FORMATS = (
     "mov,matroska,avi,mpeg,mpegts,mpegvideo,flv,asf,wtv,ogg,mxf,gxf,nut,nuv,nsv,rm,dv,swf,ty,"
@@ -59,26 +77,38 @@ class VideoFrames(Sequence[Tensor]):
 
     A frame is decoded when it is indexed, and decoding goes forward: when a few frames of a long
     film are sampled, only those are kept in memory. ``torch.stack(list(frames))`` keeps all frames.
+    Transparent frames are laid over white, as images are.
 
     Several threads may read one object: each thread decodes the file for itself. An object can be
-    copied and pickled for workers in other processes: the path is copied, and the copy opens the
-    file again.
+    copied and pickled for workers in other processes: the path or the bytes are copied, and the
+    copy opens the file again.
     """
 
-    def __init__(self, path: str | Path) -> None:
-        """Count the frames by decoding the file once, because containers often state a wrong count.
+    def __init__(self, source: FileLike, *, on_damage: Literal["raise", "warn"] = "raise") -> None:
+        """Decode the file once, because containers often state a wrong number of frames or rate.
+
+        Args:
+            source: the path of a video file, its bytes, or the open binary file, which is read
+                whole into memory.
+            on_damage: "raise" refuses a damaged file; "warn" keeps the frames that can be decoded,
+                with a warning.
 
         Raises:
             ValueError: PyAV is missing, or the file is missing, damaged or no video.
         """
         require_av()
-        self.path = Path(path)
-        self._file = self.path.absolute()  # the working directory may change before it is reopened
-        self.fps = 0.0
-        self._count = sum(1 for _ in self._decode())
+        if on_damage not in ("raise", "warn"):
+            raise ValueError(f'on_damage={on_damage!r}: must be "raise" or "warn"')
+        self.path = Path(source) if isinstance(source, str | os.PathLike) else None
+        # The working directory may change before the file is opened again.
+        self._source = self.path.absolute() if self.path is not None else _read_all(source)
+        self._name = str(self.path or "the bytes of a video")
+        timing, self._count = self._scan(on_damage)
+        self.fps: float = timing.fps
+        """Frames per second, of the timestamps where they differ from what the file states."""
+        self.times = timing.times
+        """Seconds from the first frame to each, if they are not evenly spaced; None elsewhere."""
         self._pass = _Pass()
-        if not self._count:
-            raise ValueError(f"{self.path}: holds no frame that can be decoded")
 
     def __getstate__(self) -> dict[str, object]:
         """Return everything except the decoders, which cannot be copied."""
@@ -103,7 +133,7 @@ class VideoFrames(Sequence[Tensor]):
             return [self[number] for number in range(*index.indices(self._count))]
         number = index + self._count if index < 0 else index
         if not 0 <= number < self._count:
-            raise IndexError(f"frame {index}: {self.path} has {self._count} frames")
+            raise IndexError(f"frame {index}: {self._name} has {self._count} frames")
         current = self._pass
         if current.decoder is None or number < current.position:
             current.decoder, current.position = enumerate(self._decode()), -1
@@ -117,31 +147,110 @@ class VideoFrames(Sequence[Tensor]):
             current.position, current.frame = next(decoder)
         except StopIteration:
             raise ValueError(
-                f"{self.path}: ends after {current.position + 1} frames and had {self._count} when "
-                "it was opened: it was replaced; open it again with read_video"
+                f"{self._name}: ends after {current.position + 1} frames and had {self._count} "
+                "when it was opened: it was replaced; open it again with read_video"
             ) from None
         current.decoder = decoder
 
+    def _scan(self, on_damage: str) -> tuple[Timing, int]:
+        """Decode all frames; return when they are shown, and their number."""
+        starts: list[float | None] = []
+        last_seconds = 0.0
+        with self._open() as (container, stream):
+            damage = Damage(stream)
+            for packet in container.demux():
+                damage.see(packet)
+                if packet.stream.index != stream.index:  # `stream_index` of the last ones is 0
+                    continue
+                for frame in _decode_packet(cast("Packet[VideoStream]", packet), damage):
+                    starts.append(frame.time)
+                    last_seconds = float(frame.duration * (frame.time_base or 0))
+            rate = stream.average_rate or stream.guessed_rate
+            problem = damage.describe(container, starts)
+        if not starts:
+            raise ValueError(
+                f"{self._name}: holds no frame that can be decoded; it is damaged, or of a format "
+                "that FFmpeg does not decode: replace it, or convert it to MP4"
+            )
+        if problem is not None and on_damage == "raise":
+            raise ValueError(
+                f"{self._name}: is damaged: {problem}; replace it, or pass read_video(file, "
+                'on_damage="warn") to take the frames that can be decoded'
+            )
+        if problem is not None:
+            warnings.warn(f"{self._name}: is damaged: {problem}", stacklevel=4)
+        return read_timing(starts, last_seconds, float(rate) if rate else None), len(starts)
+
     def _decode(self) -> Iterator[VideoFrame]:
+        with self._open() as (container, stream):
+            for packet in container.demux(stream):
+                yield from _decode_packet(packet)
+
+    @contextmanager
+    def _open(self) -> Iterator[tuple[InputContainer, VideoStream]]:
+        """Open the file; errors of FFmpeg in the block become a ValueError."""
         import av
 
-        with prefix_errors(str(self.path)):
-            refuse_address(self.path, "download it and pass the path of the file")
-            require_file(self._file, "a video file", "clips")
+        source = self._source
+        if isinstance(source, Path):
+            with prefix_errors(self._name):
+                refuse_address(self._name, "download it and pass the path of the file")
+                require_file(source, "a video file", "clips")
+        file = str(source) if isinstance(source, Path) else io.BytesIO(source)
         try:
-            with av.open(str(self._file), mode="r", options=_OPTIONS) as container:
-                if not container.streams.video:
-                    raise ValueError(f"{self.path}: has no video stream; pass a video file")
-                stream = container.streams.video[0]
+            with av.open(file, mode="r", options=_OPTIONS) as container:
+                stream = _best_stream(container)
+                if stream is None:
+                    raise ValueError(f"{self._name}: has no video stream; pass a video file")
                 stream.thread_type = "AUTO"
-                self.fps = float(stream.average_rate or stream.guessed_rate or 24)
-                yield from container.decode(stream)
+                yield container, stream
         except av.FFmpegError as error:
             raise ValueError(
-                f"{self.path}: cannot be read as a video ({error.strerror}); it is damaged, of a "
+                f"{self._name}: cannot be read as a video ({error.strerror}); it is damaged, of a "
                 "format that FFmpeg does not know, or a playlist of other files, which are not "
                 "opened: replace it, or convert it to MP4"
             ) from error
+
+
+def _read_all(source: FileLike) -> bytes:
+    """Return the bytes of a video that is passed as bytes or as an open file."""
+    if isinstance(source, bytes | bytearray | memoryview):
+        return bytes(source)
+    if not isinstance(source, Readable):
+        raise ValueError(
+            f"is of type {type(source).__name__}: pass the path of a video file, its bytes, or an "
+            "open binary file"
+        )
+    with lock_of(source):
+        source.seek(0)
+        return source.read()
+
+
+def _best_stream(container: InputContainer) -> VideoStream | None:
+    """Return FFmpeg's best video stream that is no cover art, or None if there is none."""
+    import av
+
+    cover = av.stream.Disposition.attached_pic
+    films = [stream for stream in container.streams.video if not stream.disposition & cover]
+    best = container.streams.best("video")
+    chosen = [film for film in films if best is not None and film.index == best.index] or films
+    return chosen[0] if chosen else None
+
+
+def _decode_packet(packet: Packet[VideoStream], damage: Damage | None = None) -> list[VideoFrame]:
+    """Return the frames that a packet completes; none of one that the decoder refuses."""
+    import av
+
+    try:
+        frames = packet.decode()
+    except av.InvalidDataError:
+        frames = []
+        corrupt = not packet.is_corrupt
+    else:
+        corrupt = not packet.is_corrupt and any(frame.is_corrupt for frame in frames)
+    if damage is not None:
+        damage.corrupt += corrupt
+    return frames
 
 
 def _turn_upright(frame: VideoFrame) -> Tensor:
@@ -151,7 +260,10 @@ def _turn_upright(frame: VideoFrame) -> Tensor:
     to the nearest of the eight ways to turn and mirror an image (ISO/IEC 14496-12, 8.3.2; the
     ffmpeg command turns its input in the same eight ways).
     """
-    pixels = torch.from_numpy(frame.to_ndarray(format="rgb24")).permute(2, 0, 1)
+    if frame.format.has_palette or any(part.is_alpha for part in frame.format.components):
+        pixels = to_rgb(Image.fromarray(frame.to_ndarray(format="rgba")))
+    else:
+        pixels = torch.from_numpy(frame.to_ndarray(format="rgb24")).permute(2, 0, 1)
     # PyAV's type stub declares only motion vectors here.
     side_data = cast("Mapping[str, bytes]", frame.side_data)
     if "DISPLAYMATRIX" not in side_data:

@@ -448,7 +448,9 @@ def test_a_url_and_a_strange_dict_are_refused() -> None:
         to_rgb(Path("https://x.org/a.png"))  # as the command line passes it
     with pytest.raises(ValueError, match=r"^video 0: https:/x\.org/a\.mp4: is a URL, and nothing"):
         QWEN(videos="https://x.org/a.mp4")
-    with pytest.raises(ValueError, match="videos is one dict: pass a video, or a list of videos"):
+    with pytest.raises(
+        ValueError, match=r"^video 0: the bytes of a video: cannot be read as a video"
+    ):
         QWEN(videos={"bytes": b"", "path": None})
     with pytest.raises(ValueError, match="array of float32 with values from 0 to 9: floats must"):
         to_rgb(np.full((4, 4), 9, np.float32) * np.eye(4, dtype=np.float32))
