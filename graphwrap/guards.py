@@ -217,9 +217,10 @@ def require_graphable(encoder: object) -> None:
     find the members that a wrapper passes on from the module inside it.
     """
     if not isinstance(encoder, nn.Module):
+        kind = "class" if isinstance(encoder, type) else type(encoder).__name__
         raise TypeError(
-            f"encoder={encoder!r} is a {type(encoder).__name__}, not a module: load one first, as "
-            "vitgraph.load_encoder(repo_id) does"
+            f"encoder={encoder!r} is a {kind}, not a module: load one first, as "
+            "vitgraph.load_encoder(repo_id) does, or pass an instance with weights"
         )
     graphable = cast(GraphableEncoder, encoder)
     try:

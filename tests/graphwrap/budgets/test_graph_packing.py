@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,12 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from encoders.contract import EncoderItemSpec
+from graphwrap import budgets, packing
 from graphwrap.budgets import Batch, Budget
 from graphwrap.costs import Costs
-from graphwrap.packing import WORTH_A_SPLIT, Packer
+from graphwrap.packing import WORTH_A_SPLIT, Group, Packer
 from tests.support.graphs.cases import executor_of, toy
 from tests.support.graphs.exact_packing import cost_of, least_cost
 from tests.support.graphs.packing import check_groups, default_budgets_of, line, measured
+from tests.support.steps import lines_run
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results" / "graphs_h200.json"
 IMAGES = [(4, 4), (8, 8), (14, 18), (16, 16), (30, 46), (32, 32), (36, 64), (46, 82), (64, 64)]
@@ -270,7 +271,7 @@ def test_many_items_fill_a_budget_up_to_its_rows() -> None:
     assert all(group.budget for group in groups)
 
 
-# --- time -----------------------------------------------------------------------------------------
+# --- steps ----------------------------------------------------------------------------------------
 
 TRAFFIC: dict[str, Callable[[random.Random], EncoderItemSpec]] = {
     "images and clips": lambda draw: draw_specs(draw, 1)[0],
@@ -281,39 +282,28 @@ TRAFFIC: dict[str, Callable[[random.Random], EncoderItemSpec]] = {
 }
 
 
-def best_of(times: int, call: Callable[[], object]) -> float:
-    taken = []
-    for _ in range(times):
-        began = time.process_time()  # other processes may be busy
-        call()
-        taken.append(time.process_time() - began)
-    return min(taken)
-
-
 @pytest.mark.parametrize("costs", [pytest.param("unmeasured", marks=pytest.mark.slow), "measured"])
 @pytest.mark.parametrize("traffic", TRAFFIC)
-def test_ten_thousand_items_are_packed_in_a_moment(traffic: str, costs: str) -> None:
-    """The bound is 20 ms on a calm machine. On a busy one a pass of plain Python over the items,
-    which takes about 1.5 ms on a calm machine, says how much more time there is.
-    """
+def test_ten_thousand_items_are_packed_in_few_passes(traffic: str, costs: str) -> None:
+    """A pass executes one to four lines per item; ``benchmarks/host.py`` has the milliseconds."""
     draw = random.Random(5)
     specs = [TRAFFIC[traffic](draw) for _ in range(10_000)]
     packer = packer_of(default_budgets_of("qwen2_5_vl"), costs)
     check_groups(packer, specs, packer.pack(specs))
-    seconds = best_of(5, lambda: packer.pack(specs))
-    one_pass = best_of(5, lambda: Batch.of(specs))
-    print(f"10,000 items, {traffic}: {seconds * 1e3:.1f} ms, a pass {one_pass * 1e3:.1f} ms")
-    assert seconds < 60 * one_pass
+    assert lines_run(lambda: packer.pack(specs), packing, budgets) < 100 * len(specs)
 
 
-def test_a_decision_costs_microseconds() -> None:
-    """20 us for a grid seen before, 200 us for eight new items; CI is given five times that."""
+def test_grids_seen_before_are_not_packed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     executor = executor_of(toy(None))
-    seen = [[1, 2, 2 * n] for n in range(1, 9)]
-    executor.schedule(seen)
-    again = best_of(200, lambda: executor.schedule(seen))
-    fresh = iter([[[1, 2, 2 * (n + k)] for n in range(1, 9)] for k in range(1, 60)])
-    new = best_of(50, lambda: executor.schedule(next(fresh)))
-    print(f"seen before: {again * 1e6:.1f} us, new: {new * 1e6:.1f} us")
-    assert again < 100e-6
-    assert new < 1000e-6
+    packed: list[int] = []
+    pack = Packer.pack
+
+    def counted(packer: Packer, specs: Sequence[EncoderItemSpec]) -> list[Group]:
+        packed.append(len(specs))
+        return pack(packer, specs)
+
+    monkeypatch.setattr(Packer, "pack", counted)
+    calls = [[[1, 2, 2 * (n + k)] for n in range(1, 9)] for k in range(60)]
+    schedules = [executor.schedule(grids) for grids in calls]
+    assert [executor.schedule(grids) for grids in calls] == schedules
+    assert packed == [8] * 60

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from encoders import Qwen3VLEncoder
 from graphwrap import GraphedEncoder
 from tests.support.graphs.cases import SMALL, pixels_for, static, tower, toy
 from tests.support.graphs.outputs import EVERY_FIELD, assert_same_bits, worst_distance
@@ -180,3 +181,9 @@ def test_a_module_without_weights_is_refused() -> None:
 
     with pytest.raises(ValueError, match="Weightless has no floating-point parameters or buffers"):
         static(Weightless(), [4])
+
+
+@pytest.mark.parametrize("kind", [ToyEncoder, Qwen3VLEncoder, nn.Module])
+def test_a_class_is_called_a_class_before_it_is_used(kind: Any) -> None:
+    with pytest.raises(TypeError, match=rf"{kind.__name__}'> is a class, .*pass an instance"):
+        GraphedEncoder(kind)
