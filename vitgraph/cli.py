@@ -147,6 +147,7 @@ def inspect(options: argparse.Namespace) -> None:
         "dtype": ", ".join(
             f"{dtype} {n / 1e6:,.1f} MB" for dtype, n in info.bytes_by_dtype.items()
         ),
+        **({"fp8": info.quantisation} if info.quantisation else {}),
         **({"adapter": info.adapter} if info.adapter else {}),
         "files": ", ".join(info.shards),
         "transfer": f"{info.bytes_as_ranges / 1e6:,.1f} MB as byte ranges, "

@@ -46,11 +46,12 @@ def extract_encoder(
 ) -> Path:
     """Write a folder with the vision tower alone: ``model.safetensors`` and a config of the tower.
 
-    Tensors keep their published dtypes and bytes, and their published names without the prefix of
-    the tower. So the folder can be read by ``load_encoder``, by the class that transformers has for
-    the tower (``Qwen3VLVisionModel.from_pretrained(out_dir)``), with no tensor missing or
-    unexpected, by ``AutoModel`` if it knows that class (else it refuses the folder), and by timm
-    (``local-dir:``) if the repo was in timm's layout. A projector outside that class is written to
+    Tensors keep their published dtypes and bytes (weights in FP8 are written as ``load_encoder``
+    gives them), and their published names without the prefix of the tower. So the folder can be
+    read by ``load_encoder``, by the class that transformers has for the tower
+    (``Qwen3VLVisionModel.from_pretrained(out_dir)``), with no tensor missing or unexpected, by
+    ``AutoModel`` if it knows that class (else it refuses the folder), and by timm (``local-dir:``)
+    if the repo was in timm's layout. A projector outside that class is written to
     ``projector.safetensors``. ``config.json`` describes the tower; its key ``vitgraph`` has the
     rest of the published config. Processor files are copied.
 
@@ -155,7 +156,7 @@ def _extract(tower: FoundTower, out: Path, overwrite: bool) -> None:
         with _lock_folder(out.parent):
             _restore(work, out)  # an earlier extraction may have been killed halfway
             _check_target(out, overwrite)
-            needed_bytes = sum(tensor.entry.nbytes for tensor in tower.tensors)
+            needed_bytes = sum(tower.own_entry(tensor).nbytes for tensor in tower.tensors)
             free_bytes = shutil.disk_usage(out.parent).free
             if free_bytes < needed_bytes:
                 raise CheckpointError(
@@ -221,35 +222,35 @@ def _write_tensors(
     locations: Mapping[str, TensorLocation],
     file: Path,
 ) -> None:
-    label, merged = tower.contents.checkpoint.label, _merged_tensors(tower, tensors, locations)
-    entries = [(tensor.local, tensor.entry) for tensor in tensors]
+    label, changed = tower.contents.checkpoint.label, _changed_tensors(tower, tensors, locations)
+    entries = [(tensor.local, tower.own_entry(tensor)) for tensor in tensors]
     with file.open("wb") as out:
         out.write(header_bytes(entries, {"format": "pt"}))
         for tensor in tensors:
-            if tensor.name in merged:
-                out.write(merged[tensor.name])
+            if tensor.name in changed:
+                out.write(changed[tensor.name])
             else:
                 _copy_tensor(f"{label}: {tensor.file}", tensor, locations[tensor.name], out)
     flush(file)
 
 
-def _merged_tensors(
+def _changed_tensors(
     tower: FoundTower, tensors: Sequence[TowerTensor], locations: Mapping[str, TensorLocation]
 ) -> dict[str, memoryview]:
-    """Return the bytes of the tensors that the tower's adapter changes, by published name."""
-    changed = set() if tower.adapter is None else tower.adapter.changed
-    wanted = [tensor for tensor in tensors if tensor.slot and tensor.slot.name in changed]
+    """Return the bytes of tensors in FP8 or changed by the tower's adapter, by published name."""
+    merged = set() if tower.adapter is None else tower.adapter.changed
+    wanted = [t for t in tensors if t.slot and (t.slot.name in merged or t.scale is not None)]
     if not wanted:
         return {}
-    import torch  # seconds, which an extraction without an adapter need not wait for again
+    import torch  # seconds, which most extractions need not wait for again
 
     from encoders.base.saving import STORED_DTYPES, in_halves
 
     from .load import read_tensors
 
-    merged: dict[str, memoryview] = {}
-    for stored in dict.fromkeys(tensor.entry.dtype for tensor in wanted):
-        alike = [tensor for tensor in wanted if tensor.entry.dtype == stored]
+    changed: dict[str, memoryview] = {}
+    for stored in dict.fromkeys(tower.own_entry(tensor).dtype for tensor in wanted):
+        alike = [tensor for tensor in wanted if tower.own_entry(tensor).dtype == stored]
         dtype = STORED_DTYPES[stored]
         state = read_tensors(tower, alike, locations, dtype, torch.device("cpu"))
         for tensor in alike:
@@ -257,8 +258,8 @@ def _merged_tensors(
             rows = state[tensor.slot.name].chunk(tensor.slot.chunks)[tensor.slot.chunk]
             if tensor.slot.rotary_halves:
                 rows = in_halves(rows, tower.num_heads)
-            merged[tensor.name] = rows.contiguous().view(-1).view(torch.uint8).numpy().data
-    return merged
+            changed[tensor.name] = rows.contiguous().view(-1).view(torch.uint8).numpy().data
+    return changed
 
 
 def _copy_tensor(label: str, tensor: TowerTensor, location: TensorLocation, out: BinaryIO) -> None:

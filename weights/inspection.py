@@ -58,6 +58,8 @@ class CheckpointInfo:
     """The part that loading would fetch: byte ``ranges``, whole ``shards`` or ``nothing``."""
     unfinished: bool
     """Whether an earlier fetch of byte ranges was interrupted; loading would continue it."""
+    quantisation: str = ""
+    """Which weights are in FP8, and the dtype they are loaded as, a sentence; empty if none is."""
     adapter: str = ""
     """What the adapter beside the weights does to the tower, a sentence; empty without one."""
 
@@ -95,6 +97,7 @@ def inspect_checkpoint(
     check_family(family)
     checkpoint = open_checkpoint(repo_id_or_path, options)
     # Imported here, because it imports torch (seconds), and the checkpoint may not exist.
+    from .fp8 import say_scales
     from .match import find_encoder
 
     tower, encoder = find_encoder(checkpoint, family)
@@ -119,5 +122,6 @@ def inspect_checkpoint(
         cached=traffic.cached,
         fetch=traffic.route,
         unfinished=traffic.unfinished,
+        quantisation=say_scales(tower.tensors, tower.dtype),
         adapter="" if tower.adapter is None else str(tower.adapter),
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -28,6 +28,7 @@ from .files.checkpoint import TensorLocation, TowerTensor
 from .files.index import PROCESSOR_FILES
 from .files.tensor_file import read_into
 from .files.tower_folder import PROJECTOR, usage
+from .fp8 import SCALE_DTYPES, dequantise
 from .hub.repo import Fetch, HubOptions
 from .magnitudes import Magnitudes, check_magnitudes
 from .match import FoundTower, find_encoder
@@ -87,7 +88,9 @@ def load_encoder(
         max_workers: requests in flight at once.
         progress: show progress bars, in bytes.
         dtype: floating dtype of the encoder, or its name (``"bfloat16"``); None and ``"auto"``
-            keep the stored dtype (if there are several, the one with most bytes).
+            keep the stored dtype (if there are several, the one with most bytes). Weights in FP8
+            are multiplied by their scales in float32 and rounded once to ``dtype``; None and
+            ``"auto"`` are then the dtype that the config names, else bfloat16.
         device: where the encoder goes: a device or its name; ``"auto"`` is the first CUDA device,
             else MPS, else the CPU; None is torch's default device.
         family: name of the family (``"qwen3_vl"``) to take for a checkpoint whose model type is
@@ -239,7 +242,7 @@ def read_tensors(
     """
     tensors: dict[str, Tensor] = {}
     label = tower.contents.checkpoint.label
-    reads: list[tuple[TensorLocation, TowerTensor, Tensor]] = []
+    reads: list[tuple[TowerTensor, Tensor]] = []
     # A published tensor is a whole tensor of the encoder, or some rows of one, such as the queries
     # in a joined weight of queries, keys and values.
     for tensor in wanted:
@@ -250,37 +253,72 @@ def read_tensors(
             tensors[slot.name] = torch.empty(shape, dtype=dtype, device=device)
         target = tensors[slot.name]
         rows = target.chunk(slot.chunks)[slot.chunk] if slot.chunks > 1 else target
-        reads.append((locations[tensor.name], tensor, rows))
-    reads.sort(key=lambda entry: (str(entry[0].path), entry[0].offset))
+        reads.append((tensor, rows))
+
+    def place(read: tuple[TowerTensor, Tensor]) -> tuple[str, int]:
+        location = locations[read[0].name]
+        return str(location.path), location.offset
+
+    reads.sort(key=place)
     # For a GPU only one thread reads, so that host memory holds one tensor at a time.
     readers = min(MOST_READERS, os.cpu_count() or 1) if device.type == "cpu" else 1
     with ThreadPoolExecutor(readers) as threads:
-        largest = list(threads.map(lambda entry: _fill(label, *entry), reads))
-    read_in_order = [tensor for _, tensor, _ in reads]
+        largest = list(threads.map(lambda entry: _fill(label, locations, *entry), reads))
+    read_in_order = [tensor for tensor, _ in reads]
     check_magnitudes(zip(read_in_order, largest, strict=True), dtype, label)
-    for _, tensor, target in reads:
+    for tensor, target in reads:
         if tensor.slot is not None and tensor.slot.rotary_halves:
             target.copy_(in_pairs(target, tower.num_heads))
     if tower.adapter is not None and tower.adapter.changes:
 
         def read(tensor: TowerTensor, target: Tensor) -> None:
-            _fill(label, locations[tensor.name], tensor, target)
+            _fill(label, locations, tensor, target)
 
         merge(tower.adapter, tensors, read, lambda: tower.num_heads, label)
     return tensors
 
 
-def _fill(label: str, location: TensorLocation, tensor: TowerTensor, rows: Tensor) -> Tensor:
+def _fill(
+    label: str, locations: Mapping[str, TensorLocation], tensor: TowerTensor, rows: Tensor
+) -> Tensor:
     """Fill ``rows`` with a tensor of a file, and return the tensor's largest magnitude."""
+    if tensor.scale is not None:
+        weight = _read_scaled(label, locations, tensor, tensor.scale)
+        rows.copy_(weight.view(rows.shape))
+        return weight.abs().amax() if weight.numel() else weight.new_zeros(())
     stored_dtype = STORED_DTYPES[tensor.entry.dtype]
     is_direct = rows.dtype == stored_dtype and rows.device.type == "cpu"
     buffer = rows if is_direct else torch.empty(rows.shape, dtype=stored_dtype, device="cpu")
-    name, checked = f"{label}: {location.path.name}", location.crc32 is not None
     magnitudes = Magnitudes(stored_dtype)
+    _read(label, locations[tensor.name], tensor, buffer, magnitudes.add)
+    if not is_direct:
+        rows.copy_(buffer.to(rows.device))  # casts on the device: host memory holds only one copy
+    return magnitudes.largest
+
+
+def _read_scaled(
+    label: str, locations: Mapping[str, TensorLocation], tensor: TowerTensor, scale: TowerTensor
+) -> Tensor:
+    """Read a weight in FP8 and its scales, and return their product in float32 on the CPU."""
+    parts = []
+    for part, dtype in ((tensor, torch.float8_e4m3fn), (scale, SCALE_DTYPES[scale.entry.dtype])):
+        parts.append(torch.empty(part.entry.shape, dtype=dtype, device="cpu"))
+        _read(label, locations[part.name], part, parts[-1], lambda piece: None)
+    return dequantise(*parts)
+
+
+def _read(
+    label: str,
+    location: TensorLocation,
+    tensor: TowerTensor,
+    buffer: Tensor,
+    look: Callable[[memoryview], object],
+) -> None:
+    """Fill ``buffer``, on the CPU, with a tensor's bytes; ``look`` is called with each piece."""
+    name, checked = f"{label}: {location.path.name}", location.crc32 is not None
     flat = buffer.view(-1).view(torch.uint8).numpy().data  # as bytes: numpy has no bfloat16
     try:
         with location.path.open("rb", buffering=0) as raw:
-            look = magnitudes.add
             value = read_into(raw, location.offset, flat, name, look, checked=checked)
     except FileNotFoundError as error:  # a DamagedError makes the caller fetch the file again
         raise DamagedError(f"{label}: {location.path}: removed while loading") from error
@@ -288,9 +326,6 @@ def _fill(label: str, location: TensorLocation, tensor: TowerTensor, rows: Tenso
         raise CheckpointError(f"{label}: {location.path}: {error.strerror}") from error
     if value != location.crc32:
         raise DamagedError(f"{name}: {tensor.name} is not what was fetched: damaged")
-    if not is_direct:
-        rows.copy_(buffer.to(rows.device))  # casts on the device: host memory holds only one copy
-    return magnitudes.largest
 
 
 def _publication(

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from math import prod
 
 import torch
 
@@ -25,7 +26,9 @@ from .families.family import Family, FamilyConfig
 from .files.adapter_file import KEPT, adapter_error, adapter_names
 from .files.checkpoint import Checkpoint, PublishedCheckpoint, TowerFiles, TowerTensor
 from .files.index import Contents, read_contents
+from .files.tensor_file import TensorEntry
 from .files.tower_folder import describe, transformers_class
+from .fp8 import config_dtype, pair_scales
 from .layouts import Layout, Prefix, find_layout
 from .strict_json import JsonDict
 
@@ -33,10 +36,10 @@ MOST_IN_LIST = 1024
 """The most entries of a list in a config, because each may make a module of the tower."""
 
 _QUANTISED = re.compile(
-    "qweight|qzeros|scales|g_idx|weight_scale(_inv|_2)?|input_scale|weight_(packed|shape|zero_point)"
-    "|SCB|absmax|quant_map"
+    "qweight|qzeros|scales|g_idx|weight_scale_2|scale_weight|weight_(packed|shape|zero_point)"
+    "|comfy_quant|SCB|absmax|quant_map"
 )
-"""The last part of a tensor's name, if the tensor belongs to a quantised weight."""
+"""The last part of a tensor's name, if it belongs to a weight quantised in a form not read."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +52,9 @@ class FoundTower:
     prefix: Prefix
     config: FamilyConfig
     tensors: Sequence[TowerTensor]
-    """The published tensors that fill the encoder."""
+    """The published tensors that fill the encoder, those in FP8 with their scales."""
     tower_files: TowerFiles
-    """The files to fetch, which hold ``tensors`` and those of the adapter that change them."""
+    """The files to fetch: those of ``tensors``, of scales and of the adapter's tensors."""
     adapter: Adapter | None = None
     """The adapter beside the weights, None without one."""
 
@@ -90,8 +93,21 @@ class FoundTower:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype that the tower is stored in; if there are several, the one with most bytes."""
+        """The dtype that the tower is stored in; if there are several, the one with most bytes.
+
+        It is the config's if there are weights in FP8.
+        """
+        if any(tensor.scale for tensor in self.tensors):
+            return config_dtype(self.contents.config)
         return next(map(STORED_DTYPES.__getitem__, self.bytes_by_dtype), torch.get_default_dtype())
+
+    def own_entry(self, tensor: TowerTensor) -> TensorEntry:
+        """Return dtype, shape and size of a tensor in a folder that holds the tower alone."""
+        if tensor.scale is None:
+            return tensor.entry
+        name = next(name for name, dtype in STORED_DTYPES.items() if dtype == self.dtype)
+        nbytes = prod(tensor.entry.shape) * self.dtype.itemsize
+        return TensorEntry(name, tensor.entry.shape, 0, nbytes)
 
 
 def find_encoder(checkpoint: Checkpoint, family: str | None = None) -> tuple[FoundTower, Encoder]:
@@ -130,8 +146,8 @@ def _fits(contents: Contents, family: Family) -> bool:
 def find_tower(contents: Contents, family: Family) -> FoundTower:
     """Return the tower of a family in a checkpoint, from the headers of the files that hold it.
 
-    A CheckpointError is raised if there is no such tower, or if its tensors are quantised or have
-    other dtypes than ``STORED_DTYPES``.
+    A CheckpointError is raised if there is no such tower, or if its tensors have other dtypes
+    than ``STORED_DTYPES``, but for FP8 with scales.
     """
     label = contents.checkpoint.label
     layout, prefix = find_layout(family.name, family.layouts, contents.files, label)
@@ -139,7 +155,8 @@ def find_tower(contents: Contents, family: Family) -> FoundTower:
     if adapter_names(local.values()):
         raise adapter_error(label)
     _refuse_quantised(local, label)
-    tensors, shards = _tower_tensors(contents, layout, prefix, local)
+    under_prefix, shards = _tower_tensors(contents, layout, prefix, local)
+    tensors, scales = pair_scales(under_prefix, contents.config, label)
     _refuse_dtypes(tensors, label)
     slots = [(tensor.slot, tensor.entry.shape) for tensor in tensors]
     joined_shapes = {slot.name: slot.joined_shape(shape) for slot, shape in slots if slot}
@@ -155,7 +172,7 @@ def find_tower(contents: Contents, family: Family) -> FoundTower:
     published = contents.checkpoint.published or PublishedCheckpoint(
         prefix.full, len(contents.files), shards
     )
-    fetched = [*tensors, *(adapter.tensors if adapter else ())]
+    fetched = [*tensors, *scales, *(adapter.tensors if adapter else ())]
     tower_files = TowerFiles(fetched, published, contents.small_files)
     return FoundTower(contents, family, layout, prefix, config, tensors, tower_files, adapter)
 
@@ -267,7 +284,7 @@ def _refuse_quantised(local: Mapping[str, str], label: str) -> None:
 
 
 def _refuse_dtypes(tensors: Iterable[TowerTensor], label: str) -> None:
-    odd = [tensor for tensor in tensors if tensor.entry.dtype not in STORED_DTYPES]
+    odd = [t for t in tensors if t.entry.dtype not in STORED_DTYPES and t.scale is None]
     if wrong := [f"{tensor.name} is {tensor.entry.dtype}" for tensor in odd]:
         raise CheckpointError(
             f"{label}: the tower is quantised or not made of weights:\n  "

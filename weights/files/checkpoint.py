@@ -31,6 +31,8 @@ class TowerTensor:
     entry: TensorEntry
     slot: Slot | None = None
     """The encoder's tensor that it fills; None if the layout has none."""
+    scale: TowerTensor | None = None
+    """The scales of a weight in FP8."""
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,12 @@ PROJECTOR = "projector.safetensors"
 _SECTIONS = ("vision_config", "thinker_config.vision_config", "vlm_config.vision_config")
 """The keys, joined by dots, under which published configs describe the vision tower; the config of
 a tower alone has none of them."""
-_REPLACED = ("model_type", "architectures", "dtype", "torch_dtype", "auto_map", KEY)
+QUANTISATION = ("quantization_config", "compression_config")
+"""The keys under which configs say how weights are quantised; those of a loaded tower are not."""
+_REPLACED = (
+    *("model_type", "architectures", "dtype", "torch_dtype", "auto_map", KEY),
+    *QUANTISATION,
+)
 _AUTO = """\
 `AutoModel` of transformers reads the tower as `{cls}`:
 
