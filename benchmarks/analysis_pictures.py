@@ -42,7 +42,11 @@ def draw_attention(encoder: Encoder, photograph: Image.Image, path: Path) -> Non
     (maps,) = vitgraph.attention_maps(encoder, [photograph], blocks=BLOCKS, queries=[middle])
     titles = [f"block {number}" for number in BLOCKS]
     figure = vitgraph.plot_attention(
-        photograph, maps, titles=titles, title="What the patch in the middle reads"
+        photograph,
+        maps,
+        queries=[middle],
+        titles=titles,
+        title="Attention from one patch (marked)",
     )
     figure.savefig(path, dpi=80)
 

@@ -23,7 +23,8 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     import numpy as np
-    from numpy.typing import NDArray
+
+    Array: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.generic[object]]]
 
 Grid: TypeAlias = tuple[int, int, int]
 """The grid ``(t, h, w)`` of one item: frames or frame pairs, and patches down and across."""
@@ -66,7 +67,7 @@ class EncoderOutput(NamedTuple):
     def __repr__(self) -> str:
         return _describe(self)
 
-    def numpy(self) -> dict[str, NDArray[np.generic]]:
+    def numpy(self) -> dict[str, Array]:
         """Return all tensors as NumPy arrays on the CPU, by name; bfloat16 becomes float32.
 
         The names are those of the fields, and "deepstack.0" and so on, as in files of features.
@@ -106,7 +107,7 @@ class PartialOutput(NamedTuple):
     def __repr__(self) -> str:
         return _describe(self)
 
-    def numpy(self) -> dict[str, NDArray[np.generic]]:
+    def numpy(self) -> dict[str, Array]:
         """Return all tensors as NumPy arrays on the CPU, by name; bfloat16 becomes float32.
 
         The names are those of the fields, and "deepstack.0" and so on, as in files of features.
@@ -158,12 +159,12 @@ def _map_tensors(output: Output, change: Callable[[Tensor], Tensor]) -> Output:
     )
 
 
-def _to_arrays(output: EncoderOutput | PartialOutput) -> dict[str, NDArray[np.generic]]:
+def _to_arrays(output: EncoderOutput | PartialOutput) -> dict[str, Array]:
     """Return the tensors of an output as NumPy arrays by name; a field that is None is left out."""
     hidden, pooled, layers = output
     named = {"last_hidden_state": hidden, "pooler_output": pooled}
     named |= {f"deepstack.{number}": layer for number, layer in enumerate(layers or ())}
-    arrays: dict[str, NDArray[np.generic]] = {}
+    arrays: dict[str, Array] = {}
     for name, tensor in named.items():
         if tensor is not None:
             on_host = tensor.detach().cpu()

@@ -18,12 +18,14 @@ PANELS = 5
 """The most panels (pictures with their axes) side by side in a row of a figure."""
 PANEL_WIDTH = 2.2
 """The width of a panel in inches."""
+_MARK = {"color": "white", "markeredgecolor": "black", "markersize": 9}
 
 
 def plot_attention(
     image: ImageLike,
     maps: Tensor | Sequence[Tensor],
     *,
+    queries: Sequence[Sequence[int]] = (),
     titles: Sequence[str] | None = None,
     title: str | None = None,
 ) -> Figure:
@@ -34,6 +36,9 @@ def plot_attention(
         maps: the result of ``vitgraph.attention_maps`` for this photograph: per block one map
             [t, h, w], or one map per head [H, t, h, w]. Each map gets a panel. Only the middle of
             the t time steps of a video is drawn.
+        queries: the patches (t, row, column) whose attention the maps show, as ``attention_maps``
+            took them; each gets a mark on every picture. Only those at the drawn time step are
+            marked.
         titles: title of each panel; None leaves the panels without titles.
         title: title of the figure; None for none.
 
@@ -43,12 +48,13 @@ def plot_attention(
 
     Raises:
         ValueError: matplotlib is missing, ``maps`` is empty or holds something else than attention
-            maps, or the number of titles is not that of the panels.
+            maps, a query is no patch of a map, or the number of titles is not that of the panels.
     """
     require_matplotlib()
     from matplotlib.figure import Figure
 
     panels = _panels(maps)
+    marks = [_marks(panel, _steps(maps), queries) for panel in panels]
     names = [""] * len(panels) if titles is None else list(titles)
     if len(names) != len(panels):
         raise ValueError(f"{len(names)} titles for {len(panels)} panels: pass one each")
@@ -63,11 +69,15 @@ def plot_attention(
     extent = (0, width, height, 0)
     axes[0].imshow(pixels.numpy(), extent=extent)
     axes[0].set_title("photograph", fontsize=9)
-    for panel, weights, name in zip(axes[1:], panels, names, strict=False):
+    for column, row in marks[0]:
+        axes[0].plot(column * width, row * height, "P", **_MARK)
+    for panel, weights, name, points in zip(axes[1:], panels, names, marks, strict=False):
         panel.imshow(grey.numpy(), cmap="gray", vmin=0, vmax=1, extent=extent)
         panel.imshow(
             weights.numpy(), cmap="inferno", vmin=0, alpha=0.65, extent=extent, aspect="equal"
         )
+        for column, row in points:
+            panel.plot(column * width, row * height, "P", **_MARK)
         panel.set_title(name, fontsize=9)
         panel.set_xlabel(f"largest weight {float(weights.max()):.2g}", fontsize=8, color="dimgrey")
     for panel in axes:
@@ -77,6 +87,39 @@ def plot_attention(
         panel.set_axis_off()
     figure.suptitle(title or "", fontsize=11)
     return figure
+
+
+def _steps(maps: Tensor | Sequence[Tensor]) -> int:
+    """Return the number of time steps of attention maps."""
+    return (maps if isinstance(maps, Tensor) else maps[0]).shape[-3]
+
+
+def _marks(
+    panel: Tensor, steps: int, queries: Sequence[Sequence[int]]
+) -> list[tuple[float, float]]:
+    """Return the middles (x, y) of the asked patches, as fractions of the sides of the picture.
+
+    Args:
+        panel: a map [h, w], the middle one of ``steps`` time steps.
+        steps: the number of time steps.
+        queries: patches (t, row, column); those of other time steps are left out.
+
+    Raises:
+        ValueError: a query is no patch of the map.
+    """
+    rows, columns = panel.shape
+    for query in queries:
+        inside = [0 <= n < size for n, size in zip(query, (steps, rows, columns), strict=False)]
+        if len(query) != 3 or not all(inside):
+            raise ValueError(
+                f"query {tuple(query)}: the map has {steps} x {rows} x {columns} patches; pass "
+                "(t, row, column) of one of them"
+            )
+    return [
+        ((column + 0.5) / columns, (row + 0.5) / rows)
+        for t, row, column in queries
+        if t == steps // 2
+    ]
 
 
 def _panels(maps: Tensor | Sequence[Tensor]) -> list[Tensor]:

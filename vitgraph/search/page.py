@@ -1,5 +1,7 @@
 """The result of a search as one HTML file, which loads no other file and contacts no host.
 
+A click on a picture opens the file of the job from which it was made, if that is on this machine.
+
 Names and texts are escaped. Pictures are JPEGs made here, embedded as data: URIs. The page's
 Content-Security-Policy allows data: pictures and, by its hash, the page's style; nothing else.
 """
@@ -79,7 +81,7 @@ def write_page(
         OSError: the file cannot be written, or the disk is full.
     """
     figures = (
-        _figure(_picture_of(hit, reader), hit.key, f"{number}. {hit.cosine:.4f}")
+        _figure(_picture_of(hit, reader), hit.key, f"#{number} · {hit.cosine:.3f}", _link(hit))
         for number, hit in enumerate(hits, 1)
     )
     items = "\n".join(f"<li>{figure}</li>" for figure in figures)
@@ -123,23 +125,36 @@ def is_page(path: Path) -> bool:
         return MARK.encode() in file.read(2048)
 
 
-def _figure(picture: str, key: str, note: str) -> str:
+def _figure(picture: str, key: str, note: str, link: str = "") -> str:
     """Return the HTML of a picture with a caption.
 
     Args:
         picture: a JPEG as a data: URI, or the reason why there is no picture.
         key: name of the image, shown in the caption.
         note: text above the name.
+        link: the URL that a click on the picture opens; empty for none.
     """
     body = (
         f'<img src="{picture}" alt="{_text(key)}">'
         if picture.startswith("data:image/jpeg;base64,")
         else f'<div class="none">no picture: {_text(picture)}</div>'
     )
+    if link:
+        body = f'<a href="{_text(link)}" target="_blank" rel="noopener noreferrer">{body}</a>'
     return (
         f"<figure>{body}<figcaption><b>{_text(note)}</b><br><bdi>{_text(key)}</bdi></figcaption>"
         "</figure>"
     )
+
+
+def _link(hit: Hit) -> str:
+    """Return the file: URL of the image of a hit, or "" if it is no file of this machine.
+
+    There is no link to the web, because a page may come from a table that somebody else wrote.
+    """
+    if hit.file is None or hit.file.kind != "file" or not Path(hit.file.path).is_file():
+        return ""
+    return Path(hit.file.path).absolute().as_uri()
 
 
 def _picture_of(hit: Hit, reader: ImageReader) -> str:

@@ -30,6 +30,22 @@ def test_attention_is_drawn_over_the_photograph() -> None:
     figure.savefig(io.BytesIO(), format="png")
 
 
+def test_asked_patch_is_marked_on_every_picture() -> None:
+    maps = [torch.rand(1, 4, 5), torch.rand(1, 4, 5)]
+    figure = vitgraph.plot_attention(image(40, 30), maps, queries=[(0, 1, 2)])
+    for axes in figure.axes[:3]:
+        (mark,) = axes.lines
+        assert mark.get_xydata().tolist() == [[40 * 2.5 / 5, 30 * 1.5 / 4]]
+    clip = vitgraph.plot_attention(image(40, 30), torch.rand(3, 4, 5), queries=[(0, 1, 2)])
+    assert [list(axes.lines) for axes in clip.axes] == [[], []]
+
+
+@pytest.mark.parametrize("query", [(0, 4, 0), (1, 0, 0), (0, -1, 0), (0, 0)])
+def test_a_patch_outside_of_the_map_cannot_be_marked(query: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"the map has 1 x 4 x 5 patches; pass"):
+        vitgraph.plot_attention(image(40, 30), torch.rand(1, 4, 5), queries=[query])
+
+
 def test_every_head_of_a_block_has_a_panel_and_panels_wrap() -> None:
     figure = vitgraph.plot_attention(image(40, 30), torch.rand(7, 3, 4, 5))
     assert sum(bool(axes.images) for axes in figure.axes) == 8

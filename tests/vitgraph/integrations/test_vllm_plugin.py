@@ -211,6 +211,17 @@ def test_what_does_not_fit_keeps_vllms_tower_with_a_warning(
     assert torch.equal(model(torch.ones(1)), torch.ones(1))
 
 
+def test_the_log_names_our_tower_when_the_model_is_built(
+    replaces: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        model = build(replaces, config_for(plain_tower()))
+    (message,) = [record.getMessage() for record in caplog.records]
+    encoder = type(model.visual.encoder).__name__
+    assert message.startswith(f"vitgraph replaces the vision tower of {type(model).__name__}")
+    assert f"by its {encoder}" in message
+
+
 def test_graphs_are_captured_before_the_first_forward_pass(
     replaces: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

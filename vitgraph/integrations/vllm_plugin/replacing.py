@@ -72,6 +72,11 @@ class ReplacesTower(ModelClass):
             LOGGER.warning("vitgraph: vLLM keeps its own vision tower: %s", reason)
             return
         self.vision_tower_ours = True
+        LOGGER.info(
+            "vitgraph replaces the vision tower of %s by its %s",
+            type(self).__name__,
+            type(self.our_tower.encoder).__name__,
+        )
         # The encoder captures its own CUDA graphs, so vLLM must not capture it once more.
         vllm_config.compilation_config.cudagraph_mm_encoder = False
         self._forward_calls = 0
