@@ -24,7 +24,7 @@ from vitgraph.video import write_video
 
 Embed = Callable[..., int]
 SAMPLED = ("--num-frames", 4)
-KEYS = ["a.png", "b.mp4", "c/d.mkv"]
+KEYS = ["a.png", "b.mp4", "c/d#1.mkv"]
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def film(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "c").mkdir()
     pixels = torch.from_numpy(np.array(china())).permute(2, 0, 1)
     china().crop((0, 0, 96, 64)).save(folder / KEYS[0])
-    for key, top in (("b.mp4", 0), ("c/d.mkv", 200)):
+    for key, top in (("b.mp4", 0), ("c/d#1.mkv", 200)):
         frames = [pixels[:, top : top + 64, 20 * n : 20 * n + 96] for n in range(8)]
         write_video(folder / key, torch.stack(frames), 4)
     return folder
@@ -87,10 +87,10 @@ def test_a_list_names_images_and_clips(
     embed: Embed, film: Path, tmp_path: Path, wanted: torch.Tensor
 ) -> None:
     shutil.copytree(film, tmp_path / "film")
-    (tmp_path / "film" / "list.txt").write_text("c/d.mkv\na.png\n")
+    (tmp_path / "film" / "list.txt").write_text("c/d#1.mkv\na.png\n")
     assert embed(tmp_path / "film" / "list.txt", *SAMPLED) == 0
     keys, matrix = load_embeddings(tmp_path / "out")
-    assert keys == ["c/d.mkv", "a.png"]
+    assert keys == ["c/d#1.mkv", "a.png"]
     assert close(matrix, wanted[[2, 0]])
 
 
@@ -201,7 +201,7 @@ def test_damaged_and_changed_clips_are_errors_of_their_items(
     preprocess = Encoder.preprocess
 
     def touching(self: Encoder, *items: object, **limits: object) -> object:
-        os.utime(tmp_path / "film" / "c" / "d.mkv", (1, 1))
+        os.utime(tmp_path / "film" / "c" / "d#1.mkv", (1, 1))
         return preprocess(self, *items, **limits)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Encoder, "preprocess", touching)
@@ -209,7 +209,7 @@ def test_damaged_and_changed_clips_are_errors_of_their_items(
     assert load_embeddings(tmp_path / "out")[0] == ["a.png"]
     errors = (tmp_path / "out" / "errors.csv").read_text()
     assert "b.mp4" in errors
-    assert "d.mkv: has changed since the job listed it" in errors
+    assert "d#1.mkv: has changed since the job listed it" in errors
 
 
 @pytest.mark.parametrize("inside", ["folder", "tar"])

@@ -37,7 +37,7 @@ from .files import (
     version_of,
 )
 from .reading import File, FileKind, Media, SourceOptions, refusal_of_url, url_in
-from .suffixes import CLIP_SUFFIXES, LeftOut, holds_clip
+from .suffixes import LeftOut, holds_clip, is_clip
 from .tables import DATASET, DataSet, ParquetTable, is_dataset, pin_dataset, pin_files
 from .tars import Listed, list_members
 
@@ -93,8 +93,9 @@ class Source:
         """
         count = 0
         for file in self._find():
-            if _ends(file.key, *CLIP_SUFFIXES):
-                if not self.left_out.takes(urlsplit(file.key).path):  # a list or a pattern names it
+            name = urlsplit(file.key).path if is_url(file.key) else file.key
+            if is_clip(name):
+                if not self.left_out.takes(name):  # a list or a pattern names it
                     continue
                 file = file._replace(media="clip")
             count += 1
