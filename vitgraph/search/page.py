@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
-import os
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -23,7 +22,7 @@ from encoders.inputs import VideoFrames, to_rgb
 from weights.files import write_atomic
 
 from ..devices import enough_disk
-from ..embedding.sources.reading import ImageReader
+from ..embedding.sources.reading import ImageReader, Readable
 from ..embedding.sources.suffixes import is_clip
 from ..terminal import printable
 from .vectors import Hit
@@ -172,9 +171,9 @@ def _picture_of(hit: Hit, reader: ImageReader) -> str:
         return str(error)
 
 
-def _middle_frame(clip: str | os.PathLike[str]) -> Tensor:
+def _middle_frame(clip: Path | str | Readable) -> Tensor:
     """Return the frame in the middle of a clip, uint8 [3, H, W]."""
-    frames = VideoFrames(Path(clip))
+    frames = VideoFrames(clip)
     return frames[len(frames) // 2]
 
 

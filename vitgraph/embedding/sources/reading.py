@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
-import tempfile
-import weakref
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
@@ -88,13 +85,12 @@ class ImageReader:
         """Return an image or a clip for ``encode_many``; its bytes are read when it is decoded."""
         return Readable(self, file) if file.media == "image" else {"video": self.clip(file)}
 
-    def clip(self, file: File) -> str | ClipFile:
-        """Return the path of a clip's file, or that of a temporary copy if it is in no local file.
-
-        A local file is not read here, so that a long film need not fit into memory.
+    def clip(self, file: File) -> str | Readable:
+        """Return the path of a clip on a local disk, so that a long film need not fit into memory,
+        and any other clip as a file-like object.
         """
         on_disk = file.kind == "file" and not is_remote(file.path)
-        return file.path if on_disk else ClipFile(self, file)
+        return file.path if on_disk else Readable(self, file)
 
     def read(self, file: File) -> bytes:
         """Return the bytes of an image file.
@@ -203,7 +199,7 @@ def _is_unchecked(file: File) -> bool:
 
 
 class Readable:
-    """A file-like object of an image for ``preprocess``; the first method call reads the bytes."""
+    """A file-like object of an item for ``preprocess``; the first method call reads the bytes."""
 
     def __init__(self, reader: ImageReader, file: File) -> None:
         self._reader, self._file = reader, file
@@ -225,28 +221,6 @@ class Readable:
     def tell(self) -> int:
         """Return the position in the file, like ``io.BytesIO.tell``."""
         return self._opened().tell()
-
-
-class ClipFile(os.PathLike[str]):
-    """The path of a temporary file, for a clip that lies inside another file or on a remote store.
-
-    The file is written when its path is first read, and removed with this object.
-    """
-
-    def __init__(self, reader: ImageReader, file: File) -> None:
-        self._reader, self._file = reader, file
-
-    def __fspath__(self) -> str:
-        return self._path
-
-    @cached_property
-    def _path(self) -> str:
-        content = self._reader.read(self._file)
-        handle, path = tempfile.mkstemp(prefix="vitgraph-clip-")
-        weakref.finalize(self, os.unlink, path)
-        with open(handle, "wb") as file:
-            file.write(content)
-        return path
 
 
 def content_key(content: bytes) -> str:
