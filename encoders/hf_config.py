@@ -70,7 +70,7 @@ def read_flag(section: Mapping[str, object], *names: str, default: bool) -> bool
     return value
 
 
-def read_epsilon(section: Mapping[str, object], *names: str, default: float) -> float:
+def read_epsilon(section: Mapping[str, object], *names: str, default: float | None) -> float:
     """Return the epsilon of a norm under one of ``names``, 1e-12 to 1: 0 could divide by 0."""
     value = read_field(section, *names, default=default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 1e-12 <= value <= 1:

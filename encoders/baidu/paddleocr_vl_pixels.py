@@ -12,11 +12,8 @@ from torch import Tensor
 
 from ..data import Grid
 from ..inputs.patches import PatchPreprocessor
-from ..inputs.pixel_rules import PixelRules
+from ..inputs.pixel_rules import PADDLEOCR_IMAGES, PixelRules
 from ..inputs.sizes import smart_resize
-
-_RULES = PixelRules(384**2, 1536**2)
-"""The defaults of transformers' class: bounds on the area, mean and standard deviation."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +26,8 @@ class RasterPreprocessor(PatchPreprocessor):
     @classmethod
     def paddleocr_vl(cls, *, patch_size: int, token_size: int) -> RasterPreprocessor:
         """Return a preprocessor with the defaults of transformers' class for PaddleOCR-VL."""
-        return cls(patch_size, 1, 1, _RULES, _RULES, images_alone=True, token_size=token_size)
+        rules = PADDLEOCR_IMAGES
+        return cls(patch_size, 1, 1, rules, rules, images_alone=True, token_size=token_size)
 
     @property
     def _sizes(self) -> dict[str, int]:

@@ -155,7 +155,9 @@ class HybridPreprocessor(SquarePreprocessor):
             require_supported(label, section, {"do_normalize": False})
             colour, _ = read_mean_std(label, section, CLIP_MEAN, CLIP_STD)
             return replace(self, background=colour, min_size=self.smallest(label, section))
-        require_supported(label, section, {"resample": 2, "high_res_resample": 3, "do_pad": True})
+        filters = {"resample": 2, "high_res_resample": 3}
+        # The default of transformers' class is bicubic for both views.
+        require_supported(label, {"resample": 3, **section}, {**filters, "do_pad": True})
         check_side(label, section, self.low_size)
         check_side(label, {"size": section["high_res_size"]}, self.image_size)
         high = {f"image_{name}": section.get(f"high_res_image_{name}") for name in ("mean", "std")}

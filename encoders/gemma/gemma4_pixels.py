@@ -23,6 +23,7 @@ from ..inputs.processor_files import (
     HALF,
     ProcessorFiles,
     Section,
+    check_rescale,
     image_section,
     read_mean_std,
     require_supported,
@@ -74,6 +75,7 @@ class SoftTokenPreprocessor(PatchPreprocessor):
         label, section = entry
         sizes = {"patch_size": self.patch_size, "pooling_kernel_size": self.pool}
         require_supported(label, section, {"do_normalize": section.get("do_normalize"), **sizes})
+        check_rescale(label, section)
         plain = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
         if section.get("do_normalize") and read_mean_std(label, section, *plain) != plain:
             raise ValueError(

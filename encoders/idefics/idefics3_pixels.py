@@ -90,7 +90,7 @@ class SplitPreprocessor(StagedViews):
             std=std,
             resample=read_resample(label, section, "lanczos"),
             longest_edge=_longest(label, section, "size", 4 * 364),
-            split=section.get("do_image_splitting") is not False,
+            split=bool(section.get("do_image_splitting", True)),
         )
 
 

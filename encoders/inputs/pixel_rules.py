@@ -80,6 +80,7 @@ class PixelRules:
 # GLM-5's class counts areas in tokens.
 QWEN2_IMAGES = PixelRules(56 * 56, 1280 * 28**2)
 QWEN2_VIDEOS = PixelRules(128 * 28**2, 768 * 28**2)
+PADDLEOCR_IMAGES = PixelRules(384**2, 1536**2)
 QWEN3_VIDEOS = PixelRules(
     128 * 32**2, 768 * 32**2, HALF, HALF, bounds_all_frames=True, sampling="qwen3_vl"
 )
@@ -114,6 +115,7 @@ PATCH_RULES: Mapping[PatchRule, tuple[PixelRules, PixelRules]] = {
 _IMAGE_CLASSES = {
     "MiniMaxM3VLImageProcessor": _MINIMAX_M3,
     "Qwen2VLImageProcessor": QWEN2_IMAGES,
+    "PaddleOCRVLImageProcessor": PADDLEOCR_IMAGES,
     "Glm4vImageProcessor": _GLM4V,
     "Glm46VImageProcessor": _GLM46V,
     "Glm5NextImageProcessor": _GLM5,
@@ -238,10 +240,11 @@ def _named_or_own(classes: Mapping[str, PixelRules], name: str, family: PixelRul
     Args:
         classes: the defaults of each class by its name.
         name: the class that a file names; an unknown name means the family's own class.
-        family: the family's rules; its own class is the one with the same ``sampling``.
+        family: the family's rules; its own class is the one with these rules, else the one with the
+            same ``sampling``.
     """
-    own_rules = next(rules for rules in classes.values() if rules.sampling == family.sampling)
-    return classes.get(name, own_rules)
+    own_rules = (rules for rules in classes.values() if rules.sampling == family.sampling)
+    return classes.get(name) or (family if family in classes.values() else next(own_rules))
 
 
 def _read_pixel_rules(

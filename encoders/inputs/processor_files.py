@@ -38,6 +38,9 @@ _MUST_BE: Section = {
     "do_convert_rgb": True,
     "resample": 3,
 }
+_NULL: Section = {"do_convert_rgb": True, "resample": 2, "high_res_resample": 2}
+"""What null stands for, where that is not "off": images are RGB here in any case, and transformers
+resizes bilinearly."""
 
 
 class TileImageRules(TypedDict, total=False):
@@ -191,6 +194,8 @@ def _check_converted(label: str, section: Section, image_size: int) -> None:
 def require_supported(label: str, section: Section, expected: Section | None = None) -> None:
     """Raise a ValueError if a section of a processor file has a value that is not implemented.
 
+    A flag that is null is off, as in transformers, whose classes keep null in place of a default.
+
     Args:
         label: name of the section in errors.
         section: a section of a processor file.
@@ -199,19 +204,23 @@ def require_supported(label: str, section: Section, expected: Section | None = N
     """
     for key, only in {**_MUST_BE, **(expected or {})}.items():
         value = section.get(key)
+        if key in section and value is None and only is not None:
+            value = _NULL.get(key, False if only is True else None)
         if value is not None and value != only:
-            raise ValueError(f"{label}: {key}={value!r} is not implemented: it must be {only!r}")
+            given = "null" if section[key] is None else repr(value)
+            raise ValueError(f"{label}: {key}={given} is not implemented: it must be {only!r}")
 
 
-def check_side(label: str, section: Section, side: int) -> None:
+def check_side(label: str, section: Section, side: int, usual: int | None = None) -> None:
     """Raise a ValueError if a section of a processor file has views of another size than a tower.
 
     Args:
         label: name of the section in errors.
-        section: a section of a processor file; one without a size passes.
+        section: a section of a processor file.
         side: side of the tower's views in pixels.
+        usual: the side if the section has none; None lets such a section pass.
     """
-    size = section.get("image_size", section.get("size"))
+    size = section.get("image_size", section.get("size", usual))
     if size not in (None, side, {"height": side, "width": side}):
         raise ValueError(
             f"{label}: size={size!r} but the tower takes views of {side}x{side}: use the processor "
@@ -224,14 +233,17 @@ def read_resample(label: str, section: Section, usual: Resample) -> Resample:
 
     Args:
         label: name of the section in errors.
-        section: a section of a processor file; its ``resample`` is PIL's number of a filter.
+        section: a section of a processor file; its ``resample`` is PIL's number of a filter, and
+            null means bilinear, as in transformers.
         usual: the filter if the section has no ``resample``.
 
     Raises:
         ValueError: neither Lanczos (1) nor bilinear (2) nor bicubic (3).
     """
-    value = section.get("resample")
-    kinds: dict[object, Resample] = {None: usual, 1: "lanczos", 2: "bilinear", 3: "bicubic"}
+    if "resample" not in section:
+        return usual
+    value = section["resample"]
+    kinds: dict[object, Resample] = {None: "bilinear", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
     if isinstance(value, bool) or not isinstance(value, int | None) or value not in kinds:
         raise ValueError(f"{label}: resample={value!r} is not implemented: it must be 1, 2 or 3")
     return kinds[value]
@@ -252,16 +264,26 @@ def read_mean_std(
         ValueError: values that are no three numbers within bounds, or pixels that are rescaled by
             another factor than 1/255.
     """
+    check_rescale(label, section)
+    return (
+        _triple(label, "image_mean", section.get("image_mean"), mean, _MEANS),
+        _triple(label, "image_std", section.get("image_std"), std, _STDS),
+    )
+
+
+def check_rescale(label: str, section: Section) -> None:
+    """Raise a ValueError if a section rescales pixels by another factor than 1/255.
+
+    Args:
+        label: name of the section in errors.
+        section: a section of a processor file; one without a factor passes.
+    """
     rescale = section.get("rescale_factor")
     is_1_255 = isinstance(rescale, int | float) and abs(rescale * 255 - 1) < 1e-6
     if rescale is not None and not is_1_255:
         raise ValueError(
             f"{label}: rescale_factor={rescale!r} is not implemented: it must be 1/255"
         )
-    return (
-        _triple(label, "image_mean", section.get("image_mean"), mean, _MEANS),
-        _triple(label, "image_std", section.get("image_std"), std, _STDS),
-    )
 
 
 def _triple(

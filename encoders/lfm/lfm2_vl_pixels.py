@@ -136,7 +136,7 @@ class PatchTilesPreprocessor(ViewPreprocessor):
         }
         require_supported(label, section, sizes)
         mean, std = read_mean_std(label, section, HALF, HALF)
-        token, split = self.factor**2, section.get("do_image_splitting") is not False
+        token, split = self.factor**2, section.get("do_image_splitting", True)
 
         def read(name: str, default: int, maximum: int) -> int:
             return read_positive(label, name, section.get(name), default, maximum)
@@ -155,7 +155,7 @@ class PatchTilesPreprocessor(ViewPreprocessor):
             tile_size=read("tile_size", 512, math.isqrt(MOST_PIXELS)),
             min_tiles=read("min_tiles", 2, MOST_TILES),
             max_tiles=read("max_tiles", 10, MOST_TILES) if split else 1,
-            use_thumbnail=section.get("use_thumbnail") is not False,
+            use_thumbnail=bool(section.get("use_thumbnail", True)),
         )
 
     def read(self, images: ImagesLike, videos: VideosLike, limits: Limits) -> list[Views]:

@@ -115,7 +115,7 @@ class CanvasPreprocessor(StagedViews):
         require_supported(
             label, section, {"resample": section.get("resample"), "add_global_tile": True}
         )
-        check_side(label, section, self.image_size)
+        check_side(label, section, self.image_size, 336)  # Llama4ImageProcessor's default
         mean, std = read_mean_std(label, section, self.mean, self.std)
         tiles = read_positive(label, "max_patches", section.get("max_patches"), 16, MOST_TILES)
         largest = section.get("resize_to_max_canvas")

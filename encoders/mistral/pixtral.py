@@ -56,6 +56,10 @@ if TYPE_CHECKING:
     from ..block_parts import BlockParts
     from ..contract import Preprocessor
 
+_NORM_EPS = {"mistral": 1e-6, "ministral3": 1e-5, "qwen3": 1e-6}
+"""The epsilon of norms that transformers takes if a config has none, by the kind of the language
+model."""
+
 
 @dataclass(frozen=True)
 class PixtralConfig:
@@ -103,31 +107,32 @@ class PixtralConfig:
         vision = find_section(config, "vision_config")
         language = find_section(config, "text_config")
         lighton, llava = (config.get("model_type") == kind for kind in ("lighton_ocr", "llava"))
+        merger = not llava and ("spatial_merge_size" in config or "model_type" in config)
+        # transformers fills a section that is missing with other sizes than one that is there.
+        whole = merger and "vision_config" not in config
         width = read_size(vision, "hidden_size", default=1024)
         heads = read_size(vision, "num_attention_heads", default=16)
         require_value(vision, "head_dim", width // heads, None)
-        require_value(config, "vision_feature_layer", -1)
-        require_value(config, "vision_feature_select_strategy", "full")
+        require_value(config, "vision_feature_layer", -1, default=-2 if llava else -1)
+        strategy = "default" if llava else "full"
+        require_value(config, "vision_feature_select_strategy", "full", default=strategy)
         require_value(config, "projector_hidden_act", "gelu")
-        merger = not llava and ("spatial_merge_size" in config or "model_type" in config)
+        act: Literal["silu", "gelu"] = "silu" if whole and lighton else "gelu"
+        eps = _NORM_EPS.get(str(language.get("model_type"))) if merger else 1e-5
         return cls(
             depth=read_size(vision, "num_hidden_layers", default=24, limit=1024),
             hidden_size=width,
             intermediate_size=read_size(vision, "intermediate_size", default=4096),
             num_heads=heads,
             out_hidden_size=read_size(language, "hidden_size"),
-            activation=read_choice(
-                vision, "hidden_act", "silu", "gelu", default="silu" if lighton else "gelu"
-            ),
+            activation=read_choice(vision, "hidden_act", "silu", "gelu", default=act),
             merger=merger,
             projector_bias=read_flag(config, "multimodal_projector_bias", default=not merger),
             spatial_merge_size=read_size(config, "spatial_merge_size", default=2) if merger else 1,
-            image_size=read_size(vision, "image_size", default=1540 if merger else 1024),
-            patch_size=read_size(vision, "patch_size", default=14 if merger else 16),
+            image_size=read_size(vision, "image_size", default=1540 if whole else 1024),
+            patch_size=read_size(vision, "patch_size", default=14 if whole else 16),
             in_channels=read_size(vision, "num_channels", default=3),
-            projector_norm_eps=read_epsilon(
-                language, "rms_norm_eps", default=1e-6 if lighton else 1e-5
-            ),
+            projector_norm_eps=read_epsilon(language, "rms_norm_eps", default=eps),
             rope_theta=read_rope_theta({**vision, "head_dim": None}),
         )
 

@@ -86,7 +86,6 @@ class Qwen2VLConfig:
             ValueError: a config value that is not supported, or sizes that disagree.
         """
         vision = find_section(config, "vision_config")
-        language = find_section(config, "text_config")
         require_value(vision, "hidden_act", "quick_gelu")
         width = read_size(vision, "embed_dim", default=1280)
         return cls(
@@ -94,9 +93,7 @@ class Qwen2VLConfig:
             hidden_size=width,
             intermediate_size=int(width * read_ratio(vision, "mlp_ratio", default=4)),
             num_heads=read_size(vision, "num_heads", "num_attention_heads", default=16),
-            out_hidden_size=read_size(
-                vision, "hidden_size", default=read_size(language, "hidden_size", default=3584)
-            ),
+            out_hidden_size=read_size(vision, "hidden_size", default=3584),
             patch_size=read_size(vision, "patch_size", "spatial_patch_size", default=14),
             temporal_patch_size=read_size(vision, "temporal_patch_size", default=2),
             spatial_merge_size=read_size(vision, "spatial_merge_size", default=2),

@@ -51,7 +51,7 @@ class StretchPreprocessor(StagedViews):
         Raises:
             ValueError: a value that is not implemented, or another size than the tower's.
         """
-        check_side(label, section, self.image_size)
+        check_side(label, section, self.image_size, 224)  # the default of both classes
         class_name = str(section.get("image_processor_type") or "")
         usual: Resample = "bilinear" if class_name.startswith("Gemma3") else "bicubic"
         resample = read_resample(label, section, usual)
