@@ -148,18 +148,19 @@ class HybridPreprocessor(SquarePreprocessor):
         Raises:
             ValueError: a value that is not implemented, or views of another size.
         """
-        # DeepSeek's own file lacks this key and has do_normalize=false, because its towers
+        # DeepSeek's own file lacks the size and has do_normalize=false, because its towers
         # normalise the pixels themselves; transformers' processor normalises.
-        if "high_res_size" not in section:
+        kind = str(section.get("image_processor_type"))
+        if "high_res_size" not in section and not kind.startswith("DeepseekVLHybrid"):
             check_side(label, section, self.image_size)
             require_supported(label, section, {"do_normalize": False})
             colour, _ = read_mean_std(label, section, CLIP_MEAN, CLIP_STD)
             return replace(self, background=colour, min_size=self.smallest(label, section))
+        check_side(label, section, self.low_size)
+        check_side(label, {"size": section.get("high_res_size", 1024)}, self.image_size)
         filters = {"resample": 2, "high_res_resample": 3}
         # The default of transformers' class is bicubic for both views.
         require_supported(label, {"resample": 3, **section}, {**filters, "do_pad": True})
-        check_side(label, section, self.low_size)
-        check_side(label, {"size": section["high_res_size"]}, self.image_size)
         high = {f"image_{name}": section.get(f"high_res_image_{name}") for name in ("mean", "std")}
         mean, std = read_mean_std(label, high, CLIP_MEAN, CLIP_STD)
         low_mean, low_std = read_mean_std(label, section, CLIP_MEAN, CLIP_STD)

@@ -92,6 +92,26 @@ def test_pixels_are_those_of_the_processor(changes: dict[str, Any]) -> None:
         assert torch.equal(torch.cat([part.pixel_values for part in parts]), rows)
 
 
+def test_images_near_the_limit_of_tiling_are_cut_as_by_the_processor() -> None:
+    rng, side, area = random.Random(500), 64, 2 * 16 * 32**2
+    ours, theirs = published(tile_size=side, min_image_tokens=4, max_image_tokens=16)
+    images = []
+    for _ in range(500):
+        width = rng.randint(60, 500)
+        images.append(Image.new("RGB", (width, round(area * rng.uniform(0.9, 1.1) / width))))
+    inputs, counts = ours(images), []
+    tiles, wholes = (inputs.paths[name].grid_thw.tolist() for name in ("tiles", "image"))
+    for image, (columns, rows, thumbnail) in zip(images, inputs.tiles, strict=True):
+        wanted = theirs([image], return_tensors="pt", return_row_col_info=True)
+        assert [*wanted["image_rows"], *wanted["image_cols"]] == [rows, columns], image.size
+        shapes = [tiles.pop(0)] if thumbnail else []
+        counts.append(len(shapes))
+        shapes.append(wholes.pop(0))
+        expected = [[h, w] for t, h, w in shapes for _ in range(t)]
+        assert expected == wanted["spatial_shapes"].tolist(), image.size
+    assert 100 < sum(counts) < 400
+
+
 @pytest.mark.parametrize("least", [1, 2])
 def test_an_image_between_two_tilings_gets_that_of_the_processor(least: int) -> None:
     grids = (processor := Lfm2VlImageProcessor())._target_ratios(least, 10)

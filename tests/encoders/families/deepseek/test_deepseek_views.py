@@ -277,7 +277,12 @@ def test_the_file_of_the_hybrid_colours_its_padding_alone() -> None:
         (HYBRID, {"high_res_size": 512}, r"takes views of 1024x1024"),
         (HYBRID, {"high_res_size": 1024, "size": 224}, r"takes views of 384x384"),
         (HYBRID, {"high_res_size": 1024, "resample": 3}, r"resample=3 .* it must be 2"),
-        (HYBRID, {"high_res_size": 1024, "high_res_resample": 2}, r"high_res_resample=2 .* be 3"),
+        (HYBRID, {"high_res_size": 1024}, r"resample=3 .* it must be 2"),
+        (
+            HYBRID,
+            {"high_res_size": 1024, "resample": 2, "high_res_resample": 2},
+            r"high_res_resample=2 .* be 3",
+        ),
         (HYBRID, {"image_size": 384}, r"takes views of 1024x1024"),
         (HYBRID, {"do_normalize": True}, r"do_normalize=True is not implemented"),
         (VL2, {"patch_size": 16}, r"patch_size=16 is not implemented: it must be 14"),
