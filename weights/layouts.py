@@ -22,6 +22,9 @@ MOST_IN_TOWER = 20_000
 matching a million names took 20 s."""
 
 
+_BUFFERS = ("position_ids", "inv_freq", "original_inv_freq")
+
+
 @dataclass(frozen=True)
 class Prefix:
     """Prefixes of a tower's names (``root + tower``) and of its projector's names (``root``)."""
@@ -66,9 +69,9 @@ class Layout:
     with one of them."""
     projector: tuple[str, ...] = ()
     """The beginnings of the names of the projector's tensors, after ``Prefix.root``."""
-    projected: bool = False
-    """Whether every checkpoint in this layout has tensors of the projector, so that a checkpoint
-    without them is in another layout."""
+    needed: tuple[str, ...] = ()
+    """Beginnings of names, after ``Prefix.root``. Every checkpoint in this layout has a name that
+    begins with one of them, so that a checkpoint without them is in another layout."""
     joins: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Layer of the encoder -> the published layers whose weights, stacked along rows, it has."""
     renames: Mapping[str, str] = field(default_factory=dict)
@@ -101,8 +104,14 @@ class Layout:
         return (prefix.root if local.startswith(self.projector) else prefix.full) + local
 
     def is_ignored(self, local: str) -> bool:
-        """Return whether no forward pass needs the tensor ``local``, named without the prefix."""
-        return any(_pattern(template).fullmatch(local) for template in self.ignored)
+        """Return whether no forward pass needs the tensor ``local``, named without the prefix.
+
+        Buffers that every forward pass computes anew, and old versions of transformers saved, are
+        ignored in all layouts.
+        """
+        return local.rpartition(".")[2] in _BUFFERS or any(
+            _pattern(template).fullmatch(local) for template in self.ignored
+        )
 
     def tower_names(self, prefix: Prefix, names: Iterable[str], label: str) -> dict[str, str]:
         """Return the tensors of tower and projector: full name -> name without the prefix.
@@ -211,13 +220,9 @@ def find_layout(
     for layout in layouts:
         starts = {p: tuple(p.full + mark for mark in layout.marks) for p in layout.prefixes}
         prefixes = [p for p in layout.prefixes if any(name.startswith(starts[p]) for name in names)]
-        if layout.projected:
-            projector_starts = {
-                p: tuple(p.root + start for start in layout.projector) for p in prefixes
-            }
-            prefixes = [
-                p for p in prefixes if any(name.startswith(projector_starts[p]) for name in names)
-            ]
+        if layout.needed:
+            needed = {p: tuple(p.root + start for start in layout.needed) for p in prefixes}
+            prefixes = [p for p in prefixes if any(name.startswith(needed[p]) for name in names)]
         if len(prefixes) > 1:
             raise CheckpointError(
                 f"{label}: holds several towers, under "

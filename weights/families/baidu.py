@@ -37,7 +37,7 @@ _BAIDU = Layout(
     prefixes=(Prefix("", "vision_model."), Prefix("", "")),
     marks=("blocks.",),
     projector=("model.resampler_model.",),
-    projected=True,
+    needed=("model.resampler_model.",),
     renames=_names("model.resampler_model"),
     processor_files=family_facts("ernie4_5_vl").processors["ernie"],
 )
@@ -46,9 +46,16 @@ _HF = replace(
     name="ernie-hf",
     prefixes=(Prefix("model.", "vision_model."), Prefix("", "vision_model."), Prefix("", "")),
     projector=("resampler_model.",),
-    projected=False,
+    needed=(),
     renames=_names("resampler_model"),
     processor_files=family_facts("ernie4_5_vl").processors["ernie-hf"],
+)
+_RAW = replace(  # the names of the modules of transformers 5.24, as ``state_dict`` has them
+    _HF,
+    name="ernie-transformers",
+    prefixes=(Prefix("model.", "vision_tower."), Prefix("", "vision_tower."), Prefix("", "")),
+    needed=("resampler_model.spatial_linear.fc1.",),
+    renames={"resampler_model": "resampler"},
 )
 
 
@@ -82,8 +89,8 @@ ERNIE4_5_VL = Family(
         "DFNRope_vision_transformer",
     ),
     signs=(("patch_embed.proj.weight", "resampler_model.after_norm.weight"),),
-    layouts=(_BAIDU, _HF),
-    classes={"ernie": _CLASS, "ernie-hf": _CLASS},
+    layouts=(_BAIDU, _RAW, _HF),
+    classes={"ernie": _CLASS, "ernie-hf": _CLASS, "ernie-transformers": _CLASS},
     fields={  # shapes do not tell the number of heads
         ("depth", "num_hidden_layers"): block_count("blocks."),
         ("hidden_size", "embed_dim"): length(_PATCH, 0),

@@ -70,6 +70,19 @@ _HF_EARLY = replace(  # named as transformers' ViT: attention.attention.query
         "encoder.layer.N.output.dense": "layers.N.mlp.fc2",
     },
 )
+_QIANFAN = replace(  # the names of the modules of transformers 5.24, as ``state_dict`` has them
+    _HF,
+    name="qianfan-transformers",
+    marks=("layers.0.attention.q_proj.",),
+    joins={
+        module: tuple(name.replace("encoder.layer.", "layers.") for name in parts)
+        for module, parts in _HF.joins.items()
+    },
+    renames={
+        name.replace("encoder.layer.", "layers."): encoder_name
+        for name, encoder_name in _HF.renames.items()
+    },
+)
 _TIMM = Layout(  # timm/vit_intern300m_patch14_448.*
     name="timm",
     prefixes=(Prefix("", ""),),
@@ -142,9 +155,13 @@ INTERN_VIT = Family(
         ("encoder.layers.0.ls1", "embeddings.class_embedding"),
         ("encoder.layer.0.lambda_1", "embeddings.cls_token"),
     ),
-    layouts=(_INTERNVL, _HF_EARLY, _HF, _TIMM),  # _HF's marks match _HF_EARLY's tensors, too
+    # _HF's marks match the tensors of _HF_EARLY and _QIANFAN, too
+    layouts=(_INTERNVL, _HF_EARLY, _QIANFAN, _HF, _TIMM),
     classes={
-        "internvl-hf": TransformersClass("internvl", "InternVLVisionModel", "internvl_vision")
+        "internvl-hf": TransformersClass("internvl", "InternVLVisionModel", "internvl_vision"),
+        "qianfan-transformers": TransformersClass(
+            "qianfan_ocr", "QianfanOCRVisionModel", "qianfan_ocr_vision"
+        ),
     },
     fields=_CONFIG_FIELDS,
     outer_fields=_OUTER_FIELDS,

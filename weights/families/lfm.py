@@ -24,6 +24,7 @@ _LAYOUT = Layout(
     projector=(f"{_PROJECTOR}.",),
     joins={"blocks.N.attn.qkv": QKV},
     renames={**siglip_names("", "patch_embed"), _PROJECTOR: "projector"},
+    ignored=("head",),  # transformers saves SigLIP2's pooling head, which the model does not use
     processor_files=family_facts("lfm2_vl").processors["lfm2-vl"],
 )
 _LFM3 = "its tower has gated convolutions, and fewer heads of keys than of queries"
@@ -34,7 +35,14 @@ LFM2_VL = Family(
     model_types=("lfm2_vl", "lfm2-vl", "siglip2_vision_model"),
     signs=((f"{_PROJECTOR}.linear_1.weight", "embeddings.patch_embedding.weight"),),
     layouts=(_LAYOUT,),
-    classes={"lfm2-vl": TransformersClass("siglip2", "Siglip2VisionModel", "siglip2_vision_model")},
+    classes={
+        "lfm2-vl": TransformersClass(
+            "siglip2",
+            "Siglip2VisionModel",
+            "siglip2_vision_model",
+            make_fields=lambda section: {"vision_use_head": False},
+        )
+    },
     fields={  # shapes do not tell the number of heads
         ("hidden_size",): length("patch_embed.weight", 0),
         ("intermediate_size",): length("blocks.0.mlp.fc1.weight", 0),

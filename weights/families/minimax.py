@@ -35,6 +35,24 @@ _LAYOUT = Layout(
     },
     processor_files=family_facts("minimax_m3").processors["minimax-m3"],
 )
+_RAW_LAYER = "layers.N"
+_RAW = Layout(  # the names of the modules of transformers 5.24, as ``state_dict`` has them
+    name="minimax-m3-transformers",
+    prefixes=(Prefix("model.", "vision_tower."), Prefix("", "vision_tower."), Prefix("", "")),
+    marks=("embeddings.proj.",),
+    projector=("multi_modal_projector.",),
+    joins={f"{_BLOCK}.attn.qkv": tuple(f"{_RAW_LAYER}.self_attn.{part}_proj" for part in "qkv")},
+    renames={
+        "embeddings.proj": "patch_embed.proj",
+        "pre_layrnorm": "norm_pre",
+        f"{_RAW_LAYER}.layer_norm1": f"{_BLOCK}.norm1",
+        f"{_RAW_LAYER}.self_attn.out_proj": f"{_BLOCK}.attn.proj",
+        f"{_RAW_LAYER}.layer_norm2": f"{_BLOCK}.norm2",
+        f"{_RAW_LAYER}.mlp": f"{_BLOCK}.mlp",
+        "multi_modal_projector": "projector",
+    },
+    processor_files=_LAYOUT.processor_files,
+)
 _PATCH, _MERGE = "patch_embed.proj.weight", "projector.merge_linear_1.weight"
 _OUT = "projector.merge_linear_2.weight"
 _SIZES = "img_token_compression_config"
@@ -45,7 +63,7 @@ MINIMAX_M3 = Family(
     config=MiniMaxM3Config,
     model_types=with_vision("minimax_m3_vl"),
     signs=(("patch_merge_mlp.linear_1.weight", "pre_layrnorm.weight"),),
-    layouts=(_LAYOUT,),
+    layouts=(_RAW, _LAYOUT),
     fields={  # shapes do not tell the number of heads
         ("hidden_size",): length(_PATCH, 0),
         ("intermediate_size",): length("blocks.0.mlp.fc1.weight", 0),

@@ -41,7 +41,7 @@ _LIGHTON = replace(
     name="lighton-ocr",
     prefixes=(Prefix("model.", "vision_encoder."), Prefix("", "vision_encoder."), Prefix("", "")),
     projector=("vision_projection.",),
-    projected=True,
+    needed=("vision_projection.",),
     renames={
         "patch_conv": "patch_embed.proj",
         **_BLOCKS,

@@ -6,6 +6,8 @@ conversion mapping, which renames ``visual`` and ``mlp_AR``.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from encoders import PaddleOCRVLConfig, PaddleOCRVLEncoder
 
 from ..layouts import Layout, Prefix
@@ -37,19 +39,26 @@ _LAYOUT = Layout(
     ),
     processor_files=family_facts("paddleocr_vl").processors["paddleocr-vl"],
 )
+_RAW = replace(  # the names of the modules of transformers 5.24, as ``state_dict`` has them
+    _LAYOUT,
+    name="paddleocr-vl-transformers",
+    prefixes=(Prefix("model.", "visual."), *_LAYOUT.prefixes),
+    projector=("projector.",),
+    needed=("projector.",),
+    renames={f"{_TOWER}.{_POSITIONS}": "pos_embed.weight", **_NAMES},
+)
 _PATCH = "patch_embed.proj.weight"
+_CLASS = TransformersClass(
+    "paddleocr_vl", "PaddleOCRVisionModel", "paddleocr_vl_vision", auto=False
+)
 PADDLEOCR_VL = Family(
     name="paddleocr_vl",
     encoder=PaddleOCRVLEncoder,
     config=PaddleOCRVLConfig,
     model_types=with_vision("paddleocr_vl"),
     signs=(("mlp_AR.pre_norm.weight", "mlp_AR.linear_1.weight"),),
-    layouts=(_LAYOUT,),
-    classes={
-        "paddleocr-vl": TransformersClass(
-            "paddleocr_vl", "PaddleOCRVisionModel", "paddleocr_vl_vision", auto=False
-        )
-    },
+    layouts=(_RAW, _LAYOUT),
+    classes={_RAW.name: _CLASS, _LAYOUT.name: _CLASS},
     fields={
         ("hidden_size",): length(_PATCH, 0),
         ("intermediate_size",): length("blocks.0.mlp.fc1.weight", 0),

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from torch import nn
 
 from tests.oracles import BY_NAME
-from tests.support.hub.checkpoints import LAYOUTS
+from tests.support.hub.checkpoints import LAYOUTS, edit_tensors, same_weights
 from vitgraph.seeded import SEEDED, seeded_tower, small_config, write_seeded_checkpoint
 from weights import FAMILIES, Family, inspect_checkpoint, load_encoder
 from weights.errors import CheckpointError
@@ -125,7 +125,14 @@ def test_ignored_names_are_whole_words_at_their_place() -> None:
     assert qwen.is_ignored("rotary_pos_emb.inv_freq")
     assert qwen.is_ignored("attn_pool.latent")
     assert not qwen.is_ignored("attn_pooling.weight")
-    assert not qwen.is_ignored("blocks.0.rotary_pos_emb.inv_freq")
+    assert not qwen.is_ignored("blocks.0.attn_pool.latent")
+
+
+@pytest.mark.parametrize("name", ["blocks.0.rotary_pos_emb.inv_freq", "embeddings.position_ids"])
+def test_buffers_of_old_versions_are_ignored_in_every_layout(qwen3: Path, name: str) -> None:
+    before = load_encoder(qwen3)
+    edit_tensors(qwen3, lambda t: t.update({f"model.visual.{name}": torch.arange(4)}))
+    assert same_weights(load_encoder(qwen3), before)
 
 
 def test_projector_names_follow_the_root_and_tower_names_the_prefix() -> None:
