@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from vitgraph.cli import main
+from vitgraph.embedding.storage import LocalFolder, RemoteFolder, Storage
 
 _IMPORTED_ONCE = [
     "pytest",
@@ -37,6 +39,46 @@ def start(arguments: Sequence[str], environment: Mapping[str, str] | None = None
     process = started_once().Process(target=_run, args=(list(arguments), environment or {}))
     process.start()
     return process
+
+
+def start_stopped(
+    arguments: Sequence[str],
+    creation: int,
+    environment: Mapping[str, str] | None = None,
+    sign: signal.Signals = signal.SIGKILL,
+) -> Any:
+    """Start a process that runs ``vitgraph embed`` and is stopped at a chosen moment of its job.
+
+    Args:
+        arguments: the arguments of ``vitgraph``.
+        creation: the process gets the signal instead of creating the file with this number, from 0:
+            a manifest or the statistics of a shard, which are the files that a job creates.
+        environment: extra environment variables.
+        sign: the signal.
+    """
+    task = (list(arguments), environment or {}, creation, sign)
+    process = started_once().Process(target=_run_and_stop, args=task)
+    process.start()
+    return process
+
+
+def _run_and_stop(
+    arguments: list[str], environment: Mapping[str, str], creation: int, sign: signal.Signals
+) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores Ctrl-C
+    count = iter(range(creation))
+    for folder in (LocalFolder, RemoteFolder):
+        folder.create = _stopping(folder.create, count, sign)  # type: ignore[method-assign]
+    _run(arguments, environment)
+
+
+def _stopping(create: Callable[..., bool], count: Iterator[int], sign: signal.Signals) -> Any:
+    def create_or_stop(self: Storage, name: str, content: bytes) -> bool:
+        if next(count, None) is None:
+            os.kill(os.getpid(), sign)
+        return create(self, name, content)
+
+    return create_or_stop
 
 
 def _run(arguments: list[str], environment: Mapping[str, str]) -> None:

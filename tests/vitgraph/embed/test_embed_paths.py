@@ -128,7 +128,6 @@ def test_a_cell_names_files_in_its_folder_unless_any_path_is_given(
         assert ImageReader(SourceOptions(any_path=True)).read(file) == image_of(1)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("options", [SourceOptions(), SourceOptions(any_path=True)])
 def test_pipes_and_devices_are_not_opened(
     folder: Path, tmp_path: Path, options: SourceOptions

@@ -189,7 +189,6 @@ def test_a_shard_written_before_its_turn_is_not_encoded_again(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_workers_killed_at_fifty_moments_lose_nothing_and_repeat_nothing(
     repo: Path, tmp_path: Path
 ) -> None:
@@ -228,10 +227,10 @@ def test_workers_killed_at_fifty_moments_lose_nothing_and_repeat_nothing(
                 stats.unlink()
     assert len(set(moments)) > 10, "the kills came before there was work"
     for process in running.values():
-        process.join(60)
+        process.join()
     for rank in range(3):
         process = start([*command, "--shard", f"{rank}/3"])
-        process.join(60)
+        process.join()
         assert process.exitcode == 0
     assert main(["embed", "--verify", str(out)]) == 0
     keys, matrix = load_embeddings(out)

@@ -117,7 +117,7 @@ def test_a_write_that_fails_is_a_full_disk_and_leaves_nothing(
     home = tmp_path / "home"
     hub.push(REPO, folder)
     process = start(hub, home, way, limit)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate()
     assert process.returncode == 1, said
     assert "the disk is full" in said
     if way == "ranges":
@@ -130,7 +130,7 @@ def test_a_config_that_cannot_be_written_is_a_full_disk(
 ) -> None:
     hub.push(REPO, folder)
     process = start(hub, tmp_path / "home", "ranges", 500)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate()
     assert "the disk is full: the tower needs" in said
     assert left_behind(tmp_path / "home") == []
 
