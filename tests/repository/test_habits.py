@@ -27,6 +27,7 @@ THEIR_SIGNATURES = {
 READS_ITEMS = {
     "encoders/streams/stream.py": ["_prepare"],
     "vitgraph/embedding/job.py": ["_estimate"],
+    "vitgraph/embedding/large_images.py": ["warn", "_area"],
     "vitgraph/embedding/planning/sample.py": ["take_sample"],
 }
 """Where an item is read, by code of the user's own: whatever that raises is the item's error."""

@@ -99,4 +99,5 @@ class LeftOut:
             parts[-1] += "; .heic needs pillow-heif: pip install 'pillow-heif>=1.0'"
         if CLIP_SUFFIXES & self.counts.keys():
             parts[-1] += "; for clips, say which frames to take with --fps or --num-frames"
-        return [f"left out, because they are no images by their names: {', '.join(parts)}"]
+        taken = "images or clips" if self.clips else "images"
+        return [f"left out, because they are no {taken} by their names: {', '.join(parts)}"]
