@@ -149,6 +149,7 @@ def inspect(options: argparse.Namespace) -> None:
         ),
         **({"fp8": info.quantisation} if info.quantisation else {}),
         **({"adapter": info.adapter} if info.adapter else {}),
+        **({"not loaded": f"an unknown connector, {info.unread[0]}"} if info.unread else {}),
         "files": ", ".join(info.shards),
         "transfer": f"{info.bytes_as_ranges / 1e6:,.1f} MB as byte ranges, "
         f"{info.bytes_as_shards / 1e6:,.1f} MB as whole files; cached: {info.cached}; "

@@ -62,6 +62,9 @@ class CheckpointInfo:
     """Which weights are in FP8, and the dtype they are loaded as, a sentence; empty if none is."""
     adapter: str = ""
     """What the adapter beside the weights does to the tower, a sentence; empty without one."""
+    unread: tuple[str, ...] = ()
+    """The names of tensors that look like a connector between the tower and a language model, and
+    are not loaded, because no layout of the family names them."""
 
     def to_dict(self) -> JsonDict:
         """Return the fields as plain data, for JSON."""
@@ -123,5 +126,6 @@ def inspect_checkpoint(
         fetch=traffic.route,
         unfinished=traffic.unfinished,
         quantisation=say_scales(tower.tensors, tower.dtype),
+        unread=tuple(tower.unread),
         adapter="" if tower.adapter is None else str(tower.adapter),
     )

@@ -23,7 +23,7 @@ from encoders.contract import Preprocessor, warn_caller
 from encoders.inputs import image_section
 
 from .adapters import merge
-from .errors import CheckpointError, DamagedError
+from .errors import CheckpointError, DamagedError, legible
 from .files.checkpoint import TensorLocation, TowerTensor
 from .files.index import PROCESSOR_FILES
 from .files.tensor_file import read_into
@@ -130,6 +130,12 @@ def load_encoder(
                 damages.append(error)
         if tower.adapter is not None:
             logging.getLogger("vitgraph").warning("%s: %s", checkpoint.label, tower.adapter)
+        if tower.unread:
+            warn_caller(
+                f"{checkpoint.label}: {len(tower.unread)} tensors between the tower and the "
+                f"language model are not loaded, the first {legible(tower.unread[0])}: the outputs "
+                "are those of the bare tower"
+            )
         files = _set_up_preprocessing(encoder, tower)
         encoder.published = _publication(tower, encoder, files, os.fspath(repo_id_or_path))
         return encoder.eval().requires_grad_(False)

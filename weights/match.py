@@ -23,11 +23,11 @@ from .adapters import Adapter, find_changes
 from .errors import CheckpointError, DamagedError, legible, problem_line
 from .families import build_config, find_family
 from .families.family import Family, FamilyConfig
-from .files.adapter_file import KEPT, adapter_error, adapter_names
+from .files.adapter_file import ADAPTER_FILE, KEPT, adapter_error, adapter_names
 from .files.checkpoint import Checkpoint, PublishedCheckpoint, TowerFiles, TowerTensor
 from .files.index import Contents, read_contents
 from .files.tensor_file import TensorEntry
-from .files.tower_folder import describe, transformers_class
+from .files.tower_folder import PROJECTOR, describe, transformers_class
 from .fp8 import config_dtype, pair_scales
 from .layouts import Layout, Prefix, find_layout
 from .strict_json import JsonDict
@@ -40,6 +40,18 @@ _QUANTISED = re.compile(
     "|comfy_quant|SCB|absmax|quant_map"
 )
 """The last part of a tensor's name, if it belongs to a weight quantised in a form not read."""
+
+
+_CONNECTOR = frozenset(
+    (
+        *("abstractor", "aligner", "connector", "image_projection", "merger", "mlp1"),
+        *("mm_projector", "modality_projection", "multi_modal_projector", "perceiver_resampler"),
+        *("projector", "resampler", "vision_projection", "vision_projector", "visual_projector"),
+    )
+)
+"""Words of tensor names by which a connector between a tower and a language model is known."""
+_ELSEWHERE = frozenset(("audio_tower", "layers", "language_model", "talker", "text_model"))
+"""Words of tensor names that lie in no connector of a vision tower."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +69,9 @@ class FoundTower:
     """The files to fetch: those of ``tensors``, of scales and of the adapter's tensors."""
     adapter: Adapter | None = None
     """The adapter beside the weights, None without one."""
+    unread: Sequence[str] = ()
+    """The names of tensors that look like a connector between the tower and a language model, and
+    that no layout of the family names."""
 
     @property
     def described(self) -> JsonDict:
@@ -150,14 +165,23 @@ def find_tower(contents: Contents, family: Family) -> FoundTower:
     than ``STORED_DTYPES``, but for FP8 with scales.
     """
     label = contents.checkpoint.label
-    layout, prefix = find_layout(family.name, family.layouts, contents.files, label)
+    try:
+        layout, prefix = find_layout(family.name, family.layouts, contents.files, label)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}{left_out(contents)}") from error
     local = layout.tower_names(prefix, contents.files, label)
     if adapter_names(local.values()):
         raise adapter_error(label)
+    if any("base_layer" in name.split(".") for name in local.values()):
+        raise CheckpointError(
+            f"{label}: the tower's layers are wrapped for an adapter (base_layer): merge the "
+            "adapter (merge_and_unload of peft) and save the model"
+        )
     _refuse_quantised(local, label)
     under_prefix, shards = _tower_tensors(contents, layout, prefix, local)
     tensors, scales = pair_scales(under_prefix, contents.config, label)
     _refuse_dtypes(tensors, label)
+    _refuse_empty(tensors, label)
     slots = [(tensor.slot, tensor.entry.shape) for tensor in tensors]
     joined_shapes = {slot.name: slot.joined_shape(shape) for slot, shape in slots if slot}
     shapes = {
@@ -174,7 +198,26 @@ def find_tower(contents: Contents, family: Family) -> FoundTower:
     )
     fetched = [*tensors, *scales, *(adapter.tensors if adapter else ())]
     tower_files = TowerFiles(fetched, published, contents.small_files)
-    return FoundTower(contents, family, layout, prefix, config, tensors, tower_files, adapter)
+    found = (contents, family, layout, prefix, config, tensors, tower_files, adapter)
+    return FoundTower(*found, _connectors(contents.files, layout, local))
+
+
+def _connectors(names: Iterable[str], layout: Layout, local: Mapping[str, str]) -> list[str]:
+    """Return the tensors outside a bare tower that look like a connector to a language model.
+
+    Args:
+        names: all names of the checkpoint.
+        layout: the layout of the tower's names.
+        local: full name -> name without the prefix, of the tower's and projector's tensors.
+    """
+    if layout.projector and any(name.startswith(layout.projector) for name in local.values()):
+        return []
+    outside = [name for name in names if name not in local]
+    return [
+        name
+        for name in outside
+        if _CONNECTOR.intersection(words := name.split(".")) and not _ELSEWHERE.intersection(words)
+    ]
 
 
 def build_encoder(tower: FoundTower) -> Encoder:
@@ -228,9 +271,41 @@ def _check_fit(tower: FoundTower, expected: Mapping[str, tuple[int, ...]]) -> No
             f"{checkpoint.label}: the tensors do not fit the {tower.family.facts.title} tower of "
             f"its config.json (layout {layout.name}, prefix {prefix.full!r}):\n  "
             + "\n  ".join(mismatches)
+            + _hint(tower, published, missing)
             + "\nUse the config.json and weights of one and the same repo, downloaded whole"
             + (checkpoint.advice or ".")
         )
+
+
+def _hint(
+    tower: FoundTower, published: Mapping[str, tuple[int, ...]], missing: Sequence[str]
+) -> str:
+    """Return a line that names a known cause of tensors that do not fit, or an empty string.
+
+    Args:
+        tower: the tower that was found.
+        published: the shape that the config makes of each tensor.
+        missing: the names of tensors that the checkpoint lacks.
+    """
+    for tensor in tower.tensors:
+        shape = published.get(tensor.name, ())
+        if len(shape) > 2 and tensor.entry.shape == (shape[0], *shape[2:], shape[1]) != shape:
+            return "\nKernels have channels last, as in conversions to MLX: use the original repo"
+    return left_out(tower.contents) if missing else ""
+
+
+def left_out(contents: Contents) -> str:
+    """Return a line that names safetensors files that the index leaves out, or an empty string."""
+    checkpoint = contents.checkpoint
+    if checkpoint.weights or checkpoint.offline or checkpoint.published is not None:
+        return ""
+    known = {*contents.files.values(), ADAPTER_FILE, PROJECTOR}
+    files = [
+        name
+        for name in checkpoint.names()
+        if name.endswith(".safetensors") and "/" not in name and name not in known
+    ]
+    return f"\nThe index leaves out {', '.join(map(legible, files[:3]))}" if files else ""
 
 
 def _tower_tensors(
@@ -280,6 +355,16 @@ def _refuse_quantised(local: Mapping[str, str], label: str) -> None:
             f"{label}: the tower is quantised ({len(quantised)} tensors like "
             f"{legible(quantised[0])}): load the original repo, or a quantised one that leaves "
             "the vision tower in bf16"
+        )
+
+
+def _refuse_empty(tensors: Iterable[TowerTensor], label: str) -> None:
+    empty = [tensor.name for tensor in tensors if 0 in tensor.entry.shape]
+    if empty:
+        raise CheckpointError(
+            f"{label}: {len(empty)} tensors of the tower are empty, the first {legible(empty[0])}, "
+            "as DeepSpeed's ZeRO-3 leaves them on each rank: gather the weights before saving "
+            "(stage3_gather_16bit_weights_on_model_save, or zero_to_fp32.py)"
         )
 
 

@@ -107,6 +107,10 @@ def _text(repo_id_or_path: str | os.PathLike[str]) -> str:
 def _open_local(path: Path, subfolder: str | None) -> Checkpoint:
     """Open the checkpoint in a folder, or in its ``subfolder``, or in one safetensors file."""
     if path.is_file():
+        if path.suffix == ".gguf":
+            raise CheckpointError(
+                f"{path}: GGUF weights are not read: use the original repo with safetensors"
+            )
         if path.suffix != ".safetensors":
             raise CheckpointError(
                 f"{path}: not a .safetensors file; pass the folder of a checkpoint, one "

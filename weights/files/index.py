@@ -25,6 +25,12 @@ SINGLE = "model.safetensors"
 PROCESSOR_FILES = ("processor_config", "preprocessor_config", "video_preprocessor_config")
 """The names, without ``.json``, of files in which a repo may say how images are prepared."""
 
+_WRAPPERS = {
+    "base_model.model.": "merge the adapter (merge_and_unload of peft) and save the model",
+    "_orig_mod.": "strip `_orig_mod.`, which torch.compile adds, from the names",
+    "module.": "strip `module.`, which data-parallel wrappers add, from the names",
+}
+"""The prefix that a wrapper gives all names -> how to save the model without it."""
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
@@ -76,8 +82,19 @@ def read_contents(checkpoint: Checkpoint) -> Contents:
     adapter = adapter_names(files)
     if adapter and len(adapter) == len(files):
         raise adapter_error(checkpoint.label)
+    _refuse_wrapped(files, checkpoint.label)
     adapter_file = read_adapter_file(checkpoint)
     return Contents(checkpoint, description.config, files, description.family, adapter_file)
+
+
+def _refuse_wrapped(files: Collection[str], label: str) -> None:
+    """Raise a :class:`CheckpointError` if all names begin with the prefix of a known wrapper."""
+    for prefix, advice in _WRAPPERS.items():
+        if files and all(name.startswith(prefix) for name in files):
+            raise CheckpointError(
+                f"{label}: all {len(files)} names begin with {prefix!r}, as a wrapped model's do: "
+                f"{advice}"
+            )
 
 
 def _projector_files(checkpoint: Checkpoint) -> dict[str, str]:
@@ -173,6 +190,11 @@ def _without_safetensors(label: str, names: list[str]) -> CheckpointError:
         return CheckpointError(
             f"{label}: only pickle weights ({', '.join(pickles[:3])}); they can run code and are "
             "never opened: use a repo with safetensors, or convert it (save_pretrained writes them)"
+        )
+    if ggufs := [name for name in names if name.endswith(".gguf")]:
+        return CheckpointError(
+            f"{label}: only GGUF weights ({', '.join(map(legible, ggufs[:3]))}), which are not "
+            "read: use the original repo with safetensors"
         )
     return CheckpointError(
         f"{label}: no safetensors files ({', '.join(names[:8]) or 'no file at all'}): pass "
