@@ -26,7 +26,7 @@ help: ## show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
 demo: $(VENV)/.demo ## encode photographs with every family, write demo/feature_maps.png
-	$(PY) -m vitgraph demo --out demo
+	$(PY) -m vitgraph demo --all --out demo
 
 test: lint types ## everything CI runs: lint, types, fast and slow tests, notebooks
 	$(PYTEST) -m "not gpu and not engines" $(PARALLEL) $(PYTEST_ARGS)

@@ -18,6 +18,9 @@ def add_demo(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         help="checkpoints to draw in place of the seeded ones: repo ids or folders",
     )
+    parser.add_argument(
+        "--all", action="store_true", help="draw a seeded tower of every family, not of four"
+    )
     parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for the pictures")
 
 
@@ -27,24 +30,31 @@ def demo(options: argparse.Namespace) -> None:
     Raises:
         ValueError: an invalid argument, a missing package, or a checkpoint that cannot be loaded.
     """
-    check_demo(options.out, options.repos)
+    check_demo(options.out, options.repos, options.all)
     from .demo_pictures import run_demo
 
-    run_demo(options.out, options.repos)
+    run_demo(options.out, options.repos, options.all)
 
 
-def check_demo(out: Path, repos: Sequence[str]) -> None:
+def check_demo(out: Path, repos: Sequence[str], every_family: bool = False) -> None:
     """Check the arguments of ``vitgraph demo``, and that the packages that it needs are installed.
 
     Args:
         out: folder for the pictures; it need not exist.
         repos: repo ids or folders of checkpoints.
+        every_family: whether the seeded towers of all families are to be drawn.
 
     Raises:
         ValueError: an optional package is missing, a checkpoint does not exist, two checkpoints
-            have the same last part of their name, or ``out`` is a file.
+            have the same last part of their name, ``out`` is a file, or all families are to be
+            drawn beside checkpoints.
     """
     require_matplotlib()
+    if every_family and repos:
+        raise ValueError(
+            f"--all with {', '.join(repos)}: --all draws seeded towers in place of checkpoints; "
+            "leave out one of them"
+        )
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out {out}: is a file; give a folder for the pictures")
     if len({Path(repo).name for repo in repos}) < len(repos):

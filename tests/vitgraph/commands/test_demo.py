@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +15,10 @@ from PIL import Image
 from encoders.inputs.intake import to_rgb
 from tests.oracles.versions import needs
 from vitgraph.cli import main
+from vitgraph.commands import demo_pictures
 from vitgraph.commands.demo import check_demo
 from vitgraph.commands.demo_pictures import (
+    README_TOWERS,
     SEEDED_NAMES,
     draw_nearest,
     panned_clip,
@@ -33,10 +36,10 @@ README_PICTURE = ROOT / "docs" / "feature_maps.jpg"
 def test_demo_encodes_photographs_and_a_clip_with_every_family(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    picture = run_demo(tmp_path / "demo")
+    picture = run_demo(tmp_path / "demo", every_family=True)
     assert picture == tmp_path / "demo" / "feature_maps.png"
     with Image.open(picture) as image:
-        assert image.size[0] > 1000
+        assert 1000 < max(image.size) < 2000  # a screen
     drawn, committed = Image.open(tmp_path / "demo" / "readme.jpg"), Image.open(README_PICTURE)
     assert drawn.size == committed.size
     photographs = (0, 0, drawn.width // 5, drawn.height)  # the maps may differ by signs
@@ -68,6 +71,29 @@ def test_demo_draws_checkpoints_in_place_of_the_seeded_ones(
     assert main(["demo", str(tower), "--out", str(tmp_path / "demo")]) == 0
     assert [path.name for path in (tmp_path / "demo").iterdir()] == ["feature_maps.png"]
     assert "my-tower    dot " in capsys.readouterr().out
+
+
+def test_demo_shows_each_of_four_towers_as_it_is_ready(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vitgraph.commands.demo_pictures.sample_media", small_media)
+    shown, encode = [], demo_pictures.encode_items
+
+    def encode_items(*arguments: Any) -> Any:
+        shown.append(capsys.readouterr().out)
+        return encode(*arguments)
+
+    monkeypatch.setattr(demo_pictures, "encode_items", encode_items)
+    assert main(["demo", "--out", str(tmp_path)]) == 0
+    assert shown[0] == ""
+    for title, text in zip(README_TOWERS, [*shown[1:], capsys.readouterr().out], strict=True):
+        assert title in text
+    assert [path.name for path in tmp_path.iterdir()] == ["feature_maps.png"]
+
+
+def test_demo_refuses_all_families_beside_a_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="leave out one of them"):
+        check_demo(tmp_path, ["one/tower"], every_family=True)
 
 
 def test_demo_refuses_two_checkpoints_of_one_name(tmp_path: Path) -> None:
