@@ -49,8 +49,8 @@ def export_program(encoder: VisionEncoder, grid_thw: GridLike | None = None) -> 
         ``pooler_output`` and, with DeepStack, ``deepstack_features_0`` and so on.
 
     Raises:
-        ValueError: an empty or invalid grid, an accelerated encoder, or an encoder with several
-            input paths.
+        ValueError: an empty or invalid grid, an accelerated encoder, an encoder with several
+            input paths, or no grid for an encoder whose forward depends on the sizes.
     """
     _check_exportable(encoder)
     if encoder.accelerator is not None:
@@ -67,7 +67,15 @@ def export_program(encoder: VisionEncoder, grid_thw: GridLike | None = None) -> 
     args = (pixels, varying) if varying else (pixels,)
     shapes = _dynamic_shapes(encoder, varying) if dynamic else None
     with torch.no_grad():
-        program = torch.export.export(_Traced(encoder, fixed), args, dynamic_shapes=shapes)
+        try:
+            program = torch.export.export(_Traced(encoder, fixed), args, dynamic_shapes=shapes)
+        except RuntimeError as error:
+            if not dynamic or isinstance(error, torch.OutOfMemoryError):
+                raise
+            raise ValueError(
+                f"grid_thw=None: {type(encoder).__name__} cannot be exported for items of any "
+                "size, because its forward depends on the sizes; pass a grid, grid_thw=[[t, h, w]]"
+            ) from error
         attend = _dense_attention({} if dynamic else _segment_lengths(metadata))
         node = torch.ops.vitgraph.segment_attention.default
         decomposed: ExportedProgram = program.run_decompositions({node: attend})
@@ -197,6 +205,7 @@ def _dynamic_shapes(encoder: VisionEncoder, varying: Metadata) -> tuple[object, 
         "cu_window_seqlens": Dim("windows") + 1,
         "window_index": tokens,
         "reverse_index": tokens,
+        "pool_index": tokens,
     }
     return {0: unit * tokens}, {name: {0: sizes.get(name, unit * tokens)} for name in varying}
 

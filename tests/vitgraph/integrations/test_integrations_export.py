@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from encoders.base.vision_encoder import VisionEncoder
-from tests.oracles import Grids, distance, draw_pixels, fields_of, tiny
+from tests.oracles import Grids, distance, draw_pixels, fields_of, in_tokens_of, tiny
 from tests.support.comparisons import assert_all_equal
 from vitgraph.integrations.export import export_onnx, export_program
 
@@ -105,6 +105,23 @@ def test_what_cannot_be_exported_is_refused() -> None:
         export_program(encoder, [])
     with pytest.raises(ValueError, match="accelerated"):
         export_program(encoder.accelerated(), [[1, 4, 4]])
+
+
+@pytest.mark.slow
+def test_a_tower_that_depends_on_sizes_asks_for_a_grid() -> None:
+    with pytest.raises(ValueError, match=r"any size.*pass a grid"):
+        export_program(tiny("lfm2_vl").paths["image"])
+
+
+@pytest.mark.slow
+def test_gemma_4_is_exported_for_items_of_any_size() -> None:
+    encoder = tiny("gemma4")
+    run = export_program(encoder).module()
+    for grids in in_tokens_of(encoder, [[1, 4, 6], [1, 8, 4]]), in_tokens_of(encoder, [[1, 6, 6]]):
+        metadata = given(encoder, "gemma4", grids, True)
+        pixels = metadata.pop("pixel_values")
+        pairs = zip(run(pixels, metadata).values(), expected(encoder, pixels, grids), strict=True)
+        assert max(distance(*pair) for pair in pairs) <= 2e-6, grids
 
 
 def test_without_onnxscript_the_error_says_what_to_install(
