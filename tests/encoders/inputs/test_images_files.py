@@ -335,9 +335,9 @@ def test_a_small_max_pixels_alone_bounds_images_as_in_transformers(tmp_path: Pat
     assert len(ours(videos=[panning_clip(2)], min_pixels=3136, max_pixels=50176).grid_thw) == 1
 
 
-def test_null_means_left_out() -> None:
+def test_a_null_that_is_no_flag_or_filter_means_left_out() -> None:
     _, files = REPOS["Qwen2.5-VL as published"]
-    nulls = dict.fromkeys(("size", "do_resize", "resample", "rescale_factor", "min_frames"))
+    nulls = dict.fromkeys(("size", "do_convert_rgb", "rescale_factor", "min_frames"))
     padded = {"preprocessor_config": {**nulls, **files["preprocessor_config"]}}
     assert QWEN2.with_files(padded) == QWEN2.with_files(files)
 
