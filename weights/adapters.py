@@ -252,10 +252,11 @@ def _pattern_value(
         if matched:
             value = special
             break
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not isfinite(value) or (default == "r" and value < 1):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         raise _bad_field(label, default, value)
-    return float(value) if default != "r" else int(value)
+    if not isfinite(value) or (default == "r" and value < 1):
+        raise _bad_field(label, default, value)
+    return value
 
 
 def _bad_field(label: str, field: str, value: object) -> CheckpointError:

@@ -297,7 +297,7 @@ def _hint(
 def left_out(contents: Contents) -> str:
     """Return a line that names safetensors files that the index leaves out, or an empty string."""
     checkpoint = contents.checkpoint
-    if checkpoint.weights or checkpoint.offline or checkpoint.published is not None:
+    if checkpoint.weights or checkpoint.commit is not None:  # a list of a repo costs a request
         return ""
     known = {*contents.files.values(), ADAPTER_FILE, PROJECTOR}
     files = [

@@ -58,8 +58,8 @@ def test_a_lora_adapter_is_merged_as_peft_merges_it(
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.requires_grad:
-                parameter += 0.1 * torch.randn_like(parameter)
-    model.save_pretrained(tmp_path / "adapter")
+                parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    model.save_pretrained(str(tmp_path / "adapter"))
     for path in (tmp_path / "adapter").glob("adapter_*"):
         shutil.copy(path, folder)
     merged = model.merge_and_unload().get_submodule(prefix).state_dict()
