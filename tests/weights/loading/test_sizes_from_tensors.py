@@ -63,7 +63,7 @@ def leading_axes(kind: str) -> list[str]:
     return [name for name, axes in reshapes.items() if "-> one " in axes]
 
 
-@pytest.mark.parametrize("kind", filter(leading_axes, SEEDED))
+@pytest.mark.parametrize("kind", [*filter(leading_axes, SEEDED)])
 def test_a_leading_axis_of_another_length_is_refused(tmp_path: Path, kind: str) -> None:
     (published,) = SEEDED[kind].layout.published_names(leading_axes(kind)[0])
     folder = write_seeded_checkpoint(tmp_path, kind, width=64)
