@@ -58,14 +58,14 @@ def _finish_own(job: Job, missing: Sequence[int]) -> JobReport:
     """
     own_shards = set(job.worker.shards_of_worker(range(len(job.shards)))).difference(missing)
     stats = read_all_stats([job.shards[number] for number in sorted(own_shards)])
-    summary = _summary(job, stats, missing)
+    errors = sum(len(shard["errors"]) for shard in stats)
     shard_text = counted(len(own_shards), "shard")
     line = (
         f"{job.storage.name}: {job.worker} has written its {shard_text}, with "
-        f"{counted(summary['errors'], 'error')}; {len(missing)} of all {len(job.shards)} are left "
+        f"{counted(errors, 'error')}; {len(missing)} of all {len(job.shards)} are left "
         "to other workers"
     )
-    return JobReport([line], 3 if summary["errors"] else 0, summary)
+    return JobReport([line], 3 if errors else 0, _summary(job, stats, missing))
 
 
 def _summary(job: Job, stats: Sequence[ShardStats], missing: Sequence[int]) -> JsonObject:
