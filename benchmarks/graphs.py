@@ -214,7 +214,7 @@ def workload(
     median = interleaved(calls, runs)
     steps = executor_of(graphed).schedule(grids).steps
     tokens = sum(spec.output_tokens for spec in encoder.item_specs(grids))
-    held = [step.budget.tokens if step.budget else step.token_count for step in steps]
+    held = [step.budget.tokens if step.budget else step.counts["tokens"] for step in steps]
     paths = [step.budget.name if step.budget else "eager" for step in steps]
     row = {
         "workload": name,

@@ -52,16 +52,21 @@ class EncoderOutput(NamedTuple):
     """Merged tokens [tokens, out_hidden_size], in the order that a language model reads them in."""
     deepstack_features: tuple[Tensor, ...]
     """Tokens [tokens, out_hidden_size] of each DeepStack block; empty if the family has none."""
+    extras: Mapping[str, Tensor] = {}  # not a MappingProxyType, which torch.export cannot return
+    """Other features by name; ``output["prefix"]`` reads one, too. ``"prefix"`` [segments, r, D]
+    are the rows before the patches of each segment, such as a class token, after the last norm."""
 
     @overload
-    def __getitem__(self, key: Literal["last_hidden_state", "pooler_output"]) -> Tensor: ...
+    def __getitem__(
+        self, key: Literal["last_hidden_state", "pooler_output", "prefix"]
+    ) -> Tensor: ...
     @overload
     def __getitem__(self, key: Literal["deepstack_features"]) -> tuple[Tensor, ...]: ...
     @overload
-    def __getitem__(self, key: SupportsIndex) -> Tensor | tuple[Tensor, ...]: ...
+    def __getitem__(self, key: str | SupportsIndex) -> Tensor | tuple[Tensor, ...]: ...
     @overload
     def __getitem__(self, key: _Slice) -> tuple[Tensor | tuple[Tensor, ...], ...]: ...
-    def __getitem__(self, key: OutputField | SupportsIndex | _Slice) -> object:
+    def __getitem__(self, key: str | SupportsIndex | _Slice) -> object:
         return _field(self, key)
 
     def __repr__(self) -> str:
@@ -92,16 +97,20 @@ class PartialOutput(NamedTuple):
     """Merged tokens [tokens, out_hidden_size]; None: left out."""
     deepstack_features: tuple[Tensor, ...] | None
     """Tokens [tokens, out_hidden_size] of each DeepStack block, if any; None: left out."""
+    extras: Mapping[str, Tensor] = {}
+    """Other features by name, such as ``"prefix"`` [segments, r, D]."""
 
     @overload
     def __getitem__(self, key: Literal["last_hidden_state", "pooler_output"]) -> Tensor | None: ...
     @overload
     def __getitem__(self, key: Literal["deepstack_features"]) -> tuple[Tensor, ...] | None: ...
     @overload
-    def __getitem__(self, key: SupportsIndex) -> Tensor | tuple[Tensor, ...] | None: ...
+    def __getitem__(self, key: Literal["prefix"]) -> Tensor: ...
+    @overload
+    def __getitem__(self, key: str | SupportsIndex) -> Tensor | tuple[Tensor, ...] | None: ...
     @overload
     def __getitem__(self, key: _Slice) -> tuple[Tensor | tuple[Tensor, ...] | None, ...]: ...
-    def __getitem__(self, key: OutputField | SupportsIndex | _Slice) -> object:
+    def __getitem__(self, key: str | SupportsIndex | _Slice) -> object:
         return _field(self, key)
 
     def __repr__(self) -> str:
@@ -134,36 +143,42 @@ def output_like(
     last_hidden_state: Tensor | None,
     pooler_output: Tensor | None,
     deepstack_features: tuple[Tensor, ...] | None,
+    extras: Mapping[str, Tensor],
 ) -> Output:
     """Return an output of the same class as ``output`` with these fields."""
-    return type(output)._make((last_hidden_state, pooler_output, deepstack_features))
+    return type(output)._make((last_hidden_state, pooler_output, deepstack_features, extras))
 
 
-def _field(output: tuple[object, ...], key: OutputField | SupportsIndex | _Slice) -> object:
-    """Return the field of ``output`` named ``key``, or its element at an index or slice."""
+def _field(output: EncoderOutput | PartialOutput, key: str | SupportsIndex | _Slice) -> object:
+    """Return the field or extra of ``output`` named ``key``, or the entry at an index or slice."""
     if not isinstance(key, str):
         return tuple.__getitem__(output, key)
+    if key in output.extras:
+        return output.extras[key]
     if key not in OUTPUT_FIELDS:
-        raise KeyError(f"{key!r}: the fields are {', '.join(OUTPUT_FIELDS)}")
+        names = ", ".join((*OUTPUT_FIELDS, *output.extras))
+        raise KeyError(f"{key!r}: the fields of this output are {names}")
     return tuple.__getitem__(output, OUTPUT_FIELDS.index(key))
 
 
 def _map_tensors(output: Output, change: Callable[[Tensor], Tensor]) -> Output:
     """Return an output with ``change`` applied to every tensor; None stays None."""
-    hidden, pooled, layers = output
+    hidden, pooled, layers, extras = output
     return output_like(
         output,
         None if hidden is None else change(hidden),
         None if pooled is None else change(pooled),
         None if layers is None else tuple(map(change, layers)),
+        {name: change(tensor) for name, tensor in extras.items()},
     )
 
 
 def _to_arrays(output: EncoderOutput | PartialOutput) -> dict[str, Array]:
     """Return the tensors of an output as NumPy arrays by name; a field that is None is left out."""
-    hidden, pooled, layers = output
+    hidden, pooled, layers, extras = output
     named = {"last_hidden_state": hidden, "pooler_output": pooled}
     named |= {f"deepstack.{number}": layer for number, layer in enumerate(layers or ())}
+    named |= extras
     arrays: dict[str, Array] = {}
     for name, tensor in named.items():
         if tensor is not None:
@@ -183,7 +198,8 @@ def _describe(value: object) -> str:
         return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}{place}"
     if isinstance(value, EncoderOutput | PartialOutput | PathInputs | VisionInputs):
         fields = zip(value._fields, value, strict=True)
-        texts = ", ".join(f"{name}={_describe(field)}" for name, field in fields)
+        shown = [(name, field) for name, field in fields if field != {}]  # extras are few
+        texts = ", ".join(f"{name}={_describe(field)}" for name, field in shown)
         return f"{type(value).__name__}({texts})"
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{name!r}: {_describe(entry)}' for name, entry in value.items())}}}"

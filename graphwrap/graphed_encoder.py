@@ -7,6 +7,7 @@ import threading
 import traceback
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 from typing import NoReturn, get_args, overload
 
@@ -348,10 +349,12 @@ class GraphedEncoder(DescribesItself, EncodesItems[PartialOutput]):
                 "graphed(pixel_values, grid)"
             ) from error
         inner = self.encoder.item_encoder() if isinstance(self.encoder, EncodesItems) else None
-        stager, head = (inner.stager, inner.head) if inner else (None, None)
         paths = self._path_encoder.paths
         calls = {name: partial(self._call_path, name) for name in paths}
-        return ItemEncoder(self, paths, calls, self.device, self.outputs, stager, self.clone, head)
+        own = ItemEncoder(self, paths, calls, self.device, self.outputs, owns_results=self.clone)
+        if inner is None:
+            return own
+        return replace(own, stager=inner.stager, head=inner.head, class_token=inner.class_token)
 
     def _call_path(self, name: str, pixel_values: Tensor, grid_thw: GridLike) -> PartialOutput:
         return self._encode({name: (pixel_values, grid_thw)})[name]

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import cast
+from typing import Literal, TypeAlias, cast
 
 from torch import Tensor
 
 from encoders.contract import OUTPUT_FIELDS, EncoderOutput, PartialOutput
 
+Unit: TypeAlias = Literal["rows", "tokens", "segments"]
+"""What an output field has one entry for: an input row, an output token, or a segment."""
 
-def is_per_row(name: str) -> bool:
-    """Return whether a field has one entry per patch (or tile), rather than per output token."""
-    return name == "last_hidden_state"
+
+def unit_of(name: str) -> Unit:
+    """Return what the field or extra ``name`` of an output has one entry for."""
+    if name == "prefix":
+        return "segments"
+    return "rows" if name == "last_hidden_state" else "tokens"
 
 
 def output_fields(
@@ -20,7 +25,8 @@ def output_fields(
 ) -> dict[str, Tensor]:
     """Return the tensors of an output that ``names`` lists, by name, without fields that are None.
 
-    The field "deepstack_features" becomes one tensor per layer, "deepstack_features.0" and so on.
+    The field "deepstack_features" becomes one tensor per layer, "deepstack_features.0" and so on;
+    the extra "prefix" is always among them, if the encoder has it.
     An ``output`` of another type raises a TypeError.
     """
     if not isinstance(output, EncoderOutput | PartialOutput):
@@ -29,12 +35,14 @@ def output_fields(
             "vitgraph.EncoderOutput(last_hidden_state, pooler_output, deepstack_features)"
         )
     fields: dict[str, Tensor] = {}
-    values: tuple[Tensor | Sequence[Tensor] | None, ...] = output
+    values: tuple[Tensor | Sequence[Tensor] | None, ...] = output[:3]
     for name, value in zip(OUTPUT_FIELDS, values, strict=True):
         if name in names and isinstance(value, tuple | list):
             fields |= {f"{name}.{number}": layer for number, layer in enumerate(value)}
         elif name in names and value is not None:
             fields[name] = cast(Tensor, value)  # `_check_target` refuses any other type in `out`
+    if "prefix" in output.extras:
+        fields["prefix"] = output.extras["prefix"]
     return fields
 
 
@@ -46,7 +54,8 @@ def as_output(fields: Mapping[str, Tensor], names: Sequence[str]) -> PartialOutp
     hidden, pooled, deepstack = OUTPUT_FIELDS
     layers = tuple([field for name, field in fields.items() if name.startswith(deepstack)])
     layers_or_none = layers if deepstack in names else None
-    return PartialOutput(fields.get(hidden), fields.get(pooled), layers_or_none)
+    extras = {"prefix": fields["prefix"]} if "prefix" in fields else {}
+    return PartialOutput(fields.get(hidden), fields.get(pooled), layers_or_none, extras)
 
 
 def copy_shared(
@@ -70,8 +79,7 @@ def copy_shared(
 def read_out(
     out: EncoderOutput | PartialOutput,
     templates: Mapping[str, Tensor],
-    rows: int,
-    tokens: int,
+    counts: Mapping[Unit, int],
     call_tensors: Sequence[Tensor],
 ) -> dict[str, Tensor]:
     """Return the tensors of ``out`` by field name, checked before anything runs.
@@ -79,8 +87,7 @@ def read_out(
     Args:
         out: the tensors into which the caller wants the results written.
         templates: a tensor per field with the right dtype, device and shape after the first axis.
-        rows: number of input rows, the length of ``last_hidden_state``.
-        tokens: number of output tokens, the length of the other fields.
+        counts: numbers of input rows, output tokens and segments of the call.
         call_tensors: pixels and buffers of the call, which must not be written over.
 
     Raises:
@@ -101,7 +108,7 @@ def read_out(
             )
     other_tensors = [("the pixels or buffers of this call", tensor) for tensor in call_tensors]
     for name, template in templates.items():
-        shape = (rows if is_per_row(name) else tokens, *template.shape[1:])
+        shape = (counts[unit_of(name)], *template.shape[1:])
         if name not in targets:
             raise ValueError(f"out has no {name}: pass a tensor of shape {shape} for it")
         target = targets[name]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple, TypeAlias
 
@@ -19,6 +19,7 @@ from encoders.contract import EncoderItemSpec, Grid
 
 from .budgets import Batch, Budget
 from .costs import Costs
+from .outputs import Unit
 
 CHEAPER = "cheaper"
 PLACEMENTS = 60
@@ -67,18 +68,15 @@ class Step(NamedTuple):
     budget: Budget | None
     reasons: tuple[str, ...]
     """The reason why each item runs eagerly; empty for a replay."""
-    rows: tuple[Span, ...]
-    tokens: tuple[Span, ...]
-    row_count: int
-    token_count: int
+    spans: Mapping[Unit, tuple[Span, ...]]
+    counts: Mapping[Unit, int]
 
 
 class Schedule(NamedTuple):
-    """The steps that run the items of one call, in order, and all its input rows and tokens."""
+    """The steps that run the items of one call, in order, and its input rows, tokens, segments."""
 
     steps: tuple[Step, ...]
-    rows: int
-    tokens: int
+    counts: Mapping[Unit, int]
 
 
 class Packer:
@@ -269,15 +267,19 @@ def make_schedule(key: Key, specs: Sequence[EncoderItemSpec], groups: Sequence[G
         groups: groups that hold each item once.
     """
     # The sizes may be NumPy integers, whose sums would not be Python integers.
-    rows = [0, *accumulate(int(spec.input_size) for spec in specs)]
-    tokens = [0, *accumulate(int(spec.output_tokens) for spec in specs)]
+    starts: dict[Unit, list[int]] = {
+        "rows": [0, *accumulate(int(spec.input_size) for spec in specs)],
+        "tokens": [0, *accumulate(int(spec.output_tokens) for spec in specs)],
+        "segments": [0, *accumulate(int(spec.segments) for spec in specs)],
+    }
     steps = []
     for items, budget, _, reasons in groups:
         stretches = _neighbours(items)
         grids = tuple([key[item] for item in items])
-        (row_spans, row_count), (spans, count) = [_spans(stretches, s) for s in (rows, tokens)]
-        steps.append(Step(grids, budget, reasons, row_spans, spans, row_count, count))
-    return Schedule(tuple(steps), rows[-1], tokens[-1])
+        spans = {unit: _spans(stretches, starts[unit]) for unit in starts}
+        counts = {unit: sum([span.length for span in spans[unit]]) for unit in spans}
+        steps.append(Step(grids, budget, reasons, spans, counts))
+    return Schedule(tuple(steps), {unit: numbers[-1] for unit, numbers in starts.items()})
 
 
 def refuse_overflow(schedule: Schedule) -> None:
@@ -302,10 +304,8 @@ def _neighbours(items: Sequence[int]) -> list[tuple[int, int]]:
     return [(items[start], items[end - 1] + 1) for start, end in ends]
 
 
-def _spans(
-    stretches: Sequence[tuple[int, int]], starts: Sequence[int]
-) -> tuple[tuple[Span, ...], int]:
-    """Return the rows of runs of neighbouring items as spans, and the total number of rows.
+def _spans(stretches: Sequence[tuple[int, int]], starts: Sequence[int]) -> tuple[Span, ...]:
+    """Return the rows of runs of neighbouring items as spans.
 
     Args:
         stretches: first item of each run, and the item after its last.
@@ -315,4 +315,4 @@ def _spans(
     for first, end in stretches:
         spans.append(Span(starts[first], target, starts[end] - starts[first]))
         target += spans[-1].length
-    return tuple(spans), target
+    return tuple(spans)

@@ -19,7 +19,7 @@ from .buffers import Arena, Memory
 from .encoder_forms import EncoderForm, capacity_metadata
 from .forward_state import is_library
 from .guards import WeightGuard
-from .outputs import as_output, copy_shared, is_per_row, output_fields, read_out, share_storage
+from .outputs import as_output, copy_shared, output_fields, read_out, share_storage, unit_of
 from .packing import Group, Packer, Schedule, Span, Step, make_schedule, refuse_overflow
 from .stats import BudgetStats, GraphStats
 from .torch_internals import versions_of
@@ -143,7 +143,8 @@ class Executor:
         key = tuple(read_grid(grid_thw))
         schedule = self.schedules.get(key)
         specs = [] if schedule else self.form.encoder.item_specs(list(key))
-        grid_rows = schedule.rows if schedule else sum([spec.input_size for spec in specs])
+        sizes = [schedule.counts["rows"]] if schedule else [spec.input_size for spec in specs]
+        grid_rows = sum(sizes)
         # The number of rows is checked first, because packing would fail on a wrong grid.
         if rows is not None and rows != grid_rows:
             raise ValueError(
@@ -186,11 +187,10 @@ class Executor:
             if has_one_step:
                 return fields
             for name, value in fields.items():
-                rows = is_per_row(name)
+                unit = unit_of(name)
                 if name not in results:
-                    length = schedule.rows if rows else schedule.tokens
-                    results[name] = value.new_empty(length, *value.shape[1:])
-                scatter(value, results[name], step.rows if rows else step.tokens)
+                    results[name] = value.new_empty(schedule.counts[unit], *value.shape[1:])
+                scatter(value, results[name], step.spans[unit])
         return results
 
     def _read_out(
@@ -209,7 +209,7 @@ class Executor:
             )
         if len(schedule.steps) > 1:  # a step must not overwrite the input of the next one
             buffer_views = [*buffer_views, pixels]
-        return read_out(out, self._field_templates, schedule.rows, schedule.tokens, buffer_views)
+        return read_out(out, self._field_templates, schedule.counts, buffer_views)
 
     def _replay(self, step: Step, pixels: Tensor, *, copy: bool) -> dict[str, Tensor]:
         """Return the output fields of a replayed step by name.
@@ -218,7 +218,10 @@ class Executor:
         items of the call.
         """
         assert step.budget is not None
-        graph, key = self.graphs.by_budget[step.budget], (step.budget, step.grids, step.rows)
+        graph, key = (
+            self.graphs.by_budget[step.budget],
+            (step.budget, step.grids, step.spans["rows"]),
+        )
         if self.written_key != key:
             metadata_bytes = self._prepare(key, step)["metadata_bytes"]
             self._keep_for_stream(metadata_bytes)
@@ -226,7 +229,7 @@ class Executor:
             self.written_key = None
             graph.metadata_bytes.copy_(metadata_bytes, non_blocking=True)
             self.written_key = key
-        gather(pixels, step.rows, graph.pixels)
+        gather(pixels, step.spans["rows"], graph.pixels)
         if graph.captured is None:  # without a graph, the encoder may fail on changed weights
             self.guard.check()
             graph.replay()
@@ -239,11 +242,8 @@ class Executor:
                 graph.replay()
         if graph.writes_metadata:
             self.written_key = None
-        rows, tokens = step.row_count, step.token_count
-        self.graphs.stats[step.budget].count(len(step.grids), tokens)
-        views = {
-            name: x[: rows if is_per_row(name) else tokens] for name, x in graph.outputs.items()
-        }
+        self.graphs.stats[step.budget].count(len(step.grids), step.counts["tokens"])
+        views = {name: x[: step.counts[unit_of(name)]] for name, x in graph.outputs.items()}
         return {name: view.clone() for name, view in views.items()} if copy else views
 
     def _run_eagerly(self, step: Step, pixels: Tensor, *, copy: bool) -> dict[str, Tensor]:
@@ -255,9 +255,9 @@ class Executor:
         form, rows = self.form, pixels
         if self.pads:  # on the eager backend, changed weights are allowed
             self.guard.check()
-        if step.row_count != pixels.shape[0]:
-            rows = pixels.new_empty(step.row_count, *pixels.shape[1:])
-            gather(pixels, step.rows, rows)
+        if (count := step.counts["rows"]) != pixels.shape[0]:
+            rows = pixels.new_empty(count, *pixels.shape[1:])
+            gather(pixels, step.spans["rows"], rows)
         if self.pads:  # pixels are cast, as a copy into static buffers would cast them
             rows = rows.to(form.device, form.dtype, non_blocking=True)
         metadata = self._prepare(step.grids, step)
@@ -291,7 +291,9 @@ class Executor:
                 exceeded = budget.exceeded_by(batch)
                 assert exceeded is None, f"packing put {batch} into {budget}: over its {exceeded}"
                 metadata = capacity_metadata(encoder, budget, grids)
-                host = graph.format.to_bytes(metadata, step.row_count, pinned=device.type == "cuda")
+                host = graph.format.to_bytes(
+                    metadata, step.counts["rows"], pinned=device.type == "cuda"
+                )
                 metadata = {"metadata_bytes": host.to(device, non_blocking=True)}
             prepared = Prepared.of(metadata)
             self.prepared.put(key, prepared, sum(value.nbytes for value in metadata.values()))

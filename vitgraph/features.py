@@ -185,7 +185,7 @@ def _named_tensors(result: EncoderOutput | PartialOutput | Tensor) -> list[tuple
     """
     if isinstance(result, Tensor):
         return [("vector", result)]
-    hidden, pooled, deepstack = result
+    hidden, pooled, deepstack, _ = result
     fields = {"last_hidden_state": hidden, "pooler_output": pooled}
     tensors = [(name, tensor) for name, tensor in fields.items() if tensor is not None]
     return tensors + [(f"deepstack.{j}", tensor) for j, tensor in enumerate(deepstack or ())]

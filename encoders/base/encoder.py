@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, overload
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ..contract import EncoderConfig, Kernels, Precision, Preprocessor
     from ..inputs.intake import ImagesLike, VideosLike
     from ..streams.calls import ItemEncoder
+    from ..streams.pooling import PoolingHead
     from .saving import Publication
 
 Self = TypeVar("Self", bound="Encoder")
@@ -37,11 +38,13 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
     config: EncoderConfig
     published: Publication | None = None
     """The configs and tensor names of the checkpoint that was loaded; None without a checkpoint."""
+    class_token: bool = False
+    """Whether the first row before the patches of each segment is a class token."""
     _preprocessor: Preprocessor | None = None
 
     @property
-    def pooling_head(self) -> Callable[[Sequence[Tensor]], Tensor] | None:
-        """The head of SigLIP that pools each item's tokens to [items, D]; None elsewhere."""
+    def pooling_head(self) -> PoolingHead | None:
+        """The head that makes one vector per item, such as SigLIP's; None where there is none."""
         return None
 
     @property
@@ -172,8 +175,15 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
         from ..streams.calls import ItemEncoder
 
         stager = self.preprocessor if isinstance(self.preprocessor, StagedPreprocessor) else None
-        paths, head = self.paths, self.pooling_head
-        return ItemEncoder(self, paths, paths, self.device, stager=stager, head=head)
+        return ItemEncoder(
+            self,
+            self.paths,
+            self.paths,
+            self.device,
+            stager=stager,
+            head=self.pooling_head,
+            class_token=self.class_token,
+        )
 
     @property
     def device(self) -> torch.device:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..data import EncoderItemSpec, Grid, GridLike, Metadata, Tiling
 from ..grids import read_grid
-from ..layers.segments import BlockContext, RotarySegments
+from ..layers.segments import BlockContext, RotarySegments, prefix_metadata
 from .checks import check_rows, require_metadata
 from .vision_encoder import VisionEncoder
 
@@ -56,7 +56,7 @@ class PatchEncoder(VisionEncoder):
                 input_size=t * h * w,
                 output_tokens=-(-t // self._token_frames) * (h * w // unit),
                 segments=-(-t // segment_frames),
-                longest_segment=min(t, segment_frames) * h * w,
+                longest_segment=self.prefix_rows + min(t, segment_frames) * h * w,
             )
             for t, h, w in self._read(grid_thw)
         ]
@@ -67,6 +67,34 @@ class PatchEncoder(VisionEncoder):
         if (rows := sum(t * h * w for t, h, w in grids)) >= 2**31:  # before segments are listed
             raise ValueError(f"the grid makes {rows} rows, int32 offsets end at 2^31: pass fewer")
         return [(min(frames, t - n), h, w) for t, h, w in grids for n in range(0, t, frames)]
+
+    def _prefix_metadata(
+        self, lengths: list[int], segments: int, max_input_size: int | None
+    ) -> Metadata:
+        if not self.prefix_rows:
+            return {}
+        patches = [length - self.prefix_rows for length in lengths]
+        rows = sum(patches) if max_input_size is None else max_input_size
+        return prefix_metadata(patches, self.prefix_rows, segments, rows)
+
+    def pack(self, prefix: Tensor, patches: Tensor, metadata: Metadata) -> Tensor:
+        """Return the packed rows of all segments, each its ``prefix`` and then its patches.
+
+        Args:
+            prefix: [r, D], the class tokens and registers that every segment begins with.
+            patches: [P, D].
+            metadata: the result of ``prepare_encoder_metadata``.
+
+        Returns:
+            [P + S*r, D] for S segments.
+        """
+        segments = metadata["prefix_index"].shape[0]
+        of_all = prefix.expand(segments, *prefix.shape).flatten(0, 1)
+        return torch.cat((of_all.to(patches.dtype), patches))[metadata["packed_index"]]
+
+    def in_input_order(self, rows: Tensor, metadata: Metadata) -> Tensor:
+        """Return the rows of patches [P, ..] in input order, without those before the patches."""
+        return rows[metadata["patch_index"]] if self.prefix_rows else rows
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> BlockContext:
         """Return the tensors that blocks read: rotary angles, offsets of segments, padding."""

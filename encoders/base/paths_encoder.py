@@ -179,7 +179,12 @@ class TilesThenImage(PathsEncoder):
             views = [self.paths["image"]._patch_rows(x).flatten(0, -2) for x in hidden]
             rows = torch.cat(views) if views else None
             tokens = torch.cat(pooled) if pooled else None
-            results.append(output_like(ordered[0], rows, tokens, ordered[0].deepstack_features))
+            extras = {
+                name: torch.cat([part.extras[name].flatten(0, -3) for part in ordered])
+                for name in ordered[0].extras
+            }
+            deepstack = ordered[0].deepstack_features
+            results.append(output_like(ordered[0], rows, tokens, deepstack, extras))
         return results
 
     def _check_inputs(self, inputs: VisionInputs) -> None:

@@ -104,7 +104,7 @@ class TileEncoder(VisionEncoder):
                 input_size=t,
                 output_tokens=t * prod(self._token_grid(h, w)),
                 segments=t,
-                longest_segment=self._rows_before + prod(self._row_grid(h, w)),
+                longest_segment=self.prefix_rows + prod(self._row_grid(h, w)),
             )
             for t, h, w in self._read(grid_thw)
         ]

@@ -56,8 +56,8 @@ class VisionEncoder(Encoder):
     gradient_checkpointing: bool = False
     accelerator: Accelerator | None = None
     """Runs the blocks of an accelerated encoder; None means that blocks are called as modules."""
-    _rows_before: int = 0
-    """The number of rows per tile that come before its patches, such as a class token."""
+    prefix_rows: int = 0
+    """The number of rows of a segment that come before its patches: class tokens and registers."""
 
     if TYPE_CHECKING:  # a family sets ``blocks``, or defines a property that finds them
 
@@ -130,12 +130,14 @@ class VisionEncoder(Encoder):
         if (rows := sum(spec.segments * spec.longest_segment for spec in specs)) >= 2**31:
             raise ValueError(f"the grid makes {rows} rows, int32 offsets end at 2^31: pass fewer")
         entries = self._grid_metadata(grids, max_input_size, max_windows_per_batch)
+        lengths = [spec.longest_segment for spec in specs for _ in range(spec.segments)]
         segments = segment_metadata(
-            [spec.longest_segment for spec in specs for _ in range(spec.segments)],
+            lengths,
             max_batch_size=max_batch_size,
             max_frames_per_batch=max_frames_per_batch,
             max_seqlen_override=max_seqlen_override,
         )
+        entries |= self._prefix_metadata(lengths, len(segments["cu_seqlens"]) - 1, max_input_size)
         device = device or weight.device
         return {  # the host reads the 0-dim entries, the device all others
             name: entry.to(device) if entry.ndim else entry
@@ -161,6 +163,18 @@ class VisionEncoder(Encoder):
             max_input_size: rows to pad per-patch entries to; None pads none.
             max_windows_per_batch: attention windows to pad offsets for; None pads none.
         """
+
+    def _prefix_metadata(
+        self, lengths: list[int], segments: int, max_input_size: int | None
+    ) -> Metadata:
+        """Return where rows before the patches lie among packed rows; by default there are none.
+
+        Args:
+            lengths: rows of each segment, those before its patches included.
+            segments: number of segments to pad to.
+            max_input_size: number of patches to pad to; None pads none.
+        """
+        return {}
 
     @abstractmethod
     def embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
@@ -197,7 +211,7 @@ class VisionEncoder(Encoder):
 
     def _patch_rows(self, hidden: Tensor) -> Tensor:
         """Return the rows of ``hidden`` [tiles, n, D] that are patches, without class tokens."""
-        return hidden[:, self._rows_before :]
+        return hidden[:, self.prefix_rows :]
 
     def _maps_of_items(self, features: Tensor, inputs: VisionInputs) -> list[dict[str, Tensor]]:
         maps = self._maps_of_grids(features, inputs.grid_thw, inputs.tiles)
@@ -225,9 +239,13 @@ class VisionEncoder(Encoder):
         if output.deepstack_features is not None:
             layers = [layer[: sum(tokens)].split(tokens) for layer in output.deepstack_features]
             deepstack = [tuple(layer[item] for layer in layers) for item in range(len(specs))]
-        return [
-            output_like(output, *fields) for fields in zip(hidden, pooled, deepstack, strict=True)
-        ]
+        extras: list[dict[str, Tensor]] = [{} for _ in specs]
+        for name, rows_of_all in output.extras.items():
+            counts = [s.segments for s in specs] if name == "prefix" else rows
+            for of_item, part in zip(extras, rows_of_all[: sum(counts)].split(counts), strict=True):
+                of_item[name] = part
+        fields = zip(hidden, pooled, deepstack, extras, strict=True)
+        return [output_like(output, *of_item) for of_item in fields]
 
     def _resolve_metadata(
         self, pixel_values: Tensor, grid_thw: GridLike | None, encoder_metadata: Metadata | None

@@ -223,7 +223,7 @@ class DeepseekOCREncoder(PathsEncoder):
             hidden = self._sequence(rows, pictures)
             pooled = self._sequence(tokens, pictures, learned=True)
             image = item["image"]
-            results.append(output_like(image, hidden, pooled, image.deepstack_features))
+            results.append(output_like(image, hidden, pooled, image.deepstack_features, {}))
         return results
 
     def _sequence(
@@ -270,7 +270,7 @@ class DeepseekOCREncoder(PathsEncoder):
 class DeepseekOCRTower(TileEncoder):
     """The tower of DeepSeek-OCR: SAM, compressor, CLIP and projector, for views of one size."""
 
-    _rows_before = 1
+    prefix_rows = 1
     _largest_batch = 16
 
     def __init__(self, config: DeepseekOCRConfig) -> None:

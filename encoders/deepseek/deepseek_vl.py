@@ -257,7 +257,7 @@ class DeepseekVLHybridEncoder(PathsEncoder):
         halves = _concatenate(high.pooler_output, low.pooler_output)
         tokens = None if halves is None else self.aligner(F.gelu(halves))
         hidden = _concatenate(high.last_hidden_state, low.last_hidden_state)
-        joined = output_like(low, hidden, tokens, low.deepstack_features)
+        joined = output_like(low, hidden, tokens, low.deepstack_features, {})
         return self.low.split(joined, inputs.grid_thw)
 
     def _maps_of_items(self, features: Tensor, inputs: VisionInputs) -> list[dict[str, Tensor]]:

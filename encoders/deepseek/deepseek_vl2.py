@@ -177,9 +177,9 @@ class DeepseekVL2Encoder(PathsEncoder):
         items = zip(self.split_paths(outputs, inputs), self._pictures(inputs), strict=True)
         results = []
         for item, pictures in items:
-            hidden, pooled, deepstack = PartialOutput(*item["image"])
+            hidden, pooled, deepstack, extras = PartialOutput(*item["image"])
             tokens = self._sequence(pooled, pictures)
-            results.append(output_like(item["image"], hidden, tokens, deepstack))
+            results.append(output_like(item["image"], hidden, tokens, deepstack, extras))
         return results
 
     def _sequence(self, tokens: Tensor | None, pictures: Mapping[str, Picture]) -> Tensor | None:

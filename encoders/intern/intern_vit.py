@@ -148,7 +148,8 @@ class InternViTConfig:
 class InternViT(TileEncoder):
     """Encodes tiles to hidden states (class token first) and projected tokens."""
 
-    _rows_before = 1
+    prefix_rows = 1
+    class_token = True
     _grid_multiple = 2
 
     def __init__(self, config: InternViTConfig, preprocessor: Preprocessor | None = None) -> None:
@@ -181,7 +182,8 @@ class InternViT(TileEncoder):
         """Encode B tiles of n rows each (class token, patches) to N tokens.
 
         Returns:
-            ``last_hidden_state`` [B, n, D], ``pooler_output`` [N, out], no DeepStack features.
+            ``last_hidden_state`` [B, n, D], ``pooler_output`` [N, out], no DeepStack features,
+            ``"prefix"`` [B, 1, D], the class token.
         """
         metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
         hidden = self.embed(pixel_values, metadata)
@@ -189,7 +191,7 @@ class InternViT(TileEncoder):
             hidden = block(hidden)
         h, w = (size // self.config.patch_size for size in pixel_values.shape[2:])
         tokens = self.mlp1(pixel_shuffle(hidden[:, 1:], h, w, self.config.ps_version))
-        return EncoderOutput(hidden, tokens, ())
+        return EncoderOutput(hidden, tokens, (), {"prefix": hidden[:, :1]})
 
     @property
     def blocks(self) -> nn.ModuleList:

@@ -87,6 +87,45 @@ def padded_offsets(
     return steps.cumsum(0).to(torch.int32)
 
 
+def prefix_metadata(
+    lengths: Sequence[int], prefix: int, segments: int, patches: int
+) -> dict[str, Tensor]:
+    """Return where the rows of packed segments come from that begin with rows of their own.
+
+    The rows of a segment are its ``prefix`` rows (class token, registers), then its patches::
+
+        segments of 2 and 3 patches, 1 prefix row:  c0 p0 p1 c1 p2 p3 p4 | padding
+
+    Padding stands at the end: the prefix rows of unused segments, then the patches beyond those of
+    ``lengths``.
+
+    Args:
+        lengths: patches of each segment.
+        prefix: rows before the patches of each segment.
+        segments: number of segments to pad to.
+        patches: number of patches to pad to.
+
+    Returns:
+        int64 on the CPU: ``prefix_index`` [segments, prefix] and ``patch_index`` [patches], the
+        place of each row among the packed rows, and ``packed_index`` [segments * prefix + patches],
+        which sorts the rows of all prefixes, followed by all patches, into packed rows.
+    """
+    counts = torch.tensor([*lengths], dtype=torch.int64, device="cpu")
+    numbers = torch.arange(segments, device="cpu")
+    starts = torch.full((segments,), int(counts.sum()), dtype=torch.int64, device="cpu")
+    starts[: len(counts)] = counts.cumsum(0) - counts
+    prefix_index = (starts + numbers * prefix)[:, None] + torch.arange(prefix, device="cpu")
+    before = torch.full((patches,), segments, dtype=torch.int64, device="cpu")
+    before[: int(counts.sum())] = numbers[: len(counts)].repeat_interleave(counts) + 1
+    patch_index = torch.arange(patches, device="cpu") + before * prefix
+    packed_index = torch.cat((prefix_index.flatten(), patch_index)).argsort()
+    return {
+        "prefix_index": prefix_index,
+        "patch_index": patch_index,
+        "packed_index": packed_index,
+    }
+
+
 def padding_rows(cu_seqlens: Tensor, rows: int) -> Tensor:
     """Return which of ``rows`` packed rows are padding after all segments, bool [rows, 1, 1]."""
     return (torch.arange(rows, device=cu_seqlens.device) >= cu_seqlens[-1])[:, None, None]

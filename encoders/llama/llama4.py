@@ -113,7 +113,8 @@ class Llama4Config:
 class Llama4Encoder(TileEncoder):
     """Encodes tiles to hidden states (class token first) and projected tokens."""
 
-    _rows_before = 1
+    prefix_rows = 1
+    class_token = True
     _grid_multiple = 2
 
     def __init__(self, config: Llama4Config, preprocessor: Preprocessor | None = None) -> None:
@@ -146,17 +147,17 @@ class Llama4Encoder(TileEncoder):
 
         Returns:
             ``last_hidden_state`` [B, n, D] before the last norm, ``pooler_output`` [N, out], no
-            DeepStack features.
+            DeepStack features, ``"prefix"`` [B, 1, D], the class token after the last norm.
         """
         metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
         hidden = self.embed(pixel_values, metadata)
         for block in self.steps(self.blocks, hidden, metadata):
             hidden = block(hidden)
         h = pixel_values.shape[2] // self.config.patch_size
-        squares = rearrange(
-            self.norm(hidden[:, 1:]), "b (r x c y) d -> (b r c) (x y d)", r=h // 2, x=2, y=2
-        )
-        return EncoderOutput(hidden, self.projector(self.adapter(squares)), ())
+        normed = self.norm(hidden)
+        squares = rearrange(normed[:, 1:], "b (r x c y) d -> (b r c) (x y d)", r=h // 2, x=2, y=2)
+        tokens = self.projector(self.adapter(squares))
+        return EncoderOutput(hidden, tokens, (), {"prefix": normed[:, :1]})
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> RotarySegments:
         """Return the tensors that all blocks read: rotary angles, offsets of segments, padding."""

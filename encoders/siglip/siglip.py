@@ -50,6 +50,7 @@ from ..layers.products import PatchEmbed
 
 if TYPE_CHECKING:
     from ..contract import Preprocessor
+    from ..streams.pooling import PoolingHead
 
 
 @dataclass(frozen=True)
@@ -195,9 +196,11 @@ class SiglipEncoder(TileEncoder):
         return normed.flatten(0, 1)
 
     @property
-    def pooling_head(self) -> Head | None:
+    def pooling_head(self) -> PoolingHead | None:
         """The head that pools the tokens of an item to one vector; None if the model has none."""
-        return self.head if self.config.use_head else None
+        from ..streams.pooling import PoolingHead
+
+        return PoolingHead(self.head) if self.config.use_head else None
 
     def embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
         """Embed views [B, C, H, W] as patches with positions, [B, n, D]."""

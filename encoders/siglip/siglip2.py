@@ -46,6 +46,7 @@ from ..layers.segments import TileSegments, padding_rows
 
 if TYPE_CHECKING:
     from ..contract import Preprocessor
+    from ..streams.pooling import PoolingHead
 
 
 @dataclass(frozen=True)
@@ -159,9 +160,11 @@ class Siglip2Encoder(RasterEncoder):
         return EncoderOutput(hidden, self.norm(hidden), ())
 
     @property
-    def pooling_head(self) -> Head | None:
+    def pooling_head(self) -> PoolingHead | None:
         """The head that pools the tokens of an item to one vector; None if the model has none."""
-        return self.head if self.config.use_head else None
+        from ..streams.pooling import PoolingHead
+
+        return PoolingHead(self.head) if self.config.use_head else None
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> TileSegments:
         """Return the tensors that all blocks read: offsets of segments, and padding."""

@@ -138,7 +138,7 @@ class Step3Encoder(TilesThenImage):
 class Step3Tower(TileEncoder):
     """Encodes square views of one size: whole images (input path "image") or tiles ("tiles")."""
 
-    _rows_before = PREFIX_ROWS
+    prefix_rows = PREFIX_ROWS
 
     def __init__(self, config: Step3Config) -> None:
         super().__init__()

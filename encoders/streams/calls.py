@@ -97,6 +97,8 @@ class ItemEncoder(Generic[Output]):
     views of the static buffers of a CUDA graph."""
     head: PoolingHead | None = None
     """The encoder's learned head (of SigLIP), which ``pool="head"`` needs; None without one."""
+    class_token: bool = False
+    """Whether the first row of ``"prefix"`` is a class token, which ``pool="cls"`` needs."""
 
     def check(self, results: ResultSettings) -> None:
         """Check that the encoder can make the kind of results that ``results`` describe.
@@ -111,9 +113,7 @@ class ItemEncoder(Generic[Output]):
                 f"max_tokens_per_call={limit!r}: must be a positive number of output tokens, or "
                 "None for one call"
             )
-        for path in self.paths.values():
-            grid = path.grid_for(1)
-            check_fields(results.pool, self.fields, grid, path.item_specs([grid])[0], self.head)
+        check_fields(results.pool, self.fields, self.head, self.class_token)
 
     def tokens(self, inputs: VisionInputs) -> int:
         """Return the number of output tokens of preprocessed items, over all input paths."""
@@ -142,8 +142,7 @@ class ItemEncoder(Generic[Output]):
         outputs = self._outputs(inputs, results.max_tokens_per_call)
         if results.pool == "none":
             return [_in_own_memory(output) if self.owns_results else output for output in outputs]
-        grids: list[Grid] = [(t, h, w) for t, h, w in inputs.grid_thw.tolist()]
-        return pool_items(outputs, results.pool, grids, results.normalize, self.head)
+        return pool_items(outputs, results.pool, results.normalize, self.head)
 
     def _outputs(self, inputs: VisionInputs, limit: int | None) -> Iterator[Output]:
         """Yield the output of each item, which may be a view of the output of a whole call.
@@ -188,8 +187,8 @@ EitherItemEncoder: TypeAlias = ItemEncoder[EncoderOutput] | ItemEncoder[PartialO
 
 def _in_own_memory(output: Output) -> Output:
     """Return the output, copied if one of its tensors is a view of a larger storage."""
-    rows = (output.last_hidden_state, output.pooler_output, *(output.deepstack_features or ()))
-    tensors = [x for x in rows if x is not None]
+    hidden, pooled, layers, extras = output
+    tensors = [x for x in (hidden, pooled, *(layers or ()), *extras.values()) if x is not None]
     fills_storage = all(x.untyped_storage().nbytes() == x.nbytes for x in tensors)
     return output if fills_storage else output.clone()
 
@@ -348,10 +347,11 @@ def join_outputs(parts: Sequence[Output]) -> Output:
     """Concatenate the outputs of the parts of one item, in order, to the output of the item."""
     if len(parts) == 1:
         return parts[0]
-    hidden, pooled, deepstack = zip(*parts, strict=True)
+    hidden, pooled, deepstack, extras = zip(*parts, strict=True)
     return output_like(
         parts[0],
         None if hidden[0] is None else torch.cat(hidden),
         None if pooled[0] is None else torch.cat(pooled),
         None if deepstack[0] is None else tuple(map(torch.cat, zip(*deepstack, strict=True))),
+        {name: torch.cat([part[name] for part in extras]) for name in extras[0]},
     )

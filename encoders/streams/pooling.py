@@ -6,27 +6,34 @@ Shapes: N tokens of an item, D width of ``pooler_output`` or, for "cls", of the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..data import EncoderItemSpec, EncoderOutput, Grid, OutputField, PartialOutput
+from ..data import EncoderOutput, OutputField, PartialOutput
 
 VectorPool: TypeAlias = Literal["mean", "max", "cls", "head"]
 """The values of the argument ``pool`` that turn the output of an item into one vector."""
 Pool: TypeAlias = Literal["none", VectorPool]
 """All values of the argument ``pool``; "none" keeps the whole output of an item."""
 POOLS: tuple[Pool, ...] = get_args(Pool)
-PoolingHead: TypeAlias = Callable[[Sequence[Tensor]], Tensor]
-"""A learned head: takes the ``pooler_output`` [N, D] of each item, and returns [items, D]."""
+
+
+class PoolingHead(NamedTuple):
+    """The learned head of an encoder, which makes one vector of the features of an item."""
+
+    apply: Callable[[Sequence[Tensor]], Tensor]
+    """Takes the features of each item, and returns [items, D]."""
+    reads: Literal["pooler_output", "prefix"] = "pooler_output"
+    """The features that it takes: tokens [N, D] (SigLIP), or the rows before the patches
+    [segments, r, D] (CLIP)."""
 
 
 def pool_items(
     outputs: Iterable[EncoderOutput | PartialOutput],
     method: Pool,
-    grids: Iterable[Grid],
     normalize: bool = False,
     head: PoolingHead | None = None,
 ) -> list[Tensor]:
@@ -35,9 +42,8 @@ def pool_items(
     Args:
         outputs: the output of each item, as the encoder's ``split`` returns it.
         method: "mean", "max", "cls" or "head", as ``encode`` takes it.
-        grids: the (t, h, w) of each item.
         normalize: divide each vector by its L2 norm.
-        head: the learned head of the encoder, for ``method="head"`` alone; None if it has none.
+        head: the learned head of the encoder, for ``method="head"`` only; None if it has none.
 
     Returns:
         [D] per item in float32, or in float64 where the outputs are float64.
@@ -46,29 +52,25 @@ def pool_items(
         ValueError: what :func:`pool` raises, or ``method="head"`` without a head.
     """
     if method != "head":
-        pairs = zip(outputs, grids, strict=True)
-        return [pool(output, method, grid, normalize) for output, grid in pairs]
-    tokens = [output.pooler_output for output in outputs]
-    if head is None or any(rows is None for rows in tokens):
-        raise ValueError(_NO_HEAD if head is None else _missing_field(method))
-    if not tokens:
+        return [pool(output, method, normalize) for output in outputs]
+    if head is None:
+        raise ValueError(_NO_HEAD)
+    features = [_rows(output, head.reads, method) for output in outputs]
+    if not features:
         return []
-    vectors = head([rows for rows in tokens if rows is not None])
+    vectors = head.apply(features)
     vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
     return [*(F.normalize(vectors, dim=1) if normalize else vectors)]
 
 
-def pool(
-    output: EncoderOutput | PartialOutput, method: Pool, grid: Grid, normalize: bool = False
-) -> Tensor:
+def pool(output: EncoderOutput | PartialOutput, method: Pool, normalize: bool = False) -> Tensor:
     """Make one vector of the output of one item.
 
     Args:
         output: the output of one item, as the encoder's ``split`` returns it.
         method: "mean" or "max" over all tokens of ``pooler_output``, whatever tile or frame they
-            come from; "cls" is the class token's row of ``last_hidden_state``, averaged over the
-            tiles.
-        grid: the (t, h, w) of the item.
+            come from; "cls" is the class token, the first row of ``"prefix"`` of each segment,
+            averaged over the segments (tiles, frames).
         normalize: divide the vector by its L2 norm.
 
     Returns:
@@ -82,9 +84,10 @@ def pool(
         raise ValueError("pool='none' makes no vector: take 'mean', 'max', 'cls' or 'head'")
     if method == "head":
         raise ValueError("pool='head' needs the encoder's head: call encode(pool='head')")
-    rows = _class_rows(output.last_hidden_state, grid) if method == "cls" else output.pooler_output
-    if rows is None:
-        raise ValueError(_missing_field(method))
+    if method == "cls":
+        rows = _rows(output, "prefix", method)[:, 0]
+    else:
+        rows = _rows(output, "pooler_output", method)
     dtype = torch.promote_types(rows.dtype, torch.float32)
     vector = rows.amax(0).to(dtype) if method == "max" else rows.mean(0, dtype=dtype)
     return F.normalize(vector, dim=0) if normalize else vector
@@ -111,31 +114,29 @@ def check_pool(method: Pool, normalize: bool) -> None:
 def check_fields(
     method: Pool,
     fields: tuple[OutputField, ...],
-    grid: Grid,
-    spec: EncoderItemSpec,
-    head: PoolingHead | None = None,
+    head: PoolingHead | None,
+    class_token: bool,
 ) -> None:
     """Check, before an encoder runs, that its outputs can be pooled to vectors by ``method``.
 
     Args:
         method: one of :data:`POOLS`.
-        fields: the fields of :class:`EncoderOutput` that the encoder returns.
-        grid: the (t, h, w) of any item.
-        spec: the sizes of that item, as ``item_specs`` returns them.
+        fields: the fields of :class:`EncoderOutput` that the encoder returns; extras are always
+            among them.
         head: the learned head of the encoder; None if it has none.
+        class_token: whether the encoder has a class token.
 
     Raises:
         ValueError: the encoder lacks what ``method`` needs: a field of the output, a class token
             or a head.
     """
-    if method == "none":
-        return
-    if method == "cls" and spec.longest_segment != 1 + grid[1] * grid[2]:
+    if method == "cls" and not class_token:
         raise ValueError(_NO_CLASS_TOKEN)
     if method == "head" and head is None:
         raise ValueError(_NO_HEAD)
-    if (field := "last_hidden_state" if method == "cls" else "pooler_output") not in fields:
-        raise ValueError(f"{_missing_field(method)} (it returns {', '.join(fields)}, not {field})")
+    reads = head.reads if head is not None and method == "head" else "pooler_output"
+    if method not in ("none", "cls") and reads not in ("prefix", *fields):
+        raise ValueError(f"{_missing_tokens(method)} (it returns {', '.join(fields)})")
 
 
 _NO_CLASS_TOKEN = "pool='cls': this encoder has no class token; take pool='mean' or 'max'"
@@ -145,27 +146,24 @@ _NO_HEAD = (
 )
 
 
-def _missing_field(method: Pool) -> str:
-    field = "last_hidden_state" if method == "cls" else "pooler_output"
+def _missing_tokens(method: Pool) -> str:
     return (
-        f"pool={method!r} reads {field}, which this encoder leaves out: name it in "
-        f"GraphedEncoder(outputs=[{field!r}, ...])"
+        f"pool={method!r} reads pooler_output, which this encoder leaves out: name it in "
+        "GraphedEncoder(outputs=['pooler_output', ...])"
     )
 
 
-def _class_rows(hidden: Tensor | None, grid: Grid) -> Tensor | None:
-    """Return the class token of each tile of an item, [tiles, D].
-
-    Args:
-        hidden: ``last_hidden_state`` of the item, whose first row per tile is the class token;
-            None, which is returned, if the output lacks it.
-        grid: the (t, h, w) of the item.
+def _rows(
+    output: EncoderOutput | PartialOutput,
+    name: Literal["pooler_output", "prefix"],
+    method: Pool,
+) -> Tensor:
+    """Return the features of an item that a pool reads.
 
     Raises:
-        ValueError: the tiles have no class token.
+        ValueError: the output lacks them.
     """
-    if hidden is None:
-        return None
-    if hidden.ndim != 3 or hidden.shape[1] != 1 + grid[1] * grid[2]:
-        raise ValueError(_NO_CLASS_TOKEN)
-    return hidden[:, 0]
+    rows = output.extras.get("prefix") if name == "prefix" else output.pooler_output
+    if rows is None:
+        raise ValueError(_NO_CLASS_TOKEN if name == "prefix" else _missing_tokens(method))
+    return rows

@@ -172,11 +172,12 @@ def test_entries_of_other_items_than_tiles_says_are_refused(items: tuple[int, ..
 
 @pytest.mark.parametrize("kind", [EncoderOutput, PartialOutput])
 def test_fields_of_an_output_are_read_by_name_and_number(kind: Any) -> None:
-    output = kind(torch.ones(2), torch.zeros(1), (torch.ones(3),))
+    output = kind(torch.ones(2), torch.zeros(1), (torch.ones(3),), {"prefix": torch.ones(1, 1)})
     assert output["pooler_output"] is output.pooler_output is output[1]
-    assert output["deepstack_features"] is output[-1]
+    assert output["deepstack_features"] is output[2]
+    assert output["prefix"] is output.extras["prefix"]
     assert output[:2] == (output.last_hidden_state, output.pooler_output)
-    with pytest.raises(KeyError, match="'pooled': the fields are last_hidden_state, pooler_output"):
+    with pytest.raises(KeyError, match="'pooled': the fields of this output are .*, pooler_output"):
         output["pooled"]
 
 

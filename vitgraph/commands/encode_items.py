@@ -202,13 +202,13 @@ def _describe(
         feature_map = feature_map[:, :rows, :columns]
     vector = None
     if settings.pool != "none":
-        vector = pool(output, settings.pool, item.grid_thw, settings.normalize)
+        vector = pool(output, settings.pool, settings.normalize)
     return Encoded(media, item, output, feature_map, milliseconds, vector)
 
 
 def _to_cpu(output: EncoderOutput | PartialOutput) -> EncoderOutput:
     """Copy an output, which must have ``last_hidden_state`` and ``pooler_output``, to the CPU."""
-    hidden, pooled, deepstack = output
+    hidden, pooled, deepstack, _ = output
     assert hidden is not None
     assert pooled is not None
     return EncoderOutput(hidden.cpu(), pooled.cpu(), tuple(x.cpu() for x in deepstack or ()))

@@ -174,7 +174,7 @@ class _Traced(nn.Module):
 
     def forward(self, pixel_values: Tensor, metadata: Metadata | None = None) -> dict[str, Tensor]:
         fixed = {name: self.get_buffer(name) for name in self.fixed}
-        hidden, pooled, deepstack = self.encoder(
+        hidden, pooled, deepstack, _ = self.encoder(
             pixel_values, encoder_metadata={**fixed, **(metadata or {})}
         )
         layers = {f"deepstack_features_{number}": layer for number, layer in enumerate(deepstack)}

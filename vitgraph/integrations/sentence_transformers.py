@@ -165,8 +165,7 @@ class ImageEncoder(InputModule):  # type: ignore[misc]  # the library is not the
             items = self.encoder.split(self.encoder(pixels, grid), grid)
         else:
             items = self.encoder.split(self.graphed(pixels, grid), grid)
-        sizes = [(t, h, w) for t, h, w in grid]
-        vectors = pool_items(items, self.pool, sizes, head=self.encoder.pooling_head)
+        vectors = pool_items(items, self.pool, head=self.encoder.pooling_head)
         return {**features, "sentence_embedding": torch.stack(vectors).float()}
 
     def on_model_ready(self, model: SentenceTransformer) -> None:

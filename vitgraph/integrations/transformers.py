@@ -188,7 +188,7 @@ class VisionTower(nn.Module):
             model_inputs = {"pixel_values": pixel_values, "grid_thw": grid_thw, **batch}
             tokens = self._call.run(self._encode, self._path(), model_inputs)
             head = _unwrap(self.encoder).pooling_head
-            pooled = tokens if head is None else head(list(tokens))
+            pooled = tokens if head is None else head.apply(list(tokens))
             model_output = BaseModelOutputWithPooling(tokens, pooled, hidden_states=(tokens,))
         return model_output if return_dict else model_output.to_tuple()
 

@@ -163,7 +163,8 @@ class DataParallelEncoder:
             gathered = self._gather(result)
             if isinstance(inputs, VisionInputs):
                 return split_rows(gathered, result, self.outputs)
-            return output_of(gathered, self.outputs)
+            names = [name for name, _ in result.fields]
+            return output_of(zip(names, gathered, strict=True), self.outputs)
 
     @overload
     def encode(

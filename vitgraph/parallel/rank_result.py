@@ -39,23 +39,26 @@ class RankResult(NamedTuple):
 
 
 def fields_of(output: PartialOutput, names: Collection[OutputField]) -> list[tuple[str, Tensor]]:
-    """Return name and tensor of the fields in ``names``; tensors of DeepStack layers come last."""
-    hidden, pooled, layers = output
+    """Return name and tensor of the fields in ``names``, DeepStack layers, and then the extras."""
+    hidden, pooled, layers, extras = output
     fields = [("last_hidden_state", hidden), ("pooler_output", pooled)]
     fields += [("deepstack_features", layer) for layer in layers or ()]
-    return [(name, rows) for name, rows in fields if name in names and rows is not None]
+    named = [(name, rows) for name, rows in fields if name in names and rows is not None]
+    return [*named, *extras.items()]
 
 
-def output_of(rows: Sequence[Tensor], names: Collection[OutputField]) -> PartialOutput:
-    """Return the output with the fields in ``names``; all other fields are None.
+def output_of(
+    fields: Iterable[tuple[str, Tensor]], names: Collection[OutputField]
+) -> PartialOutput:
+    """Return the output with these ``fields``, in the order of :func:`fields_of`.
 
-    ``rows`` has the tensors of the fields, in the order of :func:`fields_of`.
+    ``names`` are the fields that outputs have; all others are None.
     """
-    tensors = list(rows)
-    hidden = tensors.pop(0) if "last_hidden_state" in names else None
-    pooled = tensors.pop(0) if "pooler_output" in names else None
-    deepstack = tuple(tensors) if "deepstack_features" in names else None
-    return PartialOutput(hidden, pooled, deepstack)
+    named = [*fields]
+    layers = tuple(rows for name, rows in named if name == "deepstack_features")
+    rest = {name: rows for name, rows in named if name != "deepstack_features"}
+    hidden, pooled = rest.pop("last_hidden_state", None), rest.pop("pooler_output", None)
+    return PartialOutput(hidden, pooled, layers if "deepstack_features" in names else None, rest)
 
 
 def kinds_of(
@@ -129,7 +132,7 @@ def empty_fields(
     """
     if pool == "none":
         return fields_of(empty, outputs)
-    rows = empty.last_hidden_state if pool == "cls" else empty.pooler_output
+    rows = empty.extras["prefix"] if pool == "cls" else empty.pooler_output
     assert rows is not None  # the pool was checked before: an encoder without such rows is refused
     dtype = torch.promote_types(rows.dtype, torch.float32)
     return [("vectors", rows.new_zeros((0, rows.shape[-1]), dtype=dtype))]
@@ -143,8 +146,9 @@ def split_rows(
     ``result`` has the number of rows of each item in each field, ``outputs`` the fields' names.
     """
     pairs = zip(gathered, result.counts, strict=True)
-    fields = [rows.split(counts) for rows, counts in pairs]
+    names = [name for name, _ in result.fields]
+    named = [*zip(names, [rows.split(counts) for rows, counts in pairs], strict=True)]
     return [
-        output_of([field[item] for field in fields], outputs)
+        output_of([(name, rows[item]) for name, rows in named], outputs)
         for item in range(len(result.shares.grids))
     ]

@@ -114,6 +114,8 @@ class Shares(NamedTuple):
         """Return each item's number of rows in an output field; 1 for the field "vectors"."""
         if field == "vectors":
             return [1] * len(self.specs)
+        if field == "prefix":
+            return [spec.segments for spec in self.specs]
         hidden = field == "last_hidden_state"
         return [spec.input_size if hidden else spec.output_tokens for spec in self.specs]
 

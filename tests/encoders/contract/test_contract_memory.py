@@ -46,5 +46,5 @@ def test_a_clone_leaves_out_what_was_left_out() -> None:
     assert [x.tolist() for x in fields_of(copied).values()] == [
         x.tolist() for x in fields_of(whole).values()
     ]
-    assert EncoderOutput(None, rows, None).clone()[::2] == (None, None)
-    assert EncoderOutput(None, None, ()).clone() == (None, None, ())
+    assert EncoderOutput(None, rows, None).clone()[:3:2] == (None, None)
+    assert EncoderOutput(None, None, ()).clone() == (None, None, (), {})

@@ -23,7 +23,7 @@ def prepare(name: str, grids: Any, **capacities: Any) -> Metadata:
 def lengths(name: str, grids: Grids) -> list[int]:
     if name in ("moonvit", "minimax_m3"):  # up to four frames are one segment
         return [t * h * w for t, h, w in grids]
-    rows = tiny(name)._rows_before if kind(name) == "tiles" else 0
+    rows = tiny(name).prefix_rows if kind(name) == "tiles" else 0
     return [rows + h * w for t, h, w in grids for _ in range(t)]
 
 
@@ -214,7 +214,7 @@ def test_padding_is_finite_and_has_exactly_the_given_rows(name: str) -> None:
         metadata = prepare(name, grids, **capacities)
         rows = capacities["max_input_size"]
         if name in ("step3_vl", "llama4"):  # its tiles share the angles of one
-            rows = tiny(name)._rows_before + 64
+            rows = tiny(name).prefix_rows + 64
             assert len(metadata["rotary_pos_emb_cos"]) == rows
             assert len(metadata["rotary_pos_emb_sin"]) == rows
         for key, value in metadata.items():

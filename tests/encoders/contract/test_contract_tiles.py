@@ -15,7 +15,7 @@ def test_metadata_of_other_tiles_is_refused_on_any_device(name: str, device: str
     encoder = build_encoder(BY_NAME[name], BY_NAME[name].tiny).to(device)
     pixels = draw_pixels(tiny(name), [[3, 8, 8]]).to(device)
     metadata = encoder.prepare_encoder_metadata([[3, 4, 4]])
-    small, large = (encoder._rows_before + rows for rows in (16, 64))
+    small, large = (encoder.prefix_rows + rows for rows in (16, 64))
     words = rf"at most {small} rows, these pixels make segments of {large}.*grid_thw of these"
     with pytest.raises(ValueError, match=words):
         encoder(pixels, encoder_metadata=metadata)

@@ -45,7 +45,7 @@ def test_the_head_of_naflex_is_that_of_transformers(dtype: torch.dtype, bound: f
     pixels = draw_pixels(encoder, grids, dtype=dtype)
     outputs = encoder.split(encoder(pixels, grids), grids)
     assert encoder.pooling_head is not None
-    ours = encoder.pooling_head([output.pooler_output for output in outputs])
+    ours = encoder.pooling_head.apply([output.pooler_output for output in outputs])
     with lift:
         theirs = reference(**siglip2_inputs(pixels, torch.tensor(grids))).pooler_output
     assert distance(ours, theirs) <= bound
@@ -56,7 +56,7 @@ def test_the_head_of_one_size_is_that_of_transformers() -> None:
     pixels = draw_pixels(encoder, [[2, 27, 27]])
     tokens = encoder(pixels, [[1, 27, 27]] * 2).pooler_output
     assert encoder.pooling_head is not None
-    ours = encoder.pooling_head(tokens.split(27 * 27))
+    ours = encoder.pooling_head.apply(tokens.split(27 * 27))
     assert distance(ours, reference(pixels).pooler_output) <= 1e-5
 
 
@@ -66,7 +66,7 @@ def test_encode_and_encode_many_pool_by_the_head(name: str, graphed: bool) -> No
     encoder = with_head(name)
     assert encoder.pooling_head is not None
     tokens = [output.pooler_output for output in encoder.encode(PHOTOS)]
-    wanted = torch.stack([encoder.pooling_head([rows])[0] for rows in tokens])
+    wanted = torch.stack([encoder.pooling_head.apply([rows])[0] for rows in tokens])
     caller = GraphedEncoder(encoder, backend="static", max_budget=1024) if graphed else encoder
     ours = torch.stack(caller.encode(PHOTOS, pool="head"))
     torch.testing.assert_close(ours, wanted, rtol=1e-5, atol=1e-5)
@@ -169,7 +169,7 @@ def test_the_tower_and_its_head_are_those_of_timm() -> None:
     assert encoder.pooling_head is not None
     with torch.no_grad():
         assert distance(tokens, model.forward_features(pixels).flatten(0, 1)) <= 1e-5
-        assert distance(encoder.pooling_head(tokens.split(64)), model(pixels)) <= 1e-5
+        assert distance(encoder.pooling_head.apply(tokens.split(64)), model(pixels)) <= 1e-5
 
 
 def test_heads_are_never_guessed_from_shapes() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,7 @@ from encoders.streams.calls import ItemEncoder, ResultSettings, plan_calls
 from encoders.streams.pooling import pool
 from graphwrap import GraphedEncoder
 from graphwrap.encoder_forms import OnePath
+from tests.oracles import BY_NAME, build_pair, draw_pixels, grids_for
 from tests.support.comparisons import assert_all_equal
 from tests.support.photographs import china, flower, hopper, panning_clip
 from tests.support.towers.streams import TOWERS, NumberEncoder, tower
@@ -62,7 +65,7 @@ def test_half_precision_is_averaged_in_float32(dtype: torch.dtype) -> None:
     tokens = torch.full((5000, 2), 0.1, dtype=dtype)
     tokens[0] = 300
     output = EncoderOutput(None, tokens, ())
-    vector = pool(output, "mean", (1, 2, 2))
+    vector = pool(output, "mean")
     assert vector.dtype == torch.float32
     assert torch.allclose(vector, tokens.double().mean(0).float())
 
@@ -70,7 +73,7 @@ def test_half_precision_is_averaged_in_float32(dtype: torch.dtype) -> None:
 def test_float64_stays_float64() -> None:
     output = EncoderOutput(None, torch.rand(4, 3, dtype=torch.float64), ())
     for how in ("mean", "max"):
-        assert pool(output, how, (1, 2, 2)).dtype == torch.float64
+        assert pool(output, how).dtype == torch.float64
 
 
 def test_normalized_vectors_have_length_one_and_the_same_direction() -> None:
@@ -115,14 +118,25 @@ def test_graphed_encoder_pools_as_its_encoder_does() -> None:
 
 def test_a_field_that_the_wrapper_leaves_out_is_named() -> None:
     encoder = tower("intern_vit_300m")
-    graphed = GraphedEncoder(encoder, backend="eager")
-    with pytest.raises(ValueError, match=r"reads last_hidden_state.*outputs=\['last_hidden_state'"):
-        graphed.encode(IMAGES, pool="cls")
     graphed = GraphedEncoder(encoder, backend="eager", outputs=["last_hidden_state"])
-    (one,), (other,) = (e.encode(IMAGES[:1], pool="cls", max_tiles=1) for e in (graphed, encoder))
-    assert torch.equal(one, other)
     with pytest.raises(ValueError, match="reads pooler_output"):
         graphed.encode(IMAGES, pool="mean")
+
+
+@pytest.mark.parametrize("backend", ["eager", "static"])
+@pytest.mark.parametrize("name", ["intern_vit_300m", "llama4"])
+def test_graphs_of_default_outputs_pool_the_class_token(name: str, backend: Any) -> None:
+    encoder = build_pair(BY_NAME[name], BY_NAME[name].tiny)[0]
+    grids = grids_for(name)
+    inputs = VisionInputs(draw_pixels(encoder, grids), torch.tensor(grids))
+    graphed = GraphedEncoder(encoder, backend=backend)
+    settings = ResultSettings("cls")
+    ours = graphed.item_encoder().encode(inputs, settings)
+    theirs = encoder.item_encoder().encode(inputs, settings)
+    assert len(ours) == len(theirs) == len(grids)
+    for one, other, output in zip(ours, theirs, encoder(inputs), strict=True):
+        assert distance(one, other) <= 2e-6
+        assert torch.equal(other, output["prefix"][:, 0].mean(0))
 
 
 def test_no_items_give_no_vectors() -> None:

@@ -90,7 +90,7 @@ def test_out_may_be_a_view_of_a_larger_tensor() -> None:
 def test_out_that_does_not_fit_is_refused(change: Callable[[Tensor], Tensor]) -> None:
     graphed = toy()
     pixels = pixels_for(graphed.encoder, SMALL)
-    hidden, pooled, deep = graphed.encoder(pixels, SMALL)
+    hidden, pooled, deep, *_ = graphed.encoder(pixels, SMALL)
     with pytest.raises(ValueError, match=r"out.pooler_output is .*: must be torch.float32 \(3, 3"):
         graphed(pixels, SMALL, out=EncoderOutput(hidden, change(pooled), deep))
     with pytest.raises(ValueError, match="out has no last_hidden_state"):
@@ -180,7 +180,7 @@ def test_out_has_no_field_that_was_not_asked_for(route: str, backend: str) -> No
 def test_out_over_the_pixels_of_a_later_group_is_refused() -> None:
     graphed = toy()
     pixels = pixels_for(graphed.encoder, SPLIT)
-    hidden, pooled, deep = copy_of(graphed.encoder(pixels, SPLIT))
+    hidden, pooled, deep, *_ = copy_of(graphed.encoder(pixels, SPLIT))
     for over in (EncoderOutput(pixels, pooled, deep), EncoderOutput(hidden, pixels[:49], deep)):
         if len(over.pooler_output) == len(pooled):
             with pytest.raises(ValueError, match="shares memory with the pixels or buffers"):
@@ -192,7 +192,7 @@ def test_out_over_earlier_results_that_are_views_is_refused() -> None:
     graphed = toy(clone=False)
     seen = graphed(pixels_for(graphed.encoder, LARGE), LARGE)
     pixels = pixels_for(graphed.encoder, SMALL)
-    hidden, _, deep = copy_of(graphed.encoder(pixels, SMALL))
+    hidden, _, deep, *_ = copy_of(graphed.encoder(pixels, SMALL))
     for view in (seen.pooler_output[1:4], seen.deepstack_features[0][:3]):
         with pytest.raises(ValueError, match=r"pooler_output shares memory with the pixels or buf"):
             graphed(pixels, SMALL, out=EncoderOutput(hidden, view, deep))

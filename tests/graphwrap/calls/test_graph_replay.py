@@ -54,7 +54,7 @@ def padded_eager(
         max_input_size=budget.rows,
         max_windows_per_batch=budget.windows or None,
     )
-    hidden, pooled, deep = encoder(rows, encoder_metadata=metadata)
+    hidden, pooled, deep, *_ = encoder(rows, encoder_metadata=metadata)
     tokens = sum(spec.output_tokens for spec in encoder.item_specs(grids))
     assert hidden is not None
     assert pooled is not None

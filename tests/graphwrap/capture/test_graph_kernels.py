@@ -102,7 +102,7 @@ class Wrapper(ToyEncoder):
             return getattr(super().__getattr__("inner"), name)
 
     def forward(self, *args: Any, **kwargs: Any) -> EncoderOutput:
-        hidden, pooled, deepstack = self.inner(*args, **kwargs)
+        hidden, pooled, deepstack, *_ = self.inner(*args, **kwargs)
         return EncoderOutput(-hidden, -pooled, tuple(-layer for layer in deepstack))
 
 

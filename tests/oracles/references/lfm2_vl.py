@@ -40,7 +40,7 @@ def lfm2_keys(state: State) -> State:
 
 def lfm2_output(reference: Any, pixels: Tensor, grid_thw: Tensor) -> EncoderOutput:
     """Run transformers' tower on padded images, and its projector on one image after another."""
-    hidden, normed, _ = siglip2_output(reference["tower"], pixels, grid_thw)
+    hidden, normed, *_ = siglip2_output(reference["tower"], pixels, grid_thw)
     shapes = [(h, w) for t, h, w in grid_thw.tolist() for _ in range(t)]
     parts = normed.split([h * w for h, w in shapes])
     tokens = [

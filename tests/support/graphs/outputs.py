@@ -40,7 +40,7 @@ def worst_distance(ours: Output, theirs: Output) -> float:
 
 def copy_of(output: Output) -> PartialOutput:
     """Return a copy of an output in other memory."""
-    hidden, pooled, deep = output
+    hidden, pooled, deep, *_ = output
     return PartialOutput(
         None if hidden is None else hidden.clone(),
         None if pooled is None else pooled.clone(),

@@ -76,5 +76,5 @@ class FastToy(ToyEncoder):
         if self.accelerator.follows:
             self.accelerator.refresh()
         scale = self.accelerator.derived
-        hidden, pooled, deepstack = output
+        hidden, pooled, deepstack, *_ = output
         return EncoderOutput(hidden * scale, pooled * scale, tuple(x * scale for x in deepstack))

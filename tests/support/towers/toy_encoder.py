@@ -79,7 +79,7 @@ class ToyEncoder(nn.Module):
         for spec in self.item_specs(grid_thw):
             rows = slice(row, row := row + spec.input_size)
             tokens = slice(token, token := token + spec.output_tokens)
-            hidden, pooled, deep = output
+            hidden, pooled, deep, *_ = output
             outputs.append(
                 EncoderOutput(
                     None if hidden is None else hidden[rows],

@@ -25,7 +25,7 @@ class PiecesPath(ToyEncoder):
     budget_range = (2, 32)
 
     def forward(self, *args: object, **kwargs: object) -> EncoderOutput:
-        hidden, pooled, deep = super().forward(*args, **kwargs)  # type: ignore[arg-type]
+        hidden, pooled, deep, *_ = super().forward(*args, **kwargs)  # type: ignore[arg-type]
         return EncoderOutput(-hidden, -pooled, tuple(-layer for layer in deep))
 
 
@@ -60,7 +60,7 @@ class TwoPaths(nn.Module):
         joined = []
         for _, _, has_pieces in inputs.tiles:
             both = [next(parts[name]) for name in ["tiles"] * has_pieces + ["image"]]
-            hidden, pooled, deep = zip(*both, strict=True)
+            hidden, pooled, deep, *_ = zip(*both, strict=True)
             layers: Any = deep[0] and tuple(map(torch.cat, zip(*deep, strict=True)))  # or None
             whole: list[Any] = [None if x[0] is None else torch.cat(x) for x in (hidden, pooled)]
             joined.append(EncoderOutput(whole[0], whole[1], layers))
