@@ -177,7 +177,9 @@ def test_fields_of_an_output_are_read_by_name_and_number(kind: Any) -> None:
     assert output["deepstack_features"] is output[2]
     assert output["prefix"] is output.extras["prefix"]
     assert output[:2] == (output.last_hidden_state, output.pooler_output)
-    with pytest.raises(KeyError, match="'pooled': the fields of this output are .*, pooler_output"):
+    with pytest.raises(
+        KeyError, match=r"'pooled': the fields of this output are .*, pooler_output"
+    ):
         output["pooled"]
 
 
