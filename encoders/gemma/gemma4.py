@@ -49,6 +49,7 @@ from ..hf_config import (
 )
 from ..layers.attention import attention
 from ..layers.bounded_linear import make_linear
+from ..layers.rotary import rotary_cos_sin
 from ..layers.segments import RotarySegments
 
 if TYPE_CHECKING:
@@ -328,19 +329,6 @@ class Projector(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.embedding_projection(self.norm(tokens))
-
-
-def rotary_cos_sin(
-    positions: Tensor, head_size: int, theta: float, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """Return cos and sin [P, K/2] of rotary angles, half by each column of ``positions`` [P, 2].
-
-    K is ``head_size``, ``theta`` the base.
-    """
-    steps = torch.arange(0, head_size // 2, 2, dtype=dtype, device=positions.device)
-    turns = theta ** (steps / (head_size // 2))
-    angles = (positions[:, :, None].to(dtype) / turns).flatten(1)
-    return angles.cos(), angles.sin()
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -50,6 +50,7 @@ from ..hf_config import (
 )
 from ..layers.attention import attention
 from ..layers.products import FlatPatchEmbed
+from ..layers.rotary import rotate_pairs
 from ..layers.segments import RotarySegments
 from ..layers.table_taps import frame_rows, frame_table, grid_taps, pooled_rows
 
@@ -265,7 +266,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, context: RotarySegments) -> Tensor:
         qkv_T3HK = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))
-        q_THK, k_THK = rotate(qkv_T3HK[:, :2], context.cos, context.sin).unbind(1)
+        q_THK, k_THK = rotate_pairs(qkv_T3HK[:, :2], context.cos, context.sin).unbind(1)
         offsets, longest = context.cu_seqlens, context.max_seqlen
         v_THK = qkv_T3HK[:, 2]
         out_THK = attention(q_THK, k_THK, v_THK, offsets, longest, padding=context.padding)
@@ -310,13 +311,3 @@ def rotary_cos_sin(
     turns = theta ** (steps / head_size)
     angles = (positions.flip(1)[:, None].to(dtype) / turns[:, None]).flatten(1)
     return angles.cos(), angles.sin()
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate columns 2i and 2i + 1 of queries and keys ``x`` [T, ..., K] by a row's angle i.
-
-    ``cos`` and ``sin`` are [T, 1, 1, K/2] in float32 or wider.
-    """
-    first, second = x.unflatten(-1, (-1, 2)).unbind(-1)
-    pairs = torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-1)
-    return pairs.flatten(-2).to(x.dtype)

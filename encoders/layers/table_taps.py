@@ -70,6 +70,24 @@ def bicubic_taps(positions: Tensor, height: int, width: int, side: int) -> tuple
     return index.flatten(1), weight.flatten(1)
 
 
+def axis_weights(entries: int, size: int) -> Tensor:
+    """Return the weights that resize one axis of the table of positions, with antialiasing.
+
+    Each of ``size`` positions is a weighted mean of the table's ``entries`` around its centre. The
+    weights fall to 0 within one entry or, if ``size`` is smaller, one step between positions
+    (``F.interpolate(mode="bilinear", antialias=True, align_corners=False)``).
+
+    Returns:
+        float64 [size, entries], rows that sum to 1.
+    """
+    step = entries / size
+    reach = max(step, 1.0)
+    centres = torch.arange(size, dtype=torch.float64, device="cpu") + 0.5
+    entry_centres = torch.arange(entries, dtype=torch.float64, device="cpu") + 0.5
+    weights = (1 - (entry_centres - centres[:, None] * step).abs() / reach).clamp(min=0)
+    return weights / weights.sum(1, keepdim=True)
+
+
 def frame_table(frames: int, width: int, dtype: torch.dtype) -> Tensor:
     """Return sinusoidal embeddings of frame numbers, [frames+1, width].
 

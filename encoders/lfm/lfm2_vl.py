@@ -46,6 +46,7 @@ from ..hf_config import (
 )
 from ..layers.blocks import Block, BlockSizes
 from ..layers.segments import TileSegments, padding_rows
+from ..layers.table_taps import axis_weights
 
 if TYPE_CHECKING:
     from ..contract import Preprocessor
@@ -267,21 +268,3 @@ class Projector(nn.Module):
     def forward(self, patches: Tensor) -> Tensor:
         rows = self.layer_norm(patches.view(-1, self.width))
         return self.linear_2(F.gelu(self.linear_1(rows)))
-
-
-def axis_weights(entries: int, size: int) -> Tensor:
-    """Return the weights that resize one axis of the table of positions, with antialiasing.
-
-    Each of ``size`` positions is a weighted mean of the table's ``entries`` around its centre. The
-    weights fall to 0 within one entry or, if ``size`` is smaller, one step between positions
-    (``F.interpolate(mode="bilinear", antialias=True, align_corners=False)``).
-
-    Returns:
-        float64 [size, entries], rows that sum to 1.
-    """
-    step = entries / size
-    reach = max(step, 1.0)
-    centres = torch.arange(size, dtype=torch.float64, device="cpu") + 0.5
-    entry_centres = torch.arange(entries, dtype=torch.float64, device="cpu") + 0.5
-    weights = (1 - (entry_centres - centres[:, None] * step).abs() / reach).clamp(min=0)
-    return weights / weights.sum(1, keepdim=True)

@@ -44,6 +44,7 @@ from ..hf_config import (
 )
 from ..layers.attention import attention
 from ..layers.blocks import MLP, resize_table
+from ..layers.rotary import rotate_pairs
 from ..layers.segments import RotarySegments, TileSegments
 
 if TYPE_CHECKING:
@@ -237,7 +238,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, context: RotarySegments) -> Tensor:
         cos, sin, *segments = context
         qkv_Bn3HK = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))
-        q_THK, k_THK = rotate(qkv_Bn3HK[:, :, :2], cos, sin).flatten(0, 1).unbind(1)
+        q_THK, k_THK = rotate_pairs(qkv_Bn3HK[:, :, :2], cos, sin).flatten(0, 1).unbind(1)
         v_THK = qkv_Bn3HK[:, :, 2].flatten(0, 1)
         out_THK = attention(q_THK, k_THK, v_THK, *segments, segment_rows=x.shape[1])
         out: Tensor = self.proj(out_THK.flatten(1))
@@ -271,13 +272,3 @@ def rotary_cos_sin(
     angles = torch.cat((columns.expand(h, -1, -1), rows.expand(-1, w, -1)), dim=-1).flatten(0, 1)
     angles = F.pad(angles, (0, 0, 1, 0))
     return angles.cos(), angles.sin()
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate columns 2i and 2i + 1 of queries and keys ``x`` [B, n, 2, H, K] by a row's angle i.
-
-    ``cos`` and ``sin`` are [n, 1, 1, K/2] in float32 or wider.
-    """
-    first, second = x.unflatten(-1, (-1, 2)).unbind(-1)
-    pairs = torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-1)
-    return pairs.flatten(-2).to(x.dtype)

@@ -50,6 +50,7 @@ from ..hf_config import (
 )
 from ..layers.attention import attention
 from ..layers.products import FlatPatchEmbed
+from ..layers.rotary import rotate
 from ..layers.segments import RotarySegments
 
 if TYPE_CHECKING:
@@ -308,14 +309,3 @@ def rotary_cos_sin(
     turns = (theta ** (steps / head_size)).view(-1, 2).T
     angles = (positions[:, :, None].to(dtype) / turns).flatten(1)
     return angles.cos(), angles.sin()
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate columns i and i + K/2 of queries and keys ``x`` [T, ..., K] by the same angle.
-
-    ``cos`` and ``sin`` are [T, 1, 1, K] in float32 or wider: ``RotarySegments.of`` has repeated
-    the values of the K/2 angles and negated the first half of ``sin``.
-    """
-    first, second = x.chunk(2, dim=-1)
-    swapped = torch.cat((second, first), dim=-1)
-    return torch.addcmul(x * cos, swapped, sin).to(x.dtype)

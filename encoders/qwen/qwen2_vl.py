@@ -42,6 +42,7 @@ from ..hf_config import (
 )
 from ..layers.attention import attention
 from ..layers.products import FlatPatchEmbed
+from ..layers.rotary import rotary_cos_sin, rotate
 from ..layers.segments import RotarySegments
 
 if TYPE_CHECKING:
@@ -234,27 +235,3 @@ class Merger(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         return self.mlp(self.ln_q(hidden).view(-1, self.width))
-
-
-def rotary_cos_sin(
-    positions: Tensor, head_size: int, theta: float, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """Return cos and sin [P, K/2] of the 2D rotary angles of ``positions`` [P, 2], (row, column).
-
-    Half the angles are by row, then half by column; K is ``head_size``, ``theta`` the base.
-    """
-    steps = torch.arange(0, head_size // 2, 2, dtype=dtype, device=positions.device)
-    turns = theta ** (steps / (head_size // 2))
-    angles = (positions[:, :, None].to(dtype) / turns).flatten(1)
-    return angles.cos(), angles.sin()
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate columns i and i + K/2 of queries and keys ``x`` [T, ..., K] by the same angle.
-
-    ``cos`` and ``sin`` are [T, 1, 1, K] in float32 or wider: ``RotarySegments.of`` has repeated
-    the values of the K/2 angles and negated the first half of ``sin``.
-    """
-    first, second = x.chunk(2, dim=-1)
-    swapped = torch.cat((second, first), dim=-1)
-    return torch.addcmul(x * cos, swapped, sin).to(x.dtype)

@@ -23,7 +23,7 @@ Deliberate differences:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isqrt
 from typing import TYPE_CHECKING
@@ -32,7 +32,6 @@ import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 
 from ..base.tile_encoder import TileEncoder
 from ..data import EncoderOutput, GridLike, Metadata
@@ -45,8 +44,9 @@ from ..hf_config import (
     require_sizes,
     require_value,
 )
-from ..layers.blocks import MLP, Block, BlockSizes, resize_table
+from ..layers.blocks import Block, BlockSizes, resize_table
 from ..layers.products import PatchEmbed
+from .head import Head
 
 if TYPE_CHECKING:
     from ..contract import Preprocessor
@@ -234,31 +234,6 @@ class Gemma3Encoder(SiglipEncoder):
     def _token_grid(self, h: int, w: int) -> tuple[int, int]:
         """Return rows and columns of tokens of ``h`` x ``w`` patches: one per square of patches."""
         return h // self.config.pool_size, w // self.config.pool_size
-
-
-class Head(nn.Module):
-    """Pools the normed tokens of an item to one vector: a learned query attends to all of them."""
-
-    def __init__(self, sizes: BlockSizes) -> None:
-        super().__init__()
-        width = sizes.hidden_size
-        self.probe = nn.Parameter(torch.randn(1, 1, width))
-        self.attention = nn.MultiheadAttention(width, sizes.num_heads, batch_first=True)
-        self.layernorm = nn.LayerNorm(width, eps=sizes.layer_norm_eps)
-        self.mlp = MLP(width, sizes.intermediate_size, sizes.activation)
-
-    def forward(self, items: Sequence[Tensor]) -> Tensor:
-        """Pool the tokens [n, D] of each item to one vector per item, [items, D]."""
-        rows, padding_mask = pad_sequence(list(items), batch_first=True), None
-        if any(len(item) != rows.shape[1] for item in items):
-            counts = torch.tensor([len(item) for item in items], device=rows.device)
-            padding_mask = torch.arange(rows.shape[1], device=rows.device) >= counts[:, None]
-        probe = self.probe.expand(len(rows), -1, -1)
-        pooled, _ = self.attention(
-            probe, rows, rows, key_padding_mask=padding_mask, need_weights=False
-        )
-        out: Tensor = pooled + self.mlp(self.layernorm(pooled))
-        return out[:, 0]
 
 
 class Projector(nn.Module):

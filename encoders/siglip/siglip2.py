@@ -21,14 +21,13 @@ Deliberate differences:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isqrt
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 
 from ..base.checks import check_input_size, check_rows, require_metadata
 from ..base.patch_encoder import RasterEncoder, merge_order_positions
@@ -41,8 +40,10 @@ from ..hf_config import (
     require_sizes,
     require_value,
 )
-from ..layers.blocks import MLP, Block, BlockSizes
+from ..layers.blocks import Block, BlockSizes
 from ..layers.segments import TileSegments, padding_rows
+from ..layers.table_taps import axis_weights
+from .head import Head
 
 if TYPE_CHECKING:
     from ..contract import Preprocessor
@@ -204,46 +205,3 @@ class Siglip2Encoder(RasterEncoder):
         patches: Tensor = self.patch_embed(pixels)
         weights = (rows[:, :, None] * columns[:, None]).flatten(1)
         return patches + (weights @ self.pos_embed.to(weights.dtype)).to(patches.dtype)
-
-
-class Head(nn.Module):
-    """Pools the normed tokens of an item to one vector: a learned query attends to all of them."""
-
-    def __init__(self, sizes: BlockSizes) -> None:
-        super().__init__()
-        width = sizes.hidden_size
-        self.probe = nn.Parameter(torch.randn(1, 1, width))
-        self.attention = nn.MultiheadAttention(width, sizes.num_heads, batch_first=True)
-        self.layernorm = nn.LayerNorm(width, eps=sizes.layer_norm_eps)
-        self.mlp = MLP(width, sizes.intermediate_size, sizes.activation)
-
-    def forward(self, items: Sequence[Tensor]) -> Tensor:
-        """Pool the tokens [n, D] of each item to one vector per item, [items, D]."""
-        rows, padding_mask = pad_sequence(list(items), batch_first=True), None
-        if any(len(item) != rows.shape[1] for item in items):
-            counts = torch.tensor([len(item) for item in items], device=rows.device)
-            padding_mask = torch.arange(rows.shape[1], device=rows.device) >= counts[:, None]
-        probe = self.probe.expand(len(rows), -1, -1)
-        pooled, _ = self.attention(
-            probe, rows, rows, key_padding_mask=padding_mask, need_weights=False
-        )
-        out: Tensor = pooled + self.mlp(self.layernorm(pooled))
-        return out[:, 0]
-
-
-def axis_weights(entries: int, size: int) -> Tensor:
-    """Return the weights that resize one axis of the table of positions, with antialiasing.
-
-    Each of ``size`` positions is a weighted mean of the table's ``entries`` around its centre. The
-    weights fall to 0 within one entry or, if ``size`` is smaller, one step between positions
-    (``F.interpolate(mode="bilinear", antialias=True, align_corners=False)``).
-
-    Returns:
-        float64 [size, entries], rows that sum to 1.
-    """
-    step = entries / size
-    reach = max(step, 1.0)
-    centres = torch.arange(size, dtype=torch.float64, device="cpu") + 0.5
-    entry_centres = torch.arange(entries, dtype=torch.float64, device="cpu") + 0.5
-    weights = (1 - (entry_centres - centres[:, None] * step).abs() / reach).clamp(min=0)
-    return weights / weights.sum(1, keepdim=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from encoders import Gemma3Config, SiglipConfig
 from encoders.base.vision_encoder import VisionEncoder
-from encoders.siglip.siglip2 import axis_weights
+from encoders.layers.table_taps import axis_weights
 from graphwrap import GraphedEncoder
 from tests.oracles import (
     BY_NAME,
