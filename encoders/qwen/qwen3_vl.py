@@ -169,12 +169,12 @@ class Qwen3VLEncoder(PatchEncoder):
         metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
         hidden = self.embed(pixel_values, metadata)
         tapped = self.config.deepstack_visual_indexes
-        mergers = dict(zip(tapped, self.deepstack_merger_list, strict=True))
         deepstack: list[Tensor] = []
         for number, block in enumerate(self.steps(self.blocks, hidden, metadata, taps=tapped)):
             hidden = block(hidden)
             if number in tapped:
-                deepstack.append(mergers[number](hidden))
+                merger = self.deepstack_merger_list[tapped.index(number)]
+                deepstack.append(merger(hidden))
         return EncoderOutput(hidden, self.merger(hidden), tuple(deepstack))
 
     def _grid_metadata(
