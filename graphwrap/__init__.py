@@ -13,7 +13,7 @@ names in ``__all__``. These are the modules, in the order in which a call passes
 - ``graphs``: the graphs themselves, captured, timed and replayed on static buffers
 - ``costs``: times of replays and eager runs, saved and compared
 - ``packing``: items put into the groups that cost least
-- ``outputs``: outputs as tensors by field name, and checks of tensors that callers pass as ``out``
+- ``outputs``: outputs as tensors by field name
 - ``stats``: counters of replays, padding and eager runs
 - ``torch_internals``: the private functions of torch that this package calls
 """
@@ -24,7 +24,6 @@ from .described_encoder import FeatureMaps, Preprocess
 from .encoder_forms import FormKernels, joins_paths, with_paths
 from .graphed_encoder import GraphedEncoder
 from .guards import Backend, BackendInUse, OnOverflow, read_outputs, require_choice
-from .replay import OutTensors
 from .stats import BudgetStats, GraphStats
 
 __all__ = [
@@ -37,7 +36,6 @@ __all__ = [
     "GraphStats",
     "GraphedEncoder",
     "OnOverflow",
-    "OutTensors",
     "Preprocess",
     "fit_budgets",
     "joins_paths",

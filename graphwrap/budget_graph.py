@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from encoders.contract import GraphableEncoder
+
 from .budgets import Budget
 from .buffers import PADDING, Arena, Memory, MetadataFormat
-from .encoder_forms import Forward
 from .outputs import output_fields
 from .torch_internals import clear_cublas_workspaces, versions_of
 
@@ -26,7 +27,7 @@ class BudgetGraph:
 
     budget: Budget
     format: MetadataFormat
-    forward: Forward
+    encoder: GraphableEncoder
     arena: Arena
     returned: tuple[str, ...]
     """The output fields that are copied into static buffers."""
@@ -55,7 +56,7 @@ class BudgetGraph:
         self._words.masked_fill_(self._padding, 0)  # an earlier call may have left NaN there
         numbers = {name: number.clone() for name, number in self.format.constants.items()}
         versions = versions_of([self.metadata_bytes])
-        output = self.forward(self.pixels, encoder_metadata={**self._metadata, **numbers})
+        output = self.encoder(self.pixels, encoder_metadata={**self._metadata, **numbers})
         self.writes_metadata |= versions_of([self.metadata_bytes]) != versions
         for name, value in output_fields(output, self.returned).items():
             self.outputs[name] = self.arena.output(name, value)

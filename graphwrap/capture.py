@@ -24,7 +24,7 @@ from .budget_graph import BudgetGraph
 from .budgets import Budget, BudgetSet
 from .buffers import Arena, Memory, MetadataFormat
 from .costs import Costs, CostTable
-from .encoder_forms import EncoderForm, capacity_metadata, captured_forward
+from .encoder_forms import EncoderForm, capacity_metadata
 from .forward_state import plain_values
 from .guards import WeightGuard, all_modules, as_module, plain_tensors
 from .measuring import fingerprint, measure
@@ -84,8 +84,7 @@ def capture_encoder(
         )
         for name, path_form in forms.items()
     }
-    bar_label = "compile and capture" if form.settings.compile else "capture"
-    with tqdm(total=0, desc=bar_label, unit="budget", disable=not (progress and pads)) as bar:
+    with tqdm(total=0, desc="capture", unit="budget", disable=not (progress and pads)) as bar:
         path_graphs = {name: capturer.capture(bar) for name, capturer in capturers.items()}
     guard = WeightGuard(roots, attributes, values, hooks=form.has_graphs)
     paths = {}
@@ -112,7 +111,6 @@ class Capturer:
     """The name of the input path for messages, empty if there is only one."""
 
     def __post_init__(self) -> None:
-        self._forward = captured_forward(self.form, len(self.budget_set.budgets))
         self._errors: dict[Budget, Exception] = {}
         if self.form.has_graphs and self.table is not None:
             self.budget_set = self.table.restrict(self.budget_set)
@@ -205,7 +203,7 @@ class Capturer:
 
     def _capture(self, graphs: PathGraphs, budget: Budget, format: MetadataFormat) -> None:
         start_time, memory, accelerator = time.perf_counter(), self.memory, self.form.accelerator
-        graph = BudgetGraph(budget, format, self._forward, graphs.arena, self.form.outputs)
+        graph = BudgetGraph(budget, format, self.form.encoder, graphs.arena, self.form.outputs)
         try:
             empty = format.to_bytes(capacity_metadata(self.form.encoder, budget, []), rows=0)
             if memory.stream is not None:  # the last warm-up may still be reading its metadata
@@ -302,7 +300,7 @@ class Capturer:
         device, empty = self.form.device, capacity_metadata(self.form.encoder, budget, [])
         format = MetadataFormat(empty, budget.rows)
         arena = self._arena({budget: format})
-        graph = BudgetGraph(budget, format, self._forward, arena, self.form.outputs)
+        graph = BudgetGraph(budget, format, self.form.encoder, arena, self.form.outputs)
         # Not measured: the first run of an accelerated encoder pads weights and chooses kernels.
         if self.form.accelerator is not None:
             graph.body()

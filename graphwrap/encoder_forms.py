@@ -1,4 +1,4 @@
-"""The form of an encoder that is captured: as it is, accelerated, or compiled.
+"""The form of an encoder that is captured: as it is, or accelerated.
 
 An encoder may have several named input paths, such as one for whole images and one for tiles.
 """
@@ -7,16 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol, TypeAlias, cast
+from typing import Literal, NamedTuple, TypeAlias, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from encoders.contract import (
     Accelerable,
     AcceleratesItself,
     Accelerator,
-    EncoderOutput,
     GraphableEncoder,
     Grid,
     Kernels,
@@ -30,7 +29,6 @@ from encoders.contract import (
 
 from .budgets import Budget
 from .guards import BackendInUse, as_module, require_graphable
-from .torch_internals import compile_module
 
 FormKernels: TypeAlias = Literal[Kernels, "reference"]
 """Attention kernels: an argument of ``accelerated()``, or "reference" for the encoder as it is."""
@@ -45,8 +43,6 @@ class FormSettings(NamedTuple):
     precision: Precision = "bf16"
     """The ``precision`` passed to ``accelerated()``: "bf16" keeps the encoder's dtype, whichever it
     is, and "fp8" computes matrix products in e4m3 where that is faster."""
-    compile: bool = False
-    """Whether the module as it is will be compiled by ``torch.compile`` before capture."""
 
 
 @dataclass(frozen=True)
@@ -64,14 +60,8 @@ class EncoderForm:
 
     @property
     def has_graphs(self) -> bool:
-        """Whether runs of fixed size are captured as CUDA graphs, rather than run without."""
+        """Whether fixed-size runs are captured as CUDA graphs or executed directly."""
         return self.backend == "cudagraph"
-
-
-class Forward(Protocol):
-    """The call that a CUDA graph is captured from: padded pixels and metadata to features."""
-
-    def __call__(self, pixel_values: Tensor, *, encoder_metadata: Metadata) -> EncoderOutput: ...
 
 
 class OnePath(NamedTuple):
@@ -132,8 +122,7 @@ def choose_form(
     The form is the encoder itself or what its ``accelerated()`` returns.
 
     Raises:
-        ValueError: settings that ask for kernels, a precision or a compilation that this encoder
-            does not offer.
+        ValueError: settings that ask for kernels or a precision that this encoder does not offer.
     """
     accelerator = _find_accelerator(encoder)
     # A wrapper that passes on its module's attributes is not accelerated: `accelerated()` would be
@@ -143,13 +132,13 @@ def choose_form(
         reason = "this encoder is accelerated already (pass the one accelerated() was called on)"
     elif not (accelerates_itself and isinstance(encoder, Accelerable)):
         reason = f"{type(encoder).__name__} has no accelerated form"
-    elif settings.compile or settings.kernels == "reference":
-        reason = 'compile=True and kernels="reference" take the encoder as it is'
+    elif settings.kernels == "reference":
+        reason = 'kernels="reference" takes the encoder as it is'
     else:
         form = encoder.accelerated(settings.kernels, settings.precision)
         return form, _find_accelerator(form)
     for (name, value), default in zip(settings._asdict().items(), FormSettings(), strict=True):
-        allowed = accelerator is None and (name == "compile" or value == "reference")
+        allowed = accelerator is None and value == "reference"
         if value != default and not allowed:
             raise ValueError(
                 f"{name}={value!r}: {reason}, there is no choice: leave {name}={default!r}"
@@ -163,16 +152,6 @@ def _find_accelerator(encoder: GraphableEncoder) -> Accelerator | None:
         if isinstance(module, Accelerable) and module.accelerator is not None:
             return module.accelerator
     return None
-
-
-def captured_forward(form: EncoderForm, budgets: int) -> Forward:
-    """Return the forward that graphs are captured from, compiled if the settings say so.
-
-    The number of ``budgets`` bounds how often torch may compile it: once per shape of the inputs.
-    """
-    if not form.settings.compile:
-        return form.encoder
-    return compile_module(form.encoder, times=2 * budgets)
 
 
 def capacity_metadata(encoder: GraphableEncoder, budget: Budget, grids: Sequence[Grid]) -> Metadata:

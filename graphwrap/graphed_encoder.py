@@ -23,7 +23,7 @@ from .capture import capture_encoder
 from .costs import CostTable, read_tables, write_tables
 from .described_encoder import DescribesItself
 from .measuring import fingerprint
-from .replay import Captured, Inputs, OutTensors
+from .replay import Captured, Inputs
 from .stats import GraphStats
 
 CAPTURE_LOCK = threading.RLock()
@@ -59,8 +59,6 @@ class GraphedEncoder(DescribesItself, EncodesItems[PartialOutput]):
             already keeps its own: leave "auto".
         precision: "bf16" keeps the encoder's dtype, whichever it is; "fp8" computes products of an
             accelerated form in e4m3 where that is faster (a bfloat16 encoder on an H100 or newer).
-        compile: replay what ``torch.compile`` makes of an encoder that has no accelerated form,
-            about 30 seconds per budget; items that run eagerly use the encoder as it is.
         on_overflow: an item over every budget runs eagerly ("eager") or raises ("raise").
         clone: results are the caller's own; False returns views that the next call overwrites.
 
@@ -91,7 +89,6 @@ class GraphedEncoder(DescribesItself, EncodesItems[PartialOutput]):
         backend: guards.Backend = "auto",
         kernels: encoder_forms.FormKernels = "auto",
         precision: Precision = "bf16",
-        compile: bool = False,
         on_overflow: guards.OnOverflow = "eager",
         clone: bool = True,
     ) -> None:
@@ -99,7 +96,6 @@ class GraphedEncoder(DescribesItself, EncodesItems[PartialOutput]):
         guards.require_choice("on_overflow", on_overflow, guards.OVERFLOWS)
         guards.require_choice("clone", clone, (True, False))
         guards.require_choice("kernels", kernels, get_args(encoder_forms.FormKernels))
-        guards.require_choice("compile", compile, (True, False))
         self.outputs = guards.read_outputs(outputs)
         self._path_encoder = encoder_forms.with_paths(encoder)
         paths = self._path_encoder.paths
@@ -121,8 +117,8 @@ class GraphedEncoder(DescribesItself, EncodesItems[PartialOutput]):
         self.on_overflow, self.clone = on_overflow, clone
         self._bounded = max_budget is None
         self._backend = backend
-        self.kernels, self.precision, self.compile = kernels, precision, compile
-        self._settings = encoder_forms.FormSettings(kernels, precision, compile)
+        self.kernels, self.precision = kernels, precision
+        self._settings = encoder_forms.FormSettings(kernels, precision)
         self._lock = guards.CallLock()
         self._tables: dict[str, CostTable] = {}
         self._forms: dict[str, encoder_forms.EncoderForm] = {}
@@ -260,16 +256,12 @@ class GraphedEncoder(DescribesItself, EncodesItems[PartialOutput]):
     def __call__(self, pixel_values: VisionInputs) -> list[PartialOutput]: ...
 
     @overload
-    def __call__(
-        self, pixel_values: Tensor, grid_thw: GridLike, *, out: OutTensors | None = None
-    ) -> PartialOutput: ...
+    def __call__(self, pixel_values: Tensor, grid_thw: GridLike) -> PartialOutput: ...
 
     def __call__(
         self,
         pixel_values: Tensor | VisionInputs,
         grid_thw: GridLike | None = None,
-        *,
-        out: OutTensors | None = None,
     ) -> PartialOutput | list[PartialOutput]:
         """Encode a batch of items.
 
@@ -281,16 +273,14 @@ class GraphedEncoder(DescribesItself, EncodesItems[PartialOutput]):
                 it before the device has done the work. Or the whole result of
                 ``encoder.preprocess``, which an encoder of several paths needs.
             grid_thw: [items, 3], the same as for the wrapped encoder; read on the host.
-            out: tensors that the results are written into, each with a storage of its own, None for
-                a field that is not in ``outputs``; not with the result of ``preprocess``.
 
         Returns:
             :class:`PartialOutput`, items in the caller's order; fields not in ``outputs`` are None.
             From the result of ``preprocess``, a list with one output per item.
 
         Raises:
-            ValueError: pixels, a grid or an ``out`` that do not fit, gradients wanted, inputs of
-                other paths, or (with ``on_overflow="raise"``) an item over every budget.
+            ValueError: pixels or a grid that do not fit, gradients wanted, inputs of other paths,
+                or (with ``on_overflow="raise"``) an item over every budget.
             RuntimeError: weights were rebound, a plain value of a module changed (an adapter was
                 switched or merged) or (with graphs) a hook was registered after capture, or this
                 was called from inside its own encoder, or inside a CUDA graph that is being
@@ -303,10 +293,10 @@ class GraphedEncoder(DescribesItself, EncodesItems[PartialOutput]):
                     f"paths {', '.join(self._budget_sets)}: pass the whole result of "
                     "encoder.preprocess(...)"
                 )
-            return self._encode({"image": (pixel_values, grid_thw)}, out)["image"]
-        if grid_thw is not None or out is not None:
+            return self._encode({"image": (pixel_values, grid_thw)})["image"]
+        if grid_thw is not None:
             raise ValueError(
-                "the result of preprocess was given with grid_thw or out: pass it alone, or pass "
+                "the result of preprocess was given with grid_thw: pass it alone, or pass "
                 "inputs.pixel_values and inputs.grid_thw"
             )
         pixel_values.check(self._budget_sets)
@@ -326,10 +316,8 @@ class GraphedEncoder(DescribesItself, EncodesItems[PartialOutput]):
         """
         return [PartialOutput(*item) for item in self._path_encoder.join(outputs, inputs)]
 
-    def _encode(
-        self, inputs: Mapping[str, Inputs], out: OutTensors | None = None
-    ) -> dict[str, PartialOutput]:
-        """Return the output of each input path in ``inputs``; ``out`` requires a single path."""
+    def _encode(self, inputs: Mapping[str, Inputs]) -> dict[str, PartialOutput]:
+        """Return the output of each input path in ``inputs``."""
         guards.check_alone(self._lock, self.device)
         with self._lock:
             captured = self._ready()
@@ -337,7 +325,7 @@ class GraphedEncoder(DescribesItself, EncodesItems[PartialOutput]):
                 guards.check_pixels(pixels, captured.paths[name].row_shape, self.device)
                 captured.guard.check_gradients(pixels)
             with guards.settle_modes(self.device):
-                return captured.encode(inputs, out, refuses=self.on_overflow == "raise")
+                return captured.encode(inputs, refuses=self.on_overflow == "raise")
 
     def item_encoder(self) -> ItemEncoder[PartialOutput]:
         """Return the functions and settings by which ``encode`` and ``encode_many`` run items."""

@@ -1,4 +1,4 @@
-"""Convert outputs to tensors by field name and back, and check a caller's ``out`` tensors."""
+"""Outputs as tensors by field name, and tensors by field name as outputs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def output_fields(
         if name in names and isinstance(value, tuple | list):
             fields |= {f"{name}.{number}": layer for number, layer in enumerate(value)}
         elif name in names and value is not None:
-            fields[name] = cast(Tensor, value)  # `_check_target` refuses any other type in `out`
+            fields[name] = cast(Tensor, value)
     if "prefix" in output.extras:
         fields["prefix"] = output.extras["prefix"]
     return fields
@@ -74,83 +74,6 @@ def copy_shared(
         own_fields[name] = field.clone() if start in storages or start in weights else field
         storages.add(start)
     return own_fields
-
-
-def read_out(
-    out: EncoderOutput | PartialOutput,
-    templates: Mapping[str, Tensor],
-    counts: Mapping[Unit, int],
-    call_tensors: Sequence[Tensor],
-) -> dict[str, Tensor]:
-    """Return the tensors of ``out`` by field name, checked before anything runs.
-
-    Args:
-        out: the tensors into which the caller wants the results written.
-        templates: a tensor per field with the right dtype, device and shape after the first axis.
-        counts: numbers of input rows, output tokens and segments of the call.
-        call_tensors: pixels and buffers of the call, which must not be written over.
-
-    Raises:
-        ValueError: a tensor is missing, superfluous, does not fit, or shares its storage with
-            another one.
-    """
-    if not isinstance(out, EncoderOutput | PartialOutput):
-        raise ValueError(
-            f"out is a {type(out).__name__}: pass PartialOutput(last_hidden_state, pooler_output, "
-            "deepstack_features), None for what is not returned"
-        )
-    targets = output_fields(out)
-    for name in targets:
-        if name not in templates:
-            raise ValueError(
-                f"out.{name} would not be written: outputs are {', '.join(templates)}; pass a "
-                "tensor for each of these, DeepStack layers in a tuple, and None for others"
-            )
-    other_tensors = [("the pixels or buffers of this call", tensor) for tensor in call_tensors]
-    for name, template in templates.items():
-        shape = (counts[unit_of(name)], *template.shape[1:])
-        if name not in targets:
-            raise ValueError(f"out has no {name}: pass a tensor of shape {shape} for it")
-        target = targets[name]
-        _check_target(name, target, shape, template)
-        for other_name, tensor in other_tensors:
-            if share_storage(target, tensor):
-                raise ValueError(
-                    f"out.{name} shares memory with {other_name}: one could overwrite the other; "
-                    "pass tensors that each have a storage of their own"
-                )
-        other_tensors.append((f"out.{name}", target))
-    return targets
-
-
-def _check_target(name: str, target: Tensor, shape: tuple[int, ...], template: Tensor) -> None:
-    """Raise a ValueError unless the field ``name`` can be written into the tensor ``target``.
-
-    It must have this ``shape`` and the dtype and device of ``template``. A tensor made in inference
-    mode, or with several entries at one address, cannot be written.
-    """
-    if not isinstance(target, Tensor):
-        raise ValueError(f"out.{name} is a {type(target).__name__}: pass a tensor to write into")
-    kind = f"{target.dtype} {tuple(target.shape)} on {target.device}"
-    expected = f"{template.dtype} {shape} on {template.device}"
-    if kind != expected:
-        raise ValueError(f"out.{name} is {kind}: must be {expected}")
-    if target.is_inference() or _overlaps_itself(target):
-        raise ValueError(
-            f"out.{name} was made in inference mode, or is expanded or unfolded (several of its "
-            "entries are one place in memory), and cannot be written: pass its clone(), made under "
-            "torch.no_grad()"
-        )
-
-
-def _overlaps_itself(tensor: Tensor) -> bool:
-    """Return whether several entries of a tensor are the same place in memory."""
-    reach = 0
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1 and stride <= reach:
-            return tensor.numel() > 0
-        reach += stride * (size - 1)
-    return False
 
 
 def share_storage(a: Tensor, b: Tensor) -> bool:

@@ -10,7 +10,7 @@ from typing import Generic, NamedTuple, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-from encoders.contract import EncoderOutput, GridLike, Metadata, PartialOutput
+from encoders.contract import GridLike, Metadata, PartialOutput
 from encoders.grids import read_grid
 
 from .budget_graph import BudgetGraph
@@ -19,15 +19,13 @@ from .buffers import Arena, Memory
 from .encoder_forms import EncoderForm, capacity_metadata
 from .forward_state import is_library
 from .guards import WeightGuard
-from .outputs import as_output, copy_shared, output_fields, read_out, share_storage, unit_of
+from .outputs import as_output, copy_shared, output_fields, share_storage, unit_of
 from .packing import Group, Packer, Schedule, Span, Step, make_schedule, refuse_overflow
 from .stats import BudgetStats, GraphStats
 from .torch_internals import versions_of
 
 Inputs: TypeAlias = tuple[Tensor, GridLike | None]
 """The pixels, [P, *row_shape], and the grid, [items, 3], of the items of one input path."""
-OutTensors: TypeAlias = EncoderOutput | PartialOutput
-"""Tensors of the caller to write results into, None for a field that is not returned."""
 SCHEDULE_ITEMS = 200_000
 """The most items in all schedules that are kept, so that grids seen before are not packed again. An
 item takes about 130 bytes (Python 3.11), so that all of them take 26 MB."""
@@ -127,7 +125,6 @@ class Executor:
         self.pads = self.form.backend != "eager"
         """Whether inputs are padded to budgets; they are not on the eager backend."""
         self.row_shape = tuple(self.graphs.arena.pixels.shape[1:])
-        self._field_templates: dict[str, Tensor] = {}
         self.is_library = is_library(self.form.encoder)
         """Whether the encoder is of a class of the library: its metadata do not depend on weights,
         and it keeps none of its outputs. Other encoders may do both."""
@@ -162,54 +159,32 @@ class Executor:
         self.schedules.put(key, schedule, max(len(key), 1))
         return schedule
 
-    def execute(
-        self, schedule: Schedule, pixels: Tensor, out: OutTensors | None
-    ) -> dict[str, Tensor]:
+    def execute(self, schedule: Schedule, pixels: Tensor) -> dict[str, Tensor]:
         """Run every step of a schedule, and return the wanted output fields by name.
 
-        Args:
-            schedule: the steps, made for the items of this call.
-            pixels: the rows of all items, [P, *row_shape].
-            out: the caller's tensors to write the results into; None to make new tensors.
+        The ``pixels`` are the rows of all items of the call, [P, *row_shape].
         """
         if not self.is_library and (versions := self.guard.versions()) != self.versions:
             self.versions, self.written_key = versions, None
             self.prepared.clear()
-        buffer_views = [] if self.clone else list(self.graphs.arena.outputs.values())
-        results = self._read_out(schedule, pixels, buffer_views, out) if out is not None else {}
         # The results of a single step are not copied into tensors of the whole call.
-        has_one_step = len(schedule.steps) == 1 and out is None
-        if len(schedule.steps) > 1 and any(share_storage(pixels, view) for view in buffer_views):
+        if len(schedule.steps) == 1:
+            return self._run(schedule.steps[0], pixels, copy=self.clone)
+        lent = [] if self.clone else self.graphs.arena.outputs.values()
+        if any(share_storage(pixels, view) for view in lent):
             pixels = pixels.clone()  # a step must not overwrite the input of the next one
+        results: dict[str, Tensor] = {}
         for step in schedule.steps:
-            execute = self._replay if step.budget else self._run_eagerly
-            fields = execute(step, pixels, copy=has_one_step and self.clone)
-            if has_one_step:
-                return fields
-            for name, value in fields.items():
+            for name, value in self._run(step, pixels, copy=False).items():
                 unit = unit_of(name)
                 if name not in results:
                     results[name] = value.new_empty(schedule.counts[unit], *value.shape[1:])
                 scatter(value, results[name], step.spans[unit])
         return results
 
-    def _read_out(
-        self, schedule: Schedule, pixels: Tensor, buffer_views: list[Tensor], out: OutTensors
-    ) -> dict[str, Tensor]:
-        """Return the caller's tensors ``out`` by field name, checked before anything runs.
-
-        They must not share memory with ``buffer_views``, the static buffers that results may be
-        views of, nor with ``pixels`` if the schedule has several steps.
-        """
-        for graph in self.graphs.by_budget.values():
-            self._field_templates = graph.outputs
-        if not self._field_templates:  # an empty run has fields of the same shapes and dtypes
-            self._field_templates = output_fields(
-                self.form.encoder(pixels[:0], []), self.form.outputs
-            )
-        if len(schedule.steps) > 1:  # a step must not overwrite the input of the next one
-            buffer_views = [*buffer_views, pixels]
-        return read_out(out, self._field_templates, schedule.counts, buffer_views)
+    def _run(self, step: Step, pixels: Tensor, *, copy: bool) -> dict[str, Tensor]:
+        run = self._replay if step.budget else self._run_eagerly
+        return run(step, pixels, copy=copy)
 
     def _replay(self, step: Step, pixels: Tensor, *, copy: bool) -> dict[str, Tensor]:
         """Return the output fields of a replayed step by name.
@@ -317,14 +292,11 @@ class Captured:
     lends: bool
     """Whether results are views of static buffers, which the caller may still be reading."""
 
-    def encode(
-        self, inputs: Mapping[str, Inputs], out: OutTensors | None, *, refuses: bool
-    ) -> dict[str, PartialOutput]:
+    def encode(self, inputs: Mapping[str, Inputs], *, refuses: bool) -> dict[str, PartialOutput]:
         """Return the output of each input path that has items, by the name of the path.
 
         Args:
             inputs: pixels and grid of each path that has items.
-            out: the caller's tensors to write into, for an encoder of a single path; else None.
             refuses: raise a ValueError if an item is over every budget, instead of an eager run.
         """
         schedules = {
@@ -337,7 +309,7 @@ class Captured:
         try:
             for name, schedule in schedules.items():
                 path = self.paths[name]
-                fields = path.execute(schedule, inputs[name][0], out)
+                fields = path.execute(schedule, inputs[name][0])
                 outputs[name] = as_output(fields, path.form.outputs)
         finally:  # memory is in use also after a call that failed half-way
             self.memory.mark_use()

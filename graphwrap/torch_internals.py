@@ -6,9 +6,9 @@ several microseconds is no substitute.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, ParamSpec, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +16,6 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE
 
-Given = ParamSpec("Given")
-Result = TypeVar("Result")
 PoolHandle: TypeAlias = "_POOL_HANDLE"
 StreamNumbers: TypeAlias = tuple[int, int, int]
 MODULES = "_modules"
@@ -63,17 +61,6 @@ def versions_of(tensors: Sequence[Tensor]) -> list[int]:
     an encoder wrote to a tensor that it was given, or whether weights were updated.
     """
     return [tensor._version for tensor in tensors]
-
-
-def compile_module(module: Callable[Given, Result], times: int) -> Callable[Given, Result]:
-    """Return ``module`` as a function that torch compiles at most ``times`` times.
-
-    It compiles once for each shape of the inputs. By default torch stops after eight times, and
-    the setting has no public name.
-    """
-    limits = torch._dynamo.config.patch(recompile_limit=times, accumulated_recompile_limit=times)
-    function: Callable[Given, Result] = limits(torch.compile(module, dynamic=False))
-    return function
 
 
 def abandon_capture(graph: torch.cuda.CUDAGraph, device: int, handle: PoolHandle) -> None:

@@ -63,7 +63,6 @@ from graphwrap import (
     FormKernels,
     GraphStats,
     OnOverflow,
-    OutTensors,
     Preprocess,
 )
 from weights import CheckpointInfo, DtypeName, FamilyConfig, Fetch, JsonDict
@@ -122,7 +121,6 @@ __all__ = [
     "NearestPatch",
     "OnError",
     "OnOverflow",
-    "OutTensors",
     "OutputField",
     "PaddleOCRVLConfig",
     "PartialOutput",

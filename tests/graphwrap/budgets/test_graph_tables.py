@@ -125,12 +125,11 @@ def fingerprint_of(**changes: Any) -> dict[str, str]:
         ("weights", {"depth": 3}),
         ("weights", {"hidden_size": 1024}),
         ("dtype", {"dtype": torch.bfloat16}),
-        ("compile", {"compile": True}),
         ("kernels", {"kernels": "reference"}),
         ("precision", {"precision": "fp8"}),
         ("outputs", {"outputs": ("pooler_output", "last_hidden_state")}),
     ],
-    ids=["depth", "width", "dtype", "compile", "kernels", "precision", "outputs"],
+    ids=["depth", "width", "dtype", "kernels", "precision", "outputs"],
 )
 def test_each_thing_that_times_depend_on_tells_tables_apart(
     tmp_path: Path, key: str, change: dict[str, Any]

@@ -110,7 +110,6 @@ def test_pixels_that_are_no_tensor_are_refused_with_the_fix(convert: Any) -> Non
         ({"outputs": (3,)}, r"outputs=\(3,\): give a tuple of"),
         ({"clone": "no"}, "clone='no': must be one of True, False"),
         ({"clone": 1}, "clone=1: must be one of True, False"),
-        ({"compile": None}, "compile=None: must be one of"),
         ({"backend": None}, "backend=None: must be one of auto"),
         ({"on_overflow": True}, "on_overflow=True: must be one of eager, raise"),
     ],

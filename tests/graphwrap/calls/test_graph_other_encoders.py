@@ -153,19 +153,6 @@ def test_a_module_that_passes_attributes_on_is_an_encoder(backend: str) -> None:
     assert_same_bits(graphed_of(Wrapper(encoder), backend)(pixels, GRIDS), expected)
 
 
-@pytest.mark.parametrize("wrong", [None, 5, "there"])
-def test_out_that_holds_no_tensor_is_told_so(wrong: Any) -> None:
-    graphed = static(ToyEncoder(), [8, 16])
-    good = graphed(torch.ones(6, 3), [[1, 1, 6]])
-    layers = EncoderOutput(good.last_hidden_state, good.pooler_output, (wrong, wrong))
-    with pytest.raises(ValueError, match=r"out.deepstack_features.0 is a \w+: pass a tensor"):
-        graphed(torch.ones(6, 3), [[1, 1, 6]], out=layers)
-    if wrong is not None:
-        layers = EncoderOutput(good.last_hidden_state, good.pooler_output, wrong)
-        with pytest.raises(ValueError, match=r"out.deepstack_features would not .* in a tuple"):
-            graphed(torch.ones(6, 3), [[1, 1, 6]], out=layers)
-
-
 def test_an_allocator_without_pools_is_refused_before_capture(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

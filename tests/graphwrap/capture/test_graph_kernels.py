@@ -158,12 +158,6 @@ REFUSED: dict[str, tuple[nn.Module, dict[str, Any], str]] = {
     "kernels again": (ACCELERATED, {"kernels": "triton"}, "kernels='triton': this encoder is acc"),
     "reference again": (ACCELERATED, {"kernels": "reference"}, r"\(pass the one accelerated\(\)"),
     "precision again": (ACCELERATED, {"precision": "fp8"}, "leave precision='bf16'"),
-    "compiled again": (ACCELERATED, {"compile": True}, "leave compile=False"),
-    "compiled kernels": (
-        FastToy(),
-        {"kernels": "triton", "compile": True},
-        "compile=True .* take the encoder as it is.* leave kernels='auto'",
-    ),
 }
 
 
@@ -172,22 +166,6 @@ def test_kernels_that_cannot_be_are_refused_at_once(case: str) -> None:
     encoder, settings, message = REFUSED[case]
     with pytest.raises(ValueError, match=message):
         graphed_of(encoder, **settings)
-
-
-# --- compiling ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kernels", ["auto", "reference"])
-def test_what_is_compiled_is_the_encoder_as_it_is(
-    kernels: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    compiled = []
-    monkeypatch.setattr(torch, "compile", lambda module, **_: compiled.append(module) or module)
-    encoder = FastToy()
-    graphed = graphed_of(encoder, kernels=kernels, compile=True).capture()
-    assert compiled == [encoder]
-    assert "compile and capture: 100%" in capfd.readouterr().err
-    assert_runs(graphed, encoder)
 
 
 # --- refreshing -----------------------------------------------------------------------------------
