@@ -20,153 +20,100 @@ when they are first used.
 
 from __future__ import annotations
 
+import ast
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .baidu.ernie4_5_vl import Ernie4_5VLConfig, Ernie4_5VLEncoder
-from .baidu.paddleocr_vl import PaddleOCRVLConfig, PaddleOCRVLEncoder
-from .base.configs import PatchConfig, TileConfig, VisionConfig
-from .base.encoder import Encoder
-from .base.patch_encoder import PatchEncoder
-from .base.paths_encoder import PathsEncoder
-from .base.vision_encoder import VisionEncoder
-from .contract import EncoderConfig, GraphableEncoder, Preprocessor
-from .data import (
-    EncoderItemSpec,
-    EncoderOutput,
-    FeatureRows,
-    Grid,
-    GridLike,
-    Metadata,
-    OutputField,
-    PartialOutput,
-    PathInputs,
-    Tiling,
-    VisionInputs,
-)
-from .deepseek.deepseek_ocr import DeepseekOCRConfig, DeepseekOCREncoder, ModeName
-from .deepseek.deepseek_vl import (
-    DeepseekVLConfig,
-    DeepseekVLEncoder,
-    DeepseekVLHybridConfig,
-    DeepseekVLHybridEncoder,
-)
-from .deepseek.deepseek_vl2 import DeepseekVL2Config, DeepseekVL2Encoder
-from .deepseek.sam import SamSizes
-from .gemma.gemma4 import Gemma4Config, Gemma4Encoder
-from .glm.glm4v import Glm4VConfig, Glm4VEncoder
-from .glm.glm_ocr import GlmOCRConfig, GlmOCREncoder
-from .idefics.idefics3 import Idefics3Config, Idefics3Encoder
-from .intern.intern_vit import InternViT, InternViTConfig
-from .kimi.moonvit import MoonViTConfig, MoonViTEncoder
-from .layers.blocks import BlockSizes, Gelu
-from .lfm.lfm2_vl import Lfm2VLConfig, Lfm2VLEncoder
-from .llama.llama4 import Llama4Config, Llama4Encoder
-from .minimax.minimax_m3 import MiniMaxM3Config, MiniMaxM3Encoder
-from .mistral.pixtral import PixtralConfig, PixtralEncoder
-from .qwen.qwen2_5_vl import Qwen2_5VLConfig, Qwen2_5VLEncoder
-from .qwen.qwen2_vl import Qwen2VLConfig, Qwen2VLEncoder
-from .qwen.qwen3_vl import Qwen3VLConfig, Qwen3VLEncoder
-from .siglip.siglip import Gemma3Config, Gemma3Encoder, SiglipConfig, SiglipEncoder
-from .siglip.siglip2 import Siglip2Config, Siglip2Encoder
-from .step.step3 import Step3Config, Step3Encoder
-from .step.step3_vl import Step3VLConfig, Step3VLEncoder
+from .baidu.ernie4_5_vl import Ernie4_5VLConfig as Ernie4_5VLConfig
+from .baidu.ernie4_5_vl import Ernie4_5VLEncoder as Ernie4_5VLEncoder
+from .baidu.paddleocr_vl import PaddleOCRVLConfig as PaddleOCRVLConfig
+from .baidu.paddleocr_vl import PaddleOCRVLEncoder as PaddleOCRVLEncoder
+from .base.configs import PatchConfig as PatchConfig
+from .base.configs import TileConfig as TileConfig
+from .base.configs import VisionConfig as VisionConfig
+from .base.encoder import Encoder as Encoder
+from .base.patch_encoder import PatchEncoder as PatchEncoder
+from .base.paths_encoder import PathsEncoder as PathsEncoder
+from .base.vision_encoder import VisionEncoder as VisionEncoder
+from .contract import EncoderConfig as EncoderConfig
+from .contract import GraphableEncoder as GraphableEncoder
+from .contract import Preprocessor as Preprocessor
+from .data import EncoderItemSpec as EncoderItemSpec
+from .data import EncoderOutput as EncoderOutput
+from .data import FeatureRows as FeatureRows
+from .data import Grid as Grid
+from .data import GridLike as GridLike
+from .data import Metadata as Metadata
+from .data import OutputField as OutputField
+from .data import PartialOutput as PartialOutput
+from .data import PathInputs as PathInputs
+from .data import Tiling as Tiling
+from .data import VisionInputs as VisionInputs
+from .deepseek.deepseek_ocr import DeepseekOCRConfig as DeepseekOCRConfig
+from .deepseek.deepseek_ocr import DeepseekOCREncoder as DeepseekOCREncoder
+from .deepseek.deepseek_ocr import ModeName as ModeName
+from .deepseek.deepseek_vl import DeepseekVLConfig as DeepseekVLConfig
+from .deepseek.deepseek_vl import DeepseekVLEncoder as DeepseekVLEncoder
+from .deepseek.deepseek_vl import DeepseekVLHybridConfig as DeepseekVLHybridConfig
+from .deepseek.deepseek_vl import DeepseekVLHybridEncoder as DeepseekVLHybridEncoder
+from .deepseek.deepseek_vl2 import DeepseekVL2Config as DeepseekVL2Config
+from .deepseek.deepseek_vl2 import DeepseekVL2Encoder as DeepseekVL2Encoder
+from .deepseek.sam import SamSizes as SamSizes
+from .gemma.gemma4 import Gemma4Config as Gemma4Config
+from .gemma.gemma4 import Gemma4Encoder as Gemma4Encoder
+from .glm.glm4v import Glm4VConfig as Glm4VConfig
+from .glm.glm4v import Glm4VEncoder as Glm4VEncoder
+from .glm.glm_ocr import GlmOCRConfig as GlmOCRConfig
+from .glm.glm_ocr import GlmOCREncoder as GlmOCREncoder
+from .idefics.idefics3 import Idefics3Config as Idefics3Config
+from .idefics.idefics3 import Idefics3Encoder as Idefics3Encoder
+from .intern.intern_vit import InternViT as InternViT
+from .intern.intern_vit import InternViTConfig as InternViTConfig
+from .kimi.moonvit import MoonViTConfig as MoonViTConfig
+from .kimi.moonvit import MoonViTEncoder as MoonViTEncoder
+from .layers.blocks import BlockSizes as BlockSizes
+from .layers.blocks import Gelu as Gelu
+from .lfm.lfm2_vl import Lfm2VLConfig as Lfm2VLConfig
+from .lfm.lfm2_vl import Lfm2VLEncoder as Lfm2VLEncoder
+from .llama.llama4 import Llama4Config as Llama4Config
+from .llama.llama4 import Llama4Encoder as Llama4Encoder
+from .minimax.minimax_m3 import MiniMaxM3Config as MiniMaxM3Config
+from .minimax.minimax_m3 import MiniMaxM3Encoder as MiniMaxM3Encoder
+from .mistral.pixtral import PixtralConfig as PixtralConfig
+from .mistral.pixtral import PixtralEncoder as PixtralEncoder
+from .qwen.qwen2_5_vl import Qwen2_5VLConfig as Qwen2_5VLConfig
+from .qwen.qwen2_5_vl import Qwen2_5VLEncoder as Qwen2_5VLEncoder
+from .qwen.qwen2_vl import Qwen2VLConfig as Qwen2VLConfig
+from .qwen.qwen2_vl import Qwen2VLEncoder as Qwen2VLEncoder
+from .qwen.qwen3_vl import Qwen3VLConfig as Qwen3VLConfig
+from .qwen.qwen3_vl import Qwen3VLEncoder as Qwen3VLEncoder
+from .siglip.siglip import Gemma3Config as Gemma3Config
+from .siglip.siglip import Gemma3Encoder as Gemma3Encoder
+from .siglip.siglip import SiglipConfig as SiglipConfig
+from .siglip.siglip import SiglipEncoder as SiglipEncoder
+from .siglip.siglip2 import Siglip2Config as Siglip2Config
+from .siglip.siglip2 import Siglip2Encoder as Siglip2Encoder
+from .step.step3 import Step3Config as Step3Config
+from .step.step3 import Step3Encoder as Step3Encoder
+from .step.step3_vl import Step3VLConfig as Step3VLConfig
+from .step.step3_vl import Step3VLEncoder as Step3VLEncoder
 
 if TYPE_CHECKING:
-    from .base.saving import Publication
-    from .inputs.intake import Video
-    from .streams.item_errors import ItemError
-    from .streams.pruning import PrunedTokens, prune_video_tokens
-
-__all__ = [
-    "BlockSizes",
-    "DeepseekOCRConfig",
-    "DeepseekOCREncoder",
-    "DeepseekVL2Config",
-    "DeepseekVL2Encoder",
-    "DeepseekVLConfig",
-    "DeepseekVLEncoder",
-    "DeepseekVLHybridConfig",
-    "DeepseekVLHybridEncoder",
-    "Encoder",
-    "EncoderConfig",
-    "EncoderItemSpec",
-    "EncoderOutput",
-    "Ernie4_5VLConfig",
-    "Ernie4_5VLEncoder",
-    "FeatureRows",
-    "Gelu",
-    "Gemma3Config",
-    "Gemma3Encoder",
-    "Gemma4Config",
-    "Gemma4Encoder",
-    "Glm4VConfig",
-    "Glm4VEncoder",
-    "GlmOCRConfig",
-    "GlmOCREncoder",
-    "GraphableEncoder",
-    "Grid",
-    "GridLike",
-    "Idefics3Config",
-    "Idefics3Encoder",
-    "InternViT",
-    "InternViTConfig",
-    "ItemError",
-    "Lfm2VLConfig",
-    "Lfm2VLEncoder",
-    "Llama4Config",
-    "Llama4Encoder",
-    "Metadata",
-    "MiniMaxM3Config",
-    "MiniMaxM3Encoder",
-    "ModeName",
-    "MoonViTConfig",
-    "MoonViTEncoder",
-    "OutputField",
-    "PaddleOCRVLConfig",
-    "PaddleOCRVLEncoder",
-    "PartialOutput",
-    "PatchConfig",
-    "PatchEncoder",
-    "PathInputs",
-    "PathsEncoder",
-    "PixtralConfig",
-    "PixtralEncoder",
-    "Preprocessor",
-    "PrunedTokens",
-    "Publication",
-    "Qwen2VLConfig",
-    "Qwen2VLEncoder",
-    "Qwen2_5VLConfig",
-    "Qwen2_5VLEncoder",
-    "Qwen3VLConfig",
-    "Qwen3VLEncoder",
-    "SamSizes",
-    "Siglip2Config",
-    "Siglip2Encoder",
-    "SiglipConfig",
-    "SiglipEncoder",
-    "Step3Config",
-    "Step3Encoder",
-    "Step3VLConfig",
-    "Step3VLEncoder",
-    "TileConfig",
-    "Tiling",
-    "Video",
-    "VisionConfig",
-    "VisionEncoder",
-    "VisionInputs",
-    "prune_video_tokens",
-]
+    from .base.saving import Publication as Publication
+    from .inputs.intake import Video as Video
+    from .streams.item_errors import ItemError as ItemError
+    from .streams.pruning import PrunedTokens as PrunedTokens
+    from .streams.pruning import prune_video_tokens as prune_video_tokens
 
 _MODULES = {
-    "ItemError": ".streams.item_errors",
-    "PrunedTokens": ".streams.pruning",
-    "Publication": ".base.saving",
-    "Video": ".inputs.intake",
-    "prune_video_tokens": ".streams.pruning",
+    alias.name: f"{'.' * node.level}{node.module}"
+    for node in ast.walk(ast.parse(Path(__file__).read_text(encoding="utf-8")))
+    if isinstance(node, ast.ImportFrom) and node.level
+    for alias in node.names
 }
-"""The public names that are imported when they are first used -> the module that defines each."""
+"""The public names, which the imports above list -> the module that defines each."""
+__all__ = sorted(_MODULES)
 
 
 if not TYPE_CHECKING:  # else a type checker would accept any misspelt name

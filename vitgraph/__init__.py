@@ -21,9 +21,10 @@ in ``__all__`` are public, and so is what ``features``, ``integrations``, ``plot
 
 from __future__ import annotations
 
+import ast
 from functools import cache
 from importlib import import_module
-from types import ModuleType
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .shadows import refuse_shadows
@@ -95,72 +96,16 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0.dev0"
 
-_NAMES = {
-    "encoders": (
-        "DeepseekOCREncoder",
-        "DeepseekVL2Encoder",
-        "DeepseekVLEncoder",
-        "DeepseekVLHybridEncoder",
-        "Encoder",
-        "EncoderItemSpec",
-        "EncoderOutput",
-        "Ernie4_5VLEncoder",
-        "Gemma3Encoder",
-        "Gemma4Encoder",
-        "Glm4VEncoder",
-        "GlmOCREncoder",
-        "GraphableEncoder",
-        "Idefics3Encoder",
-        "InternViT",
-        "ItemError",
-        "Lfm2VLEncoder",
-        "Llama4Encoder",
-        "MiniMaxM3Encoder",
-        "MoonViTEncoder",
-        "PaddleOCRVLEncoder",
-        "PathsEncoder",
-        "PixtralEncoder",
-        "Qwen2VLEncoder",
-        "Qwen2_5VLEncoder",
-        "Qwen3VLEncoder",
-        "Siglip2Encoder",
-        "SiglipEncoder",
-        "Step3Encoder",
-        "Step3VLEncoder",
-        "Video",
-        "VisionEncoder",
-        "VisionInputs",
-        "prune_video_tokens",
-    ),
-    "encoders.inputs": ("read_video", "smart_resize"),
-    "graphwrap": ("GraphedEncoder", "fit_budgets"),
-    "weights": (
-        "CheckpointError",
-        "extract_encoder",
-        "inspect_checkpoint",
-        "load_encoder",
-        "resolve_commit",
-    ),
-    "vitgraph.analysis.attention": ("attention_maps",),
-    "vitgraph.analysis.nearest": ("nearest_patches",),
-    "vitgraph.analysis.similarity": ("similarity_of_blocks",),
-    "vitgraph.embedding.batch": ("EmbedBatch",),
-    "vitgraph.features": ("load_embeddings", "load_features"),
-    "vitgraph.fetching": ("load_image",),
-    "vitgraph.models": ("list_models",),
-    "vitgraph.parallel": ("DataParallelEncoder",),
-    "vitgraph.plots": (
-        "plot_attention",
-        "plot_feature_maps",
-        "plot_nearest_patches",
-        "plot_similarity",
-    ),
+_MODULES = {
+    alias.name: f"{'.' * node.level}{node.module or alias.name}"
+    for block in ast.parse(Path(__file__).read_text(encoding="utf-8")).body
+    if isinstance(block, ast.If)
+    for node in block.body
+    if isinstance(node, ast.ImportFrom)
+    for alias in node.names
 }
-"""Name of a module -> the names that ``vitgraph`` offers from it."""
-_MODULES = {name: module for module, names in _NAMES.items() for name in names}
-_SUBMODULES = ("features", "integrations", "plots", "seeded", "types", "video")
-"""The submodules of ``vitgraph`` that are public themselves, such as ``vitgraph.features``."""
-__all__ = sorted(("__version__", *_MODULES, *_SUBMODULES))
+"""The public names that the imports for type checkers above list -> the module of each."""
+__all__ = sorted(("__version__", *_MODULES))
 
 refuse_shadows()
 
@@ -173,8 +118,6 @@ if not TYPE_CHECKING:  # else a type checker would accept any misspelt name
         Raises:
             AttributeError: ``vitgraph`` has no such public name.
         """
-        if name in _SUBMODULES:
-            return _import(f"{__name__}.{name}")
         if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return _found(name)
@@ -182,17 +125,14 @@ if not TYPE_CHECKING:  # else a type checker would accept any misspelt name
 
 @cache
 def _found(name: str) -> object:
-    return getattr(_import(_MODULES[name]), name)
-
-
-def _import(module: str) -> ModuleType:
-    """Import a module by its full name.
+    """Import a public name, or a public submodule such as ``features``.
 
     The check for files that shadow a package is repeated, because ``sys.path`` may have changed
     since ``import vitgraph``.
     """
     refuse_shadows()
-    return import_module(module)
+    module = import_module(_MODULES[name], __name__)
+    return module if _MODULES[name] == f".{name}" else getattr(module, name)
 
 
 def __dir__() -> list[str]:

@@ -23,7 +23,9 @@ load uses them:
 
 from __future__ import annotations
 
+import ast
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .errors import CheckpointError as CheckpointError
@@ -52,20 +54,15 @@ if TYPE_CHECKING:
     from .strict_json import JsonDict as JsonDict
     from .strict_json import JsonObject as JsonObject
 
-_NAMES = {
-    "cache.listing": ("CachedTower", "list_cached", "remove_cached"),
-    "extraction": ("extract_encoder",),
-    "families": ("FAMILIES", "build_config"),
-    "families.family": ("Family", "FamilyConfig"),
-    "hub.repo": ("Fetch", "HubOptions"),
-    "inspection": ("CheckpointInfo", "inspect_checkpoint"),
-    "layouts": ("Layout", "Prefix", "Slot"),
-    "load": ("DtypeName", "describe_encoder", "load_encoder"),
-    "opening": ("open_checkpoint", "resolve_commit"),
-    "strict_json": ("JsonDict", "JsonObject"),
+_MODULES = {
+    alias.name: f"{'.' * node.level}{node.module}"
+    for block in ast.parse(Path(__file__).read_text(encoding="utf-8")).body
+    if isinstance(block, ast.If)
+    for node in block.body
+    if isinstance(node, ast.ImportFrom)
+    for alias in node.names
 }
-"""Module -> the names that other packages may import from it; each is imported on first use."""
-_MODULES = {name: f".{module}" for module, names in _NAMES.items() for name in names}
+"""The public names that the imports for type checkers above list -> the module of each."""
 __all__ = sorted(("CheckpointError", *_MODULES))
 
 

@@ -18,7 +18,9 @@ used, because every encoder imports ``items``, which must not import an image li
 
 from __future__ import annotations
 
+import ast
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -51,28 +53,15 @@ if TYPE_CHECKING:
     from .stream import StreamOptions as StreamOptions
     from .stream import stream_items as stream_items
 
-_NAMES = {
-    ".inputs.intake": ("ImagesLike", "VideosLike"),
-    "calls": (
-        "EitherItemEncoder",
-        "ItemEncoder",
-        "ItemPath",
-        "ResultSettings",
-        "join_inputs",
-        "join_outputs",
-        "select_items",
-    ),
-    "finite": ("require_finite",),
-    "item_errors": ("ItemError",),
-    "items": ("EncodesItems",),
-    "keywords": ("Pooled", "PooledStream", "SizeKeywords", "Whole"),
-    "pooling": ("Pool", "VectorPool", "check_pool", "pool", "pool_items"),
-    "progress": ("Progress",),
-    "pruning": ("PrunedTokens", "prune_video_tokens"),
-    "stream": ("ItemResult", "OnError", "StreamOptions", "stream_items"),
+_MODULES = {
+    alias.name: f"{'.' * node.level}{node.module}"
+    for block in ast.parse(Path(__file__).read_text(encoding="utf-8")).body
+    if isinstance(block, ast.If)
+    for node in block.body
+    if isinstance(node, ast.ImportFrom)
+    for alias in node.names
 }
-"""Per module, the names that other packages may import."""
-_MODULES = {name: f".{module}" for module, names in _NAMES.items() for name in names}
+"""The public names that the imports for type checkers above list -> the module of each."""
 __all__ = sorted(_MODULES)
 
 

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import cast
 
 import pytest
 
@@ -80,13 +79,6 @@ def test_what_integrations_has_is_offered_without_importing_it() -> None:
     assert run("vitgraph.integrations; print('torch' in sys.modules)") == ["False"]
     with pytest.raises(AttributeError, match=r"'vitgraph.integrations' has no attribute 'onnx'"):
         vitgraph.integrations.onnx  # type: ignore[attr-defined]  # noqa: B018
-
-
-def test_type_checkers_are_shown_the_names_that_are_there_at_run_time() -> None:
-    tree = ast.parse(inspect.getsource(vitgraph))
-    shown = next(node for node in tree.body if isinstance(node, ast.If))
-    names = [alias.name for node in shown.body for alias in cast("ast.ImportFrom", node).names]
-    assert sorted(("__version__", *names)) == vitgraph.__all__
 
 
 def public_functions() -> Iterator[FunctionType]:
