@@ -21,6 +21,8 @@ from typing import (
 import torch
 from torch import Tensor
 
+from .processor_outputs import pixels_and_grid
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -313,8 +315,6 @@ class VisionInputs(NamedTuple):
         Raises:
             ValueError: neither pair is there, or half of a pair is missing.
         """
-        from .inputs.processor_outputs import pixels_and_grid
-
         return cls(*pixels_and_grid(features))
 
 

@@ -29,13 +29,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from encoders.accelerated.attention.candidates import (
-    KERNELS,
-    Attend,
-    AttentionShape,
-    is_installed,
-)
+from encoders.accelerated.attention.candidates import KERNELS, Attend, is_installed
 from encoders.accelerated.attention.flash_attn_4 import flash4_forward
+from encoders.accelerated.shapes import AttentionShape
 
 FLASH4_TILES = (
     (192, 144, False),

@@ -24,11 +24,11 @@ from ..data import Metadata
 from ..layers.bounded_linear import BoundedLinear, Range
 from ..layers.torch_internals import gelu_tanh_product, is_plain
 from .aligned import aligned_mlp
-from .attention.candidates import HALF_DTYPES
 from .attention.choices import KernelChoices, graph_milliseconds
 from .attention.fused import BlocksRun, FusedAttention
 from .derived import DerivedWeights
 from .obstacles import clamps, fusible_parts, is_norm, single_ranges
+from .shapes import HALF_DTYPES
 
 if TYPE_CHECKING:
     from ..contract import CallBlock, Step

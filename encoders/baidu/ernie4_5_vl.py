@@ -34,6 +34,7 @@ from torch import Tensor, nn
 
 from ..base.checks import check_input_size
 from ..base.patch_encoder import PatchEncoder, merge_order_positions
+from ..block_parts import BlockParts, plain_parts
 from ..data import EncoderOutput, Grid, GridLike, Metadata
 from ..hf_config import (
     find_section,
@@ -51,7 +52,6 @@ from ..layers.segments import RotarySegments
 from .frame_pairs import frame_pairs
 
 if TYPE_CHECKING:
-    from ..block_parts import BlockParts
     from ..contract import Preprocessor
 
 PAIR = 2
@@ -220,8 +220,6 @@ class Block(nn.Module):
 
     def parts(self) -> BlockParts | None:
         """Return the layers by role, for fused kernels; None if attention or MLP was replaced."""
-        from ..block_parts import plain_parts
-
         if (type(self), type(self.attn), type(self.mlp)) != (Block, Attention, MLP):
             return None
         return plain_parts(self, "quick_gelu")

@@ -16,14 +16,15 @@ from torch import Tensor
 
 from ..data import EncoderOutput, GridLike, Limits, Metadata, Output, VisionInputs
 from ..streams.items import EncodesItems
+from ..streams.pooling import PoolingHead
 from .feature_maps import MapsFeatures
+from .saving import Publication, push_encoder, save_encoder
 
 if TYPE_CHECKING:
     from ..contract import EncoderConfig, Kernels, Precision, Preprocessor
     from ..inputs.intake import ImagesLike, VideosLike
     from ..streams.calls import ItemEncoder
-    from ..streams.pooling import PoolingHead
-    from .saving import Publication
+    from .vision_encoder import VisionEncoder
 
 Self = TypeVar("Self", bound="Encoder")
 
@@ -72,6 +73,11 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
             "this is one path of an encoder: call preprocess or encode of the encoder that has it "
             "in paths, whose inputs.paths[name] this path takes"
         )
+
+    @property
+    @abstractmethod
+    def paths(self) -> Mapping[str, VisionEncoder]:
+        """The encoder of each input path by name: "image" first, then for example "tiles"."""
 
     @abstractmethod
     def join(self, outputs: Mapping[str, Output], inputs: VisionInputs) -> list[Output]:
@@ -324,8 +330,6 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
                 (adapters that are not merged, quantised or mixed dtypes), the folder's name is too
                 long, or the folder holds other weights, such as those of the whole model.
         """
-        from .saving import save_encoder
-
         return save_encoder(self, save_directory)
 
     def push_to_hub(
@@ -357,6 +361,4 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
         Raises:
             ValueError: what :meth:`save_pretrained` raises, or the repo has an adapter of peft.
         """
-        from .saving import push_encoder
-
         return push_encoder(self, repo_id, commit_message, private, token, branch, create_pr)

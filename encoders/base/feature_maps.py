@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, overload
+from typing import Literal, cast, overload
 
 from torch import Tensor, nn
 
 from ..data import FeatureRows, GridLike, Tiling, VisionInputs
-
-if TYPE_CHECKING:
-    from .vision_encoder import VisionEncoder
+from .intermediates import BlockTower, check_arguments, rows_of_all, states_of_blocks
 
 
 class MapsFeatures(nn.Module, ABC):
@@ -19,7 +17,7 @@ class MapsFeatures(nn.Module, ABC):
 
     @property
     @abstractmethod
-    def paths(self) -> Mapping[str, VisionEncoder]:
+    def paths(self) -> Mapping[str, BlockTower]:
         """The encoder of each input path by name: "image" first, then for example "tiles"."""
 
     def _check_inputs(self, inputs: VisionInputs) -> None:
@@ -85,8 +83,6 @@ class MapsFeatures(nn.Module, ABC):
         Raises:
             ValueError: ``features`` are no tensors, or do not have the rows of ``inputs``.
         """
-        from .intermediates import rows_of_all
-
         if isinstance(inputs, VisionInputs):
             if tiles is not None:
                 raise ValueError("tiles was given with the result of preprocess: leave it out")
@@ -152,18 +148,16 @@ class MapsFeatures(nn.Module, ABC):
         Raises:
             ValueError: a block or format that does not exist, and the errors of ``forward``.
         """
-        from .intermediates import check_arguments, states_of_blocks
-
         check_arguments(pixel_values, grid_thw, output_fmt)
         if isinstance(pixel_values, VisionInputs):
             self._check_inputs(pixel_values)
             return {
-                name: states_of_blocks(tower, tower.block_outputs, *path[:2], indices, output_fmt)
+                name: states_of_blocks(tower, *path[:2], indices, output_fmt)
                 for name, tower in self.paths.items()
                 if (path := pixel_values.paths[name]).items
             }
-        if (tower := self.paths["image"]) is not self:
+        tower, itself = self.paths["image"], cast("object", self)
+        if tower is not itself:
             raise self._bare_tensors_error("forward_intermediates")
         assert grid_thw is not None  # check_arguments refuses tensors without a grid
-        run = tower.block_outputs
-        return states_of_blocks(tower, run, pixel_values, grid_thw, indices, output_fmt)
+        return states_of_blocks(tower, pixel_values, grid_thw, indices, output_fmt)

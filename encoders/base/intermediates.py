@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Literal, TypeAlias, TypeGuard
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal, Protocol, TypeGuard
 
 import torch
 from torch import Tensor
 
 from ..data import EncoderOutput, GridLike, PartialOutput, VisionInputs
 from ..grids import plain_values
-from .vision_encoder import VisionEncoder
+from .configs import VisionConfig
 
-BlockOutputs: TypeAlias = Callable[[Tensor, GridLike, Sequence[int]], Iterator[Tensor]]
-"""Takes pixels, their grid and block numbers, and yields the hidden state after each block."""
+
+class BlockTower(Protocol):
+    """An encoder of one input path, as far as the outputs of its blocks concern it."""
+
+    @property
+    def config(self) -> VisionConfig: ...
+
+    def block_outputs(
+        self, pixel_values: Tensor, grid_thw: GridLike, numbers: Sequence[int]
+    ) -> Iterator[Tensor]:
+        """Yield the hidden state after each block in ``numbers``."""
+        ...
+
+    def feature_maps(self, features: Tensor, inputs: GridLike) -> list[Tensor]:
+        """Arrange the rows of all items as one map per item."""
+        ...
 
 
 def check_arguments(
@@ -41,8 +55,7 @@ def check_arguments(
 
 
 def states_of_blocks(
-    tower: VisionEncoder,
-    run: BlockOutputs,
+    tower: BlockTower,
     pixel_values: Tensor,
     grid_thw: GridLike,
     indices: int | Sequence[int] | None,
@@ -52,7 +65,6 @@ def states_of_blocks(
 
     Args:
         tower: an encoder of one input path.
-        run: the tower's method that yields the hidden state after each block in a list.
         pixel_values: the rows of all items.
         grid_thw: [items, 3], (t, h, w) per item, h and w in patches.
         indices: n for the last n blocks, block numbers from 0, None for all.
@@ -63,7 +75,7 @@ def states_of_blocks(
     """
     block_numbers = block_indices(indices, tower.config.depth)
     numbers = sorted(set(block_numbers))
-    states = run(pixel_values, grid_thw, numbers)
+    states = tower.block_outputs(pixel_values, grid_thw, numbers)
     state_of = dict(zip(numbers, states, strict=True))
     if output_fmt == "NLC":
         return [state_of[number] for number in block_numbers]

@@ -16,6 +16,7 @@ from ..data import EncoderItemSpec, Grid, GridLike, Metadata, Tiling
 from ..grids import read_grid
 from ..layers.segments import BlockContext, RotarySegments, prefix_metadata
 from .checks import check_rows, require_metadata
+from .raster import raster_maps, stitch_items
 from .vision_encoder import VisionEncoder
 
 if TYPE_CHECKING:
@@ -140,8 +141,6 @@ class PatchEncoder(VisionEncoder):
     def _maps_of_grids(
         self, features: Tensor, grid_thw: GridLike, tiles: Sequence[Tiling] | None = None
     ) -> list[Tensor]:
-        from .raster import raster_maps
-
         merge, grids = self.config.spatial_merge_size, self._read(grid_thw)
         return raster_maps(features, grids, merge, self._token_frames)
 
@@ -155,8 +154,6 @@ class RasterEncoder(PatchEncoder):
     def _maps_of_grids(
         self, features: Tensor, grid_thw: GridLike, tiles: Sequence[Tiling] | None = None
     ) -> list[Tensor]:
-        from .raster import raster_maps, stitch_items
-
         grids = self._read(grid_thw)
         is_unmerged = len(features) == sum(t * h * w for t, h, w in grids)
         merge = 1 if is_unmerged else self.config.spatial_merge_size

@@ -17,7 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from ..data import EncoderOutput, GridLike, Metadata, Output, VisionInputs, output_like
+from ..layers.torch_internals import share_modules
 from .encoder import Encoder
+from .raster import maps_of_views
 from .vision_encoder import VisionEncoder
 
 if TYPE_CHECKING:
@@ -72,8 +74,6 @@ class PathsEncoder(Encoder):
 
     def _share_modules(self, tower: nn.Module, *, tensors: bool = False) -> None:
         """Take a tower's submodules as this module's own; with ``tensors``, its parameters, too."""
-        from ..layers.torch_internals import share_modules
-
         share_modules(self, tower, tensors=tensors)
 
     def train(self: Self, mode: bool = True) -> Self:
@@ -196,7 +196,5 @@ class TilesThenImage(PathsEncoder):
 
         A view of h*w patches or tokens makes [1, h, w, D]; tiles make [1, rows*h, columns*w, D].
         """
-        from .raster import maps_of_views
-
         tilings = tilings_of(inputs, self._tiles_alone)
         return maps_of_views(features, self.paths, inputs, tilings)

@@ -7,31 +7,24 @@ width, N tokens.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..data import EncoderItemSpec, Grid, GridLike, Metadata, Tiling
 from ..grids import read_grid
 from ..layers.segments import BlockContext, TileSegments
 from .checks import check_input_size, check_rows
+from .raster import stitch_items
 from .vision_encoder import VisionEncoder
 
 if TYPE_CHECKING:
     from .configs import TileConfig
 
 Own = TypeVar("Own", bound="TileEncoder")
-
-
-class InnerStack(NamedTuple):
-    """A stack of blocks over views [B, h, w, D] (SAM) that a tower runs before its ``blocks``."""
-
-    blocks: nn.ModuleList
-    embed: Callable[[Tensor], Tensor]
-    """Takes tiles [B, C, H, W], and returns the rows [B, h, w, D] that the first block reads."""
 
 
 class TileEncoder(VisionEncoder):
@@ -154,8 +147,6 @@ class TileEncoder(VisionEncoder):
         With ``tiles`` (see :class:`VisionInputs`) each image gets one map [1, rows*h, columns*w, D]
         without its thumbnail. Without ``tiles`` each item gets [tiles, h, w, D].
         """
-        from .raster import stitch_items
-
         grids = self._read(grid_thw)
         sizes = [t if features.ndim == 3 else t * prod(self._token_grid(h, w)) for t, h, w in grids]
         if features.shape[0] != sum(sizes):

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -41,9 +41,16 @@ from .encoder import Encoder
 if TYPE_CHECKING:
     from ..contract import Accelerator, Kernels, Precision, Step
     from .configs import VisionConfig
-    from .tile_encoder import InnerStack
 
 Self = TypeVar("Self", bound="VisionEncoder")
+
+
+class InnerStack(NamedTuple):
+    """A stack of blocks over views [B, h, w, D] (SAM) that a tower runs before its ``blocks``."""
+
+    blocks: nn.ModuleList
+    embed: Callable[[Tensor], Tensor]
+    """Takes tiles [B, C, H, W], and returns the rows [B, h, w, D] that the first block reads."""
 
 
 class VisionEncoder(Encoder):

@@ -33,7 +33,9 @@ import torch
 from torch import Tensor, nn
 
 from ..base.paths_encoder import PathsEncoder, tilings_of
-from ..base.tile_encoder import InnerStack, TileEncoder
+from ..base.raster import maps_of_sequences
+from ..base.tile_encoder import TileEncoder
+from ..base.vision_encoder import InnerStack
 from ..data import EncoderOutput, GridLike, Metadata, Output, VisionInputs, output_like
 from ..hf_config import find_section, read_size, require_divisible, require_sizes, require_value
 from ..layers.assembly import SEPARATOR, Picture, assemble, stitch
@@ -262,8 +264,6 @@ class DeepseekOCREncoder(PathsEncoder):
 
     def _maps_of_items(self, features: Tensor, inputs: VisionInputs) -> list[dict[str, Tensor]]:
         """Return the map "image" of each item and, if it has tiles, "tiles", each [1, h, w, D]."""
-        from ..base.raster import maps_of_sequences
-
         return maps_of_sequences(features, ORDER, self._pictures(inputs))
 
 

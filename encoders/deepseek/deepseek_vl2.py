@@ -33,6 +33,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from ..base.paths_encoder import PathsEncoder
+from ..base.raster import maps_of_sequences
 from ..base.tile_encoder import TileEncoder
 from ..data import (
     EncoderOutput,
@@ -212,8 +213,6 @@ class DeepseekVL2Encoder(PathsEncoder):
 
     def _maps_of_items(self, features: Tensor, inputs: VisionInputs) -> list[dict[str, Tensor]]:
         """Return per item the maps "image" and "tiles", each [1, rows, columns, D]."""
-        from ..base.raster import maps_of_sequences
-
         pictures = self._pictures(inputs)
         if features.ndim == 3:
             maps = self.paths["image"].feature_maps(features, inputs.grid_thw)

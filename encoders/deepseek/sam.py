@@ -22,13 +22,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
+from ..block_parts import BlockParts, RelativePositions, plain_parts
 from ..hf_config import (
     read_indices,
     read_ratio,
@@ -40,9 +40,6 @@ from ..hf_config import (
 from ..layers.attention import observe_attention
 from ..layers.blocks import MLP, resize_table
 from ..layers.products import PatchEmbed, convolve
-
-if TYPE_CHECKING:
-    from ..block_parts import BlockParts
 
 
 @dataclass(frozen=True)
@@ -169,8 +166,6 @@ class SamBlock(nn.Module):
 
     def parts(self) -> BlockParts | None:
         """Return the layers by role, for fused kernels; None if attention or MLP was replaced."""
-        from ..block_parts import RelativePositions, plain_parts
-
         if (type(self), type(self.attn), type(self.mlp)) != (SamBlock, SamAttention, MLP):
             return None
         return plain_parts(self, self.mlp.activation)._replace(

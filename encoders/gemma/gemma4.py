@@ -36,6 +36,7 @@ from torch import Tensor, nn
 
 from ..base.checks import check_input_size
 from ..base.patch_encoder import RasterEncoder, merge_order, merge_order_positions
+from ..block_parts import BlockParts
 from ..data import EncoderOutput, Grid, GridLike, Metadata
 from ..hf_config import (
     find_section,
@@ -53,7 +54,6 @@ from ..layers.rotary import rotary_cos_sin
 from ..layers.segments import RotarySegments
 
 if TYPE_CHECKING:
-    from ..block_parts import BlockParts
     from ..contract import Preprocessor
 
 
@@ -249,8 +249,6 @@ class Block(nn.Module):
 
     def parts(self) -> BlockParts | None:
         """Return the layers by role, for fused kernels; None if attention or MLP was replaced."""
-        from ..block_parts import BlockParts
-
         attn, mlp = self.attn, self.mlp
         if (type(self), type(attn), type(mlp)) != (Block, Attention, MLP):
             return None

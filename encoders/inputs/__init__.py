@@ -11,7 +11,6 @@
 - ``views``: square views of a fixed size (whole images and tiles), for the other families
 - ``processor_files``: the defaults in a repo's processor files (``preprocessor_config.json``, ..);
   ``pixel_rules``: the same for towers over patches, such as Qwen's
-- ``processor_outputs``: the pixels and grids in the output of a Hugging Face processor
 
 What only one family does lies beside its tower: ``encoders/<maker>/<family>_pixels.py``. Other
 packages import the names in ``__all__`` from here, not from the modules.

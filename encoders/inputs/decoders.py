@@ -12,7 +12,7 @@ from torch import Tensor
 from .image_files import lock_of
 
 if TYPE_CHECKING:
-    from .intake import AnyArray
+    from ..data import Array
 
 
 class _Frame(Protocol):
@@ -46,7 +46,7 @@ class TorchcodecDecoder(Protocol):
 class _DecordFrame(Protocol):
     """A frame of decord's own array type, [H, W, C]."""
 
-    def asnumpy(self) -> AnyArray: ...
+    def asnumpy(self) -> Array: ...
 
 
 @runtime_checkable
@@ -55,7 +55,7 @@ class DecordReader(Protocol):
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, index: int, /) -> _DecordFrame | Tensor | AnyArray: ...
+    def __getitem__(self, index: int, /) -> _DecordFrame | Tensor | Array: ...
 
     def get_avg_fps(self) -> float: ...
 

@@ -36,7 +36,9 @@ from .decoders import VideoDecoder
 from .image_files import DAMAGED, FileLike, Readable, lock_of, open_image, prefix_errors
 
 if TYPE_CHECKING:
-    AnyArray: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.generic[object]]]
+    from ..data import Array
+
+    AnyArray: TypeAlias = Array
     """An array of numpy of any shape and any type of numbers."""
 else:
     AnyArray = np.ndarray  # when code runs, numpy's generic takes no argument

@@ -35,6 +35,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from ..base.tile_encoder import TileEncoder
+from ..block_parts import BlockParts, plain_parts
 from ..data import EncoderOutput, GridLike, Metadata
 from ..hf_config import (
     find_section,
@@ -52,7 +53,6 @@ from ..layers.products import patch_product
 from ..layers.segments import TileSegments
 
 if TYPE_CHECKING:
-    from ..block_parts import BlockParts
     from ..contract import Preprocessor
 
 _CONVERTED = ("internvl_vision", "interns1_vision")
@@ -268,8 +268,6 @@ class Block(nn.Module):
 
     def parts(self) -> BlockParts | None:
         """Return the layers by role, for fused kernels; None if attention or MLP was replaced."""
-        from ..block_parts import plain_parts
-
         if (type(self), type(self.attn), type(self.mlp)) != (Block, Attention, MLP):
             return None
         return plain_parts(self, "gelu")._replace(

@@ -38,6 +38,7 @@ from torch import Tensor, nn
 
 from ..base.checks import check_input_size
 from ..base.patch_encoder import RasterEncoder, merge_order_positions
+from ..block_parts import BlockParts, plain_parts
 from ..data import EncoderOutput, Grid, GridLike, Metadata
 from ..hf_config import (
     find_section,
@@ -55,7 +56,6 @@ from ..layers.segments import RotarySegments
 from ..layers.table_taps import frame_rows, frame_table, grid_taps, pooled_rows
 
 if TYPE_CHECKING:
-    from ..block_parts import BlockParts
     from ..contract import Preprocessor
 
 
@@ -248,8 +248,6 @@ class Block(nn.Module):
 
     def parts(self) -> BlockParts | None:
         """Return the layers by role, for fused kernels; None if attention or MLP was replaced."""
-        from ..block_parts import plain_parts
-
         if (type(self), type(self.attn), type(self.mlp)) != (Block, Attention, MLP):
             return None
         return plain_parts(self, "gelu_tanh")._replace(rotary_pair_distance=1)

@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from .segments import BELONGING_METADATA, padding_rows
+from .torch_internals import attend_efficient, attend_flash, autograd_inside_op
 
 
 def attention(
@@ -90,12 +91,8 @@ def _attend(
     elif q.device.type != "cuda" or q.dtype == torch.float64:
         out = _attend_masked(q, k, v, cu_seqlens)
     elif _flash_takes(q):
-        from .torch_internals import attend_flash
-
         out = attend_flash(q, k, v, cu_seqlens, max(int(max_seqlen), 1))
     else:
-        from .torch_internals import attend_efficient
-
         out = attend_efficient(q, k, v, cu_seqlens, max(int(max_seqlen), 1))
     padding = padding_rows(cu_seqlens, q.shape[0]) if padding is None else padding
     return out.masked_fill(padding, 0.0) if out.requires_grad else out.masked_fill_(padding, 0.0)
@@ -180,8 +177,6 @@ def _attention_node_backward(
     segment_rows: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of q, k and v by running the forward again: no kernel state is saved."""
-    from .torch_internals import autograd_inside_op
-
     with torch.enable_grad(), autograd_inside_op():
         leaves = [x.detach().requires_grad_() for x in (q, k, v)]
         out = _attend(

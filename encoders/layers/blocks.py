@@ -7,19 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar, get_args
+from typing import Literal, TypeAlias, TypeVar, get_args
 
 import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
+from ..block_parts import BlockParts, plain_parts
 from ..hf_config import require_sizes
 from .attention import attention
 from .segments import TileSegments
-
-if TYPE_CHECKING:
-    from ..block_parts import BlockParts
 
 Sizes = TypeVar("Sizes")
 
@@ -69,8 +67,6 @@ class Block(nn.Module):
 
     def parts(self) -> BlockParts | None:
         """Return the layers by role, for fused kernels; None if attention or MLP was replaced."""
-        from ..block_parts import plain_parts
-
         if (type(self), type(self.attn), type(self.mlp)) != (Block, Attention, MLP):
             return None
         return plain_parts(self, self.mlp.activation)

@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
+from .torch_internals import is_plain
+
 LARGE = 2**26
 """A convolution of at least this many weights is computed as a matrix product in every dtype:
 :func:`convolve` has the reason."""
@@ -30,8 +32,6 @@ def patch_product(layer: nn.Conv2d | nn.Conv3d, rows: Tensor, patch: tuple[int, 
     Returns:
         [.., D], computed as one matrix product if the layer is plain.
     """
-    from .torch_internals import is_plain
-
     if is_plain(layer):
         return F.linear(rows, layer.weight.flatten(1), layer.bias)
     out: Tensor = layer(rows.reshape(-1, *patch))
@@ -87,8 +87,6 @@ def convolve(layer: nn.Module, maps: Tensor) -> Tensor:
     Returns:
         [B, D, h, w].
     """
-    from .torch_internals import is_plain
-
     if (
         not isinstance(layer, nn.Conv2d)
         or not is_plain(layer)

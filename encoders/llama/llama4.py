@@ -33,6 +33,7 @@ from torch import Tensor, nn
 
 from ..base.checks import check_input_size, check_rows, require_metadata
 from ..base.tile_encoder import TileEncoder
+from ..block_parts import BlockParts, plain_parts
 from ..data import EncoderOutput, Grid, GridLike, Metadata
 from ..hf_config import (
     find_section,
@@ -48,7 +49,6 @@ from ..layers.rotary import rotate_pairs
 from ..layers.segments import RotarySegments, TileSegments
 
 if TYPE_CHECKING:
-    from ..block_parts import BlockParts
     from ..contract import Preprocessor
 
 
@@ -219,8 +219,6 @@ class Block(nn.Module):
 
     def parts(self) -> BlockParts | None:
         """Return the layers by role, for fused kernels; None if attention or MLP was replaced."""
-        from ..block_parts import plain_parts
-
         if (type(self), type(self.attn), type(self.mlp)) != (Block, Attention, MLP):
             return None
         return plain_parts(self, "gelu")._replace(rotary_pair_distance=1)

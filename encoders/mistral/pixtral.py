@@ -36,6 +36,7 @@ from torch import Tensor, nn
 
 from ..base.checks import check_input_size
 from ..base.patch_encoder import PatchEncoder, merge_order_positions
+from ..block_parts import BlockParts
 from ..data import EncoderOutput, Grid, GridLike, Metadata
 from ..hf_config import (
     find_section,
@@ -54,7 +55,6 @@ from ..layers.rotary import rotate
 from ..layers.segments import RotarySegments
 
 if TYPE_CHECKING:
-    from ..block_parts import BlockParts
     from ..contract import Preprocessor
 
 _NORM_EPS = {"mistral": 1e-6, "ministral3": 1e-5, "qwen3": 1e-6}
@@ -224,8 +224,6 @@ class Block(nn.Module):
 
     def parts(self) -> BlockParts | None:
         """Return the layers by role, for fused kernels; None if attention or MLP was replaced."""
-        from ..block_parts import BlockParts
-
         if (type(self), type(self.attn), type(self.mlp)) != (Block, Attention, MLP):
             return None
         return BlockParts(

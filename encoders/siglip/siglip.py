@@ -46,11 +46,11 @@ from ..hf_config import (
 )
 from ..layers.blocks import Block, BlockSizes, resize_table
 from ..layers.products import PatchEmbed
+from ..streams.pooling import PoolingHead
 from .head import Head
 
 if TYPE_CHECKING:
     from ..contract import Preprocessor
-    from ..streams.pooling import PoolingHead
 
 
 @dataclass(frozen=True)
@@ -198,8 +198,6 @@ class SiglipEncoder(TileEncoder):
     @property
     def pooling_head(self) -> PoolingHead | None:
         """The head that pools the tokens of an item to one vector; None if the model has none."""
-        from ..streams.pooling import PoolingHead
-
         return PoolingHead(self.head) if self.config.use_head else None
 
     def embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:

@@ -43,11 +43,11 @@ from ..hf_config import (
 from ..layers.blocks import Block, BlockSizes
 from ..layers.segments import TileSegments, padding_rows
 from ..layers.table_taps import axis_weights
+from ..streams.pooling import PoolingHead
 from .head import Head
 
 if TYPE_CHECKING:
     from ..contract import Preprocessor
-    from ..streams.pooling import PoolingHead
 
 
 @dataclass(frozen=True)
@@ -163,8 +163,6 @@ class Siglip2Encoder(RasterEncoder):
     @property
     def pooling_head(self) -> PoolingHead | None:
         """The head that pools the tokens of an item to one vector; None if the model has none."""
-        from ..streams.pooling import PoolingHead
-
         return PoolingHead(self.head) if self.config.use_head else None
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> TileSegments:

@@ -36,6 +36,7 @@ from torch import Tensor, nn
 from ..base.checks import check_input_size, check_rows, require_metadata
 from ..base.paths_encoder import TilesThenImage
 from ..base.tile_encoder import TileEncoder
+from ..block_parts import BlockParts
 from ..data import EncoderOutput, Grid, GridLike, Metadata
 from ..hf_config import (
     find_section,
@@ -54,7 +55,6 @@ from ..layers.rotary import rotate_pairs
 from ..layers.segments import RotarySegments, TileSegments
 
 if TYPE_CHECKING:
-    from ..block_parts import BlockParts
     from ..contract import Preprocessor
 
 LARGEST_BATCH = {"image": 8, "tiles": 36}
@@ -272,8 +272,6 @@ class Block(nn.Module):
 
     def parts(self) -> BlockParts | None:
         """Return the layers by role, for fused kernels; None if attention or MLP was replaced."""
-        from ..block_parts import BlockParts
-
         if (type(self), type(self.attn), type(self.mlp)) != (Block, Attention, MLP):
             return None
         return BlockParts(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Generic, overload
 from torch import Tensor
 
 from ..data import Limits, Output
+from .finite import require_finite
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -83,7 +84,6 @@ class EncodesItems(ABC, Generic[Output]):
                 ``max_tokens_per_call``.
         """
         from .calls import ResultSettings
-        from .finite import require_finite
 
         settings = ResultSettings(pool, normalize, max_tokens_per_call)
         item_encoder = self.item_encoder()

@@ -33,12 +33,8 @@ from encoders import (
     Qwen3VLEncoder,
     VisionEncoder,
 )
-from encoders.accelerated.attention.candidates import (
-    KERNELS,
-    AttentionKernel,
-    AttentionShape,
-    is_installed,
-)
+from encoders.accelerated.attention.candidates import KERNELS, AttentionKernel, is_installed
+from encoders.accelerated.shapes import AttentionShape
 from encoders.base.tile_encoder import TileEncoder
 from encoders.block_parts import BlockParts, NamesItsParts
 from encoders.contract import EncoderOutput, GridLike

@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from encoders import Encoder, VisionEncoder
 from encoders.base.intermediates import block_indices
 from encoders.base.raster import stitch_items
-from encoders.base.tile_encoder import InnerStack
+from encoders.base.vision_encoder import InnerStack
 from encoders.contract import Limits, VisionInputs
 from encoders.grids import plain_values
 from encoders.layers.attention import observe_attention

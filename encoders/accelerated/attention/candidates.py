@@ -16,7 +16,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -25,68 +24,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ...layers.attention import attention
 from ...layers.torch_internals import attend_flash
+from ..shapes import HALF_DTYPES, AttentionShape
 from .flash_attn_4 import flash4_forward
 
-HALF_DTYPES = (torch.float16, torch.bfloat16)
 SHORT = 64
 """Segments of at most this many rows are one tile each in the Triton attention kernel."""
 SEARCHED = 128
 """With at most this many segments, a Triton program finds the segment it works on by comparing all
 offsets at once: each of its 128 or 256 threads compares at most one."""
-
-
-class AttentionShape(NamedTuple):
-    """The properties of an attention call that decide which kernel is the fastest."""
-
-    heads: int
-    size: int
-    """The number of columns of one attention head."""
-    rows: int
-    """The number of rows of the packed batch, padding included."""
-    segments: int
-    """The number of segments that the offsets have room for, empty ones included."""
-    longest: int
-    """An upper bound of the number of rows of the longest segment."""
-    equal: bool
-    """Whether every segment has exactly ``longest`` rows and there are no other rows."""
-    dtype: str
-    """The dtype as a string, such as "torch.bfloat16"."""
-    group: int = 1
-    """Query heads that share one head of keys and values."""
-
-    @property
-    def pads(self) -> bool:
-        """Whether rows of padding may follow the last segment."""
-        return not self.equal or self.segments > 1
-
-    @property
-    def shared(self) -> int:
-        """Number of key and value heads; each of them is shared by a group of query heads."""
-        return self.heads // self.group
-
-
-class RelativeShape(NamedTuple):
-    """The sizes of attention with relative positions inside views of h x w patches or windows."""
-
-    size: int
-    """The number of columns of one attention head."""
-    h: int
-    w: int
-    window: int
-    """Side of the attention windows in patches; 0: attention is over the whole view."""
-    dtype: str
-    """The dtype as a string, such as "torch.bfloat16"."""
-
-    @property
-    def segment(self) -> tuple[int, int]:
-        """Height and width in patches of a window, or of the view if there are no windows."""
-        return (self.window, self.window) if self.window else (self.h, self.w)
-
-    @property
-    def cut(self) -> bool:
-        """Whether windows at the edge reach beyond the view, so that they contain padding."""
-        return self.window > 0 and bool(self.h % self.window or self.w % self.window)
-
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, AttentionShape], Tensor]
 

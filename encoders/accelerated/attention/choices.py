@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ...contract import Kernels, warn_caller
 from ...layers.attention import attention
+from ..shapes import AttentionShape, RelativeShape
 from .candidates import (
     KERNELS,
     REFERENCE,
@@ -23,8 +24,6 @@ from .candidates import (
     SHORT,
     TORCH_KERNELS,
     AttentionKernel,
-    AttentionShape,
-    RelativeShape,
     is_installed,
     kernel_errors,
 )

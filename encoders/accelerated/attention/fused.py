@@ -16,7 +16,8 @@ from ...data import Metadata
 from ...layers.segments import check_equal_segments
 from ...layers.torch_internals import is_plain, is_untouched
 from ..obstacles import is_norm
-from .candidates import AttentionKernel, AttentionShape, RelativeShape, kernel_errors
+from ..shapes import AttentionShape, RelativeShape
+from .candidates import AttentionKernel, kernel_errors
 from .choices import KernelChoices
 
 

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..attention.candidates import HALF_DTYPES, RelativeShape
+from ..shapes import HALF_DTYPES, RelativeShape
 from .triton_attention import LOG2_E
 
 

@@ -7,7 +7,8 @@ from itertools import accumulate, pairwise
 import pytest
 import torch
 
-from encoders.accelerated.attention.candidates import KERNELS, REFERENCE, AttentionShape
+from encoders.accelerated.attention.candidates import KERNELS, REFERENCE
+from encoders.accelerated.shapes import AttentionShape
 from tests.support.accelerated.cases import DEVICE, DTYPES, attended, drawn, needs_triton, relative
 
 pytestmark = needs_triton

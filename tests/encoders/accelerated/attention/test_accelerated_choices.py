@@ -14,12 +14,9 @@ import torch
 from torch import Tensor
 
 from encoders.accelerated.attention import choices as choices_module
-from encoders.accelerated.attention.candidates import (
-    REFERENCE,
-    AttentionKernel,
-    AttentionShape,
-)
+from encoders.accelerated.attention.candidates import REFERENCE, AttentionKernel
 from encoders.accelerated.attention.choices import KernelChoices
+from encoders.accelerated.shapes import AttentionShape
 from encoders.layers.attention import attention
 from tests.oracles import draw_pixels, tiny
 from tests.support.accelerated.cases import (

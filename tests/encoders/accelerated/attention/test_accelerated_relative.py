@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from encoders.accelerated.attention.candidates import RelativeShape
 from encoders.accelerated.attention.choices import RELATIVE, KernelChoices
+from encoders.accelerated.shapes import RelativeShape
 from encoders.deepseek.sam import SamAttention, in_windows
 from graphwrap import GraphedEncoder
 from tests.oracles import distances, draw_pixels, fields_of, slow

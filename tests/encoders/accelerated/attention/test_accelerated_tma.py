@@ -7,7 +7,8 @@ from itertools import accumulate, pairwise
 import pytest
 import torch
 
-from encoders.accelerated.attention.candidates import KERNELS, AttentionShape, flash4_tile
+from encoders.accelerated.attention.candidates import KERNELS, flash4_tile
+from encoders.accelerated.shapes import AttentionShape
 from tests.support.accelerated.cases import (
     DEVICE,
     attended,
