@@ -30,6 +30,7 @@ from ..data import (
 from ..grids import read_grid
 from ..inputs.images import StagedPreprocessor
 from ..inputs.intake import ImagesLike, VideosLike
+from .finite import tensors_of
 from .item_errors import advising_limit
 from .pooling import Pool, PoolingHead, check_fields, check_pool, pool_items
 
@@ -187,9 +188,7 @@ EitherItemEncoder: TypeAlias = ItemEncoder[EncoderOutput] | ItemEncoder[PartialO
 
 def _in_own_memory(output: Output) -> Output:
     """Return the output, copied if one of its tensors is a view of a larger storage."""
-    hidden, pooled, layers, extras = output
-    tensors = [x for x in (hidden, pooled, *(layers or ()), *extras.values()) if x is not None]
-    fills_storage = all(x.untyped_storage().nbytes() == x.nbytes for x in tensors)
+    fills_storage = all(x.untyped_storage().nbytes() == x.nbytes for x in tensors_of(output))
     return output if fills_storage else output.clone()
 
 

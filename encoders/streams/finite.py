@@ -5,7 +5,7 @@ A NaN or an infinity in one vector makes the mean of all vectors NaN, and with i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -53,6 +53,6 @@ def tensors_of(result: object) -> Iterator[Tensor]:
     """Yield the tensors of a result: the vector itself, or all tensors in an output."""
     if isinstance(result, Tensor):
         yield result
-    elif isinstance(result, tuple):
-        for part in result:
+    elif isinstance(result, tuple | Mapping):
+        for part in result.values() if isinstance(result, Mapping) else result:
             yield from tensors_of(part)
