@@ -1,7 +1,7 @@
 """Images and videos turned into the pixels and grids that towers take.
 
 - ``intake``: paths, bytes, PIL images, arrays and tensors to uint8 RGB tensors
-- ``image_files``: image files opened and turned upright
+- ``image_files``: image files opened and turned upright; ``jpeg_files``: JPEG without PIL's lock
 - ``clips``, ``video_files``: clips and video files to lists of uint8 RGB tensors, one per frame;
   ``video_times``, ``video_damage``: their rate and what is wrong with them; ``decoders``: those of
   torchcodec and decord

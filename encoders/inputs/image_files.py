@@ -10,12 +10,16 @@ import os
 import struct
 import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Protocol, TypeAlias, cast, runtime_checkable
+from typing import IO, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
 
 from PIL import ExifTags, Image, UnidentifiedImageError
+
+from .jpeg_files import Pixels, decode_jpeg
+
+Decoded = TypeVar("Decoded")
 
 
 @runtime_checkable
@@ -82,13 +86,34 @@ def open_image(source: FileLike) -> Image.Image:
         ValueError: a file that is missing, damaged, too large or no image; the message begins with
             its path if that was given.
     """
+    return _read(source, _load)
+
+
+def decode_image(source: FileLike) -> Image.Image | Pixels:
+    """Decode an image file as :func:`open_image` does, where possible without PIL's lock.
+
+    Args:
+        source: the path of the file, its bytes, or the open binary file.
+
+    Returns:
+        The upright image: RGB pixels, uint8 [H, W, 3], of a JPEG that :func:`decode_jpeg` decodes,
+        else the PIL image in the mode of the file.
+
+    Raises:
+        ValueError: what :func:`open_image` raises for the file.
+    """
+    return _read(source, _load_fast)
+
+
+def _read(source: FileLike, load: Callable[[Image.Image], Decoded]) -> Decoded:
+    """Open an image file and return what ``load`` makes of the opened image."""
     if source == "":
         raise ValueError("'' is an empty path; pass the path of an image file")
     if isinstance(source, str | os.PathLike):
         with prefix_errors(str(source)):
-            return _open(_find_file(source))
+            return _open(_find_file(source), load)
     if isinstance(source, bytes | bytearray | memoryview):
-        return _open(io.BytesIO(source))
+        return _open(io.BytesIO(source), load)
     if not isinstance(source, Readable):
         raise ValueError(
             f"is of type {type(source).__name__}: pass the path of an image file, its bytes, or an "
@@ -98,7 +123,7 @@ def open_image(source: FileLike) -> Image.Image:
         # A lazy file object opens its file now. If that fails, its error is raised unchanged:
         # ``_open`` would report it as a damaged image.
         source.read(0)
-        return _open(source)
+        return _open(source, load)
 
 
 def _find_file(file: str | os.PathLike[str]) -> Path:
@@ -109,12 +134,11 @@ def _find_file(file: str | os.PathLike[str]) -> Path:
     return Path(file)
 
 
-def _open(file: Path | Readable) -> Image.Image:
+def _open(file: Path | Readable, load: Callable[[Image.Image], Decoded]) -> Decoded:
     try:
         image = Image.open(_with_all_methods(file))
         with image:
-            image.load()
-            return _turn_upright(image)
+            return load(image)
     except Image.DecompressionBombError as error:
         raise ValueError(
             f"cannot be read as an image ({error}); it is larger than PIL opens: shrink it, or "
@@ -127,7 +151,7 @@ def _open(file: Path | Readable) -> Image.Image:
                 "image without it, or raise the limit in PIL.PngImagePlugin if you trust it"
             ) from error
         if isinstance(error, UnidentifiedImageError) and learn_heif(file):
-            return _open(file)
+            return _open(file, load)
         # For bytes, PIL's own message has only the address of an object in memory.
         unknown = isinstance(error, UnidentifiedImageError) and not isinstance(file, Path)
         reason = "bytes of no image file" if unknown else error
@@ -146,21 +170,42 @@ def _with_all_methods(file: Path | Readable) -> Path | IO[bytes]:
     return io.BytesIO(file.read())
 
 
-def _turn_upright(image: Image.Image) -> Image.Image:
-    """Turn a decoded image by its EXIF orientation, and remove the metadata that states it.
+def _load(image: Image.Image) -> Image.Image:
+    """Decode an image and turn it by its EXIF orientation, and remove the metadata that states it.
 
     PIL's ``exif_transpose`` writes all EXIF anew, which raises for one tag of an unusual type.
     """
-    try:
-        turn = _UPRIGHT.get(image.getexif().get(ExifTags.Base.Orientation))
-    except DAMAGED:
-        turn = None
+    image.load()
+    turn = _UPRIGHT.get(_orientation(image))
     if turn is None:
         return image
     upright = image.transpose(turn)
     for name in ("exif", "Raw profile type exif", "XML:com.adobe.xmp", "xmp"):
         upright.info.pop(name, None)
     return upright
+
+
+def _load_fast(image: Image.Image) -> Image.Image | Pixels:
+    """Decode an image and turn it by its EXIF orientation, a JPEG without PIL if possible."""
+    pixels = decode_jpeg(image)
+    if pixels is None:
+        return _load(image)
+    orientation = _orientation(image)
+    if orientation not in _UPRIGHT:
+        return pixels
+    if orientation in (5, 6, 7, 8):
+        pixels = pixels.swapaxes(0, 1)
+    rows = -1 if orientation in (3, 4, 7, 8) else 1
+    columns = -1 if orientation in (2, 3, 6, 7) else 1
+    return pixels[::rows, ::columns].copy()
+
+
+def _orientation(image: Image.Image) -> object:
+    """Return the EXIF orientation of an image, None if it has none or its EXIF is damaged."""
+    try:
+        return image.getexif().get(ExifTags.Base.Orientation)
+    except DAMAGED:
+        return None
 
 
 def learn_heif(file: Path | Readable) -> bool:

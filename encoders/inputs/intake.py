@@ -33,7 +33,8 @@ from PIL.ImageFile import ImageFile
 from torch import Tensor
 
 from .decoders import VideoDecoder
-from .image_files import DAMAGED, FileLike, Readable, lock_of, open_image, prefix_errors
+from .image_files import DAMAGED, FileLike, Readable, decode_image, lock_of, prefix_errors
+from .jpeg_files import Pixels
 
 if TYPE_CHECKING:
     from ..data import Array
@@ -91,11 +92,11 @@ def to_rgb(image: ImageLike) -> Tensor:
             8 or 16 bits, or a file that is missing or damaged.
     """
     if isinstance(image, str | os.PathLike):
-        picture = open_image(image)
+        decoded = decode_image(image)
         with prefix_errors(str(image)):
-            return _from_pil(picture)
+            return _from_decoded(decoded)
     if isinstance(image, bytes | bytearray | memoryview):
-        return _from_pil(open_image(image))
+        return _from_decoded(decode_image(image))
     if isinstance(image, Mapping):
         return _from_mapping(image)
     if isinstance(image, Image.Image):
@@ -107,7 +108,7 @@ def to_rgb(image: ImageLike) -> Tensor:
     if isinstance(image, Video):
         raise ValueError("is a clip, not an image: pass it as videos=[clip]")
     if isinstance(image, Readable):
-        return _from_pil(open_image(image))
+        return _from_decoded(decode_image(image))
     raise ValueError(
         f"is of type {type(image).__name__}, not an image: pass a PIL image, the path of an image "
         "file, a numpy uint8 array [H, W, C] or a uint8 tensor [C, H, W]"
@@ -182,6 +183,12 @@ def is_one_item(items: object) -> bool:
     if isinstance(items, np.ndarray | Tensor):
         return items.ndim in (2, 3)
     return is_one_image(items)
+
+
+def _from_decoded(image: Image.Image | Pixels) -> Tensor:
+    if isinstance(image, Image.Image):
+        return _from_pil(image)
+    return torch.from_numpy(image).permute(2, 0, 1)
 
 
 def _from_pil(image: Image.Image) -> Tensor:

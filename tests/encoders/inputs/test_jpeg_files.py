@@ -1,0 +1,167 @@
+"""JPEG files come out as PIL decodes them, to the bit, whichever decoder is installed."""
+
+from __future__ import annotations
+
+import io
+import random
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from encoders.inputs import jpeg_files
+from encoders.inputs.image_files import open_image
+from encoders.inputs.intake import to_rgb
+from tests.support.photographs import china
+
+simplejpeg = pytest.importorskip("simplejpeg")
+SIZES = [(1, 1), (7, 5), (8, 8), (9, 17), (64, 48), (161, 97), (333, 16)]
+ADOBE_RGB = b"\xff\xee\x00\x0eAdobe\x00\x64\x00\x00\x00\x00\x00"  # transform 0: not YCbCr
+
+
+def saved(size: tuple[int, int] = (161, 97), mode: str = "RGB", **options: object) -> bytes:
+    image = china().resize(size).convert(mode)
+    image.save(file := io.BytesIO(), "JPEG", **options)
+    return file.getvalue()
+
+
+def oriented(orientation: int) -> bytes:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return saved(exif=exif)
+
+
+def without_jfif(data: bytes) -> bytes:
+    """Return a JPEG without its APP0 segment, so that only Adobe's says what the colours are."""
+    length = int.from_bytes(data[4:6], "big")
+    return data[:2] + data[4 + length :]
+
+
+def two_pictures() -> bytes:
+    china().save(file := io.BytesIO(), "MPO", save_all=True, append_images=[china()])
+    return file.getvalue()
+
+
+def grey_of_stated_sampling() -> bytes:
+    """Return a grey JPEG whose only component states a sampling of 2x2, which has no meaning."""
+    data = saved(mode="L")
+    frame = data.index(b"\xff\xc0")
+    return data[: frame + 11] + b"\x22" + data[frame + 12 :]
+
+
+FILES = {
+    **{f"subsampling {n}": saved(subsampling=n) for n in range(3)},
+    **{f"progressive, subsampling {n}": saved(subsampling=n, progressive=True) for n in range(3)},
+    **{f"{w}x{h}": saved((w, h)) for w, h in SIZES},
+    **{f"quality {n}": saved(quality=n) for n in (1, 30, 100)},
+    **{f"orientation {n}": oriented(n) for n in range(10)},
+    "grey": saved(mode="L"),
+    "grey, progressive": saved(mode="L", progressive=True),
+    "grey with a stated sampling": grey_of_stated_sampling(),
+    "CMYK": saved(mode="CMYK"),
+    "restart markers": saved(restart_marker_blocks=3),
+    "restart markers, progressive": saved(restart_marker_rows=1, progressive=True),
+    "stored as RGB": saved(keep_rgb=True),
+    "Adobe transform 0": b"\xff\xd8" + ADOBE_RGB + without_jfif(saved())[2:],
+    "Adobe transform 0 and JFIF": b"\xff\xd8" + ADOBE_RGB + saved()[2:],
+    "no JFIF": without_jfif(saved()),
+    "bytes after the end": saved() + bytes(1000),
+    "bytes between segments": saved()[:2] + b"\xff" * 5 + saved()[2:],
+    "two pictures": two_pictures(),
+    "no end marker": saved()[:-2],
+    "half": saved()[: len(saved()) // 2],
+    "half, progressive": saved(progressive=True)[:3000],
+    "the header alone": saved()[:640],
+    "no bytes": b"",
+}
+
+
+def of_pil(data: bytes) -> Tensor | str:
+    """Return what PIL makes of a file: the pixels, or the message of the error."""
+    try:
+        return to_rgb(open_image(data))
+    except ValueError as error:
+        return str(error)
+
+
+def ours(data: bytes | Path) -> Tensor | str:
+    try:
+        return to_rgb(data)
+    except ValueError as error:
+        return str(error)
+
+
+def require_equal(data: bytes) -> None:
+    got, wanted = ours(data), of_pil(data)
+    if isinstance(got, Tensor) and isinstance(wanted, Tensor):
+        assert torch.equal(got, wanted)
+    else:
+        assert got == wanted
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_jpeg_has_the_pixels_or_the_error_of_pil(name: str) -> None:
+    require_equal(FILES[name])
+
+
+@pytest.mark.parametrize("name", ["subsampling 2", "grey", "progressive, subsampling 2"])
+def test_whole_jpegs_are_decoded_without_pil(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = of_pil(FILES[name])
+    monkeypatch.setattr(Image.Image, "load", None)
+    got = to_rgb(FILES[name])
+    assert isinstance(wanted, Tensor)
+    assert torch.equal(got, wanted)
+
+
+def test_damaged_jpegs_have_the_pixels_or_the_error_of_pil() -> None:
+    rng = random.Random(0)
+    whole = [saved((60, 40), subsampling=n % 3, progressive=n > 2) for n in range(6)]
+    whole.append(saved((60, 40), restart_marker_blocks=2))
+    for number in range(420):
+        damaged = bytearray(whole[number % len(whole)])
+        for _ in range(rng.choice((1, 3, 20))):
+            damaged[rng.randrange(2, len(damaged))] = rng.randrange(256)
+        end = rng.choice((len(damaged), rng.randrange(len(damaged))))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            require_equal(bytes(damaged[:end]))
+
+
+def test_a_jpeg_over_pil_s_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with pytest.raises(ValueError, match="MAX_IMAGE_PIXELS"):
+        to_rgb(saved())
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 161 * 97 - 1)
+    with pytest.warns(Image.DecompressionBombWarning):
+        to_rgb(saved())
+
+
+def test_truncated_jpegs_are_read_where_pil_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("PIL.ImageFile.LOAD_TRUNCATED_IMAGES", True)
+    assert isinstance(ours(FILES["half"]), Tensor)
+    require_equal(FILES["half"])
+
+
+def test_jpegs_of_paths_and_open_files_are_alike(tmp_path: Path) -> None:
+    path = tmp_path / "turned.jpg"
+    path.write_bytes(FILES["orientation 6"])
+    wanted = of_pil(FILES["orientation 6"])
+    assert isinstance(wanted, Tensor)
+    assert torch.equal(to_rgb(path), wanted)
+    with path.open("rb") as file:
+        assert torch.equal(to_rgb(file), wanted)
+    path.write_bytes(FILES["half"])
+    assert ours(path) == f"{path}: {ours(FILES['half'])}"
+
+
+def test_pil_decodes_jpegs_if_its_libjpeg_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("PIL.features.check_feature", lambda feature: False)
+    monkeypatch.setattr(simplejpeg, "decode_jpeg", None)
+    jpeg_files._is_fast.cache_clear()
+    try:
+        require_equal(FILES["subsampling 2"])
+    finally:
+        jpeg_files._is_fast.cache_clear()
