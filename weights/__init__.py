@@ -12,7 +12,10 @@ load uses them:
 - ``strict_json``: the JSON of a checkpoint, parsed only if it is sound
 - ``families``, ``published``: the record of each family, and the checkpoints that are known to load
 - ``layouts``: the names that published checkpoints give the tensors of a tower
-- ``match``: a checkpoint's tensors matched with an encoder's, before their data is read
+- ``match``: which tower a checkpoint holds: its family, layout and prefix
+- ``configs``: the sizes in a published config, completed by the shapes of tensors
+- ``tower``: the tensors of the tower, read from headers; ``fit``: their comparison with an
+  encoder's, before data are read
 - ``adapters``: LoRA adapters beside the weights, merged into the tower
 - ``load``: :func:`load_encoder`, which fills an encoder strictly or not at all
 - ``inspection``: :func:`inspect_checkpoint`, which says what a checkpoint holds
@@ -34,9 +37,9 @@ if TYPE_CHECKING:
     from .cache.listing import CachedTower as CachedTower
     from .cache.listing import list_cached as list_cached
     from .cache.listing import remove_cached as remove_cached
+    from .configs import build_config as build_config
     from .extraction import extract_encoder as extract_encoder
     from .families import FAMILIES as FAMILIES
-    from .families import build_config as build_config
     from .families.family import Family as Family
     from .families.family import FamilyConfig as FamilyConfig
     from .hub.repo import Fetch as Fetch

@@ -22,7 +22,7 @@ from .opening import MOST_REPAIRS, open_checkpoint
 from .published import check_family
 
 if TYPE_CHECKING:
-    from .match import FoundTower
+    from .tower import FoundTower
 
 WRITTEN = {f"{name}.json" for name in ("config", *PROCESSOR_FILES)} | {SINGLE, PROJECTOR}
 """The names that files of an extracted tower may have."""

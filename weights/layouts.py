@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from math import isqrt
 
-from .errors import CheckpointError, legible
+from .errors import CheckpointError
 from .strict_json import JsonObject
 
 MOST_IN_TOWER = 20_000
@@ -199,49 +199,6 @@ def _axis_lengths(axes: Sequence[str], lengths: Mapping[str, int]) -> tuple[int,
     """
     sides = [(lengths.get(axis.removesuffix("²"), 1), axis) for axis in axes]
     return tuple(side**2 if axis.endswith("²") else side for side, axis in sides)
-
-
-def find_layout(
-    family: str, layouts: Sequence[Layout], names: Iterable[str], label: str
-) -> tuple[Layout, Prefix]:
-    """Return the layout of a checkpoint, and the prefix of its tower.
-
-    Args:
-        family: name of the family of the layouts, for the error.
-        layouts: candidates; the first whose ``marks`` are found among the names is taken.
-        names: names of all tensors of the checkpoint.
-        label: name of the checkpoint in messages.
-
-    Raises:
-        CheckpointError: no layout fits, the checkpoint has towers under several prefixes, or the
-            layout is one that is not loaded (see ``Layout.refusal``).
-    """
-    names = list(names)
-    for layout in layouts:
-        starts = {p: tuple(p.full + mark for mark in layout.marks) for p in layout.prefixes}
-        prefixes = [p for p in layout.prefixes if any(name.startswith(starts[p]) for name in names)]
-        if layout.needed:
-            needed = {p: tuple(p.root + start for start in layout.needed) for p in prefixes}
-            prefixes = [p for p in prefixes if any(name.startswith(needed[p]) for name in names)]
-        if len(prefixes) > 1:
-            raise CheckpointError(
-                f"{label}: holds several towers, under "
-                f"{' and '.join(repr(p.full) for p in prefixes)}: keep one of them"
-            )
-        if prefixes and layout.refusal:
-            raise CheckpointError(f"{label}: {layout.refusal}")
-        if prefixes:
-            return layout, prefixes[0]
-    tried_prefixes = dict.fromkeys(
-        p.full or "(none)" for layout in layouts for p in layout.prefixes
-    )
-    first_words = ", ".join(
-        legible(word) for word in sorted({name.split(".")[0] for name in names})[:12]
-    )
-    raise CheckpointError(
-        f"{label}: no {family} vision tower among its {len(names)} tensors: looked under the "
-        f"prefixes {', '.join(tried_prefixes)}; the names begin with {first_words or 'nothing'}"
-    )
 
 
 def _translate(rules: Iterable[tuple[str, str]], name: str) -> str:

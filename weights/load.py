@@ -31,10 +31,11 @@ from .files.tower_folder import PROJECTOR, usage
 from .fp8 import SCALE_DTYPES, dequantise
 from .hub.repo import Fetch, HubOptions
 from .magnitudes import Magnitudes, check_magnitudes
-from .match import FoundTower, find_encoder
+from .match import find_encoder
 from .opening import MOST_REPAIRS, open_checkpoint
 from .published import check_family
 from .strict_json import JsonDict, JsonObject
+from .tower import FoundTower
 
 DtypeName: TypeAlias = Literal["auto", "bfloat16", "float16", "float32", "float64"]
 """The name of the dtype of an encoder; "auto" is the dtype in which the tower is stored."""

@@ -1,128 +1,30 @@
-"""Match a checkpoint's tensors with an encoder's, strictly, before their data is read.
+"""Which tower is this? The family, layout and prefix of the vision tower in a checkpoint.
 
-:func:`find_encoder` asks the checkpoint for config and headers, the families for their record and
-the encoder's config, and the layout for names and shapes, and builds the encoder on the meta
-device. Each further function is one of these steps.
+:func:`find_encoder` asks in this order:
+
+1. The family: by the model type in ``config.json``, else by the timm architecture. If several
+   families share it, or there is none, the names of tensors decide, then what fits.
+2. The layout of that family by which the tensors are named, and their prefix.
+3. Whether the tensors are exactly those of the encoder that the config makes (``tower``, ``fit``).
 """
 
 from __future__ import annotations
 
-import re
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from math import prod
-
-import torch
 
 from encoders import Encoder
-from encoders.base.saving import STORED_DTYPES
 
-from .adapters import Adapter, find_changes
-from .errors import CheckpointError, DamagedError, legible, problem_line
-from .families import build_config, find_family
-from .families.family import Family, FamilyConfig
-from .files.adapter_file import ADAPTER_FILE, KEPT, adapter_error, adapter_names
-from .files.checkpoint import Checkpoint, PublishedCheckpoint, TowerFiles, TowerTensor
+from .errors import CheckpointError, DamagedError, legible
+from .families import FAMILIES
+from .families.family import Family
+from .files.checkpoint import Checkpoint
 from .files.index import Contents, read_contents
-from .files.tensor_file import TensorEntry
-from .files.tower_folder import PROJECTOR, describe, transformers_class
-from .fp8 import config_dtype, pair_scales
-from .layouts import Layout, Prefix, find_layout
-from .strict_json import JsonDict
-
-MOST_IN_LIST = 1024
-"""The most entries of a list in a config, because each may make a module of the tower."""
-
-_QUANTISED = re.compile(
-    "qweight|qzeros|scales|g_idx|weight_scale_2|scale_weight|weight_(packed|shape|zero_point)"
-    "|comfy_quant|SCB|absmax|quant_map"
-)
-"""The last part of a tensor's name, if it belongs to a weight quantised in a form not read."""
-
-
-_CONNECTOR = frozenset(
-    (
-        *("abstractor", "aligner", "connector", "image_projection", "merger", "mlp1"),
-        *("mm_projector", "modality_projection", "multi_modal_projector", "perceiver_resampler"),
-        *("projector", "resampler", "vision_projection", "vision_projector", "visual_projector"),
-    )
-)
-"""Words of tensor names by which a connector between a tower and a language model is known."""
-_ELSEWHERE = frozenset(("audio_tower", "layers", "language_model", "talker", "text_model"))
-"""Words of tensor names that lie in no connector of a vision tower."""
-
-
-@dataclass(frozen=True)
-class FoundTower:
-    """The vision tower that was found in a checkpoint: its family, config and tensors."""
-
-    contents: Contents
-    family: Family
-    layout: Layout
-    prefix: Prefix
-    config: FamilyConfig
-    tensors: Sequence[TowerTensor]
-    """The published tensors that fill the encoder, those in FP8 with their scales."""
-    tower_files: TowerFiles
-    """The files to fetch: those of ``tensors``, of scales and of the adapter's tensors."""
-    adapter: Adapter | None = None
-    """The adapter beside the weights, None without one."""
-    unread: Sequence[str] = ()
-    """The names of tensors that look like a connector between the tower and a language model, and
-    that no layout of the family names."""
-
-    @property
-    def described(self) -> JsonDict:
-        """The ``config.json`` of a folder that holds the tower alone, in its stored dtype."""
-        dtype, has_projector = str(self.dtype).removeprefix("torch."), bool(self.projector_names)
-        return describe(
-            self.contents.config, self.family, self.layout, dtype, projector=has_projector
-        )
-
-    @property
-    def num_heads(self) -> int:
-        """The number of attention heads, for layouts whose query and key rows need reordering."""
-        heads: int = asdict(self.config)["num_heads"]
-        return heads
-
-    @property
-    def projector_names(self) -> set[str]:
-        """Names, after the prefix, of projector tensors that are saved to a file of their own.
-
-        The set is empty unless a class of transformers reads the tower: it has no projector.
-        """
-        if transformers_class(self.contents.config, self.family, self.layout) is None:
-            return set()
-        local = (tensor.local for tensor in self.tensors)
-        return {name for name in local if name.startswith(self.layout.projector)}
-
-    @property
-    def bytes_by_dtype(self) -> dict[str, int]:
-        """The bytes of tensors by stored dtype, such as "BF16"; the dtype with most comes first."""
-        counter: Counter[str] = Counter()
-        for tensor in self.tensors:
-            counter[tensor.entry.dtype] += tensor.entry.nbytes
-        return dict(counter.most_common())
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype that the tower is stored in; if there are several, the one with most bytes.
-
-        It is the config's if there are weights in FP8.
-        """
-        if any(tensor.scale for tensor in self.tensors):
-            return config_dtype(self.contents.config)
-        return next(map(STORED_DTYPES.__getitem__, self.bytes_by_dtype), torch.get_default_dtype())
-
-    def own_entry(self, tensor: TowerTensor) -> TensorEntry:
-        """Return dtype, shape and size of a tensor in a folder that holds the tower alone."""
-        if tensor.scale is None:
-            return tensor.entry
-        name = next(name for name, dtype in STORED_DTYPES.items() if dtype == self.dtype)
-        nbytes = prod(tensor.entry.shape) * self.dtype.itemsize
-        return TensorEntry(name, tensor.entry.shape, 0, nbytes)
+from .files.tower_folder import vision_section
+from .fit import build_encoder, left_out
+from .layouts import Layout, Prefix
+from .strict_json import JsonObject
+from .tower import FoundTower, read_tower
 
 
 def find_encoder(checkpoint: Checkpoint, family: str | None = None) -> tuple[FoundTower, Encoder]:
@@ -147,6 +49,16 @@ def find_encoder(checkpoint: Checkpoint, family: str | None = None) -> tuple[Fou
     return tower, build_encoder(tower)
 
 
+def find_tower(contents: Contents, family: Family) -> FoundTower:
+    """Return the tower of a family in a checkpoint; raise a CheckpointError if it has none."""
+    label = contents.checkpoint.label
+    try:
+        layout, prefix = find_layout(family.name, family.layouts, contents.files, label)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}{left_out(contents)}") from error
+    return read_tower(contents, family, layout, prefix)
+
+
 def _fits(contents: Contents, family: Family) -> bool:
     """Return whether the config and the tensors of a checkpoint make a tower of a family."""
     try:
@@ -158,221 +70,184 @@ def _fits(contents: Contents, family: Family) -> bool:
     return True
 
 
-def find_tower(contents: Contents, family: Family) -> FoundTower:
-    """Return the tower of a family in a checkpoint, from the headers of the files that hold it.
-
-    A CheckpointError is raised if there is no such tower, or if its tensors have other dtypes
-    than ``STORED_DTYPES``, but for FP8 with scales.
-    """
-    label = contents.checkpoint.label
-    try:
-        layout, prefix = find_layout(family.name, family.layouts, contents.files, label)
-    except CheckpointError as error:
-        raise CheckpointError(f"{error}{left_out(contents)}") from error
-    local = layout.tower_names(prefix, contents.files, label)
-    if adapter_names(local.values()):
-        raise adapter_error(label)
-    if any("base_layer" in name.split(".") for name in local.values()):
-        raise CheckpointError(
-            f"{label}: the tower's layers are wrapped for an adapter (base_layer): merge the "
-            "adapter (merge_and_unload of peft) and save the model"
-        )
-    _refuse_quantised(local, label)
-    under_prefix, shards = _tower_tensors(contents, layout, prefix, local)
-    tensors, scales = pair_scales(under_prefix, contents.config, label)
-    _refuse_dtypes(tensors, label)
-    _refuse_empty(tensors, label)
-    slots = [(tensor.slot, tensor.entry.shape) for tensor in tensors]
-    joined_shapes = {slot.name: slot.joined_shape(shape) for slot, shape in slots if slot}
-    shapes = {
-        name: layout.published_shape(name, shape, inverse=True)
-        for name, shape in joined_shapes.items()
-    }
-    config = build_config(family, contents.config, shapes, label)
-    adapter, files = None, contents.adapter
-    if files is not None:
-        adapter = find_changes(files, family.layouts, joined_shapes, label)
-        shards |= {files.file: files.file_bytes} if adapter.changes else {}
-    published = contents.checkpoint.published or PublishedCheckpoint(
-        prefix.full, len(contents.files), shards
-    )
-    fetched = [*tensors, *scales, *(adapter.tensors if adapter else ())]
-    tower_files = TowerFiles(fetched, published, contents.small_files)
-    found = (contents, family, layout, prefix, config, tensors, tower_files, adapter)
-    return FoundTower(*found, _connectors(contents.files, layout, local))
-
-
-def _connectors(names: Iterable[str], layout: Layout, local: Mapping[str, str]) -> list[str]:
-    """Return the tensors outside a bare tower that look like a connector to a language model.
+def find_family(
+    config: JsonObject,
+    names: Iterable[str],
+    label: str,
+    family_name: str | None,
+    fits: Callable[[Family], bool],
+    saved: str | None = None,
+) -> Family:
+    """Find the family of a checkpoint by its model type, else by its timm architecture.
 
     Args:
-        names: all names of the checkpoint.
-        layout: the layout of the tower's names.
-        local: full name -> name without the prefix, of the tower's and projector's tensors.
-    """
-    if layout.projector and any(name.startswith(layout.projector) for name in local.values()):
-        return []
-    outside = [name for name in names if name not in local]
-    return [
-        name
-        for name in outside
-        if _CONNECTOR.intersection(words := name.split(".")) and not _ELSEWHERE.intersection(words)
-    ]
-
-
-def build_encoder(tower: FoundTower) -> Encoder:
-    """Return the tower's encoder on the meta device; raise a CheckpointError if tensors misfit."""
-    label = tower.contents.checkpoint.label
-    for name, value in asdict(tower.config).items():
-        if isinstance(value, (list, tuple)) and len(value) > MOST_IN_LIST:
-            raise CheckpointError(
-                f"{label}: config.json: {name} has {len(value)} entries, at most "
-                f"{MOST_IN_LIST} are read: use the config.json of the original repo"
-            )
-    try:
-        encoder = tower.family.on_meta(tower.config)
-    except (ValueError, TypeError, RuntimeError) as error:
-        raise CheckpointError(f"{label}: config.json: {error}") from error
-    _check_fit(tower, {name: tuple(value.shape) for name, value in encoder.state_dict().items()})
-    return encoder
-
-
-def _check_fit(tower: FoundTower, expected: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise a :class:`CheckpointError` that lists all tensors that do not fit the encoder.
-
-    The encoder's tensors are ``expected``: name -> shape. Tensors of the checkpoint may be missing,
-    unexpected or of a wrong shape.
-    """
-    layout, prefix, checkpoint = tower.layout, tower.prefix, tower.contents.checkpoint
-    present = {tensor.name: tensor for tensor in tower.tensors}
-    published: dict[str, tuple[int, ...]] = {}
-    for encoder_name, encoder_shape in expected.items():
-        parts, shape = (
-            layout.published_names(encoder_name),
-            layout.published_shape(encoder_name, encoder_shape),
-        )
-        for local in parts:
-            rows = (shape[0] // len(parts), *shape[1:]) if shape else shape
-            published[layout.full_name(prefix, local)] = rows
-    extra = [name for name in present if name not in published]
-    missing = [name for name in published if name not in present]
-    wrong = [
-        f"{name} is {list(tensor.entry.shape)}, the config makes {list(published[name])}"
-        for name, tensor in present.items()
-        if name in published and tensor.entry.shape != published[name]
-    ]
-    problems = [
-        problem_line("missing", missing, extra or list(tower.contents.files), "nearest present"),
-        problem_line("unexpected", extra, missing or list(published), "nearest expected"),
-        problem_line("wrong shape", wrong),
-    ]
-    if mismatches := [problem for problem in problems if problem]:
-        raise CheckpointError(
-            f"{checkpoint.label}: the tensors do not fit the {tower.family.facts.title} tower of "
-            f"its config.json (layout {layout.name}, prefix {prefix.full!r}):\n  "
-            + "\n  ".join(mismatches)
-            + _hint(tower, published, missing)
-            + "\nUse the config.json and weights of one and the same repo, downloaded whole"
-            + (checkpoint.advice or ".")
-        )
-
-
-def _hint(
-    tower: FoundTower, published: Mapping[str, tuple[int, ...]], missing: Sequence[str]
-) -> str:
-    """Return a line that names a known cause of tensors that do not fit, or an empty string.
-
-    Args:
-        tower: the tower that was found.
-        published: the shape that the config makes of each tensor.
-        missing: the names of tensors that the checkpoint lacks.
-    """
-    for tensor in tower.tensors:
-        shape = published.get(tensor.name, ())
-        if len(shape) > 2 and tensor.entry.shape == (shape[0], *shape[2:], shape[1]) != shape:
-            return "\nKernels have channels last, as in conversions to MLX: use the original repo"
-    return left_out(tower.contents) if missing else ""
-
-
-def left_out(contents: Contents) -> str:
-    """Return a line that names safetensors files that the index leaves out, or an empty string."""
-    checkpoint = contents.checkpoint
-    if checkpoint.weights or checkpoint.commit is not None:  # a list of a repo costs a request
-        return ""
-    known = {*contents.files.values(), ADAPTER_FILE, PROJECTOR}
-    files = [
-        name
-        for name in checkpoint.names()
-        if name.endswith(".safetensors") and "/" not in name and name not in known
-    ]
-    return f"\nThe index leaves out {', '.join(map(legible, files[:3]))}" if files else ""
-
-
-def _tower_tensors(
-    contents: Contents, layout: Layout, prefix: Prefix, local: Mapping[str, str]
-) -> tuple[list[TowerTensor], dict[str, int]]:
-    """Return the tower's tensors, and the size in bytes of each file that holds some of them.
-
-    Args:
-        contents: the index of the checkpoint, and access to the headers of its files.
-        layout: the layout of the tower's names.
-        prefix: prefix of the tower's names.
-        local: the tower's tensors as the index has them: full name -> name without the prefix.
+        config: the whole ``config.json``.
+        names: the checkpoint's tensor names; they decide if the config has no model type, or one
+            that several families have.
+        label: name of the checkpoint in errors.
+        family_name: the user's choice, taken if the checkpoint's model type is unknown; or None.
+        fits: returns whether the checkpoint's config and tensors fit a family; called if tensor
+            names leave several families, and to suggest families in the error.
+        saved: name of the family that the config of an extracted tower states, which decides; None
+            for any other checkpoint.
 
     Raises:
-        CheckpointError: a header has other tensors of the tower than the index says.
+        CheckpointError: no family is found, or another one than ``family_name``.
     """
-    tensors: dict[str, TowerTensor] = {}
-    headers = contents.headers({contents.files[name] for name in local})
-    for file, header in headers.items():
-        index_names = {name for name in local if contents.files[name] == file}
-        tower_names = [name for name in header.tensors if not name.startswith(KEPT)]
-        header_names = set(layout.tower_names(prefix, tower_names, contents.checkpoint.label))
-        if strays := sorted(index_names ^ header_names):
-            description = (
-                "is there, unannounced" if strays[0] in header_names else "is announced, not there"
-            )
-            raise CheckpointError(
-                f"{contents.checkpoint.label}: the index and {file} disagree about {len(strays)} "
-                f"tensors, the first {legible(strays[0])} ({description}): download both again "
-                f"from one revision{contents.checkpoint.advice}"
-            )
-        for name in index_names:
-            slot = layout.to_slot(local[name])
-            tensors[name] = TowerTensor(name, local[name], file, header.tensors[name], slot)
-    sizes = {file: header.file_bytes for file, header in headers.items()}
-    return [tensors[name] for name in local], sizes
+    section, parents = vision_section(config)
+    types = [part.get("model_type") for part in (section, *parents)]
+    _check_refused(types, label)
+    kind = _telling_type(types)
+    if saved is not None:
+        candidates, description = [FAMILIES[saved]], ""
+    else:
+        candidates, description = _families_of_type(kind, config.get("architecture"))
+    if len(candidates) > 1:  # several families share the model type, so tensor names decide
+        description = f"{description}, with tensors of no known tower,"
+        outer_types = {other for other in types if isinstance(other, str) and other != kind}
+        candidates = _families_of_tensors(candidates, outer_types, [*names], fits)
+    if len(candidates) > 1:  # SigLIP and SigLIP2 NaFlex differ only in the shape of a tensor
+        candidates = [family for family in candidates if fits(family)] or candidates
+    if candidates and family_name not in (None, candidates[0].name):
+        raise CheckpointError(
+            f"{label}: its tower is of the family {candidates[0].name!r}, not of "
+            f"family={family_name!r}: leave family (--family) out; it is for types that are "
+            "not known"
+        )
+    if candidates:
+        return candidates[0]
+    if family_name is not None:
+        return FAMILIES[family_name]
+    raise _unsupported(description, label, fits)
 
 
-def _refuse_quantised(local: Mapping[str, str], label: str) -> None:
-    quantised = [
-        name
-        for name, local_name in local.items()
-        if _QUANTISED.fullmatch(local_name.rpartition(".")[2])
+def _check_refused(types: Iterable[object], label: str) -> None:
+    """Raise a CheckpointError if one of a config's model ``types`` is known not to be supported.
+
+    The error names the checkpoint by ``label``, and says what differs from the similar family.
+    """
+    for kind in types:
+        for family in FAMILIES.values():
+            if isinstance(kind, str) and kind in family.refusals:
+                raise CheckpointError(
+                    f"{label}: model_type {legible(kind)!r} is not supported: "
+                    f"{family.refusals[kind]}; run it with the code of its own repo, or with vLLM"
+                )
+
+
+def _telling_type(types: Iterable[object]) -> str | None:
+    """Return the first model type in ``types`` that tells the tower's family, None without one.
+
+    ``types`` begins with the type of the tower's part of the config and ends with that of the whole
+    model, which decides for MiniMax-M3: its tower has the type clip_vision_model of CLIP's towers.
+    """
+    model_types = [kind for kind in types if isinstance(kind, str)]
+    telling_types = [kind for kind in model_types if kind != "clip_vision_model"]
+    return next(iter(telling_types or model_types), None)
+
+
+def _families_of_type(kind: str | None, architecture: object) -> tuple[list[Family], str]:
+    """Return the families of a model type or timm architecture, and a phrase that names it.
+
+    Without a model type (``kind``) the ``architecture`` decides; without both, any family may fit.
+    """
+    families = list(FAMILIES.values())
+    if kind is not None:
+        of_type = [family for family in families if kind in family.model_types]
+        return of_type, f"model_type {legible(kind)!r}"
+    if isinstance(architecture, str):
+        of_timm = [family for family in families if architecture in family.timm]
+        return of_timm, f"timm architecture {legible(architecture)!r}"
+    return families, "a config.json without model_type"
+
+
+def _families_of_tensors(
+    candidates: list[Family],
+    outer_types: set[str],
+    names: list[str],
+    fits: Callable[[Family], bool],
+) -> list[Family]:
+    """Return the candidates that agree with the tensor names and the type of the whole model.
+
+    Args:
+        candidates: the families that have the model type of the tower.
+        outer_types: the model types of the config outside the tower's part.
+        names: the checkpoint's tensor names.
+        fits: returns whether the checkpoint's config and tensors fit a family.
+    """
+    of_outer_type = [
+        family for family in candidates if outer_types.intersection(family.model_types)
     ]
-    if quantised:
-        raise CheckpointError(
-            f"{label}: the tower is quantised ({len(quantised)} tensors like "
-            f"{legible(quantised[0])}): load the original repo, or a quantised one that leaves "
-            "the vision tower in bf16"
-        )
+    with_signs = [family for family in of_outer_type or candidates if _has_signs(family, names)]
+    if with_signs or len(of_outer_type) == 1:
+        return with_signs or of_outer_type
+    return [family for family in candidates if not outer_types and fits(family)]
 
 
-def _refuse_empty(tensors: Iterable[TowerTensor], label: str) -> None:
-    empty = [tensor.name for tensor in tensors if 0 in tensor.entry.shape]
-    if empty:
-        raise CheckpointError(
-            f"{label}: {len(empty)} tensors of the tower are empty, the first {legible(empty[0])}, "
-            "as DeepSpeed's ZeRO-3 leaves them on each rank: gather the weights before saving "
-            "(stage3_gather_16bit_weights_on_model_save, or zero_to_fp32.py)"
-        )
+def _has_signs(family: Family, names: list[str]) -> bool:
+    def has(sign: str) -> bool:
+        return any(name.endswith(sign) for name in names)
+
+    return any(has(first) and has(second) for first, second in family.signs)
 
 
-def _refuse_dtypes(tensors: Iterable[TowerTensor], label: str) -> None:
-    odd = [t for t in tensors if t.entry.dtype not in STORED_DTYPES and t.scale is None]
-    if wrong := [f"{tensor.name} is {tensor.entry.dtype}" for tensor in odd]:
-        raise CheckpointError(
-            f"{label}: the tower is quantised or not made of weights:\n  "
-            + problem_line("wrong dtype", wrong)
-            + f"\nTowers are loaded from {', '.join(STORED_DTYPES)}: use the original repo."
-        )
+def _unsupported(description: str, label: str, fits: Callable[[Family], bool]) -> CheckpointError:
+    """Return the error for an unsupported checkpoint, which suggests every family that ``fits``.
+
+    ``description`` names its model type or architecture, ``label`` the checkpoint.
+    """
+    kinds = dict.fromkeys(kind for family in FAMILIES.values() for kind in family.model_types)
+    timm = ", ".join(name for family in FAMILIES.values() for name in family.timm)
+    suggestion = "".join(
+        f"; its config and tensors fit the {family.facts.title} tower: pass family={family.name!r} "
+        f"(--family {family.name}) to load it as one"
+        for family in FAMILIES.values()
+        if fits(family)
+    )
+    return CheckpointError(
+        f"{label}: {description} is not supported{suggestion}; supported model types: "
+        f"{', '.join(kinds)}; timm architectures: {timm}"
+    )
+
+
+def find_layout(
+    family: str, layouts: Sequence[Layout], names: Iterable[str], label: str
+) -> tuple[Layout, Prefix]:
+    """Return the layout of a checkpoint, and the prefix of its tower.
+
+    Args:
+        family: name of the family of the layouts, for the error.
+        layouts: candidates; the first whose ``marks`` are found among the names is taken.
+        names: names of all tensors of the checkpoint.
+        label: name of the checkpoint in messages.
+
+    Raises:
+        CheckpointError: no layout fits, the checkpoint has towers under several prefixes, or the
+            layout is one that is not loaded (see ``Layout.refusal``).
+    """
+    names = list(names)
+    for layout in layouts:
+        starts = {p: tuple(p.full + mark for mark in layout.marks) for p in layout.prefixes}
+        prefixes = [p for p in layout.prefixes if any(name.startswith(starts[p]) for name in names)]
+        if layout.needed:
+            needed = {p: tuple(p.root + start for start in layout.needed) for p in prefixes}
+            prefixes = [p for p in prefixes if any(name.startswith(needed[p]) for name in names)]
+        if len(prefixes) > 1:
+            raise CheckpointError(
+                f"{label}: holds several towers, under "
+                f"{' and '.join(repr(p.full) for p in prefixes)}: keep one of them"
+            )
+        if prefixes and layout.refusal:
+            raise CheckpointError(f"{label}: {layout.refusal}")
+        if prefixes:
+            return layout, prefixes[0]
+    tried_prefixes = dict.fromkeys(
+        p.full or "(none)" for layout in layouts for p in layout.prefixes
+    )
+    first_words = ", ".join(
+        legible(word) for word in sorted({name.split(".")[0] for name in names})[:12]
+    )
+    raise CheckpointError(
+        f"{label}: no {family} vision tower among its {len(names)} tensors: looked under the "
+        f"prefixes {', '.join(tried_prefixes)}; the names begin with {first_words or 'nothing'}"
+    )

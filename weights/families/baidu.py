@@ -1,8 +1,11 @@
-"""The tower of ERNIE-4.5-VL, as Baidu publishes it and as transformers saves it.
+"""The towers of ERNIE-4.5-VL and PaddleOCR-VL, as Baidu publishes and transformers saves them.
 
-Sources: ``Ernie4_5_VLMoeForConditionalGeneration`` of transformers 5.23.0 and its conversion of
-names; ``ernie45_vl.py`` of vLLM 0.33.0 and the bridge of NVIDIA-NeMo/Megatron-Bridge (pull request
-3263), which read Baidu's names and configs; the configs as ``ernie4_5_moe_vl`` of mlx-vlm has them.
+Sources for ERNIE: ``Ernie4_5_VLMoeForConditionalGeneration`` of transformers 5.23.0 and its
+conversion of names; ``ernie45_vl.py`` of vLLM 0.33.0 and the bridge of NVIDIA-NeMo/Megatron-Bridge
+(pull request 3263), which read Baidu's names and configs; the configs as ``ernie4_5_moe_vl`` of
+mlx-vlm has them.
+Source for PaddleOCR-VL: ``PaddleOCRVLForConditionalGeneration`` of transformers 5.23.0 and its
+conversion mapping, which renames ``visual`` and ``mlp_AR``.
 """
 
 from __future__ import annotations
@@ -10,13 +13,14 @@ from __future__ import annotations
 from dataclasses import replace
 from math import isqrt
 
-from encoders import Ernie4_5VLConfig, Ernie4_5VLEncoder
+from encoders import Ernie4_5VLConfig, Ernie4_5VLEncoder, PaddleOCRVLConfig, PaddleOCRVLEncoder
 from encoders.hf_config import read_ratio, read_size
 
 from ..layouts import Layout, Prefix
 from ..published import family_facts
 from ..strict_json import JsonDict, JsonObject
-from .family import Family, TransformersClass, block_count, length, with_vision
+from .family import Family, TransformersClass, block_count, length, square, with_vision
+from .siglip import QKV, siglip_names
 
 
 def _names(resampler: str) -> dict[str, str]:
@@ -32,7 +36,7 @@ def _names(resampler: str) -> dict[str, str]:
     return {**merges, resampler: "resampler"}
 
 
-_BAIDU = Layout(
+_ERNIE = Layout(
     name="ernie",
     prefixes=(Prefix("", "vision_model."), Prefix("", "")),
     marks=("blocks.",),
@@ -41,8 +45,8 @@ _BAIDU = Layout(
     renames=_names("model.resampler_model"),
     processor_files=family_facts("ernie4_5_vl").processors["ernie"],
 )
-_HF = replace(
-    _BAIDU,
+_ERNIE_HF = replace(
+    _ERNIE,
     name="ernie-hf",
     prefixes=(Prefix("model.", "vision_model."), Prefix("", "vision_model."), Prefix("", "")),
     projector=("resampler_model.",),
@@ -50,8 +54,8 @@ _HF = replace(
     renames=_names("resampler_model"),
     processor_files=family_facts("ernie4_5_vl").processors["ernie-hf"],
 )
-_RAW = replace(  # the names of the modules of transformers 5.24, as ``state_dict`` has them
-    _HF,
+_ERNIE_RAW = replace(  # the names of the modules of transformers 5.24, as ``state_dict`` has them
+    _ERNIE_HF,
     name="ernie-transformers",
     prefixes=(Prefix("model.", "vision_tower."), Prefix("", "vision_tower."), Prefix("", "")),
     needed=("resampler_model.spatial_linear.fc1.",),
@@ -72,7 +76,7 @@ def _mlp_width(section: JsonObject) -> JsonDict:
 
 
 _PATCH = "patch_embed.proj.weight"
-_CLASS = TransformersClass(
+_ERNIE_CLASS = TransformersClass(
     "ernie4_5_vl_moe",
     "Ernie4_5_VLMoeVisionTransformerPretrainedModel",
     "ernie4_5_vl_moe_vision",
@@ -89,8 +93,8 @@ ERNIE4_5_VL = Family(
         "DFNRope_vision_transformer",
     ),
     signs=(("patch_embed.proj.weight", "resampler_model.after_norm.weight"),),
-    layouts=(_BAIDU, _RAW, _HF),
-    classes={"ernie": _CLASS, "ernie-hf": _CLASS, "ernie-transformers": _CLASS},
+    layouts=(_ERNIE, _ERNIE_RAW, _ERNIE_HF),
+    classes={"ernie": _ERNIE_CLASS, "ernie-hf": _ERNIE_CLASS, "ernie-transformers": _ERNIE_CLASS},
     fields={  # shapes do not tell the number of heads
         ("depth", "num_hidden_layers"): block_count("blocks."),
         ("hidden_size", "embed_dim"): length(_PATCH, 0),
@@ -99,5 +103,61 @@ ERNIE4_5_VL = Family(
     },
     outer_fields={
         ("text_config.hidden_size", "hidden_size"): length("resampler.mlp.weight", 0),
+    },
+)
+
+_PADDLE_TOWER = "vision_model"
+_PADDLE_POSITIONS = "embeddings.position_embedding.weight"
+_PADDLE_NAMES = {
+    f"{_PADDLE_TOWER}.{name}": encoder_name
+    for name, encoder_name in siglip_names("", "patch_embed.proj").items()
+    if name != _PADDLE_POSITIONS
+}
+_PADDLE = Layout(
+    name="paddleocr-vl",
+    prefixes=(Prefix("", "visual."), Prefix("", "")),
+    marks=(f"{_PADDLE_TOWER}.embeddings.patch_embedding.",),
+    projector=("mlp_AR.",),
+    joins={"blocks.N.attn.qkv": tuple(f"{_PADDLE_TOWER}.{name}" for name in QKV)},
+    renames={
+        f"{_PADDLE_TOWER}.{_PADDLE_POSITIONS}": "pos_embed.weight",
+        **_PADDLE_NAMES,
+        "mlp_AR": "projector",
+    },
+    # The published model uses neither SigLIP's pooling head nor the positions for packed images.
+    ignored=(
+        f"{_PADDLE_TOWER}.embeddings.packing_position_embedding.weight",
+        f"{_PADDLE_TOWER}.head.probe",
+        f"{_PADDLE_TOWER}.head.attention",
+        f"{_PADDLE_TOWER}.head.layernorm",
+        f"{_PADDLE_TOWER}.head.mlp",
+    ),
+    processor_files=family_facts("paddleocr_vl").processors["paddleocr-vl"],
+)
+_PADDLE_RAW = replace(  # the names of the modules of transformers 5.24, as ``state_dict`` has them
+    _PADDLE,
+    name="paddleocr-vl-transformers",
+    prefixes=(Prefix("model.", "visual."), *_PADDLE.prefixes),
+    projector=("projector.",),
+    needed=("projector.",),
+    renames={f"{_PADDLE_TOWER}.{_PADDLE_POSITIONS}": "pos_embed.weight", **_PADDLE_NAMES},
+)
+_PADDLE_CLASS = TransformersClass(
+    "paddleocr_vl", "PaddleOCRVisionModel", "paddleocr_vl_vision", auto=False
+)
+PADDLEOCR_VL = Family(
+    name="paddleocr_vl",
+    encoder=PaddleOCRVLEncoder,
+    config=PaddleOCRVLConfig,
+    model_types=with_vision("paddleocr_vl"),
+    signs=(("mlp_AR.pre_norm.weight", "mlp_AR.linear_1.weight"),),
+    layouts=(_PADDLE_RAW, _PADDLE),
+    classes={_PADDLE_RAW.name: _PADDLE_CLASS, _PADDLE.name: _PADDLE_CLASS},
+    fields={
+        ("hidden_size",): length(_PATCH, 0),
+        ("intermediate_size",): length("blocks.0.mlp.fc1.weight", 0),
+        ("num_hidden_layers",): block_count("blocks."),
+        ("patch_size",): length(_PATCH, 3),
+        ("image_size",): square("pos_embed.weight", 0, _PATCH, extra=0),
     },
 )

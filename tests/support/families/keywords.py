@@ -9,7 +9,7 @@ from PIL import Image
 
 from encoders import Encoder
 from weights import FAMILIES
-from weights.families import build_config
+from weights.configs import build_config
 from weights.families.family import Family
 
 VALUES: dict[str, Any] = {

@@ -36,7 +36,7 @@ from vitgraph.integrations import vllm
 from vitgraph.integrations.model_towers.records import CALLS
 from vitgraph.integrations.vllm_plugin.records import MODELS
 from weights import FAMILIES
-from weights.families import build_config
+from weights.configs import build_config
 from weights.families.family import Family
 from weights.published import NO_VIDEO, PublishedModel
 

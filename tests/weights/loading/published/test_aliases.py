@@ -24,7 +24,8 @@ from tests.oracles.references.qwen import qwen2_5_output, qwen_output, qwen_refe
 from tests.support.hub.checkpoints import edit_config, edit_tensors, read_json, same_weights
 from vitgraph.seeded import SEEDED, write_seeded_checkpoint
 from weights import CheckpointError, inspect_checkpoint, load_encoder
-from weights.families import build_config, vision_section
+from weights.configs import build_config
+from weights.files import vision_section
 
 FLOAT64 = 1e-10
 GRIDS = [[2, 4, 6], [1, 10, 6]]

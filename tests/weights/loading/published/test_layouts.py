@@ -16,9 +16,11 @@ from tests.oracles import BY_NAME
 from tests.support.hub.checkpoints import LAYOUTS, edit_tensors, same_weights
 from vitgraph.seeded import SEEDED, seeded_tower, small_config, write_seeded_checkpoint
 from weights import FAMILIES, Family, inspect_checkpoint, load_encoder
+from weights.configs import build_config
 from weights.errors import CheckpointError
-from weights.families import FamilyConfig, build_config, find_family
+from weights.families.family import FamilyConfig
 from weights.layouts import Layout, Prefix
+from weights.match import find_family
 from weights.published import PUBLISHED, PublishedModel
 
 

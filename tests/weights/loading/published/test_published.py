@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.families.json_files import formatted
 from weights import FAMILIES, Family, published
-from weights.families import build_config
+from weights.configs import build_config
 from weights.published import PUBLISHED
 from weights.strict_json import parse_json
 
