@@ -28,7 +28,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, overload, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +47,7 @@ from .data import (
     OutputField,
     PartialOutput,
     PathInputs,
+    Tiling,
     VisionInputs,
     output_like,
 )
@@ -64,6 +65,7 @@ __all__ = [
     "EncoderConfig",
     "EncoderItemSpec",
     "EncoderOutput",
+    "FeatureMaps",
     "FeatureRows",
     "GraphableEncoder",
     "Grid",
@@ -78,6 +80,7 @@ __all__ = [
     "PartialOutput",
     "PathInputs",
     "Precision",
+    "Preprocess",
     "Preprocessor",
     "Step",
     "VisionInputs",
@@ -113,8 +116,8 @@ class EncoderConfig(Protocol):
         ...
 
 
-class Preprocessor(Protocol):
-    """The methods that an encoder calls on its preprocessor."""
+class Preprocess(Protocol):
+    """The method ``preprocess`` of an encoder, and the call of its preprocessor."""
 
     def __call__(
         self,
@@ -130,6 +133,10 @@ class Preprocessor(Protocol):
     ) -> VisionInputs:
         """Turn images, then videos, into pixels and a grid; see ``Encoder.preprocess``."""
         ...
+
+
+class Preprocessor(Preprocess, Protocol):
+    """The methods that an encoder calls on its preprocessor."""
 
     def with_files(
         self,
@@ -156,6 +163,18 @@ class Preprocessor(Protocol):
         not set. The second is the keyword of ``preprocess`` that changes one of them, or "".
         """
         ...
+
+
+class FeatureMaps(Protocol):
+    """The method ``feature_maps`` of an encoder."""
+
+    @overload
+    def __call__(self, features: FeatureRows, inputs: VisionInputs) -> list[dict[str, Tensor]]: ...
+
+    @overload
+    def __call__(
+        self, features: Tensor, inputs: GridLike, tiles: Sequence[Tiling] | None = None
+    ) -> list[Tensor]: ...
 
 
 class GraphableEncoder(Protocol):

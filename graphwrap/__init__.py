@@ -8,7 +8,6 @@ names in ``__all__``. These are the modules, in the order in which a call passes
 - ``guards``: checks that raise errors, such as for gradients and weights changed after capture
 - ``forward_state``: what else a forward depends on, such as the active adapter
 - ``encoder_forms``: the form of the encoder that is captured, such as the accelerated one
-- ``described_encoder``: members of the encoder that graphs do not need, such as the config
 - ``budgets``, ``budget_sizes``: the capacities of graphs, and how many tokens each one holds
 - ``graphs``: the graphs themselves, captured, timed and replayed on static buffers
 - ``costs``: times of replays and eager runs, saved and compared
@@ -20,7 +19,6 @@ names in ``__all__``. These are the modules, in the order in which a call passes
 
 from .budget_sizes import fit_budgets
 from .budgets import Budget
-from .described_encoder import FeatureMaps, Preprocess
 from .encoder_forms import FormKernels, joins_paths, with_paths
 from .graphed_encoder import GraphedEncoder
 from .guards import Backend, BackendInUse, OnOverflow, read_outputs, require_choice
@@ -31,12 +29,10 @@ __all__ = [
     "BackendInUse",
     "Budget",
     "BudgetStats",
-    "FeatureMaps",
     "FormKernels",
     "GraphStats",
     "GraphedEncoder",
     "OnOverflow",
-    "Preprocess",
     "fit_budgets",
     "joins_paths",
     "read_outputs",

@@ -9,19 +9,27 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
-from typing import NoReturn, get_args, overload
+from typing import TYPE_CHECKING, Generic, NoReturn, Protocol, cast, get_args, overload
 
 import torch
 from torch import Tensor, nn
 
-from encoders.contract import GridLike, OutputField, PartialOutput, Precision, VisionInputs
+from encoders.contract import (
+    EncoderConfig,
+    FeatureMaps,
+    GridLike,
+    OutputField,
+    PartialOutput,
+    Precision,
+    Preprocess,
+    VisionInputs,
+)
 from encoders.streams import EncodesItems, ItemEncoder
 
 from . import encoder_forms, guards
 from .budgets import budgets_by_path, choose_budgets
 from .capture import capture_encoder
 from .costs import CostTable, read_tables, write_tables
-from .described_encoder import DescribesItself
 from .measuring import fingerprint
 from .replay import Captured, Inputs
 from .stats import GraphStats
@@ -31,7 +39,27 @@ CAPTURE_LOCK = threading.RLock()
 All encoders of the process share the lock, because they share the device's context and memory."""
 
 
-class GraphedEncoder(DescribesItself, EncodesItems[PartialOutput]):
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    E = TypeVar("E", bound=nn.Module, covariant=True, default=nn.Module)
+else:
+    from typing import TypeVar
+
+    E = TypeVar("E")
+
+
+class Described(Protocol):
+    """What a graphed encoder passes on beyond ``GraphableEncoder``, if its encoder has it."""
+
+    config: EncoderConfig
+    num_features: int
+    out_features: int
+    preprocess: Preprocess
+    feature_maps: FeatureMaps
+
+
+class GraphedEncoder(EncodesItems[PartialOutput], Generic[E]):
     """Runs an encoder, any with the members of :class:`GraphableEncoder`, by replaying CUDA graphs.
 
     Args:
@@ -77,7 +105,7 @@ class GraphedEncoder(DescribesItself, EncodesItems[PartialOutput]):
 
     def __init__(
         self,
-        encoder: nn.Module,
+        encoder: E,
         budgets: Sequence[int] | Mapping[str, Sequence[int] | None] | None = None,
         *,
         max_batch_size: int | None = None,
@@ -100,7 +128,7 @@ class GraphedEncoder(DescribesItself, EncodesItems[PartialOutput]):
         self._path_encoder = encoder_forms.with_paths(encoder)
         paths = self._path_encoder.paths
         self._paths_joined = encoder_forms.joins_paths(paths, encoder)
-        self.encoder = encoder
+        self.encoder: E = encoder
         choose = partial(
             choose_budgets,
             max_batch_size=max_batch_size,
@@ -136,6 +164,35 @@ class GraphedEncoder(DescribesItself, EncodesItems[PartialOutput]):
             "a copy of its encoder: GraphedEncoder(copy.deepcopy(graphed.encoder), ...)"
         )
 
+    @property
+    def config(self) -> EncoderConfig:
+        """The config of the wrapped encoder."""
+        return self._described.config
+
+    @property
+    def num_features(self) -> int:
+        """The number of columns of ``last_hidden_state``."""
+        return self._described.num_features
+
+    @property
+    def out_features(self) -> int:
+        """The number of columns of ``pooler_output``."""
+        return self._described.out_features
+
+    @property
+    def preprocess(self) -> Preprocess:
+        """The method ``preprocess`` of the wrapped encoder."""
+        return self._described.preprocess
+
+    @property
+    def feature_maps(self) -> FeatureMaps:
+        """The encoder's ``feature_maps``; the output field it reads must be among ``outputs``."""
+        return self._described.feature_maps
+
+    @property
+    def _described(self) -> Described:
+        return cast(Described, self.encoder)
+
     def _locate(self) -> None:
         """Find the device and dtype of the weights, and make the forms of the encoder for them."""
         device, dtype = guards.find_weights(self.encoder)
@@ -149,7 +206,7 @@ class GraphedEncoder(DescribesItself, EncodesItems[PartialOutput]):
                     form, accelerator, device, dtype, self.outputs, self.backend, self._settings
                 )
 
-    def capture(self, progress: bool = True) -> GraphedEncoder:
+    def capture(self, progress: bool = True) -> GraphedEncoder[E]:
         """Capture all budgets, largest first, and time them; does nothing if already captured.
 
         Runs without autocast, gradients and inference mode, whatever is set around it.
@@ -336,7 +393,8 @@ class GraphedEncoder(DescribesItself, EncodesItems[PartialOutput]):
                 f"{error}, which encode() calls: prepare the pixels yourself and call "
                 "graphed(pixel_values, grid)"
             ) from error
-        inner = self.encoder.item_encoder() if isinstance(self.encoder, EncodesItems) else None
+        encoder: nn.Module = self.encoder
+        inner = encoder.item_encoder() if isinstance(encoder, EncodesItems) else None
         paths = self._path_encoder.paths
         calls = {name: partial(self._call_path, name) for name in paths}
         own = ItemEncoder(self, paths, calls, self.device, self.outputs, owns_results=self.clone)

@@ -51,7 +51,15 @@ from encoders import (
     Tiling,
     VisionConfig,
 )
-from encoders.contract import Accelerator, CallBlock, DeviceOrDtype, Kernels, Precision
+from encoders.contract import (
+    Accelerator,
+    CallBlock,
+    DeviceOrDtype,
+    FeatureMaps,
+    Kernels,
+    Precision,
+    Preprocess,
+)
 from encoders.inputs import AnyArray, ImageLike, ItemLike, VideoLike
 from encoders.streams import ImagesLike, OnError, Pool, VectorPool, VideosLike
 from graphwrap import (
@@ -59,11 +67,9 @@ from graphwrap import (
     BackendInUse,
     Budget,
     BudgetStats,
-    FeatureMaps,
     FormKernels,
     GraphStats,
     OnOverflow,
-    Preprocess,
 )
 from weights import CheckpointInfo, DtypeName, FamilyConfig, Fetch, JsonDict
 from weights.files import Route

@@ -32,6 +32,8 @@ assert_type(encoder.accelerated(), vitgraph.Encoder)
 assert_type(output[1], Tensor)
 whole = vitgraph.GraphedEncoder(encoder, outputs=["pooler_output"])(inputs)[0]
 assert_type(whole, vitgraph.types.PartialOutput)
+assert_type(vitgraph.GraphedEncoder(encoder).encoder, vitgraph.Encoder)
+bare: vitgraph.GraphedEncoder = vitgraph.GraphedEncoder(encoder).capture()
 
 for images in ("a.jpg", Image.open("a.jpg"), tokens):
     assert_type(encoder.preprocess(images), vitgraph.VisionInputs)
@@ -78,7 +80,6 @@ assert_type(whole["pooler_output"], Tensor | None)
 """What pyright knows of a field by its name; to mypy each key of a named tuple is any of them."""
 MISTAKES = """
 vitgraph.load_model  # type: ignore[attr-defined]
-output["pooled_output"]  # type: ignore[call-overload]
 encoder.accelerated(kernels="quick")  # type: ignore[arg-type]
 encoder.accelerated(precision="int8")  # type: ignore[arg-type]
 encoder.encode(["a.jpg"], pool="average")  # type: ignore[call-overload]

@@ -105,8 +105,8 @@ class StoreSettings(NamedTuple):
     precision: str | None = None
     """"bf16" if products are computed in ``dtype``, else "fp8"."""
     kernels: str | None = None
-    """The steps that rounded the features: the encoder's own ("reference"), fused ones
-    ("accelerated") or those of ``torch.compile`` ("compiled")."""
+    """The steps that rounded the features: the encoder's own ("reference") or fused ones
+    ("accelerated")."""
 
 
 class FeatureStore:
@@ -314,14 +314,11 @@ def _describe(encoder: Encoder | GraphedEncoder) -> StoreSettings:
 def _numerics(encoder: Encoder | GraphedEncoder) -> tuple[str, str]:
     """Return the precision of an encoder's products, and whose steps round its features.
 
-    The second is "accelerated" for fused steps, "compiled" for those that torch made, and else
-    "reference".
+    The second is "accelerated" for fused steps, else "reference".
     """
     if isinstance(encoder, GraphedEncoder):
         inner, kernels, precision = encoder.encoder, encoder.kernels, encoder.precision
         assert isinstance(inner, Encoder)  # `_describe` refuses all others
-        if encoder.compile:
-            return "bf16", "compiled"
         encoder = inner
         if kernels != "reference" and all(x.accelerator is None for x in inner.paths.values()):
             # A new form, because one that ran says why its last run was not fused.
