@@ -13,7 +13,7 @@ INSTALL := $(PIP) install --quiet --constraint $(CONSTRAINTS)
 PYTEST := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(PY) -m pytest
 PARALLEL := -n logical --maxprocesses 4 --dist worksteal
 OLDEST_PYTEST := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(OLDEST)/bin/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
-OLDEST_INSTALL := $(OLDEST)/bin/python -m pip install --quiet --constraint constraints-oldest.txt --editable ".[demo,heif,http,parquet,s3,timm]" --group test
+OLDEST_INSTALL := $(OLDEST)/bin/python -m pip install --quiet --constraint constraints-oldest.txt --editable ".[demo,heif,http,parquet,s3]" --group test
 # The lower bounds of the library alone, and tests that import none of what needs newer versions.
 LOWER_BOUNDS = $$(sed -n '/^dependencies/,/^]/s/^  "\([a-z-]*\)>=\([0-9.]*\)".*/\1==\2/p' pyproject.toml)
 LIBRARY_TESTS := tests/vitgraph/commands tests/vitgraph/embed tests/weights/fetching tests/vitgraph/search tests/weights/loading/test_load.py --ignore tests/vitgraph/commands/test_demo.py --ignore tests/vitgraph/embed/test_feature_store.py
