@@ -119,7 +119,8 @@ class PixtralConfig:
         require_value(config, "vision_feature_select_strategy", "full", default=strategy)
         require_value(config, "projector_hidden_act", "gelu")
         act: Literal["silu", "gelu"] = "silu" if whole and lighton else "gelu"
-        eps = _NORM_EPS.get(str(language.get("model_type")), None if merger else 1e-6)
+        kind = language.get("model_type", "mistral")  # the default of Mistral3Config
+        eps = _NORM_EPS.get(str(kind), None if merger else 1e-6)
         return cls(
             depth=read_size(vision, "num_hidden_layers", default=24, limit=1024),
             hidden_size=width,
