@@ -85,7 +85,7 @@ def by_hand(encoder: VisionEncoder, pool: Executor, batch: int, paths: Sequence[
 
 def ours(encoder: Any, items: Sequence[Any], **options: Any) -> None:
     """Encode all images to vectors with ``encode_many``."""
-    vectors = list(encoder.encode_many(items, pool="mean", progress=False, **options))
+    vectors = list(encoder.embed_many(items, pool="mean", progress=False, **options))
     assert len(vectors) == len(items)
 
 

@@ -11,7 +11,7 @@ All other files and folders are shared; in the order in which a value travels:
 - ``data``: the values that encoders take and return, which every family imports
 - ``base``: the base classes; ``layers``: layers that several makers share
 - ``block_parts``: the layers of a block by role; ``accelerated``: runs them with fast kernels
-- ``streams``: ``encode`` and ``encode_many``
+- ``streams``: ``encode``, ``embed``, ``encode_many`` and ``embed_many``
 - ``contract``: the methods that ``graphwrap`` and accelerators call; it exports ``data``, too
 
 Importing an encoder imports no image library: ``Video``, ``ItemError`` and a few more are imported

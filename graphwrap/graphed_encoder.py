@@ -385,7 +385,7 @@ class GraphedEncoder(EncodesItems[PartialOutput], Generic[E]):
                 return captured.encode(inputs, refuses=self.on_overflow == "raise")
 
     def item_encoder(self) -> ItemEncoder[PartialOutput]:
-        """Return the functions and settings by which ``encode`` and ``encode_many`` run items."""
+        """Return the functions and settings by which ``encode`` and ``embed`` run items."""
         try:
             _ = self.preprocess
         except AttributeError as error:

@@ -1,7 +1,7 @@
 """SigLIP and SigLIP2 of one image size, and Gemma 3's encoder, which has the same tower.
 
 A pre-norm ViT over square views without a class token: learned positions, layer norms, a final
-norm. SigLIP's head turns the tokens of an image into one vector (``encode(pool="head")``). Gemma 3
+norm. SigLIP's head turns the tokens of an image into one vector (``embed(pool="head")``). Gemma 3
 has no head; it takes the mean of 4x4 patches, normalises it and projects it.
 
 Source: ``SiglipVisionModel`` and ``Gemma3MultiModalProjector`` of transformers 5.23.0.

@@ -2,7 +2,7 @@
 
 A pre-norm ViT with a learned 16x16 table of positions, resized to the grid of each image; layer
 norms, full attention inside each image, a final norm. The head turns the tokens of an image into
-one vector (``encode(pool="head")``).
+one vector (``embed(pool="head")``).
 
 Source: ``Siglip2VisionModel`` of transformers 5.23.0.
 Repo ids: google/siglip2-base-patch16-naflex, google/siglip2-so400m-patch16-naflex. SigLIP2 of one

@@ -1,9 +1,10 @@
-"""The methods ``encode``, for a few images and videos, and ``encode_many``, for a long stream.
+"""The methods ``encode`` and ``embed``, for a few images and videos, and ``encode_many`` and
+``embed_many``, for a stream of any length.
 
-Encoders and their wrappers, such as ``GraphedEncoder``, inherit both methods from
+Encoders and their wrappers, such as ``GraphedEncoder``, inherit the methods from
 :class:`encoders.streams.items.EncodesItems`.
 
-- ``items``: the methods ``encode`` and ``encode_many``; ``keywords``: their keywords as types
+- ``items``: the four methods
 - ``calls``: turns preprocessed items into one result each, in one or several calls of the encoder
 - ``stream``: turns the items of an iterable into results, in order and in bounded memory
 - ``item_errors``: the results of items that could not be encoded; ``finite``: finds NaN in results
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from .calls import EitherItemEncoder as EitherItemEncoder
     from .calls import ItemEncoder as ItemEncoder
     from .calls import ItemPath as ItemPath
+    from .calls import MakeInputs as MakeInputs
     from .calls import ResultSettings as ResultSettings
     from .calls import join_inputs as join_inputs
     from .calls import join_outputs as join_outputs
@@ -36,10 +38,6 @@ if TYPE_CHECKING:
     from .finite import require_finite as require_finite
     from .item_errors import ItemError as ItemError
     from .items import EncodesItems as EncodesItems
-    from .keywords import Pooled as Pooled
-    from .keywords import PooledStream as PooledStream
-    from .keywords import SizeKeywords as SizeKeywords
-    from .keywords import Whole as Whole
     from .pooling import Pool as Pool
     from .pooling import VectorPool as VectorPool
     from .pooling import check_pool as check_pool
@@ -51,6 +49,7 @@ if TYPE_CHECKING:
     from .stream import ItemResult as ItemResult
     from .stream import OnError as OnError
     from .stream import StreamOptions as StreamOptions
+    from .stream import VectorKeywords as VectorKeywords
     from .stream import stream_items as stream_items
 
 _MODULES = {

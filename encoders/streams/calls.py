@@ -32,7 +32,7 @@ from ..inputs.images import StagedPreprocessor
 from ..inputs.intake import ImagesLike, VideosLike
 from .finite import tensors_of
 from .item_errors import advising_limit
-from .pooling import Pool, PoolingHead, check_fields, check_pool, pool_items
+from .pooling import Pool, PoolingHead, check_fields, check_pool, pool_items, vectors_of_nothing
 
 
 class ItemPath(Protocol):
@@ -69,6 +69,8 @@ class JoinsOutputs(Preprocesses, Protocol[Output]):
 
 
 PathCall: TypeAlias = Callable[[Tensor, GridLike], Output]
+MakeInputs: TypeAlias = Callable[[], VisionInputs]
+"""Preprocesses items. A function, because its errors are those of the call that encodes them."""
 
 
 class ResultSettings(NamedTuple):
@@ -107,7 +109,12 @@ class ItemEncoder(Generic[Output]):
         Raises:
             ValueError: a wrong setting, or a pool that needs a field or head that is missing.
         """
-        check_pool(results.pool, results.normalize)
+        if results.pool != "none":
+            check_pool(results.pool, results.normalize)
+        elif results.normalize:
+            raise ValueError(
+                "normalize needs one vector per item: also set the pool to mean, max, cls or head"
+            )
         limit = results.max_tokens_per_call
         if limit is not None and (type(limit) is not int or limit < 1):
             raise ValueError(
@@ -124,26 +131,56 @@ class ItemEncoder(Generic[Output]):
             for spec in path.item_specs(inputs.paths[name].grid_thw)
         )
 
-    def encode(self, inputs: VisionInputs, results: ResultSettings) -> list[Output] | list[Tensor]:
-        """Encode preprocessed items.
-
-        Args:
-            inputs: the preprocessed inputs of any number of items.
-            results: whole outputs or vectors, and the most output tokens per call.
-
-        Returns:
-            One :class:`EncoderOutput` per item or, with a pool, one vector; each in memory of its
-            own, unless ``owns_results`` is False and one call gave whole outputs.
+    def agree(self, batch: str) -> None:
+        """Check that other processes have the same ``batch``, if they share the work.
 
         Raises:
-            ValueError: inputs that do not fit the encoder.
+            ValueError: another process has another batch.
+        """
+
+    def encode(self, make_inputs: MakeInputs, limit: int | None = None) -> list[Output]:
+        """Encode items to whole outputs.
+
+        Args:
+            make_inputs: returns the preprocessed inputs of any number of items.
+            limit: the largest number of output tokens per call of the encoder; None for one call.
+
+        Returns:
+            One :class:`EncoderOutput` per item, in memory of its own, unless ``owns_results`` is
+            False and one call gave all outputs.
+
+        Raises:
+            ValueError: a wrong limit, or inputs that do not fit the encoder.
             torch.OutOfMemoryError, MemoryError: memory ran out; the message advises to set
                 ``max_tokens_per_call``.
         """
+        self.check(ResultSettings(max_tokens_per_call=limit))
+        outputs = self._outputs(make_inputs(), limit)
+        return [_in_own_memory(output) if self.owns_results else output for output in outputs]
+
+    def embed(self, make_inputs: MakeInputs, results: ResultSettings) -> Tensor:
+        """Encode items to one vector each.
+
+        Args:
+            make_inputs: returns the preprocessed inputs of any number of items.
+            results: the pool and the most output tokens per call.
+
+        Returns:
+            [items, D] in float32, or in float64 where the encoder is float64.
+
+        Raises:
+            ValueError, torch.OutOfMemoryError, MemoryError: as :meth:`encode` raises them, and for
+                a pool that the encoder cannot make.
+        """
+        check_pool(results.pool, results.normalize)
+        self.check(results)
+        inputs = make_inputs()
         outputs = self._outputs(inputs, results.max_tokens_per_call)
-        if results.pool == "none":
-            return [_in_own_memory(output) if self.owns_results else output for output in outputs]
-        return pool_items(outputs, results.pool, results.normalize, self.head)
+        vectors = pool_items(outputs, results.pool, results.normalize, self.head)
+        if vectors:
+            return torch.stack(vectors)
+        nothing = self.calls["image"](inputs.pixel_values[:0], [])
+        return vectors_of_nothing(nothing, results.pool, self.head)
 
     def _outputs(self, inputs: VisionInputs, limit: int | None) -> Iterator[Output]:
         """Yield the output of each item, which may be a view of the output of a whole call.

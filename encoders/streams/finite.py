@@ -35,16 +35,13 @@ def finite_flags(results: Sequence[object]) -> Tensor:
     return torch.stack([torch.stack(flags).all() for flags in rows])
 
 
-def require_finite(results: Sequence[object]) -> None:
-    """Check that results are finite, which waits for the device.
-
-    Args:
-        results: vectors [D] of one width, or whole outputs, one per item.
+def require_finite(vectors: Tensor) -> None:
+    """Check that vectors [items, D] are finite, which waits for the device.
 
     Raises:
-        ValueError: a result has a NaN or an infinity; the message has the number of its item.
+        ValueError: a vector has a NaN or an infinity; the message has the number of its item.
     """
-    for number, is_finite in enumerate(finite_flags(results).tolist()):
+    for number, is_finite in enumerate(vectors.isfinite().all(1).tolist()):
         if not is_finite:
             raise ValueError(f"item {number}: {NOT_FINITE}")
 

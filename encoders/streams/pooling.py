@@ -15,10 +15,10 @@ from torch import Tensor
 from ..data import EncoderOutput, OutputField, PartialOutput
 
 VectorPool: TypeAlias = Literal["mean", "max", "cls", "head"]
-"""The values of the argument ``pool`` that turn the output of an item into one vector."""
+"""The values of the argument ``pool`` of ``embed``: how an item becomes one vector."""
+VECTOR_POOLS: tuple[VectorPool, ...] = get_args(VectorPool)
 Pool: TypeAlias = Literal["none", VectorPool]
-"""All values of the argument ``pool``; "none" keeps the whole output of an item."""
-POOLS: tuple[Pool, ...] = get_args(Pool)
+"""The values of the option ``--pool`` of commands; "none" keeps the whole output of an item."""
 
 
 class PoolingHead(NamedTuple):
@@ -41,7 +41,7 @@ def pool_items(
 
     Args:
         outputs: the output of each item, as the encoder's ``split`` returns it.
-        method: "mean", "max", "cls" or "head", as ``encode`` takes it.
+        method: "mean", "max", "cls" or "head", as ``embed`` takes it.
         normalize: divide each vector by its L2 norm.
         head: the learned head of the encoder, for ``method="head"`` only; None if it has none.
 
@@ -63,6 +63,25 @@ def pool_items(
     return [*(F.normalize(vectors, dim=1) if normalize else vectors)]
 
 
+def vectors_of_nothing(
+    nothing: EncoderOutput | PartialOutput, method: Pool, head: PoolingHead | None
+) -> Tensor:
+    """Return the vectors [0, D] of no items.
+
+    Args:
+        nothing: the output of the encoder for no items, which has the widths of its rows.
+        method, head: as :func:`pool_items` takes them.
+    """
+    tokens = nothing.pooler_output
+    one_item = PartialOutput(
+        None,
+        None if tokens is None else tokens.new_zeros(1, *tokens.shape[1:]),
+        None,
+        {name: rows.new_zeros(1, *rows.shape[1:]) for name, rows in nothing.extras.items()},
+    )
+    return torch.stack(pool_items([one_item], method, head=head))[:0]
+
+
 def pool(output: EncoderOutput | PartialOutput, method: Pool, normalize: bool = False) -> Tensor:
     """Make one vector of the output of one item.
 
@@ -77,13 +96,12 @@ def pool(output: EncoderOutput | PartialOutput, method: Pool, normalize: bool = 
         [D] in float32, or in float64 where the output is float64. Means are taken in that dtype.
 
     Raises:
-        ValueError: an unknown ``method``, a field that the output lacks, or no class token.
+        ValueError: a ``method`` that makes no vector, a field that the output lacks, or no class
+            token.
     """
     check_pool(method, normalize)
-    if method == "none":
-        raise ValueError("pool='none' makes no vector: take 'mean', 'max', 'cls' or 'head'")
     if method == "head":
-        raise ValueError("pool='head' needs the encoder's head: call encode(pool='head')")
+        raise ValueError("pool='head' needs the encoder's head: call embed(pool='head')")
     if method == "cls":
         rows = _rows(output, "prefix", method)[:, 0]
     else:
@@ -94,21 +112,15 @@ def pool(output: EncoderOutput | PartialOutput, method: Pool, normalize: bool = 
 
 
 def check_pool(method: Pool, normalize: bool) -> None:
-    """Check the arguments ``pool`` (here ``method``) and ``normalize`` of ``encode``.
+    """Check the arguments ``pool`` (here ``method``) and ``normalize`` of ``embed``.
 
     Raises:
-        ValueError: an unknown ``method``, a ``normalize`` that is no bool, or a true one with
-            "none", which has no vector.
+        ValueError: a ``method`` that makes no vector, or a ``normalize`` that is no bool.
     """
-    if method not in POOLS:
-        raise ValueError(f"pool={method!r}: must be one of {', '.join(map(repr, POOLS))}")
+    if method not in VECTOR_POOLS:
+        raise ValueError(f"pool={method!r}: must be one of {', '.join(map(repr, VECTOR_POOLS))}")
     if not isinstance(normalize, bool):
         raise ValueError(f"normalize={normalize!r}: must be True or False")
-    if normalize and method == "none":
-        raise ValueError(
-            "normalize=True needs one vector per item: also pass pool='mean', 'max', 'cls' or "
-            "'head'"
-        )
 
 
 def check_fields(
@@ -120,7 +132,7 @@ def check_fields(
     """Check, before an encoder runs, that its outputs can be pooled to vectors by ``method``.
 
     Args:
-        method: one of :data:`POOLS`.
+        method: how items become vectors; "none" for whole outputs.
         fields: the fields of :class:`EncoderOutput` that the encoder returns; extras are always
             among them.
         head: the learned head of the encoder; None if it has none.

@@ -12,7 +12,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence, Sized
 from contextlib import closing
 from dataclasses import dataclass
 from operator import length_hint
-from typing import Literal, NamedTuple, TypeAlias, get_args
+from typing import Literal, NamedTuple, TypeAlias, TypedDict, get_args
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from ..grids import read_grid
 from ..inputs.clips import read_item
 from ..inputs.images import StagedItem
 from ..inputs.intake import ItemLike, is_one_item
-from .calls import EitherItemEncoder, ResultSettings, join_inputs
+from .calls import EitherItemEncoder, MakeInputs, ResultSettings, join_inputs
 from .device import DeviceQueue
 from .finite import NOT_FINITE, finite_flags, tensors_of
 from .item_errors import (
@@ -33,6 +33,7 @@ from .item_errors import (
     without_item_name,
     without_traceback,
 )
+from .pooling import VectorPool
 from .prefetch import Prefetch
 from .progress import Progress
 
@@ -63,7 +64,7 @@ class ItemResult(NamedTuple):
 
 
 class StreamOptions(NamedTuple):
-    """The options of ``encode_many``: tokens per batch, workers, errors and the progress shown."""
+    """The options of a stream: tokens per batch, workers, errors and the progress shown."""
 
     batch_tokens: int | None = None
     workers: int | None = None
@@ -73,6 +74,28 @@ class StreamOptions(NamedTuple):
     """The number of items for the progress; None takes ``len(items)`` if it is known."""
     per_line: int | None = None
     """The number of items per line of the progress in a log, see :class:`Progress`."""
+
+
+class StreamKeywords(TypedDict, total=False):
+    """The keywords of ``encode_many`` but ``on_error``, for its overloads."""
+
+    batch_tokens: int | None
+    workers: int | None
+    progress: bool
+    max_tokens_per_call: int | None
+    min_pixels: int | None
+    max_pixels: int | None
+    max_tiles: int | None
+    max_soft_tokens: int | None
+    fps: float | None
+    num_frames: int | None
+
+
+class VectorKeywords(StreamKeywords, total=False):
+    """The keywords of ``embed_many`` but ``on_error``, for its overloads."""
+
+    pool: VectorPool
+    normalize: bool
 
 
 def stream_items(
@@ -196,6 +219,7 @@ class _Stream:
                 started.append(self._start(batch))
                 if len(started) > self.queue.ahead:
                     yield from self._finish(started.popleft(), prefetch, progress)
+            self.item_encoder.agree("no more batches")
             while started:
                 yield from self._finish(started.popleft(), prefetch, progress)
             prefetch.check()
@@ -247,6 +271,8 @@ class _Stream:
     def _start(self, batch: list[_StreamItem]) -> _Started:
         """Encode a batch; on a GPU, only queue its work."""
         start_time = time.perf_counter()
+        facts = [(item.index, item.tokens, type(item.value).__name__) for item in batch]
+        self.item_encoder.agree(repr(facts))
         with torch.no_grad(), self.queue.running():
             self._encode([item for item in batch if item.inputs is not None])
             encoded = [item for item in batch if not isinstance(item.value, Exception)]
@@ -264,10 +290,7 @@ class _Stream:
         try:
             with advising_limit(sum(item.tokens for item in items), self.item_encoder.device):
                 inputs = self._inputs(items)
-            encoded = self.item_encoder.encode(inputs, self.settings)
-            # A wrapper may return views of its static buffers, which the next batch overwrites.
-            views = not self.item_encoder.owns_results and self.settings.pool == "none"
-            values = [value.clone() for value in encoded] if views else encoded
+            values = self._values(lambda: inputs)
         except torch.AcceleratorError:
             raise  # a CUDA device does not recover from this error
         except FAILURES as error:
@@ -278,6 +301,16 @@ class _Stream:
             for item in items:
                 self._encode([item])
             raise_if_not_the_items([item.value for item in items])
+
+    def _values(self, make_inputs: MakeInputs) -> Sequence[Encoded]:
+        """Return the outputs or vectors of items, each in memory of its own."""
+        if self.settings.pool != "none":
+            return [
+                vector.clone() for vector in self.item_encoder.embed(make_inputs, self.settings)
+            ]
+        outputs = self.item_encoder.encode(make_inputs, self.settings.max_tokens_per_call)
+        # A wrapper may return views of its static buffers, which the next batch overwrites.
+        return outputs if self.item_encoder.owns_results else [one.clone() for one in outputs]
 
     def _inputs(self, items: Sequence[_StreamItem]) -> VisionInputs:
         """Return the inputs of several items as one batch, on the device if that is a GPU."""

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from tests.support.photographs import china
 from vitgraph.features import load_embeddings
@@ -43,7 +42,7 @@ def wanted(repo: Path, photos: Path) -> np.ndarray[Any, Any]:
     """The vectors of the five photographs, of length 1."""
     encoder = load_encoder(repo, progress=False)
     paths = [path for path in sorted(photos.iterdir()) if path.name != "3.png"]
-    return torch.stack(encoder.encode(paths, pool="mean", normalize=True)).numpy()
+    return encoder.embed(paths, pool="mean", normalize=True).numpy()
 
 
 def needs(library: str) -> None:

@@ -37,9 +37,9 @@ bare: vitgraph.GraphedEncoder = vitgraph.GraphedEncoder(encoder).capture()
 
 for images in ("a.jpg", Image.open("a.jpg"), tokens):
     assert_type(encoder.preprocess(images), vitgraph.VisionInputs)
-    assert_type(encoder.encode(images, pool="mean"), list[Tensor])
+    assert_type(encoder.embed(images, pool="mean"), list[Tensor])
 mixed = encoder.preprocess([Image.open("a.jpg"), "b.jpg", tokens])
-assert_type(encoder.encode(["a.jpg"], pool="mean"), list[Tensor])
+assert_type(encoder.embed(["a.jpg"], pool="mean"), list[Tensor])
 for videos in ("a.mp4", vitgraph.read_video("a.mp4"), [["1.jpg", "2.jpg"], "a.mp4"]):
     assert_type(encoder.preprocess(videos=videos), vitgraph.VisionInputs)
 generated: vitgraph.types.ImagesLike = (f"{number}.jpg" for number in range(2))
@@ -48,23 +48,23 @@ pairs = [("a", "a.jpg"), ("b", "b.jpg")]
 for key, out in encoder.encode_many(pairs, batch_tokens=512):
     assert_type(key, str)
     assert_type(out, vitgraph.EncoderOutput)
-for number, vector in encoder.encode_many(enumerate(["a.jpg"]), pool="mean", on_error="raise"):
+for number, vector in encoder.embed_many(enumerate(["a.jpg"]), pool="mean", on_error="raise"):
     assert_type(number, int)
     assert_type(vector, Tensor)
 for out in encoder.encode_many(["a.jpg"]):
     assert_type(out, vitgraph.EncoderOutput)
-for vector in encoder.encode_many(["a.jpg"], pool="cls", normalize=True):
+for vector in encoder.embed_many(["a.jpg"], pool="cls", normalize=True):
     assert_type(vector, Tensor)
 for kept in encoder.encode_many(pairs, on_error="keep"):
     assert_type(kept, tuple[str, vitgraph.EncoderOutput] | vitgraph.ItemError)
-for kept_vector in encoder.encode_many(["a.jpg"], pool="max", on_error="keep"):
+for kept_vector in encoder.embed_many(["a.jpg"], pool="max", on_error="keep"):
     assert_type(kept_vector, Tensor | vitgraph.ItemError)
 
 
 def vectors_or_outputs(
     pool: Literal["none", "mean"],
 ) -> list[vitgraph.EncoderOutput] | list[Tensor]:
-    return encoder.encode(["a.jpg"], pool=pool)
+    return encoder.embed(["a.jpg"], pool=pool)
 
 
 for partial in vitgraph.GraphedEncoder(encoder).encode_many(["a.jpg"]):
@@ -82,7 +82,7 @@ MISTAKES = """
 vitgraph.load_model  # type: ignore[attr-defined]
 encoder.accelerated(kernels="quick")  # type: ignore[arg-type]
 encoder.accelerated(precision="int8")  # type: ignore[arg-type]
-encoder.encode(["a.jpg"], pool="average")  # type: ignore[call-overload]
+encoder.embed(["a.jpg"], pool="average")  # type: ignore[call-overload]
 encoder.encode_many(["a.jpg"], on_error="skip")  # type: ignore[call-overload]
 vitgraph.attention_maps(encoder, ["a.jpg"], heads="some")  # type: ignore[arg-type]
 vitgraph.GraphedEncoder(encoder, backend="graph")  # type: ignore[arg-type]

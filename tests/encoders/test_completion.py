@@ -13,7 +13,7 @@ from weights import load_encoder
 EVERY = {
     *("accelerated", "kernel_choices", "load_kernel_choices"),
     *("config", "preprocessor", "published", "num_features", "out_features", "device", "dtype"),
-    *("preprocess", "encode", "encode_many", "item_encoder", "feature_maps"),
+    *("preprocess", "encode", "encode_many", "embed", "embed_many", "item_encoder", "feature_maps"),
     "forward_intermediates",
     *("paths", "join", "blocks", "save_pretrained", "push_to_hub", "prepare_encoder_metadata"),
     "pooling_head",

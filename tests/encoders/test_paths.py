@@ -18,7 +18,6 @@ from encoders.contract import (
     PathInputs,
     VisionInputs,
 )
-from encoders.streams.calls import ResultSettings
 from tests.oracles import distance
 from tests.support.towers.step3_paths import COUNTS, IMAGES, NAMES, STEP3_VL, fresh, shared, tokens
 from weights import FAMILIES as RECORDS
@@ -142,20 +141,18 @@ def test_an_encoding_owns_no_views_of_the_next_call() -> None:
     encoder = shared("step3_vl")
     item_encoder = replace(encoder.item_encoder(), owns_results=False)
     inputs = encoder.preprocess(IMAGES)
-    for one, other in zip(
-        item_encoder.encode(inputs, ResultSettings()), encoder(inputs), strict=True
-    ):
+    for one, other in zip(item_encoder.encode(lambda: inputs), encoder(inputs), strict=True):
         assert distance(tokens(one), tokens(other)) <= 2e-6
 
 
 def test_a_pool_is_over_the_tokens_of_every_path() -> None:
     encoder = shared("step3_vl")
     for vector, output in zip(
-        encoder.encode(IMAGES, pool="mean"), encoder.encode(IMAGES), strict=True
+        encoder.embed(IMAGES, pool="mean"), encoder.encode(IMAGES), strict=True
     ):
         assert distance(vector, tokens(output).mean(0)) <= 2e-6
     with pytest.raises(ValueError, match="pool='cls': this encoder has no class token"):
-        encoder.encode(IMAGES, pool="cls")
+        encoder.embed(IMAGES, pool="cls")
 
 
 def test_fields_that_were_left_out_stay_out() -> None:

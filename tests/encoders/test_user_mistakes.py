@@ -53,11 +53,11 @@ def test_capacities_are_integers(keywords: dict[str, Any], message: str) -> None
         ({"max_tokens_per_call": "3"}, "max_tokens_per_call='3': must be a positive number"),
     ],
 )
-def test_keywords_of_encode_are_shown_as_they_were_given(
+def test_keywords_of_embed_are_shown_as_they_were_given(
     keywords: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        tiny("qwen2_vl").encode(IMAGE, **keywords)
+        tiny("qwen2_vl").embed(IMAGE, **keywords)
 
 
 @pytest.mark.parametrize("name", WHOLE)

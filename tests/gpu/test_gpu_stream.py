@@ -55,7 +55,7 @@ def test_a_stream_on_the_gpu_gives_what_encode_gives(name: str, graphs: bool) ->
 
 def test_results_stay_as_they_are_while_later_batches_run() -> None:
     encoder = on_gpu("qwen3_vl", torch.bfloat16)
-    stream = encoder.encode_many(ITEMS * 10, batch_tokens=600, pool="mean", progress=False)
+    stream = encoder.embed_many(ITEMS * 10, batch_tokens=600, pool="mean", progress=False)
     kept, copies = [], []
     for vector in stream:
         torch.cuda._sleep(200_000)  # the consumer's own work, on its own stream
@@ -72,7 +72,7 @@ def test_memory_does_not_grow_with_the_stream() -> None:
     peaks = []
     for count in (40, 200):  # 100 items do not yet bring the two largest batches together
         torch.cuda.reset_peak_memory_stats()
-        for _ in encoder.encode_many(ITEMS * count, pool="mean", batch_tokens=1000, progress=False):
+        for _ in encoder.embed_many(ITEMS * count, pool="mean", batch_tokens=1000, progress=False):
             pass
         peaks.append(torch.cuda.max_memory_allocated())
     assert peaks[1] <= 1.1 * peaks[0]
@@ -109,7 +109,7 @@ def test_memory_does_not_grow_with_the_number_of_streams() -> None:
     encoder = on_gpu("qwen3_vl", torch.bfloat16)
     reserved = []
     for _ in range(40):
-        list(encoder.encode_many(ITEMS, pool="mean", batch_tokens=1000, progress=False))
+        list(encoder.embed_many(ITEMS, pool="mean", batch_tokens=1000, progress=False))
         reserved.append(torch.cuda.memory_reserved())
     assert reserved[-1] <= 1.1 * reserved[4]
     encoder.cpu()
@@ -123,7 +123,7 @@ def test_an_image_too_large_for_the_gpu_is_the_only_one_lost() -> None:
     torch.cuda.set_per_process_memory_fraction((held + 200 * 2**20) / total)
     try:
         large = torch.zeros(3, 4000, 4000, dtype=torch.uint8)
-        stream = encoder.encode_many(
+        stream = encoder.embed_many(
             [ITEMS[1], large, ITEMS[1]], on_error="keep", pool="mean", progress=False
         )
         first, error, last = stream

@@ -16,7 +16,7 @@ from .arguments import DEVICE_HELP, add_download, add_sampling, check_names, is_
 
 if TYPE_CHECKING:
     from encoders import Encoder
-    from encoders.streams import SizeKeywords
+    from encoders.contract import Limits
 
     from ..embedding.records import JobSettings
     from ..search.vectors import Hit, Vectors
@@ -63,8 +63,9 @@ def search(options: argparse.Namespace) -> None:
     assert pool != "none"  # `Vectors` refuses a job that wrote all tokens instead of vectors
     encoder = _load(options, settings)
     images, videos = ([], [options.query]) if is_video(options.query) else ([options.query], [])
-    pooled = encoder.encode(images, videos, pool=pool, normalize=settings["normalize"], **limits)
-    hits = vectors.nearest(pooled[0].detach().cpu().float().numpy(), options.top)
+    with_length_1 = settings["normalize"]
+    query = encoder.embed(images, videos, pool=pool, normalize=with_length_1, **limits._asdict())
+    hits = vectors.nearest(query[0].detach().cpu().float().numpy(), options.top)
     rows = [(str(n), f"{hit.cosine:.4f}", hit.key) for n, hit in enumerate(hits, 1)]
     print(format_table(("rank", "cosine", "key"), rows))
     facts = {**_facts(options, vectors, limits), "device": device_text(encoder.device)}
@@ -74,13 +75,15 @@ def search(options: argparse.Namespace) -> None:
         _write_page(options, vectors, hits, facts)
 
 
-def _limits(options: argparse.Namespace, settings: JobSettings) -> SizeKeywords:
+def _limits(options: argparse.Namespace, settings: JobSettings) -> Limits:
     """Return the job's keywords of ``preprocess``, with the sampling that the options name.
 
     Raises:
         ValueError: the query is a clip, and neither the job nor an option says which frames to
             take.
     """
+    from encoders.contract import Limits
+
     fps, num_frames = options.fps, options.num_frames
     if fps is None and num_frames is None:
         fps, num_frames = settings.get("fps"), settings.get("num_frames")
@@ -89,14 +92,14 @@ def _limits(options: argparse.Namespace, settings: JobSettings) -> SizeKeywords:
             f"{options.query}: is a clip, and the job in {options.vectors} encoded images alone: "
             "say which frames to take with --fps or --num-frames"
         )
-    return {
-        "min_pixels": settings.get("min_pixels"),
-        "max_pixels": settings.get("max_pixels"),
-        "max_tiles": settings.get("max_tiles"),
-        "max_soft_tokens": settings.get("max_soft_tokens"),
-        "fps": fps,
-        "num_frames": num_frames,
-    }
+    return Limits(
+        settings.get("min_pixels"),
+        settings.get("max_pixels"),
+        settings.get("max_tiles"),
+        settings.get("max_soft_tokens"),
+        fps,
+        num_frames,
+    )
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -176,7 +179,7 @@ def _load(options: argparse.Namespace, settings: JobSettings) -> Encoder:
         )
 
 
-def _facts(options: argparse.Namespace, vectors: Vectors, limits: SizeKeywords) -> dict[str, str]:
+def _facts(options: argparse.Namespace, vectors: Vectors, limits: Limits) -> dict[str, str]:
     """Return facts about the search, by their labels, to print and to write into the HTML page.
 
     Args:
@@ -187,7 +190,7 @@ def _facts(options: argparse.Namespace, vectors: Vectors, limits: SizeKeywords) 
     settings = vectors.settings
     pool = f"{settings['pool']}{', length 1' if settings['normalize'] else ''}"
     fp8 = "; the job ran products in fp8, the query none"
-    given_limits = ((name, value) for name, value in limits.items() if value is not None)
+    given_limits = ((name, value) for name, value in limits._asdict().items() if value is not None)
     sizes = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in given_limits)
     return {
         "folder": options.vectors,

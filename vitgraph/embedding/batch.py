@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sized
 from pathlib import Path
-from typing import TypedDict, cast, get_args
+from typing import TypedDict, cast
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ import torch
 from encoders import Encoder
 from encoders.contract import OutputField
 from encoders.inputs import ItemLike
-from encoders.streams import ItemError, PooledStream, VectorPool, check_pool
+from encoders.streams import ItemError, VectorKeywords, VectorPool, check_pool
 from graphwrap import GraphedEncoder
 from weights import DtypeName
 
@@ -51,7 +51,7 @@ class EmbedBatch:
 
     The arguments from ``revision`` to ``dtype`` are keywords of ``load_encoder``, the bounds of an
     image's size keywords of ``preprocess``, and ``batch_tokens``, ``workers`` and
-    ``max_tokens_per_call`` keywords of ``encode_many``.
+    ``max_tokens_per_call`` keywords of ``embed_many``.
 
     Args:
         repo: Hugging Face repo id, or the folder of a checkpoint.
@@ -65,7 +65,7 @@ class EmbedBatch:
         dtype: dtype of the weights, such as "bfloat16"; None keeps the stored one.
         device: "auto" (a GPU if there is one), "cpu", "cuda", ...
         graph: whether to replay CUDA graphs; None does so on a CUDA device.
-        batch_tokens: output tokens per batch; None takes the default of ``encode_many``.
+        batch_tokens: output tokens per batch; None takes the default of ``embed_many``.
         workers: threads that decode images; None takes one per core, at most 16.
         max_tokens_per_call: most output tokens of a call of the encoder; a larger image runs in
             several calls. None sets no bound.
@@ -76,7 +76,7 @@ class EmbedBatch:
             of the checkpoint.
 
     Raises:
-        ValueError: ``pool`` is "none" or unknown.
+        ValueError: ``pool`` is unknown, or ``normalize`` is no bool.
     """
 
     def __init__(
@@ -101,8 +101,6 @@ class EmbedBatch:
         max_soft_tokens: int | None = None,
     ) -> None:
         check_pool(pool, normalize)
-        if pool not in get_args(VectorPool):
-            raise ValueError("pool='none' makes no vector: take 'mean', 'max', 'cls' or 'head'")
         self.repo, self.pool, self.column = str(repo), pool, column
         self.device, self.graph = device, graph
         self._source: LoadKeywords = {
@@ -111,7 +109,7 @@ class EmbedBatch:
             "subfolder": subfolder,
             "local_files_only": local_files_only,
         }
-        self._encoding: PooledStream = {
+        self._encoding: VectorKeywords = {
             "pool": pool,
             "progress": False,
             "normalize": normalize,
@@ -192,9 +190,9 @@ class EmbedBatch:
         encoder, width = self._loaded
         vectors = np.full((len(images), width), np.nan, np.float32)
         errors = [""] * len(images)
-        # encode_many would read a row of two values as (key, image), so every row is given a key.
+        # embed_many would read a row of two values as (key, image), so every row is given a key.
         pairs = list(enumerate(cast("Collection[ItemLike]", images)))
-        for result in encoder.encode_many(pairs, on_error="keep", **self._encoding):
+        for result in encoder.embed_many(pairs, on_error="keep", **self._encoding):
             if isinstance(result, ItemError):
                 errors[result.index] = " ".join(str(result.error).split()) or repr(result.error)
             else:

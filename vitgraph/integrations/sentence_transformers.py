@@ -120,7 +120,7 @@ class ImageEncoder(InputModule):  # type: ignore[misc]  # the library is not the
             path_names = ", ".join(inner.paths) if isinstance(inner, Encoder) else "of its own kind"
             raise ValueError(
                 f"{type(inner).__name__} has the paths {path_names}, and ImageEncoder runs one: "
-                "call encoder.encode_many(images, pool=...) instead"
+                "call encoder.embed_many(images, pool=...) instead"
             )
         self.encoder = inner
         self.pool = pool

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias, overload
+from functools import partial
+from typing import Protocol, TypeAlias, overload
 
 import torch
 import torch.distributed as dist
@@ -17,7 +18,6 @@ from encoders.contract import (
     EncoderItemSpec,
     Grid,
     GridLike,
-    Limits,
     OutputField,
     PartialOutput,
     VisionInputs,
@@ -25,13 +25,11 @@ from encoders.contract import (
 from encoders.grids import read_grid
 from encoders.streams import (
     EncodesItems,
-    ImagesLike,
+    ItemEncoder,
     ItemPath,
-    Pool,
+    MakeInputs,
     ResultSettings,
-    VideosLike,
     join_outputs,
-    require_finite,
     select_items,
 )
 from graphwrap import GraphedEncoder, joins_paths, read_outputs, require_choice, with_paths
@@ -39,31 +37,32 @@ from graphwrap import GraphedEncoder, joins_paths, read_outputs, require_choice,
 from .rank_result import (
     RankResult,
     complete,
-    empty_fields,
     fields_of,
-    kinds_of,
     output_of,
     result_of_fields,
     split_rows,
 )
 from .rows import RowExchange, find_channel
-from .shares import Shares, assign_items, cost_of, costs_of_items
+from .shared_items import SharedItemEncoder
+from .shares import Shares, assign_items, cost_of, costs_of_items, select_share
 from .status import StatusExchange
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from encoders.streams import Pooled, Whole
-
-    Encode: TypeAlias = Callable[[VisionInputs], list[PartialOutput] | list[Tensor]]
+Encode: TypeAlias = Callable[[VisionInputs], list[PartialOutput]]
 
 
-class DataParallelEncoder:
+class Attempt(Protocol):
+    """Runs this rank's part of a call, and compares a string with those of the other ranks."""
+
+    def __call__(self, work: Callable[[], RankResult], agreed: str = "") -> RankResult: ...
+
+
+class DataParallelEncoder(EncodesItems[PartialOutput]):
     """Encodes the items of each call on all ranks of a group, and returns all results on each.
 
     Items are assigned by estimated time (:func:`vitgraph.parallel.shares.cost_of`), and every rank
     encodes its share in one call of its own encoder: results are bitwise equal to what one process
-    computes for the same shares. If the encoder has several input paths ("image", "tiles"), one
+    computes for the same shares. ``encode``, ``embed`` and their streams work as those of the
+    encoder. If the encoder has several input paths ("image", "tiles"), one
     rank runs all paths of an item. As with any collective, all ranks must make the same calls in
     the same order; making the object is one of these calls. No gradients are recorded. Calls from
     several threads run one after another.
@@ -159,95 +158,66 @@ class DataParallelEncoder:
             return self._result(shares, self.encoder(shares.select(rows), shares.own_grids))
 
         with self._lock, torch.no_grad():
-            result = self._run_on_all_ranks(work)
+            result = self._complete(self._attempt(work))
             gathered = self._gather(result)
             if isinstance(inputs, VisionInputs):
                 return split_rows(gathered, result, self.outputs)
             names = [name for name, _ in result.fields]
             return output_of(zip(names, gathered, strict=True), self.outputs)
 
-    @overload
-    def encode(
-        self, images: ImagesLike = (), videos: VideosLike = (), **how: Unpack[Whole]
-    ) -> list[PartialOutput]: ...
-    @overload
-    def encode(
-        self, images: ImagesLike = (), videos: VideosLike = (), **how: Unpack[Pooled]
-    ) -> list[Tensor]: ...
-
-    def encode(
-        self,
-        images: ImagesLike = (),
-        videos: VideosLike = (),
-        *,
-        pool: Pool = "none",
-        normalize: bool = False,
-        max_tokens_per_call: int | None = None,
-        min_pixels: int | None = None,
-        max_pixels: int | None = None,
-        max_tiles: int | None = None,
-        max_soft_tokens: int | None = None,
-        fps: float | None = None,
-        num_frames: int | None = None,
-    ) -> list[PartialOutput] | list[Tensor]:
-        """Encode images and videos: one result per item, images first, then videos.
+    def item_encoder(self) -> SharedItemEncoder:
+        """Return the object by which ``encode`` and ``embed`` run items on all ranks.
 
         With ``scatter=True`` every rank decodes all items, because their sizes decide which rank
-        encodes which. With a pool, ranks exchange vectors instead of tokens.
-
-        Args:
-            images, videos: as ``preprocess`` takes them.
-            pool: "none", "mean", "max", "cls" or "head", as ``encode`` of an encoder takes it.
-            normalize: divide each vector by its L2 norm; needs a pool.
-            max_tokens_per_call: most output tokens that a rank encodes in one call.
-            min_pixels, max_pixels, ..., num_frames: as ``preprocess`` takes them.
-
-        Returns:
-            One :class:`PartialOutput` per item or, with a pool, one tensor [D] per item; each has
-            memory of its own.
+        encodes which; ``embed`` exchanges vectors instead of tokens. An error of one rank, such as
+        a file that it cannot read, is raised on all.
 
         Raises:
-            ValueError: a bad item on any rank, ``pool`` or ``normalize`` that differ between ranks,
-                items whose sizes differ between ranks, or a vector with a NaN or an infinity.
-            RuntimeError: another rank failed, or no longer answers.
+            ValueError: the encoder has no ``encode``.
         """
-        settings = ResultSettings(pool, normalize, max_tokens_per_call)
+        return self._item_encoder(self._attempt, self._agree)
 
-        def work() -> RankResult:
-            if not isinstance(self.encoder, EncodesItems):
-                raise ValueError(
-                    f"{type(self.encoder).__name__} has no encode: prepare the pixels yourself and "
-                    "call this object with them and their grid_thw"
-                )
-            item_encoder = self.encoder.item_encoder()
-            item_encoder.check(settings)
-            limits = Limits(min_pixels, max_pixels, max_tiles, max_soft_tokens, fps, num_frames)
-            inputs = item_encoder.encoder.preprocess(images, videos, **limits._asdict())
-            if self._several:
-                return self._result_of_items(
-                    inputs, lambda own_inputs: item_encoder.encode(own_inputs, settings)
-                )
-            shares = self._assign_grids(inputs.grid_thw)
-            rows = shares.select(inputs.pixel_values)
-            if not shares.own_items:
-                fields = empty_fields(self.encoder(rows, []), self.outputs, pool)
-                return result_of_fields(shares, fields, self._device)
-            own_grids = inputs.grid_thw[torch.tensor(shares.own_items)]
-            tiles = inputs.tiles and [inputs.tiles[item] for item in shares.own_items]
-            own_inputs = inputs._replace(pixel_values=rows, grid_thw=own_grids, tiles=tiles)
-            outputs, vectors = kinds_of(item_encoder.encode(own_inputs, settings))
-            if outputs:
-                return self._result(shares, join_outputs(outputs))
-            return result_of_fields(shares, [("vectors", torch.stack(vectors))], self._device)
+    def _stream_encoder(self) -> SharedItemEncoder:
+        """Return the object that encodes the batches of a stream.
 
-        with self._lock, torch.no_grad():
-            result = self._run_on_all_ranks(work, repr((pool, normalize)))
-            gathered = self._gather(result)
-            if pool != "none":
-                vectors = [vector.clone() for rows in gathered for vector in rows]
-                require_finite(vectors)
+        With ``scatter=False`` the ranks may have different numbers of batches, so they exchange
+        nothing, not even errors.
+        """
+        return self.item_encoder() if self.scatter else self._item_encoder(_alone, len)
+
+    def _item_encoder(self, attempt: Attempt, agree: Callable[[str], object]) -> SharedItemEncoder:
+        """Return the object that runs items by ``attempt`` and compares batches by ``agree``."""
+        if not isinstance(self.encoder, EncodesItems):
+            raise ValueError(
+                f"{type(self.encoder).__name__} has no encode: prepare the pixels yourself and "
+                "call this object with them and their grid_thw"
+            )
+        own: ItemEncoder[PartialOutput] = self.encoder.item_encoder()
+
+        def encode(make_inputs: MakeInputs, limit: int | None) -> list[PartialOutput]:
+            with self._lock, torch.no_grad():
+                result = self._complete(attempt(partial(self._outputs, own, make_inputs, limit)))
+                items = split_rows(self._gather(result), result, self.outputs)
+                return [item.clone() for item in items]
+
+        def embed(make_inputs: MakeInputs, results: ResultSettings) -> Tensor:
+            with self._lock, torch.no_grad():
+                work = partial(self._vectors, own, make_inputs, results)
+                (vectors,) = self._gather(attempt(work, repr(results[:2])))
                 return vectors
-            return [item.clone() for item in split_rows(gathered, result, self.outputs)]
+
+        return SharedItemEncoder(
+            own.encoder,
+            own.paths,
+            own.calls,
+            own.device,
+            own.fields,
+            head=own.head,
+            class_token=own.class_token,
+            encode_shared=encode,
+            embed_shared=embed,
+            agree_shared=agree,
+        )
 
     def _read_form(
         self, inputs: Tensor | VisionInputs, grid_thw: GridLike | None
@@ -286,35 +256,72 @@ class DataParallelEncoder:
         by_rank = assign_items(costs, self.size)
         return Shares(grids, specs, by_rank, by_rank[self.rank])
 
+    def _outputs(
+        self, own: ItemEncoder[PartialOutput], make_inputs: MakeInputs, limit: int | None
+    ) -> RankResult:
+        """Preprocess all items, assign them to ranks, and encode this rank's to whole outputs."""
+        inputs = make_inputs()
+        if self._several:
+            return self._result_of_items(inputs, lambda mine: own.encode(lambda: mine, limit))
+        shares = self._assign_grids(inputs.grid_thw)
+        mine = select_share(inputs, shares)
+        outputs = own.encode(lambda: mine, limit)
+        joined = join_outputs(outputs) if outputs else self.encoder(mine.pixel_values, [])
+        return self._result(shares, joined)
+
+    def _vectors(
+        self, own: ItemEncoder[PartialOutput], make_inputs: MakeInputs, results: ResultSettings
+    ) -> RankResult:
+        """Preprocess all items, assign them to ranks, and encode this rank's to vectors."""
+        own.check(results)
+        inputs = make_inputs()
+        if self._several:
+            shares = self._assign_views(inputs)
+            mine = select_items(inputs, self._paths, shares.own_items)
+        else:
+            shares = self._assign_grids(inputs.grid_thw)
+            mine = select_share(inputs, shares)
+        vectors = own.embed(lambda: mine, results)
+        result = result_of_fields(shares, [("vectors", vectors)], self._device)
+        return result._replace(description=repr((_grids_of(inputs), inputs.tiles, result.types)))
+
+    def _assign_views(self, inputs: VisionInputs) -> Shares:
+        """Assign items to ranks by all of their input paths, such as "image" and "tiles"."""
+        inputs.check(self._paths)
+        return self._assign(inputs.grid_thw.tolist(), [], costs_of_items(inputs, self._paths))
+
     def _result_of_items(self, inputs: VisionInputs, encode: Encode) -> RankResult:
         """Assign items to ranks, and encode this rank's, if the encoder has several input paths.
 
-        ``encode`` is called with this rank's inputs, and returns an output or a vector per item.
+        ``encode`` is called with this rank's inputs, and returns an output per item.
         """
-        inputs.check(self._paths)
-        grids = {name: path.grid_thw.tolist() for name, path in inputs.paths.items()}
-        shares = self._assign(grids["image"], [], costs_of_items(inputs, self._paths))
-        own_inputs = select_items(inputs, self._paths, shares.own_items)
-        outputs, vectors = kinds_of(encode(own_inputs) if shares.own_items else [])
+        shares = self._assign_views(inputs)
+        mine = select_items(inputs, self._paths, shares.own_items)
+        outputs = encode(mine) if shares.own_items else []
         fields: list[tuple[str, Tensor]] = []
         counts: list[list[int]] = []
-        if vectors:
-            fields, counts = [("vectors", torch.stack(vectors))], [[1] * len(vectors)]
-        elif outputs:
+        if outputs:
             fields = fields_of(join_outputs(outputs), self.outputs)
             item_fields = [fields_of(output, self.outputs) for output in outputs]
             counts = [[len(rows) for _, rows in field] for field in zip(*item_fields, strict=True)]
-        description = repr((grids, inputs.tiles, self.outputs))
+        description = repr((_grids_of(inputs), inputs.tiles, self.outputs))
         return RankResult(shares, fields, counts, description, self._device)
 
     def _result(self, shares: Shares, output: PartialOutput) -> RankResult:
         return result_of_fields(shares, fields_of(output, self.outputs), self._device)
 
-    def _run_on_all_ranks(self, work: Callable[[], RankResult], agreed: str = "") -> RankResult:
+    def _attempt(self, work: Callable[[], RankResult], agreed: str = "") -> RankResult:
         """Return this rank's result of ``work`` if none failed and ``agreed`` is equal on all."""
-        result = self._status.attempt(
+        return self._status.attempt(
             work, lambda result: agreed + result.description if self.scatter else ""
         )
+
+    def _agree(self, batch: str) -> None:
+        """Raise a ValueError if ``batch`` is not the same string on all ranks."""
+        self._status.attempt(lambda: batch, str)
+
+    def _complete(self, result: RankResult) -> RankResult:
+        """Return the result with the row counts of all items, which several paths must exchange."""
         return complete(result, self._status) if self._several and self.scatter else result
 
     def _gather(self, result: RankResult) -> list[Tensor]:
@@ -326,3 +333,13 @@ class DataParallelEncoder:
         if not self.scatter:
             return [rows for _, rows in result.fields]
         return self._rows.gather(result)
+
+
+def _alone(work: Callable[[], RankResult], agreed: str = "") -> RankResult:
+    """Return this rank's result of ``work`` without an exchange."""
+    return work()
+
+
+def _grids_of(inputs: VisionInputs) -> dict[str, list[list[int]]]:
+    """Return the grids (t, h, w) of each input path, which must be equal on all ranks."""
+    return {name: path.grid_thw.tolist() for name, path in inputs.paths.items()}

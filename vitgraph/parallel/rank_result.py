@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -12,9 +12,6 @@ from encoders.contract import OutputField, PartialOutput
 
 from .shares import Shares
 from .status import StatusExchange
-
-if TYPE_CHECKING:
-    from encoders.streams import Pool
 
 FieldTypes: TypeAlias = list[tuple[str, torch.dtype, tuple[int, ...]]]
 """The name of each output field, its dtype, and its shape without the first axis."""
@@ -59,18 +56,6 @@ def output_of(
     rest = {name: rows for name, rows in named if name != "deepstack_features"}
     hidden, pooled = rest.pop("last_hidden_state", None), rest.pop("pooler_output", None)
     return PartialOutput(hidden, pooled, layers if "deepstack_features" in names else None, rest)
-
-
-def kinds_of(
-    results: Iterable[PartialOutput | Tensor],
-) -> tuple[list[PartialOutput], list[Tensor]]:
-    """Return the whole outputs and the vectors among ``results``; one of the lists is empty.
-
-    The result of an item is a vector if items are pooled, else a whole output.
-    """
-    results = list(results)
-    vectors = [result for result in results if isinstance(result, Tensor)]
-    return [result for result in results if not isinstance(result, Tensor)], vectors
 
 
 def complete(result: RankResult, status: StatusExchange) -> RankResult:
@@ -120,22 +105,6 @@ def result_of_fields(
     counts = [shares.counts(name) for name, _ in fields]
     result = RankResult(shares, fields, counts, "", device)
     return result._replace(description=repr((shares.grids, result.types)))
-
-
-def empty_fields(
-    empty: PartialOutput, outputs: Sequence[OutputField], pool: Pool
-) -> list[tuple[str, Tensor]]:
-    """Return the fields of a rank without items, from ``empty``, its encoder's output for no items.
-
-    They have no rows, and the same widths and dtypes as on the other ranks: those in ``outputs``
-    or, if ``pool`` is not "none", one field "vectors".
-    """
-    if pool == "none":
-        return fields_of(empty, outputs)
-    rows = empty.extras["prefix"] if pool == "cls" else empty.pooler_output
-    assert rows is not None  # the pool was checked before: an encoder without such rows is refused
-    dtype = torch.promote_types(rows.dtype, torch.float32)
-    return [("vectors", rows.new_zeros((0, rows.shape[-1]), dtype=dtype))]
 
 
 def split_rows(

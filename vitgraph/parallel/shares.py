@@ -113,7 +113,7 @@ class Shares(NamedTuple):
     def counts(self, field: str) -> list[int]:
         """Return each item's number of rows in an output field; 1 for the field "vectors"."""
         if field == "vectors":
-            return [1] * len(self.specs)
+            return [1] * len(self.grids)
         if field == "prefix":
             return [spec.segments for spec in self.specs]
         hidden = field == "last_hidden_state"
@@ -141,3 +141,13 @@ class Shares(NamedTuple):
         sizes = torch.tensor(counts, dtype=torch.int64)
         shifts = torch.tensor(starts, dtype=torch.int64) - (sizes.cumsum(0) - sizes)
         return torch.arange(sum(counts)) + shifts.repeat_interleave(sizes)
+
+
+def select_share(inputs: VisionInputs, shares: Shares) -> VisionInputs:
+    """Return the inputs of this rank's items, of an encoder with one input path."""
+    items = shares.own_items
+    return inputs._replace(
+        pixel_values=shares.select(inputs.pixel_values),
+        grid_thw=inputs.grid_thw[torch.tensor(items, dtype=torch.int64)],
+        tiles=inputs.tiles and [inputs.tiles[item] for item in items],
+    )

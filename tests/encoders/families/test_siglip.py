@@ -62,28 +62,28 @@ def test_the_head_of_one_size_is_that_of_transformers() -> None:
 
 @pytest.mark.parametrize("name", ["siglip", "siglip2"])
 @pytest.mark.parametrize("graphed", [False, True])
-def test_encode_and_encode_many_pool_by_the_head(name: str, graphed: bool) -> None:
+def test_embed_and_embed_many_pool_by_the_head(name: str, graphed: bool) -> None:
     encoder = with_head(name)
     assert encoder.pooling_head is not None
     tokens = [output.pooler_output for output in encoder.encode(PHOTOS)]
     wanted = torch.stack([encoder.pooling_head.apply([rows])[0] for rows in tokens])
     caller = GraphedEncoder(encoder, backend="static", max_budget=1024) if graphed else encoder
-    ours = torch.stack(caller.encode(PHOTOS, pool="head"))
+    ours = caller.embed(PHOTOS, pool="head")
     torch.testing.assert_close(ours, wanted, rtol=1e-5, atol=1e-5)
-    many = caller.encode_many(PHOTOS, pool="head", normalize=True, progress=False)
+    many = caller.embed_many(PHOTOS, pool="head", normalize=True, progress=False)
     torch.testing.assert_close(torch.stack(list(many)), F.normalize(wanted), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["gemma3", "qwen3_vl", "intern_vit_300m"])
 def test_an_encoder_without_a_head_says_which_have_one(name: str) -> None:
     with pytest.raises(ValueError, match=r"no head .* of SigLIP and SigLIP2 .*SiglipEncoder"):
-        tiny(name).encode(["no such file"], pool="head")
+        tiny(name).embed(["no such file"], pool="head")
 
 
 def test_a_half_precision_head_gives_float32() -> None:
     encoder = with_head("siglip2").to(torch.bfloat16)
-    assert encoder.encode(PHOTOS[:1], pool="head")[0].dtype == torch.float32
-    assert encoder.encode([], pool="head") == []
+    assert encoder.embed(PHOTOS[:1], pool="head")[0].dtype == torch.float32
+    assert encoder.embed(pool="head").shape == (0, encoder.out_features)
 
 
 @pytest.mark.parametrize("size", [1, 3, 7, 12, 15, 16, 17, 21, 40, 100, 256])

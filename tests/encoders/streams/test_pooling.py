@@ -38,7 +38,7 @@ def test_a_pool_takes_all_tokens_of_each_item(name: str) -> None:
     encoder = tower(name)
     tiled = {"max_tiles": 2} if name == "intern_vit_300m" else {}
     outputs = encoder.encode(IMAGES[:2], [CLIP], **tiled)
-    means, most = (encoder.encode(IMAGES[:2], [CLIP], pool=how, **tiled) for how in ("mean", "max"))
+    means, most = (encoder.embed(IMAGES[:2], [CLIP], pool=how, **tiled) for how in ("mean", "max"))
     for mean, largest, output in zip(means, most, outputs, strict=True):
         assert torch.equal(mean, whole(output).mean(0))
         assert torch.equal(largest, whole(output).max(0).values)
@@ -48,7 +48,7 @@ def test_cls_is_the_mean_of_the_class_tokens_of_all_tiles() -> None:
     encoder = tower("intern_vit_300m")
     image = china().resize((600, 300))
     (output,) = encoder.encode([image], max_tiles=2)
-    (vector,) = encoder.encode([image], max_tiles=2, pool="cls")
+    (vector,) = encoder.embed([image], max_tiles=2, pool="cls")
     assert output.last_hidden_state is not None
     assert len(output.last_hidden_state) == 3  # two tiles and the thumbnail
     assert torch.allclose(vector, output.last_hidden_state[:, 0].mean(0))
@@ -57,7 +57,7 @@ def test_cls_is_the_mean_of_the_class_tokens_of_all_tiles() -> None:
 def test_cls_is_refused_before_the_tower_runs_where_there_is_none() -> None:
     encoder = tower("qwen3_vl")
     with pytest.raises(ValueError, match="has no class token; take pool='mean' or 'max'"):
-        encoder.encode(["no such file"], pool="cls")
+        encoder.embed(["no such file"], pool="cls")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -78,8 +78,8 @@ def test_float64_stays_float64() -> None:
 
 def test_normalized_vectors_have_length_one_and_the_same_direction() -> None:
     encoder = tower("qwen3_vl")
-    plain = encoder.encode(IMAGES, pool="mean")
-    unit = encoder.encode(IMAGES, pool="mean", normalize=True)
+    plain = encoder.embed(IMAGES, pool="mean")
+    unit = encoder.embed(IMAGES, pool="mean", normalize=True)
     for one, other in zip(unit, plain, strict=True):
         assert one.norm().item() == pytest.approx(1, abs=1e-6)
         assert torch.allclose(one * other.norm(), other, atol=1e-6)
@@ -88,8 +88,9 @@ def test_normalized_vectors_have_length_one_and_the_same_direction() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"pool": "avg"}, "pool='avg': must be one of 'none', 'mean', 'max', 'cls'"),
-        ({"normalize": True}, "needs one vector per item: also pass pool='mean'"),
+        ({"pool": "avg"}, "pool='avg': must be one of 'mean', 'max', 'cls', 'head'"),
+        ({"pool": "none"}, "pool='none': must be one of 'mean', 'max', 'cls', 'head'"),
+        ({"normalize": 1}, "normalize=1: must be True or False"),
         ({"max_tokens_per_call": 0}, "max_tokens_per_call=0: must be a positive number"),
         ({"max_tokens_per_call": 1.5}, "max_tokens_per_call=1.5: must be a positive number"),
         ({"max_tokens_per_call": "9"}, "max_tokens_per_call='9': must be a positive number"),
@@ -101,17 +102,17 @@ def test_impossible_arguments_are_refused_before_anything_is_read(
 ) -> None:
     encoder = tower("qwen3_vl")
     with pytest.raises(ValueError, match=message):
-        encoder.encode(["no such file"], **arguments)
+        encoder.embed(["no such file"], **arguments)
     with pytest.raises(ValueError, match=message):
-        encoder.encode_many(["no such file"], **arguments)
+        encoder.embed_many(["no such file"], **arguments)
 
 
 def test_graphed_encoder_pools_as_its_encoder_does() -> None:
     encoder = tower("qwen2_5_vl")
     graphed = GraphedEncoder(encoder, budgets=[64, 256], backend="static")
     for how in ("mean", "max"):
-        ours = graphed.encode(IMAGES, [CLIP], pool=how, normalize=True)
-        theirs = encoder.encode(IMAGES, [CLIP], pool=how, normalize=True)
+        ours = graphed.embed(IMAGES, [CLIP], pool=how, normalize=True)
+        theirs = encoder.embed(IMAGES, [CLIP], pool=how, normalize=True)
         for one, other in zip(ours, theirs, strict=True):
             assert distance(one, other) <= 2e-6
 
@@ -120,7 +121,7 @@ def test_a_field_that_the_wrapper_leaves_out_is_named() -> None:
     encoder = tower("intern_vit_300m")
     graphed = GraphedEncoder(encoder, backend="eager", outputs=["last_hidden_state"])
     with pytest.raises(ValueError, match="reads pooler_output"):
-        graphed.encode(IMAGES, pool="mean")
+        graphed.embed(IMAGES, pool="mean")
 
 
 @pytest.mark.parametrize("backend", ["eager", "static"])
@@ -131,16 +132,48 @@ def test_graphs_of_default_outputs_pool_the_class_token(name: str, backend: Any)
     inputs = VisionInputs(draw_pixels(encoder, grids), torch.tensor(grids))
     graphed = GraphedEncoder(encoder, backend=backend)
     settings = ResultSettings("cls")
-    ours = graphed.item_encoder().encode(inputs, settings)
-    theirs = encoder.item_encoder().encode(inputs, settings)
+    ours = graphed.item_encoder().embed(lambda: inputs, settings)
+    theirs = encoder.item_encoder().embed(lambda: inputs, settings)
     assert len(ours) == len(theirs) == len(grids)
     for one, other, output in zip(ours, theirs, encoder(inputs), strict=True):
         assert distance(one, other) <= 2e-6
         assert torch.equal(other, output["prefix"][:, 0].mean(0))
 
 
-def test_no_items_give_no_vectors() -> None:
-    assert tower("qwen3_vl").encode(pool="mean") == []
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_no_items_give_no_vectors_of_the_same_width(dtype: torch.dtype) -> None:
+    encoder = tower("intern_vit_300m", dtype)
+    graphed = GraphedEncoder(encoder, backend="static", max_budget=512)
+    for caller in (encoder, graphed):
+        for how, width in (("mean", encoder.out_features), ("cls", encoder.num_features)):
+            vectors = caller.embed(pool=how)
+            assert vectors.shape == (0, width)
+            assert vectors.dtype == torch.promote_types(dtype, torch.float32)
+
+
+@pytest.mark.parametrize("name", ["step3_vl", "deepseek_ocr"])
+def test_no_items_give_no_vectors_of_several_paths(name: str) -> None:
+    encoder = tower(name)
+    assert encoder.embed().shape == (0, encoder.out_features)
+    assert encoder.encode() == []
+
+
+@pytest.mark.parametrize("pool", ["encode", "encode_many"])
+def test_features_are_not_pooled(pool: str) -> None:
+    for made in (tower("qwen3_vl"), GraphedEncoder(tower("qwen3_vl"), backend="eager")):
+        with pytest.raises(TypeError, match="unexpected keyword argument 'pool'"):
+            getattr(made, pool)([], pool="mean")
+
+
+@pytest.mark.parametrize("backend", ["eager", "static"])
+def test_embed_of_one_call_is_a_tensor_of_all_items(backend: Any) -> None:
+    encoder = tower("qwen3_vl")
+    graphed = GraphedEncoder(encoder, backend=backend, max_budget=512)
+    wanted = torch.stack([whole(output).mean(0) for output in encoder.encode(IMAGES, [CLIP])])
+    for made in (encoder, encoder.accelerated(), graphed):
+        assert distance(made.embed(IMAGES, [CLIP]), wanted) <= 2e-6
+        stream = list(made.embed_many([*IMAGES, CLIP], progress=False))
+        assert distance(torch.stack(stream), wanted) <= 2e-6
 
 
 # --- max_tokens_per_call -----------------------------------------------------------------------
@@ -226,7 +259,5 @@ def test_an_encoding_needs_no_encoder_of_ours() -> None:
     pixels = torch.from_numpy(np.random.default_rng(0).normal(size=(40, 3))).float()
     grid = torch.tensor([[5, 1, 6], [1, 1, 10]])
     inputs = VisionInputs(pixels, grid)
-    one, other = (
-        item_encoder.encode(inputs, ResultSettings(max_tokens_per_call=n)) for n in (None, 7)
-    )
+    one, other = (item_encoder.encode(lambda: inputs, n) for n in (None, 7))
     assert_all_equal(map(whole, one), map(whole, other))

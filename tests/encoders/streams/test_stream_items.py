@@ -86,7 +86,7 @@ def test_every_kind_of_item_is_read(tmp_path: Path) -> None:
 def test_pairs_keep_their_keys() -> None:
     encoder = NumberEncoder()
     items = [("a", 1), 2, (("b", 7), 3), (None, 4)]
-    results = list(encoder.encode_many(items, pool="mean", progress=False))
+    results = list(encoder.embed_many(items, pool="mean", progress=False))
     assert [key for key, _ in (results[0], results[2], results[3])] == ["a", ("b", 7), None]
     assert [float(results[0][1]), float(results[1]), float(results[3][1])] == [1, 2, 4]
 
@@ -94,7 +94,7 @@ def test_pairs_keep_their_keys() -> None:
 def test_order_is_kept_whichever_thread_is_first() -> None:
     encoder = NumberEncoder(lambda number: 1 + number % 7)
     encoder.seconds = 0.003
-    results = encoder.encode_many(
+    results = encoder.embed_many(
         iter(range(60)), batch_tokens=20, workers=5, pool="mean", progress=False
     )
     assert [int(result) for result in results] == list(range(60))
@@ -123,11 +123,11 @@ def test_results_of_views_stay_when_the_next_batch_runs() -> None:
         assert distance(result, encoder.encode([image])[0]) <= 2e-6
 
 
-def test_vectors_are_those_of_encode() -> None:
+def test_vectors_are_those_of_embed() -> None:
     encoder, images = tower("qwen2_vl"), photographs()[:3]
     limits = {"max_pixels": 30_000}
-    vectors = encoder.encode(images, pool="max", normalize=True, **limits)
-    stream = encoder.encode_many(images, pool="max", normalize=True, progress=False, **limits)
+    vectors = encoder.embed(images, pool="max", normalize=True, **limits)
+    stream = encoder.embed_many(images, pool="max", normalize=True, progress=False, **limits)
     for one, other in zip(stream, vectors, strict=True):
         assert float((one - other).norm()) <= 2e-6
 
@@ -135,7 +135,7 @@ def test_vectors_are_those_of_encode() -> None:
 def test_a_stream_records_no_gradients() -> None:
     encoder = tower("qwen3_vl").requires_grad_(True)
     try:
-        (vector,) = encoder.encode_many([hopper()], pool="mean", progress=False)
+        (vector,) = encoder.embed_many([hopper()], pool="mean", progress=False)
         assert not vector.requires_grad
     finally:
         encoder.requires_grad_(False)
@@ -148,7 +148,7 @@ def test_a_map_style_dataset_is_read_by_its_numbers() -> None:
                 raise IndexError(number)
             return number * 10
 
-    vectors = NumberEncoder().encode_many(Dataset(), pool="mean", progress=False)
+    vectors = NumberEncoder().embed_many(Dataset(), pool="mean", progress=False)
     assert [int(vector) for vector in vectors] == [0, 10, 20]
 
 
@@ -158,7 +158,7 @@ def test_items_without_a_length_that_claim_one_are_read() -> None:
             return iter(range(3))
 
     loader = torch.utils.data.DataLoader(Numbers(), batch_size=None)
-    assert len(list(NumberEncoder().encode_many(loader, pool="mean", progress=False))) == 3
+    assert len(list(NumberEncoder().embed_many(loader, pool="mean", progress=False))) == 3
 
 
 def test_an_empty_stream_ends_at_once() -> None:
@@ -172,7 +172,7 @@ def test_an_empty_stream_ends_at_once() -> None:
 def test_a_bad_item_raises_at_its_place_with_its_number() -> None:
     encoder = NumberEncoder()
     encoder.bad = {25}
-    stream = encoder.encode_many(range(50), batch_tokens=100, pool="mean", progress=False)
+    stream = encoder.embed_many(range(50), batch_tokens=100, pool="mean", progress=False)
     assert [int(next(stream)) for _ in range(25)] == list(range(25))
     with pytest.raises(ValueError, match=r"^item 25: 25 is a bad number$"):
         next(stream)
@@ -208,7 +208,7 @@ def test_kept_errors_stand_in_place_of_their_items() -> None:
 def test_only_the_item_that_fails_in_a_batch_is_lost(error: Exception) -> None:
     encoder = NumberEncoder()
     encoder.poison, encoder.error = {5}, error
-    stream = encoder.encode_many(
+    stream = encoder.embed_many(
         range(10), batch_tokens=1000, pool="mean", on_error="keep", progress=False
     )
     results = list(stream)
@@ -289,7 +289,7 @@ def test_a_damaged_member_of_a_zip_file_is_that_item_s_error(
     with broken_zip(tmp_path / "photos.zip") as archive:
         names = ["good.jpg", "bad.jpg", "good.jpg"]
         results = list(
-            made.encode_many(
+            made.embed_many(
                 [(name, archive.open(name)) for name in names],
                 on_error="keep",
                 pool="mean",
@@ -325,7 +325,7 @@ def test_real_files_that_are_damaged_are_named_by_their_path(tmp_path: Path) -> 
     missing = tmp_path / "missing.jpg"
     encoder = tower("qwen3_vl")
     results = list(
-        encoder.encode_many(
+        encoder.embed_many(
             [good, bad, missing, {"label": 1}], on_error="keep", pool="mean", progress=False
         )
     )
@@ -343,7 +343,7 @@ def test_an_error_of_the_iterable_comes_after_the_results_before_it() -> None:
         raise KeyError("row 15")
 
     encoder = NumberEncoder()
-    stream = encoder.encode_many(
+    stream = encoder.embed_many(
         items(), batch_tokens=40, pool="mean", on_error="keep", progress=False
     )
     assert [int(next(stream)) for _ in range(15)] == list(range(15))
@@ -375,4 +375,4 @@ def test_impossible_arguments_are_refused_at_the_call(
     arguments: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        tower("qwen3_vl").encode_many(**{"items": [], **arguments})
+        tower("qwen3_vl").embed_many(**{"items": [], **arguments})

@@ -43,7 +43,7 @@ def test_the_bar_ends_at_100_percent_also_of_an_unknown_number(
 ) -> None:
     monkeypatch.setattr(sys, "stderr", screen := Terminal())
     items = range(30) if sized else iter(range(30))
-    list(NumberEncoder().encode_many(items, pool="mean"))
+    list(NumberEncoder().embed_many(items, pool="mean"))
     assert "100%" in screen.getvalue().splitlines()[-1]
 
 
@@ -53,20 +53,20 @@ def test_a_notebook_has_a_bar_although_it_is_no_terminal(
     kernel = SimpleNamespace(config={"IPKernelApp": {}})
     ipython = SimpleNamespace(get_ipython=lambda: kernel)
     monkeypatch.setitem(sys.modules, "IPython", ipython)
-    list(NumberEncoder().encode_many(range(30), pool="mean"))
+    list(NumberEncoder().embed_many(range(30), pool="mean"))
     assert "30/30" in capsys.readouterr().err
 
 
 def test_the_bar_is_full_when_the_last_result_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", screen := Terminal())
-    results = NumberEncoder().encode_many(range(30), pool="mean")
+    results = NumberEncoder().embed_many(range(30), pool="mean")
     for _ in range(30):  # and never asks whether there is another
         next(results)
     assert "100%" in screen.getvalue()
 
 
 def test_a_log_gets_a_line_per_so_many_items(capsys: pytest.CaptureFixture[str]) -> None:
-    list(NumberEncoder().encode_many(range(250), pool="mean"))
+    list(NumberEncoder().embed_many(range(250), pool="mean"))
     said = lines_of(capsys)
     assert [line.split(",")[0] for line in said] == [
         "encode: 100 of 250 items (40%)",
@@ -79,7 +79,7 @@ def test_a_log_gets_a_line_per_so_many_items(capsys: pytest.CaptureFixture[str])
 def test_a_log_of_an_unknown_number_ends_with_the_number(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    list(NumberEncoder().encode_many(iter(range(7)), pool="mean"))
+    list(NumberEncoder().embed_many(iter(range(7)), pool="mean"))
     (line,) = lines_of(capsys)
     assert line.startswith("encode: 7 of 7 items (100%), ")
 
@@ -88,7 +88,7 @@ def test_a_log_says_where_an_error_ended_the_stream(capsys: pytest.CaptureFixtur
     encoder = NumberEncoder()
     encoder.bad = {5}
     with pytest.raises(ValueError, match="item 5"):
-        list(encoder.encode_many(range(9), batch_tokens=10, pool="mean"))
+        list(encoder.embed_many(range(9), batch_tokens=10, pool="mean"))
     assert lines_of(capsys)[-1].startswith("encode: 6 of 9 items (67%)")
 
 
@@ -100,7 +100,7 @@ def test_lines_per_item_can_be_chosen(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_nothing_is_shown_where_nothing_is_wanted(capsys: pytest.CaptureFixture[str]) -> None:
-    list(NumberEncoder().encode_many(range(300), pool="mean", progress=False))
-    stream = NumberEncoder().encode_many(range(300), pool="mean")
+    list(NumberEncoder().embed_many(range(300), pool="mean", progress=False))
+    stream = NumberEncoder().embed_many(range(300), pool="mean")
     del stream  # never begun
     assert lines_of(capsys) == []

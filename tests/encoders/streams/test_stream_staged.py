@@ -127,7 +127,7 @@ def test_a_staged_stream_gives_the_bits_of_encode(name: str, dtype: torch.dtype)
 
 @pytest.mark.usefixtures("staged")
 def test_bad_items_of_a_staged_stream_are_kept() -> None:
-    stream = tower("qwen3_vl").encode_many(
+    stream = tower("qwen3_vl").embed_many(
         ["missing.jpg", hopper()], on_error="keep", pool="mean", progress=False
     )
     error, vector = stream

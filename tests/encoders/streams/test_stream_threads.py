@@ -47,7 +47,7 @@ class Counted:
 @pytest.mark.parametrize("workers", [1, pytest.param(4, marks=pytest.mark.slow), 16])
 def test_no_more_than_four_batches_are_read_ahead(workers: int) -> None:
     items = Counted()
-    stream = NumberEncoder().encode_many(
+    stream = NumberEncoder().embed_many(
         items, batch_tokens=100, workers=workers, pool="mean", progress=False
     )
     items.settle()
@@ -112,7 +112,7 @@ def test_a_stream_that_is_dropped_ends_its_threads() -> None:
 
 
 def test_a_break_in_the_loop_ends_the_threads() -> None:
-    for vector in NumberEncoder().encode_many(Counted(), pool="mean", progress=False):
+    for vector in NumberEncoder().embed_many(Counted(), pool="mean", progress=False):
         if vector > 20:
             break
     del vector
@@ -134,7 +134,7 @@ def test_an_error_of_the_consumer_ends_the_threads() -> None:
 def test_streams_that_run_side_by_side_do_not_mix() -> None:
     encoder = NumberEncoder(lambda number: 1 + number % 5)
     streams = [
-        encoder.encode_many(range(n, n + 40), batch_tokens=20, pool="mean", progress=False)
+        encoder.embed_many(range(n, n + 40), batch_tokens=20, pool="mean", progress=False)
         for n in (0, 100)
     ]
     pairs = [(int(one), int(other)) for one, other in zip(*streams, strict=True)]
@@ -147,14 +147,14 @@ def test_an_image_given_many_times_is_read_by_one_thread_at_once(
 ) -> None:
     file = BytesIO()
     china().resize((900, 700)).save(file, "PNG")
-    (wanted,) = tower("qwen2_5_vl").encode([file.getvalue()], pool="mean", max_pixels=3136)
+    (wanted,) = tower("qwen2_5_vl").embed([file.getvalue()], pool="mean", max_pixels=3136)
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
         for _ in range(4):
             again = BytesIO(file.getvalue())
             items = [Image.open(again) if opened else again] * 6
-            results = tower("qwen2_5_vl").encode_many(
+            results = tower("qwen2_5_vl").embed_many(
                 items, workers=6, pool="mean", max_pixels=3136, progress=False
             )
             for result in results:

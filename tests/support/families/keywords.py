@@ -8,6 +8,7 @@ from typing import Any
 from PIL import Image
 
 from encoders import Encoder
+from encoders.streams import ResultSettings
 from weights import FAMILIES
 from weights.configs import build_config
 from weights.families.family import Family
@@ -46,7 +47,7 @@ def takes(encoder: Encoder, keyword: Any) -> bool:
     if keyword in VALUES:
         return refusal(encoder, keyword) is None
     try:
-        encoder.encode([], pool=keyword)
+        encoder.item_encoder().check(ResultSettings(keyword))
     except ValueError:
         return False
     return True

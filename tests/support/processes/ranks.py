@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from encoders.contract import EncoderOutput, GridLike, OutputField, PartialOutput, VisionInputs
+from encoders.streams import ItemError
 from graphwrap import GraphedEncoder
 from vitgraph import DataParallelEncoder
 
@@ -160,21 +161,22 @@ def call_in_pairs(rank: int) -> PartialOutput:
     return parallel(pixels_of(grids), grids)
 
 
-def call_with_own_items(rank: int) -> tuple[PartialOutput, list[Tensor]]:
+def call_with_own_items(rank: int) -> tuple[PartialOutput, Tensor]:
     """Encode r items and r photographs on rank r, without exchanging results."""
     parallel = DataParallelEncoder(ToyEncoder(), scatter=False)
     grids = [(1, 2, 2 + 2 * n) for n in range(rank)]
     output = parallel(pixels_of(grids, seed=rank), grids)
     towers = DataParallelEncoder(tower("qwen3_vl"), scatter=False)
-    return output, towers.encode(photographs()[:rank], pool="mean")
+    return output, towers.embed(photographs()[:rank], pool="mean")
 
 
 def encode_media(
-    rank: int, name: str, images: int, clips: int, pool: Any
-) -> list[PartialOutput] | list[Tensor]:
-    """Encode photographs and clips with a parallel small tower."""
+    rank: int, name: str, images: int, clips: int, pool: Any = None
+) -> list[PartialOutput] | Tensor:
+    """Encode photographs and clips with a parallel small tower, to vectors if ``pool`` is given."""
     parallel = DataParallelEncoder(tower(name))
-    return parallel.encode(photographs()[:images], [panning_clip(5)] * clips, pool=pool)
+    items = photographs()[:images], [panning_clip(5)] * clips
+    return parallel.embed(*items, pool=pool) if pool else parallel.encode(*items)
 
 
 def fail_on_one(rank: int, where: int, error: Exception) -> tuple[Any, PartialOutput]:
@@ -190,10 +192,10 @@ def fail_on_one(rank: int, where: int, error: Exception) -> tuple[Any, PartialOu
     raise AssertionError("no error")
 
 
-def read_on_all_but_one(rank: int, good: str) -> list[Tensor]:
+def read_on_all_but_one(rank: int, good: str) -> Tensor:
     """Encode a file that rank 1 cannot read, though the other ranks can."""
     parallel = DataParallelEncoder(tower("qwen3_vl"))
-    return parallel.encode([good if rank != 1 else "/nowhere.jpg"], pool="mean")
+    return parallel.embed([good if rank != 1 else "/nowhere.jpg"], pool="mean")
 
 
 def call_with_other_items(rank: int) -> PartialOutput:
@@ -203,11 +205,9 @@ def call_with_other_items(rank: int) -> PartialOutput:
     return parallel(pixels_of(grids), grids)
 
 
-def encode_with_own_options(
-    rank: int, name: str, of_ranks: Sequence[dict[str, Any]]
-) -> list[PartialOutput] | list[Tensor]:
+def embed_with_own_options(rank: int, name: str, of_ranks: Sequence[dict[str, Any]]) -> Tensor:
     """Encode the same photographs on every rank, with options that differ between ranks."""
-    return DataParallelEncoder(tower(name)).encode(photographs()[:2], **of_ranks[rank])
+    return DataParallelEncoder(tower(name)).embed(photographs()[:2], **of_ranks[rank])
 
 
 def call_with_an_array(rank: int) -> PartialOutput:
@@ -281,12 +281,34 @@ def encode_images(
     rank: int,
     encoder: Any,
     images: Sequence[Any],
-    pool: Any,
+    pool: Any = None,
     scatter: bool = True,
     graphed: bool = False,
-) -> list[PartialOutput] | list[Tensor]:
-    wrapped = form_of(encoder, graphed, EVERY_FIELD)
-    return DataParallelEncoder(wrapped, scatter=scatter).encode(images, pool=pool)
+) -> list[PartialOutput] | Tensor:
+    parallel = DataParallelEncoder(form_of(encoder, graphed, EVERY_FIELD), scatter=scatter)
+    return parallel.embed(images, pool=pool) if pool else parallel.encode(images)
+
+
+def stream_images(
+    rank: int, encoder: Any, images: Sequence[Any], scatter: bool = True
+) -> tuple[list[PartialOutput], list[Tensor]]:
+    """Encode a stream of images in small batches, of which rank r gets another part by
+    ``scatter=False``.
+    """
+    parallel = DataParallelEncoder(encoder, scatter=scatter)
+    items = images if scatter else images[rank:]
+    outputs = parallel.encode_many(items, batch_tokens=100, progress=False)
+    vectors = parallel.embed_many(items, pool="max", batch_tokens=100, progress=False)
+    return list(outputs), list(vectors)
+
+
+def keep_errors(rank: int, of_ranks: Sequence[Sequence[Any]]) -> list[Tensor | str]:
+    """Encode a stream of each rank's own items, and return the texts of kept errors."""
+    parallel = DataParallelEncoder(tower("qwen3_vl"))
+    stream = parallel.embed_many(
+        of_ranks[rank], batch_tokens=100, on_error="keep", workers=1, progress=False
+    )
+    return [str(one.error) if isinstance(one, ItemError) else one for one in stream]
 
 
 def call_with_a_bad_one(

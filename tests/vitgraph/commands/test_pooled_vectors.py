@@ -75,13 +75,13 @@ def encode(
 
 
 @pytest.mark.parametrize(("how", "normalize"), [("mean", True), ("max", False)])
-def test_vectors_are_those_of_encode_and_need_safetensors_alone(
+def test_vectors_are_those_of_embed_and_need_safetensors_alone(
     encode: Encode, checkpoint: Path, photos: list[Path], out: Path, how: str, normalize: bool
 ) -> None:
     table = encode("--pool", how, *["--normalize"] * normalize)
     encoder = load_encoder(checkpoint, progress=False)
     tensors = load_file(out)
-    wanted = [encoder.encode(path, pool=how, normalize=normalize)[0] for path in photos]  # type: ignore[call-overload]
+    wanted = [encoder.embed(path, pool=how, normalize=normalize)[0] for path in photos]  # type: ignore[arg-type]
     assert sorted(tensors) == [f"item{n}.{name}" for n in (0, 1) for name in ("grid_thw", "vector")]
     for number, vector in enumerate(wanted):
         assert tensors[f"item{number}.vector"].dtype == torch.float32
@@ -102,8 +102,8 @@ def test_the_class_token_is_taken_where_there_is_one(
     assert said == "pool='cls': this encoder has no class token; take pool='mean' or 'max'\n"
     assert not out.exists()
     encode("--pool", "cls", "--max-tiles", "1", repo=tiles)
-    wanted = load_encoder(tiles, progress=False).encode(photos, pool="cls", max_tiles=1)
-    assert torch.allclose(torch.stack(load_features(out).vectors), torch.stack(wanted))
+    wanted = load_encoder(tiles, progress=False).embed(photos, pool="cls", max_tiles=1)
+    assert torch.allclose(torch.stack(load_features(out).vectors), wanted)
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def film(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def wanted(encoder: Encoder, film: Path) -> torch.Tensor:
     """The vectors of the photograph and of four frames of each clip."""
     clips = [film / key for key in KEYS[1:]]
-    return torch.stack(encoder.encode([film / KEYS[0]], clips, pool="mean", num_frames=4))
+    return encoder.embed([film / KEYS[0]], clips, pool="mean", num_frames=4)
 
 
 def kinds(out: Path) -> Iterator[tuple[str, str]]:

@@ -58,7 +58,7 @@ def test_a_folder_becomes_one_vector_per_image(
     keys, matrix = load_embeddings(tmp_path / "out")
     assert keys == KEYS
     assert matrix.dtype == np.float32
-    alone = [encoder.encode([photos / key], pool="mean")[0].numpy() for key in KEYS]
+    alone = [encoder.embed([photos / key], pool="mean")[0].numpy() for key in KEYS]
     assert close(matrix, np.stack(alone))
     # Without this package:
     parts = [np.load(path) for path in sorted((tmp_path / "out").glob("*.npy"))]
@@ -82,8 +82,8 @@ def test_every_format_holds_the_same_vectors(
     keys, matrix = load_embeddings(tmp_path / "out")
     assert keys == KEYS
     assert matrix.dtype == np.dtype(dtype)
-    alone = encoder.encode([photos / key for key in KEYS], pool="max", normalize=True)
-    assert np.allclose(matrix, torch.stack(alone), atol=1e-6 if dtype == "float32" else 2e-4)
+    alone = encoder.embed([photos / key for key in KEYS], pool="max", normalize=True)
+    assert np.allclose(matrix, alone, atol=1e-6 if dtype == "float32" else 2e-4)
     names = sorted(path.name for path in (tmp_path / "out").iterdir())
     assert f"00000.{format}" in names
     assert f"00001.{format}" in names

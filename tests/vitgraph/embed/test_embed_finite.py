@@ -83,7 +83,7 @@ def test_encode_names_the_file_that_is_not_finite(
     assert not out.exists()
 
 
-def test_a_pool_raises_for_what_plain_encode_returns(large: Encoder, pictures: Path) -> None:
+def test_embed_raises_for_what_encode_returns(large: Encoder, pictures: Path) -> None:
     images = list(reversed(paths_in(pictures)))
     assert [bool(output.pooler_output.isfinite().all()) for output in large.encode(images)] == [
         True,
@@ -91,15 +91,15 @@ def test_a_pool_raises_for_what_plain_encode_returns(large: Encoder, pictures: P
         False,
     ]
     with pytest.raises(ValueError, match=r"^item 2: has features that are NaN or infinite"):
-        large.encode(images, pool="max")
-    assert len(large.encode(images[:2], pool="max")) == 2
+        large.embed(images, pool="max")
+    assert len(large.embed(images[:2], pool="max")) == 2
 
 
 def test_a_kept_stream_has_an_error_for_a_vector_that_is_not_finite(
     large: Encoder, pictures: Path
 ) -> None:
     pairs = [(Path(path).name, path) for path in paths_in(pictures)]
-    results = list(large.encode_many(pairs, pool="mean", on_error="keep", progress=False))
+    results = list(large.embed_many(pairs, pool="mean", on_error="keep", progress=False))
     errors = [result for result in results if isinstance(result, ItemError)]
     assert [error.key for error in errors] == ["black.png"]
     with pytest.raises(ValueError, match=r"^item 0 \(black\.png\): has features that are NaN"):

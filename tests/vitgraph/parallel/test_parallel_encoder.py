@@ -59,7 +59,7 @@ def test_results_have_the_bits_of_the_same_shares_run_alone(ranks: Ranks, name: 
         shares = Shares(inputs.grid_thw.tolist(), specs, of_ranks, share)
         output = encoder(shares.select(inputs.pixel_values), shares.own_grids)
         wanted |= dict(zip(share, encoder.split(output, shares.own_grids), strict=True))
-    for found in ranks(cases.encode_media, name, 4, 1, "none"):
+    for found in ranks(cases.encode_media, name, 4, 1):
         assert len(found) == 5
         for item, output in enumerate(found):
             assert_same_bits(output, wanted[item]._replace(last_hidden_state=None))
@@ -69,11 +69,37 @@ def test_results_have_the_bits_of_the_same_shares_run_alone(ranks: Ranks, name: 
 @pytest.mark.parametrize("images", [0, 1, 5])
 @pytest.mark.parametrize(("name", "pool"), [("qwen3_vl", "mean"), ("intern_vit_300m", "cls")])
 def test_vectors_are_those_of_one_process(ranks: Ranks, name: str, pool: str, images: int) -> None:
-    alone = tower(name).encode(photographs()[:images], [panning_clip(5)] * (images > 1), pool=pool)
+    alone = tower(name).embed(photographs()[:images], [panning_clip(5)] * (images > 1), pool=pool)
     for found in ranks(cases.encode_media, name, images, int(images > 1), pool):
         assert len(found) == len(alone)
         for one, other in zip(found, alone, strict=True):
             assert torch.allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("scatter", [True, False])
+def test_streams_give_what_one_process_gives(ranks: Ranks, scatter: bool) -> None:
+    encoder, images = tower("qwen3_vl"), [photographs()[n % 3].resize((120, 90)) for n in range(5)]
+    wanted = torch.stack([output.pooler_output.amax(0) for output in encoder.encode(images)])
+    for rank, (outputs, vectors) in enumerate(ranks(cases.stream_images, encoder, images, scatter)):
+        own = wanted if scatter else wanted[rank:]
+        found = torch.stack([output.pooler_output.amax(0) for output in outputs])
+        assert torch.allclose(found, own, rtol=1e-5, atol=1e-6)
+        assert torch.allclose(torch.stack(vectors), own, rtol=1e-5, atol=1e-6)
+
+
+def test_a_stream_keeps_an_error_that_all_ranks_have(ranks: Ranks) -> None:
+    items = [photographs()[0].resize((120, 90)), "/nowhere.jpg"]
+    for first, second in ranks(cases.keep_errors, [items] * 3):
+        assert isinstance(first, torch.Tensor)
+        assert "/nowhere.jpg: there is no such file" in second
+
+
+def test_a_stream_ends_on_all_ranks_where_items_differ(ranks: Ranks) -> None:
+    good = photographs()[0].resize((120, 90))
+    for other in ([good, "/nowhere.jpg"], [good]):
+        for raised in ranks(cases.keep_errors, [[good, good], [good, good], other]):
+            assert isinstance(raised, ValueError)
+            assert "ranks 0 and 2 made different calls" in str(raised)
 
 
 def test_the_result_of_preprocess_gives_a_list_of_items(ranks: Ranks) -> None:
@@ -141,7 +167,7 @@ def test_vectors_of_other_kinds_are_an_error_on_all(
     ranks: Ranks, name: str, other: dict[str, Any]
 ) -> None:
     of_ranks = [{"pool": "mean"}, {"pool": "mean"}, other]
-    for raised in ranks(cases.encode_with_own_options, name, of_ranks):
+    for raised in ranks(cases.embed_with_own_options, name, of_ranks):
         assert isinstance(raised, ValueError)
         assert "ranks 0 and 2 made different calls" in str(raised)
 

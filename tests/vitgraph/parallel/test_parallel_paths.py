@@ -135,10 +135,10 @@ def test_encode_takes_images_and_gives_outputs_or_vectors(
     encoder = encoder_of(name)
     call = form_of(encoder, graphed, EVERY_FIELD)
     wanted = of_same_shares(encoder, encoder.preprocess(IMAGES[:count]), 2, call)
-    for found in ranks(cases.encode_images, encoder, IMAGES[:count], "none", True, graphed):
+    for found in ranks(cases.encode_images, encoder, IMAGES[:count], None, True, graphed):
         assert_equal(found, [item._replace(last_hidden_state=None) for item in wanted])
     for found in ranks(cases.encode_images, encoder, IMAGES[:count], "mean", True, graphed):
-        assert len(found) == count
+        assert found.shape == (count, encoder.out_features)
         for one, other in zip(found, wanted, strict=True):
             assert torch.equal(one, other.pooler_output.mean(0))
 
@@ -154,7 +154,7 @@ def test_without_scatter_each_rank_encodes_its_own_items(ranks: Ranks, graphed: 
         assert_equal(found, toy(inputs))
     encoder = encoder_of("step3_vl")
     for found in ranks(cases.encode_images, encoder, IMAGES[:2], "max", False):
-        assert_all_equal(found, encoder.encode(IMAGES[:2], pool="max"))
+        assert_all_equal(found, encoder.embed(IMAGES[:2], pool="max"))
 
 
 # --- errors ---------------------------------------------------------------------------------------

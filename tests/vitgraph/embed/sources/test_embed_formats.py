@@ -95,7 +95,7 @@ def test_a_job_reads_every_format_from_every_source(
     keys, vectors = load_embeddings(out)
     paths = sorted(pictures.iterdir())
     assert len(keys) == len(paths)
-    wanted = encoder.encode(list(paths), pool="mean", min_pixels=4096, max_pixels=8192)
+    wanted = encoder.embed(list(paths), pool="mean", min_pixels=4096, max_pixels=8192)
     for path, vector, expected in zip(paths, vectors, wanted, strict=True):
         assert close(vector, expected.numpy()), path.name
 
