@@ -157,7 +157,7 @@ class Ernie4_5VLEncoder(PatchEncoder):
             ``last_hidden_state`` [P, D], ``pooler_output`` [N, out], no DeepStack features.
         """
         metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
-        hidden = self.embed(pixel_values, metadata)
+        hidden = self.embed_patches(pixel_values, metadata)
         for block in self.steps(self.blocks, hidden, metadata):
             hidden = block(hidden)
         tokens = self.resampler(self.ln(hidden), metadata["pair_index"])
@@ -187,7 +187,7 @@ class Ernie4_5VLEncoder(PatchEncoder):
             "pair_index": frame_pairs(grids, merge, tokens),
         }
 
-    def embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
         """Embed patches [P, patch_dim] as rows [P, D]."""
         patches = self._admit_patches(pixel_values, self.ln.weight, metadata)
         return self.patch_embed(patches)

@@ -152,7 +152,7 @@ class PaddleOCRVLEncoder(RasterEncoder):
             features.
         """
         metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
-        hidden = self.embed(pixel_values, metadata)
+        hidden = self.embed_patches(pixel_values, metadata)
         for block in self.steps(self.blocks, hidden, metadata):
             hidden = block(hidden)
         tokens = self.projector(self.norm(hidden)[metadata["merge_index"]])
@@ -182,7 +182,7 @@ class PaddleOCRVLEncoder(RasterEncoder):
             "merge_index": merge_order(grids, merge, rows),
         }
 
-    def embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
         """Embed patches [P, patch_dim], and add interpolated positions, [P, D]."""
         weight = self.patch_embed.proj.weight
         patches = self.patch_embed(self._admit_patches(pixel_values, weight, metadata))

@@ -184,7 +184,7 @@ class VisionEncoder(Encoder):
         return {}
 
     @abstractmethod
-    def embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
         """Return the hidden state that the first block reads.
 
         It has the rows [P, D], in towers over tiles [B, n, D]. ``metadata`` is the result of
@@ -204,7 +204,7 @@ class VisionEncoder(Encoder):
         arguments are as in ``forward``.
         """
         metadata = self._resolve_metadata(pixel_values, grid_thw, None)
-        hidden, stop = self.embed(pixel_values, metadata), max(numbers, default=-1) + 1
+        hidden, stop = self.embed_patches(pixel_values, metadata), max(numbers, default=-1) + 1
         steps = self.steps(self.blocks, hidden, metadata, taps=numbers, stop=stop)
         for number, block in enumerate(steps):
             hidden = block(hidden)

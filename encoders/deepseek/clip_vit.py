@@ -32,7 +32,7 @@ class ClipVit(nn.Module):
         self.pre_layrnorm = nn.LayerNorm(sizes.hidden_size, eps=sizes.layer_norm_eps)
         self.blocks = nn.ModuleList(Block(sizes) for _ in range(sizes.depth))
 
-    def embed(self, features: Tensor) -> Tensor:
+    def embed_patches(self, features: Tensor) -> Tensor:
         """Put the class token before the features [B, h, w, D] and add positions: [B, 1+h*w, D]."""
         return self.pre_layrnorm(self.embeddings(features))
 

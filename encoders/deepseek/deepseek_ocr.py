@@ -295,7 +295,7 @@ class DeepseekOCRTower(TileEncoder):
         """
         metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
         features = self._compress(pixel_values)
-        rows = self.vision_model.embed(features)
+        rows = self.vision_model.embed_patches(features)
         for block in self.steps(self.blocks, rows, metadata):
             rows = block(rows)
         hidden = torch.cat((rows[:, 1:], features.flatten(1, 2)), dim=-1)
@@ -319,9 +319,9 @@ class DeepseekOCRTower(TileEncoder):
         """Return rows and columns of the compressor's map for a view of ``h`` x ``w`` patches."""
         return compressed_side(h), compressed_side(w)
 
-    def embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
         """Embed views [B, C, H, W] as a class token and n cells, [B, 1+n, width of CLIP]."""
-        return self.vision_model.embed(self._compress(pixel_values))
+        return self.vision_model.embed_patches(self._compress(pixel_values))
 
     def _compress(self, pixel_values: Tensor) -> Tensor:
         """Run SAM and compressor on views [B, C, H, W]; return [B, h/4, w/4, width of CLIP]."""
@@ -332,7 +332,9 @@ class DeepseekOCRTower(TileEncoder):
 
     def _embed_views(self, pixel_values: Tensor) -> Tensor:
         """Return the rows [B, h, w, width of SAM] that SAM's first block reads."""
-        return self.sam_model.embed(self._admit_tiles(pixel_values, self.sam_model.pos_embed))
+        return self.sam_model.embed_patches(
+            self._admit_tiles(pixel_values, self.sam_model.pos_embed)
+        )
 
 
 class Compressor(Sam):

@@ -76,7 +76,7 @@ class Siglip(nn.Module):
         self.blocks = nn.ModuleList(Block(sizes) for _ in range(sizes.depth))
         self.norm = nn.LayerNorm(sizes.hidden_size, eps=sizes.layer_norm_eps)
 
-    def embed(self, pixels: Tensor) -> Tensor:
+    def embed_patches(self, pixels: Tensor) -> Tensor:
         """Return patches with their positions, [B, h*w, D], of views [B, C, H, W]."""
         rows: Tensor = self.patch_embed(pixels)
         h, w = rows.shape[1:3]

@@ -182,7 +182,7 @@ class SiglipViews(TileEncoder):
             DeepStack features.
         """
         metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
-        hidden = self.embed(pixel_values, metadata)
+        hidden = self.embed_patches(pixel_values, metadata)
         for block in self.steps(self.blocks, hidden, metadata):
             hidden = block(hidden)
         hidden = self.vision.norm(hidden)
@@ -193,9 +193,9 @@ class SiglipViews(TileEncoder):
         """The transformer blocks of SigLIP."""
         return self.vision.blocks
 
-    def embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
         """Embed views [B, C, H, W] as patches with positions, [B, n, D]."""
-        return self.vision.embed(self._admit_tiles(pixel_values, self.vision.pos_embed))
+        return self.vision.embed_patches(self._admit_tiles(pixel_values, self.vision.pos_embed))
 
 
 class DeepseekVLEncoder(SiglipViews):
@@ -310,7 +310,7 @@ class HighResolution(TileEncoder):
             [N, out/2], no DeepStack features.
         """
         metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
-        hidden = self.embed(pixel_values, metadata)
+        hidden = self.embed_patches(pixel_values, metadata)
         first = min(self.config.global_blocks)
         for number, block in enumerate(self.steps(self.blocks, hidden, metadata, taps=(first,))):
             hidden = block(hidden)
@@ -361,9 +361,9 @@ class HighResolution(TileEncoder):
         patches = rows.shape[1] == h * w  # or else rows of the final map
         return torch.unflatten(rows, 1, (h, w) if patches else self._row_grid(h, w))
 
-    def embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
         """Embed views [B, C, H, W] as patches with positions, [B, h, w, width of SAM]."""
-        return self.sam.embed(self._admit_tiles(pixel_values, self.sam.pos_embed))
+        return self.sam.embed_patches(self._admit_tiles(pixel_values, self.sam.pos_embed))
 
 
 class Aligner(nn.Module):

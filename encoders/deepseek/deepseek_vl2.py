@@ -252,7 +252,7 @@ class DeepseekVL2Tower(TileEncoder):
             without newlines, no DeepStack features.
         """
         metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
-        hidden = self.embed(pixel_values, metadata)
+        hidden = self.embed_patches(pixel_values, metadata)
         for block in self.steps(self.blocks, hidden, metadata):
             hidden = block(hidden)
         hidden = self.vision.norm(hidden)
@@ -269,9 +269,9 @@ class DeepseekVL2Tower(TileEncoder):
         """Return rows and columns of tokens of a view: half of ``h`` and ``w``, rounded up."""
         return -(-h // 2), -(-w // 2)
 
-    def embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
         """Embed views [B, C, H, W] as patches with positions, [B, n, D]."""
-        return self.vision.embed(self._admit_tiles(pixel_values, self.vision.pos_embed))
+        return self.vision.embed_patches(self._admit_tiles(pixel_values, self.vision.pos_embed))
 
 
 class Projector(nn.Module):

@@ -135,7 +135,7 @@ class Sam(nn.Module):
         )
         self.neck = Neck(sizes)
 
-    def embed(self, pixels: Tensor) -> Tensor:
+    def embed_patches(self, pixels: Tensor) -> Tensor:
         """Return patches with their positions, [B, h, w, D], of views [B, C, H, W]."""
         rows: Tensor = self.patch_embed(pixels)
         h, w = rows.shape[1:3]

@@ -161,7 +161,7 @@ class Gemma4Encoder(RasterEncoder):
             no DeepStack features.
         """
         metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
-        hidden = self.embed(pixel_values, metadata)
+        hidden = self.embed_patches(pixel_values, metadata)
         for block in self.steps(self.blocks, hidden, metadata):
             hidden = block(hidden)
         tokens = self._pool(hidden, metadata["pool_index"])
@@ -213,7 +213,7 @@ class Gemma4Encoder(RasterEncoder):
             "pool_index": merge_order(grids, side, rows).view(-1, side**2),
         }
 
-    def embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
         """Embed patches [P, patch_dim], and add the positions of their column and row, [P, D]."""
         table = self.position_embedding_table
         patches: Tensor = self.patch_embed(self._admit_patches(pixel_values, table, metadata))

@@ -142,7 +142,7 @@ class Idefics3Encoder(TileEncoder):
             DeepStack features.
         """
         metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
-        hidden = self.embed(pixel_values, metadata)
+        hidden = self.embed_patches(pixel_values, metadata)
         for block in self.steps(self.blocks, hidden, metadata):
             hidden = block(hidden)
         h, side = pixel_values.shape[2] // self.config.patch_size, self.config.scale_factor
@@ -155,7 +155,7 @@ class Idefics3Encoder(TileEncoder):
         """Return rows and columns of tokens of ``h`` x ``w`` patches: one per square of patches."""
         return h // self.config.scale_factor, w // self.config.scale_factor
 
-    def embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
         """Embed tiles [B, C, H, W] as patches with positions, [B, n, D]."""
         pixels = self._admit_tiles(pixel_values, self.pos_embed)
         patches: Tensor = self.patch_embed(pixels)

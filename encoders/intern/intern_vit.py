@@ -186,7 +186,7 @@ class InternViT(TileEncoder):
             ``"prefix"`` [B, 1, D], the class token.
         """
         metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
-        hidden = self.embed(pixel_values, metadata)
+        hidden = self.embed_patches(pixel_values, metadata)
         for block in self.steps(self.blocks, hidden, metadata, stop=self.config.blocks_run):
             hidden = block(hidden)
         h, w = (size // self.config.patch_size for size in pixel_values.shape[2:])
@@ -209,7 +209,7 @@ class InternViT(TileEncoder):
         """Return rows and columns of tokens of a tile of ``h`` x ``w`` patches: half of each."""
         return h // 2, w // 2
 
-    def embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
         """Embed tiles [B, C, H, W] as a class token and patches with positions, [B, n, D]."""
         return self.embeddings(self._admit_tiles(pixel_values, self.embeddings.class_embedding))
 

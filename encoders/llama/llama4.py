@@ -151,7 +151,7 @@ class Llama4Encoder(TileEncoder):
             DeepStack features, ``"prefix"`` [B, 1, D], the class token after the last norm.
         """
         metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
-        hidden = self.embed(pixel_values, metadata)
+        hidden = self.embed_patches(pixel_values, metadata)
         for block in self.steps(self.blocks, hidden, metadata):
             hidden = block(hidden)
         h = pixel_values.shape[2] // self.config.patch_size
@@ -190,7 +190,7 @@ class Llama4Encoder(TileEncoder):
         cos, sin = rotary_cos_sin(h, w, self.config.head_size, self.config.rope_theta, dtype)
         return {"rotary_pos_emb_cos": cos, "rotary_pos_emb_sin": sin}
 
-    def embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
         """Embed tiles [B, C, H, W] as a class token and patches with positions, [B, n, D]."""
         pixels = self._admit_tiles(pixel_values, self.class_embedding)
         patch = self.config.patch_size

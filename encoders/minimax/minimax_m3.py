@@ -154,7 +154,7 @@ class MiniMaxM3Encoder(PatchEncoder):
             ``last_hidden_state`` [P, D], ``pooler_output`` [N, out], no DeepStack features.
         """
         metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
-        hidden = self.embed(pixel_values, metadata)
+        hidden = self.embed_patches(pixel_values, metadata)
         for block in self.steps(self.blocks, hidden, metadata):
             hidden = block(hidden)
         return EncoderOutput(hidden, self.projector(hidden), ())
@@ -176,7 +176,7 @@ class MiniMaxM3Encoder(PatchEncoder):
         cos, sin = rotary_cos_sin(positions, self.config.head_size, self.config.rope_theta, dtype)
         return {"rotary_pos_emb_cos": cos, "rotary_pos_emb_sin": sin}
 
-    def embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
         """Embed patches [P, patch_dim] as normed rows [P, D]."""
         weight = self.patch_embed.proj.weight
         patches = self._admit_patches(pixel_values, weight, metadata)

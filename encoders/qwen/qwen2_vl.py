@@ -135,7 +135,7 @@ class Qwen2VLEncoder(PatchEncoder):
             ``last_hidden_state`` [P, D], ``pooler_output`` [N, out], no DeepStack features.
         """
         metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
-        hidden = self.embed(pixel_values, metadata)
+        hidden = self.embed_patches(pixel_values, metadata)
         for block in self.steps(self.blocks, hidden, metadata):
             hidden = block(hidden)
         return EncoderOutput(hidden, self.merger(hidden), ())
@@ -159,7 +159,7 @@ class Qwen2VLEncoder(PatchEncoder):
             "rotary_pos_emb_sin": sin,
         }
 
-    def embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
         """Embed patches [P, patch_dim] as rows [P, D]."""
         weight = self.patch_embed.proj.weight
         return self.patch_embed(self._admit_patches(pixel_values, weight, metadata))

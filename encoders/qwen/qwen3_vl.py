@@ -167,7 +167,7 @@ class Qwen3VLEncoder(PatchEncoder):
             tuple of [N, out] with one entry per DeepStack block.
         """
         metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
-        hidden = self.embed(pixel_values, metadata)
+        hidden = self.embed_patches(pixel_values, metadata)
         tapped = self.config.deepstack_visual_indexes
         deepstack: list[Tensor] = []
         for number, block in enumerate(self.steps(self.blocks, hidden, metadata, taps=tapped)):
@@ -200,7 +200,7 @@ class Qwen3VLEncoder(PatchEncoder):
             "pos_embed_weight": weights,
         }
 
-    def embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
         """Embed patches [P, patch_dim], and add interpolated positions, [P, D]."""
         weight = self.patch_embed.proj.weight
         patches = self.patch_embed(self._admit_patches(pixel_values, weight, metadata))

@@ -185,7 +185,7 @@ class SiglipEncoder(TileEncoder):
             the last norm (and projector, in Gemma 3), no DeepStack features.
         """
         metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
-        hidden = self.embed(pixel_values, metadata)
+        hidden = self.embed_patches(pixel_values, metadata)
         for block in self.steps(self.blocks, hidden, metadata):
             hidden = block(hidden)
         h, w = (size // self.config.patch_size for size in pixel_values.shape[2:])
@@ -200,7 +200,7 @@ class SiglipEncoder(TileEncoder):
         """The head that pools the tokens of an item to one vector; None if the model has none."""
         return PoolingHead(self.head) if self.config.use_head else None
 
-    def embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
         """Embed views [B, C, H, W] as patches with positions, [B, n, D]."""
         pixels = self._admit_tiles(pixel_values, self.pos_embed)
         patches: Tensor = self.patch_embed(pixels)

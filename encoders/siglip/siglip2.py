@@ -155,7 +155,7 @@ class Siglip2Encoder(RasterEncoder):
             DeepStack features.
         """
         metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
-        hidden = self.embed(pixel_values, metadata)
+        hidden = self.embed_patches(pixel_values, metadata)
         for block in self.steps(self.blocks, hidden, metadata):
             hidden = block(hidden)
         return EncoderOutput(hidden, self.norm(hidden), ())
@@ -194,7 +194,7 @@ class Siglip2Encoder(RasterEncoder):
             start += t * h * w
         return {"pos_embed_rows": taps[0], "pos_embed_columns": taps[1]}
 
-    def embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
         """Embed patches [P, patch_dim], and add interpolated positions, [P, D]."""
         pixels = self._admit_pixels(pixel_values, self.pos_embed)
         require_metadata(metadata, "pos_embed_rows")

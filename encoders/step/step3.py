@@ -166,7 +166,7 @@ class Step3Tower(TileEncoder):
             DeepStack features.
         """
         metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
-        hidden = self.embed(pixel_values, metadata)
+        hidden = self.embed_patches(pixel_values, metadata)
         for block in self.steps(self.blocks, hidden, metadata):
             hidden = block(hidden)
         h, w = (size // self.config.patch_size for size in pixel_values.shape[2:])
@@ -194,7 +194,7 @@ class Step3Tower(TileEncoder):
                 )
         return grids
 
-    def embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
         """Embed views [B, C, H, W] as class tokens and patches with positions, [B, 4+n, D]."""
         return self.embeddings(self._admit_tiles(pixel_values, self.embeddings.class_embedding))
 

@@ -182,7 +182,7 @@ class Step3VLTower(TileEncoder):
             ``last_hidden_state`` [B, n, D], ``pooler_output`` [N, out], no DeepStack features.
         """
         metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
-        hidden = self.embed(pixel_values, metadata)
+        hidden = self.embed_patches(pixel_values, metadata)
         for block in self.steps(self.blocks, hidden, metadata):
             hidden = block(hidden)
         h, w = (size // self.config.patch_size for size in pixel_values.shape[2:])
@@ -226,7 +226,7 @@ class Step3VLTower(TileEncoder):
         cos, sin = rotary_cos_sin(h, w, self.config.head_size, dtype)
         return {"rotary_pos_emb_cos": cos, "rotary_pos_emb_sin": sin}
 
-    def embed(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
         """Embed views [B, C, H, W] as normed patches with positions, [B, n, D]."""
         pixels = self._admit_tiles(pixel_values, self.conv1.weight)
         patch = self.config.patch_size

@@ -124,7 +124,7 @@ def maps_of_inputs(
     pixels, grid_thw, _ = inputs.paths[name]
     metadata = tower.prepare_encoder_metadata(grid_thw)
     stack = tower.blocks if inner is None else inner.blocks
-    hidden = tower.embed(pixels, metadata) if inner is None else inner.embed(pixels)
+    hidden = tower.embed_patches(pixels, metadata) if inner is None else inner.embed_patches(pixels)
 
     def arrange(rows: Tensor) -> dict[int, Tensor]:
         ordered = tower.in_input_order(rows, metadata) if inner is None else rows
