@@ -84,8 +84,8 @@ def by_hand(encoder: VisionEncoder, pool: Executor, batch: int, paths: Sequence[
 
 
 def ours(encoder: Any, items: Sequence[Any], **options: Any) -> None:
-    """Encode all images to vectors with ``encode_many``."""
-    vectors = list(encoder.embed_many(items, pool="mean", progress=False, **options))
+    """Encode all images to vectors with ``embed_many``."""
+    vectors = list(encoder.embed_many(items, progress=False, **options))
     assert len(vectors) == len(items)
 
 

@@ -16,7 +16,6 @@ KNOWN = """
 from collections.abc import Iterator
 from PIL import Image
 from torch import Tensor
-from typing import Literal
 from typing_extensions import assert_type
 
 a: vitgraph.Encoder = encoder
@@ -37,9 +36,9 @@ bare: vitgraph.GraphedEncoder = vitgraph.GraphedEncoder(encoder).capture()
 
 for images in ("a.jpg", Image.open("a.jpg"), tokens):
     assert_type(encoder.preprocess(images), vitgraph.VisionInputs)
-    assert_type(encoder.embed(images, pool="mean"), list[Tensor])
+    assert_type(encoder.embed(images, pool="mean"), Tensor)
 mixed = encoder.preprocess([Image.open("a.jpg"), "b.jpg", tokens])
-assert_type(encoder.embed(["a.jpg"], pool="mean"), list[Tensor])
+assert_type(encoder.embed(["a.jpg"]), Tensor)
 for videos in ("a.mp4", vitgraph.read_video("a.mp4"), [["1.jpg", "2.jpg"], "a.mp4"]):
     assert_type(encoder.preprocess(videos=videos), vitgraph.VisionInputs)
 generated: vitgraph.types.ImagesLike = (f"{number}.jpg" for number in range(2))
@@ -59,14 +58,6 @@ for kept in encoder.encode_many(pairs, on_error="keep"):
     assert_type(kept, tuple[str, vitgraph.EncoderOutput] | vitgraph.ItemError)
 for kept_vector in encoder.embed_many(["a.jpg"], pool="max", on_error="keep"):
     assert_type(kept_vector, Tensor | vitgraph.ItemError)
-
-
-def vectors_or_outputs(
-    pool: Literal["none", "mean"],
-) -> list[vitgraph.EncoderOutput] | list[Tensor]:
-    return encoder.embed(["a.jpg"], pool=pool)
-
-
 for partial in vitgraph.GraphedEncoder(encoder).encode_many(["a.jpg"]):
     assert_type(partial, vitgraph.types.PartialOutput)
 """
@@ -82,7 +73,10 @@ MISTAKES = """
 vitgraph.load_model  # type: ignore[attr-defined]
 encoder.accelerated(kernels="quick")  # type: ignore[arg-type]
 encoder.accelerated(precision="int8")  # type: ignore[arg-type]
-encoder.embed(["a.jpg"], pool="average")  # type: ignore[call-overload]
+encoder.embed(["a.jpg"], pool="average")  # type: ignore[arg-type]
+encoder.embed(["a.jpg"], pool="none")  # type: ignore[arg-type]
+encoder.encode(["a.jpg"], pool="mean")  # type: ignore[call-arg]
+encoder.encode_many(["a.jpg"], pool="mean")  # type: ignore[call-overload]
 encoder.encode_many(["a.jpg"], on_error="skip")  # type: ignore[call-overload]
 vitgraph.attention_maps(encoder, ["a.jpg"], heads="some")  # type: ignore[arg-type]
 vitgraph.GraphedEncoder(encoder, backend="graph")  # type: ignore[arg-type]

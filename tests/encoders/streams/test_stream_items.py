@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -218,19 +219,19 @@ def test_only_the_item_that_fails_in_a_batch_is_lost(error: Exception) -> None:
     assert [int(results[n]) for n in range(10) if n != 5] == [0, 1, 2, 3, 4, 6, 7, 8, 9]
 
 
-@pytest.mark.parametrize("pool", ["mean", "none"])
+@pytest.mark.parametrize("method", ["embed_many", "encode_many"])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_only_the_item_that_is_not_finite_in_a_batch_is_lost(value: float, pool: Any) -> None:
+def test_only_the_item_that_is_not_finite_in_a_batch_is_lost(value: float, method: str) -> None:
     encoder = NumberEncoder()
     encoder.overflow, encoder.bad = {5: value}, {2}
-    options = {"batch_tokens": 1000, "pool": pool, "progress": False}
-    results = list(encoder.encode_many(range(10), on_error="keep", **options))
+    stream = partial(getattr(encoder, method), range(10), batch_tokens=1000, progress=False)
+    results = list(stream(on_error="keep"))
     errors = [result for result in results if isinstance(result, ItemError)]
     assert [error.index for error in errors] == [2, 5]
     assert encoder.calls == [90]  # the batch is not encoded again
     encoder.bad = set()
     with pytest.raises(ValueError, match=r"^item 5: has features that are NaN or infinite"):
-        list(encoder.encode_many(range(10), **options))
+        list(stream())
 
 
 def test_a_failure_of_every_item_is_not_the_items() -> None:

@@ -64,7 +64,7 @@ TOP = """# Families
 
 ## Where each runs
 
-Every family has `encode`, `encode_many`, `feature_maps` and `GraphedEncoder`. The columns on the
+Every family has `encode`, `embed`, `feature_maps` and `GraphedEncoder`. The columns on the
 right are about other libraries. [`as_vision_tower`](integrations.md#transformers) puts the tower
 into a model of transformers, and the [plug-in](engines.md#vllm-our-towers-inside) puts it into
 vLLM. With [features](engines.md#features-in-requests-to-vllm) in requests or in a

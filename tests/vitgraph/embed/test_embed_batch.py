@@ -146,7 +146,7 @@ def test_columns_that_cannot_be_are_refused(embed: EmbedBatch, batch: Any, messa
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"pool": "none"}, "makes no vector: take 'mean', 'max', 'cls' or 'head'"),
+        ({"pool": "none"}, "pool='none': must be one of 'mean', 'max', 'cls', 'head'"),
         ({"pool": "median"}, "must be one of"),
     ],
 )
