@@ -23,6 +23,7 @@ from encoders.contract import Preprocessor, warn_caller
 from encoders.inputs import image_section
 
 from .adapters import merge
+from .cpu_facts import multiplies_bfloat16
 from .errors import CheckpointError, DamagedError, legible
 from .files.checkpoint import TensorLocation, TowerTensor
 from .files.index import PROCESSOR_FILES
@@ -91,7 +92,8 @@ def load_encoder(
         dtype: floating dtype of the encoder, or its name (``"bfloat16"``); None and ``"auto"``
             keep the stored dtype (if there are several, the one with most bytes). Weights in FP8
             are multiplied by their scales in float32 and rounded once to ``dtype``; None and
-            ``"auto"`` are then the dtype that the config names, else bfloat16.
+            ``"auto"`` are then the dtype that the config names, else bfloat16. If bfloat16 is kept
+            on a CPU without instructions for it, the log says once that float32 is faster.
         device: where the encoder goes: a device or its name; ``"auto"`` is the first CUDA device,
             else MPS, else the CPU; None is torch's default device.
         family: name of the family (``"qwen3_vl"``) to take for a checkpoint whose model type is
@@ -129,6 +131,8 @@ def load_encoder(
                 if len(damages) == MOST_REPAIRS:
                     raise
                 damages.append(error)
+        if cast_dtype is None and tower.dtype == torch.bfloat16 and target.type == "cpu":
+            _say_that_bfloat16_is_slow()
         if tower.adapter is not None:
             logging.getLogger("vitgraph").warning("%s: %s", checkpoint.label, tower.adapter)
         if tower.unread:
@@ -222,6 +226,17 @@ def _say_that_the_gpu_is_idle() -> None:
         "vitgraph: the encoder is loaded to the CPU although this machine has a CUDA device: pass "
         "device='auto' or 'cuda' to use it, or device='cpu' to leave this message out"
     )
+
+
+@cache
+def _say_that_bfloat16_is_slow() -> None:
+    """Log once per process that an encoder keeps bfloat16 on a CPU without instructions for it."""
+    if not multiplies_bfloat16():
+        logging.getLogger("vitgraph").warning(
+            "vitgraph: the encoder keeps its stored dtype, bfloat16, in which this CPU is several "
+            "times slower than in float32: pass dtype='float32', or dtype='bfloat16' to leave this "
+            "message out"
+        )
 
 
 def read_tensors(

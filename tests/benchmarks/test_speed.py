@@ -273,6 +273,9 @@ def test_a_machine_without_git_or_package_metadata_is_described(
     assert version_of("no-such-package", "torch") == torch.__version__
 
 
+DTYPES = ("float32", "bfloat16")
+
+
 def test_bench_speed_measures_a_checkpoint_and_says_that_the_reference_runs(
     cli: Cli, folder: Path
 ) -> None:
@@ -282,6 +285,7 @@ def test_bench_speed_measures_a_checkpoint_and_says_that_the_reference_runs(
     assert "the reference runs in place of the accelerated encoder: the encoder is on cpu" in out
     assert "there are no graphs without CUDA" in out
     assert "gain" not in out  # the reference ran twice
+    assert "speed of bfloat16" in out
     code, out, _ = cli(
         "bench",
         "speed",
@@ -301,6 +305,8 @@ def test_bench_speed_measures_a_checkpoint_and_says_that_the_reference_runs(
     assert [entry["kernels"] for entry in body["kernels"]] == ["auto", "torch"]
     assert body["kernels"][0]["sizes"][0]["reference_ms"]["median"] > 0
     assert body["kernels"][0]["graphs"] is None
+    assert [row["images"] for row in body["dtypes"]] == [1, 2]
+    assert all(row[f"{dtype}_ms"]["min"] > 0 for row in body["dtypes"] for dtype in DTYPES)
 
 
 def test_bench_speed_prints_the_attention_kernel_of_each_budget() -> None:
@@ -324,7 +330,7 @@ def test_bench_speed_prints_the_attention_kernel_of_each_budget() -> None:
     size |= {"accelerated_ms": times, "graph_ms": {**times, "median": 1.6}}
     about = dict.fromkeys(("checkpoint", "encoder", "device", "dtype", "torch", "runs"), "x")
     entry = {"kernels": "auto", "note": "", "sizes": [size], "graphs": graphs}
-    out = bench_speed.table({"about": about, "kernels": [entry]})
+    out = bench_speed.table({"about": about, "kernels": [entry], "dtypes": []})
     assert "gain" in out
     assert "1 budget captured in 9.5 s; MiB: arena 1, pool 1024, derived weights 0" in out
     assert "flash4, triton" in out

@@ -3,7 +3,7 @@
 Three forms of the encoder run in turn on random pixels of a few sizes: the reference encoder that
 ``load_encoder`` returns, its accelerated form run eagerly, and CUDA graphs of the accelerated form.
 A graph is captured for a token budget, the most output tokens of one replay; a second table lists
-the attention kernel of each budget.
+the attention kernel of each budget. On a CPU the reference runs in float32 and in bfloat16 instead.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from typing import TYPE_CHECKING, TypedDict
 
 from ..terminal import counted, format_table
@@ -48,6 +49,15 @@ class SizeTimes(TypedDict):
     reference_ms: Times
     accelerated_ms: Times
     graph_ms: NotRequired[Times]
+
+
+class DtypeTimes(TypedDict):
+    """The milliseconds per call of the reference encoder in two dtypes, for one input size."""
+
+    images: int
+    tokens: int
+    float32_ms: Times
+    bfloat16_ms: Times
 
 
 class BudgetFacts(TypedDict):
@@ -101,6 +111,8 @@ class Figures(TypedDict):
 
     about: About
     kernels: list[KernelTimes]
+    dtypes: list[DtypeTimes]
+    """The reference in float32 and in bfloat16 on a CPU; empty on a GPU."""
 
 
 WORKLOADS = ((1, 1), (1, 4), (1, 16), (8, 4))
@@ -182,6 +194,7 @@ def measure(
     runs = runs or (RUNS if gpu else RUNS_WITHOUT_GPU)
     with torch.no_grad():
         figures = [measure_kernels(encoder, name, gpu, runs) for name in dict.fromkeys(kernels)]
+        dtypes = measure_dtypes(encoder, runs) if weight.device.type == "cpu" else []
     return {
         "about": {
             "checkpoint": repo,
@@ -192,6 +205,7 @@ def measure(
             "runs": runs,
         },
         "kernels": figures,
+        "dtypes": dtypes,
     }
 
 
@@ -262,20 +276,16 @@ def measure_size(
         ``images`` and ``tokens`` of the batch, and per form the minimum, median and maximum of the
         milliseconds.
     """
-    images, times = size
-    grids = [list(encoder.grid_for(times * encoder.budget_range[0]))] * images
-    specs = encoder.item_specs(grids)
-    pixels = _draw(encoder, sum(spec.input_size for spec in specs))
+    pixels, grids, tokens = _draw(encoder, size)
     calls: dict[str, Callable[[], object]] = {
         "reference_ms": lambda: encoder(pixels, grids),
         "accelerated_ms": lambda: fast(pixels, grids),
     }
     if graphed is not None:
         calls["graph_ms"] = lambda: graphed(pixels, grids)
-    tokens = sum(spec.output_tokens for spec in specs)
     milliseconds = _times(calls, pixels.device, runs)
     row: SizeTimes = {
-        "images": images,
+        "images": size[0],
         "tokens": tokens,
         "reference_ms": milliseconds["reference_ms"],
         "accelerated_ms": milliseconds["accelerated_ms"],
@@ -285,11 +295,55 @@ def measure_size(
     return row
 
 
-def _draw(encoder: VisionEncoder, rows: int) -> torch.Tensor:
+def measure_dtypes(encoder: VisionEncoder, runs: int) -> list[DtypeTimes]:
+    """Time an encoder on the CPU in float32 and in bfloat16, which only some CPUs multiply fast.
+
+    Args:
+        encoder: the reference encoder, as ``load_encoder`` returns it.
+        runs: number of timed runs of each dtype.
+    """
     import torch
 
-    weight = next(encoder.parameters())
-    return torch.randn(rows, *encoder.row_shape, device=weight.device, dtype=weight.dtype)
+    forms = [
+        encoder if encoder.dtype == dtype else deepcopy(encoder).to(dtype)
+        for dtype in (torch.float32, torch.bfloat16)
+    ]
+    return [_dtype_times(*forms, size, runs) for size in WORKLOADS_WITHOUT_GPU]
+
+
+def _dtype_times(
+    full: VisionEncoder, half: VisionEncoder, size: tuple[int, int], runs: int
+) -> DtypeTimes:
+    pixels, grids, tokens = _draw(full, size)
+    halved = pixels.to(half.dtype)
+    calls: dict[str, Callable[[], object]] = {
+        "float32": lambda: full(pixels, grids),
+        "bfloat16": lambda: half(halved, grids),
+    }
+    times = _times(calls, pixels.device, runs)
+    return {
+        "images": size[0],
+        "tokens": tokens,
+        "float32_ms": times["float32"],
+        "bfloat16_ms": times["bfloat16"],
+    }
+
+
+def _draw(
+    encoder: VisionEncoder, size: tuple[int, int]
+) -> tuple[torch.Tensor, list[list[int]], int]:
+    """Return random pixels of images of one size, their grids, and their output tokens.
+
+    ``size`` is the images, and the output tokens per image over the smallest token budget.
+    """
+    import torch
+
+    images, times = size
+    grids = [list(encoder.grid_for(times * encoder.budget_range[0]))] * images
+    specs = encoder.item_specs(grids)
+    rows, weight = sum(spec.input_size for spec in specs), next(encoder.parameters())
+    pixels = torch.randn(rows, *encoder.row_shape, device=weight.device, dtype=weight.dtype)
+    return pixels, grids, sum(spec.output_tokens for spec in specs)
 
 
 def _times(
@@ -333,7 +387,19 @@ def table(body: Figures) -> str:
         f"{about['checkpoint']}: {about['encoder']} on {about['device']}, {about['dtype']}, "
         f"torch {about['torch']}; milliseconds per call, medians of {about['runs']}"
     )
-    return "\n\n".join([head, *map(_section, body["kernels"])])
+    parts = [head, *map(_section, body["kernels"])]
+    return "\n\n".join([*parts, _dtype_table(body["dtypes"])] if body["dtypes"] else parts)
+
+
+def _dtype_table(sizes: list[DtypeTimes]) -> str:
+    rows = []
+    for size in sizes:
+        full, half = size["float32_ms"]["median"], size["bfloat16_ms"]["median"]
+        gain = f"{full / half:.2f}" if half else "-"
+        rows.append([str(size["images"]), str(size["tokens"]), f"{full:.3f}", f"{half:.3f}", gain])
+    return "the reference in two dtypes\n" + format_table(
+        ["images", "tokens", "float32", "bfloat16", "speed of bfloat16"], rows
+    )
 
 
 def _section(entry: KernelTimes) -> str:

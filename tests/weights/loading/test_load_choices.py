@@ -12,8 +12,19 @@ from PIL import Image
 from tests.support.hub.checkpoints import edit_config, edit_tensors, same_weights
 from vitgraph.cli import main
 from vitgraph.seeded import SEEDED, write_seeded_checkpoint
-from weights import FAMILIES, CheckpointError, extract_encoder, inspect_checkpoint, load_encoder
-from weights.load import _say_that_the_gpu_is_idle, default_device
+from weights import (
+    FAMILIES,
+    CheckpointError,
+    cpu_facts,
+    extract_encoder,
+    inspect_checkpoint,
+    load_encoder,
+)
+from weights.load import (
+    _say_that_bfloat16_is_slow,
+    _say_that_the_gpu_is_idle,
+    default_device,
+)
 
 NORM = "model.visual.blocks.0.norm1.weight"
 
@@ -77,6 +88,29 @@ def test_an_idle_gpu_is_named_once_in_the_log(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert said(device="cpu") == 0
     assert said() == 1
+    assert said() == 0
+
+
+@pytest.mark.parametrize(("flag", "count"), [("avx2", 1), ("avx512_bf16", 0), ("amx_bf16", 0)])
+def test_slow_bfloat16_on_a_cpu_is_named_once(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+    flag: str,
+    count: int,
+) -> None:
+    def said(**keywords: str) -> int:
+        caplog.clear()
+        load_encoder(folder, **keywords)
+        return sum("pass dtype='float32'" in message for message in caplog.messages)
+
+    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nflags\t\t: fpu {flag} sse\n")
+    monkeypatch.setattr(cpu_facts, "_INFO", tmp_path / "cpuinfo")
+    edit_tensors(folder, lambda t: t.update({k: v.bfloat16() for k, v in t.items()}))
+    _say_that_bfloat16_is_slow.cache_clear()
+    assert said(dtype="bfloat16") == said(dtype="float32") == 0
+    assert said(dtype="auto") == count
     assert said() == 0
 
 
