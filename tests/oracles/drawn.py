@@ -31,15 +31,21 @@ AnyModule = TypeVar("AnyModule", bound=nn.Module)
 def draw_weights(module: AnyModule, seed: int = 0, calm: float = 1.0) -> AnyModule:
     """Fill every parameter from a seed, at a scale at which its loss or misuse would show.
 
-    ``calm`` below 1 shrinks the matrices and the position table, where float32 noise grows.
+    ``calm`` below 1 shrinks the matrices and the position table, where float32 noise grows. The
+    numbers are drawn on the device of the weights.
     """
-    generator = torch.Generator().manual_seed(seed)
+    device = next(module.parameters()).device
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def draw(tensor: Tensor) -> Tensor:
+        return torch.randn(tensor.shape, generator=generator, dtype=torch.float32, device=device)
+
     with torch.no_grad():
         for name, weight in module.named_parameters():
-            noise = torch.randn(weight.shape, generator=generator, dtype=torch.float32)
+            noise = draw(weight)
             weight.copy_(_at_scale(name, noise) * (calm if weight.ndim > 1 else 1.0))
         for name, value in module.named_buffers():
-            noise = torch.randn(value.shape, generator=generator, dtype=torch.float32)
+            noise = draw(value)
             if name.endswith(("_min", "_max")):  # bounds that clip some values, below and above 0
                 value.copy_((noise.abs() + 1) * (-1 if name.endswith("min") else 1))
             elif name in ("std_bias", "std_scale"):
@@ -68,12 +74,16 @@ def _at_scale(name: str, noise: Tensor) -> Tensor:
 
 
 def build_encoder(
-    family: Family, changes: Config, dtype: torch.dtype = torch.float32, calm: float = 1.0
+    family: Family,
+    changes: Config,
+    dtype: torch.dtype = torch.float32,
+    calm: float = 1.0,
+    device: str = "cpu",
 ) -> VisionEncoder:
     """Build our tower at the sizes in ``changes``, with random weights, in eval mode."""
     config = family.config_class.from_hf(edited(family.config, **changes))
     with no_init_weights():
-        encoder = family.build(config).to(dtype)
+        encoder = family.build(config).to(device, dtype)
     return draw_weights(encoder, calm=calm).eval().requires_grad_(False)
 
 
@@ -83,17 +93,18 @@ def build_pair(
     dtype: torch.dtype = torch.float32,
     lift: AbstractContextManager[object] = NO_LIFT,
     calm: float = 1.0,
+    device: str = "cpu",
 ) -> tuple[VisionEncoder, nn.Module]:
     """Build our tower and the reference with equal weights; the keys of both must correspond.
 
     ``lift`` (a :class:`LiftFloat32`) is entered for the reference alone.
     """
-    encoder = build_encoder(family, changes, dtype, calm)
+    encoder = build_encoder(family, changes, dtype, calm, device)
     with no_init_weights(), lift:
         reference = family.reference(edited(family.config, **changes))
     for weight in reference.parameters():  # not the rotary buffer, which from_pretrained keeps wide
         weight.data = weight.data.to(dtype)
-    reference.load_state_dict(family.keys(encoder.state_dict()), strict=True)
+    reference.to(device).load_state_dict(family.keys(encoder.state_dict()), strict=True)
     return encoder, reference.eval().requires_grad_(False)
 
 

@@ -8,6 +8,7 @@ ours with them: here, our own forward in half precision and in float64 stand for
 
 from __future__ import annotations
 
+import copy
 import fcntl
 import os
 import tempfile
@@ -18,12 +19,13 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from transformers.initialization import no_init_weights
 
 from encoders.base.vision_encoder import VisionEncoder
 from encoders.contract import EncoderOutput
 from graphwrap.encoder_forms import FormKernels
 
-from .configs import Config, vision_of
+from .configs import Config, edited, vision_of
 from .drawn import build_pair, draw_pixels, fields_of, in_tokens_of
 from .family import Family, Grids
 from .lift import LiftFloat32
@@ -128,13 +130,16 @@ class Trio:
     def on_gpu(cls, family: Family, dtype: torch.dtype) -> Trio:
         """Build six blocks of published widths, with weights rounded to ``dtype`` in all three."""
         lift = LiftFloat32()
-        encoder, reference = build_pair(family, six_blocks(family), dtype)
-        exact, truth = build_pair(family, six_blocks(family), torch.float64, lift)
-        exact.load_state_dict(encoder.state_dict(), strict=True)
-        truth.load_state_dict(family.keys(exact.state_dict()), strict=True)
+        encoder, reference = build_pair(family, six_blocks(family), dtype, device="cuda")
+        exact = copy.deepcopy(encoder).cpu().double()
         if isinstance(reference, Step3Reference | VL2Reference):
-            reference, truth = encoder, exact
-        return cls(family, encoder.cuda(), reference.cuda(), truth)
+            return cls(family, encoder, encoder, exact)
+        with no_init_weights(), lift:
+            truth = family.reference(edited(family.config, **six_blocks(family)))
+        for weight in truth.parameters():  # not the rotary buffer, which the lift keeps wide
+            weight.data = weight.data.double()
+        truth.load_state_dict(family.keys(exact.state_dict()), strict=True)
+        return cls(family, encoder, reference, truth.eval().requires_grad_(False))
 
     def batches(self) -> Iterator[tuple[Tensor, Grids, EncoderOutput]]:
         """Yield the pixels and grids of every large batch, and the output of the float64 run."""
