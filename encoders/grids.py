@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import Protocol, TypeGuard, runtime_checkable
 
 import torch
@@ -38,7 +40,16 @@ def plain_values(values: object) -> object:
     return values.tolist() if isinstance(values, Tensor | _Array) else values
 
 
-def read_grid(grid_thw: GridLike, merge: int = 1, merge_name: str = "merge size") -> list[Grid]:
+class ReadGrid(list[Grid]):
+    """What :func:`read_grid` has checked: it returns it as it is when it comes again."""
+
+    @cached_property
+    def multiple(self) -> int:
+        """The largest number that every height and width is a multiple of; 0 without items."""
+        return math.gcd(*[size for _, h, w in self for size in (h, w)])
+
+
+def read_grid(grid_thw: GridLike, merge: int = 1, merge_name: str = "merge size") -> ReadGrid:
     """Read ``grid_thw`` on the host and check it.
 
     Args:
@@ -53,10 +64,12 @@ def read_grid(grid_thw: GridLike, merge: int = 1, merge_name: str = "merge size"
         ValueError: a row other than three positive integers, h or w that is no multiple of
             ``merge``, or a tensor without values.
     """
+    if isinstance(grid_thw, ReadGrid) and (merge == 1 or not grid_thw.multiple % merge):
+        return grid_thw
     rows = grid_thw if type(grid_thw) is list else _listed(grid_thw)  # most calls pass a list
     if len(rows) == 3 and all(isinstance(value, int) for value in rows):
         rows = [rows]
-    return [_read_item(row, merge, merge_name) for row in rows]
+    return ReadGrid([_read_item(row, merge, merge_name) for row in rows])
 
 
 def _listed(grid_thw: object) -> list[object]:

@@ -26,6 +26,7 @@ from encoders.contract import (
     Precision,
     VisionInputs,
 )
+from encoders.grids import read_grid
 
 from .budgets import Budget
 from .guards import BackendInUse, as_module, require_graphable
@@ -160,7 +161,7 @@ def capacity_metadata(encoder: GraphableEncoder, budget: Budget, grids: Sequence
     The tensors are on the CPU. If ``grids`` is empty, they describe padding alone.
     """
     return encoder.prepare_encoder_metadata(
-        list(grids),
+        read_grid(grids),
         max_frames_per_batch=budget.segments,
         max_seqlen_override=budget.longest_segment,
         max_input_size=budget.rows,

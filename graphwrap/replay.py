@@ -137,9 +137,10 @@ class Executor:
         """
         if grid_thw is None:
             raise ValueError("grid_thw is None: pass [items, 3], one row (t, h, w) per item")
-        key = tuple(read_grid(grid_thw))
+        grids = read_grid(grid_thw)
+        key = tuple(grids)
         schedule = self.schedules.get(key)
-        specs = [] if schedule else self.form.encoder.item_specs(list(key))
+        specs = [] if schedule else self.form.encoder.item_specs(grids)
         sizes = [schedule.counts["rows"]] if schedule else [spec.input_size for spec in specs]
         grid_rows = sum(sizes)
         # The number of rows is checked first, because packing would fail on a wrong grid.
@@ -254,7 +255,7 @@ class Executor:
         """Return the metadata of a step on the device, kept under ``key`` until it is written."""
         prepared = self.prepared.get(key)
         if prepared is None or not prepared.is_unwritten():
-            encoder, device, grids = self.form.encoder, self.form.device, list(step.grids)
+            encoder, device, grids = self.form.encoder, self.form.device, read_grid(step.grids)
             if step.budget is None:
                 metadata = encoder.prepare_encoder_metadata(grids, device=device)
             else:
