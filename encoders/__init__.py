@@ -1,7 +1,7 @@
 """Reference vision encoders in pure PyTorch: one file per family, one contract for all families.
 
 Each maker has a folder with its towers, one file each, and its pixels (``*_pixels``): ``qwen``,
-``intern``, ``siglip``, ``glm``, ``gemma``, ``deepseek``, ``step``, ``kimi``, ``mistral``,
+``intern``, ``siglip``, ``clip``, ``glm``, ``gemma``, ``deepseek``, ``step``, ``kimi``, ``mistral``,
 ``minimax``, ``baidu``, ``llama``, ``idefics`` and ``lfm``.
 
 All other files and folders are shared; in the order in which a value travels:
@@ -36,6 +36,8 @@ from .base.encoder import Encoder as Encoder
 from .base.patch_encoder import PatchEncoder as PatchEncoder
 from .base.paths_encoder import PathsEncoder as PathsEncoder
 from .base.vision_encoder import VisionEncoder as VisionEncoder
+from .clip.clip import ClipConfig as ClipConfig
+from .clip.clip import ClipEncoder as ClipEncoder
 from .contract import EncoderConfig as EncoderConfig
 from .contract import GraphableEncoder as GraphableEncoder
 from .contract import Preprocessor as Preprocessor

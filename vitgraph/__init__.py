@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING
 from .shadows import refuse_shadows
 
 if TYPE_CHECKING:
+    from encoders import ClipEncoder as ClipEncoder
     from encoders import DeepseekOCREncoder as DeepseekOCREncoder
     from encoders import DeepseekVL2Encoder as DeepseekVL2Encoder
     from encoders import DeepseekVLEncoder as DeepseekVLEncoder

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from encoders import (
     BlockSizes,
+    ClipConfig,
     DeepseekOCRConfig,
     DeepseekVL2Config,
     DeepseekVLConfig,
@@ -88,6 +89,7 @@ __all__ = [
     "BudgetStats",
     "CallBlock",
     "CheckpointInfo",
+    "ClipConfig",
     "DeepseekOCRConfig",
     "DeepseekVL2Config",
     "DeepseekVLConfig",

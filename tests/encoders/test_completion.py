@@ -39,6 +39,7 @@ OFFERED = {
     "intern_vit": ONE_PATH | {"at", "side"},
     "paddleocr_vl": PACKED,
     "idefics3": ONE_PATH | {"at", "side"},
+    "clip": ONE_PATH | {"at", "side"},
     "siglip": ONE_PATH | {"at", "side"},
     "siglip2": PACKED,
     "gemma3": ONE_PATH | {"at", "side"},

@@ -18,8 +18,9 @@ CHAT_KEYS = (
     "ps_version",
     "mm_tokens_per_image",
     "projector_hidden_size",
+    "projection_dim",
 )
-"""Keys that InternVL's chat models, Gemma 3 and MiniMax-M3 have outside the vision part."""
+"""Keys that InternVL's chat models, Gemma 3, MiniMax-M3 and CLIP have outside the vision part."""
 
 
 def edited(config: Config, **changes: Any) -> Config:

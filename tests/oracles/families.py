@@ -10,6 +10,7 @@ from encoders.lfm.lfm2_vl import Lfm2VLTower
 
 from .family import make_row
 from .keys import intern_keys, omni2_5_keys, omni3_keys, same_keys
+from .references.clip import UNPROJECTED, clip_keys, clip_output, clip_reference
 from .references.ernie4_5_vl import ERNIE_NARROW, ErnieReference, ernie_keys, ernie_output
 from .references.gemma4 import gemma4_keys, gemma4_output, gemma4_reference
 from .references.idefics3 import idefics3_keys, idefics3_output, idefics3_reference
@@ -229,6 +230,12 @@ FAMILIES = [
         narrow={**HEADLESS, **SIZES},
         tiny={**HEADLESS, **SIZES, "num_hidden_layers": 3, "image_size": 112},
         variant=True,
+    ),
+    make_row(
+        "clip", "openai/clip-vit-large-patch14-336", clip_reference, clip_keys, clip_output,
+        shallow={**UNPROJECTED, "num_hidden_layers": 2},
+        narrow={**UNPROJECTED, **SIZES},
+        tiny={**UNPROJECTED, **SIZES, "num_hidden_layers": 3, "image_size": 112},
     ),
     make_row(
         "gemma3", "google/gemma-3-4b-it", gemma3_reference, gemma3_keys, gemma3_output,

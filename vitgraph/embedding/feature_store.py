@@ -29,6 +29,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from encoders import (
+    ClipEncoder,
     Encoder,
     Gemma3Encoder,
     Gemma4Encoder,
@@ -65,6 +66,7 @@ TOWERS = (
 )
 """The encoders whose stored features vLLM accepts: their outputs were compared with vLLM's."""
 REFUSED: Mapping[type[Encoder], str] = {
+    ClipEncoder: "it is the tower of no language model",
     SiglipEncoder: "it is the tower of no language model",
     Siglip2Encoder: "it is the tower of no language model",
     Llama4Encoder: "its processor in vLLM does not round pixels, which moved tokens by 1 %",

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from .baidu import ERNIE4_5_VL, PADDLEOCR_VL
+from .clip import CLIP
 from .deepseek import DEEPSEEK_OCR, DEEPSEEK_VL, DEEPSEEK_VL2, DEEPSEEK_VL_HYBRID
 from .family import Family
 from .gemma import GEMMA4
@@ -42,6 +43,7 @@ FAMILIES: Mapping[str, Family] = {
         DEEPSEEK_VL2,
         GLM4V,
         GLM_OCR,
+        CLIP,
         SIGLIP,
         SIGLIP2,
         GEMMA3,

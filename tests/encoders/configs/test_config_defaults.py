@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from huggingface_hub.errors import StrictDataclassError
 from transformers import CONFIG_MAPPING
 
 from encoders import GlmOCRConfig
@@ -20,6 +21,7 @@ TEXT_KEYS = ("hidden_size", "rms_norm_eps")
 """The keys of a language model that towers read."""
 REQUIRED = {
     "qwen2_5_vl": {"hidden_size", "intermediate_size", "out_hidden_size"},
+    "clip": {"num_attention_heads"},
     **{name: {"num_attention_heads"} for name in ("siglip", "siglip2", "gemma3", "lfm2_vl")},
 }
 """The keys of a tower without which a config is refused though transformers has a default: sizes
@@ -107,7 +109,11 @@ def test_a_missing_key_has_the_default_of_transformers(
         section, part = theirs, less
         for name in path[:-1]:
             section, part = getattr(section, name), part[name]
-        section = type(section).from_dict(deepcopy(part))
+        try:
+            section = type(section).from_dict(deepcopy(part))
+        except StrictDataclassError:  # the default does not fit the other sizes
+            assert ours is None, path
+            continue
         usual = getattr(section, path[-1], whole)
         wanted = read(family, whole if usual is whole else changed(less, path, usual))
         if ours is None and wanted is not None:

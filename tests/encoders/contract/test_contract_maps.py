@@ -162,6 +162,8 @@ def test_a_block_that_does_not_exist_is_an_error(name: str, wanted: Any) -> None
 def blocks_of(name: str, reference: Any) -> Any:
     if name == "gemma4":
         return reference["vision_tower"].encoder.layers
+    if name == "clip":
+        return reference["vision_model"].encoder.layers
     if name == "llama4":
         return reference["tower"].model.layers
     if name == "paddleocr_vl":

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from encoders import Qwen3VLEncoder
 from encoders.base.patch_encoder import PatchEncoder
 from encoders.base.tile_encoder import TileEncoder
+from encoders.clip.clip_pixels import CentreCropPreprocessor
 from encoders.deepseek.deepseek_ocr_pixels import OcrPreprocessor
 from encoders.deepseek.deepseek_vl2_pixels import CandidatePreprocessor
 from encoders.deepseek.deepseek_vl_pixels import HybridPreprocessor, SquarePreprocessor
@@ -181,6 +182,8 @@ def image_sizes(rules: Any) -> str:
         case TilePreprocessor():
             count = f"{rules.min_tiles} to {rules.max_tiles} tiles of {square(rules.image_size)}"
             return f"{count}, and a thumbnail" if rules.use_thumbnail else count
+        case CentreCropPreprocessor():
+            return f"the square in the middle, at {square(rules.image_size)}"
         case StretchPreprocessor():
             return f"stretched to {square(rules.image_size)}"
         case SplitPreprocessor():

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from encoders import (
+    ClipEncoder,
     DeepseekOCREncoder,
     DeepseekVL2Encoder,
     DeepseekVLEncoder,
@@ -115,6 +116,7 @@ CALLS: Mapping[type[Encoder], Call] = {
 
 _NO_MODEL = "transformers has no model with this tower"
 REFUSED: Mapping[type[Encoder], str] = {
+    ClipEncoder: "its model in transformers projects the class token, not the tokens",
     Siglip2Encoder: "the head of its model in transformers reads padded tokens",
     DeepseekVLHybridEncoder: "its projector in transformers takes what two towers return",
     DeepseekVL2Encoder: _NO_MODEL,

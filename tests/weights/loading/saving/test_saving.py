@@ -51,7 +51,8 @@ def train(encoder: Encoder) -> None:
         rows = sum(spec.input_size for spec in path.item_specs(grid))
         output = path(torch.randn(rows, *shape, dtype=dtype), grid)
         tokens = output.pooler_output
-        vectors = [path.pooling_head.apply([tokens])] if path.pooling_head else []
+        head = path.pooling_head
+        vectors = [head.apply([output[head.reads]])] if head else []
         layers = (tokens, *output[2], *vectors)
         loss = sum(layer.float().square().mean() for layer in layers)
         loss.backward()

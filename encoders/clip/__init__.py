@@ -1,0 +1,1 @@
+"""OpenAI's CLIP, and the towers that others trained in its form."""

@@ -1,0 +1,189 @@
+"""CLIP's vision tower, as OpenAI, LAION, Apple (DFN) and Meta (MetaCLIP 1 and 2) trained it.
+
+A pre-norm ViT over square views: a class token, learned positions, a norm before the blocks, and
+one after them. A linear layer projects the class token to the vector that is compared with texts
+(``embed(pool="head")``).
+
+Source: ``CLIPVisionModel``, ``CLIPModel`` and ``MetaClip2VisionModel`` of transformers 5.24.0.
+Repo ids: openai/clip-vit-{base-patch32,base-patch16,large-patch14,large-patch14-336},
+laion/CLIP-ViT-{B-32,B-16,L-14,H-14,g-14,bigG-14}-*, facebook/metaclip-*, apple/DFN*-CLIP-ViT-*.
+
+Shapes: B views of n = 1 + h*w rows (class token first), D width, N = B*h*w tokens.
+
+Deliberate differences:
+
+- The patch embedding is a Linear over the stored Conv2d weight: same sums, one matrix product.
+- Views of another size than in the config are accepted; their positions are interpolated as
+  ``CLIPVisionModel(interpolate_pos_encoding=True)`` does, in float32 or wider.
+- The norm after the blocks is also taken of the patches, which makes the tokens; the source norms
+  the class token alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from ..base.tile_encoder import TileEncoder
+from ..data import EncoderOutput, GridLike, Metadata
+from ..hf_config import find_section, read_choice, read_epsilon, read_size, require_sizes
+from ..layers.blocks import Block, BlockSizes, Gelu, resize_table
+from ..layers.products import PatchEmbed
+
+if TYPE_CHECKING:
+    from ..contract import Preprocessor
+    from ..streams.pooling import PoolingHead
+
+_ACTIVATIONS: tuple[Gelu, ...] = ("quick_gelu", "gelu")
+
+
+@dataclass(frozen=True)
+class ClipConfig:
+    """The sizes of a CLIP tower and, unless ``projection_dim`` is None, of its projection."""
+
+    depth: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    image_size: int
+    patch_size: int
+    projection_dim: int | None = None
+    projection_bias: bool = False
+    activation: Gelu = "quick_gelu"
+    in_channels: int = 3
+    layer_norm_eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        require_sizes(vars(self))
+        require_sizes({"patches per side": self.side})
+
+    @property
+    def tile_size(self) -> int:
+        """Side of a view in pixels, rounded down to whole patches."""
+        return self.side * self.patch_size
+
+    @property
+    def side(self) -> int:
+        """The number of rows, and of columns, of the learned table of positions."""
+        return self.image_size // self.patch_size
+
+    @property
+    def out_hidden_size(self) -> int:
+        """The number of columns of a token, which is the width of the tower."""
+        return self.hidden_size
+
+    @property
+    def block_sizes(self) -> BlockSizes:
+        """The depth, widths, number of heads, activation and epsilon of the transformer blocks."""
+        sizes = self.depth, self.hidden_size, self.intermediate_size, self.num_heads
+        return BlockSizes(*sizes, self.activation, self.layer_norm_eps)
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, object]) -> ClipConfig:
+        """Read the ``config.json`` of a CLIP model, or of its tower alone.
+
+        Raises:
+            ValueError: a config value that is not supported, or sizes that disagree.
+        """
+        vision = find_section(config, "vision_config")
+        # A tower alone has a projection if there are tensors of it: ``weights.families.clip``.
+        projected = vision is not config and config.get("projection_dim", 512) is not None
+        width = read_size(vision, "hidden_size", default=768)
+        heads = 12 if width == 768 else None  # else required: no tensor's shape shows it
+        built = cls(
+            depth=read_size(vision, "num_hidden_layers", default=12, limit=1024),
+            hidden_size=width,
+            intermediate_size=read_size(vision, "intermediate_size", default=3072),
+            num_heads=read_size(vision, "num_attention_heads", default=heads),
+            image_size=read_size(vision, "image_size", default=224),
+            patch_size=read_size(vision, "patch_size", default=32),
+            projection_dim=read_size(config, "projection_dim", default=512) if projected else None,
+            activation=read_choice(vision, "hidden_act", *_ACTIVATIONS, default="quick_gelu"),
+            in_channels=read_size(vision, "num_channels", default=3),
+            layer_norm_eps=read_epsilon(vision, "layer_norm_eps", default=1e-5),
+        )
+        old = config.get("vision_config_dict")  # transformers prefers it to vision_config
+        if isinstance(old, Mapping):
+            again = {**config, "vision_config": old, "vision_config_dict": None}
+            if cls.from_hf(again) != built:
+                raise ValueError(
+                    "config: vision_config_dict and vision_config describe different towers: "
+                    "remove the one that is wrong"
+                )
+        return built
+
+
+class ClipEncoder(TileEncoder):
+    """Encodes views of one size to hidden states, a class token and one normed token per patch."""
+
+    prefix_rows = 1
+    class_token = True
+
+    def __init__(self, config: ClipConfig, preprocessor: Preprocessor | None = None) -> None:
+        super().__init__()
+        self.config: ClipConfig = config
+        self._preprocessor = preprocessor
+        sizes, width = config.block_sizes, config.hidden_size
+        self.patch_embed = PatchEmbed(width, config.patch_size, config.in_channels, bias=False)
+        self.class_embedding = nn.Parameter(torch.randn(width))
+        self.pos_embed = nn.Parameter(torch.randn(1 + config.side**2, width))
+        self.norm_pre = nn.LayerNorm(width, eps=config.layer_norm_eps)
+        self.blocks: nn.ModuleList = nn.ModuleList(Block(sizes) for _ in range(config.depth))
+        self.norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
+        if config.projection_dim is not None:
+            self.head = nn.Linear(width, config.projection_dim, bias=config.projection_bias)
+
+    def _default_preprocessor(self) -> Preprocessor:
+        from .clip_pixels import CentreCropPreprocessor
+
+        return CentreCropPreprocessor(self.config.patch_size, image_size=self.config.image_size)
+
+    def forward(
+        self,
+        pixel_values: Tensor,
+        grid_thw: GridLike | None = None,
+        *,
+        encoder_metadata: Metadata | None = None,
+    ) -> EncoderOutput:
+        """Encode B views of n rows each (class token, patches) to N tokens.
+
+        Returns:
+            ``last_hidden_state`` [B, n, D] before the last norm, ``pooler_output`` [N, D], the
+            patches after it, no DeepStack features, ``"prefix"`` [B, 1, D], the class token after
+            the last norm.
+        """
+        metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
+        hidden = self.embed_patches(pixel_values, metadata)
+        for block in self.steps(self.blocks, hidden, metadata):
+            hidden = block(hidden)
+        normed = self.norm(hidden)
+        return EncoderOutput(hidden, normed[:, 1:].flatten(0, 1), (), {"prefix": normed[:, :1]})
+
+    @property
+    def pooling_head(self) -> PoolingHead | None:
+        """The projection of the class token that is compared with texts; None without one."""
+        from ..streams.pooling import PoolingHead
+
+        return None if self.config.projection_dim is None else PoolingHead(self._project, "prefix")
+
+    def _project(self, prefixes: Sequence[Tensor]) -> Tensor:
+        """Return [items, projection] of the class tokens [views, 1, D] of each item."""
+        rows = torch.stack([prefix[:, 0].mean(0) for prefix in prefixes])
+        vectors: Tensor = self.head(rows)
+        return vectors
+
+    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+        """Embed views [B, C, H, W] as a class token and patches with positions, [B, n, D]."""
+        pixels = self._admit_tiles(pixel_values, self.class_embedding)
+        patches: Tensor = self.patch_embed(pixels)
+        h, w = patches.shape[1:3]
+        cls = self.class_embedding.expand(len(patches), 1, -1)
+        rows = torch.cat((cls, patches.flatten(1, 2)), dim=1)
+        first, table = self.pos_embed[:1], self.pos_embed[1:]
+        positions = torch.cat((first, resize_table(table, h, w, antialias=False)))
+        embedded: Tensor = self.norm_pre(rows + positions)
+        return embedded

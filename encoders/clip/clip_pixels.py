@@ -1,0 +1,109 @@
+"""Preprocessing of images for CLIP: one square view, the centre of the image.
+
+Source: ``CLIPImageProcessor`` of transformers 5.24.0.
+
+Shapes: s side of a view in pixels.
+
+Deliberate differences:
+
+- A view is cropped to whole patches; the source's tower never reads the pixels beyond them.
+- An image so long and narrow that resizing its short side makes over 2^28 pixels is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from ..inputs.images import resize
+from ..inputs.processor_files import (
+    CLIP_MEAN,
+    CLIP_STD,
+    PerChannel,
+    Section,
+    read_mean_std,
+    read_resample,
+    require_supported,
+)
+from ..inputs.sizes import MOST_PIXELS
+from ..inputs.views import StagedViews, Views
+
+
+@dataclass(frozen=True)
+class CentreCropPreprocessor(StagedViews):
+    """Resizes the short side of each image, and takes the square in the middle."""
+
+    mean: PerChannel = CLIP_MEAN
+    std: PerChannel = CLIP_STD
+    short_side: int | None = None
+    """The length in pixels to which the short side is resized; None: the side of a view."""
+    stretch: bool = False
+    """Whether images are stretched to a square instead, so that nothing is cut off."""
+
+    def views(self, image: Tensor, max_tiles: int | None) -> Views:
+        """Return the square in the middle of the image as the only view; there are no tiles."""
+        size, side = self.image_size, self.sides["image"]
+        if self.stretch:
+            view = resize(image, size, size, self.resample)
+        else:
+            view = self._centre(image)
+        return Views({"image": [view[:, :side, :side]]})
+
+    def _centre(self, image: Tensor) -> Tensor:
+        """Return the middle [3, s, s] of an image [3, H, W] whose short side was resized."""
+        size, (height, width) = self.image_size, image.shape[1:]
+        new_height, new_width = fit_shortest(height, width, self.short_side or size)
+        if new_height * new_width > MOST_PIXELS:
+            raise ValueError(
+                f"is {width}x{height} pixels, and {new_width}x{new_height} when its short side is "
+                f"resized for this tower, over {MOST_PIXELS} pixels: crop the image or pad it"
+            )
+        resized = resize(image, new_height, new_width, self.resample)
+        top, left = (new_height - size) // 2, (new_width - size) // 2
+        return resized[:, top : top + size, left : left + size]
+
+    def with_section(self, label: str, section: Section) -> CentreCropPreprocessor:
+        """Return a copy with the sizes, the mean, the std and the resampling of a processor file.
+
+        Args:
+            label: name of the section in errors.
+            section: the part of the file that describes images.
+
+        Raises:
+            ValueError: a value that is not implemented, or another size than the tower's.
+        """
+        size, side = section.get("size", 224), self.image_size
+        square = {"height": side, "width": side}
+        stretch = size == square
+        expected = {"resample": section.get("resample"), "use_square_size": False, "do_pad": False}
+        crops = {} if stretch else {"do_center_crop": True}
+        require_supported(label, section, {**expected, **crops})
+        crop = section.get("crop_size", 224)
+        short = size.get("shortest_edge") if isinstance(size, Mapping) and len(size) == 1 else size
+        fits = type(short) is int and short >= side and crop in (side, square)
+        if not (stretch or fits):
+            raise ValueError(
+                f"{label}: size={size!r} and crop_size={crop!r} but the tower takes views of "
+                f"{side}x{side}: use the processor files of the checkpoint's own repo"
+            )
+        mean, std = read_mean_std(label, section, CLIP_MEAN, CLIP_STD)
+        return replace(
+            self,
+            mean=mean,
+            std=std,
+            resample=read_resample(label, section, "bicubic"),
+            short_side=None if stretch or short == side else short,
+            stretch=stretch,
+        )
+
+
+def fit_shortest(height: int, width: int, shortest: int) -> tuple[int, int]:
+    """Return the height and width of an image whose short side is resized to ``shortest`` pixels.
+
+    The long side is rounded down.
+    """
+    if width <= height:
+        return int(shortest * height / width), shortest
+    return shortest, int(shortest * width / height)
