@@ -38,9 +38,9 @@ CELLS = {
 }
 """The workloads by name: (images per request, width, height)."""
 MODES = {
-    "stock": "vLLM's tower, eagerly",
-    "graphs": "vLLM's tower, its own encoder graphs",
-    "ours": "vitgraph's tower",
+    "stock": "vLLM's tower without encoder graphs",
+    "graphs": "vLLM's tower with its own encoder graphs",
+    "ours": "vitgraph's tower with graphs",
 }
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(2**30), "MALLOC_TRIM_THRESHOLD_": str(2**32)}
 """Environment variables that make glibc keep freed memory. By default it returns large blocks to

@@ -21,6 +21,8 @@ RESULTS = ROOT / "benchmarks" / "results" / "engines_h200.json"
 CHECKS = ROOT / "benchmarks" / "results" / "engines_check_h200.json"
 BEGIN, END = "<!-- engines: begin -->", "<!-- engines: end -->"
 NOT_RUN = "Not run on a GPU yet."
+TOWERS = {"stock": "vLLM eager", "graphs": "vLLM graphs", "ours": "vitgraph"}
+"""The name in the table of each of :data:`MODES`."""
 
 
 def drawn() -> str:
@@ -43,7 +45,9 @@ def speed(body: dict[str, Any]) -> list[str]:
         f"in milliseconds ({about['date']}):",
         "",
         "| model, layers of its language model | images | preprocessing | "
-        + " | ".join(f"{what} of {mode}" for what in ("tower", "first token") for mode in MODES)
+        + " | ".join(
+            f"{what}: {TOWERS[mode]}" for what in ("tower", "first token") for mode in MODES
+        )
         + " |",
         "|---|---|" + "---|" * (1 + 2 * len(MODES)),
     ]
@@ -63,7 +67,7 @@ def speed(body: dict[str, Any]) -> list[str]:
             name = f"{model}, {layers}" + ("" if compiled else ", not compiled")
             name += "" if all(row["flash"] for row in of if row) else ", without flash-attn-4"
             lines.append(f"| {name} | {cell} | {before:.1f} | {' | '.join(figures)} |")
-    return [*lines, "", *[f"- {mode}: {what}." for mode, what in MODES.items()]]
+    return [*lines, "", *[f"- {TOWERS[mode]}: {what}." for mode, what in MODES.items()]]
 
 
 def checks(body: dict[str, Any]) -> list[str]:
@@ -71,7 +75,7 @@ def checks(body: dict[str, Any]) -> list[str]:
     lines = [
         "",
         "| model, layers | model runner | compared with the reference tower | equal tokens "
-        "| gaps where they part |",
+        "| gaps where they differ |",
         "|---|---|---|---|---|",
     ]
     found = verdicts(body["rows"])

@@ -43,7 +43,6 @@ from weights.published import NO_VIDEO, PublishedModel
 
 PAGE = Path(__file__).parents[3] / "docs" / "families.md"
 ENGINES = Path(__file__).with_name("vllm_encoder_graphs.json")
-REFUSED = "refused by name"
 PARTS = {
     "merger": "merger",
     "deepstack_merger_list": "DeepStack mergers",
@@ -60,32 +59,37 @@ OTHER_FILES = ("glm5_next",)
 """Model types whose repos publish other processor files than the record of their layout has."""
 TOP = """# Families
 
-`python -m tests.support.families.page` writes this page from the records in
-`weights/families`. `vitgraph list` prints the same repos, and what loads besides them.
+This page lists the families, their checkpoints, and the sizes of images and videos that each reads.
+`vitgraph list` prints the same repos. `python -m tests.support.families.page` writes this page from
+the records in `weights/families`.
 
 ## Where each runs
 
-Every family has `encode`, `embed`, `feature_maps` and `GraphedEncoder`. The columns on the
-right are about other libraries. [`as_vision_tower`](integrations.md#transformers) puts the tower
-into a model of transformers, and the [plug-in](engines.md#vllm-our-towers-inside) puts it into
-vLLM. With [features](engines.md#features-in-requests-to-vllm) in requests or in a
-[store](engines.md#a-feature-store-for-vllm), vLLM reads what was encoded before.
-[Dynamo](engines.md#an-encoder-for-dynamo) calls the encoder for a model that it serves; to a
-text-only decoder it hands the rows of any tower without DeepStack.
+Every family works with `encode`, `embed`, `feature_maps` and `GraphedEncoder`. The columns on
+the right are about other libraries:
+
+- `as_vision_tower`: the tower can be put into [transformers' model](integrations.md#transformers).
+- vLLM plug-in: the tower can run [inside vLLM](engines.md#vllm-our-towers-inside).
+- vLLM features, vLLM stores: vLLM can read features that were encoded before,
+  [in requests](engines.md#features-in-requests-to-vllm) or
+  [from a store](engines.md#a-feature-store-for-vllm).
+- Dynamo: [Dynamo](engines.md#an-encoder-for-dynamo) can call the encoder for a multimodal decoder.
+  With a text-only decoder, any tower without DeepStack works.
 """
 INPUTS = """
 ## What each reads
 
-Parameters are those of the tower and its merger, in millions; a projector that is counted apart
-follows in brackets. Limits are those of the processor files in the records, and the files of a repo
-come first. Where a family has them, `min_pixels`, `max_pixels`, `max_tiles` and `max_soft_tokens`
-change them per call. A side becomes a whole number of tokens.
+Parameters are counted for the tower and its merger, in millions; the parameters of a separate
+projector follow in brackets. Limits are those of the published processor files; if the files of a
+repo differ, the repo's own limits apply. The keywords `min_pixels`, `max_pixels`, `max_tiles` and
+`max_soft_tokens` change the limits per call for the families that accept them. Each side is rounded
+to a whole number of tokens.
 """
 KEYWORDS = """
 ## Which keywords each takes
 
-A family refuses the keywords of `preprocess` and `encode` that mean nothing to it, and the error
-says what to pass in their place, or to leave them out. Options of commands have the same names.
+A keyword of `preprocess` or `encode` that has no meaning for a family is an error, which names the
+keyword to use instead, if there is one. Options of commands have the same names.
 """
 
 
@@ -150,7 +154,7 @@ def section(family: Family) -> Iterator[str]:
     yield from table(("repos", "parameters, millions", "read", "images", "videos"), rows)
     for kinds, reason in refusals(family):
         yield ""
-        yield f"Refused by name: {', '.join(f'`{kind}`' for kind in kinds)}, since {reason}."
+        yield f"Not supported: {', '.join(f'`{kind}`' for kind in kinds)}, because {reason}."
 
 
 def described(family: Family, model: PublishedModel) -> Row:
@@ -272,17 +276,15 @@ def engines() -> Iterator[str]:
     absent = {name: kind for name, kind in known["architectures"].items() if name not in here}
     yield "## vLLM's architectures with encoder graphs"
     yield ""
-    refused = sum(absence(kind).startswith(REFUSED) for kind in absent.values())
     yield (
         f"vLLM {known['vllm']} registers {total} architectures whose vision tower it can run as "
-        f"CUDA graphs. The towers of {count} are here, and those of {len(absent)} are not, "
-        f"{refused} of which are refused by name."
+        f"CUDA graphs. This library has the towers of {count}, and not those of {len(absent)}."
     )
     yield ""
     rows = [
         (
             f"`{name}`",
-            link(here[name]) if name in here else f"not here: {absence(kind)}",
+            link(here[name]) if name in here else f"not supported: {absence(kind)}",
             yes(name in MODELS),
         )
         for name, kind in known["architectures"].items()
@@ -320,7 +322,7 @@ def absence(kind: str) -> str:
     """Return the reason why this library has no tower for a model type."""
     for family in FAMILIES.values():
         if kind in family.refusals:
-            return f"{REFUSED}, since {family.refusals[kind]}"
+            return family.refusals[kind]
     reason: str = json.loads(ENGINES.read_text())["absent"][kind]
     return reason
 

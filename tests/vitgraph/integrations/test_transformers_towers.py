@@ -177,6 +177,6 @@ def towers_table() -> str:
         for place, names in kinds.items():
             parts = " and ".join(f"`{part}`" for part in place if part)
             lines.append(f"| `{encoder.__name__}` | {', '.join(names)} | {parts} |")
-    lines += ["", "| refused | why |", "|---|---|"]
+    lines += ["", "| not supported | why |", "|---|---|"]
     lines += [f"| `{encoder.__name__}` | {reason} |" for encoder, reason in REFUSED.items()]
     return "\n".join(["", *lines, "", ""])
