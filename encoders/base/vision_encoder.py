@@ -49,7 +49,7 @@ class InnerStack(NamedTuple):
     """A stack of blocks over views [B, h, w, D] (SAM) that a tower runs before its ``blocks``."""
 
     blocks: nn.ModuleList
-    embed: Callable[[Tensor], Tensor]
+    embed_patches: Callable[[Tensor], Tensor]
     """Takes tiles [B, C, H, W], and returns the rows [B, h, w, D] that the first block reads."""
 
 

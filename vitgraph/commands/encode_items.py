@@ -14,7 +14,7 @@ from encoders import Encoder
 from encoders.contract import EncoderOutput, Limits, PartialOutput, VisionInputs
 from encoders.inputs import Video, ViewPreprocessor, read_video, to_rgb
 from encoders.llama.llama4_pixels import CanvasPreprocessor
-from encoders.streams import ItemError, ResultSettings, StreamOptions, pool, stream_items
+from encoders.streams import ItemError, ResultSettings, StreamOptions, pool_items, stream_items
 from graphwrap import GraphedEncoder
 
 from ..devices import enough_memory
@@ -145,8 +145,12 @@ def encode_items(
         assert result.layout is not None
         # With the settings `unpooled` the result is a whole output, never a pooled vector.
         assert isinstance(result.value, EncoderOutput | PartialOutput)
-        output = _to_cpu(result.value)
-        yield _describe(encoder, medium, result.layout, output, milliseconds, settings)
+        described = _describe(encoder, medium, result.layout, _to_cpu(result.value), milliseconds)
+        if settings.pool == "none":
+            yield described
+        else:
+            how = settings.pool, settings.normalize, encoder.pooling_head
+            yield described._replace(vector=pool_items([result.value], *how)[0].cpu())
         start_time = time.perf_counter()
 
 
@@ -175,9 +179,8 @@ def _describe(
     layout: VisionInputs,
     output: EncoderOutput,
     milliseconds: float,
-    settings: ResultSettings,
 ) -> Encoded:
-    """Make the feature map, the pooled vector and the description of an encoded image or video.
+    """Make the feature map and the description of an encoded image or video.
 
     Args:
         encoder: the encoder that made the output.
@@ -185,7 +188,6 @@ def _describe(
         layout: the preprocessed image or video without its pixels: its patch grid and its tiles.
         output: the output of the image or video, on the CPU.
         milliseconds: wall-clock milliseconds that the image or video took.
-        settings: the pooling; with "none" there is no vector.
     """
     hidden = output.last_hidden_state
     assert hidden is not None
@@ -200,10 +202,7 @@ def _describe(
         sides = preprocessor.covered_size(*item.size[::-1], tiles[1], tiles[0])
         rows, columns = (-(-side // preprocessor.patch_size) for side in sides)
         feature_map = feature_map[:, :rows, :columns]
-    vector = None
-    if settings.pool != "none":
-        vector = pool(output, settings.pool, settings.normalize)
-    return Encoded(media, item, output, feature_map, milliseconds, vector)
+    return Encoded(media, item, output, feature_map, milliseconds)
 
 
 def _to_cpu(output: EncoderOutput | PartialOutput) -> EncoderOutput:

@@ -106,6 +106,16 @@ def test_the_class_token_is_taken_where_there_is_one(
     assert torch.allclose(torch.stack(load_features(out).vectors), wanted)
 
 
+@pytest.mark.parametrize("graph", [False, True])
+def test_the_head_of_the_checkpoint_makes_the_vectors(
+    encode: Encode, tmp_path: Path, photos: list[Path], out: Path, graph: bool
+) -> None:
+    repo = seeded(tmp_path / "siglip", "siglip")
+    encode("--pool", "head", "--dtype", "float32", *["--graph"] * graph, repo=repo)
+    wanted = load_encoder(repo, dtype="float32", progress=False).embed(photos, pool="head")
+    torch.testing.assert_close(torch.stack(load_features(out).vectors), wanted)
+
+
 @pytest.mark.parametrize(
     ("name", "how"),
     [("float32", "none"), ("float16", "none"), ("stored", "none"), ("stored", "mean")],
