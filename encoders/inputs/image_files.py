@@ -13,8 +13,9 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
+from typing import IO, NamedTuple, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
 
+import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
 
 from .jpeg_files import Pixels, decode_jpeg
@@ -29,6 +30,15 @@ class Readable(Protocol):
     def read(self, size: int = -1, /) -> bytes: ...
 
     def seek(self, offset: int, whence: int = 0, /) -> int: ...
+
+
+class Turn(NamedTuple):
+    """What turns the pixels [H, W, 3] of an image upright."""
+
+    swapped: bool
+    """Whether rows become columns, first."""
+    flipped: tuple[int, ...]
+    """The axes that are then reversed."""
 
 
 FileLike: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview | Readable
@@ -86,7 +96,7 @@ def open_image(source: FileLike) -> Image.Image:
         ValueError: a file that is missing, damaged, too large or no image; the message begins with
             its path if that was given.
     """
-    return _read(source, _load)
+    return read_image_file(source, _load)
 
 
 def decode_image(source: FileLike) -> Image.Image | Pixels:
@@ -102,11 +112,19 @@ def decode_image(source: FileLike) -> Image.Image | Pixels:
     Raises:
         ValueError: what :func:`open_image` raises for the file.
     """
-    return _read(source, _load_fast)
+    return read_image_file(source, _load_fast)
 
 
-def _read(source: FileLike, load: Callable[[Image.Image], Decoded]) -> Decoded:
-    """Open an image file and return what ``load`` makes of the opened image."""
+def read_image_file(source: FileLike, load: Callable[[Image.Image], Decoded]) -> Decoded:
+    """Open an image file and return what ``load`` makes of the opened image.
+
+    Args:
+        source: the path of the file, its bytes, or the open binary file.
+        load: takes what ``Image.open`` returned, before its pixels are loaded.
+
+    Raises:
+        ValueError: what :func:`open_image` raises for the file.
+    """
     if source == "":
         raise ValueError("'' is an empty path; pass the path of an image file")
     if isinstance(source, str | os.PathLike):
@@ -190,14 +208,20 @@ def _load_fast(image: Image.Image) -> Image.Image | Pixels:
     pixels = decode_jpeg(image)
     if pixels is None:
         return _load(image)
-    orientation = _orientation(image)
-    if orientation not in _UPRIGHT:
+    swapped, flipped = find_turn(image)
+    if not swapped and not flipped:
         return pixels
-    if orientation in (5, 6, 7, 8):
-        pixels = pixels.swapaxes(0, 1)
-    rows = -1 if orientation in (3, 4, 7, 8) else 1
-    columns = -1 if orientation in (2, 3, 6, 7) else 1
-    return pixels[::rows, ::columns].copy()
+    return np.flip(pixels.swapaxes(0, 1) if swapped else pixels, flipped).copy()
+
+
+def find_turn(image: Image.Image) -> Turn:
+    """Return what turns the rows and columns of an image upright, by its EXIF orientation."""
+    orientation = _orientation(image)
+    flipped = ((3, 4, 7, 8), (2, 3, 6, 7))
+    return Turn(
+        orientation in (5, 6, 7, 8),
+        tuple(axis for axis, which in enumerate(flipped) if orientation in which),
+    )
 
 
 def _orientation(image: Image.Image) -> object:

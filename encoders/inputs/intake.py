@@ -33,6 +33,7 @@ from PIL.ImageFile import ImageFile
 from torch import Tensor
 
 from .decoders import VideoDecoder
+from .gpu_decoding import DeviceImage, active_decoder
 from .image_files import DAMAGED, FileLike, Readable, decode_image, lock_of, prefix_errors
 from .jpeg_files import Pixels
 
@@ -76,7 +77,7 @@ ItemLike: TypeAlias = ImageLike | VideoLike | Mapping[str, object]
 """One item of a stream: an image, a clip, or a row of a ``datasets`` column."""
 
 
-def to_rgb(image: ImageLike) -> Tensor:
+def to_rgb(image: ImageLike | DeviceImage) -> Tensor:
     """Convert one image to a uint8 tensor [3, H, W] on the CPU, which may share its memory.
 
     Args:
@@ -97,6 +98,8 @@ def to_rgb(image: ImageLike) -> Tensor:
             return _from_decoded(decoded)
     if isinstance(image, bytes | bytearray | memoryview):
         return _from_decoded(decode_image(image))
+    if isinstance(image, DeviceImage):
+        return image.pixels.permute(2, 0, 1).cpu()
     if isinstance(image, Mapping):
         return _from_mapping(image)
     if isinstance(image, Image.Image):
@@ -153,6 +156,8 @@ def read_images(images: ImagesLike) -> list[Tensor]:
         raise ValueError(
             f"images is one {type(images).__name__}: pass an image, or a list of images"
         )
+    if (decoder := active_decoder()) is not None:
+        several = decoder.decode_files(list(several))
     pixels = []
     for number, image in enumerate(several):
         with prefix_errors(f"image {number}"):

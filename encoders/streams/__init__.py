@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ..inputs.gpu_decoding import Decode as Decode
     from ..inputs.intake import ImagesLike as ImagesLike
     from ..inputs.intake import VideosLike as VideosLike
     from .calls import EitherItemEncoder as EitherItemEncoder

@@ -17,6 +17,7 @@ from .finite import require_finite
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from ..inputs.gpu_decoding import Decode
     from ..inputs.intake import ImagesLike, ItemLike, VideosLike
     from .calls import ItemEncoder
     from .item_errors import ItemError
@@ -46,6 +47,7 @@ class EncodesItems(ABC, Generic[Output]):
         videos: VideosLike = (),
         *,
         max_tokens_per_call: int | None = None,
+        decode: Decode = "cpu",
         min_pixels: int | None = None,
         max_pixels: int | None = None,
         max_tiles: int | None = None,
@@ -63,6 +65,9 @@ class EncodesItems(ABC, Generic[Output]):
             max_tokens_per_call: most output tokens per call of the encoder. A larger item is split
                 between its segments (frames, tiles), which is exact; one segment alone may exceed
                 the limit. None runs all items in one call.
+            decode: "gpu" decodes JPEG files by nvImageCodec on the encoder's CUDA device, which
+                needs the extra ``gpu-decode``; their pixels differ from PIL's by a level or so. The
+                CPU decodes all else.
             min_pixels, max_pixels, ..., num_frames: as ``preprocess`` takes them.
 
         Returns:
@@ -75,12 +80,15 @@ class EncodesItems(ABC, Generic[Output]):
             torch.OutOfMemoryError, MemoryError: memory ran out; the message names
                 ``max_tokens_per_call``.
         """
+        from ..inputs.gpu_decoding import decoding
+
         limits = Limits(min_pixels, max_pixels, max_tiles, max_soft_tokens, fps, num_frames)
         item_encoder = self.item_encoder()
         preprocess = item_encoder.encoder.preprocess
-        return item_encoder.encode(
-            lambda: preprocess(images, videos, **limits._asdict()), max_tokens_per_call
-        )
+        with decoding(decode, item_encoder.device):
+            return item_encoder.encode(
+                lambda: preprocess(images, videos, **limits._asdict()), max_tokens_per_call
+            )
 
     def embed(
         self,
@@ -90,6 +98,7 @@ class EncodesItems(ABC, Generic[Output]):
         pool: VectorPool = "mean",
         normalize: bool = False,
         max_tokens_per_call: int | None = None,
+        decode: Decode = "cpu",
         min_pixels: int | None = None,
         max_pixels: int | None = None,
         max_tiles: int | None = None,
@@ -106,7 +115,7 @@ class EncodesItems(ABC, Generic[Output]):
                 frames). "head" is the vector that the checkpoint was trained to compare, such as
                 SigLIP's. Few encoders have a class token or a head.
             normalize: divide each vector by its L2 norm.
-            max_tokens_per_call: as :meth:`encode` takes it.
+            max_tokens_per_call, decode: as :meth:`encode` takes them.
             min_pixels, max_pixels, ..., num_frames: as ``preprocess`` takes them.
 
         Returns:
@@ -117,15 +126,17 @@ class EncodesItems(ABC, Generic[Output]):
                 pool, or a vector has a NaN or an infinity; the message has the number of its item.
             torch.OutOfMemoryError, MemoryError: as :meth:`encode` raises it.
         """
+        from ..inputs.gpu_decoding import decoding
         from .calls import ResultSettings
 
         settings = ResultSettings(pool, normalize, max_tokens_per_call)
         limits = Limits(min_pixels, max_pixels, max_tiles, max_soft_tokens, fps, num_frames)
         item_encoder = self.item_encoder()
         preprocess = item_encoder.encoder.preprocess
-        vectors = item_encoder.embed(
-            lambda: preprocess(images, videos, **limits._asdict()), settings
-        )
+        with decoding(decode, item_encoder.device):
+            vectors = item_encoder.embed(
+                lambda: preprocess(images, videos, **limits._asdict()), settings
+            )
         require_finite(vectors)
         return vectors
 
@@ -170,6 +181,7 @@ class EncodesItems(ABC, Generic[Output]):
         progress: bool = True,
         on_error: OnError = "raise",
         max_tokens_per_call: int | None = None,
+        decode: Decode = "cpu",
         min_pixels: int | None = None,
         max_pixels: int | None = None,
         max_tiles: int | None = None,
@@ -195,7 +207,7 @@ class EncodesItems(ABC, Generic[Output]):
             on_error: "raise" stops at a bad item; "keep" yields an :class:`ItemError` in its place,
                 whatever was raised while the item was read. An item whose features have a NaN or
                 an infinity is a bad item.
-            max_tokens_per_call: as :meth:`encode` takes it.
+            max_tokens_per_call, decode: as :meth:`encode` takes them.
             min_pixels, max_pixels, ..., num_frames: as ``preprocess`` takes them.
 
         Returns:
@@ -213,7 +225,7 @@ class EncodesItems(ABC, Generic[Output]):
 
         limits = Limits(min_pixels, max_pixels, max_tiles, max_soft_tokens, fps, num_frames)
         settings = ResultSettings(max_tokens_per_call=max_tokens_per_call)
-        options = StreamOptions(batch_tokens, workers, progress, on_error)
+        options = StreamOptions(batch_tokens, workers, progress, on_error, decode=decode)
         return as_given(stream_items(self._stream_encoder(), items, limits, settings, options))
 
     @overload
@@ -259,6 +271,7 @@ class EncodesItems(ABC, Generic[Output]):
         progress: bool = True,
         on_error: OnError = "raise",
         max_tokens_per_call: int | None = None,
+        decode: Decode = "cpu",
         min_pixels: int | None = None,
         max_pixels: int | None = None,
         max_tiles: int | None = None,
@@ -271,7 +284,7 @@ class EncodesItems(ABC, Generic[Output]):
         Args:
             items, batch_tokens, workers, progress, on_error: as :meth:`encode_many` takes them.
             pool, normalize: as :meth:`embed` takes them.
-            max_tokens_per_call: as :meth:`encode` takes it.
+            max_tokens_per_call, decode: as :meth:`encode` takes them.
             min_pixels, max_pixels, ..., num_frames: as ``preprocess`` takes them.
 
         Returns:
@@ -289,5 +302,5 @@ class EncodesItems(ABC, Generic[Output]):
         check_pool(pool, normalize)
         limits = Limits(min_pixels, max_pixels, max_tiles, max_soft_tokens, fps, num_frames)
         settings = ResultSettings(pool, normalize, max_tokens_per_call)
-        options = StreamOptions(batch_tokens, workers, progress, on_error)
+        options = StreamOptions(batch_tokens, workers, progress, on_error, decode=decode)
         return as_given(stream_items(self._stream_encoder(), items, limits, settings, options))

@@ -20,6 +20,7 @@ from torch import Tensor
 from ..data import EncoderOutput, Grid, Limits, PartialOutput, VisionInputs
 from ..grids import read_grid
 from ..inputs.clips import read_item
+from ..inputs.gpu_decoding import Decode, check_decode, decoding
 from ..inputs.images import StagedItem
 from ..inputs.intake import ItemLike, is_one_item
 from .calls import EitherItemEncoder, MakeInputs, ResultSettings, join_inputs
@@ -74,6 +75,8 @@ class StreamOptions(NamedTuple):
     """The number of items for the progress; None takes ``len(items)`` if it is known."""
     per_line: int | None = None
     """The number of items per line of the progress in a log, see :class:`Progress`."""
+    decode: Decode = "cpu"
+    """Where JPEG files are decoded: "cpu", or "gpu" for the encoder's CUDA device."""
 
 
 class StreamKeywords(TypedDict, total=False):
@@ -82,6 +85,7 @@ class StreamKeywords(TypedDict, total=False):
     batch_tokens: int | None
     workers: int | None
     progress: bool
+    decode: Decode
     max_tokens_per_call: int | None
     min_pixels: int | None
     max_pixels: int | None
@@ -124,6 +128,7 @@ def stream_items(
     item_encoder.check(settings)
     if options.on_error not in get_args(OnError):
         raise ValueError(f"on_error={options.on_error!r}: must be 'raise' or 'keep'")
+    check_decode(options.decode, item_encoder.device)
     tokens, workers, total = options.batch_tokens, options.workers, options.total
     if tokens is None:
         tokens = 1024 if item_encoder.device.type == "cpu" else 8192
@@ -145,7 +150,8 @@ def stream_items(
     item_encoder.encoder.preprocess(**limits._asdict())
     if total is None and isinstance(items, Sized):
         total = length_hint(items)  # a loader of an iterable dataset is Sized, and has no len()
-    stream = _Stream(item_encoder, limits, settings, tokens, options.on_error == "keep")
+    keep = options.on_error == "keep"
+    stream = _Stream(item_encoder, limits, settings, tokens, keep, options.decode)
     return stream.results(iterator, workers, Progress(total, options.progress, options.per_line))
 
 
@@ -194,9 +200,10 @@ class _Stream:
         settings: ResultSettings,
         batch_tokens: int,
         keep: bool,
+        decode: Decode,
     ) -> None:
         self.item_encoder, self.limits, self.settings = item_encoder, limits, settings
-        self.batch_tokens, self.keep = batch_tokens, keep
+        self.batch_tokens, self.keep, self.decode = batch_tokens, keep, decode
         self.queue = DeviceQueue(item_encoder.device)
         self.stager = item_encoder.stager if self.queue.stages else None
         self.seconds = {"decoding": 0.0, "encoding": 0.0, "the consumer": 0.0}
@@ -238,11 +245,15 @@ class _Stream:
             images, videos = read_item(item_or_pair)
             inputs: VisionInputs | StagedItem
             if self.stager is not None:
-                (inputs,) = self.stager.stage(images, videos, self.limits, self.queue.pins)
+                with decoding(self.decode, item_encoder.device):
+                    (inputs,) = self.stager.stage(images, videos, self.limits, self.queue.pins)
                 grid = inputs.grid
                 tokens = item_encoder.paths["image"].item_specs([grid])[0].output_tokens
             else:
-                inputs = item_encoder.encoder.preprocess(images, videos, **self.limits._asdict())
+                with decoding(self.decode, item_encoder.device):
+                    inputs = item_encoder.encoder.preprocess(
+                        images, videos, **self.limits._asdict()
+                    )
                 inputs = inputs.with_pixels(self.queue.hold)
                 grid, tokens = read_grid(inputs.grid_thw)[0], item_encoder.tokens(inputs)
         except Exception as error:  # noqa: BLE001

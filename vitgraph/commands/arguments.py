@@ -204,6 +204,12 @@ def add_encoder(group: argparse._ActionsContainer) -> None:
         help="fp8: products in e4m3 where they are faster, on an H100 or newer (default: bf16)",
     )
     group.add_argument(
+        "--decode",
+        choices=("cpu", "gpu"),
+        default="cpu",
+        help="gpu: JPEG files by nvImageCodec, whose pixels differ by a level (default: cpu)",
+    )
+    group.add_argument(
         "--max-tokens-per-call",
         type=int,
         metavar="N",

@@ -341,6 +341,7 @@ def _settings(command: Command, manifest: Manifest | None) -> JobSettings:
         "family": options.family,
         "dtype": dtype,
         "precision": options.precision,
+        "decode": options.decode,
         "min_pixels": limits.min_pixels,
         "max_pixels": limits.max_pixels,
         "max_tiles": limits.max_tiles,

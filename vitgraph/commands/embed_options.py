@@ -228,7 +228,9 @@ class Command:
         threads = self.worker.threads() if options.workers is None else options.workers
         results = ResultSettings(self.pool, options.normalize, options.max_tokens_per_call)
         progress = not options.no_progress
-        stream = StreamOptions(options.batch_tokens, threads, progress, on_error="keep")
+        stream = StreamOptions(
+            options.batch_tokens, threads, progress, on_error="keep", decode=options.decode
+        )
         return Calls(self.limits, results, stream)
 
     @property

@@ -204,7 +204,7 @@ def _stream_options(options: argparse.Namespace, graphs: GraphOptions | None) ->
     batch_tokens = None if graphs is not None and graphs.items > 1 else 1
     shows_progress = not options.no_progress and sys.stderr is not None and sys.stderr.isatty()
     total = len(options.images) + len(options.video)
-    return StreamOptions(batch_tokens, progress=shows_progress, total=total)
+    return StreamOptions(batch_tokens, progress=shows_progress, total=total, decode=options.decode)
 
 
 def _writing(

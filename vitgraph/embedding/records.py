@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, TypedDict
 
 if TYPE_CHECKING:
     from encoders.contract import OutputField, Precision
-    from encoders.streams import Pool
+    from encoders.streams import Decode, Pool
     from weights import DtypeName, JsonObject
 
 Format: TypeAlias = Literal["npy", "safetensors", "parquet", "vllm"]
@@ -37,6 +37,7 @@ class JobSettings(TypedDict):
     family: str | None
     dtype: DtypeName
     precision: Precision
+    decode: Decode
     min_pixels: int | None
     max_pixels: int | None
     max_tiles: int | None

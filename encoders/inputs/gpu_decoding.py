@@ -1,0 +1,224 @@
+"""JPEG files decoded on a CUDA device by NVIDIA's nvImageCodec, which is asked for.
+
+Its pixels differ from PIL's by rounding: ``docs/embedding.md`` says by how much. PIL reads the
+header, so its limits stay, and the CPU decodes what the device is not given (other formats, CMYK,
+a JPEG file without an end) and what nvImageCodec cannot decode.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from functools import cache
+from typing import Literal, NamedTuple, Protocol, TypeAlias, get_args
+
+import torch
+from PIL import Image
+from PIL.JpegImagePlugin import JpegImageFile
+from torch import Tensor
+
+from .image_files import Readable, Turn, find_turn, read_image_file
+
+Decode: TypeAlias = Literal["cpu", "gpu"]
+"""Where JPEG files are decoded: by threads of the CPU, or by nvImageCodec on the CUDA device."""
+MOST_FILES = 32
+"""The most files that are decoded in one call, which bounds the memory of the decoder."""
+_END = b"\xff\xd9"
+"""The marker at the end of a JPEG file. Without it a file is truncated, which PIL refuses and
+nvJPEG does not notice; the CPU then decides."""
+
+
+class DeviceImage(NamedTuple):
+    """An image file that was decoded on a device."""
+
+    pixels: Tensor
+    """uint8 [H, W, 3], upright."""
+
+
+class _Codec(Protocol):
+    """A ``nvidia.nvimgcodec.Decoder``."""
+
+    def decode(
+        self, srcs: Sequence[object], *, params: object, cuda_stream: int
+    ) -> Sequence[object | None]: ...
+
+
+class _File:
+    """A JPEG file that waits for its turn, and its pixels once it was decoded."""
+
+    def __init__(self, data: bytes, size: tuple[int, int], turn: Turn) -> None:
+        self.data, self.size, self.turn = data, size, turn
+        self.pixels: Tensor | None = None
+        self.done = False
+        self.event: torch.cuda.Event | None = None
+        """The CUDA event after which the pixels may be read; None on the CPU."""
+
+
+class GpuDecoder:
+    """Decodes JPEG files on one device; files that several threads bring share a call.
+
+    A decoder keeps buffers on the device, so each device has one: :func:`decoder_of`.
+
+    Args:
+        device: a CUDA device.
+
+    Raises:
+        ValueError: nvImageCodec is not installed.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        try:
+            from nvidia import nvimgcodec
+        except ImportError:
+            raise ValueError(
+                "decode='gpu': needs nvImageCodec: pip install 'nvidia-nvimgcodec-cu13>=0.8' "
+                "'nvidia-nvjpeg>=13', or leave decode out"
+            ) from None
+        self._streams = nvimgcodec.CodeStream
+        # With chroma interpolated as libjpeg does; without, it is repeated, which blurs text.
+        self._codec: _Codec = nvimgcodec.Decoder(
+            device_id=device.index or 0, options=":fancy_upsampling=1"
+        )
+        self._params: object = nvimgcodec.DecodeParams(
+            apply_exif_orientation=False, color_spec=nvimgcodec.ColorSpec.SRGB
+        )
+        self._waiting: deque[_File] = deque()
+        self._turn = threading.Lock()
+
+    def decode_files(self, images: Sequence[object]) -> list[object]:
+        """Return ``images`` with a :class:`DeviceImage` for each JPEG file that was decoded.
+
+        Files with errors are left as they are, so that decoding them on the CPU raises the errors.
+        """
+        files = [_read(image) for image in images]
+        self._waiting.extend(file for file in files if file is not None)
+        decoded = []
+        for image, file in zip(images, files, strict=True):
+            pixels = None if file is None else self._take(file)
+            decoded.append(image if pixels is None else DeviceImage(pixels))
+        return decoded
+
+    def _take(self, file: _File) -> Tensor | None:
+        """Return the upright pixels of a file once it was decoded, by this thread or another."""
+        while not file.done:
+            with self._turn:  # the next thread finds its file done, or decodes all that wait by now
+                if not file.done:
+                    count = min(len(self._waiting), MOST_FILES)
+                    batch = [self._waiting.popleft() for _ in range(count)]
+                    try:
+                        self._decode(batch)
+                    finally:
+                        for one in batch:
+                            one.done = True
+        if file.pixels is None:
+            return None
+        if file.event is not None:
+            stream = torch.cuda.current_stream(self.device)
+            stream.wait_event(file.event)
+            file.pixels.record_stream(stream)
+        swapped, flipped = file.turn
+        return (file.pixels.swapaxes(0, 1) if swapped else file.pixels).flip(flipped)
+
+    def _decode(self, files: Sequence[_File]) -> None:
+        stream = torch.cuda.current_stream(self.device) if self.device.type == "cuda" else None
+        try:
+            sources = [self._streams(file.data) for file in files]
+            handle = 0 if stream is None else stream.cuda_stream
+            found = self._codec.decode(sources, params=self._params, cuda_stream=handle)
+            for file, image in zip(files, found, strict=True):
+                if image is not None:
+                    # A copy in torch's own memory: nvImageCodec frees its buffer in its own order.
+                    pixels = torch.from_dlpack(image).clone(memory_format=torch.contiguous_format)
+                    width, height = file.size
+                    file.pixels = pixels if pixels.shape == (height, width, 3) else None
+        except RuntimeError:  # for a file or for all: each is then decoded by the CPU
+            if len(files) > 1:
+                for file in files:
+                    self._decode([file])
+            return
+        if stream is not None:
+            event = stream.record_event()
+            for file in files:
+                file.event = event
+
+
+def _read(image: object) -> _File | None:
+    """Return the bytes of a JPEG file that a GPU decodes, with what PIL reads in its header."""
+    if isinstance(image, Mapping):  # an image of the ``datasets`` package that is not decoded
+        image = image.get("bytes") or image.get("path")
+    if not isinstance(image, str | os.PathLike | bytes | bytearray | memoryview | Readable):
+        return None
+    try:
+        return read_image_file(image, _file_of)
+    except ValueError:
+        return None
+
+
+def _file_of(image: Image.Image) -> _File | None:
+    if not isinstance(image, JpegImageFile) or image.mode not in ("RGB", "L"):
+        return None
+    assert image.fp is not None  # it is open until PIL has loaded the pixels
+    image.fp.seek(0)
+    data = image.fp.read()
+    return _File(data, image.size, find_turn(image)) if data.endswith(_END) else None
+
+
+@cache
+def decoder_of(device: torch.device) -> GpuDecoder:
+    """Return the decoder of a device, the same one at every call."""
+    return GpuDecoder(device)
+
+
+_ACTIVE: ContextVar[GpuDecoder | None] = ContextVar("decoder", default=None)
+
+
+@contextmanager
+def decoding_by(decoder: GpuDecoder) -> Iterator[None]:
+    """Let :func:`read_images` decode JPEG files by ``decoder`` within the block."""
+    token = _ACTIVE.set(decoder)
+    try:
+        yield
+    finally:
+        _ACTIVE.reset(token)
+
+
+def decoding(decode: Decode, device: torch.device) -> AbstractContextManager[None]:
+    """Return a block within which :func:`read_images` decodes JPEG files as ``decode`` says.
+
+    Args:
+        decode: "cpu" or "gpu".
+        device: the device of the encoder.
+
+    Raises:
+        ValueError: what :func:`check_decode` raises.
+    """
+    check_decode(decode, device)
+    return nullcontext() if decode == "cpu" else decoding_by(decoder_of(device))
+
+
+def active_decoder() -> GpuDecoder | None:
+    """Return the decoder of the enclosing block, None for the CPU."""
+    return _ACTIVE.get()
+
+
+def check_decode(decode: object, device: torch.device) -> None:
+    """Check the keyword ``decode`` of an encoder on ``device``.
+
+    Raises:
+        ValueError: neither "cpu" nor "gpu", or "gpu" for an encoder on another device than CUDA or
+            without nvImageCodec.
+    """
+    if decode not in get_args(Decode):
+        raise ValueError(f"decode={decode!r}: must be 'cpu' or 'gpu'")
+    if decode == "gpu":
+        if device.type != "cuda":
+            raise ValueError(
+                f"decode='gpu': the encoder is on {device.type}: move it to a CUDA device, or "
+                "leave decode out"
+            )
+        decoder_of(device)

@@ -1,0 +1,207 @@
+"""JPEG files are given to nvImageCodec in batches, and what it cannot decode to the CPU."""
+
+from __future__ import annotations
+
+import io
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from encoders.inputs import gpu_decoding
+from encoders.inputs.gpu_decoding import GpuDecoder, decoder_of, decoding_by
+from encoders.inputs.image_files import open_image
+from encoders.inputs.intake import read_images, to_rgb
+from encoders.streams import stream
+from tests.oracles import BY_NAME, build_encoder
+from tests.support.photographs import china
+
+CPU = torch.device("cpu")
+
+
+class FakeCodec(ModuleType):
+    """The part of ``nvidia.nvimgcodec`` that is called; it decodes with PIL on the CPU."""
+
+    ColorSpec = SimpleNamespace(SRGB="SRGB")
+    calls: list[int]
+    broken: bytes | None
+
+    def CodeStream(self, data: bytes) -> bytes:
+        if data == self.broken:
+            raise RuntimeError("Failed to get image info")
+        return data
+
+    def DecodeParams(self, **keywords: object) -> dict[str, object]:
+        assert keywords == {"apply_exif_orientation": False, "color_spec": "SRGB"}
+        return keywords
+
+    def Decoder(self, device_id: int, options: str) -> FakeCodec:
+        return self
+
+    def decode(
+        self, srcs: Sequence[bytes], *, params: object, cuda_stream: int
+    ) -> list[Tensor | None]:
+        self.calls.append(len(srcs))
+        found: list[Tensor | None] = []
+        for data in srcs:
+            image = Image.open(io.BytesIO(data)).convert("RGB")
+            found.append(to_rgb(image).permute(1, 2, 0) if image.width > 9 else None)
+        return found
+
+
+@pytest.fixture
+def codec(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCodec]:
+    fake = FakeCodec("nvidia.nvimgcodec")
+    fake.calls, fake.broken = [], None
+    package = ModuleType("nvidia")
+    package.nvimgcodec = fake  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "nvidia", package)
+    monkeypatch.setitem(sys.modules, "nvidia.nvimgcodec", fake)
+    decoder_of.cache_clear()
+    yield fake
+    decoder_of.cache_clear()
+
+
+def jpeg(size: tuple[int, int] = (61, 43), mode: str = "RGB", **options: Any) -> bytes:
+    china().resize(size).convert(mode).save(file := io.BytesIO(), "JPEG", **options)
+    return file.getvalue()
+
+
+def turned(orientation: int) -> bytes:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return jpeg(exif=exif)
+
+
+def test_the_files_of_a_call_are_decoded_in_one_batch(codec: FakeCodec, tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").write_bytes(jpeg((80, 20)))
+    files: list[Any] = [jpeg(), tmp_path / "a.jpg", str(tmp_path / "a.jpg"), io.BytesIO(jpeg())]
+    files += [{"bytes": jpeg(), "path": None}, jpeg(mode="L")]
+    with decoding_by(GpuDecoder(CPU)):
+        found = read_images(files)
+    assert codec.calls == [6]
+    for pixels, wanted in zip(found, read_images(files), strict=True):
+        assert torch.equal(pixels, wanted)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_images_decoded_on_a_device_are_upright(codec: FakeCodec, orientation: int) -> None:
+    with decoding_by(GpuDecoder(CPU)):
+        (found,) = read_images(turned(orientation))
+    assert codec.calls == [1]
+    assert torch.equal(found, to_rgb(open_image(turned(orientation))))
+
+
+def test_other_images_are_decoded_by_the_cpu(codec: FakeCodec) -> None:
+    china().save(png := io.BytesIO(), "PNG")
+    others = [png.getvalue(), jpeg(mode="CMYK"), jpeg() + bytes(9), china(), to_rgb(china())]
+    with decoding_by(GpuDecoder(CPU)):
+        found = read_images(others)
+    assert codec.calls == []
+    for pixels, wanted in zip(found, read_images(others), strict=True):
+        assert torch.equal(pixels, wanted)
+
+
+def test_a_file_that_the_codec_cannot_decode_harms_no_other(codec: FakeCodec) -> None:
+    codec.broken = jpeg((77, 33))
+    files = [jpeg(), codec.broken, jpeg((8, 8)), jpeg((9, 60)), jpeg((30, 30))]
+    with decoding_by(GpuDecoder(CPU)):
+        found = read_images(files)
+    for pixels, wanted in zip(found, read_images(files), strict=True):
+        assert torch.equal(pixels, wanted)
+
+
+@pytest.mark.parametrize("bad", [jpeg()[:900], b"no image", "gone.jpg", None, {"id": 3}])
+def test_errors_of_images_are_those_of_the_cpu(codec: FakeCodec, bad: Any) -> None:
+    with pytest.raises(ValueError) as wanted:
+        read_images([jpeg(), bad])
+    with decoding_by(GpuDecoder(CPU)), pytest.raises(ValueError) as got:
+        read_images([jpeg(), bad])
+    assert str(got.value) == str(wanted.value)
+    assert str(got.value).startswith("image 1: ")
+
+
+def test_pil_s_limit_holds_for_images_decoded_on_a_device(
+    codec: FakeCodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with decoding_by(GpuDecoder(CPU)), pytest.raises(ValueError, match="MAX_IMAGE_PIXELS"):
+        read_images(jpeg())
+    assert codec.calls == []
+
+
+def test_files_of_several_threads_share_calls(codec: FakeCodec) -> None:
+    decoder = GpuDecoder(CPU)
+    files = [jpeg((60 + n, 40)) for n in range(48)]
+    found: dict[int, list[object]] = {}
+
+    def work(number: int) -> None:
+        for n in range(number, len(files), 6):
+            found[n] = decoder.decode_files([files[n]])
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sum(codec.calls) == len(files)
+    for n, data in enumerate(files):
+        (image,) = found[n]
+        assert torch.equal(to_rgb(image), to_rgb(data))  # type: ignore[arg-type]
+
+
+def test_decoding_on_a_device_ends_with_its_block(codec: FakeCodec) -> None:
+    with pytest.raises(ValueError, match="image 0"), decoding_by(GpuDecoder(CPU)):
+        read_images([None])
+    read_images(jpeg())
+    assert codec.calls == []
+
+
+ENCODER = build_encoder(BY_NAME["qwen3_vl"], BY_NAME["qwen3_vl"].tiny)
+
+
+@pytest.mark.parametrize(
+    ("decode", "message"),
+    [("gpu", "decode='gpu': the encoder is on cpu"), ("npu", "decode='npu': must be 'cpu' or")],
+)
+def test_decoding_where_it_cannot_be_is_refused(decode: Any, message: str) -> None:
+    for method in (ENCODER.encode, ENCODER.embed, ENCODER.encode_many, ENCODER.embed_many):
+        with pytest.raises(ValueError, match=message):
+            method([jpeg()], decode=decode)
+
+
+def test_files_are_decoded_on_the_device_of_the_encoder(
+    codec: FakeCodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_decoding, "check_decode", lambda decode, device: None)
+    monkeypatch.setattr(stream, "check_decode", lambda decode, device: None)
+    files = [jpeg(), jpeg((64, 64)), jpeg((90, 30))]
+    vectors = ENCODER.embed(files, decode="gpu")
+    assert codec.calls == [3]
+    assert torch.equal(vectors, ENCODER.embed(files))
+    (output, *_) = ENCODER.encode(files, decode="gpu")
+    streamed = list(ENCODER.embed_many(files, decode="gpu", progress=False))
+    assert sum(codec.calls) == 9
+    torch.testing.assert_close(torch.stack(streamed), vectors)
+    torch.testing.assert_close(output, ENCODER.encode(files)[0])
+
+
+def test_without_nvimagecodec_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nvidia.nvimgcodec", None)
+    decoder_of.cache_clear()
+    with pytest.raises(ValueError, match="pip install 'nvidia-nvimgcodec-cu13"):
+        decoder_of(CPU)
+
+
+def test_the_real_codec_has_the_names_that_are_called() -> None:
+    real = pytest.importorskip("nvidia.nvimgcodec")
+    assert real.CodeStream(jpeg()).width == 61
+    real.DecodeParams(apply_exif_orientation=False, color_spec=real.ColorSpec.SRGB)
+    assert {"decode"} <= set(dir(real.Decoder))

@@ -1,0 +1,66 @@
+"""JPEG files decoded by nvImageCodec on a GPU: pixels near PIL's, and errors and turns as PIL's."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from encoders.inputs.gpu_decoding import decoder_of, decoding_by
+from encoders.inputs.intake import read_images
+from tests.gpu.gpu_towers import NEEDS_CUDA
+from tests.support.photographs import photographs
+from tests.support.towers.streams import tower
+
+pytest.importorskip("nvidia.nvimgcodec")
+pytestmark = NEEDS_CUDA
+
+
+def jpegs() -> list[bytes]:
+    files = []
+    for number, image in enumerate(photographs()):
+        exif = Image.Exif()
+        exif[0x0112] = number % 8 + 1
+        mode = "L" if number == 2 else "RGB"
+        image.convert(mode).save(
+            file := io.BytesIO(), "JPEG", exif=exif, progressive=number % 3 == 1, quality=90
+        )
+        files.append(file.getvalue())
+    return files
+
+
+def test_pixels_are_at_most_two_levels_from_those_of_pil() -> None:
+    files = jpegs()
+    decoder = decoder_of(torch.device("cuda", 0))
+    assert all(type(image).__name__ == "DeviceImage" for image in decoder.decode_files(files))
+    with decoding_by(decoder):
+        found = read_images(files)
+    for pixels, wanted in zip(found, read_images(files), strict=True):
+        assert pixels.shape == wanted.shape
+        assert int((pixels.cpu().int() - wanted.int()).abs().max()) <= 2
+
+
+@pytest.mark.parametrize("workers", [1, 8])
+def test_streams_decoded_on_the_gpu_give_near_vectors(workers: int) -> None:
+    encoder = tower("qwen3_vl", torch.float32).to("cuda")
+    items: list[Any] = jpegs() * 6 + [photographs()[0]]
+    found = list(encoder.embed_many(items, decode="gpu", workers=workers, progress=False))
+    wanted = list(encoder.embed_many(items, progress=False))
+    whole = encoder.embed(items, decode="gpu")
+    for one, other, third in zip(found, wanted, whole, strict=True):
+        assert float((one - other).norm() / other.norm()) <= 0.05
+        assert float((one - third).norm() / third.norm()) <= 1e-4
+    encoder.cpu()
+
+
+def test_a_bad_file_is_the_error_of_its_item_alone() -> None:
+    encoder = tower("qwen3_vl", torch.float32).to("cuda")
+    good, bad = jpegs()[0], jpegs()[0][:3000]
+    found = list(
+        encoder.embed_many([good, bad, good], decode="gpu", on_error="keep", progress=False)
+    )
+    assert [isinstance(one, torch.Tensor) for one in found] == [True, False, True]
+    encoder.cpu()
