@@ -41,7 +41,8 @@ def require_finite(vectors: Tensor) -> None:
     Raises:
         ValueError: a vector has a NaN or an infinity; the message has the number of its item.
     """
-    for number, is_finite in enumerate(vectors.isfinite().all(1).tolist()):
+    flags = vectors.isfinite().all(1).tolist() if len(vectors) else []  # no list of a meta tensor
+    for number, is_finite in enumerate(flags):
         if not is_finite:
             raise ValueError(f"item {number}: {NOT_FINITE}")
 

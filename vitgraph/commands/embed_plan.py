@@ -82,7 +82,7 @@ def count_written(
         numbers: "vectors [D]", or the names of the fields.
     """
     if pool != "none":
-        width = encoder.num_features if pool == "cls" else encoder.out_features
+        width = encoder.embed(pool=pool).shape[1]
         return lambda image: width, f"vectors [{width}]"
 
     def count(image: Tensor) -> int:

@@ -217,7 +217,7 @@ class EmbedBatch:
             device = f"cuda:{rank % torch.cuda.device_count()}"
         encoder = load_encoder(self.repo, device=device, progress=False, **self._source)
         field: OutputField = "last_hidden_state" if self.pool == "cls" else "pooler_output"
-        width = encoder.num_features if self.pool == "cls" else encoder.out_features
+        width = encoder.embed(pool=self.pool).shape[1]
         graphs = encoder.device.type == "cuda" if self.graph is None else self.graph
         if not graphs:
             return encoder, width

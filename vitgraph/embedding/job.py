@@ -194,10 +194,9 @@ class Job:
         Raises:
             ValueError: the encoder has none of the fields, or refuses the bounds of image size.
         """
-        if self.pool != "none":
-            width = encoder.num_features if self.pool == "cls" else encoder.out_features
-            return self._arrays(torch.zeros(0, width))
         with torch.no_grad():
+            if self.pool != "none":
+                return self._arrays(encoder.embed(pool=self.pool))
             (output,) = encoder.encode([_blank()], **self.calls.limits._asdict())
         arrays = {name: array[:0] for name, array in self._arrays(output).items()}
         if not arrays:

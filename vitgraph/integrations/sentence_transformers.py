@@ -182,9 +182,8 @@ class ImageEncoder(InputModule):  # type: ignore[misc]  # the library is not the
         return USAGE.format(name=name, others=other_usage)
 
     def get_embedding_dimension(self) -> int:
-        """Return the width of a vector: the tower's for "cls", else ``pooler_output``'s."""
-        encoder = self.encoder
-        return int(encoder.num_features if self.pool == "cls" else encoder.out_features)
+        """Return the number of columns of a vector."""
+        return self.encoder.embed(pool=self.pool).shape[1]
 
     def save(
         self, output_path: str, *unused: object, safe_serialization: bool = True, **more: object

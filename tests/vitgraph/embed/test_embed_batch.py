@@ -16,6 +16,7 @@ import weights
 from encoders.base.vision_encoder import VisionEncoder
 from tests.support.photographs import china, flower, photographs
 from vitgraph import EmbedBatch
+from vitgraph.seeded import write_seeded_checkpoint
 from weights import load_encoder
 
 
@@ -97,6 +98,18 @@ def test_a_batch_without_a_good_image_has_both_columns(embed: EmbedBatch, column
     result = embed({"image": column})
     assert result["embedding"].shape == (len(column), 96)
     assert len(result["error"]) == len(column)
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_vectors_of_a_head_have_its_width(tmp_path: Path, graph: bool) -> None:
+    folder = write_seeded_checkpoint(tmp_path / "clip", "clip", width=64)
+    encoder, images = load_encoder(folder, dtype="float32", progress=False), photographs()[:2]
+    wanted = encoder.embed(images, pool="head").numpy()
+    assert wanted.shape[1] != encoder.out_features
+    assert encoder.embed(pool="head").shape == (0, wanted.shape[1])
+    found = EmbedBatch(str(folder), "head", dtype="float32", graph=graph)({"image": images})
+    assert found["error"] == ["", ""]
+    assert np.allclose(found["embedding"], wanted, atol=1e-5)
 
 
 def test_settings_reach_the_encoder(repo: Path, encoder: VisionEncoder) -> None:

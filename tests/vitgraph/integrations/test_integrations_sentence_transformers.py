@@ -142,11 +142,11 @@ def test_a_pool_that_the_encoder_cannot_make_is_refused_at_once(tmp_path: Path) 
 @pytest.mark.integrations
 @pytest.mark.filterwarnings("default")  # of sentence-transformers
 @pytest.mark.parametrize("how", ["mean", "max", "cls"])
-def test_vectors_and_their_width_are_those_of_encode(tmp_path: Path, how: Any) -> None:
+def test_vectors_and_their_width_are_those_of_embed(tmp_path: Path, how: Any) -> None:
     encoder = load(tmp_path, "intern_vit_300m")
     encoder.requires_grad_(False)
     graphed = GraphedEncoder(encoder, [1024], backend="static", outputs=ALL)
-    wanted = torch.stack(encoder.encode(IMAGES[:2], pool=how)).numpy()
+    wanted = encoder.embed(IMAGES[:2], pool=how).numpy()
     for made in (encoder, graphed):
         model = build(made, pool=how)
         assert model.get_embedding_dimension() == wanted.shape[1]
