@@ -2,7 +2,7 @@
 
 Each maker has a folder with its towers, one file each, and its pixels (``*_pixels``): ``qwen``,
 ``intern``, ``siglip``, ``clip``, ``glm``, ``gemma``, ``deepseek``, ``step``, ``kimi``, ``mistral``,
-``minimax``, ``baidu``, ``llama``, ``idefics`` and ``lfm``.
+``minimax``, ``baidu``, ``llama``, ``idefics``, ``lfm`` and ``dino``.
 
 All other files and folders are shared; in the order in which a value travels:
 
@@ -62,6 +62,8 @@ from .deepseek.deepseek_vl import DeepseekVLHybridEncoder as DeepseekVLHybridEnc
 from .deepseek.deepseek_vl2 import DeepseekVL2Config as DeepseekVL2Config
 from .deepseek.deepseek_vl2 import DeepseekVL2Encoder as DeepseekVL2Encoder
 from .deepseek.sam import SamSizes as SamSizes
+from .dino.dinov2 import Dinov2Config as Dinov2Config
+from .dino.dinov2 import Dinov2Encoder as Dinov2Encoder
 from .gemma.gemma4 import Gemma4Config as Gemma4Config
 from .gemma.gemma4 import Gemma4Encoder as Gemma4Encoder
 from .glm.glm4v import Glm4VConfig as Glm4VConfig

@@ -45,6 +45,8 @@ class BlockParts(NamedTuple):
     num_heads: int
     activation: Activation
     gate: nn.Linear | None = None
+    gate_in_up: bool = False
+    """Whether ``up`` is two layers in one: its rows are [gate; up]. ``gate`` is then None."""
     scale1: Tensor | None = None
     """The layer scale [D], which multiplies the output of the attention."""
     scale2: Tensor | None = None

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from encoders import DeepseekVL2Encoder as DeepseekVL2Encoder
     from encoders import DeepseekVLEncoder as DeepseekVLEncoder
     from encoders import DeepseekVLHybridEncoder as DeepseekVLHybridEncoder
+    from encoders import Dinov2Encoder as Dinov2Encoder
     from encoders import Encoder as Encoder
     from encoders import EncoderItemSpec as EncoderItemSpec
     from encoders import EncoderOutput as EncoderOutput

@@ -70,7 +70,8 @@ class Fp8Products:
         inner, columns = layers[0].weight.shape
         # An MLP with a gate may have any width, because ``aligned_mlp`` pads it.
         padded = step == "mlp" and parts.gate is not None
-        if columns % MULTIPLE or (inner % MULTIPLE and not padded):
+        halves = 2 if step == "mlp" and parts.gate_in_up else 1
+        if columns % MULTIPLE or (inner % (halves * MULTIPLE) and not padded):
             return False
         if not all(map(self._is_even, layers)):
             return False
@@ -123,6 +124,9 @@ class Fp8Products:
         """
         gate, up, down = parts.gate, parts.up, parts.down
         activated = partial(quantise, kind=parts.activation, limit=parts.gate_limit)
+        if parts.gate_in_up:
+            gated, up_rows = self.linear(up, rows).chunk(2, dim=-1)
+            return self.linear(down, activated(gated, up=up_rows))
         if gate is None:
             return self.linear(down, activated(self.linear(up, rows)))
         if down.weight.shape[1] % MULTIPLE == 0:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from ..data import EncoderItemSpec, Grid, GridLike, Metadata, Tiling
+from ..data import EncoderItemSpec, EncoderOutput, Grid, GridLike, Metadata, Tiling
 from ..grids import read_grid
 from ..layers.segments import BlockContext, RotarySegments, prefix_metadata
 from .checks import check_rows, require_metadata
@@ -92,6 +92,17 @@ class PatchEncoder(VisionEncoder):
         segments = metadata["prefix_index"].shape[0]
         of_all = prefix.expand(segments, *prefix.shape).flatten(0, 1)
         return torch.cat((of_all.to(patches.dtype), patches))[metadata["packed_index"]]
+
+    def prefixed_output(self, hidden: Tensor, normed: Tensor, metadata: Metadata) -> EncoderOutput:
+        """Return the output of a tower whose tokens are its normed patches.
+
+        Args:
+            hidden: [T, D], the packed rows after the last block.
+            normed: [T, D], the same after the last norm.
+            metadata: the result of ``prepare_encoder_metadata``.
+        """
+        rows, tokens = self.in_input_order(hidden, metadata), self.in_input_order(normed, metadata)
+        return EncoderOutput(rows, tokens, (), {"prefix": normed[metadata["prefix_index"]]})
 
     def in_input_order(self, rows: Tensor, metadata: Metadata) -> Tensor:
         """Return the rows of patches [P, ..] in input order, without those before the patches."""

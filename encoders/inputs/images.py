@@ -30,7 +30,7 @@ class StagedItem(NamedTuple):
 
     pixels: Tensor
     """uint8 [frames, H, W, 3], contiguous; for tiled families [tiles, S, S, 3], S the side of a
-    tile in pixels."""
+    tile in pixels. DINOv3's are float32 from 0 to 255, because its images are resized as floats."""
     grid: Grid
     """(t, h, w) of the item, h and w in patches."""
     mean: PerChannel
@@ -72,16 +72,16 @@ class StagedPreprocessor(Protocol):
 
 
 def resize(image: Tensor, height: int, width: int, mode: Resample = "bicubic") -> Tensor:
-    """Resize a uint8 image as torchvision does, antialiased.
+    """Resize an image as torchvision does, antialiased.
 
     Args:
-        image: uint8 [C, H, W].
+        image: uint8 [C, H, W], or float32 of the same values.
         height: height of the result in pixels.
         width: width of the result in pixels.
-        mode: "bicubic", "bilinear" or "lanczos".
+        mode: "bicubic", "bilinear" or, for uint8, "lanczos".
 
     Returns:
-        uint8 [C, height, width]; ``image`` itself if it has that size already.
+        [C, height, width] in the dtype of ``image``; ``image`` itself if it has that size already.
     """
     if image.shape[1:] == (height, width):
         return image
@@ -177,15 +177,15 @@ def stack_frames(frames: Sequence[Tensor], pinned: bool) -> Tensor:
     laid out as [H, W, C] took 0.5 ms, and 0.2 ms with NumPy.
 
     Args:
-        frames: uint8 [3, H, W] each, of one size, laid out in any way.
+        frames: [3, H, W] each, of one size and dtype, laid out in any way.
         pinned: whether the tensor is to lie in page-locked memory.
 
     Returns:
-        uint8 [frames, H, W, 3], contiguous.
+        [frames, H, W, 3] in the dtype of the frames, contiguous.
     """
     count, (channels, height, width) = len(frames), frames[0].shape
     shape = (count, height, width, channels)
-    out = torch.empty(shape, dtype=torch.uint8, device="cpu", pin_memory=pinned)
+    out = torch.empty(shape, dtype=frames[0].dtype, device="cpu", pin_memory=pinned)
     np.stack([frame.permute(1, 2, 0).numpy() for frame in frames], out=out.numpy())
     return out
 

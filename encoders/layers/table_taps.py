@@ -70,21 +70,25 @@ def bicubic_taps(positions: Tensor, height: int, width: int, side: int) -> tuple
     return index.flatten(1), weight.flatten(1)
 
 
-def axis_weights(entries: int, size: int) -> Tensor:
+def axis_weights(entries: int, size: int, *, cubic: bool = False) -> Tensor:
     """Return the weights that resize one axis of the table of positions, with antialiasing.
 
     Each of ``size`` positions is a weighted mean of the table's ``entries`` around its centre. The
-    weights fall to 0 within one entry or, if ``size`` is smaller, one step between positions
-    (``F.interpolate(mode="bilinear", antialias=True, align_corners=False)``).
+    weights fall to 0 within one entry or, if ``size`` is smaller, one step between positions; those
+    of a cubic filter within two (``F.interpolate(mode="bilinear" or "bicubic", antialias=True,
+    align_corners=False)``).
 
     Returns:
         float64 [size, entries], rows that sum to 1.
     """
     step = entries / size
-    reach = max(step, 1.0)
-    centres = torch.arange(size, dtype=torch.float64, device="cpu") + 0.5
+    centres = (torch.arange(size, dtype=torch.float64, device="cpu") + 0.5) * step
     entry_centres = torch.arange(entries, dtype=torch.float64, device="cpu") + 0.5
-    weights = (1 - (entry_centres - centres[:, None] * step).abs() / reach).clamp(min=0)
+    distance = (entry_centres - centres[:, None]).abs() / max(step, 1.0)
+    if cubic:
+        weights = torch.where(distance < 2, _cubic(distance, -0.5), 0)
+    else:
+        weights = (1 - distance).clamp(min=0)
     return weights / weights.sum(1, keepdim=True)
 
 
@@ -149,8 +153,11 @@ def pooled_rows(
     return index, weight
 
 
-def _cubic(distance: Tensor) -> Tensor:
-    """Return the weights of cubic convolution (a = -0.75, as torch's) at distances from 0 to 2."""
-    inner = (1.25 * distance - 2.25) * distance**2 + 1
-    outer = -0.75 * (((distance - 5) * distance + 8) * distance - 4)
+def _cubic(distance: Tensor, a: float = -0.75) -> Tensor:
+    """Return the weights of cubic convolution at distances from 0 to 2.
+
+    ``a`` is the slope at 1: torch's is -0.75, and -0.5 where it antialiases.
+    """
+    inner = ((a + 2) * distance - (a + 3)) * distance**2 + 1
+    outer = a * (((distance - 5) * distance + 8) * distance - 4)
     return torch.where(distance <= 1, inner, outer)

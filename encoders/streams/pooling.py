@@ -145,7 +145,7 @@ def check_fields(
     if method == "cls" and not class_token:
         raise ValueError(_NO_CLASS_TOKEN)
     if method == "head" and head is None:
-        raise ValueError(_NO_HEAD)
+        raise ValueError(_NO_HEAD.replace("'mean' or 'max'", "'cls'") if class_token else _NO_HEAD)
     reads = head.reads if head is not None and method == "head" else "pooler_output"
     if method not in ("none", "cls") and reads not in ("prefix", *fields):
         raise ValueError(f"{_missing_tokens(method)} (it returns {', '.join(fields)})")

@@ -44,4 +44,6 @@ def edited(config: Config, **changes: Any) -> Config:
     elif "llm_width" in changes:
         name = "llm_config" if "llm_config" in config else "text_config"
         config[name] = {**config[name], "hidden_size": changes.pop("llm_width")}
+    if "vision_config" not in config:  # of a tower alone
+        return {**config, **changes}
     return {**config, "vision_config": {**config["vision_config"], **changes}}

@@ -11,6 +11,7 @@ from encoders.lfm.lfm2_vl import Lfm2VLTower
 from .family import make_row
 from .keys import intern_keys, omni2_5_keys, omni3_keys, same_keys
 from .references.clip import UNPROJECTED, clip_keys, clip_output, clip_reference
+from .references.dino import DINO_NARROW, dino_output, dinov2_keys, dinov2_reference
 from .references.ernie4_5_vl import ERNIE_NARROW, ErnieReference, ernie_keys, ernie_output
 from .references.gemma4 import gemma4_keys, gemma4_output, gemma4_reference
 from .references.idefics3 import idefics3_keys, idefics3_output, idefics3_reference
@@ -275,5 +276,19 @@ FAMILIES = [
         tiny={**SIZES, "num_hidden_layers": 3, "llm_width": 48},
         variant=True,
         tower=Lfm2VLTower,
+    ),
+    make_row(
+        "dinov2", "facebook/dinov2-base", dinov2_reference, dinov2_keys, dino_output,
+        shallow={"num_hidden_layers": 2},
+        narrow=DINO_NARROW,
+        tiny={**DINO_NARROW, "num_hidden_layers": 3, "image_size": 112},
+    ),
+    make_row(
+        "dinov2_registers", "facebook/dinov2-with-registers-giant", dinov2_reference, dinov2_keys,
+        dino_output,
+        shallow={"num_hidden_layers": 1},
+        narrow=DINO_NARROW,
+        tiny={**DINO_NARROW, "num_hidden_layers": 3, "image_size": 112},
+        variant=True,
     ),
 ]  # fmt: skip

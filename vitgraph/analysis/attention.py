@@ -132,7 +132,8 @@ def maps_of_inputs(
 
     shape = hidden.shape[:-1]
     rows = arrange(torch.arange(shape.numel(), device=hidden.device).view(*shape, 1))
-    query_weights = _query_weights(rows, queries, shape)
+    class_rows = None if inner else metadata.get("prefix_index")  # of packed segments
+    query_weights = _query_weights(rows, queries, shape, class_rows)
     steps = tower.steps(stack, hidden, metadata, stop=max(indices) + 1)
     maps_by_block = {}
     for number, (block, step) in enumerate(zip(stack, steps, strict=False)):
@@ -284,13 +285,17 @@ def _weights(call: AttentionCall, query_weights: Tensor) -> Tensor:
     return weights
 
 
-def _query_weights(rows: dict[int, Tensor], queries: Queries, shape: torch.Size) -> Tensor:
+def _query_weights(
+    rows: dict[int, Tensor], queries: Queries, shape: torch.Size, prefix: Tensor | None
+) -> Tensor:
     """Return the factor of each row in the mean over the queries of its item.
 
     Args:
         rows: per item number, the numbers of the rows that are its patches, [t, h, w, 1].
         queries: None, "cls" or points, as :func:`attention_maps` takes them.
         shape: shape of the hidden states without their last axis.
+        prefix: the numbers of the rows before the patches of each packed segment, [segments, r], of
+            which the first is the class token; None if there are no such rows.
 
     Returns:
         float64 [*shape, 1]: 1/n for each of the n queries of an item, 0 for all other rows.
@@ -304,7 +309,7 @@ def _query_weights(rows: dict[int, Tensor], queries: Queries, shape: torch.Size)
         if queries is None:
             query_rows = numbers.flatten()
         elif isinstance(queries, str):
-            query_rows = _class_rows(numbers, queries, shape)
+            query_rows = _class_rows(numbers, queries, shape, prefix)
         else:
             query_rows = _rows_of_points(numbers, queries)
         query_weights.index_add_(
@@ -315,19 +320,24 @@ def _query_weights(rows: dict[int, Tensor], queries: Queries, shape: torch.Size)
     return query_weights.view(*shape, 1)
 
 
-def _class_rows(numbers: Tensor, queries: str, shape: torch.Size) -> Tensor:
+def _class_rows(numbers: Tensor, queries: str, shape: torch.Size, prefix: Tensor | None) -> Tensor:
     """Return the row numbers of an item's class tokens, which precede the patches of each tile.
 
     Args:
         numbers: the row numbers of the item's patches, [t, h, w, 1].
         queries: must be "cls".
         shape: shape of the hidden states without their last axis, [tiles, n] if there are tiles.
+        prefix: the numbers of the rows before the patches of each packed segment, or None.
 
     Raises:
         ValueError: a text other than "cls", or a tower without class token.
     """
     if queries != "cls":
         raise ValueError(f'queries={queries!r}: must be None, "cls" or points (frame, row, column)')
+    if prefix is not None:
+        of_segments = prefix[:, 0].contiguous()
+        segment = torch.searchsorted(of_segments, numbers.flatten(), right=True).unique() - 1
+        return of_segments[segment]
     length = shape[-1] if len(shape) == 2 else numbers.numel()
     first: Tensor = (numbers.flatten() // length).unique() * length
     class_count = length - numbers.numel() // len(first) if len(shape) == 2 else 0

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from .baidu import ERNIE4_5_VL, PADDLEOCR_VL
 from .clip import CLIP
 from .deepseek import DEEPSEEK_OCR, DEEPSEEK_VL, DEEPSEEK_VL2, DEEPSEEK_VL_HYBRID
+from .dino import DINOV2
 from .family import Family
 from .gemma import GEMMA4
 from .glm import GLM4V, GLM_OCR
@@ -56,6 +57,7 @@ FAMILIES: Mapping[str, Family] = {
         LFM2_VL,
         MINIMAX_M3,
         ERNIE4_5_VL,
+        DINOV2,
     )
 }
 """Every family by name."""

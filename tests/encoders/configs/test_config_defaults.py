@@ -21,8 +21,10 @@ TEXT_KEYS = ("hidden_size", "rms_norm_eps")
 """The keys of a language model that towers read."""
 REQUIRED = {
     "qwen2_5_vl": {"hidden_size", "intermediate_size", "out_hidden_size"},
-    "clip": {"num_attention_heads"},
-    **{name: {"num_attention_heads"} for name in ("siglip", "siglip2", "gemma3", "lfm2_vl")},
+    **{
+        name: {"num_attention_heads"}
+        for name in ("clip", "siglip", "siglip2", "gemma3", "lfm2_vl", "dinov2")
+    },
 }
 """The keys of a tower without which a config is refused though transformers has a default: sizes
 of no published tower, and heads, which no tensor shows."""

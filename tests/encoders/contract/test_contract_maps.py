@@ -168,6 +168,8 @@ def blocks_of(name: str, reference: Any) -> Any:
         return reference["tower"].model.layers
     if name == "paddleocr_vl":
         return reference["tower"].vision_model.encoder.layers
+    if name == "dinov2":
+        return reference.encoder.layer
     return reference.vision_tower.encoder.layer if name.startswith("intern") else reference.blocks
 
 
@@ -192,8 +194,9 @@ def test_every_intermediate_matches_the_references_block(name: str) -> None:
         seen = [x[0].roll(1, dims=1) for x in seen]
     if name == "minimax_m3":
         seen = [x[0] for x in seen]
-    if name == "gemma4":  # whose reference runs frame by frame
-        seen = [torch.cat([x[0] for x in seen[block::3]]) for block in range(3)]
+    if name in ("gemma4", "dinov2"):  # whose references run frame by frame
+        seen = [x[0][encoder.prefix_rows :] for x in seen]
+        seen = [torch.cat(seen[block::3]) for block in range(3)]
     if name == "moonvit":  # the reference runs once per segment
         seen = [torch.cat(seen[number :: len(blocks)]) for number in range(len(blocks))]
     ours = encoder.forward_intermediates(pixels, grids)

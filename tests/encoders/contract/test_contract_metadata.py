@@ -23,7 +23,7 @@ def prepare(name: str, grids: Any, **capacities: Any) -> Metadata:
 def lengths(name: str, grids: Grids) -> list[int]:
     if name in ("moonvit", "minimax_m3"):  # up to four frames are one segment
         return [t * h * w for t, h, w in grids]
-    rows = tiny(name).prefix_rows if kind(name) == "tiles" else 0
+    rows = tiny(name).prefix_rows
     return [rows + h * w for t, h, w in grids for _ in range(t)]
 
 
@@ -221,6 +221,9 @@ def test_padding_is_finite_and_has_exactly_the_given_rows(name: str) -> None:
             if value.is_floating_point() and key != "frame_table":  # one row per number of a frame
                 assert bool(value.isfinite().all()), key
                 assert value.shape[0] == rows, key
+            elif key in ("prefix_index", "packed_index"):
+                before = capacities["max_frames_per_batch"] * tiny(name).prefix_rows
+                assert value.numel() == before + (rows if key == "packed_index" else 0)
             elif key.endswith("_index"):
                 assert value.shape[0] in (rows, rows // 4), key
 

@@ -115,7 +115,7 @@ def siglip2_inputs(pixels: Tensor, grid_thw: Tensor) -> dict[str, Tensor]:
     }
 
 
-def _interpolate_any(table: Tensor, size: tuple[int, int], **options: Any) -> Tensor:
+def interpolate_any(table: Tensor, size: tuple[int, int], **options: Any) -> Tensor:
     """Resize a table as ``F.interpolate`` does, to one column by way of the transposed table.
 
     On a CPU, torch 2.15 resizes wrongly to several rows of one column if it antialiases. The same
@@ -129,7 +129,7 @@ def _interpolate_any(table: Tensor, size: tuple[int, int], **options: Any) -> Te
 def siglip2_output(reference: Any, pixels: Tensor, grid_thw: Tensor) -> EncoderOutput:
     """Run transformers' tower on padded images and take the padding out again."""
     inputs = siglip2_inputs(pixels, grid_thw)
-    with patch.object(torch.nn.functional, "interpolate", _interpolate_any):
+    with patch.object(torch.nn.functional, "interpolate", interpolate_any):
         out = reference(**inputs, output_hidden_states=True)
     keep = inputs["pixel_attention_mask"].bool()
     return EncoderOutput(out.hidden_states[-1][keep], out.last_hidden_state[keep], ())

@@ -39,6 +39,9 @@ TRANSFORMERS = {
     "metaclip_2": ("metaclip_2", "MetaClip2VisionModel"),
     "siglip": ("siglip", "SiglipVisionModel"),
     "siglip2": ("siglip2", "Siglip2VisionModel"),
+    "dinov2": ("dinov2", "Dinov2Model"),
+    "dinov2_registers": ("dinov2_with_registers", "Dinov2WithRegistersModel"),
+    "dinov2_giant": ("dinov2", "Dinov2Model"),
     "lfm2_vl": ("siglip2", "Siglip2VisionModel"),
     "lfm2_5_vl": ("siglip2", "Siglip2VisionModel"),
     "gemma3": ("siglip", "SiglipVisionModel"),
@@ -61,8 +64,8 @@ TRANSFORMERS_TOWERS = first_of_each(TRANSFORMERS, lambda name: SEEDED[name].fami
 """One per family runs in a plain pytest."""
 
 
-RENAMED = {"step3_vl", "step3_vl_hf"}
-"""Recipes whose tensors transformers renames and permutes while it reads them."""
+RENAMED = {"step3_vl", "step3_vl_hf", "dinov2", "dinov2_registers", "dinov2_giant"}
+"""Recipes whose tensors transformers renames, or permutes, while it reads them."""
 
 
 AUTO = {
@@ -81,7 +84,7 @@ AUTO = {
         "smolvlm",
     ),
     *("pixtral", "ministral3", "lighton_ocr", "gemma4", "gemma4_e2b"),
-    "kimi_k25_hf",
+    *("kimi_k25_hf", "dinov2", "dinov2_registers", "dinov2_giant"),
 }
 """Recipes whose towers ``AutoModel`` of transformers builds."""
 

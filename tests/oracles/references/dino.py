@@ -1,0 +1,100 @@
+"""The references of DINOv2 and DINOv3, which are models of transformers.
+
+Shapes: P packed patches, r rows before the patches of an image (class token, registers).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+from transformers.models.dinov2 import configuration_dinov2, modeling_dinov2
+from transformers.models.dinov2_with_registers import (
+    configuration_dinov2_with_registers,
+    modeling_dinov2_with_registers,
+)
+
+from encoders.contract import EncoderOutput
+
+from ..configs import Config
+from ..keys import State, renamed, split_qkv
+from .siglip import interpolate_any
+
+DINO_NARROW = {"hidden_size": 64, "num_attention_heads": 4, "mlp_ratio": 2}
+"""Widths of small towers, by the names of transformers' configs."""
+
+
+def dinov2_reference(config: Config) -> nn.Module:
+    """Build transformers' Dinov2Model, or Dinov2WithRegistersModel."""
+    kind = {key: value for key, value in config.items() if key != "model_type"}
+    model: Any
+    if config["model_type"] == "dinov2":
+        wrapped: Any = configuration_dinov2.Dinov2Config(**kind)
+        model = modeling_dinov2.Dinov2Model
+    else:
+        wrapped = configuration_dinov2_with_registers.Dinov2WithRegistersConfig(**kind)
+        model = modeling_dinov2_with_registers.Dinov2WithRegistersModel
+    built: nn.Module = model._from_config(wrapped, attn_implementation="sdpa")
+    return built
+
+
+def dinov2_keys(state: State) -> State:
+    """Map to the names of the modules of transformers' Dinov2Model."""
+    state = split_gates(split_qkv(state, ("q_proj", "k_proj", "v_proj")))
+    state["embeddings.position_embeddings"] = state.pop("pos_embed.weight")[None]
+    return renamed(
+        state,
+        [
+            (r"^(cls_token|mask_token|register_tokens)$", r"embeddings.\1"),
+            (r"^patch_embed\.proj\.", "embeddings.patch_embeddings.projection."),
+            (r"^blocks\.", "encoder.layer."),
+            (r"\.attn\.proj\.", ".attention.o_proj."),
+            (r"\.attn\.", ".attention."),
+            (r"\.ls([12])$", r".layer_scale\1.lambda1"),
+            (r"^norm\.", "layernorm."),
+        ],
+    )
+
+
+def split_gates(state: State) -> State:
+    """Split every layer of gate and up in one, which is twice as wide as it should be, into two."""
+    out: State = {}
+    for key, value in state.items():
+        match = re.fullmatch(r"(.*\.mlp)\.fc([12])\.(weight|bias)", key)
+        if not match or not _is_gated(state, match[1]):
+            out[key] = value
+        elif match[2] == "2":
+            out[f"{match[1]}.down_proj.{match[3]}"] = value
+        else:
+            gate, up = value.chunk(2)
+            out[f"{match[1]}.gate_proj.{match[3]}"] = gate
+            out[f"{match[1]}.up_proj.{match[3]}"] = up
+    return out
+
+
+def _is_gated(state: State, mlp: str) -> bool:
+    return len(state[f"{mlp}.fc1.weight"]) == 2 * state[f"{mlp}.fc2.weight"].shape[1]
+
+
+def dino_output(reference: Any, pixels: Tensor, grid_thw: Tensor) -> EncoderOutput:
+    """Run transformers' tower on one frame at a time; take patches, and the rows before them."""
+    parts = []
+    frames = [(h, w) for t, h, w in grid_thw.tolist() for _ in range(t)]
+    for (h, w), rows in zip(frames, pixels.split([h * w for h, w in frames]), strict=True):
+        with patch.object(torch.nn.functional, "interpolate", interpolate_any):
+            out = reference(image_of(rows, h, w), output_hidden_states=True)
+        parts.append((out.hidden_states[-1][0], out.last_hidden_state[0], h * w))
+    hidden = torch.cat([states[-count:] for states, _, count in parts])
+    normed = torch.cat([tokens[-count:] for _, tokens, count in parts])
+    prefix = torch.stack([tokens[:-count] for _, tokens, count in parts])
+    return EncoderOutput(hidden, normed, (), {"prefix": prefix})
+
+
+def image_of(rows: Tensor, h: int, w: int) -> Tensor:
+    """Return the patches [h*w, 3*p*p] of one image as a batch of that image."""
+    side = round((rows.shape[1] / 3) ** 0.5)
+    return rearrange(rows, "(h w) (c p q) -> 1 c (h p) (w q)", h=h, w=w, p=side, q=side)

@@ -1,0 +1,159 @@
+"""The tensor names in DINOv2 towers of transformers, timm and Meta's own code.
+
+Source of the names: ``Dinov2Model`` and ``Dinov2WithRegistersModel`` of transformers 5.24.0, timm
+1.0.31, and facebookresearch/dinov2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import isqrt
+
+from encoders import Dinov2Config, Dinov2Encoder
+
+from ..layouts import Layout, Prefix
+from ..published import family_facts
+from ..strict_json import JsonDict, JsonObject
+from .family import Family, Fields, Shapes, TransformersClass, block_count, length
+
+_BLOCK = "encoder.layer.N"
+_HF = Layout(  # facebook/dinov2-*, facebook/dinov2-with-registers-*
+    name="dinov2",
+    prefixes=(Prefix("", ""), Prefix("", "dinov2."), Prefix("", "dinov2_with_registers.")),
+    marks=("embeddings.cls_token", "encoder.layer."),
+    joins={
+        "blocks.N.attn.qkv": tuple(
+            f"{_BLOCK}.attention.attention.{part}" for part in ("query", "key", "value")
+        )
+    },
+    renames={
+        "embeddings.cls_token": "cls_token",
+        "embeddings.mask_token": "mask_token",
+        "embeddings.register_tokens": "register_tokens",
+        "embeddings.position_embeddings": "pos_embed.weight",
+        "embeddings.patch_embeddings.projection": "patch_embed.proj",
+        f"{_BLOCK}.norm1": "blocks.N.norm1",
+        f"{_BLOCK}.attention.output.dense": "blocks.N.attn.proj",
+        f"{_BLOCK}.layer_scale1.lambda1": "blocks.N.ls1",
+        f"{_BLOCK}.norm2": "blocks.N.norm2",
+        f"{_BLOCK}.mlp": "blocks.N.mlp",
+        f"{_BLOCK}.layer_scale2.lambda1": "blocks.N.ls2",
+        "layernorm": "norm",
+    },
+    reshapes={"pos_embed.weight": "n d -> one n d"},
+    processor_files=family_facts("dinov2").processors["dinov2"],
+)
+_HF_GATED = replace(  # the giant sizes
+    _HF,
+    name="dinov2-gated",
+    marks=("encoder.layer.0.mlp.weights_in.",),
+    renames={
+        **{name: ours for name, ours in _HF.renames.items() if name != f"{_BLOCK}.mlp"},
+        f"{_BLOCK}.mlp.weights_in": "blocks.N.mlp.fc1",
+        f"{_BLOCK}.mlp.weights_out": "blocks.N.mlp.fc2",
+    },
+)
+_TIMM = Layout(  # timm/vit_*_patch14_dinov2.lvd142m, timm/vit_*_patch14_reg4_dinov2.lvd142m
+    name="timm",
+    prefixes=(Prefix("", ""),),
+    marks=("cls_token", "blocks."),
+    renames={
+        "reg_token": "register_tokens",
+        "pos_embed": "pos_embed.weight",
+        "blocks.N.ls1.gamma": "blocks.N.ls1",
+        "blocks.N.ls2.gamma": "blocks.N.ls2",
+    },
+    reshapes=_HF.reshapes,
+)
+_META = replace(  # dinov2_vit*14_*pretrain.pth of facebookresearch/dinov2, as safetensors
+    _TIMM,
+    name="meta",
+    marks=("mask_token",),
+    renames={name: ours for name, ours in _TIMM.renames.items() if name != "reg_token"},
+)
+_META_GATED = replace(
+    _META,
+    name="meta-gated",
+    marks=("blocks.0.mlp.w12.",),
+    renames={
+        **_META.renames,
+        "blocks.N.mlp.w12": "blocks.N.mlp.fc1",
+        "blocks.N.mlp.w3": "blocks.N.mlp.fc2",
+    },
+)
+
+_TABLE, _PATCH = "pos_embed.weight", "patch_embed.proj.weight"
+
+
+def _has_class_position(shapes: Shapes) -> bool:
+    """Return whether the table of positions has one entry more than a square number."""
+    return isqrt(shapes[_TABLE][0]) ** 2 != shapes[_TABLE][0]
+
+
+def _is_gated(shapes: Shapes) -> bool:
+    """Return whether the first layer of an MLP has twice the rows that the second reads."""
+    inner, read = shapes["blocks.0.mlp.fc1.weight"][0], shapes["blocks.0.mlp.fc2.weight"][1]
+    return inner == 2 * read
+
+
+_CONFIG_FIELDS: Fields = {  # shapes do not tell the number of heads
+    ("hidden_size",): length(_PATCH, 0),
+    ("num_hidden_layers",): block_count("blocks."),
+    ("patch_size",): length(_PATCH, 3),
+    ("image_size",): lambda shapes: isqrt(shapes[_TABLE][0]) * shapes[_PATCH][3],
+    ("num_register_tokens",): lambda shapes: shapes.get("register_tokens", (1, 0, 0))[1],
+    ("use_swiglu_ffn",): _is_gated,
+    ("use_mask_token",): lambda shapes: "mask_token" in shapes,
+    ("class_position",): _has_class_position,
+}
+_SIZES = {"small": (384, 12, 6), "base": (768, 12, 12), "large": (1024, 24, 16)}
+"""Width, number of blocks and of heads of each size in timm, the giant's aside."""
+
+
+def _timm_section(size: str, registers: int) -> Callable[[JsonObject], JsonDict]:
+    """Return the function that makes the config of a size of timm from its ``model_args``."""
+    width, depth, heads = _SIZES.get(size, (1536, 40, 24))
+
+    def read(arguments: JsonObject) -> JsonDict:
+        return {
+            "hidden_size": arguments.get("embed_dim", width),
+            "num_hidden_layers": arguments.get("depth", depth),
+            "num_attention_heads": arguments.get("num_heads", heads),
+            "image_size": arguments.get("img_size", 518),
+            "patch_size": 14,
+            "num_register_tokens": registers,
+            "use_swiglu_ffn": size == "giant",
+            "use_mask_token": False,
+            "class_position": not registers,
+        }
+
+    return read
+
+
+DINOV2 = Family(
+    name="dinov2",
+    encoder=Dinov2Encoder,
+    config=Dinov2Config,
+    model_types=("dinov2", "dinov2_with_registers"),
+    signs=(
+        ("encoder.layer.0.layer_scale1.lambda1", "embeddings.position_embeddings"),
+        ("blocks.0.ls1.gamma", "mask_token"),
+    ),
+    # marks of _TIMM match all tensors of _META, and those of _HF and _META the gated ones
+    layouts=(_HF_GATED, _HF, _META_GATED, _META, _TIMM),
+    classes={
+        **dict.fromkeys(
+            ("dinov2", "dinov2-gated"), TransformersClass("dinov2", "Dinov2Model", "dinov2")
+        ),
+        "dinov2_with_registers": TransformersClass(
+            "dinov2_with_registers", "Dinov2WithRegistersModel", "dinov2_with_registers"
+        ),
+    },
+    fields=_CONFIG_FIELDS,
+    timm={
+        f"vit_{size}_patch14_{kind}": _timm_section(size, registers)
+        for kind, registers in (("dinov2", 0), ("reg4_dinov2", 4))
+        for size in (*_SIZES, "giant")
+    },
+)
