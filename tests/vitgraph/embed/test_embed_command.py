@@ -105,11 +105,10 @@ def test_a_number_too_large_for_the_written_dtype_is_refused(
     chosen: tuple[str, ...],
     message: str,
 ) -> None:
-    """The error names the number itself, not an infinity that was there before the cast."""
     repo = write_seeded_checkpoint(tmp_path / "repo", "qwen3_vl", width=64, dtype=weights)
     (file,) = (path for path in repo.glob("*.safetensors") if BIAS in load_file(path))
     tensors = load_file(file)
-    tensors[BIAS][:2] = torch.tensor([float("inf"), value], dtype=weights)
+    tensors[BIAS][0] = value
     save_file(tensors, file)
     out = tmp_path / "out"
     command = ["embed", str(repo), str(photos), "--out", str(out), "--no-progress", *chosen]
