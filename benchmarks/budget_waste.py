@@ -15,7 +15,6 @@ are printed. Nothing is captured or timed: this is arithmetic, the same on every
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,6 +23,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.measuring.results import write_results
 from benchmarks.traffic.sizes import Size, fixed_sizes, other_lists
 from encoders import InternViT, Qwen2_5VLEncoder, Qwen2VLEncoder, Qwen3VLEncoder
 from encoders.base.vision_encoder import VisionEncoder
@@ -204,8 +204,7 @@ def main() -> None:
     result = report()
     show(result)
     if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(result, indent=1) + "\n")
+        write_results(path, result)
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.multiprocessing.spawn import spawn
 
+from benchmarks.measuring.results import write_results
 from encoders import VisionEncoder
 from encoders.contract import Grid, OutputField, PartialOutput
 from graphwrap import GraphedEncoder
@@ -66,7 +67,7 @@ def main() -> None:
     for line in table(body):
         print(line)
     if options.json:
-        options.json.write_text(json.dumps(body, indent=1) + "\n")
+        write_results(options.json, body)
 
 
 def table(body: dict[str, Any]) -> list[str]:

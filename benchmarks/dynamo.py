@@ -31,6 +31,7 @@ from PIL import Image
 from torch import nn
 
 from benchmarks.measuring.machine import about
+from benchmarks.measuring.results import write_results
 from benchmarks.towers import SIZES_MIX8, TOWERS
 from encoders.base.vision_encoder import VisionEncoder
 from encoders.contract import PartialOutput, VisionInputs
@@ -146,7 +147,7 @@ def main() -> None:
     result = {"about": about(options.rounds), "tower": chosen.name, "rows": rows}
     print(json.dumps(result, indent=1))
     if options.json:
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
+        write_results(options.json, result)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from packaging.version import Version
 from torch import Tensor, nn
 
 from benchmarks.measuring.machine import about
+from benchmarks.measuring.results import write_results
 from benchmarks.measuring.timing import milliseconds
 from benchmarks.speed.measure import empty_cache
 from encoders.base.encoder import Encoder
@@ -333,7 +334,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         del encoder, reference
         empty_cache()
         if options.json is not None:
-            options.json.write_text(json.dumps(body, indent=1) + "\n")
+            write_results(options.json, body)
 
 
 if __name__ == "__main__":

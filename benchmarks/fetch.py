@@ -33,6 +33,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from benchmarks.measuring.results import write_results
+
 ROOT = Path(__file__).parents[1]
 
 RATE, LATENCY = 100e6, 0.02
@@ -331,7 +333,7 @@ def main() -> None:
         finally:
             hub.close()
     if options.json:
-        options.json.write_text(json.dumps(record, indent=2) + "\n")
+        write_results(options.json, record)
 
 
 if __name__ == "__main__":

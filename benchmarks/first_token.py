@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
 
 from benchmarks.measuring.machine import about
+from benchmarks.measuring.results import write_results
 from benchmarks.measuring.timing import interleaved
 from benchmarks.towers import TOWERS
 from encoders import Qwen3VLConfig, Qwen3VLEncoder
@@ -171,7 +172,7 @@ def main() -> None:
     result = {"about": about(options.runs), "tower": tower.name, "rows": rows}
     print(json.dumps(result, indent=1))
     if options.json:
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
+        write_results(options.json, result)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from benchmarks.graphs import draw
 from benchmarks.measuring.machine import about
+from benchmarks.measuring.results import write_results
 from benchmarks.measuring.timing import milliseconds
 from benchmarks.speed.measure import MIB, empty_cache
 from benchmarks.towers import TOWERS, Tower
@@ -257,7 +258,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in options.towers:
         body["towers"].append(measure(TOWERS[name], options))
         if options.json is not None:
-            options.json.write_text(json.dumps(body, indent=1) + "\n")
+            write_results(options.json, body)
         empty_cache()
 
 

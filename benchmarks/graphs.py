@@ -32,6 +32,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.measuring.machine import about
+from benchmarks.measuring.results import write_results
 from benchmarks.measuring.timing import interleaved
 from benchmarks.towers import TOWERS, Tower
 from encoders.base.vision_encoder import VisionEncoder
@@ -303,7 +304,7 @@ def main() -> None:
             torch.cuda.empty_cache()
     if options.json:
         body = {"about": about(options.runs), "towers": towers}
-        options.json.write_text(json.dumps(body, indent=1) + "\n")
+        write_results(options.json, body)
 
 
 if __name__ == "__main__":

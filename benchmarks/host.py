@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.measuring.results import write_results
 from encoders import Qwen3VLEncoder
 from encoders.qwen.qwen3_vl import Qwen3VLConfig
 from graphwrap.budgets import choose_budgets, read_specs
@@ -63,7 +64,7 @@ def main() -> None:
     result = measure()
     print(json.dumps(result, indent=1))
     if arguments.json is not None:
-        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+        write_results(arguments.json, result)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from torch import Tensor
 
 from benchmarks.graphs import draw, executor_of, forget_plans, replay_what_fits
 from benchmarks.measuring.machine import about
+from benchmarks.measuring.results import write_results
 from benchmarks.measuring.timing import interleaved
 from benchmarks.towers import TOWERS, Tower
 from benchmarks.traffic.sizes import fixed_sizes
@@ -235,7 +236,7 @@ def main() -> None:
             )
             if options.json:
                 body = {"about": now, "groups": groups}
-                options.json.write_text(json.dumps(body, indent=1) + "\n")
+                write_results(options.json, body)
             torch.cuda.empty_cache()
     print(f"{time.perf_counter() - began:.0f} s")
 

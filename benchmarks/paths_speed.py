@@ -29,6 +29,7 @@ from torch import nn
 
 from benchmarks.graphs import bare_replay
 from benchmarks.measuring.machine import about
+from benchmarks.measuring.results import write_results
 from benchmarks.measuring.timing import interleaved
 from benchmarks.towers import SIZES_MIX8, Tower
 from encoders.base.paths_encoder import PathsEncoder
@@ -131,7 +132,7 @@ def main() -> None:
         torch.cuda.empty_cache()
     result = {"about": about(options.runs), "rows": rows}
     if options.json:
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
+        write_results(options.json, result)
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from benchmarks.measuring.results import write_results
 from encoders import VisionEncoder
 from encoders.contract import Grid, OutputField, PartialOutput
 from graphwrap import GraphedEncoder
@@ -285,7 +286,7 @@ def main() -> None:
         body["about"] = describe_machine()
     print(json.dumps(body, indent=1))
     if options.json:
-        options.json.write_text(json.dumps(body, indent=1) + "\n")
+        write_results(options.json, body)
     sys.exit(0 if body["passed"] else 1)
 
 

@@ -27,6 +27,7 @@ from typing import Any
 
 from benchmarks.attention_heads.measure import CORRECT, FAMILIES, cells, measure_family
 from benchmarks.measuring.machine import about
+from benchmarks.measuring.results import write_results
 
 WINS = 1.03
 """The speedup over the library's fastest kernel from which a candidate is marked as winning."""
@@ -90,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 process.join()
             body["rows"] += json.loads(path.read_text()) if path.exists() else []
         if options.json is not None:
-            options.json.write_text(json.dumps(body, indent=1) + "\n")
+            write_results(options.json, body)
     print(table(body["rows"]), *body["ended"], sep="\n")
 
 

@@ -27,6 +27,7 @@ from PIL import Image
 
 from benchmarks.engines.models import write_model
 from benchmarks.measuring.machine import EXTRAS, describe_machine, version_of
+from benchmarks.measuring.results import write_results
 
 IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
 CELLS = {
@@ -321,8 +322,7 @@ def recorder(path: Path | None, about: Callable[[], dict[str, Any]]) -> Callable
 
 def write_rows(path: Path, about: dict[str, Any], rows: Sequence[dict[str, Any]]) -> None:
     """Write a JSON file with one line per result, after a description of the machine."""
-    lines = ",\n".join(f"  {json.dumps(row)}" for row in rows)
-    path.write_text(f'{{"about": {json.dumps(about, indent=1)},\n "rows": [\n{lines}\n]}}\n')
+    write_results(path, {"about": about, "rows": rows})
 
 
 def key(row: dict[str, Any]) -> tuple[Any, ...]:

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from benchmarks.engines.measure import Engine, describe
 from benchmarks.engines.models import MODELS, write_model
+from benchmarks.measuring.results import write_results
 from benchmarks.measuring.timing import interleaved
 from benchmarks.towers import TOWERS, Tower
 from tests.oracles import BY_NAME, Grids
@@ -116,7 +117,7 @@ def record(path: Path, row: dict[str, Any]) -> None:
     towers = {tower["tower"]: tower for tower in [*found, row]}
     version = describe()
     about = {**ABOUT, **version, "version": version["vllm"], "runs": RUNS}
-    path.write_text(json.dumps({"about": about, "towers": list(towers.values())}, indent=1) + "\n")
+    write_results(path, {"about": about, "towers": list(towers.values())})
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -20,6 +20,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from benchmarks.measuring.results import write_results
+
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "scale.md"
 HOST = ROOT / "benchmarks" / "results" / "scale_host.json"
@@ -214,7 +216,7 @@ def main() -> None:
         )
         print(json.dumps(body, indent=1))
         if options.json:
-            options.json.write_text(json.dumps(body, indent=1) + "\n")
+            write_results(options.json, body)
     elif options.write:
         PAGE.write_text(fill(PAGE.read_text(), generated_parts()))
     else:

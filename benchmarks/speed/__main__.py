@@ -50,6 +50,7 @@ import torch
 
 from benchmarks.graphs import hf_call
 from benchmarks.measuring.machine import ROOT, about
+from benchmarks.measuring.results import write_results
 from benchmarks.speed.measure import (
     Case,
     KernelsOrFp8,
@@ -169,8 +170,7 @@ def merge(path: Path | None, towers: Sequence[Mapping[str, Any]]) -> dict[str, A
 
 def write(path: Path, body: Mapping[str, Any]) -> None:
     """Write the results to a file; this is done after each tower, in case a run is cut off."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(body, indent=1) + "\n")
+    write_results(path, body)
 
 
 def measure_all(options: argparse.Namespace) -> Iterator[dict[str, Any]]:

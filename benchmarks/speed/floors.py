@@ -19,6 +19,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.measuring.machine import about
+from benchmarks.measuring.results import write_results
 from benchmarks.measuring.timing import interleaved
 from benchmarks.speed.__main__ import TABLE
 from benchmarks.towers import TOWERS, Tower
@@ -101,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     body = {"about": {**about(RUNS), "formula": FORMULA, **rates}, "towers": towers}
     print(json.dumps(body, indent=1))
     if options.json:
-        options.json.write_text(json.dumps(body, indent=1) + "\n")
+        write_results(options.json, body)
 
 
 if __name__ == "__main__":

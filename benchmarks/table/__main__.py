@@ -328,7 +328,7 @@ def captures(body: Body) -> str:
         rows.append(
             [
                 tower["tower"],
-                str(len(auto["budgets"])),
+                str(auto["budgets"]),
                 *("-" if value is None else f"{value:.1f}" for value in seconds),
                 *(f"{value:,.0f}" for value in memory),
             ]

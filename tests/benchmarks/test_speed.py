@@ -47,7 +47,7 @@ def made_up(name: str) -> dict[str, Any]:
         "tower_mib": 1290.4,
         "about": {"seed": 7, "gpu": "NVIDIA H200"},
         "captures": {
-            kernels: {"capture_seconds": value, "budgets": [{}] * 48, **memory}
+            kernels: {"capture_seconds": value, "budgets": 48, **memory}
             for kernels, value in seconds.items()
         },
         "workloads": rows,
