@@ -14,12 +14,14 @@ from typing import Generic, NamedTuple, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
+from ..contract import Preprocess
 from ..data import (
     OUTPUT_FIELDS,
     EncoderItemSpec,
     EncoderOutput,
     Grid,
     GridLike,
+    Limits,
     Output,
     OutputField,
     PartialOutput,
@@ -45,25 +47,11 @@ class ItemPath(Protocol):
     def split(self, output: Output, grid_thw: GridLike) -> list[Output]: ...
 
 
-class Preprocesses(Protocol):
-    """An object that turns images and videos into the inputs of an encoder."""
-
-    def preprocess(
-        self,
-        images: ImagesLike = (),
-        videos: VideosLike = (),
-        *,
-        min_pixels: int | None = None,
-        max_pixels: int | None = None,
-        max_tiles: int | None = None,
-        max_soft_tokens: int | None = None,
-        fps: float | None = None,
-        num_frames: int | None = None,
-    ) -> VisionInputs: ...
-
-
-class JoinsOutputs(Preprocesses, Protocol[Output]):
+class JoinsOutputs(Protocol[Output]):
     """The methods that ``encode`` needs of an encoder of one or several input paths."""
+
+    @property
+    def preprocess(self) -> Preprocess: ...
 
     def join(self, outputs: Mapping[str, Output], inputs: VisionInputs) -> list[Output]: ...
 
@@ -122,6 +110,10 @@ class ItemEncoder(Generic[Output]):
                 "None for one call"
             )
         check_fields(results.pool, self.fields, self.head, self.class_token)
+
+    def preprocess(self, images: ImagesLike, videos: VideosLike, limits: Limits) -> VisionInputs:
+        """Turn images and videos into the inputs of the encoder, by its method ``preprocess``."""
+        return self.encoder.preprocess(images, videos, **limits._asdict())
 
     def tokens(self, inputs: VisionInputs) -> int:
         """Return the number of output tokens of preprocessed items, over all input paths."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Generic, Literal, TypeVar, overload
 
 from torch import Tensor
@@ -84,11 +85,9 @@ class EncodesItems(ABC, Generic[Output]):
 
         limits = Limits(min_pixels, max_pixels, max_tiles, max_soft_tokens, fps, num_frames)
         item_encoder = self.item_encoder()
-        preprocess = item_encoder.encoder.preprocess
+        make_inputs = partial(item_encoder.preprocess, images, videos, limits)
         with decoding(decode, item_encoder.device):
-            return item_encoder.encode(
-                lambda: preprocess(images, videos, **limits._asdict()), max_tokens_per_call
-            )
+            return item_encoder.encode(make_inputs, max_tokens_per_call)
 
     def embed(
         self,
@@ -132,11 +131,9 @@ class EncodesItems(ABC, Generic[Output]):
         settings = ResultSettings(pool, normalize, max_tokens_per_call)
         limits = Limits(min_pixels, max_pixels, max_tiles, max_soft_tokens, fps, num_frames)
         item_encoder = self.item_encoder()
-        preprocess = item_encoder.encoder.preprocess
+        make_inputs = partial(item_encoder.preprocess, images, videos, limits)
         with decoding(decode, item_encoder.device):
-            vectors = item_encoder.embed(
-                lambda: preprocess(images, videos, **limits._asdict()), settings
-            )
+            vectors = item_encoder.embed(make_inputs, settings)
         require_finite(vectors)
         return vectors
 

@@ -147,7 +147,7 @@ def stream_items(
             "the images of a folder, sorted(Path(folder).rglob('*.jpg'))"
         ) from None
     # Without items, this raises for wrong keywords at once, before an item gets the blame.
-    item_encoder.encoder.preprocess(**limits._asdict())
+    item_encoder.preprocess((), (), limits)
     if total is None and isinstance(items, Sized):
         total = length_hint(items)  # a loader of an iterable dataset is Sized, and has no len()
     keep = options.on_error == "keep"
@@ -251,9 +251,7 @@ class _Stream:
                 tokens = item_encoder.paths["image"].item_specs([grid])[0].output_tokens
             else:
                 with decoding(self.decode, item_encoder.device):
-                    inputs = item_encoder.encoder.preprocess(
-                        images, videos, **self.limits._asdict()
-                    )
+                    inputs = item_encoder.preprocess(images, videos, self.limits)
                 inputs = inputs.with_pixels(self.queue.hold)
                 grid, tokens = read_grid(inputs.grid_thw)[0], item_encoder.tokens(inputs)
         except Exception as error:  # noqa: BLE001

@@ -242,9 +242,7 @@ class Job:
         for number in range(0, count, -(-count // SAMPLED)):
             images, videos = read_item(self.reader.item(self.files.file(number)))
             try:
-                inputs = item_encoder.encoder.preprocess(
-                    images, videos, **self.calls.limits._asdict()
-                )
+                inputs = item_encoder.preprocess(images, videos, self.calls.limits)
             except Exception:  # noqa: BLE001  # drivers of remote stores raise errors of any class
                 continue  # `_write_shard` will report this image in errors.csv
             specs = [

@@ -56,7 +56,7 @@ class LargestFiles:
         file = self._heap[-number][-1]
         try:
             images, videos = read_item(reader.item(file))
-            inputs = item_encoder.encoder.preprocess(images, videos, **limits._asdict())
+            inputs = item_encoder.preprocess(images, videos, limits)
         except Exception:  # noqa: BLE001  # the job reports this image in errors.csv
             return False
         return warn_if_large(file.key, item_encoder.tokens(inputs))

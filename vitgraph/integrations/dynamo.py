@@ -252,7 +252,7 @@ class Encoder(VisionEncoderBackend[str, Prepared, Artifact]):  # type: ignore[mi
         item_encoder, options = self._built().item_encoder(), self.options
         limits = Limits(options.min_pixels, options.max_pixels, options.max_tiles)
         if item_encoder.stager is None:
-            inputs = item_encoder.encoder.preprocess([image], **limits._asdict())
+            inputs = item_encoder.preprocess([image], (), limits)
             return inputs, item_encoder.tokens(inputs)
         pinned = item_encoder.device.type == "cuda"
         (item,) = item_encoder.stager.stage([image], (), limits, pinned)

@@ -26,7 +26,7 @@ from encoders import (
     PathsEncoder,
     VisionEncoder,
 )
-from encoders.contract import Grid, PathInputs, VisionInputs
+from encoders.contract import Grid, Limits, PathInputs, VisionInputs
 from encoders.layers.torch_internals import share_modules
 from encoders.streams import ImagesLike, VideosLike
 from graphwrap import GraphedEncoder
@@ -297,17 +297,13 @@ def mm_encoder_outputs(
         ValueError: ``encode`` would raise it, or a :class:`GraphedEncoder` has ``outputs`` without
             ``pooler_output`` or ``deepstack_features``.
     """
+    limits = Limits(min_pixels, max_pixels, max_tiles, max_soft_tokens, fps, num_frames)
     inner = _unwrap(encoder)
     outputs = {
         kind: encoder.encode(
             images=images if kind == "image" else (),
             videos=videos if kind == "video" else (),
-            min_pixels=min_pixels,
-            max_pixels=max_pixels,
-            max_tiles=max_tiles,
-            max_soft_tokens=max_soft_tokens,
-            fps=fps,
-            num_frames=num_frames,
+            **limits._asdict(),
         )
         for kind, items in (("image", images), ("video", videos))
         if not (isinstance(items, Sequence) and len(items) == 0)

@@ -40,6 +40,7 @@ from encoders import (
     Qwen3VLEncoder,
     VisionEncoder,
 )
+from encoders.contract import Limits
 from encoders.streams import ImagesLike, VideosLike
 from graphwrap import GraphedEncoder
 
@@ -96,6 +97,7 @@ def multi_modal_data(
             f"{type(inner).__name__}: pass the images themselves to vLLM, or call "
             "encoder.encode(images) for the features of each"
         )
+    limits = Limits(min_pixels, max_pixels, max_tiles, max_soft_tokens, fps, num_frames)
     data: dict[str, ItemFeatures] = {}
     for kind, items in (("image", images), ("video", videos)):
         if isinstance(items, Sequence) and len(items) == 0:
@@ -107,12 +109,7 @@ def multi_modal_data(
         inputs = inner.preprocess(
             images=images if kind == "image" else (),
             videos=videos if kind == "video" else (),
-            min_pixels=min_pixels,
-            max_pixels=max_pixels,
-            max_tiles=max_tiles,
-            max_soft_tokens=max_soft_tokens,
-            fps=fps,
-            num_frames=num_frames,
+            **limits._asdict(),
         )
         if isinstance(inner, InternViT):
             data[kind] = [_on_cpu(output) for output in encoder(inputs)]
