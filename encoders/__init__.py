@@ -38,6 +38,8 @@ from .base.paths_encoder import PathsEncoder as PathsEncoder
 from .base.vision_encoder import VisionEncoder as VisionEncoder
 from .clip.clip import ClipConfig as ClipConfig
 from .clip.clip import ClipEncoder as ClipEncoder
+from .clip.clip import LlavaConfig as LlavaConfig
+from .clip.clip import LlavaEncoder as LlavaEncoder
 from .contract import EncoderConfig as EncoderConfig
 from .contract import GraphableEncoder as GraphableEncoder
 from .contract import Preprocessor as Preprocessor

@@ -62,6 +62,18 @@ def read_indices(
     return tuple(value)
 
 
+def read_layer(section: Mapping[str, object], *names: str, default: int) -> int:
+    """Return the number of a layer, negative from the end, under one of ``names``, or ``default``.
+
+    Raises:
+        ValueError: a value that is no integer.
+    """
+    value = read_field(section, *names, default=default)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"config field {names[0]}={value!r}: must be an integer")
+    return value
+
+
 def read_flag(section: Mapping[str, object], *names: str, default: bool) -> bool:
     """Return the boolean under one of ``names`` (aliases), or ``default``."""
     value = read_field(section, *names, default=default)

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from encoders import ItemError as ItemError
     from encoders import Lfm2VLEncoder as Lfm2VLEncoder
     from encoders import Llama4Encoder as Llama4Encoder
+    from encoders import LlavaEncoder as LlavaEncoder
     from encoders import MiniMaxM3Encoder as MiniMaxM3Encoder
     from encoders import MoonViTEncoder as MoonViTEncoder
     from encoders import PaddleOCRVLEncoder as PaddleOCRVLEncoder

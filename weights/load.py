@@ -394,7 +394,9 @@ def _set_up_preprocessing(encoder: Encoder, tower: FoundTower) -> dict[str, Json
     def bad_value(message: str) -> CheckpointError:
         return CheckpointError(f"{checkpoint.label}: processor files: {message}")
 
-    preprocessor = encoder.preprocessor.with_files(files, bad_value)
+    described = tower.family.processor_of(tower.contents.config)
+    stated = files if files or described is None else {"preprocessor_config": described}
+    preprocessor = encoder.preprocessor.with_files(stated, bad_value)
     if tower.layout.images_only:
         video_error = CheckpointError(f"{checkpoint.label}: {tower.layout.images_only}")
         preprocessor = preprocessor.without_videos(video_error)

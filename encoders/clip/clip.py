@@ -1,12 +1,17 @@
 """CLIP's vision tower, as OpenAI, LAION, Apple (DFN) and Meta (MetaCLIP 1 and 2) trained it.
 
+LLaVA-1.5 has OpenAI's tower: a projector of two layers reads the patches after the last block but
+one.
+
 A pre-norm ViT over square views: a class token, learned positions, a norm before the blocks, and
 one after them. A linear layer projects the class token to the vector that is compared with texts
 (``embed(pool="head")``).
 
-Source: ``CLIPVisionModel``, ``CLIPModel`` and ``MetaClip2VisionModel`` of transformers 5.24.0.
+Source: ``CLIPVisionModel``, ``CLIPModel``, ``MetaClip2VisionModel`` and
+``LlavaMultiModalProjector`` of transformers 5.24.0.
 Repo ids: openai/clip-vit-{base-patch32,base-patch16,large-patch14,large-patch14-336},
-laion/CLIP-ViT-{B-32,B-16,L-14,H-14,g-14,bigG-14}-*, facebook/metaclip-*, apple/DFN*-CLIP-ViT-*.
+laion/CLIP-ViT-{B-32,B-16,L-14,H-14,g-14,bigG-14}-*, facebook/metaclip-*, apple/DFN*-CLIP-ViT-*,
+llava-hf/llava-1.5-{7b,13b}-hf.
 
 Shapes: B views of n = 1 + h*w rows (class token first), D width, N = B*h*w tokens.
 
@@ -17,6 +22,8 @@ Deliberate differences:
   ``CLIPVisionModel(interpolate_pos_encoding=True)`` does, in float32 or wider.
 - The norm after the blocks is also taken of the patches, which makes the tokens; the source norms
   the class token alone.
+- Blocks after LLaVA's ``select_layer``, and the norm after the blocks, are loaded (strictly) and
+  not run.
 """
 
 from __future__ import annotations
@@ -26,11 +33,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..base.tile_encoder import TileEncoder
 from ..data import EncoderOutput, GridLike, Metadata
-from ..hf_config import find_section, read_choice, read_epsilon, read_size, require_sizes
+from ..hf_config import (
+    find_section,
+    read_choice,
+    read_epsilon,
+    read_layer,
+    read_size,
+    require_sizes,
+    require_value,
+)
 from ..layers.blocks import Block, BlockSizes, Gelu, resize_table
 from ..layers.products import PatchEmbed
 
@@ -117,6 +133,44 @@ class ClipConfig:
         return built
 
 
+@dataclass(frozen=True)
+class LlavaConfig(ClipConfig):
+    """The sizes of a CLIP tower, the layer that LLaVA reads, and the width of its tokens."""
+
+    out_hidden_size: int = 4096
+    select_layer: int = -2
+
+    def __post_init__(self) -> None:
+        require_sizes(vars(self), signed="select_layer")
+        require_sizes({"patches per side": self.side})
+        if not 0 <= self.blocks_run <= self.depth:
+            rule = f"must be from {-self.depth - 1} to {self.depth}, a hidden state of the tower"
+            raise ValueError(f"config: select_layer={self.select_layer} {rule}")
+
+    @property
+    def blocks_run(self) -> int:
+        """The number of blocks that ``forward`` runs, up to the hidden state ``select_layer``."""
+        return self.select_layer if self.select_layer >= 0 else self.depth + 1 + self.select_layer
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, object]) -> LlavaConfig:
+        """Read the ``config.json`` of a LLaVA-1.5 model.
+
+        Raises:
+            ValueError: a config value that is not supported, or sizes that disagree.
+        """
+        require_value(find_section(config, "vision_config"), "model_type", "clip_vision_model")
+        require_value(config, "projector_hidden_act", "gelu")
+        require_value(config, "multimodal_projector_bias", True)
+        require_value(config, "vision_feature_select_strategy", "default")
+        tower = vars(ClipConfig.from_hf({**config, "projection_dim": None}))
+        return cls(
+            **tower,
+            out_hidden_size=read_size(find_section(config, "text_config"), "hidden_size"),
+            select_layer=read_layer(config, "vision_feature_layer", default=-2),
+        )
+
+
 class ClipEncoder(TileEncoder):
     """Encodes views of one size to hidden states, a class token and one normed token per patch."""
 
@@ -187,3 +241,45 @@ class ClipEncoder(TileEncoder):
         positions = torch.cat((first, resize_table(table, h, w, antialias=False)))
         embedded: Tensor = self.norm_pre(rows + positions)
         return embedded
+
+
+class LlavaEncoder(ClipEncoder):
+    """Encodes views of one size to hidden states of an inner layer and projected tokens."""
+
+    def __init__(self, config: LlavaConfig, preprocessor: Preprocessor | None = None) -> None:
+        super().__init__(config, preprocessor)
+        self.config: LlavaConfig = config
+        self.projector = Projector(config.hidden_size, config.out_hidden_size)
+
+    def forward(
+        self,
+        pixel_values: Tensor,
+        grid_thw: GridLike | None = None,
+        *,
+        encoder_metadata: Metadata | None = None,
+    ) -> EncoderOutput:
+        """Encode B views of n rows each (class token, patches) to N tokens.
+
+        Returns:
+            ``last_hidden_state`` [B, n, D] of the layer ``select_layer``, ``pooler_output``
+            [N, out], no DeepStack features, ``"prefix"`` [B, 1, D], the class token of that layer.
+        """
+        metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
+        hidden = self.embed_patches(pixel_values, metadata)
+        for block in self.steps(self.blocks, hidden, metadata, stop=self.config.blocks_run):
+            hidden = block(hidden)
+        tokens = self.projector(hidden[:, 1:].flatten(0, 1))
+        return EncoderOutput(hidden, tokens, (), {"prefix": hidden[:, :1]})
+
+
+class Projector(nn.Module):
+    """Projects tokens to the width of the language model: two layers, exact GELU between them."""
+
+    def __init__(self, width: int, out: int) -> None:
+        super().__init__()
+        self.linear_1 = nn.Linear(width, out)
+        self.linear_2 = nn.Linear(out, out)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Project tokens [N, D] to [N, out]."""
+        return self.linear_2(F.gelu(self.linear_1(tokens)))

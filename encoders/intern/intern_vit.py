@@ -41,8 +41,8 @@ from ..hf_config import (
     find_section,
     read_choice,
     read_epsilon,
-    read_field,
     read_flag,
+    read_layer,
     read_size,
     require_divisible,
     require_sizes,
@@ -329,15 +329,3 @@ def pixel_shuffle(patches: Tensor, h: int, w: int, version: str) -> Tensor:
     """Join 2x2 patches [B, h*w, D] to tokens [B*h*w/4, 4D] row by row (version "v1": by column)."""
     order = "(b h w)" if version == "v2" else "(b w h)"
     return rearrange(patches, f"b (h x w y) d -> {order} (x y d)", h=h // 2, x=2, w=w // 2, y=2)
-
-
-def read_layer(section: Mapping[str, object], *names: str, default: int) -> int:
-    """Return the number of a layer, negative from the end, under one of ``names``, or ``default``.
-
-    Raises:
-        ValueError: a value that is no integer.
-    """
-    value = read_field(section, *names, default=default)
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"config field {names[0]}={value!r}: must be an integer")
-    return value

@@ -40,6 +40,7 @@ OFFERED = {
     "paddleocr_vl": PACKED,
     "idefics3": ONE_PATH | {"at", "side"},
     "clip": ONE_PATH | {"at", "side"},
+    "llava": ONE_PATH | {"at", "side"},
     "siglip": ONE_PATH | {"at", "side"},
     "siglip2": PACKED,
     "gemma3": ONE_PATH | {"at", "side"},

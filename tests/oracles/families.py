@@ -10,7 +10,14 @@ from encoders.lfm.lfm2_vl import Lfm2VLTower
 
 from .family import make_row
 from .keys import intern_keys, omni2_5_keys, omni3_keys, same_keys
-from .references.clip import UNPROJECTED, clip_keys, clip_output, clip_reference
+from .references.clip import (
+    UNPROJECTED,
+    clip_keys,
+    clip_output,
+    clip_reference,
+    llava_output,
+    llava_reference,
+)
 from .references.dino import DINO_NARROW, dino_output, dinov2_keys, dinov2_reference
 from .references.ernie4_5_vl import ERNIE_NARROW, ErnieReference, ernie_keys, ernie_output
 from .references.gemma4 import gemma4_keys, gemma4_output, gemma4_reference
@@ -237,6 +244,13 @@ FAMILIES = [
         shallow={**UNPROJECTED, "num_hidden_layers": 2},
         narrow={**UNPROJECTED, **SIZES},
         tiny={**UNPROJECTED, **SIZES, "num_hidden_layers": 3, "image_size": 112},
+    ),
+    make_row(
+        "llava", "llava-hf/llava-1.5-7b-hf", llava_reference, clip_keys, llava_output,
+        shallow={"num_hidden_layers": 2},
+        narrow={**SIZES, "llm_width": 48},
+        tiny={**SIZES, "num_hidden_layers": 3, "image_size": 112, "llm_width": 48},
+        variant=True,
     ),
     make_row(
         "gemma3", "google/gemma-3-4b-it", gemma3_reference, gemma3_keys, gemma3_output,

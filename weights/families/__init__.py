@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from .baidu import ERNIE4_5_VL, PADDLEOCR_VL
-from .clip import CLIP
+from .clip import CLIP, LLAVA
 from .deepseek import DEEPSEEK_OCR, DEEPSEEK_VL, DEEPSEEK_VL2, DEEPSEEK_VL_HYBRID
 from .dino import DINOV2
 from .family import Family
@@ -45,6 +45,7 @@ FAMILIES: Mapping[str, Family] = {
         GLM4V,
         GLM_OCR,
         CLIP,
+        LLAVA,
         SIGLIP,
         SIGLIP2,
         GEMMA3,

@@ -1,34 +1,60 @@
-"""CLIP's tower as OpenAI, LAION and Meta publish it in the form of transformers.
+"""CLIP's tower as OpenAI, LAION, Meta, timm and LLaVA publish it.
 
-Source of the names: ``CLIPModel``, ``CLIPVisionModel`` and ``MetaClip2Model`` of transformers
-5.24.0.
+Source of the names: ``CLIPModel``, ``CLIPVisionModel``, ``MetaClip2Model`` and ``LlavaModel`` of
+transformers 5.24.0, and ``VisionTransformer`` of timm 1.0.31.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
-from encoders import ClipConfig, ClipEncoder
+from encoders import ClipConfig, ClipEncoder, LlavaConfig, LlavaEncoder
+from encoders.hf_config import read_indices, read_ratio, read_size
 
 from ..layouts import Layout, Prefix
 from ..published import family_facts
-from ..strict_json import JsonObject
+from ..strict_json import JsonDict, JsonObject
 from .family import Family, Fields, Shapes, TransformersClass, block_count, length, square
 from .siglip import QKV, siglip_names
 
+_NAMES = {
+    "embeddings.class_embedding": "class_embedding",
+    **siglip_names("", "patch_embed.proj"),
+    "pre_layrnorm": "norm_pre",
+}
 _CLIP = Layout(
     name="clip",
     prefixes=(Prefix("", "vision_model."), Prefix("", "")),
     marks=("embeddings.class_embedding",),
     projector=("visual_projection.",),
     joins={"blocks.N.attn.qkv": QKV},
-    renames={
-        "embeddings.class_embedding": "class_embedding",
-        **siglip_names("", "patch_embed.proj"),
-        "pre_layrnorm": "norm_pre",
-        "visual_projection": "head",
-    },
+    renames={**_NAMES, "visual_projection": "head"},
     processor_files=family_facts("clip").processors["clip"],
+)
+_TIMM = Layout(  # timm/vit_*_clip_*
+    name="timm",
+    prefixes=(Prefix("", ""),),
+    marks=("cls_token", "blocks."),
+    reshapes={"class_embedding": "d -> one again d", "pos_embed": "n d -> one n d"},
+    renames={"cls_token": "class_embedding"},
+)
+_PROJECTOR = "multi_modal_projector"
+_LLAVA = Layout(
+    name="llava",
+    prefixes=(
+        Prefix("", "vision_tower.vision_model."),  # llava-hf/llava-1.5-*
+        Prefix("model.", "vision_tower.vision_model."),
+        Prefix("model.", "vision_tower."),  # as transformers 5.24.0 saves it
+        Prefix("", "vision_tower."),
+        Prefix("", ""),
+    ),
+    marks=_CLIP.marks,
+    projector=(f"{_PROJECTOR}.",),
+    joins=_CLIP.joins,
+    renames={**_NAMES, _PROJECTOR: "projector"},
+    processor_files=family_facts("llava").processors["llava"],
 )
 
 _PATCH = "patch_embed.proj.weight"
@@ -48,20 +74,101 @@ def _parse_config(config: JsonObject, shapes: Shapes) -> ClipConfig:
     return replace(built, projection_dim=columns, projection_bias=bias)
 
 
+_TIMM_TOWERS = {  # depth, width, heads, width of the MLP, side of a patch
+    "base_patch32": (12, 768, 12, 3072, 32),
+    "base_patch16": (12, 768, 12, 3072, 16),
+    "large_patch14": (24, 1024, 16, 4096, 14),
+    "huge_patch14": (32, 1280, 16, 5120, 14),
+    "giant_patch14": (40, 1408, 16, 6144, 14),
+    "gigantic_patch14": (48, 1664, 16, 8192, 14),
+}
+_TIMM_NAMES = (
+    *(f"vit_base_patch32_clip_{side}" for side in ("224", "256", "384", "448", "quickgelu_224")),
+    *(f"vit_base_patch16_clip_{side}" for side in ("224", "384", "quickgelu_224")),
+    *(f"vit_large_patch14_clip_{side}" for side in ("224", "336", "quickgelu_224")),
+    "vit_large_patch14_clip_quickgelu_336",
+    *(f"vit_huge_patch14_clip_{side}" for side in ("224", "336", "378", "quickgelu_224")),
+    "vit_huge_patch14_clip_quickgelu_378",
+    "vit_giant_patch14_clip_224",
+    *(f"vit_gigantic_patch14_clip_{side}" for side in ("224", "378", "quickgelu_224")),
+)
+
+
+def _timm_section(name: str, arguments: JsonObject) -> JsonDict:
+    """Return the config of a timm architecture, such as "vit_base_patch16_clip_224".
+
+    As in timm, the activation is that of the name, whatever the weights were trained with.
+
+    Args:
+        name: the name of the architecture.
+        arguments: ``model_args`` of timm's config, which override sizes.
+    """
+    size, _, rest = name.removeprefix("vit_").partition("_clip_")
+    depth, width, heads, inner, patch = _TIMM_TOWERS[size]
+    own = read_size(arguments, "embed_dim", default=width)
+    return {
+        "hidden_size": own,
+        "intermediate_size": round(read_ratio(arguments, "mlp_ratio", default=inner / width) * own),
+        "num_hidden_layers": arguments.get("depth", depth),
+        "num_attention_heads": arguments.get("num_heads", heads),
+        "image_size": arguments.get("img_size", int(rest.removeprefix("quickgelu_"))),
+        "patch_size": patch,
+        "hidden_act": "quick_gelu" if rest.startswith("quickgelu_") else "gelu",
+    }
+
+
+def _timm_processor(config: JsonObject) -> JsonDict | None:
+    """Return the processor file that says what ``pretrained_cfg`` of a timm config does."""
+    images = config.get("pretrained_cfg")
+    if not isinstance(images, Mapping) or "input_size" not in images:
+        return None
+    *_, side = read_indices(images, "input_size", ())
+    short = int(side / read_ratio(images, "crop_pct", default=1.0))
+    kinds = {"bicubic": 3, "bilinear": 2}
+    squashed = images.get("crop_mode") == "squash" and short == side
+    return {
+        "image_mean": images.get("mean"),
+        "image_std": images.get("std"),
+        "resample": kinds.get(str(images.get("interpolation", "bicubic")), 0),
+        "size": {"height": side, "width": side} if squashed else short,
+        "crop_size": side,
+    }
+
+
+_CLIP_CLASS = TransformersClass("clip", "CLIPVisionModel", "clip_vision_model")
 CLIP = Family(
     name="clip",
     encoder=ClipEncoder,
     config=ClipConfig,
     model_types=("clip", "clip_vision_model", "metaclip_2", "metaclip_2_vision_model"),
     signs=(("embeddings.class_embedding", "pre_layrnorm.weight"),),
-    layouts=(_CLIP,),
+    layouts=(_CLIP, _TIMM),
     classes={
-        "clip": TransformersClass("clip", "CLIPVisionModel", "clip_vision_model"),
+        "clip": _CLIP_CLASS,
         "metaclip_2": TransformersClass(
             "metaclip_2", "MetaClip2VisionModel", "metaclip_2_vision_model"
         ),
     },
     fields=_FIELDS,
+    timm={name: partial(_timm_section, name) for name in _TIMM_NAMES},
     outer_fields={("projection_dim",): length("head.weight", 0)},
+    processor_of=_timm_processor,
     parse_config=_parse_config,
+)
+LLAVA = Family(
+    name="llava",
+    encoder=LlavaEncoder,
+    config=LlavaConfig,
+    model_types=("llava",),
+    signs=((f"{_PROJECTOR}.linear_1.weight", "pre_layrnorm.weight"),),
+    layouts=(_LLAVA,),
+    classes={"llava": _CLIP_CLASS},
+    fields=_FIELDS,
+    outer_fields={("text_config.hidden_size",): length("projector.linear_2.weight", 0)},
+    refusals={
+        "llava_next": "it joins the tiles of an image with learned ends of rows, which is not "
+        "implemented",
+        "llava_llama": "its checkpoint leaves out the tower, which the repos of llava-hf have",
+        "vipllava": "it reads several layers of the tower, which is not implemented",
+    },
 )

@@ -1,4 +1,4 @@
-"""The reference of CLIP, which is a tower and a projection of transformers."""
+"""The references of CLIP and LLaVA, which are models of transformers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from transformers.models.clip import configuration_clip, modeling_clip
+from transformers.models.llava import configuration_llava, modeling_llava
 
 from encoders.contract import EncoderOutput
 
@@ -14,7 +15,7 @@ from ..keys import State, renamed, split_qkv
 
 _NAMES = [
     (r"^head\.", "visual_projection."),
-    (r"^(?!visual_projection)", "vision_model."),
+    (r"^(?!visual_projection|projector)", "vision_model."),
     (r"\.class_embedding$", ".embeddings.class_embedding"),
     (r"\.pos_embed$", ".embeddings.position_embedding.weight"),
     (r"\.patch_embed\.proj\.", ".embeddings.patch_embedding."),
@@ -52,3 +53,27 @@ def clip_output(reference: Any, pixels: Tensor, grid_thw: Tensor) -> EncoderOutp
     normed = tower.post_layernorm(out.last_hidden_state)
     prefix = {"prefix": out.pooler_output[:, None]}
     return EncoderOutput(out.last_hidden_state, normed[:, 1:].flatten(0, 1), (), prefix)
+
+
+def llava_reference(config: Config) -> nn.Module:
+    """Build transformers' tower, and LLaVA's projector."""
+    wrapped = configuration_llava.LlavaConfig(
+        vision_config=vision_of(config),
+        text_config={**config["text_config"], "num_attention_heads": 1, "num_key_value_heads": 1},
+        vision_feature_layer=config["vision_feature_layer"],
+    )
+    tower = clip_reference({**config, "projection_dim": None})
+    projector = modeling_llava.LlavaMultiModalProjector(wrapped)
+    reference = nn.ModuleDict({**tower, "projector": projector})
+    reference.layer = wrapped.vision_feature_layer
+    return reference
+
+
+def llava_output(reference: Any, pixels: Tensor, grid_thw: Tensor) -> EncoderOutput:
+    """Run transformers' tower on views of any size, and the projector on one of its states."""
+    out = reference["vision_model"](
+        pixels, interpolate_pos_encoding=True, output_hidden_states=True
+    )
+    hidden = out.hidden_states[reference.layer]
+    tokens = reference["projector"](hidden[:, 1:])
+    return EncoderOutput(hidden, tokens.flatten(0, 1), (), {"prefix": hidden[:, :1]})

@@ -29,6 +29,7 @@ from encoders import (
     InternViT,
     Lfm2VLEncoder,
     Llama4Encoder,
+    LlavaEncoder,
     MiniMaxM3Encoder,
     MoonViTEncoder,
     PaddleOCRVLEncoder,
@@ -117,6 +118,7 @@ CALLS: Mapping[type[Encoder], Call] = {
 _NO_MODEL = "transformers has no model with this tower"
 REFUSED: Mapping[type[Encoder], str] = {
     ClipEncoder: "its model in transformers projects the class token, not the tokens",
+    LlavaEncoder: "its model in transformers reads an inner layer of its tower",
     Siglip2Encoder: "the head of its model in transformers reads padded tokens",
     DeepseekVLHybridEncoder: "its projector in transformers takes what two towers return",
     DeepseekVL2Encoder: _NO_MODEL,

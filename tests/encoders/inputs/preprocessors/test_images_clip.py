@@ -23,7 +23,7 @@ GOLDEN = {
     (20, 3000): ((224, 33600), (336, 50400)),
 }
 """Heights and widths of images, and what transformers 5.24.0 resizes them to, for 224 and 336."""
-FILES = family_facts("clip").processors["clip"]
+FILES = family_facts("llava").processors["llava"]
 SQUARE = {"height": 112, "width": 112}
 SECTIONS = (
     {"size": 112, "crop_size": 112},

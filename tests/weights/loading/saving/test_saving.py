@@ -38,6 +38,10 @@ def seeded(folder: Path, family: str = "qwen3_vl") -> VisionEncoder:
     return load_encoder(write_seeded_checkpoint(folder, family, width=64), progress=False)
 
 
+UNREAD = {"llava": ("blocks.1.", "norm.")}
+"""Recipe -> the parameters that are loaded, but that come after the layer that the model reads."""
+
+
 def train(encoder: Encoder) -> None:
     """One step of gradient descent on every parameter of every path."""
     encoder.requires_grad_(True)
@@ -93,10 +97,16 @@ def test_a_fine_tuned_encoder_loads_back_to_the_bit(
     written: Written, tmp_path: Path, family: str, dtype: torch.dtype
 ) -> None:
     encoder = load_encoder(written(family), progress=False)
-    before = {name: weight.clone() for name, weight in encoder.named_parameters()}
+    read = {
+        name: weight
+        for name, weight in encoder.named_parameters()
+        if not name.startswith(UNREAD.get(family, ()))
+    }
+    before = {name: weight.clone() for name, weight in read.items()}
     encoder.to(dtype)
     train(encoder)
-    changed = [name for name, now in encoder.named_parameters() if (now != before[name]).any()]
+    after = dict(encoder.named_parameters())
+    changed = [name for name in before if (after[name] != before[name]).any()]
     assert len(changed) > 0.9 * len(before)
     again = load_encoder(encoder.save_pretrained(tmp_path / "saved"), progress=False)
     assert next(again.parameters()).dtype == dtype

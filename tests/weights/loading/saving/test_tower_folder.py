@@ -15,6 +15,7 @@ from encoders import (
     Dinov2Encoder,
     Ernie4_5VLEncoder,
     Llama4Encoder,
+    LlavaEncoder,
     MoonViTEncoder,
     PaddleOCRVLEncoder,
     PathsEncoder,
@@ -154,6 +155,8 @@ def test_transformers_computes_what_the_encoder_does(extracted: Written, family:
         elif family in RENAMED:
             found = load_file(out / PROJECTOR).popitem()[1].float()
             found, wanted = model(pixels).last_hidden_state[0] @ found.T, pooled
+        elif isinstance(image, LlavaEncoder):
+            found, wanted = model(pixels, output_hidden_states=True).hidden_states[-2], hidden
         elif isinstance(image, Llama4Encoder):
             found, wanted = image.projector(model(pixels).last_hidden_state[0]), pooled
         else:

@@ -1,0 +1,161 @@
+"""Checkpoints of CLIP and LLaVA: layouts, sparse configs, decoys, strict errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from safetensors.torch import load_file
+from transformers import CLIPImageProcessor
+
+from tests.oracles import distance
+from tests.support.hub.checkpoints import edit_config, edit_tensors, same_weights
+from tests.support.hub.client import REPO
+from tests.support.hub.server import HubServer
+from tests.support.photographs import china, flower
+from vitgraph.seeded import write_seeded_checkpoint
+from weights import CheckpointError, inspect_checkpoint, load_encoder
+
+KINDS = ("clip", "metaclip_2", "llava")
+TOWER = dict.fromkeys(KINDS, "vision_model.") | {"llava": "vision_tower.vision_model."}
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, kind: str) -> Path:
+    return write_seeded_checkpoint(tmp_path / kind, kind, width=64)
+
+
+def test_the_text_half_is_neither_read_nor_fetched(
+    folder: Path, hub: HubServer, cache: Path
+) -> None:
+    hub.push(REPO, folder)
+    fetched = load_encoder(REPO, cache_dir=cache, progress=False, fetch="ranges")
+    assert same_weights(fetched, load_encoder(folder))
+    assert all(torch.isfinite(value).all() for value in fetched.state_dict().values())
+
+
+@pytest.mark.parametrize("extra", ["embeddings.cls_token", "head.probe", "text.weight"])
+def test_a_stranger_under_the_prefix_is_an_error(folder: Path, kind: str, extra: str) -> None:
+    edit_tensors(folder, lambda t: t.update({TOWER[kind] + extra: torch.zeros(2)}))
+    with pytest.raises(CheckpointError, match=rf"unexpected \(1\): .*{extra}"):
+        load_encoder(folder)
+
+
+def test_old_position_ids_are_ignored(folder: Path, kind: str) -> None:
+    whole, name = load_encoder(folder), f"{TOWER[kind]}embeddings.position_ids"
+    edit_tensors(folder, lambda t: t.update({name: torch.arange(4)[None]}))
+    assert same_weights(load_encoder(folder), whole)
+
+
+@pytest.mark.parametrize("name", ["visual_projection.weight", "vision_model.pre_layrnorm.weight"])
+def test_a_missing_tensor_is_an_error(tmp_path: Path, name: str) -> None:
+    folder = write_seeded_checkpoint(tmp_path / "clip", "clip", width=64)
+    edit_tensors(folder, lambda t: t.pop(name))
+    with pytest.raises(CheckpointError, match=rf"missing \(1\): {name}"):
+        load_encoder(folder)
+
+
+def test_a_sparse_config_is_filled_from_shapes(folder: Path) -> None:
+    whole = load_encoder(folder)
+    kept = {"model_type", "num_attention_heads", "hidden_act"}
+
+    def thin(config: dict[str, Any]) -> None:
+        section = config["vision_config"]
+        config["vision_config"] = {key: section[key] for key in kept if key in section}
+        config.pop("projection_dim", None)
+        config["text_config"].pop("hidden_size", None)
+
+    edit_config(folder, thin)
+    found = load_encoder(folder)
+    assert same_weights(found, whole)
+    assert found.config == whole.config
+
+
+def test_a_tower_alone_has_a_projection_if_its_file_has(tmp_path: Path) -> None:
+    """Image encoders of other models are published as CLIPVisionModelWithProjection."""
+    folder = write_seeded_checkpoint(tmp_path / "clip", "clip", width=64)
+    whole = load_encoder(folder)
+
+    def alone(config: dict[str, Any]) -> None:
+        section = config.pop("vision_config")
+        config.clear()
+        config.update(section)
+
+    edit_config(folder, alone)
+    assert same_weights(load_encoder(folder), whole)
+    edit_tensors(folder, lambda t: t.pop("visual_projection.weight"))
+    assert load_encoder(folder).pooling_head is None
+
+
+@pytest.mark.parametrize("prefix", ["vision_tower.", "model.vision_tower."])
+def test_llava_as_transformers_saves_it_loads(tmp_path: Path, prefix: str) -> None:
+    folder = write_seeded_checkpoint(tmp_path / "old", "llava", width=64)
+    new = write_seeded_checkpoint(tmp_path / "new", "llava", width=64, prefix=prefix)
+    assert same_weights(load_encoder(new), load_encoder(folder))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"vision_feature_layer": [-2, -5]}, r"vision_feature_layer=\[-2, -5\]: must be an int"),
+        ({"vision_feature_layer": -9}, "select_layer=-9 must be from -3 to 2"),
+        ({"vision_feature_select_strategy": "full"}, "select_strategy='full' is not implemented"),
+        ({"multimodal_projector_bias": False}, "bias=False is not implemented"),
+        ({"model_type": "llava_next"}, "'llava_next' is not supported: it joins the tiles"),
+        ({"model_type": "llava_llama"}, "leaves out the tower, which the repos of llava-hf"),
+    ],
+    ids=str,
+)
+def test_a_llava_that_differs_is_refused(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    folder = write_seeded_checkpoint(tmp_path / "llava", "llava", width=64)
+    edit_config(folder, lambda config: config.update(change))
+    with pytest.raises(CheckpointError, match=message):
+        inspect_checkpoint(folder)
+
+
+def timm_folder(tmp_path: Path, name: str, classes: int) -> tuple[Path, torch.nn.Module]:
+    """A small checkpoint of timm, as its own code saves it."""
+    from timm.models import save_for_hf
+
+    torch.manual_seed(0)
+    sizes = {"embed_dim": 64, "depth": 2, "num_heads": 2, "img_size": 64}
+    model = timm.create_model(name, num_classes=classes, **sizes).eval()
+    images = {
+        "input_size": (3, 64, 64),
+        "mean": (0.5, 0.4, 0.3),
+        "std": (0.2, 0.3, 0.4),
+        "crop_pct": 0.9,
+        "interpolation": "bicubic",
+    }
+    model.pretrained_cfg = {**model.pretrained_cfg, **images}
+    save_for_hf(model, str(tmp_path), model_args=sizes, safe_serialization=True)
+    return tmp_path, model
+
+
+@pytest.mark.parametrize("classes", [0, 24])
+@pytest.mark.parametrize("kind", ["base_patch16_clip_", "base_patch32_clip_quickgelu_"])
+def test_a_repo_of_timm_gives_what_timm_gives(tmp_path: Path, kind: str, classes: int) -> None:
+    folder, model = timm_folder(tmp_path, f"vit_{kind}224", classes)
+    encoder = load_encoder(folder, progress=False)
+    photos = [china(), flower()]
+    section = {"image_mean": (0.5, 0.4, 0.3), "image_std": (0.2, 0.3, 0.4)}
+    processor = CLIPImageProcessor(size=71, crop_size=64, **section)
+    pixels = processor(photos, return_tensors="pt")["pixel_values"]
+    assert torch.equal(encoder.preprocess(photos).pixel_values, pixels)
+    with torch.no_grad():
+        wanted = model(pixels)
+    assert distance(encoder.embed(photos, pool="head" if classes else "cls"), wanted) <= 1e-5
+    saved = encoder.save_pretrained(tmp_path / "saved")
+    state, stored = model.state_dict(), load_file(saved / "model.safetensors")
+    assert state.keys() == stored.keys()
+    assert all(torch.equal(state[name], stored[name]) for name in stored)
