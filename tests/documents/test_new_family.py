@@ -17,7 +17,7 @@ from weights import FAMILIES, build_config
 from weights.match import find_family
 
 family = FAMILIES["acme_vl"]
-(model,) = family.facts.published
+model = family.facts.published[-1]
 encoder = family.on_meta(build_config(family, model.config, None, model.repo_id))
 print(type(encoder).__name__, sum(value.numel() for value in encoder.parameters()))
 print(find_family(model.config, [], model.repo_id, None, lambda _: False).name, model.parameters)
@@ -30,7 +30,9 @@ def tree(tmp_path: Path) -> Path:
     skip = shutil.ignore_patterns("__pycache__")
     for package in ("encoders", "graphwrap", "weights", "vitgraph"):
         shutil.copytree(ROOT / package, tmp_path / package, ignore=skip)
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    for file in ("pyproject.toml", "tests/oracles/families.py"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / file, tmp_path / file)
     return tmp_path
 
 

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 import vitgraph
-from weights import FAMILIES
 
 tomllib = pytest.importorskip("tomllib")  # of Python 3.11
 ROOT = Path(__file__).parents[2]
@@ -109,17 +108,6 @@ def test_the_changelog_begins_with_the_version_of_the_package() -> None:
     assert ("- Unreleased" in text) == vitgraph.__version__.endswith(".dev0")
     kinds = re.findall(r"^### (\w+)", text, re.M)
     assert kinds == ["Added", "Changed", "Removed", "Fixed", "Security"]
-
-
-@pytest.mark.parametrize("family", sorted(FAMILIES))
-def test_the_notice_names_every_family_and_its_source(family: str) -> None:
-    notice = " ".join((ROOT / "NOTICE").read_text("utf-8").split())
-    name = re.split(r", | and | \(", FAMILIES[family].facts.title)[0]
-    assert re.search(rf"{re.escape(name)}(?![\w-])", notice), name
-    module = import_module(FAMILIES[family].encoder.__module__)
-    (source,) = re.findall(r"\nSource: (.*?)\nRepo ids:", str(module.__doc__), re.S)
-    named = re.findall(r"(?<=``)\w+(?:\.py)?(?=``)|[\w-]+/[\w-]+", source)
-    assert any(one in notice for one in named), source
 
 
 def hooks_of_the_recipe() -> dict[str, set[tuple[str, str]]]:

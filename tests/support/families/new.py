@@ -27,6 +27,8 @@ LISTS = (
     "vitgraph/types.py",
 )
 """The files that have lines for each family."""
+ORACLES = "tests/oracles/families.py"
+"""The file with the sizes and the reference by which each tower is compared."""
 _MODEL_TYPES = re.compile(r"model_types=(with_vision\([^()]*\)|\(([^()]|\([^()]*\))*\)),")
 
 
@@ -61,6 +63,8 @@ def write_skeleton(root: Path, maker: str, name: str, prefix: str, like: str) ->
             f"--like {like}: {record.name} has several records, or a class whose name does not end "
             "in Encoder; copy another family, such as idefics3 (tiles) or minimax_m3 (patches)"
         )
+    oracles = (root / ORACLES).read_text("utf-8")
+    row, row_repo = _row(oracles, like)
     words = {like.replace("_", "-"): name.replace("_", "-")} if "_" in like else {}
     words |= {their_prefix: prefix, like.upper(): name.upper(), like: name}
 
@@ -79,7 +83,7 @@ def write_skeleton(root: Path, maker: str, name: str, prefix: str, like: str) ->
         f'model_types=with_vision("{name}"),', renamed(record.read_text("utf-8"))
     )
     new_files[root / f"weights/families/facts/{name}.json"] = renamed(
-        _one_checkpoint(facts, like, f"{maker}/{prefix}")
+        _few_checkpoints(facts, like, maker, row_repo)
     )
     if taken := [path for path in new_files if path.exists()]:
         raise ValueError(f"{taken[0]} is there already: choose other names, or edit it by hand")
@@ -88,6 +92,9 @@ def write_skeleton(root: Path, maker: str, name: str, prefix: str, like: str) ->
         new_files[package] = f'"""The tower of {prefix}: ``{name}``."""\n'
         layers = root / "pyproject.toml"
         new_files[layers] = _with_maker(layers.read_text("utf-8"), their_maker, maker)
+    repo_id = renamed(_moved(row_repo, maker))
+    copy = row.replace(f'"{like}"', f'"{name}"').replace(row_repo, repo_id)
+    new_files[root / ORACLES] = oracles.replace(row, row + copy)
     for path in (root / file for file in LISTS):
         new_files[path] = "".join(
             _with_copies(path.read_text("utf-8"), renamed, (their_prefix, like.upper()))
@@ -98,17 +105,29 @@ def write_skeleton(root: Path, maker: str, name: str, prefix: str, like: str) ->
     return [*new_files]
 
 
-def _one_checkpoint(facts: Any, like: str, repo_id: str) -> str:
-    """Return the facts of a family with one checkpoint, which its small one imitates, as JSON."""
+def _few_checkpoints(facts: Any, like: str, maker: str, row_repo: str) -> str:
+    """Return the facts of a family, as JSON, with the checkpoints that tests take: one or two.
+
+    They are that of the first small checkpoint, and that of the row of references, ``row_repo``.
+    """
     small = next(iter(facts["small"].values()))
-    models = ((group, model) for group in facts["checkpoints"] for model in group["models"])
-    group, model = next(x for x in models if x[1]["repo_id"] == small["repo_id"])
-    config = {**group["config"], "model_type": like}
-    if "model_type" in (vision := config.get("vision_config", {})):
-        config["vision_config"] = {**vision, "model_type": f"{like}_vision"}
-    group = {**group, "config": config, "models": [{**model, "repo_id": repo_id}]}
-    small = {like: {**small, "repo_id": repo_id}}
-    return formatted({**facts, "small": small, "checkpoints": [group]}) + "\n"
+    groups = []
+    for group in facts["checkpoints"]:
+        models = [
+            {**model, "repo_id": _moved(model["repo_id"], maker)}
+            for model in group["models"]
+            if model["repo_id"] in (small["repo_id"], row_repo)
+        ]
+        config = {**group["config"], "model_type": like}
+        if "model_type" in (vision := config.get("vision_config", {})):
+            config["vision_config"] = {**vision, "model_type": f"{like}_vision"}
+        groups += [{**group, "config": config, "models": models}] if models else []
+    small = {like: {**small, "repo_id": _moved(small["repo_id"], maker)}}
+    return formatted({**facts, "small": small, "checkpoints": groups}) + "\n"
+
+
+def _moved(repo_id: str, maker: str) -> str:
+    return f"{maker}/{repo_id.partition('/')[2]}"
 
 
 def _with_maker(text: str, their_maker: str, maker: str) -> str:
@@ -116,6 +135,14 @@ def _with_maker(text: str, their_maker: str, maker: str) -> str:
     (line,) = [x for x in text.splitlines() if f"| {their_maker} |" in x]
     makers = sorted({*line.strip(' ",').split(" | "), maker})
     return text.replace(line, f'  "{" | ".join(makers)}",')
+
+
+def _row(oracles: str, like: str) -> tuple[str, str]:
+    """Return the row of a family in the table of references, and the repo id in it."""
+    row = re.search(rf'    make_row\(\n +"{like}", "([^"]+)",.*?\n    \),\n', oracles, re.S)
+    if row is None:
+        raise ValueError(f"--like {like}: has no row in {ORACLES}; copy another family")
+    return row[0], row[1]
 
 
 def _with_copies(text: str, renamed: Callable[[str], str], names: tuple[str, str]) -> Iterator[str]:
