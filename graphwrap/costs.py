@@ -156,7 +156,8 @@ def read_tables(file: str | os.PathLike[str], path_names: Collection[str]) -> di
         return {path_name: _parse(os.fspath(file), body[path_name]) for path_name in path_names}
     except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(
-            f"{file} is no table that save_table wrote ({type(error).__name__}: {error}): {REMEDY}"
+            f"{file} is not a table that save_table wrote ({type(error).__name__}: {error}): "
+            f"{REMEDY}"
         ) from error
 
 

@@ -255,8 +255,8 @@ def _read_url(url: str) -> _Url:
         raise ValueError(f"is no URL ({error})") from error
     if parts.scheme != "https" or not host:
         raise ValueError(
-            "is no https URL: only files of https://host/path are fetched; download it yourself "
-            "and pass the path of the file"
+            "is not an https URL: only files of https://host/path are fetched; download it "
+            "yourself and pass the path of the file"
         )
     if "@" in parts.netloc:
         raise ValueError(

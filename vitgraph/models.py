@@ -65,7 +65,7 @@ def list_models(pattern: str = "*") -> list[str]:
     from weights.published import PUBLISHED
 
     if not isinstance(pattern, str):
-        raise TypeError(f"pattern={pattern!r}: must be text, such as 'qwen3*'")
+        raise TypeError(f"pattern={pattern!r}: must be a string, such as 'qwen3*'")
     pattern = pattern.lower()
     return [
         repo_id

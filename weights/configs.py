@@ -63,7 +63,7 @@ def _fill_fields(config: JsonObject, fields: Fields, shapes: Shapes) -> JsonDict
         config: a published config, or the tower's part of one.
         fields: all names of a field -> the function that reads its value from shapes. A field is
             missing if the config has none of its names; it is then added under the first name,
-            unless the function raises a LookupError because the shapes do not tell the value.
+            unless the function raises a LookupError, if shapes do not determine the value.
         shapes: shapes of the tower's tensors by the encoder's names; if empty, nothing is added.
     """
     filled = dict(config)

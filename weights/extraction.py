@@ -268,4 +268,6 @@ def _copy_tensor(label: str, tensor: TowerTensor, location: TensorLocation, out:
     except FileNotFoundError as error:  # a DamagedError makes the caller fetch the file again
         raise DamagedError(f"{label}: removed while it was being copied") from error
     if location.crc32 is not None and value != location.crc32:
-        raise DamagedError(f"{label}: {tensor.name} is not what was fetched: damaged on this disk")
+        raise DamagedError(
+            f"{label}: {tensor.name} is not what was downloaded: damaged on this disk"
+        )

@@ -347,7 +347,7 @@ def _read(
     except OSError as error:
         raise CheckpointError(f"{label}: {location.path}: {error.strerror}") from error
     if value != location.crc32:
-        raise DamagedError(f"{name}: {tensor.name} is not what was fetched: damaged")
+        raise DamagedError(f"{name}: {tensor.name} is not what was downloaded: damaged")
 
 
 def _publication(

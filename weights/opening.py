@@ -93,7 +93,7 @@ def _text(repo_id_or_path: str | os.PathLike[str]) -> str:
     text = os.fspath(repo_id_or_path) if isinstance(repo_id_or_path, os.PathLike | str) else None
     if not isinstance(text, str):
         raise TypeError(
-            f"repo_id_or_path={legible(repr(repo_id_or_path))}: must be text or a path: "
+            f"repo_id_or_path={legible(repr(repo_id_or_path))}: must be a string or a path: "
             "owner/name, a folder or a .safetensors file"
         )
     if not text:

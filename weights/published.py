@@ -38,7 +38,7 @@ __all__ = [
 FOLDER = Path(__file__).parent / "families" / "facts"
 """The folder that holds a JSON file per family."""
 NO_VIDEO = "no"
-"""The value of ``FamilyFacts.video`` for a family that takes images alone."""
+"""The value of ``FamilyFacts.video`` for a family that takes only images."""
 
 if TYPE_CHECKING:
     from typing_extensions import NotRequired

@@ -157,7 +157,8 @@ class Fp8Products:
                 in_fp8[shape] = bool(row["fp8"])
         except (KeyError, TypeError) as error:
             raise ValueError(
-                f"these are no choices of products ({error!r}): give what kernel_choices() returned"
+                f"these are not choices of products ({error!r}): "
+                "pass the result of kernel_choices()"
             ) from error
         self._runs_in_fp8.update(in_fp8)
 

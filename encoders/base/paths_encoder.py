@@ -106,7 +106,9 @@ class PathsEncoder(Encoder):
             )
         for name, path in self.paths.items():
             if not isinstance(chosen := choices[name], Mapping):
-                raise ValueError(f"{chosen!r} are no choices: give what kernel_choices() returned")
+                raise ValueError(
+                    f"{chosen!r} are not kernel choices: pass the result of kernel_choices()"
+                )
             path.load_kernel_choices(chosen)
 
 

@@ -184,7 +184,7 @@ def _checked_folder(save_directory: str | os.PathLike[str]) -> Path:
     if long := [part for part in folder.parts if len(os.fsencode(part)) > LONGEST_PART]:
         raise ValueError(
             f"save_directory={str(folder)[:80]!r}...: has a name of {len(os.fsencode(long[0]))} "
-            f"bytes, and no disk takes one of over {LONGEST_PART}; pass a shorter name"
+            f"bytes, and no file system allows more than {LONGEST_PART}; pass a shorter name"
         )
     if folder.is_file():
         raise ValueError(f"save_directory={str(folder)!r}: is a file; pass a folder")

@@ -25,7 +25,7 @@ from .intake import (
 )
 from .video_files import VideoFrames
 
-IMAGES_ALONE = "this tower takes images alone: pass the frames of a video as images"
+IMAGES_ALONE = "this tower takes only images: pass the frames of a video as images"
 """The message of the error that preprocessors which take only images raise for a video."""
 
 
@@ -34,7 +34,7 @@ def refuse_sampling(limits: Limits) -> None:
     for name in ("fps", "num_frames"):
         if (value := limits._asdict()[name]) is not None:
             raise ValueError(
-                f"{name}={value}: this tower takes images alone, which have no frames to choose "
+                f"{name}={value}: this tower takes only images, which have no frames to choose "
                 "from; leave it out"
             )
 

@@ -70,7 +70,7 @@ class MoonViTConfig:
     out_hidden_size: int
     segment_frames: int
     """The most frames of a clip that attend to each other and become one set of tokens; 1 in
-    Kimi-VL, which takes images alone."""
+    Kimi-VL, which takes only images."""
     position_side: int = 64
     """The number of rows, and of columns, of the learned table of positions."""
     patch_size: int = 14

@@ -226,7 +226,8 @@ class Qwen2_5VLEncoder(PatchEncoder):
         return self._reorder(patches, metadata["window_index"])
 
     def _reorder(self, rows: Tensor, index: Tensor) -> Tensor:
-        """Permute rows [P, ..]: group i of the result, the 4 rows of a token, is group index[i]."""
+        """Permute rows [P, ..]: row group i of the result is row group ``index[i]`` of ``rows``; a
+        group is the 4 rows of one token."""
         groups = torch.unflatten(rows, 0, (-1, self.config.spatial_merge_size**2))
         return groups[index].flatten(0, 1)
 

@@ -139,7 +139,7 @@ def stream_items(
             raise ValueError(f"{name}={value!r}: must be a positive integer, or None")
     try:
         if is_one_item(items):
-            raise TypeError("its letters, bytes or rows are no items")
+            raise TypeError("its letters, bytes or rows are not items")
         iterator = iter(items)
     except TypeError:
         raise ValueError(

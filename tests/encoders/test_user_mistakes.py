@@ -104,8 +104,8 @@ def test_what_is_no_path_is_told_what_is(tmp_path: Path) -> None:
 def test_what_is_no_checkpoint_of_the_hub_is_told_what_is(tmp_path: Path) -> None:
     wrong: Any = 4
     for keywords, message in (
-        ({"revision": wrong}, "revision=4: must be text, or None"),
-        ({"subfolder": wrong}, "subfolder=4: must be text, or None"),
+        ({"revision": wrong}, "revision=4: must be a string, or None"),
+        ({"subfolder": wrong}, "subfolder=4: must be a string, or None"),
         ({"cache_dir": wrong}, "cache_dir=4: must be a path, or None"),
         ({"device": 3.5}, r"device='3\.5' is not one of this machine"),
         ({"subfolder": "no"}, "has no folder 'no'; pass one that it has, or leave subfolder out"),
@@ -119,5 +119,5 @@ def test_a_class_is_no_encoder_to_graph_and_a_number_no_pattern() -> None:
     with pytest.raises(TypeError, match="not a module: load one first"):
         GraphedEncoder(wrong)
     number: Any = 5
-    with pytest.raises(TypeError, match=r"pattern=5: must be text, such as 'qwen3\*'"):
+    with pytest.raises(TypeError, match=r"pattern=5: must be a string, such as 'qwen3\*'"):
         vitgraph.list_models(number)

@@ -152,7 +152,9 @@ def add_source(parser: argparse.ArgumentParser, optional: bool = False) -> None:
         default="auto",
         help="the tower's byte ranges or the whole files that hold it; by default what is less",
     )
-    group.add_argument("--force-download", action="store_true", help="fetch what is cached again")
+    group.add_argument(
+        "--force-download", action="store_true", help="download again what is cached"
+    )
     group.add_argument("--max-workers", type=int, default=8, metavar="N", help="requests at once")
     group.add_argument("--no-progress", action="store_true", help="no progress bars")
     group.add_argument(
@@ -315,7 +317,7 @@ def check_checkpoint(repo: str, right: str) -> None:
     path = Path(repo)
     if path.is_file() and path.suffix.lower() != ".safetensors":
         raise ValueError(
-            f"{repo}: is no checkpoint; the first argument is a repo id or the folder of a "
+            f"{repo}: is not a checkpoint; the first argument is a repo id or the folder of a "
             f"checkpoint: {right}"
         )
 

@@ -26,7 +26,9 @@ def add_cache(parser: argparse.ArgumentParser) -> None:
         if name == "remove":
             action.add_argument("repo", metavar="REPO[@COMMIT]", help="Hugging Face repo id")
             action.add_argument(
-                "--revision", metavar="COMMIT", help="this commit alone, or its start"
+                "--revision",
+                metavar="COMMIT",
+                help="only this commit; its first characters are enough",
             )
         else:
             action.add_argument("--json", action="store_true", help="for programs")

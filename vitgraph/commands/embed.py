@@ -134,7 +134,7 @@ def _add_planning(group: argparse._ArgumentGroup) -> None:
         "--plan",
         action="store_true",
         help="write nothing: read a sample of the images, and print hours, cores and bytes of the "
-        "job, and what binds; a --device that is named is measured",
+        "job, and the bottleneck; a --device that is named is measured",
     )
     group.add_argument("--gpus", type=int, metavar="N", help="GPUs to plan for; by default several")
 

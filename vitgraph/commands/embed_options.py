@@ -134,7 +134,7 @@ def _check_sampling(options: argparse.Namespace) -> None:
     """Check ``--fps`` and ``--num-frames``, with which clips are encoded, too.
 
     Raises:
-        ValueError: a value is not positive, both are given, or an option that takes images alone.
+        ValueError: a value is not positive, both are given, or an option that takes only images.
     """
     given = [name for name in ("fps", "num_frames") if vars(options)[name] is not None]
     for name in given:
@@ -142,7 +142,7 @@ def _check_sampling(options: argparse.Namespace) -> None:
         if not 0 < value < math.inf:
             raise ValueError(f"{option} {value}: must be a positive number")
         for wrong in ["--plan"] * options.plan + ["--format vllm"] * (options.format == "vllm"):
-            raise ValueError(f"{option} {value}: {wrong} takes images alone; leave one of them out")
+            raise ValueError(f"{option} {value}: {wrong} takes only images; leave one of them out")
     if len(given) > 1:
         raise ValueError(
             f"--fps {options.fps} and --num-frames {options.num_frames}: give one of them"

@@ -74,7 +74,7 @@ def check_targets(out: Path, plot: Path | None, inputs: Sequence[Path]) -> None:
         if path.is_dir() or not path.parent.is_dir():
             raise ValueError(f"{path}: must be a file in a folder that exists")
     if out.is_file() and out.stat().st_size and not _is_features_file(out):
-        raise ValueError(f"--out {out}: exists and is no features file; give another name")
+        raise ValueError(f"--out {out}: exists and is not a features file; give another name")
     if out.suffix.lower() != ".safetensors":
         raise ValueError(
             f"--out {out}: the features file is a safetensors file; let its name end in "

@@ -114,7 +114,7 @@ def read_budgets(text: str) -> tuple[int, ...]:
     for entry in entries:
         if not (entry.isascii() and entry.isdigit()) or int(entry) < 1:
             raise ValueError(
-                f"--budgets {text}: {entry!r} is no positive integer; give output tokens with "
+                f"--budgets {text}: {entry!r} is not a positive integer; give output tokens with "
                 "commas between, as 64,256,1024"
             )
     tokens = tuple(map(int, entries))

@@ -89,7 +89,7 @@ def _limits(options: argparse.Namespace, settings: JobSettings) -> Limits:
         fps, num_frames = settings.get("fps"), settings.get("num_frames")
     if is_video(options.query) and fps is None and num_frames is None:
         raise ValueError(
-            f"{options.query}: is a clip, and the job in {options.vectors} encoded images alone: "
+            f"{options.query}: is a clip, and the job in {options.vectors} encoded only images: "
             "say which frames to take with --fps or --num-frames"
         )
     return Limits(
@@ -136,7 +136,7 @@ def _check_page(page: Path) -> None:
         from ..search.page import is_page
 
         if not is_page(page):
-            raise ValueError(f"--html {page}: exists and is no page of a search; give another name")
+            raise ValueError(f"--html {page}: exists and is not a search page; give another name")
 
 
 def _load(options: argparse.Namespace, settings: JobSettings) -> Encoder:

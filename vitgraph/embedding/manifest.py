@@ -95,7 +95,8 @@ class Manifest(NamedTuple):
             if new_settings.get(name) != job_settings.get(name):
                 raise ValueError(
                     f"--out {folder}: was begun with {name} {job_settings.get(name)}, now it is "
-                    f"{new_settings.get(name)}; give the same arguments to go on, or another folder"
+                    f"{new_settings.get(name)}; give the same arguments to resume, or another "
+                    "folder"
                 )
 
     @classmethod

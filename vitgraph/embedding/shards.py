@@ -37,7 +37,7 @@ def finished_shards(storage: Storage, manifest: Manifest) -> list[Shard]:
     if missing := missing_of(shards):
         raise ValueError(
             f"{storage.name}: {len(missing)} of {len(shards)} shards are missing, the first is "
-            f"{missing[0]}; run the command of the job again, it goes on where it was"
+            f"{missing[0]}; run the command of the job again, to resume it"
         )
     return shards
 

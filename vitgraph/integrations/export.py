@@ -128,7 +128,7 @@ def _check_exportable(encoder: object) -> None:
             f"export_program(encoder.paths[{path_name!r}])" for path_name in encoder.paths
         )
         raise ValueError(
-            f"{name} runs several towers or joins their tokens, which is no single program: "
+            f"{name} runs several towers or joins their tokens, which is more than one program: "
             f"call {calls}, and encoder.join on what they return"
         )
 

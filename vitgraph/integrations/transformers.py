@@ -132,7 +132,7 @@ class VisionTower(nn.Module):
         kind, name = model.config.model_type, type(_unwrap(self.encoder)).__name__
         if kind not in self._call.models:
             raise ValueError(
-                f"{name} is no tower of a model of type {kind!r}, but of "
+                f"{name} is not the tower of a model of type {kind!r}, but of "
                 f"{', '.join(self._call.models)}: load the encoder of the model's own checkpoint"
             )
         attributes, base_model = self._call.models[kind], model.base_model

@@ -127,7 +127,7 @@ class KeptTower(Checkpoint):
             ) from error
         for name, content in self._files.items():
             if f"{crc32(content):08x}" != self.record["files"][name]:
-                raise DamagedError(f"{folder / name}: not what was fetched")
+                raise DamagedError(f"{folder / name}: not what was downloaded")
 
     def content(self, name: str) -> bytes | None:
         """Return the bytes of the JSON file ``name``, checked on opening, or None if absent."""
@@ -144,7 +144,7 @@ class KeptTower(Checkpoint):
         for tensor in tower_files.tensors:
             stored, entry = tensors.get(tensor.local), tensor.entry
             if stored is None or (stored.dtype, stored.shape) != (entry.dtype, entry.shape):
-                raise DamagedError(f"{self.folder}: holds other tensors than were fetched")
+                raise DamagedError(f"{self.folder}: holds other tensors than were downloaded")
             locations[tensor.name] = TensorLocation(
                 path, start + stored.begin, self.sums[tensor.local]
             )
@@ -157,4 +157,4 @@ class KeptTower(Checkpoint):
         path, start = self.folder / SINGLE, self._header.data_start
         for name, entry in self._header.tensors.items():
             if file_crc32(path, start + entry.begin, entry.nbytes) != self.sums[name]:
-                raise DamagedError(f"{path}: {name} is not what was fetched: damaged")
+                raise DamagedError(f"{path}: {name} is not what was downloaded: damaged")

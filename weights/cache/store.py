@@ -92,6 +92,6 @@ class Store:
         except OSError as error:
             raise DamagedError(f"{self.answers}: cannot be read ({error.strerror})") from error
         if sum_ != b"%08x" % crc32(text):
-            raise DamagedError(f"{self.answers}: not what was fetched")
+            raise DamagedError(f"{self.answers}: not what was downloaded")
         table: dict[str, str | None] = json.loads(text)
         return {name: None if raw is None else raw.encode("latin-1") for name, raw in table.items()}

@@ -95,7 +95,7 @@ ERNIE4_5_VL = Family(
     signs=(("patch_embed.proj.weight", "resampler_model.after_norm.weight"),),
     layouts=(_ERNIE, _ERNIE_RAW, _ERNIE_HF),
     classes={"ernie": _ERNIE_CLASS, "ernie-hf": _ERNIE_CLASS, "ernie-transformers": _ERNIE_CLASS},
-    fields={  # shapes do not tell the number of heads
+    fields={  # the number of heads cannot be inferred from shapes
         ("depth", "num_hidden_layers"): block_count("blocks."),
         ("hidden_size", "embed_dim"): length(_PATCH, 0),
         ("intermediate_size",): length("blocks.0.mlp.fc1.weight", 0),

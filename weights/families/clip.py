@@ -58,7 +58,7 @@ _LLAVA = Layout(
 )
 
 _PATCH = "patch_embed.proj.weight"
-_FIELDS: Fields = {  # shapes do not tell the number of heads, nor the activation
+_FIELDS: Fields = {  # the number of heads cannot be inferred from shapes, nor the activation
     ("hidden_size",): length(_PATCH, 0),
     ("intermediate_size",): length("blocks.0.mlp.fc1.weight", 0),
     ("num_hidden_layers",): block_count("blocks."),

@@ -34,7 +34,7 @@ IDEFICS3 = Family(
         "idefics3": TransformersClass("idefics3", "Idefics3VisionTransformer", "idefics3_vision"),
         "smolvlm": TransformersClass("smolvlm", "SmolVLMVisionTransformer", "smolvlm_vision"),
     },
-    fields={  # shapes do not tell the number of heads
+    fields={  # the number of heads cannot be inferred from shapes
         ("hidden_size",): length(_PATCH, 0),
         ("intermediate_size",): length("blocks.0.mlp.fc1.weight", 0),
         ("num_hidden_layers",): block_count("blocks."),

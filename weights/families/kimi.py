@@ -80,7 +80,7 @@ def _side(shapes: Shapes) -> int:
 
 
 _PATCH = "patch_embed.proj.weight"
-_CONFIG_FIELDS: Fields = {  # shapes do not tell the number of heads
+_CONFIG_FIELDS: Fields = {  # the number of heads cannot be inferred from shapes
     ("vt_num_hidden_layers", "num_hidden_layers"): block_count("blocks."),
     ("vt_hidden_size", "hidden_size"): length(_PATCH, 0),
     ("vt_intermediate_size", "intermediate_size"): length("blocks.0.mlp.fc1.weight", 0),

@@ -43,7 +43,7 @@ LFM2_VL = Family(
             make_fields=lambda section: {"vision_use_head": False},
         )
     },
-    fields={  # shapes do not tell the number of heads
+    fields={  # the number of heads cannot be inferred from shapes
         ("hidden_size",): length("patch_embed.weight", 0),
         ("intermediate_size",): length("blocks.0.mlp.fc1.weight", 0),
         ("num_hidden_layers",): block_count("blocks."),

@@ -53,7 +53,7 @@ LLAMA4 = Family(
             "llama4", "Llama4VisionModel", "llama4_vision_model", auto=False
         )
     },
-    fields={  # shapes do not tell the number of heads
+    fields={  # the number of heads cannot be inferred from shapes
         ("hidden_size",): length(_PATCH, 0),
         ("intermediate_size",): length("blocks.0.mlp.fc1.weight", 0),
         ("num_hidden_layers",): block_count("blocks."),

@@ -64,7 +64,7 @@ MINIMAX_M3 = Family(
     model_types=with_vision("minimax_m3_vl"),
     signs=(("patch_merge_mlp.linear_1.weight", "pre_layrnorm.weight"),),
     layouts=(_RAW, _LAYOUT),
-    fields={  # shapes do not tell the number of heads
+    fields={  # the number of heads cannot be inferred from shapes
         ("hidden_size",): length(_PATCH, 0),
         ("intermediate_size",): length("blocks.0.mlp.fc1.weight", 0),
         ("num_hidden_layers",): block_count("blocks."),

@@ -81,7 +81,7 @@ _NAFLEX = Layout(
 )
 
 _PATCH = "patch_embed.proj.weight"
-_CONFIG_FIELDS: Fields = {  # shapes do not tell the number of heads
+_CONFIG_FIELDS: Fields = {  # the number of heads cannot be inferred from shapes
     ("hidden_size",): length(_PATCH, 0),
     ("intermediate_size",): length("blocks.0.mlp.fc1.weight", 0),
     ("num_hidden_layers",): block_count("blocks."),

@@ -234,7 +234,7 @@ def check_name(name: str, label: str) -> str:
         )
     if any(len(part.encode()) > LONGEST_PART for part in parts):
         raise CheckpointError(
-            f"{label}: names the file {legible(name)!r}; no disk takes a name of over "
+            f"{label}: names the file {legible(name)!r}; no file system allows names over "
             f"{LONGEST_PART} bytes"
         )
     return name

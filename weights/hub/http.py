@@ -281,7 +281,7 @@ class RemoteFile:
             for kind in [kind for kind in tags if kind in self.etags][:1]:
                 if self.etags[kind] != tags[kind]:
                     raise CheckpointError(
-                        f"{self.label}: changed on the Hub while it was being fetched (its ETag "
+                        f"{self.label}: changed on the Hub while it was being downloaded (its ETag "
                         f"was {self.etags[kind][:80]!r}, now it is {tags[kind][:80]!r}): load again"
                     )
             self.etags |= tags

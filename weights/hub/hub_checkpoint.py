@@ -211,7 +211,7 @@ class HubCheckpoint(Checkpoint):
         if self._ranges_error is not None and self.repo.options.fetch == "ranges":
             from encoders.contract import warn_caller  # with torch, which fetching does not need
 
-            warn_caller(f"{self._ranges_error}: whole shards are fetched instead")
+            warn_caller(f"{self._ranges_error}: whole shards are downloaded instead")
         missing = [file for file in tower_files.published.shards if self._path(file) is None]
         if missing and self.offline:
             raise self._not_here(missing[0])
@@ -269,6 +269,7 @@ class HubCheckpoint(Checkpoint):
 
     def _cannot_repair(self, subject: str, damage: DamagedError) -> CheckpointError:
         return CheckpointError(
-            f"{self.label}: {subject} is damaged and cannot be fetched again offline ({damage}): "
-            f"load once with a connection, or remove it (vitgraph cache remove {self.repo.repo_id})"
+            f"{self.label}: {subject} is damaged and cannot be downloaded again offline "
+            f"({damage}): load once with a connection, or remove it "
+            f"(vitgraph cache remove {self.repo.repo_id})"
         )

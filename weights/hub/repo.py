@@ -68,7 +68,7 @@ class HubOptions:
             raise ValueError(f"max_workers={self.max_workers!r}: must be an integer from 1 to 64")
         for name, value in (("revision", self.revision), ("subfolder", self.subfolder)):
             if value is not None and not isinstance(value, str):
-                raise ValueError(f"{name}={value!r}: must be text, or None")
+                raise ValueError(f"{name}={value!r}: must be a string, or None")
         if not isinstance(self.cache_dir, str | Path | None):
             raise ValueError(f"cache_dir={self.cache_dir!r}: must be a path, or None")
         if self.cache_dir == "":
@@ -77,7 +77,7 @@ class HubOptions:
         if any(len(part.encode(errors="replace")) > LONGEST_PART for part in parts):
             raise ValueError(
                 f"cache_dir={legible(str(self.cache_dir))!r}: has a name of over {LONGEST_PART} "
-                "bytes, which no disk takes; pass another folder"
+                "bytes, which no file system allows; pass another folder"
             )
         object.__setattr__(self, "subfolder", _plain_folder(self.subfolder))
         object.__setattr__(self, "token", _plain_token(self.token))

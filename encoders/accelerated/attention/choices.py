@@ -227,13 +227,13 @@ class KernelChoices:
                 relative[views] = str(row["kernel"])
         except (KeyError, TypeError) as error:
             raise ValueError(
-                f"these are no kernel choices ({error!r}): give what kernel_choices() returned"
+                f"these are not kernel choices ({error!r}): pass the result of kernel_choices()"
             ) from error
         for name in sorted({*chosen.values(), *relative.values()} - {REFERENCE.name}):
             if name not in KERNELS or not is_installed(KERNELS[name].package):
                 raise ValueError(
                     f"the choices name attention kernel {name!r}, which is not installed here: "
-                    "install what brings it, or let this process choose its own"
+                    "install the package that provides it, or let this process choose its own"
                 )
         self._chosen.update(chosen)
         self._relative.update(relative)

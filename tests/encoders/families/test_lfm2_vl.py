@@ -62,7 +62,7 @@ def test_tiles_and_sizes_are_the_published_ones_unless_a_call_bounds_them() -> N
         ({"max_soft_tokens": 280}, "=280: .* no such limit; pass min_pixels, max_pixels or max_t"),
         ({"max_pixels": -5}, "max_pixels=-5: must be a positive integer"),
         ({"min_pixels": "9"}, "min_pixels='9': must be a positive integer"),
-        ({"fps": 2.0}, "fps=2.0: this tower takes images alone"),
+        ({"fps": 2.0}, "fps=2.0: this tower takes only images"),
     ],
 )
 def test_limits_of_no_meaning_are_refused(limits: dict[str, Any], message: str) -> None:

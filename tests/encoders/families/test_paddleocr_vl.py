@@ -45,7 +45,7 @@ def test_the_file_sets_area_mean_and_std() -> None:
     assert torch.equal(got.pixel_values, wanted["pixel_values"].flatten(1))
     with pytest.raises(ValueError, match="merge_size=1 but the tower has 2"):
         OURS.with_files({"preprocessor_config": {"merge_size": 1}})
-    with pytest.raises(ValueError, match="this tower takes images alone"):
+    with pytest.raises(ValueError, match="this tower takes only images"):
         OURS([], [[china(), china()]])
 
 

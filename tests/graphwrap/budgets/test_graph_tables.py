@@ -82,7 +82,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 def test_a_file_that_is_no_table_is_refused_with_what_is_wrong(tmp_path: Path, case: str) -> None:
     changes, wrong = BAD[case]
     path = saved(tmp_path / "table.json", **changes)
-    with pytest.raises(ValueError, match=rf"table.json is no table .*{wrong}.*save_table again"):
+    with pytest.raises(ValueError, match=rf"table.json is not a table .*{wrong}.*save_table again"):
         toy().load_table(path)
 
 
@@ -94,13 +94,13 @@ def test_a_file_that_is_no_table_is_refused_with_what_is_wrong(tmp_path: Path, c
 def test_a_file_that_is_no_json_of_a_table_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "table.json"
     path.write_bytes(text.encode(errors="surrogateescape"))
-    with pytest.raises(ValueError, match=r"table.json is no table that save_table wrote \("):
+    with pytest.raises(ValueError, match=r"table.json is not a table that save_table wrote \("):
         toy().load_table(path)
 
 
 @pytest.mark.parametrize("name", ["missing.json", "."])
 def test_a_file_that_is_not_there_is_refused_when_it_is_named(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ValueError, match=r"is no table .*Error: .*save_table again"):
+    with pytest.raises(ValueError, match=r"is not a table .*Error: .*save_table again"):
         toy().load_table(tmp_path / name)
 
 

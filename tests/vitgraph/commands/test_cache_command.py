@@ -296,4 +296,4 @@ def test_a_warning_is_one_line(hub: HubServer, folder: Path, tmp_path: Path, cli
     assert lines
     for line in lines:  # and no line of source code
         assert line.startswith("vitgraph: warning: ")
-        assert line.endswith("whole shards are fetched instead")
+        assert line.endswith("whole shards are downloaded instead")

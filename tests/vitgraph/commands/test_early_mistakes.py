@@ -64,8 +64,8 @@ MISTAKES = {
     "a folder of videos": (["encode", "tower", "--video", "photos", *OUT], "photos: is a folder"),
     "an image without a checkpoint": (
         ["encode", "a.jpg", *OUT],
-        "a.jpg: is no checkpoint; the first argument is a repo id or the folder of a checkpoint: "
-        "vitgraph encode REPO_OR_FOLDER a.jpg --out f.safetensors",
+        "a.jpg: is not a checkpoint; the first argument is a repo id or the folder of a "
+        "checkpoint: vitgraph encode REPO_OR_FOLDER a.jpg --out f.safetensors",
     ),
     "a video without a checkpoint": (
         ["encode", "my clip.mp4", *OUT],
@@ -82,7 +82,7 @@ MISTAKES = {
     ),
     "a photograph in the place of the checkpoint": (
         ["encode", "a.jpg", "a.jpg", *OUT],
-        "a.jpg: is no checkpoint; the first argument is a repo id or the folder of a checkpoint",
+        "a.jpg: is not a checkpoint; the first argument is a repo id or the folder of a checkpoint",
     ),
     "no command": ([], "arguments are required: COMMAND"),
     "a misspelt option": (["encode", "tower", "--outt", "x"], "vitgraph encode --help"),
@@ -138,8 +138,11 @@ MISTAKES = {
     "a demo without a checkpoint": (["demo", "photos"], "photos: no safetensors files"),
     "a demo in a file": (["demo", "--out", "a.jpg"], "--out a.jpg: is a file"),
     "nothing to embed": (["embed", "tower", "--out", "v"], "are required: FOLDER"),
-    "a missing folder to embed": (["embed", "tower", "nope", "--out", "v"], "nope: names no image"),
-    "a folder without images to embed": (["embed", "tower", "tower", "--out", "v"], "left out"),
+    "a missing folder to embed": (
+        ["embed", "tower", "nope", "--out", "v"],
+        "nope: no images found",
+    ),
+    "a folder without images to embed": (["embed", "tower", "tower", "--out", "v"], "skipped"),
     "a video to embed": (
         ["embed", "tower", "my clip.mp4", "--out", "v"],
         "my clip.mp4: is a video: say which of its frames to take with --fps or --num-frames, or "
@@ -147,12 +150,12 @@ MISTAKES = {
     ),
     "frames of clips in a plan": (
         ["embed", "tower", "photos", "--plan", "--fps", "2"],
-        "--fps 2.0: --plan takes images alone",
+        "--fps 2.0: --plan takes only images",
     ),
     "a photograph as the checkpoint of a job": (
         ["embed", "a.jpg", "photos", "--out", "v"],
-        "a.jpg: is no checkpoint; the first argument is a repo id or the folder of a checkpoint: "
-        "vitgraph embed REPO_OR_FOLDER a.jpg --out v",
+        "a.jpg: is not a checkpoint; the first argument is a repo id or the folder of a "
+        "checkpoint: vitgraph embed REPO_OR_FOLDER a.jpg --out v",
     ),
     "a checkpoint of a job that is none": (["embed", "photos", "photos", "--out", "v"], "photos: "),
     "a job in a file": (["embed", "tower", "photos", "--out", "a.jpg"], "--out a.jpg: is a file"),

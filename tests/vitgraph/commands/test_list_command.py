@@ -77,7 +77,7 @@ def test_listing_towers_imports_no_torch(pattern: str) -> None:
 
 
 def test_the_list_says_what_copies_of_timm_leave_out(cli: Cli) -> None:
-    said = "Layout qwen3-timm: timm's copy of this tower encodes images alone, without DeepStack"
+    said = "Layout qwen3-timm: timm's copy of this tower encodes only images, without DeepStack"
     assert said in cli("list", "timm/qwen3*")
     assert "Layout" not in cli("list", "qwen/*")
 

@@ -116,7 +116,7 @@ def test_what_is_no_features_file_is_never_written_over(
     before = [path.read_bytes() for path in targets]
     for target in targets:
         run = cli("encode", checkpoint, photo, "--video", clip, "--out", target)
-        assert_one_line(run, f"--out {target}", "no features file", "another name")
+        assert_one_line(run, f"--out {target}", "not a features file", "another name")
     assert [path.read_bytes() for path in targets] == before
 
 

@@ -97,4 +97,4 @@ def test_a_video_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFi
         str(tmp_path / "f.safetensors"),
     ]
     assert main(arguments) == 2
-    assert "takes images alone: pass the frames of a video as images" in capsys.readouterr().err
+    assert "takes only images: pass the frames of a video as images" in capsys.readouterr().err

@@ -173,7 +173,7 @@ def test_the_choice_of_frames_is_a_setting_of_the_job(
     assert "begun with num_frames 4, now it is 2" in refusal(cli(*command, "--num-frames", 2))
     for wrong in ((*SAMPLED, "--fps", 2), ("--fps", 0), ("--fps", "nan"), ("--num-frames", -1)):
         assert str(wrong[0]) in refusal(cli(*command, *wrong))
-    assert "images alone" in refusal(cli(*command, *SAMPLED, "--format", "vllm"))
+    assert "only images" in refusal(cli(*command, *SAMPLED, "--format", "vllm"))
 
 
 def test_two_workers_embed_clips(
@@ -189,7 +189,7 @@ def test_towers_without_videos_refuse_clips(
 ) -> None:
     assert run_job(written("siglip"), film, tmp_path / "out", *SAMPLED) == 2
     said = capsys.readouterr().err
-    assert "num_frames=4: this tower takes images alone" in said
+    assert "num_frames=4: this tower takes only images" in said
     assert not (tmp_path / "out").exists() or not list((tmp_path / "out").iterdir())
 
 

@@ -51,9 +51,7 @@ def test_a_folder_becomes_one_vector_per_image(
 ) -> None:
     assert embed(photos, "--shard-items", 3) == 0
     said = capsys.readouterr().out
-    assert said.startswith(
-        "left out, because they are no images by their names: 1 .npy, 1 .txt\n4 files, "
-    )
+    assert said.startswith("skipped 2 files that are not images: 1 .npy, 1 .txt\n4 files, ")
     assert "2 shards, 0 of them done\nwrites 4 vectors [96], about 1.5 kB of float32 to " in said
     keys, matrix = load_embeddings(tmp_path / "out")
     assert keys == KEYS
@@ -281,7 +279,7 @@ def test_an_empty_source_and_a_used_folder_are_refused(
 ) -> None:
     for source in (photos / "*.bmp", tmp_path / "nowhere"):
         assert embed(source) == 2
-        assert "names no image; give a folder with images" in capsys.readouterr().err
+        assert "no images found; give a folder with images" in capsys.readouterr().err
     assert embed(photos, out="photos") == 2
     assert "holds files, and no manifest of an embedding job" in capsys.readouterr().err
     (tmp_path / "file").touch()

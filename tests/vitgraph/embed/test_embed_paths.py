@@ -67,7 +67,7 @@ def test_what_is_left_out_is_counted_by_suffix(
     os.mkfifo(folder / "pipe.png")
     assert run_job(repo, folder, tmp_path / "out") == 0
     said = capsys.readouterr().out
-    assert "left out, because they are no images by their names: 2 .jxl, 1 " in said
+    assert "files that are not images: 2 .jxl, 1 " in said
     for part in ("1 .mp4", "1 without a suffix", "1 pipes or devices"):
         assert part in said
     assert ".txt" not in said

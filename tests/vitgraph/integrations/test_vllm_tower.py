@@ -206,7 +206,7 @@ def test_options_come_from_the_environment_or_from_vllm() -> None:
         ({}, '{"max_budget": "many"}', "max_budget='many' must be of type int"),
         ({}, '{"budgets": [1, true]}', "budgets"),
         ({}, "[1]", "must be a JSON object"),
-        ({}, "{", "is no JSON"),
+        ({}, "{", "is not JSON"),
         ({"vitgraph": {}}, "{}", "both given"),
         ({"vitgraph": 3}, "", "additional_config"),
     ],

@@ -220,7 +220,7 @@ def test_a_page_replaces_a_page_and_no_other_file(
         assert cli("search", out, photograph, "--html", page, "--no-progress").code == 0
     page.write_text("<p>mine</p>")
     for target, said in (
-        (page, "exists and is no page of a search"),
+        (page, "exists and is not a search page"),
         (tmp_path / "page.txt", "let its name end in .html"),
         (tmp_path / "none" / "page.html", "a folder that exists"),
     ):

@@ -43,7 +43,7 @@ def test_a_file_that_changes_while_it_is_fetched_is_refused(
     monkeypatch.setattr("weights.hub.ranges.MOST_BYTES", 300_000)
     place = "/blob/" if redirected else r"\.safetensors$"
     hub.fail(place, *[Fault()] * answers, *[Fault(etag="another")] * 99)
-    with pytest.raises(CheckpointError, match=r"changed on the Hub while it was being fetched"):
+    with pytest.raises(CheckpointError, match=r"changed on the Hub while it was being downloaded"):
         load_encoder(REPO, cache_dir=cache, progress=False, fetch="ranges", max_workers=1)
     hub.faults.clear()
     encoder = load_encoder(REPO, cache_dir=cache, progress=False, fetch="ranges")
@@ -148,7 +148,7 @@ def test_asking_for_ranges_where_there_are_none_warns(
     with HubServer(ranges=False) as server:
         point_client_at(server, monkeypatch, tmp_path)
         server.push(REPO, folder)
-        expected = "ignores byte ranges: whole shards are fetched"
+        expected = "ignores byte ranges: whole shards are downloaded"
         with pytest.warns(UserWarning, match=expected) as caught:
             encoder = load_encoder(REPO, cache_dir=cache, progress=False, fetch="ranges")
         assert [warning.filename for warning in caught] == [__file__]

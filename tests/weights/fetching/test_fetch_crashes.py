@@ -239,7 +239,7 @@ def test_a_damaged_tower_is_fetched_again_or_named_offline(
     load_encoder(REPO, cache_dir=cache, progress=False, fetch="ranges")
     (tower,) = cache.rglob("tower")
     DAMAGES[name](tower)
-    with pytest.raises(CheckpointError, match=r"damaged and cannot be fetched again offline"):
+    with pytest.raises(CheckpointError, match=r"damaged and cannot be downloaded again offline"):
         load_encoder(REPO, cache_dir=cache, local_files_only=True)
     encoder = load_encoder(REPO, cache_dir=cache, progress=False, fetch="ranges")
     assert same_weights(encoder, load_encoder(folder))

@@ -37,7 +37,7 @@ def test_damaged_small_files_are_fetched_again_or_named_offline(
     (path,) = cache.rglob("answers")
     whole = path.read_bytes()
     path.write_bytes(DAMAGES[damage](whole))
-    with pytest.raises(CheckpointError, match=r"is damaged and cannot be fetched again offline"):
+    with pytest.raises(CheckpointError, match=r"is damaged and cannot be downloaded again offline"):
         load_encoder(REPO, cache_dir=cache, local_files_only=True)
     assert "damaged" in list_cached(cache, verify=True)[0].state
     hub.requests.clear()

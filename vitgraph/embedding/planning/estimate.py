@@ -73,7 +73,7 @@ class Estimate(NamedTuple):
         return min(gpu, self.decoded_per_second)
 
     @property
-    def binds(self) -> str:
+    def bottleneck(self) -> str:
         """The resource that limits the speed of the job: "the GPU", "reading" or "decoding"."""
         if self.rate and self.rate.per_second <= self.decoded_per_second:
             return "the GPU"
@@ -132,7 +132,7 @@ def report(estimate: Estimate, source: str, gpus: int | None, output_description
     total = images * sample.written_bytes
     tail = [
         "",
-        f"binds: {estimate.binds}",
+        f"bottleneck: {estimate.bottleneck}",
         f"bytes: {readable(images * sample.read_bytes)} to read, about {readable(total)} to write "
         f"({output_description})",
     ]

@@ -143,7 +143,7 @@ def require_version(path: str, version: str) -> None:
 
 
 def version_of(path: str) -> str:
-    """Return a text that changes with the content of a file: its size, and its time or ETag.
+    """Return a fingerprint of the content of a file: its size, and its time or ETag.
 
     Raises:
         OSError: the file's size and time cannot be read, or it is a pipe, a device or a folder.
@@ -168,7 +168,7 @@ def _state(state: os.stat_result) -> str:
 
 
 def state_of(files: Iterable[Path], root: Path) -> str:
-    """Return a text that changes with local files: :data:`FILES`, then a digest of their names,
+    """Return a fingerprint of local files: :data:`FILES`, then a digest of their names,
     sizes and times.
 
     Args:
@@ -183,7 +183,7 @@ def state_of(files: Iterable[Path], root: Path) -> str:
 
 
 def checkpoint_state(checkpoint: str, subfolder: str | None) -> str:
-    """Return a text that changes with the files of a local checkpoint, used instead of a commit.
+    """Return a fingerprint of the files of a local checkpoint, used instead of a commit.
 
     Args:
         checkpoint: path of a folder or of a file.

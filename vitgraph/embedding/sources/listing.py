@@ -77,7 +77,7 @@ class Source:
         self.notes: list[str] = []
 
     def identity(self) -> str:
-        """Return a text that identifies the source in the settings of a job."""
+        """Return a string that identifies the source in the settings of a job."""
         if self.name == "-":
             digest = hashlib.sha256(self._text.encode("utf-8", "surrogateescape")).hexdigest()
             return f"- ({digest[:16]}) in {os.getcwd()}"
@@ -103,7 +103,7 @@ class Source:
         if not count:
             left_out = "".join(f" ({line})" for line in self.left_out.describe())
             raise ValueError(
-                f"{self.name}: names no image{left_out}; give a folder with images, a pattern in "
+                f"{self.name}: no images found{left_out}; give a folder with images, a pattern in "
                 "quotes, a .txt file with one path per line, - for paths on standard input, or "
                 f"{DATASET}NAME"
             )

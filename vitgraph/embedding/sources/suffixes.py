@@ -70,9 +70,7 @@ def holds_clip(cell: object) -> bool:
 
 
 class LeftOut:
-    """Counts the files of a source that are left out, by suffix: all but images and, if ``clips``,
-    clips.
-    """
+    """Counts the skipped files of a source by suffix: all but images and, if ``clips``, clips."""
 
     def __init__(self, clips: bool = False) -> None:
         self.clips = clips
@@ -100,4 +98,5 @@ class LeftOut:
         if CLIP_SUFFIXES & self.counts.keys():
             parts[-1] += "; for clips, say which frames to take with --fps or --num-frames"
         taken = "images or clips" if self.clips else "images"
-        return [f"left out, because they are no {taken} by their names: {', '.join(parts)}"]
+        files = "file that is" if self.counts.total() == 1 else "files that are"
+        return [f"skipped {self.counts.total():,} {files} not {taken}: {', '.join(parts)}"]

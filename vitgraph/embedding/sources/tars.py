@@ -14,7 +14,8 @@ from typing import IO, NamedTuple
 from .files import is_remote, open_file
 
 HEADER_BLOCK = 2048 - 1
-"""The bytes that are read ahead in a remote tar file: the header of a long name has 1,536 bytes."""
+"""The bytes that are read ahead in a remote tar file, enough for a header with a long file name,
+which takes 1,536."""
 NOWHERE = -1
 """The offset of a link whose target is not in the tar file."""
 

@@ -67,7 +67,7 @@ def read_tensors(batch: BatchInputs, name: str) -> list[Tensor]:
     parts = list(value) if isinstance(value, Tensor | Sequence) else [value]
     tensors = [part for part in parts if isinstance(part, Tensor)]
     if len(tensors) != len(parts):
-        raise ValueError(f"{name} is a {type(value).__name__} in this batch: pass tensors alone")
+        raise ValueError(f"{name} is a {type(value).__name__} in this batch: pass only tensors")
     return tensors
 
 

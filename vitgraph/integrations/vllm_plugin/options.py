@@ -69,7 +69,7 @@ def _parse(text: str) -> object:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise ValueError(f"{VARIABLE}={text}: is no JSON ({error})") from error
+        raise ValueError(f"{VARIABLE}={text}: is not JSON ({error})") from error
 
 
 def _check(source: str, options: Mapping[str, object]) -> None:

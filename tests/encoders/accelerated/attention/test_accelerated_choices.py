@@ -317,7 +317,7 @@ OTHER_DATA: list[Any] = [
 
 @pytest.mark.parametrize("data", OTHER_DATA)
 def test_other_data_is_no_choices(data: Any) -> None:
-    with pytest.raises(ValueError, match="these are no kernel choices"):
+    with pytest.raises(ValueError, match="these are not kernel choices"):
         KernelChoices("auto").load(data)
 
 

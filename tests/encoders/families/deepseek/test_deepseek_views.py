@@ -379,5 +379,5 @@ def test_true_is_no_number_of_tiles() -> None:
 
 @pytest.mark.parametrize("ours", [VL, HYBRID, VL2, OCR], ids=lambda ours: type(ours).__name__)
 def test_videos_are_refused(ours: ViewPreprocessor) -> None:
-    with pytest.raises(ValueError, match="this tower takes images alone: pass the frames"):
+    with pytest.raises(ValueError, match="this tower takes only images: pass the frames"):
         ours(videos=[[Image.new("RGB", (8, 8))] * 2])

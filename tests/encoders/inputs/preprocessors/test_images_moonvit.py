@@ -139,5 +139,5 @@ def test_bounds_on_the_area_shrink_and_never_enlarge() -> None:
     assert KIMI([china()], max_pixels=90_000).grid_thw.tolist() == [[1, 18, 28]]
     with pytest.raises(ValueError, match="this family never enlarges an image"):
         KIMI([china()], min_pixels=90_000)
-    with pytest.raises(ValueError, match="this tower takes images alone"):
+    with pytest.raises(ValueError, match="this tower takes only images"):
         ALONE(videos=[panning_clip(2)])

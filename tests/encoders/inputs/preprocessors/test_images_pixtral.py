@@ -102,5 +102,5 @@ def test_files_give_the_longest_side_and_may_not_contradict_the_tower() -> None:
 
 def test_videos_are_refused_before_and_after_files_are_read() -> None:
     for ours in (MISTRAL, MISTRAL.with_files({"preprocessor_config": {}})):
-        with pytest.raises(ValueError, match="this tower takes images alone"):
+        with pytest.raises(ValueError, match="this tower takes only images"):
             ours(videos=[panning_clip(2)])

@@ -111,7 +111,7 @@ def test_gemma_s_file_is_bilinear_and_has_no_crops() -> None:
 
 @pytest.mark.parametrize("ours", [NAFLEX, StretchPreprocessor(14, image_size=100)], ids=type)
 def test_clips_are_refused(ours: Any) -> None:
-    with pytest.raises(ValueError, match="takes images alone"):
+    with pytest.raises(ValueError, match="takes only images"):
         ours([], [[china(), china()]])
 
 

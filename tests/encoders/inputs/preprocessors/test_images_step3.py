@@ -172,7 +172,7 @@ def test_tiling_can_be_off() -> None:
         ({"max_tiles": 4}, "max_tiles=4: this family takes images in views of fixed sizes; leave"),
         ({"max_pixels": 4000}, "max_pixels=4000: this family takes images in views"),
         ({"min_pixels": 4000}, "min_pixels=4000: this family takes images in views"),
-        ({"fps": 2.0}, r"fps=2.0: this tower takes images alone, which have no frames"),
+        ({"fps": 2.0}, r"fps=2.0: this tower takes only images, which have no frames"),
         ({"max_tiles": 0}, "max_tiles=0: must be a positive integer"),
     ],
 )
@@ -186,7 +186,7 @@ def test_keywords_that_would_change_the_cut_are_refused(
 def test_a_video_is_refused_and_the_fix_is_named() -> None:
     frames = [blank((100, 100))] * 2
     for videos in ([frames], frames, Video(frames), iter([frames]), "clip.mp4"):
-        with pytest.raises(ValueError, match="images alone: pass the frames of a video as images"):
+        with pytest.raises(ValueError, match="only images: pass the frames of a video as images"):
             OURS(videos=videos)
 
 

@@ -74,7 +74,7 @@ def test_urls_of_a_list_are_read_where_that_is_asked_for(
     assert list(errors) == bad
     assert errors[bad[0]].startswith("https://unknown.test/c.png: cannot be fetched")
     assert "the server answers 404 Not Found" in errors[bad[1]]
-    assert "is no https URL" in errors[bad[2]]
+    assert "is not an https URL" in errors[bad[2]]
     assert not any("damaged" in error for error in errors.values())
 
 

@@ -145,9 +145,9 @@ def test_every_spelling_of_loopback_is_refused(host: str) -> None:
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("http://photos.test/a.png", r"^http://photos\.test/a\.png: is no https URL"),
-        ("file:///etc/passwd", "is no https URL"),
-        ("https:///a.png", "is no https URL"),
+        ("http://photos.test/a.png", r"^http://photos\.test/a\.png: is not an https URL"),
+        ("file:///etc/passwd", "is not an https URL"),
+        ("https:///a.png", "is not an https URL"),
         ("https://me:secret@photos.test/a", r"^https://photos\.test/a: holds a user name"),
         ("https://me@photos.test/a", "no credentials are sent: leave out what is before @"),
         ("https://photos.test:99999/a", "is no URL .*0-65535"),
@@ -165,10 +165,10 @@ def test_urls_that_break_a_rule_are_refused_in_words(url: str, message: str) -> 
 @pytest.mark.parametrize(
     ("place", "message"),
     [
-        ("http://cdn.test/a.png", r"/r: leads to http://cdn\.test/a\.png: is no https URL"),
+        ("http://cdn.test/a.png", r"/r: leads to http://cdn\.test/a\.png: is not an https URL"),
         ("https://inside.test/a", r"inside\.test has the address 10\.0\.0\.1, which is not public"),
         ("https://me:secret@cdn.test/a", "holds a user name"),
-        ("file:///etc/passwd", "is no https URL"),
+        ("file:///etc/passwd", "is not an https URL"),
     ],
 )
 def test_every_hop_of_a_redirect_is_checked_again(
@@ -316,5 +316,5 @@ def test_load_image_names_what_is_no_image(server: TlsServer, tmp_path: Path) ->
         vitgraph.load_image(server.url("/page#part"))
     with pytest.raises(ValueError, match=r"gone\.png: there is no such file"):
         vitgraph.load_image(tmp_path / "gone.png")
-    with pytest.raises(ValueError, match=r"^http://photos\.test/a: is no https URL"):
+    with pytest.raises(ValueError, match=r"^http://photos\.test/a: is not an https URL"):
         vitgraph.load_image("http://photos.test/a")

@@ -169,7 +169,7 @@ def test_timm_tower_encodes_images_as_the_original_does(tmp_path: Path) -> None:
 
 def test_timm_tower_refuses_videos_and_says_why(tmp_path: Path) -> None:
     encoder = load_encoder(written(tmp_path, "qwen3_timm"))
-    message = "images alone, without DeepStack features.*load the original Qwen repo for videos"
+    message = "only images, without DeepStack features.*load the original Qwen repo for videos"
     with pytest.raises(CheckpointError, match=message):
         encoder.encode(videos=[torch.zeros(4, 3, 64, 64, dtype=torch.uint8)])
 

@@ -31,7 +31,7 @@ def test_kimi_vl_takes_images_alone_and_kimi_k25_clips(tmp_path: Path, folder: P
     alone = load_encoder(write_seeded_checkpoint(tmp_path / "vl", "kimi_vl", width=64))
     assert isinstance(alone.config, MoonViTConfig)
     assert alone.config.segment_frames == 1
-    with pytest.raises(CheckpointError, match="Kimi-VL takes images alone"):
+    with pytest.raises(CheckpointError, match="Kimi-VL takes only images"):
         alone.preprocess(videos=[panning_clip(5)])
 
 

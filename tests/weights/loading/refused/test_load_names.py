@@ -74,7 +74,7 @@ def test_a_revision_behind_an_at_sign_is_a_keyword(hub: HubServer, revision: str
 
 @pytest.mark.parametrize("value", [None, 3, b"owner/name", ["owner/name"]], ids=str)
 def test_what_is_neither_text_nor_a_path_is_named(tmp_path: Path, value: object) -> None:
-    message = re.escape(f"repo_id_or_path={value!r}: must be text or a path: owner/name")
+    message = re.escape(f"repo_id_or_path={value!r}: must be a string or a path: owner/name")
     with pytest.raises(TypeError, match=message):
         load_encoder(value)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=message):

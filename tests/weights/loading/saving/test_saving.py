@@ -250,7 +250,7 @@ def test_tied_and_transposed_parameters_are_saved_each_for_itself(tmp_path: Path
 def test_a_folder_name_of_over_255_bytes_is_a_value_error(tmp_path: Path) -> None:
     encoder = seeded(tmp_path / "whole")
     for name in ("n" * 256, "é" * 128):
-        with pytest.raises(ValueError, match="256 bytes, and no disk takes one of over 255"):
+        with pytest.raises(ValueError, match="256 bytes, and no file system allows more than 255"):
             encoder.save_pretrained(tmp_path / name / "inside")
 
 
