@@ -130,6 +130,7 @@ class Preprocess(Protocol):
         max_soft_tokens: int | None = None,
         fps: float | None = None,
         num_frames: int | None = None,
+        device: torch.device | str | None = None,
     ) -> VisionInputs:
         """Turn images, then videos, into pixels and a grid; see ``Encoder.preprocess``."""
         ...

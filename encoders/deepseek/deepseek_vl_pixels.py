@@ -20,7 +20,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..inputs.images import lay_over, resize
@@ -133,10 +132,8 @@ class HybridPreprocessor(SquarePreprocessor):
     def views(self, image: Tensor, max_tiles: int | None) -> Views:
         """Return the large view, and the small view, resized from it in float32 as by DeepSeek."""
         high = self.square(image)
-        low = F.interpolate(
-            high[None].to(torch.float32), self.low_size, mode="bilinear", antialias=True
-        )
-        return Views({"image": [low[0]], "high": [high]})
+        low = resize(high.to(torch.float32), self.low_size, self.low_size, "bilinear")
+        return Views({"image": [low], "high": [high]})
 
     def with_section(self, label: str, section: Section) -> HybridPreprocessor:
         """Return a copy with the values that a processor file of DeepSeek or transformers sets.

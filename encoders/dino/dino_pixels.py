@@ -143,19 +143,18 @@ class DinoPreprocessor(PatchPreprocessor):
         return 1, rules.height // self.patch_size, rules.width // self.patch_size
 
     def _resized(
-        self, frames: Sequence[Tensor], rules: PixelRules, count: int, height: int, width: int
-    ) -> list[Tensor]:
-        """Resize frames by ``rules``, and cut them to ``height`` x ``width`` pixels."""
+        self, frame: Tensor, rules: PixelRules, count: int, height: int, width: int
+    ) -> Tensor:
+        """Resize a frame by ``rules``, and cut it to ``height`` x ``width`` pixels."""
         assert isinstance(rules, FixedSizeRules)
         if not rules.is_fixed:
-            return [self._resize(frame, height, width) for frame in frames]
+            return self._resize(frame, height, width)
         if not rules.short_side:
-            stretched = [self._resize(frame, rules.height, rules.width) for frame in frames]
-            return [frame[:, :height, :width] for frame in stretched]
-        new_height, new_width = _fit_short_side(*frames[0].shape[1:], rules.short_side)
+            return self._resize(frame, rules.height, rules.width)[:, :height, :width]
+        new_height, new_width = _fit_short_side(*frame.shape[1:], rules.short_side)
         top, left = (new_height - rules.height) // 2, (new_width - rules.width) // 2
-        resized = [self._resize(frame, new_height, new_width) for frame in frames]
-        return [frame[:, top : top + height, left : left + width] for frame in resized]
+        resized = self._resize(frame, new_height, new_width)
+        return resized[:, top : top + height, left : left + width]
 
     def _resize(self, frame: Tensor, height: int, width: int) -> Tensor:
         """Resize a frame, uint8 [3, H, W], as uint8 or as float32 from 0 to 255."""

@@ -6,7 +6,8 @@
   ``video_times``, ``video_damage``: their rate and what is wrong with them; ``decoders``: those of
   torchcodec and decord
 - ``sizes``: the size an image is resized to, and its tiling; ``sampling``: the frames of a video
-- ``images``: resizing, normalising and checks of the keywords of ``preprocess``, for all towers
+- ``images``: resizing, normalising and checks of the keywords of ``preprocess``, for all towers;
+  ``exact_resize``, ``resize_kernel``: resizing on a GPU, to the bit as on the CPU
 - ``patches``: patches of images and clips of any size, for Qwen, GLM, ERNIE, MiniMax and Pixtral
 - ``views``: square views of a fixed size (whole images and tiles), for the other families
 - ``processor_files``: the defaults in a repo's processor files (``preprocessor_config.json``, ..);

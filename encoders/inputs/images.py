@@ -3,57 +3,81 @@
 The pixels are those of transformers 5.23.0's torchvision-backed processors on the CPU: an image is
 resized as uint8 (``F.interpolate``, bicubic, antialiased, which torchvision runs as well), then
 normalised in float32 with the rescale by 1/255 folded into mean and std. Neither library is needed.
+On a GPU the same integers are computed (``exact_resize``), and normalised values are looked up in a
+table that the CPU computes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cache
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from itertools import groupby
 from operator import index
-from typing import NamedTuple, Protocol, SupportsIndex, runtime_checkable
+from typing import NamedTuple, SupportsIndex
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image
 from torch import Tensor
 
-from ..data import Grid, Limits, Tiling, VisionInputs
+from ..data import Grid, Limits, PathInputs, Tiling, VisionInputs
+from .exact_resize import is_exact_on, library_of, resize_exactly, resize_on_cpu
 from .intake import ImagesLike, VideosLike
 from .processor_files import PerChannel, Resample
 from .sampling import read_rate
 from .sizes import MOST_PIXELS
 
+CPU = torch.device("cpu")
+_STRIP = 1 << 18
+"""Numbers that are normalised at a time on a CPU: 1 MiB, which fits the second-level cache."""
+
+
+class StagedPath(NamedTuple):
+    """The pixels of one item for one input path, before they are normalised and cut."""
+
+    pixels: Tensor
+    """uint8 [n, H, W, 3], contiguous: n frames, tiles or views. Families that resize in floating
+    point have float32."""
+    grid: Grid
+    """(t, h, w) of the item on this path, h and w in patches."""
+    mean: PerChannel
+    std: PerChannel
+
 
 class StagedItem(NamedTuple):
     """One image or video after resizing, before it is normalised and cut into patches."""
 
-    pixels: Tensor
-    """uint8 [frames, H, W, 3], contiguous; for tiled families [tiles, S, S, 3], S the side of a
-    tile in pixels. DINOv3's are float32 from 0 to 255, because its images are resized as floats."""
-    grid: Grid
-    """(t, h, w) of the item, h and w in patches."""
-    mean: PerChannel
-    std: PerChannel
+    paths: Mapping[str, StagedPath]
+    """The pixels for each input path by its name: "image", and for some families also "tiles"."""
     tiles: Tiling | None = None
     """The arrangement of an image's tiles, (columns, rows, whether a thumbnail follows); None for
     families without tiles."""
 
+    def layout(self, names: Iterable[str]) -> VisionInputs:
+        """Return the grids and tiles of the item without its pixels, for the input paths ``names``.
 
-@runtime_checkable
-class StagedPreprocessor(Protocol):
-    """A preprocessor that can normalise pixels and cut them into patches on another device.
+        The item need not have pixels for all of them.
+        """
+        empty, paths = torch.empty(0, device=CPU), {}
+        for name in names:
+            grids = [self.paths[name].grid] if name in self.paths else []
+            paths[name] = PathInputs(empty, grid_tensor(grids), (0,) * len(grids))
+        tiles = None if self.tiles is None else [self.tiles]
+        return VisionInputs(*paths.pop("image")[:2], tiles, paths)
 
-    ``finish(stage(images, videos, limits))`` is bitwise equal to what calling the preprocessor with
-    the same arguments returns. The pixels in between are uint8, a quarter of the bytes of float32.
+
+class StagedPreprocessor(ABC):
+    """A preprocessor in two steps: decoding and resizing, then normalising and cutting.
+
+    Both steps run on any device, and their results are bitwise equal on all (families that resize
+    in floating point agree within 1e-6). Between them the pixels are uint8, a quarter of the bytes
+    of float32.
     """
 
+    @abstractmethod
     def stage(
-        self,
-        images: ImagesLike,
-        videos: VideosLike,
-        limits: Limits,
-        pinned: bool = False,
+        self, images: ImagesLike, videos: VideosLike, limits: Limits, device: torch.device = CPU
     ) -> list[StagedItem]:
         """Decode and resize images, then videos; return one item for each.
 
@@ -61,65 +85,77 @@ class StagedPreprocessor(Protocol):
             images: images in any form that ``preprocess`` accepts.
             videos: videos in any form that ``preprocess`` accepts.
             limits: the keywords of ``preprocess``; None for each that the user did not pass.
-            pinned: whether the pixels are to lie in page-locked memory, from which a GPU copies
-                asynchronously.
-        """
-        ...
+            device: the device on which the pixels are to lie. On CUDA they are also resized there.
 
+        Raises:
+            ValueError: a bad image or video, or a keyword without meaning for this family.
+        """
+
+    @abstractmethod
     def finish(self, items: Sequence[StagedItem]) -> VisionInputs:
-        """Normalise items and cut them into patches on the device that their pixels are on."""
-        ...
+        """Normalise items and cut them, on the device that their pixels are on."""
+
+    def __call__(
+        self,
+        images: ImagesLike = (),
+        videos: VideosLike = (),
+        *,
+        min_pixels: int | None = None,
+        max_pixels: int | None = None,
+        max_tiles: int | None = None,
+        max_soft_tokens: int | None = None,
+        fps: float | None = None,
+        num_frames: int | None = None,
+        device: torch.device | str | None = None,
+    ) -> VisionInputs:
+        """Return the pixels and grids of images, then videos; see ``Encoder.preprocess``."""
+        limits = Limits(min_pixels, max_pixels, max_tiles, max_soft_tokens, fps, num_frames)
+        place = CPU if device is None else torch.device(device)
+        return self.finish(self.stage(images, videos, limits, place))
+
+
+def to_resize(image: Tensor, device: torch.device) -> Tensor:
+    """Return a decoded image on the device where it is resized.
+
+    Args:
+        image: uint8 [3, H, W] on the CPU.
+        device: the device on which the pixels of the item are to lie in the end.
+
+    Returns:
+        A copy on ``device`` where images are resized there, and else ``image`` itself.
+    """
+    return stack_frames([image], device)[0].permute(2, 0, 1) if is_exact_on(device) else image
 
 
 def resize(image: Tensor, height: int, width: int, mode: Resample = "bicubic") -> Tensor:
-    """Resize an image as torchvision does, antialiased.
+    """Resize an image as torchvision does, antialiased, on the image's device.
 
     Args:
-        image: uint8 [C, H, W], or float32 of the same values.
+        image: uint8 or floating point [C, H, W]. The result of uint8 is the same on all devices.
         height: height of the result in pixels.
         width: width of the result in pixels.
         mode: "bicubic", "bilinear" or, for uint8, "lanczos".
 
     Returns:
-        [C, height, width] in the dtype of ``image``; ``image`` itself if it has that size already.
+        [C, height, width] of the dtype of ``image``; ``image`` itself if it has that size already.
     """
     if image.shape[1:] == (height, width):
         return image
+    if image.is_floating_point():
+        return F.interpolate(image[None], (height, width), mode=mode, antialias=True)[0]
+    if is_exact_on(image.device):
+        pixels = image.permute(1, 2, 0)[None]
+        resized = resize_exactly(pixels, height, width, mode, library_of(mode))
+        return resized[0].permute(2, 0, 1)
+    if image.device != CPU:
+        return resize(image.cpu(), height, width, mode).to(image.device)
     # interpolate has a fast path for memory laid out as [H, W, C], which it recognises by the batch
     # stride. On a CPU core 640x427 to 640x416 takes 0.16 ms that way, 0.44 ms if [C, H, W] is
     # copied to that layout here, and 0.65 ms on [C, H, W] itself.
     if image.stride(0) != 1:
         image = torch.stack(image.unbind(), dim=-1).permute(2, 0, 1)
     batch = image.as_strided((1, *image.shape), (image.numel(), *image.stride()))
-    if mode == "lanczos":
-        return _lanczos(batch, height, width)[0]
-    return F.interpolate(
-        batch, size=(height, width), mode=mode, antialias=True, align_corners=False
-    )[0]
-
-
-def _lanczos(batch: Tensor, height: int, width: int) -> Tensor:
-    """Resize uint8 [1, 3, H, W] to ``height`` x ``width`` pixels with the Lanczos filter.
-
-    PIL resizes if torch has no Lanczos kernel, as torch 2.11. Of PIL's values, 0.6 % differ from
-    torch's by one of 255 levels, and 1 in 100,000 by two.
-    """
-    if torch_has_lanczos(batch.device.type):
-        return F.interpolate(batch, size=(height, width), mode="lanczos", antialias=True)
-    image = Image.fromarray(batch[0].permute(1, 2, 0).cpu().numpy())
-    resized = np.array(image.resize((width, height), Image.Resampling.LANCZOS))
-    return torch.from_numpy(resized).permute(2, 0, 1)[None].to(batch.device)
-
-
-@cache
-def torch_has_lanczos(device_type: str) -> bool:
-    """Return whether torch resizes uint8 images with the Lanczos filter on a kind of device."""
-    pixels = torch.zeros(1, 3, 8, 8, dtype=torch.uint8, device=device_type)
-    try:
-        F.interpolate(pixels, size=(4, 4), mode="lanczos", antialias=True)
-    except (NotImplementedError, ValueError):
-        return False
-    return True
+    return resize_on_cpu(batch, height, width, mode)[0]
 
 
 def lay_over(
@@ -138,8 +174,9 @@ def lay_over(
     Returns:
         uint8 [3, height, width].
     """
-    levels = torch.tensor([int(part * 255) for part in colour], dtype=torch.uint8, device="cpu")
-    canvas = levels[:, None, None].repeat(1, height, width)
+    canvas = image.new_empty(height, width, 3).permute(2, 0, 1)
+    for plane, part in zip(canvas, colour, strict=True):
+        plane.fill_(int(part * 255))
     canvas[:, top : top + image.shape[1], left : left + image.shape[2]] = image
     return canvas
 
@@ -169,54 +206,115 @@ def pad_to_canvas(image: Tensor, height: int, width: int, colour: PerChannel) ->
     return lay_over(resize(image, image_height, image_width), height, width, top, left, colour)
 
 
-def stack_frames(frames: Sequence[Tensor], pinned: bool) -> Tensor:
-    """Copy frames into one tensor.
+def stack_frames(frames: Sequence[Tensor], device: torch.device) -> Tensor:
+    """Copy frames into one tensor on a device, without waiting for it.
 
     NumPy copies in the calling thread. ``torch.stack`` starts a team of OpenMP threads in each
     thread of a stream that decodes: with four such threads on two CPU cores, a frame of 1280x720
-    laid out as [H, W, C] took 0.5 ms, and 0.2 ms with NumPy.
+    laid out as [H, W, C] took 0.5 ms, and 0.2 ms with NumPy. A GPU copies from page-locked memory.
 
     Args:
-        frames: [3, H, W] each, of one size and dtype, laid out in any way.
-        pinned: whether the tensor is to lie in page-locked memory.
+        frames: [3, H, W] each, uint8 or float32, of one size, laid out in any way; all on the CPU
+            or all on ``device``.
+        device: the device of the result.
 
     Returns:
-        [frames, H, W, 3] in the dtype of the frames, contiguous.
+        [frames, H, W, 3] of the dtype of the frames, contiguous.
     """
-    count, (channels, height, width) = len(frames), frames[0].shape
-    shape = (count, height, width, channels)
-    out = torch.empty(shape, dtype=frames[0].dtype, device="cpu", pin_memory=pinned)
-    np.stack([frame.permute(1, 2, 0).numpy() for frame in frames], out=out.numpy())
-    return out
+    rows = [frame.permute(1, 2, 0) for frame in frames]
+    if frames[0].device != CPU:
+        return rows[0][None].contiguous() if len(rows) == 1 else torch.stack(rows).contiguous()
+    shape, pinned = (len(rows), *rows[0].shape), device.type == "cuda"
+    out = torch.empty(shape, dtype=rows[0].dtype, device=CPU, pin_memory=pinned)
+    np.stack([row.numpy() for row in rows], out=out.numpy())
+    return out.to(device, non_blocking=True)
 
 
 def fold_mean_std(mean: PerChannel, std: PerChannel) -> tuple[Tensor, Tensor]:
-    """Convert mean and std from the scale 0 to 1 to the scale 0 to 255, float32 [3, 1, 1] each."""
-    mean_std = torch.tensor((mean, std), dtype=torch.float32, device="cpu") * 255.0
-    return mean_std[0].view(3, 1, 1), mean_std[1].view(3, 1, 1)
+    """Convert mean and std from the scale 0 to 1 to the scale 0 to 255, float32 [3] each."""
+    mean_std = torch.tensor((mean, std), dtype=torch.float32, device=CPU) * 255.0
+    return mean_std[0], mean_std[1]
 
 
-def normalize(pixels: Tensor, mean: PerChannel, std: PerChannel) -> Tensor:
-    """Normalise uint8 pixels on their device, bitwise equal to the preprocessing on the CPU.
+def normalize(pixels: Tensor, mean: PerChannel, std: PerChannel, axis: int = 1) -> Tensor:
+    """Normalise pixels on their device; for uint8 the result is the same on all devices.
 
     Args:
-        pixels: uint8 [N, 3, ...].
+        pixels: uint8 or float32 from 0 to 255, with the three channels on ``axis``.
         mean: mean of each channel, of pixels from 0 to 1.
         std: standard deviation of each channel, of pixels from 0 to 1.
+        axis: the axis of the channels.
 
     Returns:
-        float32 [N, 3, ...].
+        float32, shaped as ``pixels``, contiguous.
     """
+    shape = [3 if n == axis else 1 for n in range(pixels.ndim)]
+    if pixels.device != CPU and pixels.dtype == torch.uint8:
+        levels, offsets = _levels(mean, std, pixels.device, _stream_id(pixels.device))
+        numbers = (pixels.contiguous() + offsets.view(shape)).flatten()
+        return levels.index_select(0, numbers).view(pixels.shape)
     mean_std = torch.stack(fold_mean_std(mean, std))
     if pixels.is_cuda:  # a copy from pageable memory would wait for all work queued on the GPU
         mean_std = mean_std.pin_memory()
-    low, scale = mean_std.to(pixels.device, non_blocking=True).view(2, 3, *[1] * (pixels.ndim - 2))
-    return pixels.to(torch.float32).sub_(low).div_(scale)
+    low, scale = mean_std.to(pixels.device, non_blocking=True).view(2, *shape)
+    out = torch.empty(pixels.shape, dtype=torch.float32, device=pixels.device)
+    strip = max(_STRIP // max(pixels[:1].numel(), 1), 1)
+    for source, target in zip(pixels.split(strip), out.split(strip), strict=True):
+        target.copy_(source).sub_(low).div_(scale)
+    return out
+
+
+@lru_cache(maxsize=64)
+def _levels(
+    mean: PerChannel, std: PerChannel, device: torch.device, stream: int
+) -> tuple[Tensor, Tensor]:
+    """Return the normalised values of all levels, float32 [768], and where each channel's begin.
+
+    The CPU computes them, so a device that reads them has the CPU's values. A CUDA stream has a
+    table of its own, which it has copied before it reads it.
+    """
+    every = torch.arange(256, dtype=torch.uint8, device=CPU)[None].expand(3, -1)
+    levels = normalize(every, mean, std, 0).flatten()
+    offsets = torch.tensor([0, 256, 512], dtype=torch.int32, device=CPU)
+    if device.type == "cuda":
+        levels, offsets = levels.pin_memory(), offsets.pin_memory()
+    return levels.to(device, non_blocking=True), offsets.to(device, non_blocking=True)
+
+
+def _stream_id(device: torch.device) -> int:
+    return torch.cuda.current_stream(device).stream_id if device.type == "cuda" else 0
+
+
+def finish_path(
+    parts: Sequence[StagedPath],
+    cut: Callable[[Tensor], Tensor],
+    axis: int,
+    row: Sequence[int],
+    device: torch.device = CPU,
+) -> Tensor:
+    """Normalise the pixels of several items for one input path, and cut them into rows.
+
+    Args:
+        parts: the pixels of the items.
+        cut: cuts pixels [n, H, W, 3] into rows, which have their three channels on ``axis``.
+        axis: the axis of the channels.
+        row: the shape of a row. A row of one axis is flattened after it is normalised.
+        device: the device of the result if there are no items.
+
+    Returns:
+        float32 [rows, *row].
+    """
+    made = [torch.empty(0, *row, device=device)] if not parts else []
+    for (mean, std, _), group in groupby(parts, lambda part: (*part[2:], part.pixels.dtype)):
+        rows = [cut(part.pixels) for part in group]
+        normal = normalize(rows[0] if len(rows) == 1 else torch.cat(rows), mean, std, axis)
+        made.append(normal.flatten(1) if len(row) == 1 else normal)
+    return made[0] if len(made) == 1 else torch.cat(made)
 
 
 def grid_tensor(grids: Sequence[Grid]) -> Tensor:
     """Return the grids (t, h, w) of items as ``grid_thw``, int64 [items, 3] on the CPU."""
-    return torch.tensor(grids, dtype=torch.int64, device="cpu").view(-1, 3)
+    return torch.tensor(grids, dtype=torch.int64, device=CPU).view(-1, 3)
 
 
 def check_limits(limits: Limits) -> None:

@@ -15,16 +15,13 @@ Deliberate differences:
   transformers raises.
 - A clip of MiniMax-M3 is resized as its video processor does by itself; the processor around it
   switches that off, and fails on frames that are not whole tokens.
-- Results are written into one array as they are made, in strips that fit the processor's cache.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import groupby
 from typing import ClassVar, TypeVar
 
 import torch
@@ -35,14 +32,17 @@ from ..data import Grid, Limits, VisionInputs
 from .clips import IMAGES_ALONE, read_videos, refuse_sampling
 from .image_files import prefix_errors
 from .images import (
+    CPU,
     StagedItem,
+    StagedPath,
+    StagedPreprocessor,
     check_limits,
-    fold_mean_std,
+    finish_path,
     grid_tensor,
     lay_over,
-    normalize,
     resize,
     stack_frames,
+    to_resize,
 )
 from .intake import ImagesLike, VideosLike, read_images
 from .pixel_rules import (
@@ -67,12 +67,10 @@ from .sizes import (
 BLACK = (0.0, 0.0, 0.0)
 """The colour of the canvas around frames that do not fill it: black."""
 Own = TypeVar("Own", bound="PatchPreprocessor")
-_STRIP = 1 << 16
-"""Pixels that are normalised at a time: 768 KiB of float32, which fit the second-level cache."""
 
 
 @dataclass(frozen=True)
-class PatchPreprocessor:
+class PatchPreprocessor(StagedPreprocessor):
     """Resizes images to whole tokens within bounds on the area, and cuts them into patches.
 
     Rows of ``pixel_values`` lie in merge-block order (drawn at ``raster_maps`` in
@@ -177,71 +175,29 @@ class PatchPreprocessor:
         values = f"{min_text}max_pixels={rules.max_pixels}, mean={rules.mean}, std={rules.std}"
         return values, "max_pixels"
 
-    def __call__(
-        self,
-        images: ImagesLike = (),
-        videos: VideosLike = (),
-        *,
-        min_pixels: int | None = None,
-        max_pixels: int | None = None,
-        max_tiles: int | None = None,
-        max_soft_tokens: int | None = None,
-        fps: float | None = None,
-        num_frames: int | None = None,
-    ) -> VisionInputs:
-        """Return patches [P, 3*F*p*p] of images, then videos; see ``Encoder.preprocess``."""
-        limits = Limits(min_pixels, max_pixels, max_tiles, max_soft_tokens, fps, num_frames)
-        return self._fill(self._read(images, videos, limits))
-
     def stage(
-        self,
-        images: ImagesLike,
-        videos: VideosLike,
-        limits: Limits,
-        pinned: bool = False,
+        self, images: ImagesLike, videos: VideosLike, limits: Limits, device: torch.device = CPU
     ) -> list[StagedItem]:
-        """Decode and resize images, then videos.
-
-        Args:
-            images: images of any kind that :func:`read_images` takes.
-            videos: videos of any kind that :func:`read_videos` takes.
-            limits: the keywords that bound sizes or sample videos.
-            pinned: whether pixels are to lie in page-locked memory.
-
-        Returns:
-            One item per image or video, with pixels uint8 [frames, H, W, 3].
-
-        Raises:
-            ValueError: a bad image or video, or a keyword that means nothing here.
-        """
+        """Decode and resize images, then videos; see :class:`StagedPreprocessor`."""
         p, items = self.patch_size, []
-        for frames, rules, (t, h, w) in self._read(images, videos, limits):
-            resized = self._resized(frames, rules, len(frames), h * p, w * p)
-            pixels = stack_frames(resized, pinned)
-            items.append(StagedItem(pixels, (t, h, w), rules.mean, rules.std))
+        for frames, rules, grid in self._read(images, videos, limits):
+            size, count = (grid[1] * p, grid[2] * p), len(frames)
+            resized = [
+                self._resized(to_resize(frame, device), rules, count, *size) for frame in frames
+            ]
+            pixels = stack_frames(resized, device)
+            items.append(StagedItem({"image": StagedPath(pixels, grid, rules.mean, rules.std)}))
         return items
 
     def finish(self, items: Sequence[StagedItem]) -> VisionInputs:
-        """Normalise and cut items on the device that their pixels are on.
-
-        Args:
-            items: the items that ``stage`` returned; their pixels may lie on another device now.
-
-        Returns:
-            The patches, float32 [P, 3*F*p*p], bitwise equal to what calling the preprocessor
-            returns, and the grid on the CPU.
-        """
-        p, pair = self.patch_size, self.temporal_patch_size
-        parts = [] if items else [torch.empty(0, 3 * pair * p * p)]
-        for mean_std, group in groupby(items, lambda item: (item.mean, item.std)):
-            rows = torch.cat([self._cut(item.pixels) for item in group])
-            normal = normalize(rows, *mean_std)
-            parts.append((normal.mT if self.channels_last else normal).flatten(1))
-        rows = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return VisionInputs(rows, grid_tensor([item.grid for item in items]))
+        """Normalise items and cut them into patches [P, 3*F*p*p], on the device of their pixels."""
+        parts = [item.paths["image"] for item in items]
+        width = 3 * self.temporal_patch_size * self.patch_size**2
+        rows = finish_path(parts, self._cut, 2 if self.channels_last else 1, (width,))
+        return VisionInputs(rows, grid_tensor([part.grid for part in parts]))
 
     def _cut(self, frames: Tensor) -> Tensor:
-        """Cut frames [f, H, W, 3] into patches [P, 3, F*p*p] of F frames each.
+        """Cut frames [f, H, W, 3] into patches [P, 3, F*p*p], or [P, F*p*p, 3] (channels_last).
 
         The last frame is repeated where f is no multiple of F.
         """
@@ -249,9 +205,10 @@ class PatchPreprocessor:
         if count % pair:
             last = frames[-1:].expand(pair - count % pair, -1, -1, -1)
             frames = torch.cat((frames, last))
+        row = "(f p q) c" if self.channels_last else "c (f p q)"
         return rearrange(
             frames,
-            "(t f) (r a p) (s b q) c -> (t r s a b) c (f p q)",
+            f"(t f) (r a p) (s b q) c -> (t r s a b) {row}",
             f=pair,
             a=self.merge_size,
             b=self.merge_size,
@@ -313,59 +270,16 @@ class PatchPreprocessor:
         return -(-len(frames) // pair), height // self.patch_size, width // self.patch_size
 
     def _resized(
-        self, frames: Sequence[Tensor], rules: PixelRules, count: int, height: int, width: int
-    ) -> list[Tensor]:
-        """Resize frames to ``height`` x ``width`` pixels.
+        self, frame: Tensor, rules: PixelRules, count: int, height: int, width: int
+    ) -> Tensor:
+        """Resize a frame, uint8 [3, H, W], to ``height`` x ``width`` pixels.
 
-        If ``rules.canvas`` is set, frames are resized to fit a black canvas of this size instead.
-        ``count`` is the number of all frames of the item; ``frames`` may be only some of them.
+        If ``rules.canvas`` is set, it is resized to fit a black canvas of this size instead.
+        ``count`` is the number of frames of its item.
         """
         if not rules.canvas:
-            return [resize(frame, height, width, self.resample) for frame in frames]
+            return resize(frame, height, width, self.resample)
         count = max(count, self.temporal_patch_size)
-        new_height, new_width = frames[0].shape[1:]
-        content = content_size(count, new_height, new_width, height, width, rules.min_pixels)
-        contents = [resize(frame, *content) for frame in frames]
-        return [lay_over(frame, height, width, 0, 0, BLACK) for frame in contents]
-
-    def _fill(self, items: Sequence[tuple[list[Tensor], PixelRules, Grid]]) -> VisionInputs:
-        grids = [grid for _, _, grid in items]
-        p, m, pair = self.patch_size, self.merge_size, self.temporal_patch_size
-        counts = [math.prod(grid) for grid in grids]
-        pixel_values = torch.empty(sum(counts), 3 * pair * p * p, dtype=torch.float32, device="cpu")
-        for rows, (frames, rules, (t, h, w)) in zip(pixel_values.split(counts), items, strict=True):
-            blocks = (t, h // m, w // m, m, m)
-            if self.channels_last:
-                target = rows.view(*blocks, pair, p, p, 3).movedim(-1, 5)
-            else:
-                target = rows.view(*blocks, 3, pair, p, p)
-            self._write(frames, rules, target)
-        return VisionInputs(pixel_values, grid_tensor(grids))
-
-    def _write(self, frames: Sequence[Tensor], rules: PixelRules, out: Tensor) -> None:
-        """Resize, normalise and cut the frames of one item, and write the patches into ``out``.
-
-        ``out`` is [t, rows, columns, m, m, 3, F, p, p], with rows and columns of m x m patches.
-        """
-        rows, columns, pair = out.shape[1], out.shape[2], out.shape[6]
-        side = self.patch_size * self.merge_size
-        strip = max(1, _STRIP // (columns * side**2))
-        mean, std = fold_mean_std(rules.mean, rules.std)
-        for step, target in enumerate(out):
-            group = frames[step * pair : (step + 1) * pair]
-            group = self._resized(group, rules, len(frames), rows * side, columns * side)
-            if len(group) > 1:  # expand_as repeats a single frame
-                group += group[-1:] * (pair - len(group))
-            for row in range(0, rows, strip):
-                strip_rows = slice(row * side, (row + strip) * side)
-                pixels = torch.stack([frame[:, strip_rows] for frame in group]).to(torch.float32)
-                patches = rearrange(
-                    pixels.sub_(mean).div_(std),
-                    "f c (r a p) (s b q) -> r s a b c f p q",
-                    a=self.merge_size,
-                    b=self.merge_size,
-                    p=self.patch_size,
-                    q=self.patch_size,
-                )
-                part = target[row : row + strip]
-                part.copy_(patches.expand_as(part))
+        old_height, old_width = frame.shape[1:]
+        content = content_size(count, old_height, old_width, height, width, rules.min_pixels)
+        return lay_over(resize(frame, *content), height, width, 0, 0, BLACK)

@@ -5,7 +5,7 @@ Shapes: s side of a view in pixels.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
@@ -17,12 +17,15 @@ from ..data import Limits, PathInputs, Tiling, VisionInputs
 from .clips import refuse_sampling, refuse_videos
 from .image_files import prefix_errors
 from .images import (
+    CPU,
     StagedItem,
+    StagedPath,
+    StagedPreprocessor,
     check_limits,
-    fold_mean_std,
+    finish_path,
     grid_tensor,
-    normalize,
     stack_frames,
+    to_resize,
 )
 from .intake import ImagesLike, VideosLike, read_images
 from .processor_files import (
@@ -50,7 +53,7 @@ class Views(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ViewPreprocessor(ABC):
+class ViewPreprocessor(StagedPreprocessor):
     """Turns each image into square views (the whole image, tiles, ...); there are no videos."""
 
     patch_size: int
@@ -136,31 +139,52 @@ class ViewPreprocessor(ABC):
         """
         return f"mean={self.mean}, std={self.std}", ""
 
-    def __call__(
-        self,
-        images: ImagesLike = (),
-        videos: VideosLike = (),
-        *,
-        min_pixels: int | None = None,
-        max_pixels: int | None = None,
-        max_tiles: int | None = None,
-        max_soft_tokens: int | None = None,
-        fps: float | None = None,
-        num_frames: int | None = None,
-    ) -> VisionInputs:
-        """Return the normalised views of images, per kind of view; see ``Encoder.preprocess``."""
-        limits = (min_pixels, max_pixels, max_tiles, max_soft_tokens, fps, num_frames)
-        items = self.read(images, videos, Limits(*limits))
-        paths = {name: self._path(name, items) for name in self.sides}
-        return VisionInputs(*paths.pop("image")[:2], [item.tiles for item in items], paths)
+    def stage(
+        self, images: ImagesLike, videos: VideosLike, limits: Limits, device: torch.device = CPU
+    ) -> list[StagedItem]:
+        """Decode images and make their views; see :class:`StagedPreprocessor`."""
+        return [self._staged(views, device) for views in self.read(images, videos, limits, device)]
 
-    def read(self, images: ImagesLike, videos: VideosLike, limits: Limits) -> list[Views]:
+    def _staged(self, views: Views, device: torch.device) -> StagedItem:
+        paths = {}
+        for name, pixels in views.paths.items():
+            rows, columns = (side // self.patch_size for side in pixels[0].shape[1:])
+            grid, mean_std = (len(pixels), rows, columns), self.mean_std(name)
+            paths[name] = StagedPath(stack_frames(pixels, device), grid, *mean_std)
+        return StagedItem(paths, views.tiles)
+
+    def finish(self, items: Sequence[StagedItem]) -> VisionInputs:
+        """Normalise the views of items for each input path, on the device of their pixels."""
+        device = items[0].paths["image"].pixels.device if items else CPU
+        paths = {}
+        for name, side in self.sides.items():
+            users = tuple(n for n, item in enumerate(items) if name in item.paths)
+            parts = [items[n].paths[name] for n in users]
+            rows = self.rows(parts, side, device)
+            paths[name] = PathInputs(rows, grid_tensor([part.grid for part in parts]), users)
+        tilings = [item.tiles for item in items if item.tiles is not None]
+        return VisionInputs(*paths.pop("image")[:2], tilings, paths)
+
+    def rows(self, parts: Sequence[StagedPath], side: int, device: torch.device) -> Tensor:
+        """Return the normalised views of one input path, float32 [n, 3, side, side].
+
+        Args:
+            parts: the views of each item that has some for this path.
+            side: the side of a view in pixels.
+            device: the device of the result if there are no items.
+        """
+        return finish_path(parts, _channels_first, 1, (3, side, side), device)
+
+    def read(
+        self, images: ImagesLike, videos: VideosLike, limits: Limits, device: torch.device = CPU
+    ) -> list[Views]:
         """Decode images and make the views of each.
 
         Args:
             images: images in any form that ``preprocess`` accepts.
             videos: must be empty, since these towers take no videos.
             limits: the keywords of ``preprocess``; all not named in ``sizing`` must be None.
+            device: the device of the views in the end. On CUDA they are also made there.
 
         Raises:
             ValueError: a bad image, a video, or a keyword that this family does not have.
@@ -177,7 +201,7 @@ class ViewPreprocessor(ABC):
             max_tiles = 1
         for number, image in enumerate(decoded):
             with prefix_errors(f"image {number}"):
-                items.append(self.views(image, max_tiles))
+                items.append(self.views(to_resize(image, device), max_tiles))
         return items
 
     def _takes(self) -> str:
@@ -188,30 +212,15 @@ class ViewPreprocessor(ABC):
         keywords = f"{', '.join(others)} or {last}" if others else last
         return f"this family has no such limit; pass {keywords} instead"
 
-    def _path(self, name: str, items: Sequence[Views]) -> PathInputs:
-        """Normalise the views of one input path.
 
-        Args:
-            name: the name of the path, such as "image" or "tiles".
-            items: the views of each image; an image without views for this path gets no grid.
-        """
-        counts = [len(item.paths.get(name, ())) for item in items]
-        side, patches = self.sides[name], self.sides[name] // self.patch_size
-        pixels = torch.empty(sum(counts), 3, side, side, dtype=torch.float32, device="cpu")
-        low, scale = fold_mean_std(*self.mean_std(name))
-        views = (view for item in items for view in item.paths.get(name, ()))
-        for view, target in zip(views, pixels, strict=True):
-            target.copy_(view).sub_(low).div_(scale)
-        grids = grid_tensor([(n, patches, patches) for n in counts if n])
-        return PathInputs(pixels, grids, tuple(item for item, n in enumerate(counts) if n))
+def _channels_first(views: Tensor) -> Tensor:
+    """Return views [n, s, s, 3] as [n, 3, s, s]."""
+    return views.permute(0, 3, 1, 2)
 
 
 @dataclass(frozen=True)
 class StagedViews(ViewPreprocessor):
-    """Makes views for the input path "image" alone, and can normalise them on another device.
-
-    The class implements the protocol ``StagedPreprocessor``.
-    """
+    """Makes views of one size for the input path "image" alone."""
 
     image_size: int = 224
     resample: Resample = "bicubic"
@@ -238,54 +247,3 @@ class StagedViews(ViewPreprocessor):
         The second value would be the keyword of ``preprocess`` that changes them; there is none.
         """
         return f"resample={self.resample!r}, mean={self.mean}, std={self.std}", ""
-
-    def stage(
-        self,
-        images: ImagesLike,
-        videos: VideosLike,
-        limits: Limits,
-        pinned: bool = False,
-    ) -> list[StagedItem]:
-        """Decode and resize images.
-
-        Args:
-            images: images of any kind that :func:`read_images` takes.
-            videos: must be empty, since these towers take no videos.
-            limits: the keywords of ``preprocess``; all not named in ``sizing`` must be None.
-            pinned: whether pixels are to lie in page-locked memory.
-
-        Returns:
-            One item per image, with pixels uint8 [views, s, s, 3]; s is a multiple of a patch.
-
-        Raises:
-            ValueError: a bad image, a video, or a keyword without meaning for this family.
-        """
-        patches = self.image_size // self.patch_size
-        return [
-            StagedItem(
-                stack_frames(item.paths["image"], pinned),
-                (len(item.paths["image"]), patches, patches),
-                self.mean,
-                self.std,
-                item.tiles,
-            )
-            for item in self.read(images, videos, limits)
-        ]
-
-    def finish(self, items: Sequence[StagedItem]) -> VisionInputs:
-        """Normalise items on the device that their pixels are on.
-
-        Args:
-            items: the items that ``stage`` returned; their pixels may lie on another device now.
-
-        Returns:
-            The views, float32 [n, 3, s, s], bitwise equal to what calling the preprocessor
-            returns, and the grid on the CPU.
-        """
-        views = [item.pixels.permute(0, 3, 1, 2).contiguous() for item in items]
-        side = self.sides["image"]
-        pixels = torch.empty(0, 3, side, side)
-        if views:
-            pixels = normalize(torch.cat(views), items[0].mean, items[0].std)
-        tilings = [item.tiles for item in items if item.tiles is not None]
-        return VisionInputs(pixels, grid_tensor([item.grid for item in items]), tilings)

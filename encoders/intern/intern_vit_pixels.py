@@ -22,16 +22,19 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from ..data import Limits, Tiling, VisionInputs
+from ..data import Grid, Limits, Tiling, VisionInputs
 from ..inputs.clips import read_videos
 from ..inputs.images import (
+    CPU,
     StagedItem,
+    StagedPath,
+    StagedPreprocessor,
     check_limits,
-    fold_mean_std,
+    finish_path,
     grid_tensor,
-    normalize,
     resize,
     stack_frames,
+    to_resize,
 )
 from ..inputs.intake import ImagesLike, VideosLike, read_images
 from ..inputs.processor_files import (
@@ -47,7 +50,7 @@ from ..inputs.sizes import MOST_TILES, best_tiling, check_area
 
 
 @dataclass(frozen=True)
-class TilePreprocessor:
+class TilePreprocessor(StagedPreprocessor):
     """Resizes an image to the grid of SxS tiles nearest its shape, and appends a thumbnail.
 
     Each frame of a video becomes one tile.
@@ -121,80 +124,25 @@ class TilePreprocessor:
             return colours, ""
         return f"image_size={self.image_size}, max_tiles={self.max_tiles}, {colours}", "max_tiles"
 
-    def __call__(
-        self,
-        images: ImagesLike = (),
-        videos: VideosLike = (),
-        *,
-        min_pixels: int | None = None,
-        max_pixels: int | None = None,
-        max_tiles: int | None = None,
-        max_soft_tokens: int | None = None,
-        fps: float | None = None,
-        num_frames: int | None = None,
-    ) -> VisionInputs:
-        """Return tiles [n, 3, s, s] of images, then videos; see ``Encoder.preprocess``."""
-        limits = Limits(min_pixels, max_pixels, max_tiles, max_soft_tokens, fps, num_frames)
-        items = self._read(images, videos, limits)
-        counts = [_count(tiling) * len(frames) for frames, tiling, _, _ in items]
-        size = self.image_size
-        pixel_values = torch.empty(sum(counts), 3, size, size, dtype=torch.float32, device="cpu")
-        targets = pixel_values.split(counts)
-        for (frames, tiling, *mean_std), out in zip(items, targets, strict=True):
-            mean, std = fold_mean_std(*mean_std)
-            tiles = (tile for frame in frames for tile in _cut(frame, tiling, size))
-            for tile, target in zip(tiles, out, strict=True):
-                target.copy_(tile).sub_(mean).div_(std)
-        tilings = [tiling for _, tiling, _, _ in items]
-        return VisionInputs(pixel_values, self._grids(counts), tilings)
-
     def stage(
-        self,
-        images: ImagesLike,
-        videos: VideosLike,
-        limits: Limits,
-        pinned: bool = False,
+        self, images: ImagesLike, videos: VideosLike, limits: Limits, device: torch.device = CPU
     ) -> list[StagedItem]:
-        """Decode and resize images, then videos.
-
-        Args:
-            images: images of any kind that :func:`read_images` takes.
-            videos: videos of any kind that :func:`read_videos` takes.
-            limits: the keywords that bound sizes or sample videos.
-            pinned: whether pixels are to lie in page-locked memory.
-
-        Returns:
-            One item per image or video, with pixels uint8 [tiles, s, s, 3].
-
-        Raises:
-            ValueError: a bad image or video, or a keyword that means nothing here.
-        """
-        items = []
-        for frames, tiling, mean, std in self._read(images, videos, limits):
-            tiles = [tile for frame in frames for tile in _cut(frame, tiling, self.image_size)]
-            pixels = stack_frames(tiles, pinned)
-            side = self.image_size // self.patch_size
-            items.append(StagedItem(pixels, (len(tiles), side, side), mean, std, tiling))
+        """Decode images and videos, and cut them into tiles; see :class:`StagedPreprocessor`."""
+        items, size = [], self.image_size
+        for frames, tiling, *mean_std in self._read(images, videos, limits):
+            tiles = [
+                tile for frame in frames for tile in _cut(to_resize(frame, device), tiling, size)
+            ]
+            grid, pixels = self._grid(len(tiles)), stack_frames(tiles, device)
+            items.append(StagedItem({"image": StagedPath(pixels, grid, *mean_std)}, tiling))
         return items
 
     def finish(self, items: Sequence[StagedItem]) -> VisionInputs:
-        """Normalise items on the device that their pixels are on.
-
-        Args:
-            items: the items that ``stage`` returned; their pixels may lie on another device now.
-
-        Returns:
-            The tiles, float32 [n, 3, s, s], bitwise equal to what calling the preprocessor
-            returns, and the grid on the CPU.
-        """
-        parts = [
-            normalize(item.pixels.permute(0, 3, 1, 2).contiguous(), item.mean, item.std)
-            for item in items
-        ]
-        size = self.image_size
-        pixels = torch.cat(parts) if parts else torch.empty(0, 3, size, size)
+        """Normalise the tiles of items, float32 [n, 3, s, s], on the device of their pixels."""
+        parts, size = [item.paths["image"] for item in items], self.image_size
+        pixels = finish_path(parts, lambda tiles: tiles.permute(0, 3, 1, 2), 1, (3, size, size))
         tilings = [item.tiles for item in items if item.tiles is not None]
-        return VisionInputs(pixels, self._grids([item.grid[0] for item in items]), tilings)
+        return VisionInputs(pixels, grid_tensor([part.grid for part in parts]), tilings)
 
     def _read(
         self,
@@ -236,9 +184,9 @@ class TilePreprocessor:
             *((clip, (1, 1, False), *mean_std) for clip in clips),
         ]
 
-    def _grids(self, counts: Sequence[int]) -> Tensor:
+    def _grid(self, count: int) -> Grid:
         side = self.image_size // self.patch_size
-        return grid_tensor([(count, side, side) for count in counts])
+        return count, side, side
 
     def _tiling(self, image: Tensor, max_tiles: int | None) -> Tiling:
         if not self.dynamic and max_tiles is None:
@@ -248,11 +196,6 @@ class TilePreprocessor:
         columns, rows = best_tiling(width, height, self.min_tiles, tile_limit, self.image_size)
         check_area(columns * rows, self.image_size)
         return columns, rows, self.use_thumbnail and columns * rows > 1
-
-
-def _count(tiling: Tiling) -> int:
-    columns, rows, thumbnail = tiling
-    return columns * rows + thumbnail
 
 
 def _cut(image: Tensor, tiling: Tiling, size: int) -> list[Tensor]:

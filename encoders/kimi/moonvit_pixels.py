@@ -166,23 +166,23 @@ class NavitPreprocessor(PatchPreprocessor):
         return len(frames), rows, columns
 
     def _resized(
-        self, frames: Sequence[Tensor], rules: PixelRules, count: int, height: int, width: int
-    ) -> list[Tensor]:
-        """Shrink frames and lay them on the upper left corner of a black canvas.
+        self, frame: Tensor, rules: PixelRules, count: int, height: int, width: int
+    ) -> Tensor:
+        """Shrink a frame and lay it on the upper left corner of a black canvas.
 
         Args:
-            frames: uint8 [3, H, W] each, of one size.
+            frame: uint8 [3, H, W].
             rules: the bounds on the area.
             count: not used here; the number of all frames of the item, for other families.
             height: height of the canvas in pixels.
             width: width of the canvas in pixels.
         """
-        new_height, new_width = frames[0].shape[1:]
-        content = self._content(new_height, new_width, rules)
-        resized = [resize(frame, *content) for frame in frames]
+        old_height, old_width = frame.shape[1:]
+        content = self._content(old_height, old_width, rules)
+        resized = resize(frame, *content)
         if content == (height, width):
             return resized
-        return [lay_over(frame, height, width, 0, 0, BLACK) for frame in resized]
+        return lay_over(resized, height, width, 0, 0, BLACK)
 
     def _content(self, height: int, width: int, rules: PixelRules) -> tuple[int, int]:
         """Return height and width in pixels that an image is shrunk to before it is padded."""

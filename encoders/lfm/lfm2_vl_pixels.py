@@ -20,8 +20,8 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from ..data import Limits, PathInputs
-from ..inputs.images import check_limits, fold_mean_std, grid_tensor, resize
+from ..data import Limits
+from ..inputs.images import CPU, StagedPath, check_limits, finish_path, resize
 from ..inputs.intake import ImagesLike, VideosLike
 from ..inputs.pixel_rules import PixelRules
 from ..inputs.processor_files import (
@@ -158,7 +158,9 @@ class PatchTilesPreprocessor(ViewPreprocessor):
             use_thumbnail=bool(section.get("use_thumbnail", True)),
         )
 
-    def read(self, images: ImagesLike, videos: VideosLike, limits: Limits) -> list[Views]:
+    def read(
+        self, images: ImagesLike, videos: VideosLike, limits: Limits, device: torch.device = CPU
+    ) -> list[Views]:
         """Return the views of each image: the whole image and its tiles.
 
         Args:
@@ -166,6 +168,7 @@ class PatchTilesPreprocessor(ViewPreprocessor):
             videos: must be empty, since this tower takes no videos.
             limits: the keywords of ``preprocess``; ``min_pixels``, ``max_pixels`` and ``max_tiles``
                 replace the preprocessor's own values unless they are None.
+            device: the device of the views in the end. On CUDA they are also made there.
 
         Raises:
             ValueError: a bad image, a video, or a keyword that this family does not have.
@@ -174,9 +177,8 @@ class PatchTilesPreprocessor(ViewPreprocessor):
         rules = PixelRules(self.min_pixels, self.max_pixels)
         bounds = rules.bounded(limits.min_pixels, limits.max_pixels)
         bounded = replace(self, min_pixels=bounds.min_pixels, max_pixels=bounds.max_pixels)
-        return ViewPreprocessor.read(
-            bounded, images, videos, limits._replace(min_pixels=None, max_pixels=None)
-        )
+        limits = limits._replace(min_pixels=None, max_pixels=None)
+        return ViewPreprocessor.read(bounded, images, videos, limits, device)
 
     def views(self, image: Tensor, max_tiles: int | None) -> Views:
         """Return the tiles of an image row by row, and the whole image, all uint8.
@@ -206,27 +208,20 @@ class PatchTilesPreprocessor(ViewPreprocessor):
         )
         return new_height * new_width <= 2 * self.max_pixels
 
-    def _path(self, name: str, items: Sequence[Views]) -> PathInputs:
-        """Normalise the views of one input path and cut them into patches.
+    def rows(self, parts: Sequence[StagedPath], side: int, device: torch.device) -> Tensor:
+        """Return the normalised patches of one input path, float32 [P, p*p*3].
 
         Args:
-            name: the name of the path, "image" or "tiles".
-            items: the views of each image; an image without views for this path gets no grid.
+            parts: the views of each item that has some for this path.
+            side: not used here; the side of a view in pixels, for other families.
+            device: the device of the result if there are no items.
         """
-        low, scale = fold_mean_std(*self.mean_std(name))
-        patch, grids, parts, users = self.patch_size, [], [], []
-        for item, views in enumerate(items):
-            path_views = views.paths.get(name, [])
-            for view in path_views:
-                pixels = view.to(torch.float32).sub_(low).div_(scale)
-                pattern = "c (h p) (w q) -> (h w) (p q c)"
-                parts.append(rearrange(pixels, pattern, p=patch, q=patch))
-            if path_views:
-                height, width = path_views[0].shape[1:]
-                grids.append((len(path_views), height // patch, width // patch))
-                users.append(item)
-        rows = torch.cat(parts) if parts else torch.empty(0, 3 * patch**2, device="cpu")
-        return PathInputs(rows, grid_tensor(grids), tuple(users))
+        return finish_path(parts, self._cut, 2, (3 * self.patch_size**2,), device)
+
+    def _cut(self, views: Tensor) -> Tensor:
+        """Cut views [n, H, W, 3] into patches [P, p*p, 3]."""
+        pattern = "n (h p) (w q) c -> (n h w) (p q) c"
+        return rearrange(views, pattern, p=self.patch_size, q=self.patch_size)
 
 
 def whole_size(

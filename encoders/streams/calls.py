@@ -82,7 +82,7 @@ class ItemEncoder(Generic[Output]):
     fields: tuple[OutputField, ...] = OUTPUT_FIELDS
     """The fields that the outputs of ``calls`` have; a wrapper may leave some out."""
     stager: StagedPreprocessor | None = None
-    """The preprocessor, if it can leave normalising and making patches to the device, else None."""
+    """The preprocessor, if it can make pixels on any device, else None."""
     owns_results: bool = True
     """Whether a result keeps its values when the next call runs. It does not if ``calls`` return
     views of the static buffers of a CUDA graph."""
@@ -112,8 +112,19 @@ class ItemEncoder(Generic[Output]):
         check_fields(results.pool, self.fields, self.head, self.class_token)
 
     def preprocess(self, images: ImagesLike, videos: VideosLike, limits: Limits) -> VisionInputs:
-        """Turn images and videos into the inputs of the encoder, by its method ``preprocess``."""
-        return self.encoder.preprocess(images, videos, **limits._asdict())
+        """Turn images and videos into the inputs of the encoder, on its device if that is CUDA.
+
+        Args:
+            images: images in any form that ``preprocess`` accepts.
+            videos: videos in any form that ``preprocess`` accepts.
+            limits: the keywords of ``preprocess``.
+
+        Raises:
+            ValueError: a bad image or video, or a keyword without meaning for this family.
+        """
+        if self.stager is None or self.device.type != "cuda":
+            return self.encoder.preprocess(images, videos, **limits._asdict())
+        return self.stager.finish(self.stager.stage(images, videos, limits, self.device))
 
     def tokens(self, inputs: VisionInputs) -> int:
         """Return the number of output tokens of preprocessed items, over all input paths."""

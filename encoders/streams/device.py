@@ -13,13 +13,13 @@ from torch import Tensor
 class DeviceQueue:
     """Runs batches on one device; on a GPU, the next batch is queued before results are read.
 
-    On CUDA, pixels are copied from page-locked memory on one CUDA stream while the batch before
-    them runs on another. Neither is the caller's current stream.
+    On CUDA, pixels are copied from page-locked memory, and resized, on one CUDA stream while the
+    batch before them runs on another. Neither is the caller's current stream.
 
     Attributes:
         ahead: number of batches that are queued after the one whose results are read: 0 or 1.
         pins: whether tensors for ``send`` should lie in page-locked memory.
-        stages: whether pixels are sent as uint8, and normalised and made patches on the device.
+        stages: whether images are sent as uint8, and made the input of the encoder on the device.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -37,6 +37,21 @@ class DeviceQueue:
     def hold(self, rows: Tensor) -> Tensor:
         """Return pixels ``rows``, in page-locked memory if ``send`` will copy them to a GPU."""
         return rows.pin_memory() if self.pins else rows
+
+    def staging(self) -> AbstractContextManager[object]:
+        """Return the context manager to stage an item in: on a GPU, a CUDA stream for copies."""
+        return torch.cuda.stream(self._copies) if self._on_cuda else nullcontext()
+
+    def mark_staged(self) -> torch.cuda.Event | None:
+        """Return a CUDA event that comes after what was staged so far; None without CUDA."""
+        return self._copies.record_event() if self._on_cuda else None
+
+    def take(self, mark: torch.cuda.Event | None, parts: Sequence[Tensor]) -> None:
+        """Let later batches read the tensors of an item that was staged before the event."""
+        if mark is not None:
+            self._runs.wait_event(mark)
+            for part in parts:  # torch must not reuse the memory before the batch has read it
+                part.record_stream(self._runs)
 
     def send(self, parts: Sequence[Tensor]) -> list[Tensor]:
         """Return copies of tensors on a CUDA device; for other devices, the tensors themselves."""

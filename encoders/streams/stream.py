@@ -173,6 +173,8 @@ class _StreamItem:
     tokens: int = _FAILED_TOKENS
     grid: Grid | None = None
     inputs: VisionInputs | StagedItem | None = None
+    staged: torch.cuda.Event | None = None
+    """The CUDA event after which the pixels of a staged item may be read; None on the CPU."""
     layout: VisionInputs | None = None
     value: Encoded | Exception | None = None
     """The result of the item, or its exception; None before the item is encoded."""
@@ -245,22 +247,23 @@ class _Stream:
             images, videos = read_item(item_or_pair)
             inputs: VisionInputs | StagedItem
             if self.stager is not None:
-                with decoding(self.decode, item_encoder.device):
-                    (inputs,) = self.stager.stage(images, videos, self.limits, self.queue.pins)
-                grid = inputs.grid
-                tokens = item_encoder.paths["image"].item_specs([grid])[0].output_tokens
+                device = item_encoder.device
+                with self.queue.staging(), decoding(self.decode, device):
+                    (inputs,) = self.stager.stage(images, videos, self.limits, device)
+                    item.staged = self.queue.mark_staged()
+                layout = inputs.layout(item_encoder.paths)
             else:
                 with decoding(self.decode, item_encoder.device):
                     inputs = item_encoder.preprocess(images, videos, self.limits)
                 inputs = inputs.with_pixels(self.queue.hold)
-                grid, tokens = read_grid(inputs.grid_thw)[0], item_encoder.tokens(inputs)
+                layout = inputs.with_pixels(lambda pixels: pixels.new_empty(0))
         except Exception as error:  # noqa: BLE001
             # Reading an item runs the user's code (a member of a zip file, a lazy data set, a
             # store), which may raise any class; other items may still be good.
             item.value = without_item_name(without_traceback(error) if self.keep else error)
         else:
-            item.inputs, item.grid, item.tokens = inputs, grid, tokens
-            item.layout = _layout_of(inputs)
+            item.inputs, item.layout = inputs, layout
+            item.grid, item.tokens = read_grid(layout.grid_thw)[0], item_encoder.tokens(layout)
         return item, item.tokens
 
     def _batches(self, items: Iterable[_StreamItem]) -> Iterator[list[_StreamItem]]:
@@ -326,9 +329,9 @@ class _Stream:
         staged_inputs = [item.inputs for item in items if isinstance(item.inputs, StagedItem)]
         plain = [item.inputs for item in items if isinstance(item.inputs, VisionInputs)]
         if self.stager is not None:
-            device_pixels = self.queue.send([item.pixels for item in staged_inputs])
-            pairs = zip(staged_inputs, device_pixels, strict=True)
-            return self.stager.finish([item._replace(pixels=pixels) for item, pixels in pairs])
+            for item, inputs in zip(items, staged_inputs, strict=True):
+                self.queue.take(item.staged, [path.pixels for path in inputs.paths.values()])
+            return self.stager.finish(staged_inputs)
         rows = [path.pixel_values for inputs in plain for path in inputs.paths.values()]
         parts = iter(self.queue.send(rows))
         return join_inputs([inputs.with_pixels(lambda _: next(parts)) for inputs in plain])
@@ -397,11 +400,3 @@ class _Stream:
         rate = self.tokens / max(time.perf_counter() - self.start_time, 1e-9)
         slowest = max(self.seconds, key=self.seconds.__getitem__)
         progress.note = f"{rate:,.0f} tokens/s, waiting for {slowest}"
-
-
-def _layout_of(inputs: VisionInputs | StagedItem) -> VisionInputs:
-    """Return the grids and tiles of an item without its pixels."""
-    if isinstance(inputs, StagedItem):
-        tiles = None if inputs.tiles is None else [inputs.tiles]
-        return VisionInputs(torch.empty(0), torch.tensor([inputs.grid]), tiles)
-    return inputs.with_pixels(lambda pixels: pixels.new_empty(0))

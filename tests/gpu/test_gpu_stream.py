@@ -1,4 +1,4 @@
-"""Streams of items on a GPU: the bits of the CPU's preprocessing, and results of ``encode``."""
+"""Streams of items on a GPU: the results of ``encode``, in bounded memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from encoders import Encoder, ItemError
-from encoders.contract import Limits
 from graphwrap import GraphedEncoder
 from tests.gpu.gpu_towers import NEEDS_CUDA
 from tests.support.photographs import panning_clip, photographs
@@ -21,18 +20,6 @@ ITEMS: list[Any] = [*photographs()[:5], panning_clip(5), *photographs()[:4]]
 
 def on_gpu(name: str, dtype: torch.dtype) -> Encoder:
     return tower(name, dtype).to("cuda")
-
-
-@pytest.mark.parametrize("name", TOWERS)
-def test_pixels_cut_on_the_gpu_have_the_bits_of_preprocess(name: str) -> None:
-    encoder = tower(name)
-    preprocessor: Any = encoder.preprocessor
-    images, clips = photographs()[:5], [panning_clip(5), panning_clip(1)]
-    items = preprocessor.stage(images, clips, Limits())
-    moved = [item._replace(pixels=item.pixels.cuda()) for item in items]
-    found, wanted = preprocessor.finish(moved), encoder.preprocess(images, clips)
-    assert found.pixel_values.is_cuda
-    assert torch.equal(found.pixel_values.cpu(), wanted.pixel_values)
 
 
 @pytest.mark.parametrize("name", TOWERS)
@@ -77,20 +64,6 @@ def test_memory_does_not_grow_with_the_stream() -> None:
         peaks.append(torch.cuda.max_memory_allocated())
     assert peaks[1] <= 1.1 * peaks[0]
     encoder.cpu()
-
-
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
-@pytest.mark.parametrize("name", TOWERS)
-def test_cutting_pixels_on_the_gpu_does_not_wait_for_it(name: str) -> None:
-    preprocessor: Any = tower(name).preprocessor
-    items = preprocessor.stage(photographs()[:3], [panning_clip(3)], Limits(), pinned=True)
-    assert all(item.pixels.is_pinned() for item in items)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        moved = [item._replace(pixels=item.pixels.cuda(non_blocking=True)) for item in items]
-        preprocessor.finish(moved)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_results_of_graphs_without_clone_belong_to_the_caller() -> None:

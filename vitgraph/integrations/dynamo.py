@@ -53,7 +53,7 @@ _LARGEST_BUDGET, _MOST_THREADS = 8192, 16
 """The most output tokens of a batch, and the most threads, by default."""
 _LOG = logging.getLogger(__name__)
 Prepared: TypeAlias = StagedItem | VisionInputs
-"""A preprocessed image: only resized if a GPU does the other steps, else patches with a grid."""
+"""A preprocessed image: resized on the encoder's device, or patches with a grid."""
 Artifact: TypeAlias = Qwen3VLImageEncoding | Tensor
 """The features of an image for Dynamo: token rows, and for Qwen3-VL the image's grid as well."""
 
@@ -153,7 +153,7 @@ class Encoder(VisionEncoderBackend[str, Prepared, Artifact]):  # type: ignore[mi
         )
 
     def preprocess(self, raw: str) -> Preprocessed[Prepared]:
-        """Fetch, decode and resize one image on the CPU; any thread may call it.
+        """Fetch, decode and resize one image; any thread may call it.
 
         Args:
             raw: a ``data:`` URL in base64, or an https URL.
@@ -254,15 +254,13 @@ class Encoder(VisionEncoderBackend[str, Prepared, Artifact]):  # type: ignore[mi
         if item_encoder.stager is None:
             inputs = item_encoder.preprocess([image], (), limits)
             return inputs, item_encoder.tokens(inputs)
-        pinned = item_encoder.device.type == "cuda"
-        (item,) = item_encoder.stager.stage([image], (), limits, pinned)
-        (spec,) = item_encoder.paths["image"].item_specs([item.grid])
-        return item, spec.output_tokens
+        (item,) = item_encoder.stager.stage([image], (), limits, item_encoder.device)
+        return item, item_encoder.tokens(item.layout(item_encoder.paths))
 
     def _join(self, items: Sequence[Prepared]) -> VisionInputs:
         """Join preprocessed images to the input of one call, on the device of the encoder.
 
-        Images that are only resized so far are normalised and divided into patches on the device.
+        Images that are only resized so far are normalised and divided into patches there.
         """
         graphed = self._built()
         device, stager = graphed.device, graphed.item_encoder().stager
@@ -270,9 +268,7 @@ class Encoder(VisionEncoderBackend[str, Prepared, Artifact]):  # type: ignore[mi
         if stager is None:
             prepared_items = (item for item in items if isinstance(item, VisionInputs))
             return join_inputs([item.to(device) for item in prepared_items])
-        return stager.finish(
-            [item._replace(pixels=item.pixels.to(device)) for item in staged_items]
-        )
+        return stager.finish(staged_items)
 
 
 def read_options(environment: Mapping[str, str]) -> Options:

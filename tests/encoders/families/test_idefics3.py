@@ -13,7 +13,8 @@ from transformers.models.smolvlm.image_processing_smolvlm import SmolVLMImagePro
 
 from encoders.idefics.idefics3 import nearest_below
 from encoders.idefics.idefics3_pixels import SplitPreprocessor
-from encoders.inputs.images import resize, torch_has_lanczos
+from encoders.inputs.exact_resize import torch_has_lanczos
+from encoders.inputs.images import resize
 from encoders.inputs.intake import to_rgb
 from tests.oracles import BY_NAME, build_encoder, build_pair, distance, draw_pixels
 from tests.oracles.references.idefics3 import idefics3_output
@@ -108,9 +109,9 @@ def test_images_are_resized_by_lanczos_where_torch_has_no_kernel_for_it(
     image = to_rgb(china())
     sizes = ((100, 333), (700, 900), (427, 64))
     wanted = [resize(image, *size, mode="lanczos") for size in sizes]
-    monkeypatch.setattr("encoders.inputs.images.F.interpolate", refuses)
+    monkeypatch.setattr("encoders.inputs.exact_resize.F.interpolate", refuses)
     without = torch_has_lanczos.__wrapped__  # else it would remember what the real torch has
-    monkeypatch.setattr("encoders.inputs.images.torch_has_lanczos", without)
+    monkeypatch.setattr("encoders.inputs.exact_resize.torch_has_lanczos", without)
     for size, pixels in zip(sizes, wanted, strict=True):
         resized = resize(image, *size, mode="lanczos")
         apart = (resized.int() - pixels.int()).abs()

@@ -18,7 +18,7 @@ from encoders.inputs.patches import PatchPreprocessor
 from encoders.intern.intern_vit_pixels import TilePreprocessor
 from encoders.streams.device import DeviceQueue
 from graphwrap import GraphedEncoder
-from tests.oracles import BY_NAME, slow, tiny
+from tests.oracles import slow
 from tests.support.photographs import china, hopper, panning_clip, photographs
 from tests.support.towers.streams import TOWERS, tower
 
@@ -31,13 +31,6 @@ PREPROCESSORS: dict[str, StagedPreprocessor] = {
         video_mean=(0.1, 0.2, 0.3), video_std=(0.4, 0.5, 0.6)
     ),
 }
-
-STAGED = [
-    name
-    for name, family in BY_NAME.items()
-    if family.tower_class is family.encoder_class and name != "deepseek_vl"
-]
-"""The towers that are encoders by themselves; all but one can leave pixels to the device."""
 
 
 @pytest.fixture
@@ -53,7 +46,7 @@ def staged(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", [slow(one) if "other" in one else one for one in PREPROCESSORS])
-def test_staged_pixels_have_the_bits_of_preprocess(name: str) -> None:
+def test_finished_pixels_are_what_a_call_returns(name: str) -> None:
     preprocessor: Any = PREPROCESSORS[name]
     every = [*photographs()[:5], np.asarray(china()), hopper().resize((448, 448))]
     for images, clips in (
@@ -64,8 +57,7 @@ def test_staged_pixels_have_the_bits_of_preprocess(name: str) -> None:
         limits = Limits(num_frames=4 if clips and isinstance(clips[-1], Video) else None)
         wanted = preprocessor(images, clips, **limits._asdict())
         items = preprocessor.stage(images, clips, limits)
-        assert all(item.pixels.dtype == torch.uint8 for item in items)
-        assert all(item.pixels.is_contiguous() for item in items)
+        assert all(item.paths["image"].pixels.dtype == torch.uint8 for item in items)
         found = preprocessor.finish(items)
         assert torch.equal(found.pixel_values, wanted.pixel_values)
         assert found.pixel_values.dtype == torch.float32
@@ -73,25 +65,11 @@ def test_staged_pixels_have_the_bits_of_preprocess(name: str) -> None:
         assert found.tiles == wanted.tiles
 
 
-@pytest.mark.parametrize("name", STAGED)
-def test_staged_pixels_of_every_family_have_the_bits_of_a_call(name: str) -> None:
-    ours = tiny(name).preprocessor
-    assert isinstance(ours, StagedPreprocessor)
-    images = [china(), hopper().resize((90, 300))]
-    wanted, got = ours(images), ours.finish(ours.stage(images, [], Limits()))
-    assert torch.equal(got.pixel_values, wanted.pixel_values)
-    assert torch.equal(got.grid_thw, wanted.grid_thw)
-    assert got.tiles == wanted.tiles
-    nothing, empty = ours.finish(ours.stage([], [], Limits())), ours()
-    assert nothing.pixel_values.shape == empty.pixel_values.shape
-    assert torch.equal(nothing.grid_thw, empty.grid_thw)
-
-
 @pytest.mark.parametrize("name", PREPROCESSORS)
 def test_staged_pixels_take_less_than_a_quarter_of_the_bytes(name: str) -> None:
     preprocessor: Any = PREPROCESSORS[name]
     (item,) = preprocessor.stage([china()], [], Limits())
-    assert 4 * item.pixels.nbytes <= preprocessor([china()]).pixel_values.nbytes
+    assert 4 * item.paths["image"].pixels.nbytes <= preprocessor([china()]).pixel_values.nbytes
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts Linux' threads")
@@ -123,6 +101,18 @@ def test_a_staged_stream_gives_the_bits_of_encode(name: str, dtype: torch.dtype)
         stream = made.encode_many(items, batch_tokens=1, progress=False, **limits)
         for one, other in zip(stream, alone, strict=True):
             assert torch.equal(one.pooler_output, other.pooler_output)
+
+
+@pytest.mark.usefixtures("staged")
+@pytest.mark.parametrize("name", ["lfm2_vl", slow("deepseek_ocr"), slow("step3_vl")])
+def test_a_staged_stream_takes_encoders_of_several_paths(name: str) -> None:
+    encoder = tower(name)
+    items = [china(), hopper().resize((40, 60))]
+    wanted = [encoder.encode([item])[0] for item in items]
+    stream = encoder.encode_many(items, batch_tokens=10**6, progress=False)
+    for one, other in zip(stream, wanted, strict=True):
+        assert one.pooler_output.shape == other.pooler_output.shape
+        assert torch.allclose(one.pooler_output, other.pooler_output, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.usefixtures("staged")

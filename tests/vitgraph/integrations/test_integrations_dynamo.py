@@ -79,7 +79,7 @@ def test_threads_may_prepare_images_at_once(built: Make) -> None:
     with ThreadPoolExecutor(8) as pool:
         made = list(pool.map(backend.preprocess, urls))
     for one, again in zip(made, map(backend.preprocess, urls), strict=True):
-        assert one.item.pixels.equal(again.item.pixels)
+        assert one.item.paths["image"].pixels.equal(again.item.paths["image"].pixels)
         assert one.cost == again.cost
 
 
@@ -168,7 +168,9 @@ def test_hosts_that_the_operator_allows_are_fetched(
     with server.running():
         allowed = built(allowed_hosts="cdn.test, photos.test")
         made = allowed.preprocess(server.url("/a.png"))
-        assert made.item.pixels.equal(allowed.preprocess(url(china().resize((96, 64)))).item.pixels)
+        assert made.item.paths["image"].pixels.equal(
+            allowed.preprocess(url(china().resize((96, 64)))).item.paths["image"].pixels
+        )
         with pytest.raises(ValueError, match="an https URL of a host that is allowed"):
             built(allowed_hosts="other.test").preprocess(server.url("/a.png"))
 

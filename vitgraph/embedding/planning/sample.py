@@ -127,9 +127,9 @@ def _measure(
 ) -> _Measured:
     item_encoder = encoder.item_encoder()
     start_time = time.thread_time()
-    # With a stager, a job's threads only decode and resize images; the GPU normalises and patches.
+    # With a stager, a job's threads only decode images, and resize them where the CPU does that.
     if item_encoder.stager is not None:
-        item_encoder.stager.stage([data], [], limits)
+        item_encoder.stager.stage([data], [], limits, item_encoder.device)
     else:
         encoder.preprocess([data], **limits._asdict())
     decode_seconds = time.thread_time() - start_time

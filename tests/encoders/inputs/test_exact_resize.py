@@ -1,0 +1,78 @@
+"""Resizing as on a GPU: the weights and the kernel give the pixels of torch and Pillow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from encoders.inputs.exact_resize import Library, library_of, resize_exactly
+from encoders.inputs.processor_files import Resample
+from tests.oracles import slow
+from tests.support.accelerated.cases import needs_interpreter, needs_triton
+from tests.support.photographs import hopper
+from tests.support.resizing import FILTERS, by_library, by_weights, cases
+from tests.support.towers.streams import tower
+
+LIBRARIES: tuple[Library, ...] = ("torch", "pillow")
+
+
+def check_weights(mode: Resample, library: Library, count: int, longest: int) -> None:
+    if library == "torch" and library_of(mode) != "torch":
+        pytest.skip(f"this torch has no {mode} for uint8")
+    for case in cases(count, longest, seed=count):
+        assert torch.equal(by_weights(case, mode, library), by_library(case, mode, library)), case
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("mode", FILTERS)
+def test_weights_give_the_pixels_of_torch_and_pillow(mode: Resample, library: Library) -> None:
+    check_weights(mode, library, count=150, longest=120)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("mode", FILTERS)
+def test_weights_hold_on_two_thousand_sizes(mode: Resample, library: Library) -> None:
+    check_weights(mode, library, count=2000, longest=300)
+
+
+@needs_triton
+@needs_interpreter
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_the_kernel_gives_the_pixels_of_the_weights(library: Library) -> None:
+    for mode, case in zip(FILTERS, cases(3, longest=12, seed=3), strict=True):
+        batch = torch.stack([case.pixels, 255 - case.pixels])
+        made = resize_exactly(batch, case.height, case.width, mode, library)
+        for pixels, image in zip(made, batch, strict=True):
+            wanted = by_weights(case._replace(pixels=image), mode, library)
+            assert torch.equal(pixels, wanted), case
+
+
+@needs_triton
+@needs_interpreter
+@pytest.mark.parametrize("name", ["kimi_vl", *map(slow, ("qwen3_vl", "lfm2_vl", "siglip"))])
+def test_preprocessors_give_the_same_pixels_by_the_kernel(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder: Any = tower(name)
+    images = [hopper().resize((21, 17)), np.asarray(hopper().convert("L").resize((9, 30)))]
+    limits = {} if name == "siglip" else {"max_pixels": 600}
+    if name in ("qwen3_vl", "lfm2_vl"):
+        limits = {"min_pixels": 32 * 32, "max_pixels": 4 * 32 * 32}
+    wanted = encoder.preprocess(images, **limits)
+    monkeypatch.setattr("encoders.inputs.images.is_exact_on", lambda device: True)
+    monkeypatch.delattr("encoders.inputs.images.resize_on_cpu")
+    made = encoder.preprocess(images, **limits)
+    assert torch.equal(made.grid_thw, wanted.grid_thw)
+    for path, pixels in made.paths.items():
+        assert torch.equal(pixels.pixel_values, wanted.paths[path].pixel_values)
+
+
+def test_preprocess_puts_pixels_on_the_device_that_is_named() -> None:
+    encoder: Any = tower("qwen3_vl")
+    assert encoder.preprocess([hopper()], device="meta").pixel_values.is_meta
+    assert encoder.preprocess([hopper()], device="cpu").pixel_values.device.type == "cpu"
+    assert encoder.preprocess([hopper()]).pixel_values.device.type == "cpu"
