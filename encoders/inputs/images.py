@@ -118,13 +118,15 @@ def to_resize(image: Tensor, device: torch.device) -> Tensor:
     """Return a decoded image on the device where it is resized.
 
     Args:
-        image: uint8 [3, H, W] on the CPU.
+        image: uint8 [3, H, W] on the CPU, or on a GPU that has decoded it.
         device: the device on which the pixels of the item are to lie in the end.
 
     Returns:
-        A copy on ``device`` where images are resized there, and else ``image`` itself.
+        The image on ``device`` where images are resized there, and else on the CPU.
     """
-    return stack_frames([image], device)[0].permute(2, 0, 1) if is_exact_on(device) else image
+    if not is_exact_on(device):
+        return image.cpu()
+    return image if image.is_cuda else stack_frames([image], device)[0].permute(2, 0, 1)
 
 
 def resize(image: Tensor, height: int, width: int, mode: Resample = "bicubic") -> Tensor:

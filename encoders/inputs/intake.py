@@ -78,7 +78,9 @@ ItemLike: TypeAlias = ImageLike | VideoLike | Mapping[str, object]
 
 
 def to_rgb(image: ImageLike | DeviceImage) -> Tensor:
-    """Convert one image to a uint8 tensor [3, H, W] on the CPU, which may share its memory.
+    """Convert one image to a uint8 tensor [3, H, W], which may share its memory.
+
+    The tensor is on the CPU, but on the GPU for an image that was decoded there.
 
     Args:
         image: a PIL image of any mode; an image file as a path, bytes, an open binary file, or a
@@ -99,7 +101,7 @@ def to_rgb(image: ImageLike | DeviceImage) -> Tensor:
     if isinstance(image, bytes | bytearray | memoryview):
         return _from_decoded(decode_image(image))
     if isinstance(image, DeviceImage):
-        return image.pixels.permute(2, 0, 1).cpu()
+        return image.pixels.permute(2, 0, 1)
     if isinstance(image, Mapping):
         return _from_mapping(image)
     if isinstance(image, Image.Image):
