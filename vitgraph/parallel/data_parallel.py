@@ -61,18 +61,19 @@ class DataParallelEncoder(EncodesItems[PartialOutput]):
 
     Items are assigned by estimated time (:func:`vitgraph.parallel.shares.cost_of`), and every rank
     encodes its share in one call of its own encoder: results are bitwise equal to what one process
-    computes for the same shares. ``encode``, ``embed`` and their streams work as those of the
-    encoder. If the encoder has several input paths ("image", "tiles"), one
-    rank runs all paths of an item. As with any collective, all ranks must make the same calls in
-    the same order; making the object is one of these calls. No gradients are recorded. Calls from
-    several threads run one after another.
+    computes for the same shares. If the encoder has several input paths ("image", "tiles"), one
+    rank runs all paths of an item. ``encode`` and ``embed`` share the items of a call,
+    ``encode_many`` and ``embed_many`` those of each batch. As with any collective, all ranks must
+    make the same calls in the same order, and take all results of a stream; making the object is
+    one of these calls. No gradients are recorded. Calls from several threads run one after another.
 
     Args:
         encoder: an encoder on this rank's device, or a :class:`GraphedEncoder` of one. All ranks
             hold equal weights.
         group: the process group; None is the default one.
         scatter: True if every rank passes the same items. False if each rank passes items of its
-            own and wants only their results: then ranks exchange nothing but errors.
+            own and wants only their results: then ranks exchange nothing but errors, and in streams
+            not even those.
         outputs: fields of :class:`PartialOutput` to return. Other fields are None, and no bytes
             are exchanged for them.
 
