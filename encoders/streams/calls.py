@@ -34,7 +34,7 @@ from ..inputs.images import StagedPreprocessor
 from ..inputs.intake import ImagesLike, VideosLike
 from .finite import tensors_of
 from .item_errors import advising_limit
-from .pooling import Pool, PoolingHead, check_fields, check_pool, pool_items, vectors_of_nothing
+from .pooling import Pool, PoolingHead, check_fields, check_pool, pool_items
 
 
 class ItemPath(Protocol):
@@ -177,13 +177,13 @@ class ItemEncoder(Generic[Output]):
         """
         check_pool(results.pool, results.normalize)
         self.check(results)
-        inputs = make_inputs()
-        outputs = self._outputs(inputs, results.max_tokens_per_call)
+        outputs = self._outputs(make_inputs(), results.max_tokens_per_call)
         vectors = pool_items(outputs, results.pool, results.normalize, self.head)
         if vectors:
             return torch.stack(vectors)
-        nothing = self.calls["image"](inputs.pixel_values[:0], [])
-        return vectors_of_nothing(nothing, results.pool, self.head)
+        # Only an output says how wide vectors are: a head or a join of paths may change the width.
+        blank = torch.zeros(3, 64, 64, dtype=torch.uint8, device="cpu")
+        return self.embed(lambda: self.preprocess([blank], (), Limits()), results)[:0]
 
     def _outputs(self, inputs: VisionInputs, limit: int | None) -> Iterator[Output]:
         """Yield the output of each item, which may be a view of the output of a whole call.

@@ -63,25 +63,6 @@ def pool_items(
     return [*(F.normalize(vectors, dim=1) if normalize else vectors)]
 
 
-def vectors_of_nothing(
-    nothing: EncoderOutput | PartialOutput, method: Pool, head: PoolingHead | None
-) -> Tensor:
-    """Return the vectors [0, D] of no items.
-
-    Args:
-        nothing: the output of the encoder for no items, which has the widths of its rows.
-        method, head: as :func:`pool_items` takes them.
-    """
-    tokens = nothing.pooler_output
-    one_item = PartialOutput(
-        None,
-        None if tokens is None else tokens.new_zeros(1, *tokens.shape[1:]),
-        None,
-        {name: rows.new_zeros(1, *rows.shape[1:]) for name, rows in nothing.extras.items()},
-    )
-    return torch.stack(pool_items([one_item], method, head=head))[:0]
-
-
 def pool(output: EncoderOutput | PartialOutput, method: Pool, normalize: bool = False) -> Tensor:
     """Make one vector of the output of one item.
 

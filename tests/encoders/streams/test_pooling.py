@@ -151,7 +151,7 @@ def test_no_items_give_no_vectors_of_the_same_width(dtype: torch.dtype) -> None:
             assert vectors.dtype == torch.promote_types(dtype, torch.float32)
 
 
-@pytest.mark.parametrize("name", ["step3_vl", "deepseek_ocr"])
+@pytest.mark.parametrize("name", ["step3_vl", "deepseek_ocr", "deepseek_vl_hybrid"])
 def test_no_items_give_no_vectors_of_several_paths(name: str) -> None:
     encoder = tower(name)
     assert encoder.embed().shape == (0, encoder.out_features)
