@@ -20,6 +20,7 @@ import torch
 from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 from torch import Tensor
+from torch.utils.dlpack import from_dlpack
 
 from .image_files import Readable, Turn, find_turn, read_image_file
 
@@ -133,7 +134,7 @@ class GpuDecoder:
             for file, image in zip(files, found, strict=True):
                 if image is not None:
                     # A copy in torch's own memory: nvImageCodec frees its buffer in its own order.
-                    pixels = torch.from_dlpack(image).clone(memory_format=torch.contiguous_format)
+                    pixels = from_dlpack(image).clone(memory_format=torch.contiguous_format)
                     width, height = file.size
                     file.pixels = pixels if pixels.shape == (height, width, 3) else None
         except RuntimeError:  # for a file or for all: each is then decoded by the CPU

@@ -304,11 +304,11 @@ def measure_dtypes(encoder: VisionEncoder, runs: int) -> list[DtypeTimes]:
     """
     import torch
 
-    forms = [
+    full, half = (
         encoder if encoder.dtype == dtype else deepcopy(encoder).to(dtype)
         for dtype in (torch.float32, torch.bfloat16)
-    ]
-    return [_dtype_times(*forms, size, runs) for size in WORKLOADS_WITHOUT_GPU]
+    )
+    return [_dtype_times(full, half, size, runs) for size in WORKLOADS_WITHOUT_GPU]
 
 
 def _dtype_times(
