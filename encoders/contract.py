@@ -101,7 +101,7 @@ library's and torch."""
 CallBlock: TypeAlias = Callable[[nn.Module, Tensor], Tensor]
 """Calls one block of an encoder as a module, on the rows that it reads."""
 Step: TypeAlias = Callable[[Tensor], Tensor]
-"""One block as a function of the hidden state alone, as a ``forward`` calls it."""
+"""One block as a function of only the hidden state, as a ``forward`` calls it."""
 
 
 class EncoderConfig(Protocol):

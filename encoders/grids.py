@@ -61,7 +61,7 @@ def read_grid(grid_thw: GridLike, merge: int = 1, merge_name: str = "merge size"
         ``(t, h, w)`` per item.
 
     Raises:
-        ValueError: a row other than three positive integers, h or w that is no multiple of
+        ValueError: a row other than three positive integers, h or w that is not a multiple of
             ``merge``, or a tensor without values.
     """
     if isinstance(grid_thw, ReadGrid) and (merge == 1 or not grid_thw.multiple % merge):

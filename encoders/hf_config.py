@@ -66,7 +66,7 @@ def read_layer(section: Mapping[str, object], *names: str, default: int) -> int:
     """Return the number of a layer, negative from the end, under one of ``names``, or ``default``.
 
     Raises:
-        ValueError: a value that is no integer.
+        ValueError: a value that is not an integer.
     """
     value = read_field(section, *names, default=default)
     if isinstance(value, bool) or not isinstance(value, int):

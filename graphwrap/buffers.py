@@ -150,7 +150,7 @@ class Arena:
 
 
 class Memory:
-    """All memory that the graphs of one encoder share, and the stream that used it last.
+    """All memory that the graphs of one encoder share, and the CUDA stream that used it last.
 
     Graphs compute in one memory pool and never at the same time. If a capture fails so that CUDA
     invalidates it, later graphs get another pool.
@@ -180,7 +180,7 @@ class Memory:
         self.handles.append(torch.cuda.graph_pool_handle())
 
     def record(self, graph: torch.cuda.CUDAGraph, body: Callable[[], None]) -> None:
-        """Capture into ``graph`` the kernels that ``body()`` launches on the current stream.
+        """Capture into ``graph`` the kernels that ``body()`` launches on the current CUDA stream.
 
         Python collects no garbage during the capture: that could free tensors of the device.
         """
@@ -242,7 +242,7 @@ class Memory:
         ]
 
     def wait_for_last_use(self, *, reads: bool) -> None:
-        """Make the current stream wait for the last call, if that ran on another stream.
+        """Make the current CUDA stream wait for the last call, if that ran on another CUDA stream.
 
         Args:
             reads: wait also for work queued on that stream since then, because it may be reading
@@ -256,7 +256,7 @@ class Memory:
         torch.cuda.current_stream(self.device).wait_event(event)
 
     def mark_use(self) -> None:
-        """Record that the work queued so far on the current stream uses the graphs' memory."""
+        """Record that the work queued so far on the current CUDA stream uses the graphs' memory."""
         if self.device.type != "cuda":
             return
         numbers = current_stream_numbers(self.device)

@@ -158,7 +158,7 @@ def _find_accelerator(encoder: GraphableEncoder) -> Accelerator | None:
 def capacity_metadata(encoder: GraphableEncoder, budget: Budget, grids: Sequence[Grid]) -> Metadata:
     """Return the encoder's metadata for items with these grids, padded to a budget's capacities.
 
-    The tensors are on the CPU. If ``grids`` is empty, they describe padding alone.
+    The tensors are on the CPU. If ``grids`` is empty, they describe only padding.
     """
     return encoder.prepare_encoder_metadata(
         read_grid(grids),

@@ -276,7 +276,7 @@ class Executor:
         return prepared.metadata
 
     def _keep_for_stream(self, *tensors: Tensor) -> None:
-        """Keep the memory of tensors from reuse until the current stream has read them."""
+        """Keep the memory of tensors from reuse until the current CUDA stream has read them."""
         for tensor in tensors:
             if tensor.is_cuda:
                 tensor.record_stream(torch.cuda.current_stream(self.form.device))

@@ -1,7 +1,7 @@
 """Private functions of torch, each with the reason why no public one can be used.
 
 A call of a graphed encoder takes tens of microseconds on the host, so a public function that takes
-several microseconds is no substitute.
+several microseconds is not a substitute.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ when memory runs out. Only :func:`abandon_capture` adds to this list, and nothin
 
 
 def current_stream_numbers(device: torch.device) -> StreamNumbers:
-    """Return three numbers that identify the current stream of ``device``.
+    """Return three numbers that identify the current CUDA stream of ``device``.
 
     Making a ``torch.cuda.Stream`` object instead would take microseconds per call.
     """
@@ -57,7 +57,7 @@ def slots_of(module: nn.Module, kind: str) -> dict[str, object]:
 def versions_of(tensors: Sequence[Tensor]) -> list[int]:
     """Return how often each tensor was written in place, as torch counts it for autograd.
 
-    Inference tensors have no such count, and raise a RuntimeError. No public function tells whether
+    Inference tensors have no such count, and raise a RuntimeError. No public function shows whether
     an encoder wrote to a tensor that it was given, or whether weights were updated.
     """
     return [tensor._version for tensor in tensors]

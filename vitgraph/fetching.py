@@ -361,7 +361,7 @@ def load_image(url_or_path: str | os.PathLike[str]) -> Image.Image:
         The decoded image, in the colour mode of the file, to pass to ``encoder.encode([image])``.
 
     Raises:
-        ValueError: the file cannot be fetched, does not exist, or is no image.
+        ValueError: the file cannot be fetched, does not exist, or is not an image.
     """
     from encoders.inputs import open_image, prefix_errors
 

@@ -111,7 +111,7 @@ def write_seeded_checkpoint(
 
     Raises:
         ValueError: an unknown family, a prefix that the family's layout does not have, a width that
-            is no multiple of 32, or no shards.
+            is not a multiple of 32, or no shards.
     """
     kinds = _kinds()
     if family not in kinds:

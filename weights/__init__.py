@@ -19,7 +19,7 @@ load uses them:
 - ``adapters``: LoRA adapters beside the weights, merged into the tower
 - ``load``: :func:`load_encoder`, which fills an encoder strictly or not at all
 - ``inspection``: :func:`inspect_checkpoint`, which says what a checkpoint holds
-- ``extraction``: :func:`extract_encoder`, which writes a folder with the tower alone
+- ``extraction``: :func:`extract_encoder`, which writes a folder with only the tower
 - ``threads``: tasks in parallel threads, which stop at an error
 - ``errors``: :class:`CheckpointError`, and how messages show the names of tensors and files
 """

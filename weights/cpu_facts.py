@@ -1,4 +1,4 @@
-"""What the CPU of this machine can do."""
+"""Facts about the CPU of this machine."""
 
 from __future__ import annotations
 

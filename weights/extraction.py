@@ -44,7 +44,7 @@ def extract_encoder(
     progress: bool = True,
     family: str | None = None,
 ) -> Path:
-    """Write a folder with the vision tower alone: ``model.safetensors`` and a config of the tower.
+    """Write a folder with only the vision tower: ``model.safetensors`` and a config of the tower.
 
     Tensors keep their published dtypes and bytes (weights in FP8 are written as ``load_encoder``
     gives them), and their published names without the prefix of the tower. So the folder can be

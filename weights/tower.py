@@ -67,7 +67,7 @@ class FoundTower:
 
     @property
     def described(self) -> JsonDict:
-        """The ``config.json`` of a folder that holds the tower alone, in its stored dtype."""
+        """The ``config.json`` of a folder that holds only the tower, in its stored dtype."""
         dtype, has_projector = str(self.dtype).removeprefix("torch."), bool(self.projector_names)
         return describe(
             self.contents.config, self.family, self.layout, dtype, projector=has_projector
@@ -109,7 +109,7 @@ class FoundTower:
         return next(map(STORED_DTYPES.__getitem__, self.bytes_by_dtype), torch.get_default_dtype())
 
     def own_entry(self, tensor: TowerTensor) -> TensorEntry:
-        """Return dtype, shape and size of a tensor in a folder that holds the tower alone."""
+        """Return dtype, shape and size of a tensor in a folder that holds only the tower."""
         if tensor.scale is None:
             return tensor.entry
         name = next(name for name, dtype in STORED_DTYPES.items() if dtype == self.dtype)

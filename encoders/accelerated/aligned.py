@@ -15,7 +15,7 @@ see :func:`aligned_mlp`."""
 def aligned_mlp(derived: DerivedWeights, parts: BlockParts, gate: nn.Linear) -> tuple[Tensor, ...]:
     """Return the weights of a gated MLP, its inner width padded with zeros to W columns.
 
-    A width such as 3,420 is no multiple of 8, and cuBLAS has no fast kernel for it: 6,272 rows
+    A width such as 3,420 is not a multiple of 8, and cuBLAS has no fast kernel for it: 6,272 rows
     take 283 us on an H200, and 82 us with a width of 3,456.
 
     Args:

@@ -40,7 +40,7 @@ class DerivedWeights:
     """Copies of the weights of modules in another layout, kept equal to the weights.
 
     CUDA graphs read the copies at fixed addresses, so a changed weight is copied in place. Several
-    threads may call the same encoder, each on a stream of its own.
+    threads may call the same encoder, each on its own CUDA stream.
     """
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class DerivedWeights:
             return entry.tensors
 
     def refresh(self) -> bool:
-        """Copy again, on the current stream, every source weight with a write that torch counts.
+        """Copy every source weight again that torch has seen written, on the current CUDA stream.
 
         Writes that torch does not count are found by the kernel that :meth:`follow` launches, in
         CUDA graphs too. Nothing is copied while a CUDA graph is being captured.

@@ -108,7 +108,7 @@ class Fp8Products:
         return product(rows, weight, layer.bias)
 
     def quantise(self, rows: Tensor) -> Rows8:
-        """Quantise rows [T, K] to fp8 (e4m3), each with a scale of its own."""
+        """Quantise rows [T, K] to fp8 (e4m3), each with its own scale."""
         return quantise(rows)
 
     def mlp(self, parts: BlockParts, rows: Rows8, aligned: Aligned) -> Tensor:
@@ -120,7 +120,7 @@ class Fp8Products:
             parts: the layers of the block.
             rows: the normalised rows.
             aligned: takes the gate layer and returns weights of padded width (gate and up as one,
-                their bias, and down); called if the inner width is no multiple of 16.
+                their bias, and down); called if the inner width is not a multiple of 16.
         """
         gate, up, down = parts.gate, parts.up, parts.down
         activated = partial(quantise, kind=parts.activation, limit=parts.gate_limit)

@@ -42,8 +42,8 @@ Rows: TypeAlias = "Tensor | Rows8"
 class FusedForward:
     """One forward pass over the blocks of an encoder.
 
-    ``stream`` is the residual stream together with what is still to be added to it. If a branch
-    (attention or MLP) has no layer scale, its last product adds to the stream in place, and the
+    ``residual`` holds the hidden state and what is still to be added to it. If a branch
+    (attention or MLP) has no layer scale, its last product adds to the residual in place, and the
     next norm adds the bias of that product. Otherwise the next norm adds the whole branch.
 
     Args:
@@ -71,11 +71,11 @@ class FusedForward:
         self.run_record = BlocksRun()
         self.attention = FusedAttention(choices, hidden, metadata, self.run_record)
         self.shape = hidden.shape
-        self.stream = norms.Sum(hidden.flatten(0, -2).contiguous())
-        self.kept_stream = self.stream.hidden
-        """The complete stream [T, D] before the last norm that was applied with ``keep``."""
+        self.residual = norms.Sum(hidden.flatten(0, -2).contiguous())
+        self.kept_residual = self.residual.hidden
+        """The complete residual [T, D] before the last norm that was applied with ``keep``."""
         self.writable = False
-        """Whether the stream may be overwritten: it was made here, and no caller holds it."""
+        """Whether the residual may be overwritten: it was made here, and no caller holds it."""
         self.handed: Tensor = hidden
         """What the last block returned; the next one is called with it."""
         self.normed: Rows | None = None
@@ -84,16 +84,16 @@ class FusedForward:
     def steps(self, blocks: Sequence[nn.Module], taps: Collection[int]) -> list[Step]:
         """Return one function per block; the last, and those in ``taps``, return the hidden state.
 
-        The others return the residual stream as it is, to which something is still to be added.
+        The others return the residual as it is, to which something is still to be added.
         """
         self.blocks, self.taps = blocks, taps
         self.parts = [self._fusible_parts(block) for block in blocks]
         return [partial(self._run_block, number) for number in range(len(blocks))]
 
     def _run_block(self, number: int, hidden: Tensor) -> Tensor:
-        """Run a block on the residual stream, or on ``hidden`` if the caller has changed it."""
+        """Run a block on the residual, or on ``hidden`` if the caller has changed it."""
         if hidden is not self.handed:
-            self.stream, self.writable = self.norms.Sum(hidden.flatten(0, -2).contiguous()), False
+            self.residual, self.writable = self.norms.Sum(hidden.flatten(0, -2).contiguous()), False
             self.normed = None
         parts = self.parts[number]
         if parts is None:
@@ -109,9 +109,9 @@ class FusedForward:
         return self.handed
 
     def _hand_on(self, number: int) -> Tensor:
-        """Return the hidden state after the block ``number``, or the stream if nobody reads it.
+        """Return the hidden state after the block ``number``, or the residual if nobody reads it.
 
-        The first norm of the next block adds the output of the MLP to the stream, so that a state
+        The first norm of the next block adds the output of the MLP to the residual, so that a state
         that is read is complete after that norm.
         """
         if number + 1 == len(self.blocks):
@@ -121,47 +121,47 @@ class FusedForward:
             if self.fp8 is not None:
                 self.fp8.derived.refresh()
             self._complete_stream()
-            return self.stream.hidden.view(self.shape)
+            return self.residual.hidden.view(self.shape)
         if number not in self.taps:
-            return cast("Tensor", self.stream)
+            return cast("Tensor", self.residual)
         following = self.parts[number + 1]
         if following is None:
             self._complete_stream()
-            return self.stream.hidden.view(self.shape)
+            return self.residual.hidden.view(self.shape)
         self.normed = self._apply_norm(following.norm1, True, self._in_fp8("qkv", following))
-        return self.kept_stream.view(self.shape)
+        return self.kept_residual.view(self.shape)
 
     def _fusible_parts(self, block: nn.Module) -> BlockParts | None:
         """Return the layers of a block to run in fused steps, or None to call its module."""
         parts = fusible_parts(block)
-        if parts is None or not self.attention.takes(parts, self.stream.hidden):
+        if parts is None or not self.attention.takes(parts, self.residual.hidden):
             return None
         return parts
 
     def _complete_stream(self) -> None:
-        """Add to the residual stream the branch output and bias that are still missing from it."""
-        if not self.stream.complete:
-            self._go_on_from(self.norms.add(self.stream))
+        """Add to the residual the branch output and bias that are still missing from it."""
+        if not self.residual.complete:
+            self._go_on_from(self.norms.add(self.residual))
 
     def _go_on_from(self, hidden: Tensor) -> None:
-        """Set the residual stream to ``hidden`` [T, D], to which nothing is still to be added."""
-        self.stream, self.writable = self.norms.Sum(hidden), True
+        """Set the residual to ``hidden`` [T, D], to which nothing is still to be added."""
+        self.residual, self.writable = self.norms.Sum(hidden), True
 
     def _call_block(self, block: nn.Module) -> None:
-        """Run a block by calling its module on the complete residual stream."""
-        hidden = self.call_block(block, self.stream.hidden.view(self.shape))
-        self.stream, self.writable = self.norms.Sum(hidden.flatten(0, -2).contiguous()), False
+        """Run a block by calling its module on the complete residual."""
+        hidden = self.call_block(block, self.residual.hidden.view(self.shape))
+        self.residual, self.writable = self.norms.Sum(hidden.flatten(0, -2).contiguous()), False
         self.run_record.called_count += 1
 
     def _in_fp8(self, step: str, parts: BlockParts) -> bool:
         """Return whether one step of a block, "qkv", "proj" or "mlp", runs in fp8."""
         if self.fp8 is None:
             return False
-        return self.fp8.takes(step, parts, self.stream.hidden, partial(self._time, step, parts))
+        return self.fp8.takes(step, parts, self.residual.hidden, partial(self._time, step, parts))
 
     def _time(self, step: str, parts: BlockParts, fp8: bool) -> float:
         """Return the milliseconds of one step of a block, in fp8 or not, with the norms near it."""
-        trial, hidden = copy(self), self.stream.hidden
+        trial, hidden = copy(self), self.residual.hidden
         trial.run_record = BlocksRun()
         generator = torch.Generator(hidden.device).manual_seed(0)
 
@@ -169,10 +169,10 @@ class FusedForward:
             rows = torch.empty(len(hidden), columns, device=hidden.device, dtype=hidden.dtype)
             return rows.normal_(generator=generator)
 
-        stream, attended = random_rows(hidden.shape[1]), random_rows(parts.proj.weight.shape[1])
+        residual, attended = random_rows(hidden.shape[1]), random_rows(parts.proj.weight.shape[1])
 
         def call() -> None:
-            trial.stream, trial.writable = self.norms.Sum(stream), True
+            trial.residual, trial.writable = self.norms.Sum(residual), True
             if step == "qkv":
                 trial._apply_linear(parts.qkv, trial._apply_norm(parts.norm1, quantised=fp8))
             elif step == "proj":
@@ -185,31 +185,33 @@ class FusedForward:
         return graph_milliseconds(call)
 
     def _apply_norm(self, norm: PartNorm, keep: bool = False, quantised: bool = False) -> Rows:
-        """Return ``norm`` of the residual stream, [T, D], in fp8 if ``quantised``.
+        """Return ``norm`` of the residual, [T, D], in fp8 if ``quantised``.
 
-        With ``keep``, ``self.kept_stream`` is the stream before the norm, and no later step
+        With ``keep``, ``self.kept_residual`` is the residual before the norm, and no later step
         overwrites it.
         """
         if not is_norm(norm):
             self.run_record.called_count += 1
             self._complete_stream()
-            # A hook of the norm may hold the stream, which no later step overwrites then.
-            self.kept_stream, self.writable = self.stream.hidden, False
-            normed: Tensor = norm(self.stream.hidden.view(self.shape)).flatten(0, -2).contiguous()
+            # A hook of the norm may hold the residual, which no later step overwrites then.
+            self.kept_residual, self.writable = self.residual.hidden, False
+            normed: Tensor = norm(self.residual.hidden.view(self.shape)).flatten(0, -2).contiguous()
             return self.fp8.quantise(normed) if quantised and self.fp8 is not None else normed
         rows: Rows
-        stream, self.stream = self.stream, self.stream.as_read()
-        summed, kernel_norm = stream.branch is not None, self.norms.Norm.of(norm)
+        residual, self.residual = self.residual, self.residual.as_read()
+        summed, kernel_norm = residual.branch is not None, self.norms.Norm.of(norm)
         if quantised:
-            kept_stream, rows = self.norms.normalise_quantised(stream, kernel_norm, keep or summed)
+            kept_residual, rows = self.norms.normalise_quantised(
+                residual, kernel_norm, keep or summed
+            )
         elif keep or summed:
-            kept_stream, rows = self.norms.add_normalise(stream, kernel_norm)
+            kept_residual, rows = self.norms.add_normalise(residual, kernel_norm)
         else:
-            return self.norms.normalise(stream, kernel_norm)
-        if kept_stream is not None:
-            self.kept_stream = kept_stream
+            return self.norms.normalise(residual, kernel_norm)
+        if kept_residual is not None:
+            self.kept_residual = kept_residual
         if summed:
-            self._go_on_from(self.kept_stream)
+            self._go_on_from(self.kept_residual)
             self.writable = not keep
         return rows
 
@@ -222,7 +224,7 @@ class FusedForward:
         weight: Tensor | None = None,
         is_clamped: bool = False,
     ) -> None:
-        """Add the last product of a branch (attention or MLP) to the residual stream.
+        """Add the last product of a branch (attention or MLP) to the residual.
 
         Args:
             layer: the last linear layer of the branch.
@@ -241,14 +243,14 @@ class FusedForward:
         if scale is not None or norm is not None:
             self._defer_branch(F.linear(rows, weight, layer.bias), scale, norm)
             return
-        hidden = self.stream.hidden
+        hidden = self.residual.hidden
         if self.writable:
             hidden.addmm_(rows, weight.t())
         else:
             hidden, self.writable = torch.addmm(hidden, rows, weight.t()), True
-        self.stream = self.stream._replace(hidden=hidden)
+        self.residual = self.residual._replace(hidden=hidden)
         if layer.bias is not None:
-            self.stream = self.stream.plus_bias(layer.bias)
+            self.residual = self.residual.plus_bias(layer.bias)
 
     def _defer_branch(
         self,
@@ -257,7 +259,7 @@ class FusedForward:
         norm: PartNorm | None,
         limits: Range | None = None,
     ) -> None:
-        """Keep the output of a branch, which the next norm adds to the residual stream.
+        """Keep the output of a branch, which the next norm adds to the residual.
 
         Args:
             branch: the output, [T, D].
@@ -272,7 +274,7 @@ class FusedForward:
             self.run_record.called_count += 1
             branch, limits = branch if limits is None else branch.clamp_(*limits), None
             branch = norm(branch.view(self.shape)).flatten(0, -2).contiguous()
-        self.stream = self.stream._replace(
+        self.residual = self.residual._replace(
             branch=branch, scale=scale, branch_norm=inner, branch_range=limits
         )
 
@@ -284,14 +286,14 @@ class FusedForward:
         return self.attention.attend(parts, qkv)
 
     def _project(self, parts: BlockParts, attended: Tensor, fp8: bool) -> None:
-        """Apply a block's output product to ``attended``, and add it to the residual stream."""
+        """Apply a block's output product to ``attended``, and add it to the residual."""
         if not self._is_own(parts.proj):  # a hook may hold it, and the next block overwrites it
             attended = attended.clone()
         rows = self.fp8.quantise(attended) if fp8 and self.fp8 is not None else attended
         self._add(parts.proj, rows, parts.scale1, parts.post_norm1)
 
     def _mlp(self, parts: BlockParts, fp8: bool) -> None:
-        """Apply the second norm and the MLP of a block; add the result to the residual stream."""
+        """Apply the second norm and the MLP of a block; add the result to the residual."""
         rows = self._apply_norm(parts.norm2, quantised=fp8)
         if isinstance(rows, Tensor):
             inner, weight = self._activate_mlp(parts, rows)

@@ -205,7 +205,7 @@ class PatchEmbed(nn.Module):
 
 
 class Block(nn.Module):
-    """Pre-norm attention and MLP, each added to the residual stream."""
+    """Pre-norm attention and MLP, each added to the residual."""
 
     def __init__(self, config: Ernie4_5VLConfig) -> None:
         super().__init__()

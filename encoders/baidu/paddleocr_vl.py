@@ -14,7 +14,7 @@ Deliberate differences:
 
 - The patch embedding is a Linear over the stored Conv2d weight: same sums, one matrix product.
 - Position interpolation adds its four taps in the tower's precision or float32, whichever is
-  wider, in eager runs and in graphs alike.
+  wider, both in eager runs and in graphs.
 - The rotation multiplies in float32 and rounds to the tower's dtype once.
 """
 

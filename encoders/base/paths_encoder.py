@@ -1,6 +1,6 @@
 """The base classes of encoders of several input paths, such as whole images and tiles.
 
-Each path is encoded alone, by a tower of its own or by one that all paths share (for images and
+Each path is encoded alone, by its own tower or by one that all paths share (for images and
 tiles of different sizes). The paths run one after another; their outputs are joined per item.
 
 Shapes: P patches of all paths of an item, N tokens of all paths of an item, D tower width.

@@ -310,7 +310,7 @@ class VisionEncoder(Encoder):
         taps: Collection[int] = (),
         stop: int | None = None,
     ) -> Iterable[Step]:
-        """Return blocks as functions of the hidden state alone, to be called one after the other.
+        """Return blocks as functions of only the hidden state, to be called one after the other.
 
         A ``forward`` loops over them, ``hidden = block(hidden)``. Each gets what all blocks read
         beside the hidden state. An accelerated encoder returns fused blocks unless gradients are

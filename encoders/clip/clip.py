@@ -100,7 +100,7 @@ class ClipConfig:
 
     @classmethod
     def from_hf(cls, config: Mapping[str, object]) -> ClipConfig:
-        """Read the ``config.json`` of a CLIP model, or of its tower alone.
+        """Read the ``config.json`` of a CLIP model, or of its tower only.
 
         Raises:
             ValueError: a config value that is not supported, or sizes that disagree.

@@ -46,7 +46,7 @@ def read_siglip(section: Mapping[str, object], *, converted: bool) -> dict[str, 
             defaults; otherwise it is the size of ``siglip_large_patch16_384``.
 
     Raises:
-        ValueError: a value that is not implemented or is no size.
+        ValueError: a value that is not implemented or is not a size.
     """
     if converted:
         section = {**_TRANSFORMERS, **section}

@@ -82,7 +82,7 @@ class SamSizes:
         A size that the config leaves out is SAM-B's, as in DeepSeek's code and in transformers.
 
         Raises:
-            ValueError: a value that is not implemented or is no size, or sizes that disagree.
+            ValueError: a value that is not implemented or is not a size, or sizes that disagree.
         """
         require_value(section, "hidden_act", "gelu")
         require_value(section, "layer_norm_eps", 1e-6)

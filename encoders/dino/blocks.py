@@ -36,7 +36,7 @@ class DinoBlockSizes:
 
 
 class Block(nn.Module):
-    """Pre-norm attention and MLP, each scaled per channel and added to the residual stream."""
+    """Pre-norm attention and MLP, each scaled per channel and added to the residual."""
 
     def __init__(self, sizes: DinoBlockSizes) -> None:
         super().__init__()

@@ -94,7 +94,7 @@ class Gemma4Config:
 
     @classmethod
     def from_hf(cls, config: Mapping[str, object]) -> Gemma4Config:
-        """Read the ``config.json`` of a checkpoint, the whole or its vision section alone.
+        """Read the ``config.json`` of a checkpoint, the whole or only its vision section.
 
         Raises:
             ValueError: a config value that is not supported, or sizes that disagree.
@@ -231,7 +231,7 @@ class Gemma4Encoder(RasterEncoder):
 
 
 class Block(nn.Module):
-    """Attention and MLP with a norm before and after each, added to the residual stream."""
+    """Attention and MLP with a norm before and after each, added to the residual."""
 
     def __init__(self, config: Gemma4Config) -> None:
         super().__init__()

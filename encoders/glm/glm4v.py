@@ -18,7 +18,7 @@ Deliberate differences:
 - The patch embedding is a Linear over the stored Conv3d weight, which makes the same sums faster
   (``patch_product`` has times). A layer with LoRA or hooks is called as a module instead.
 - Position interpolation adds its sixteen taps in the tower's precision or float32, whichever is
-  wider, and rounds to the tower's dtype once, in eager runs and in graphs alike.
+  wider, and rounds to the tower's dtype once, both in eager runs and in graphs.
 - RMS norms round once, after the weight; transformers rounds before it too.
 - The rotation multiplies in float32 and rounds to the tower's dtype once.
 - Of a grid ``(t, h, w)``, positions repeat per frame pair; transformers' tower takes one row
@@ -103,7 +103,7 @@ class Glm4VConfig:
 
     @classmethod
     def from_hf(cls, config: Mapping[str, object]) -> Glm4VConfig:
-        """Read the ``config.json`` of a checkpoint, the whole or its vision section alone.
+        """Read the ``config.json`` of a checkpoint, the whole or only its vision section.
 
         Raises:
             ValueError: a config value that is not supported, or sizes that disagree.
@@ -220,7 +220,7 @@ class Positions(nn.Module):
 
 
 class Block(nn.Module):
-    """Pre-norm attention and MLP, each added to the residual stream."""
+    """Pre-norm attention and MLP, each added to the residual."""
 
     def __init__(self, config: Glm4VConfig) -> None:
         super().__init__()

@@ -90,7 +90,7 @@ class GlmOCRConfig:
 
     @classmethod
     def from_hf(cls, config: Mapping[str, object]) -> GlmOCRConfig:
-        """Read the ``config.json`` of a checkpoint, the whole or its vision section alone.
+        """Read the ``config.json`` of a checkpoint, the whole or only its vision section.
 
         Raises:
             ValueError: a config value that is not supported, or sizes that disagree.
@@ -195,7 +195,7 @@ class GlmOCREncoder(PatchEncoder):
 
 
 class Block(nn.Module):
-    """Pre-norm attention and MLP, each added to the residual stream."""
+    """Pre-norm attention and MLP, each added to the residual."""
 
     def __init__(self, config: GlmOCRConfig) -> None:
         super().__init__()

@@ -104,7 +104,7 @@ def _longest(label: str, section: Section, name: str, default: int) -> int:
         default: the value if the section has no such entry.
 
     Raises:
-        ValueError: an entry without ``longest_edge``, or one that is no integer from 1 to 4096.
+        ValueError: an entry without ``longest_edge``, or one that is not an integer from 1 to 4096.
     """
     size = section.get(name)
     if size is None:

@@ -13,7 +13,7 @@
 - ``processor_files``: the defaults in a repo's processor files (``preprocessor_config.json``, ..);
   ``pixel_rules``: the same for towers over patches, such as Qwen's
 
-What only one family does lies beside its tower: ``encoders/<maker>/<family>_pixels.py``. Other
+Code of a single family lies beside its tower: ``encoders/<maker>/<family>_pixels.py``. Other
 packages import the names in ``__all__`` from here, not from the modules.
 """
 

@@ -33,7 +33,7 @@ class Readable(Protocol):
 
 
 class Turn(NamedTuple):
-    """What turns the pixels [H, W, 3] of an image upright."""
+    """The turns that make the pixels [H, W, 3] of an image upright."""
 
     swapped: bool
     """Whether rows become columns, first."""

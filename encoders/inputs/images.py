@@ -323,7 +323,7 @@ def check_limits(limits: Limits) -> None:
     """Check the values of the keywords of ``preprocess`` that are not None.
 
     Raises:
-        ValueError: an ``fps`` that is no positive number, another keyword that is no positive
+        ValueError: an ``fps`` that is not a positive number, another keyword that is not a positive
             integer, or ``min_pixels`` over ``MOST_PIXELS``, the largest area of an image.
     """
     for name, value in limits._asdict().items():

@@ -90,7 +90,7 @@ def to_rgb(image: ImageLike | DeviceImage) -> Tensor:
             1/257, rounded; 12 bits in ``I;16`` are read as 16 bits.
 
     Raises:
-        ValueError: something that is no image, has no pixels, has not 8 bits per channel, is a
+        ValueError: something that is not an image, has no pixels, has not 8 bits per channel, is a
             tensor without values or in a sparse layout, is of mode ``I`` with values that may have
             8 or 16 bits, or a file that is missing or damaged.
     """

@@ -199,7 +199,7 @@ class PatchPreprocessor(StagedPreprocessor):
     def _cut(self, frames: Tensor) -> Tensor:
         """Cut frames [f, H, W, 3] into patches [P, 3, F*p*p], or [P, F*p*p, 3] (channels_last).
 
-        The last frame is repeated where f is no multiple of F.
+        The last frame is repeated where f is not a multiple of F.
         """
         count, pair = len(frames), self.temporal_patch_size
         if count % pair:

@@ -142,7 +142,7 @@ def image_section(files: ProcessorFiles) -> tuple[str, Section] | None:
         The name and the section, or None if no file describes images.
 
     Raises:
-        ValueError: a key of ``files`` that is no name of a processor file.
+        ValueError: a key of ``files`` that is not the name of a processor file.
     """
     top = files.get("processor_config", {})
     unknown = set(files) - set(_FILES)

@@ -1,4 +1,4 @@
-"""What is wrong with a video file, collected while it is decoded for the first time."""
+"""The damage of a video file, collected while it is decoded for the first time."""
 
 from __future__ import annotations
 

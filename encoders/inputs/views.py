@@ -220,7 +220,7 @@ def _channels_first(views: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class StagedViews(ViewPreprocessor):
-    """Makes views of one size for the input path "image" alone."""
+    """Makes views of one size, only for the input path "image"."""
 
     image_size: int = 224
     resample: Resample = "bicubic"

@@ -252,7 +252,7 @@ class Embeddings(nn.Module):
 
 
 class Block(nn.Module):
-    """Pre-norm attention and MLP, each scaled per channel and added to the residual stream."""
+    """Pre-norm attention and MLP, each scaled per channel and added to the residual."""
 
     def __init__(self, config: InternViTConfig) -> None:
         super().__init__()

@@ -233,7 +233,7 @@ class MoonViTEncoder(RasterEncoder):
 
 
 class Block(nn.Module):
-    """Pre-norm attention and MLP, each added to the residual stream."""
+    """Pre-norm attention and MLP, each added to the residual."""
 
     def __init__(self, config: MoonViTConfig) -> None:
         super().__init__()

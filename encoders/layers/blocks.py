@@ -52,7 +52,7 @@ def nested_sizes(  # type: ignore[explicit-any]  # each kind has keywords of its
 
 
 class Block(nn.Module):
-    """Pre-norm attention and MLP, each added to the residual stream."""
+    """Pre-norm attention and MLP, each added to the residual."""
 
     def __init__(self, sizes: BlockSizes) -> None:
         super().__init__()

@@ -58,7 +58,7 @@ def is_untouched(module: nn.Module) -> bool:
 def share_modules(holder: nn.Module, tower: nn.Module, *, tensors: bool = False) -> None:
     """Make a module share the submodules of a tower and, with ``tensors``, its direct weights.
 
-    The tower is no submodule of ``holder``, so each weight is in its ``state_dict`` once, by the
+    The tower is not a submodule of ``holder``, so each weight is in its ``state_dict`` once, by the
     name that it has in the tower. A layer replaced in either, as peft does, is replaced in both.
     Torch has no public function for that, so the modules' private dicts are shared.
 
@@ -90,7 +90,7 @@ def autograd_inside_op() -> Iterator[None]:
 def versions_of(tensors: Sequence[Tensor]) -> list[int]:
     """Return how often each tensor was written in place, as torch counts it for autograd.
 
-    No public function tells whether weights were updated since copies of them were made.
+    No public function shows whether weights were updated since copies of them were made.
     """
     return [tensor._version for tensor in tensors]
 
@@ -98,7 +98,7 @@ def versions_of(tensors: Sequence[Tensor]) -> list[int]:
 def any_fake(tensors: Iterable[Tensor]) -> bool:
     """Return whether any tensor is a fake one without data, as ``torch.export`` traces with.
 
-    No public function tells fake tensors from others.
+    No public function distinguishes fake tensors from others.
     """
     return any(isinstance(tensor, FakeTensor) for tensor in tensors)
 

@@ -15,7 +15,7 @@ Deliberate differences:
 
 - Images are packed, not padded to the longest.
 - Positions are interpolated in float32 or wider and rounded once, on every device; the source does
-  so on the CPU alone. An image of one column of patches has positions as in ``siglip2.py``.
+  so only on the CPU. An image of one column of patches has positions as in ``siglip2.py``.
 - ``last_hidden_state`` is the output of the last block, before the final norm.
 """
 

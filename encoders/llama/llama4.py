@@ -204,7 +204,7 @@ class Llama4Encoder(TileEncoder):
 
 
 class Block(nn.Module):
-    """Pre-norm attention and MLP, each added to the residual stream."""
+    """Pre-norm attention and MLP, each added to the residual."""
 
     def __init__(self, config: Llama4Config) -> None:
         super().__init__()

@@ -184,7 +184,7 @@ class MiniMaxM3Encoder(PatchEncoder):
 
 
 class Block(nn.Module):
-    """Pre-norm attention and MLP, each added to the residual stream."""
+    """Pre-norm attention and MLP, each added to the residual."""
 
     def __init__(self, config: MiniMaxM3Config) -> None:
         super().__init__()

@@ -210,7 +210,7 @@ class PixtralEncoder(PatchEncoder):
 
 
 class Block(nn.Module):
-    """Pre-norm attention and MLP, each added to the residual stream."""
+    """Pre-norm attention and MLP, each added to the residual."""
 
     def __init__(self, config: PixtralConfig) -> None:
         super().__init__()

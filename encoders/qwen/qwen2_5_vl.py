@@ -105,7 +105,7 @@ class Qwen2_5VLConfig:
 
     @classmethod
     def from_hf(cls, config: Mapping[str, object]) -> Qwen2_5VLConfig:
-        """Read the ``config.json`` of a checkpoint, the whole or its vision section alone.
+        """Read the ``config.json`` of a checkpoint, the whole or only its vision section.
 
         Raises:
             ValueError: a missing width (defaults of transformers make no valid tower), a value that
@@ -240,7 +240,7 @@ class Context(NamedTuple):
 
 
 class Block(nn.Module):
-    """Pre-norm attention and MLP, each added to the residual stream."""
+    """Pre-norm attention and MLP, each added to the residual."""
 
     def __init__(self, config: Qwen2_5VLConfig, *, full: bool) -> None:
         super().__init__()

@@ -166,7 +166,7 @@ class Qwen2VLEncoder(PatchEncoder):
 
 
 class Block(nn.Module):
-    """Pre-norm attention and MLP, each added to the residual stream."""
+    """Pre-norm attention and MLP, each added to the residual."""
 
     def __init__(self, config: Qwen2VLConfig) -> None:
         super().__init__()

@@ -18,7 +18,7 @@ Deliberate differences:
 - The patch embedding is a Linear over the stored Conv3d weight, which makes the same sums faster
   (``patch_product`` has times). A layer with LoRA or hooks is called as a module instead.
 - Position interpolation adds its four taps in the tower's precision or float32, whichever is
-  wider, in eager runs and in graphs alike (SGLang, which changes it in graphs, is off by 17 %).
+  wider, both in eager runs and in graphs (SGLang, which changes it in graphs, is off by 17 %).
 - The rotation multiplies in float32 and rounds to the tower's dtype once.
 """
 
@@ -102,7 +102,7 @@ class Qwen3VLConfig:
 
     @classmethod
     def from_hf(cls, config: Mapping[str, object]) -> Qwen3VLConfig:
-        """Read the ``config.json`` of a checkpoint, the whole or its vision section alone.
+        """Read the ``config.json`` of a checkpoint, the whole or only its vision section.
 
         Raises:
             ValueError: a config value that is not supported, or sizes that disagree.
@@ -209,7 +209,7 @@ class Qwen3VLEncoder(PatchEncoder):
 
 
 class Block(nn.Module):
-    """Pre-norm attention and MLP, each added to the residual stream."""
+    """Pre-norm attention and MLP, each added to the residual."""
 
     def __init__(self, config: Qwen3VLConfig) -> None:
         super().__init__()

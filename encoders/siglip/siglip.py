@@ -94,7 +94,7 @@ class SiglipConfig:
 
     @classmethod
     def from_hf(cls, config: Mapping[str, object]) -> SiglipConfig:
-        """Read the ``config.json`` of a checkpoint, the whole or its vision section alone.
+        """Read the ``config.json`` of a checkpoint, the whole or only its vision section.
 
         Raises:
             ValueError: a config value that is not supported, or sizes that disagree.

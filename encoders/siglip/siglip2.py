@@ -14,7 +14,7 @@ Deliberate differences:
 
 - Images are packed, not padded to the longest.
 - Positions are interpolated in float32 or wider and rounded once, on every device; the source does
-  so on the CPU alone.
+  so only on the CPU.
 - Positions of an image of one column of patches are computed for one row and transposed. The source
   has others on a CPU with torch 2.15, whose ``F.interpolate`` resizes wrongly to one column.
 """
@@ -99,7 +99,7 @@ class Siglip2Config:
 
     @classmethod
     def from_hf(cls, config: Mapping[str, object]) -> Siglip2Config:
-        """Read the ``config.json`` of a checkpoint, the whole or its vision section alone.
+        """Read the ``config.json`` of a checkpoint, the whole or only its vision section.
 
         Raises:
             ValueError: a config value that is not supported, or sizes that disagree.

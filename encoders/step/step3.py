@@ -242,7 +242,7 @@ class Transformer(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and MLP, each normalised before it is added to the residual stream."""
+    """Attention and MLP, each normalised before it is added to the residual."""
 
     def __init__(self, config: Step3Config) -> None:
         super().__init__()

@@ -255,7 +255,7 @@ class Transformer(nn.Module):
 
 
 class Block(nn.Module):
-    """Pre-norm attention and MLP, each scaled per channel and added to the residual stream."""
+    """Pre-norm attention and MLP, each scaled per channel and added to the residual."""
 
     def __init__(self, config: Step3VLConfig) -> None:
         super().__init__()

@@ -149,7 +149,7 @@ class ItemEncoder(Generic[Output]):
             limit: the largest number of output tokens per call of the encoder; None for one call.
 
         Returns:
-            One :class:`EncoderOutput` per item, in memory of its own, unless ``owns_results`` is
+            One :class:`EncoderOutput` per item, in its own memory, unless ``owns_results`` is
             False and one call gave all outputs.
 
         Raises:

@@ -96,7 +96,7 @@ def check_pool(method: Pool, normalize: bool) -> None:
     """Check the arguments ``pool`` (here ``method``) and ``normalize`` of ``embed``.
 
     Raises:
-        ValueError: a ``method`` that makes no vector, or a ``normalize`` that is no bool.
+        ValueError: a ``method`` that makes no vector, or a ``normalize`` that is not a bool.
     """
     if method not in VECTOR_POOLS:
         raise ValueError(f"pool={method!r}: must be one of {', '.join(map(repr, VECTOR_POOLS))}")

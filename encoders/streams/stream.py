@@ -315,7 +315,7 @@ class _Stream:
             raise_if_not_the_items([item.value for item in items])
 
     def _values(self, make_inputs: MakeInputs) -> Sequence[Encoded]:
-        """Return the outputs or vectors of items, each in memory of its own."""
+        """Return the outputs or vectors of items, each in its own memory."""
         if self.settings.pool != "none":
             return [
                 vector.clone() for vector in self.item_encoder.embed(make_inputs, self.settings)

@@ -54,7 +54,7 @@ COMMANDS = {
         "vitgraph inspect Qwen/Qwen3-VL-2B-Instruct",
     ),
     "extract": CommandHelp(
-        "Write the tower alone: configs and model.safetensors.",
+        "Write only the tower: configs and model.safetensors.",
         "vitgraph extract Qwen/Qwen3-VL-2B-Instruct tower",
     ),
     "cache": CommandHelp(

@@ -76,7 +76,7 @@ class EmbedBatch:
             of the checkpoint.
 
     Raises:
-        ValueError: ``pool`` is unknown, or ``normalize`` is no bool.
+        ValueError: ``pool`` is unknown, or ``normalize`` is not a bool.
     """
 
     def __init__(

@@ -84,7 +84,7 @@ class DataParallelEncoder(EncodesItems[PartialOutput]):
     Raises:
         ValueError: no process group, a group that this process is not in or that cannot reach the
             encoder's device, a field that is unknown or that the graphs leave out, or a
-            ``scatter`` that is no bool.
+            ``scatter`` that is not a bool.
         RuntimeError: another rank has ended, or makes its object later than the timeout allows.
     """
 

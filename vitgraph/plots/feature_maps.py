@@ -35,7 +35,7 @@ def plot_feature_maps(
 ) -> Figure:
     """Draw photographs on the left and their feature maps (PCA to RGB) beside them.
 
-    Equal colours mean alike features within a column. The colours of every further encoder are
+    Equal colours mean similar features within a column. The colours of every further encoder are
     rotated to agree with the first encoder's (:func:`vitgraph.analysis.colours.feature_rgb`).
 
     Args:
@@ -116,7 +116,7 @@ def _read_columns(maps: Maps | Mapping[str, Maps]) -> Mapping[str, Sequence[Tens
             key "image" has such a map.
 
     Raises:
-        ValueError: a column is no list of maps, for example because images and maps are swapped.
+        ValueError: a column is not a list of maps, for example because images and maps are swapped.
     """
     columns: dict[str, Sequence[Tensor]] = {}
     for name, column in (maps if isinstance(maps, Mapping) else {"feature map": maps}).items():

@@ -36,7 +36,7 @@ class FamilyConfig(Protocol):
 
 @dataclass(frozen=True)
 class TransformersClass:
-    """A class of transformers whose checkpoints hold a vision tower alone."""
+    """A class of transformers whose checkpoints hold only a vision tower."""
 
     module: str
     """The name of the model's folder in ``transformers.models``."""

@@ -4,7 +4,7 @@
 - ``index``: the config, and the index, which says which tensor lies in which file
 - ``adapter_file``: the config and the header of an adapter beside the weights
 - ``tensor_file``: one safetensors file, its header checked and its tensors read
-- ``tower_folder``: the form of a folder that holds a tower alone
+- ``tower_folder``: the form of a folder that holds only a tower
 - ``writing``: files that appear whole or not at all, and the lock against other writers
 
 Other packages import the names in ``__all__``, not the modules. None of the modules needs torch.

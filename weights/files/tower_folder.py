@@ -1,4 +1,4 @@
-"""The form of a folder that holds a tower alone, so that no library takes it for a whole model.
+"""The form of a folder that holds only a tower, so that no library takes it for a whole model.
 
 ``config.json`` describes the tower: its fields stand at the top, with the ``model_type`` and
 ``architectures`` of the class of transformers that reads the tensors. Without such a class, these
@@ -81,7 +81,7 @@ class Described:
 def vision_section(config: JsonObject) -> tuple[JsonObject, list[JsonObject]]:
     """Return the tower's part of a config, and the JSON objects around that part, innermost first.
 
-    The list of objects is empty for the config of a tower alone.
+    The list of objects is empty for the config of an extracted tower.
     """
     for path in _SECTIONS:
         parents: list[JsonObject] = [config]

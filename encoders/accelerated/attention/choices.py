@@ -243,7 +243,7 @@ def saved_rows(rows: object) -> Iterator[Mapping[str, object]]:
     """Yield the dicts of ``rows``, a list of kernel choices that another process has saved.
 
     Raises:
-        TypeError: ``rows`` is no list of dicts.
+        TypeError: ``rows`` is not a list of dicts.
     """
     if not isinstance(rows, Sequence):
         raise TypeError(f"{rows!r} is no list")

@@ -1,6 +1,6 @@
 """Residual, layer scale and norm in one pass over the rows (Triton).
 
-A pre-norm block adds a branch to the residual stream and normalises the sum. Separate kernels read
+A pre-norm block adds a branch to the residual and normalises the sum. Separate kernels read
 and write every row two or three times; this kernel reads each row once. Sums and moments are
 float32, and each result is rounded to its dtype once.
 
@@ -145,11 +145,11 @@ class Norm(NamedTuple):
 
 
 class Sum(NamedTuple):
-    """The residual stream [T, D], and the tensors that are still to be added to it."""
+    """The residual [T, D], and the tensors that are still to be added to it."""
 
     hidden: Tensor
     branch: Tensor | None = None
-    """The output [T, D] of attention or MLP that is still to be added to the residual stream."""
+    """The output [T, D] of attention or MLP that is still to be added to the residual."""
     scale: Tensor | None = None
     """The layer scale [D], which multiplies the branch before it is added; None: no layer scale."""
     offset: Tensor | None = None
@@ -166,7 +166,7 @@ class Sum(NamedTuple):
 
     @property
     def complete(self) -> bool:
-        """Whether nothing is left to add to the residual stream."""
+        """Whether nothing is left to add to the residual."""
         return self.branch is None and self.offset is None and self.pending is None
 
     def plus_bias(self, bias: Tensor) -> Sum:
@@ -182,14 +182,14 @@ class Sum(NamedTuple):
         return self._replace(offset=self.shifted, pending=None, shifted=None)
 
 
-def normalise(stream: Sum, norm: Norm, out: Tensor | None = None) -> Tensor:
-    """Return the norm of a residual stream [T, D] plus everything that is still to be added to it.
+def normalise(residual: Sum, norm: Norm, out: Tensor | None = None) -> Tensor:
+    """Return the norm of a residual [T, D] plus everything that is still to be added to it.
 
     The result is written to ``out``, or to a new tensor.
     """
-    rows, columns = stream.hidden.shape
-    normed = stream.hidden.new_empty(rows, columns) if out is None else out
-    _launch(stream, norm, None, normed)
+    rows, columns = residual.hidden.shape
+    normed = residual.hidden.new_empty(rows, columns) if out is None else out
+    _launch(residual, norm, None, normed)
     return normed
 
 
@@ -216,44 +216,44 @@ def normalise_heads(rows: Tensor, norm: Norm) -> None:
     )
 
 
-def normalise_quantised(stream: Sum, norm: Norm, keep: bool) -> tuple[Tensor | None, Rows8]:
-    """Return the completed residual stream [T, D], and its normalised rows [T, D] in e4m3.
+def normalise_quantised(residual: Sum, norm: Norm, keep: bool) -> tuple[Tensor | None, Rows8]:
+    """Return the completed residual [T, D], and its normalised rows [T, D] in e4m3.
 
-    Without ``keep``, the completed stream is not written, and None is returned for it.
+    Without ``keep``, the completed residual is not written, and None is returned for it.
     """
-    hidden = stream.hidden
+    hidden = residual.hidden
     total = hidden.new_empty(hidden.shape) if keep else None
     rows = Rows8(
         torch.empty(hidden.shape, dtype=E4M3, device=hidden.device),
         torch.empty(len(hidden), 1, dtype=torch.float32, device=hidden.device),
     )
-    _launch(stream, norm, total, rows.values, rows.scales)
+    _launch(residual, norm, total, rows.values, rows.scales)
     return total, rows
 
 
-def add(stream: Sum) -> Tensor:
-    """Return the complete residual stream of a sum [T, D], as a new tensor."""
-    total = stream.hidden.new_empty(stream.hidden.shape)
-    _launch(stream, None, total, None)
+def add(residual: Sum) -> Tensor:
+    """Return the complete residual of a sum [T, D], as a new tensor."""
+    total = residual.hidden.new_empty(residual.hidden.shape)
+    _launch(residual, None, total, None)
     return total
 
 
-def add_normalise(stream: Sum, norm: Norm) -> tuple[Tensor, Tensor]:
-    """Return the completed residual stream, in a new tensor, and its norm, each [T, D]."""
-    total = stream.hidden.new_empty(stream.hidden.shape)
-    normed = stream.hidden.new_empty(stream.hidden.shape)
-    _launch(stream, norm, total, normed)
+def add_normalise(residual: Sum, norm: Norm) -> tuple[Tensor, Tensor]:
+    """Return the completed residual, in a new tensor, and its norm, each [T, D]."""
+    total = residual.hidden.new_empty(residual.hidden.shape)
+    normed = residual.hidden.new_empty(residual.hidden.shape)
+    _launch(residual, norm, total, normed)
     return total, normed
 
 
 def _launch(
-    stream: Sum,
+    residual: Sum,
     norm: Norm | None,
     total: Tensor | None,
     normed: Tensor | None,
     scales: Tensor | None = None,
 ) -> None:
-    hidden, branch, scale, offset, pending, shifted, inner, branch_range = stream
+    hidden, branch, scale, offset, pending, shifted, inner, branch_range = residual
     vectors = (scale, pending, inner and inner.weight, *(norm[:2] if norm else (None, None)))
     scale, pending, branch_weight, weight, bias = (
         None if x is None else x.contiguous() for x in vectors

@@ -1,4 +1,4 @@
-"""Attention over packed segments for head sizes that are no power of two (Triton).
+"""Attention over packed segments for head sizes that are not a power of two (Triton).
 
 Query, key and value rows are read in place from the fused projection. A head of 72 is computed as
 products of 64 and 16 columns (the last eight are zeros) where flash-2 computes 96.
@@ -178,7 +178,7 @@ class Tile(NamedTuple):
 def tile_for(size: int, longest: int) -> Tile:
     """Return the tiling for a head size and a longest segment, by measurement on an H200.
 
-    Head sizes that are no power of two take key steps of 32 rows: with 64 and the narrow second
+    Head sizes that are not a power of two take key steps of 32 rows: with 64 and the narrow second
     product, Triton 3.6 makes code that is wrong (errors of 7 % and more) or reads out of bounds.
     """
     keys = 64 if size & (size - 1) == 0 else 32
