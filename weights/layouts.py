@@ -80,6 +80,8 @@ class Layout:
     """Tensor of the encoder -> the axes of its shape and of the published shape, as in
     ``"n d -> one n d"``. An axis that only one of the two shapes has is of length 1, and ``s²`` is
     as long as ``s`` times ``s``."""
+    transposed: tuple[str, ...] = ()
+    """Tensors of the encoder, matrices, that are published with rows and columns exchanged."""
     rotary_halves: tuple[str, ...] = ()
     """Published query and key layers whose weight rows need reordering: per head they have the
     first rows of all rotary pairs, then the second rows; the encoder has pair after pair."""
@@ -172,10 +174,12 @@ class Layout:
             inverse: return the shape in the encoder instead.
 
         Returns:
-            The shape by the tensor's entry in ``reshapes``: with "n d -> one n d", (4, 8) becomes
-            (1, 4, 8). A tensor without an entry, or whose shape does not match its entry, keeps
-            its shape.
+            The reversed shape of a tensor in ``transposed``, else that by the tensor's entry in
+            ``reshapes``: with "n d -> one n d", (4, 8) becomes (1, 4, 8). A tensor without an
+            entry, or whose shape does not match its entry, keeps its shape.
         """
+        if encoder_name in self.transposed:
+            return shape[::-1]
         axes = [side.split() for side in self.reshapes.get(encoder_name, " -> ").split("->")]
         source_axes, target_axes = reversed(axes) if inverse else axes
         if len(source_axes) != len(shape):

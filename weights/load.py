@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -125,7 +125,7 @@ def load_encoder(
             try:
                 locations = checkpoint.locate(tower.tower_files)
                 read = (tower.tensors, locations, cast_dtype or tower.dtype, target)
-                _fill_encoder(encoder, read_tensors(tower, *read))
+                _fill_encoder(encoder, read_tensors(tower, *read), tower.layout.transposed)
                 break
             except DamagedError as error:
                 if len(damages) == MOST_REPAIRS:
@@ -160,13 +160,17 @@ def describe_encoder(
     return encoder.eval().requires_grad_(False)
 
 
-def _fill_encoder(encoder: Encoder, tensors: Mapping[str, Tensor]) -> None:
+def _fill_encoder(
+    encoder: Encoder, tensors: Mapping[str, Tensor], transposed: Collection[str]
+) -> None:
     """Give an encoder on the meta device its ``tensors``, by their names in its ``state_dict``.
 
-    Each tensor is viewed in its shape in the encoder, which may have additional axes of length 1.
+    Those in ``transposed`` are transposed. Each tensor is viewed in its shape in the encoder, which
+    may have additional axes of length 1.
     """
     shapes = {name: value.shape for name, value in encoder.state_dict().items()}
-    state = {name: tensor.view(shapes[name]) for name, tensor in tensors.items()}
+    turned = {name: tensors[name].T.contiguous() for name in transposed if name in tensors}
+    state = {name: tensor.view(shapes[name]) for name, tensor in {**tensors, **turned}.items()}
     encoder.load_state_dict(state, assign=True)
     everything = [*encoder.named_parameters(), *encoder.named_buffers()]
     unfilled = [name for name, value in everything if value.is_meta]
@@ -366,6 +370,7 @@ def _publication(
         files={"config": tower.described, **files},
         names={name: layout.published_names(name) for name in state},
         shapes={n: layout.published_shape(n, tuple(state[n].shape)) for n in layout.reshapes},
+        transposed=[name for name in layout.transposed if name in state],
         rotary_halves={
             tensor.local: tower.num_heads
             for tensor in tower.tensors

@@ -64,6 +64,8 @@ class Publication:
     """Name in ``state_dict`` -> names of the checkpoint's tensors that it concatenates by rows."""
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Name in ``state_dict`` -> shape in the checkpoint, for tensors that loading has reshaped."""
+    transposed: Sequence[str] = ()
+    """Names in ``state_dict`` of matrices whose rows and columns the checkpoint exchanges."""
     rotary_halves: Mapping[str, int] = field(default_factory=dict)
     """Name of a tensor of queries or keys in the checkpoint -> number of heads, for those tensors
     whose rows are stored in the order of :func:`in_halves`."""
@@ -223,6 +225,7 @@ def _published_tensors(state: Mapping[str, Tensor], published: Publication) -> d
     storages: set[int] = set()
     for name, tensor in state.items():
         parts = published.names[name]
+        tensor = tensor.T if name in published.transposed else tensor
         tensor = tensor.reshape(tuple(published.shapes.get(name, tensor.shape)))
         chunks = tensor.chunk(len(parts)) if len(parts) > 1 else [tensor]  # 0-dim: no rows to chunk
         for part, rows in zip(parts, chunks, strict=True):

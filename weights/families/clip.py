@@ -1,7 +1,8 @@
 """CLIP's tower as OpenAI, LAION, Meta, timm and LLaVA publish it.
 
 Source of the names: ``CLIPModel``, ``CLIPVisionModel``, ``MetaClip2Model`` and ``LlavaModel`` of
-transformers 5.24.0, and ``VisionTransformer`` of timm 1.0.31.
+transformers 5.24.0, ``VisionTransformer`` of timm 1.0.31 and of
+open_clip 3.3.0.
 """
 
 from __future__ import annotations
@@ -11,7 +12,14 @@ from dataclasses import replace
 from functools import partial
 
 from encoders import ClipConfig, ClipEncoder, LlavaConfig, LlavaEncoder
-from encoders.hf_config import read_indices, read_ratio, read_size
+from encoders.hf_config import (
+    find_section,
+    read_choice,
+    read_indices,
+    read_ratio,
+    read_size,
+    require_value,
+)
 
 from ..layouts import Layout, Prefix
 from ..published import family_facts
@@ -39,6 +47,27 @@ _TIMM = Layout(  # timm/vit_*_clip_*
     marks=("cls_token", "blocks."),
     reshapes={"class_embedding": "d -> one again d", "pos_embed": "n d -> one n d"},
     renames={"cls_token": "class_embedding"},
+)
+_RESBLOCK = "transformer.resblocks.N"
+_OPEN_CLIP = Layout(  # laion/*, apple/*, timm/*: open_clip_model.safetensors
+    name="open_clip",
+    prefixes=(Prefix("", "visual."), Prefix("", "")),
+    marks=("class_embedding",),
+    renames={
+        "conv1": "patch_embed.proj",
+        "positional_embedding": "pos_embed",
+        "ln_pre": "norm_pre",
+        f"{_RESBLOCK}.ln_1": "blocks.N.norm1",
+        f"{_RESBLOCK}.attn.in_proj_weight": "blocks.N.attn.qkv.weight",
+        f"{_RESBLOCK}.attn.in_proj_bias": "blocks.N.attn.qkv.bias",
+        f"{_RESBLOCK}.attn.out_proj": "blocks.N.attn.proj",
+        f"{_RESBLOCK}.ln_2": "blocks.N.norm2",
+        f"{_RESBLOCK}.mlp.c_fc": "blocks.N.mlp.fc1",
+        f"{_RESBLOCK}.mlp.c_proj": "blocks.N.mlp.fc2",
+        "ln_post": "norm",
+        "proj": "head.weight",
+    },
+    transposed=("head.weight",),
 )
 _PROJECTOR = "multi_modal_projector"
 _LLAVA = Layout(
@@ -117,6 +146,56 @@ def _timm_section(name: str, arguments: JsonObject) -> JsonDict:
     }
 
 
+_OPEN_CLIP_FIELDS = ("image_size", "layers", "width", "head_width", "patch_size", "mlp_ratio")
+
+
+def _open_clip_section(arguments: JsonObject) -> JsonDict:
+    """Return the config of a tower of open_clip.
+
+    Args:
+        arguments: ``model_cfg`` of open_clip's config.
+
+    Raises:
+        ValueError: a tower of another form, such as one of timm.
+    """
+    vision = find_section(arguments, "vision_cfg")
+    for name in vision:
+        if name not in (*_OPEN_CLIP_FIELDS, "patch_dropout"):
+            require_value(vision, name, None, False)
+    width = read_size(vision, "width", default=768)
+    return {
+        "hidden_size": width,
+        "intermediate_size": int(width * read_ratio(vision, "mlp_ratio", default=4.0)),
+        "num_hidden_layers": read_size(vision, "layers", default=12),
+        "num_attention_heads": width // read_size(vision, "head_width", default=64),
+        "image_size": read_size(vision, "image_size", default=224),
+        "patch_size": read_size(vision, "patch_size", default=16),
+        "hidden_act": "quick_gelu" if arguments.get("quick_gelu") else "gelu",
+    }
+
+
+def _open_clip_processor(config: JsonObject) -> JsonDict:
+    """Return the processor file that says what ``preprocess_cfg`` of open_clip's config does."""
+    images = find_section({"none": {}, **config}, "preprocess_cfg", "none")
+    side = read_size(find_section(config, "model_args.vision_cfg"), "image_size", default=224)
+    kinds = {"bicubic": 3, "bilinear": 2}
+    squashed = read_choice(images, "resize_mode", "shortest", "squash", default="shortest")
+    return {
+        "image_mean": images.get("mean"),
+        "image_std": images.get("std"),
+        "resample": kinds.get(str(images.get("interpolation", "bicubic")), 0),
+        "size": {"height": side, "width": side} if squashed == "squash" else side,
+        "crop_size": side,
+    }
+
+
+def _processor_of(config: JsonObject) -> JsonDict | None:
+    """Return the processor file that a config of timm or open_clip describes."""
+    if config.get("architecture") == "open_clip":
+        return _open_clip_processor(config)
+    return _timm_processor(config)
+
+
 def _timm_processor(config: JsonObject) -> JsonDict | None:
     """Return the processor file that says what ``pretrained_cfg`` of a timm config does."""
     images = config.get("pretrained_cfg")
@@ -142,7 +221,7 @@ CLIP = Family(
     config=ClipConfig,
     model_types=("clip", "clip_vision_model", "metaclip_2", "metaclip_2_vision_model"),
     signs=(("embeddings.class_embedding", "pre_layrnorm.weight"),),
-    layouts=(_CLIP, _TIMM),
+    layouts=(_CLIP, _TIMM, _OPEN_CLIP),
     classes={
         "clip": _CLIP_CLASS,
         "metaclip_2": TransformersClass(
@@ -150,9 +229,12 @@ CLIP = Family(
         ),
     },
     fields=_FIELDS,
-    timm={name: partial(_timm_section, name) for name in _TIMM_NAMES},
+    timm={
+        **{name: partial(_timm_section, name) for name in _TIMM_NAMES},
+        "open_clip": _open_clip_section,
+    },
     outer_fields={("projection_dim",): length("head.weight", 0)},
-    processor_of=_timm_processor,
+    processor_of=_processor_of,
     parse_config=_parse_config,
 )
 LLAVA = Family(

@@ -22,6 +22,7 @@ from .tower_folder import PROJECTOR, parse_description
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+OPEN_CLIP = "open_clip_config.json"
 PROCESSOR_FILES = ("processor_config", "preprocessor_config", "video_preprocessor_config")
 """The names, without ``.json``, of files in which a repo may say how images are prepared."""
 
@@ -50,6 +51,8 @@ class Contents:
     def small_files(self) -> dict[str, bytes]:
         """Return the config, processor and adapter files, which are cached beside a tower."""
         names = [f"{name}.json" for name in ("config", *PROCESSOR_FILES)]
+        if self.config.get("architecture") == "open_clip":
+            names.append(OPEN_CLIP)
         return self.checkpoint.contents([*names, ADAPTER_CONFIG] if self.adapter else names)
 
     def headers(self, files: Collection[str]) -> dict[str, Header]:
@@ -73,7 +76,7 @@ def read_contents(checkpoint: Checkpoint) -> Contents:
     """Read a checkpoint's config, and its index or, if it is one file, the file's header."""
     config = checkpoint.read_json("config.json")
     if config is None:
-        raise _without_config(checkpoint)
+        config = _other_config(checkpoint)
     description = parse_description(config, checkpoint.label)
     all_files = _tensor_files(checkpoint)
     files = {name: file for name, file in all_files.items() if not name.startswith(KEPT)}
@@ -202,12 +205,20 @@ def _without_safetensors(label: str, names: list[str]) -> CheckpointError:
     )
 
 
-def _without_config(checkpoint: Checkpoint) -> CheckpointError:
+def _other_config(checkpoint: Checkpoint) -> JsonObject:
+    """Return the config of a checkpoint of open_clip, in the form of timm's configs.
+
+    Raises:
+        CheckpointError: the checkpoint has no config at all.
+    """
     adapter = checkpoint.read_json("adapter_config.json")
     if adapter is not None:
-        return adapter_error(checkpoint.label, adapter.get("base_model_name_or_path"))
+        raise adapter_error(checkpoint.label, adapter.get("base_model_name_or_path"))
     _safetensors(checkpoint)
-    return CheckpointError(
+    published = checkpoint.read_json(OPEN_CLIP) if OPEN_CLIP in checkpoint.names() else None
+    if published is not None:
+        return {**published, "architecture": "open_clip", "model_args": published.get("model_cfg")}
+    raise CheckpointError(
         f"{checkpoint.label}: no config.json beside the weights: the tower's sizes are in it; put "
         "the one of the original repo there"
     )

@@ -189,4 +189,4 @@ def usage(config: JsonObject, family: Family, layout: Layout) -> str:
     reader = transformers_class(config, family, layout)
     if reader is not None:
         return (_AUTO if reader.auto else _CLASS).format(cls=reader.name, module=reader.module)
-    return _TIMM if "architecture" in config else _NONE
+    return _TIMM if config.get("architecture", "open_clip") != "open_clip" else _NONE

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import timm
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import CLIPImageProcessor
 
 from tests.oracles import distance
@@ -17,7 +18,7 @@ from tests.support.hub.client import REPO
 from tests.support.hub.server import HubServer
 from tests.support.photographs import china, flower
 from vitgraph.seeded import write_seeded_checkpoint
-from weights import CheckpointError, inspect_checkpoint, load_encoder
+from weights import CheckpointError, extract_encoder, inspect_checkpoint, load_encoder
 
 KINDS = ("clip", "metaclip_2", "llava")
 TOWER = dict.fromkeys(KINDS, "vision_model.") | {"llava": "vision_tower.vision_model."}
@@ -159,3 +160,67 @@ def test_a_repo_of_timm_gives_what_timm_gives(tmp_path: Path, kind: str, classes
     state, stored = model.state_dict(), load_file(saved / "model.safetensors")
     assert state.keys() == stored.keys()
     assert all(torch.equal(state[name], stored[name]) for name in stored)
+
+
+def open_clip_folder(tmp_path: Path, resize: str, quick: bool) -> tuple[Path, Any]:
+    """A small checkpoint of open_clip, in the form that its ``push_to_hf_hub`` writes."""
+    open_clip = pytest.importorskip("open_clip")
+    torch.manual_seed(0)
+    vision = {"image_size": 64, "layers": 2, "width": 64, "head_width": 32, "patch_size": 16}
+    text = {"context_length": 8, "vocab_size": 60, "width": 64, "heads": 2, "layers": 1}
+    model_cfg = {"embed_dim": 24, "vision_cfg": vision, "text_cfg": text, "quick_gelu": quick}
+    images = {"mean": [0.5, 0.4, 0.3], "std": [0.2, 0.3, 0.4], "interpolation": "bicubic"}
+    config = {"model_cfg": model_cfg, "preprocess_cfg": {**images, "resize_mode": resize}}
+    model, folder = open_clip.CLIP(**model_cfg).eval(), tmp_path / "whole"
+    folder.mkdir()
+    save_file(model.state_dict(), folder / "open_clip_model.safetensors")
+    (folder / "open_clip_config.json").write_text(json.dumps(config))
+    return folder, model
+
+
+@pytest.mark.filterwarnings("default")  # of open_clip
+@pytest.mark.parametrize("resize", ["shortest", "squash"])
+@pytest.mark.parametrize("quick", [False, True])
+def test_a_repo_of_open_clip_gives_its_image_vectors(
+    tmp_path: Path, resize: str, quick: bool
+) -> None:
+    folder, model = open_clip_folder(tmp_path, resize, quick)
+    encoder, photos = load_encoder(folder, progress=False), [china(), flower()]
+    size = 64 if resize == "shortest" else {"height": 64, "width": 64}
+    section = {"image_mean": (0.5, 0.4, 0.3), "image_std": (0.2, 0.3, 0.4)}
+    processor = CLIPImageProcessor(size=size, crop_size=64, **section)
+    pixels = processor(photos, return_tensors="pt")["pixel_values"]
+    assert torch.equal(encoder.preprocess(photos).pixel_values, pixels)
+    with torch.no_grad():
+        wanted = model.encode_image(pixels)
+    assert distance(encoder.embed(photos, pool="head"), wanted) <= 1e-5
+    again = load_encoder(encoder.save_pretrained(tmp_path / "saved"), progress=False)
+    assert same_weights(again, encoder)
+    assert (again.config, again.preprocessor) == (encoder.config, encoder.preprocessor)
+    stored, state = load_file(tmp_path / "saved" / "model.safetensors"), model.visual.state_dict()
+    assert state.keys() == stored.keys()
+    assert all(torch.equal(state[name], stored[name]) for name in stored)
+    out = extract_encoder(folder, tmp_path / "tower")
+    assert same_weights(load_encoder(out, progress=False), encoder)
+
+
+def test_a_repo_of_open_clip_is_fetched_and_kept(
+    tmp_path: Path, hub: HubServer, cache: Path
+) -> None:
+    folder, _ = open_clip_folder(tmp_path, "shortest", True)
+    hub.push(REPO, folder)
+    fetched = load_encoder(REPO, cache_dir=cache, progress=False, fetch="ranges")
+    assert same_weights(fetched, load_encoder(folder))
+    kept = load_encoder(REPO, cache_dir=cache, local_files_only=True)
+    assert same_weights(fetched, kept)
+    assert kept.preprocessor == fetched.preprocessor
+
+
+def test_a_tower_of_another_form_in_open_clip_is_refused(tmp_path: Path) -> None:
+    folder, _ = open_clip_folder(tmp_path, "shortest", True)
+    path = folder / "open_clip_config.json"
+    config = json.loads(path.read_text())
+    config["model_cfg"]["vision_cfg"]["attentional_pool"] = True
+    path.write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="attentional_pool=True is not implemented"):
+        inspect_checkpoint(folder)
