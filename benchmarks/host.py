@@ -23,8 +23,7 @@ from encoders import Qwen3VLEncoder
 from encoders.qwen.qwen3_vl import Qwen3VLConfig
 from graphwrap.budgets import choose_budgets, read_specs
 from graphwrap.costs import Costs
-from graphwrap.forward_state import plain_values
-from graphwrap.guards import WeightGuard, all_modules
+from graphwrap.guards import WeightGuard, all_modules, plain_values
 from graphwrap.packing import Packer
 
 

@@ -2,23 +2,22 @@
 
 Nothing here is specific to a model: an encoder says how many rows and tokens each image or clip (an
 item) has, items are padded to a budget, and its graph is replayed. Other packages import only the
-names in ``__all__``. These are the modules, in the order in which a call passes through them:
+names in ``__all__``. The modules, in the order in which a call passes through them:
 
 - ``graphed_encoder``: :class:`GraphedEncoder`, the only class that users make
-- ``guards``: checks that raise errors, such as for gradients and weights changed after capture
-- ``forward_state``: what else a forward depends on, such as the active adapter
+- ``guards``: refuses what graphs cannot follow: settings, gradients, changes after capture
 - ``encoder_forms``: the form of the encoder that is captured, such as the accelerated one
-- ``budgets``, ``budget_sizes``: the capacities of graphs, and how many tokens each one holds
-- ``graphs``: the graphs themselves, captured, timed and replayed on static buffers
-- ``costs``: times of replays and eager runs, saved and compared
-- ``packing``: items put into the groups that cost least
-- ``outputs``: outputs as tensors by field name
-- ``stats``: counters of replays, padding and eager runs
-- ``torch_internals``: the private functions of torch that this package calls
+- ``budgets``: how many graphs there are, and how much each one holds
+- ``capture``: captures a graph per budget, the largest first
+- ``buffers``: the memory that graphs read and write, and one graph of one size
+- ``measuring``: times replays and eager runs; ``costs``: keeps and saves these times
+- ``packing``: puts the items of a call into the groups that cost least
+- ``replay``: copies inputs in, replays, and copies results out; ``outputs``: names their tensors
+- ``stats``: counts replays, padding and eager runs
+- ``torch_internals``: the private functions of torch that are called
 """
 
-from .budget_sizes import fit_budgets
-from .budgets import Budget
+from .budgets import Budget, fit_budgets
 from .encoder_forms import FormKernels, joins_paths, with_paths
 from .graphed_encoder import GraphedEncoder
 from .guards import Backend, BackendInUse, OnOverflow, read_outputs, require_choice

@@ -20,13 +20,11 @@ from tqdm.auto import tqdm
 
 from encoders.contract import warn_caller
 
-from .budget_graph import BudgetGraph
 from .budgets import Budget, BudgetSet
-from .buffers import Arena, Memory, MetadataFormat
+from .buffers import Arena, BudgetGraph, Memory, MetadataFormat
 from .costs import Costs, CostTable
 from .encoder_forms import EncoderForm, capacity_metadata
-from .forward_state import plain_values
-from .guards import WeightGuard, all_modules, as_module, plain_tensors
+from .guards import WeightGuard, all_modules, as_module, plain_tensors, plain_values
 from .measuring import fingerprint, measure
 from .packing import Packer
 from .replay import Captured, Executor, PathGraphs

@@ -1,7 +1,7 @@
 """Costs of replays and of eager runs, which packing compares, and the JSON file that keeps them.
 
 A captured budget has one time, and the time of an eager run is interpolated between a few sizes.
-``graphs/measuring.py`` measures the times at capture. They never change afterwards, so that the
+``measuring`` measures the times at capture. They never change afterwards, so that the
 same call is packed alike every time. They can be saved and loaded.
 """
 

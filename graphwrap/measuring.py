@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from encoders.contract import GraphableEncoder, Grid
 
-from .budget_graph import BudgetGraph
 from .budgets import LONG_SEGMENTS, Batch, Budget, read_specs
+from .buffers import BudgetGraph
 from .costs import Costs
 from .encoder_forms import EncoderForm, capacity_metadata
 

@@ -13,12 +13,10 @@ from torch import Tensor
 from encoders.contract import GridLike, Metadata, PartialOutput
 from encoders.grids import read_grid
 
-from .budget_graph import BudgetGraph
 from .budgets import Batch, Budget, read_specs
-from .buffers import Arena, Memory
+from .buffers import Arena, BudgetGraph, Memory
 from .encoder_forms import EncoderForm, capacity_metadata
-from .forward_state import is_library
-from .guards import WeightGuard
+from .guards import WeightGuard, is_library
 from .outputs import as_output, copy_shared, output_fields, share_storage, unit_of
 from .packing import Group, Packer, Schedule, Span, Step, make_schedule, refuse_overflow
 from .stats import BudgetStats, GraphStats

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from graphwrap import measuring
-from graphwrap.budget_graph import BudgetGraph
 from graphwrap.budgets import Batch, choose_budgets
+from graphwrap.buffers import BudgetGraph
 from graphwrap.costs import Costs
 from graphwrap.measuring import CLOSE, _milliseconds, full_grids, measure
 from tests.support.graphs.cases import executor_of, pixels_for, toy

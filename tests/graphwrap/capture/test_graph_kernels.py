@@ -13,7 +13,7 @@ from torch import nn
 
 from encoders.contract import Accelerable, EncoderOutput
 from graphwrap import GraphedEncoder
-from graphwrap.budget_graph import BudgetGraph
+from graphwrap.buffers import BudgetGraph
 from tests.oracles import add_noise
 from tests.support.graphs.cases import executor_of, pixels_for, static, tower
 from tests.support.graphs.outputs import EVERY_FIELD, assert_same_bits
