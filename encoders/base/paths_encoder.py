@@ -178,7 +178,8 @@ class TilesThenImage(PathsEncoder):
             ordered = [parts[name] for name in ("tiles", "image") if name in parts]
             hidden = [x.last_hidden_state for x in ordered if x.last_hidden_state is not None]
             pooled = [x.pooler_output for x in ordered if x.pooler_output is not None]
-            views = [self.paths["image"]._patch_rows(x).flatten(0, -2) for x in hidden]
+            first = self.paths["image"].prefix_rows  # rows before it, such as class tokens, go
+            views = [x[:, first:].flatten(0, -2) for x in hidden]
             rows = torch.cat(views) if views else None
             tokens = torch.cat(pooled) if pooled else None
             extras = {

@@ -216,10 +216,6 @@ class VisionEncoder(Encoder):
         """The blocks that run before ``blocks``, by name, such as "sam"; most towers have none."""
         return {}
 
-    def _patch_rows(self, hidden: Tensor) -> Tensor:
-        """Return the rows of ``hidden`` [tiles, n, D] that are patches, without class tokens."""
-        return hidden[:, self.prefix_rows :]
-
     def _maps_of_items(self, features: Tensor, inputs: VisionInputs) -> list[dict[str, Tensor]]:
         maps = self._maps_of_grids(features, inputs.grid_thw, inputs.tiles)
         return [{"image": item} for item in maps]

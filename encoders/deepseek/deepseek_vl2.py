@@ -207,7 +207,7 @@ class DeepseekVL2Encoder(PathsEncoder):
                     f"an item has {views} views, the whole image and {columns}x{rows} tiles are "
                     f"{1 + columns * rows}: pass what preprocess returned"
                 )
-            cell = self.paths["image"]._token_grid(h, w)
+            cell = token_grid(h, w)
             items.append({"image": Picture(cell), "tiles": Picture(cell, columns, rows)})
         return items
 
@@ -266,8 +266,7 @@ class DeepseekVL2Tower(TileEncoder):
         return self.vision.blocks
 
     def _token_grid(self, h: int, w: int) -> tuple[int, int]:
-        """Return rows and columns of tokens of a view: half of ``h`` and ``w``, rounded up."""
-        return -(-h // 2), -(-w // 2)
+        return token_grid(h, w)
 
     def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
         """Embed views [B, C, H, W] as patches with positions, [B, n, D]."""
@@ -301,3 +300,8 @@ def unfold_2x2(patches: Tensor) -> Tensor:
     h, w = patches.shape[1:3]
     padded = F.pad(patches, (0, 0, 0, w % 2, 0, h % 2))
     return rearrange(padded, "b (h p) (w q) d -> b (h w) (d p q)", p=2, q=2)
+
+
+def token_grid(h: int, w: int) -> tuple[int, int]:
+    """Return rows and columns of tokens of a view: half of ``h`` and ``w``, rounded up."""
+    return -(-h // 2), -(-w // 2)
