@@ -399,7 +399,8 @@ def _set_up_preprocessing(encoder: Encoder, tower: FoundTower) -> dict[str, Json
     def bad_value(message: str) -> CheckpointError:
         return CheckpointError(f"{checkpoint.label}: processor files: {message}")
 
-    described = tower.family.processor_of(tower.contents.config)
+    describe = tower.family.processor_of
+    described = describe(tower.contents.config) if describe is not None else None
     stated = files if files or described is None else {"preprocessor_config": described}
     preprocessor = encoder.preprocessor.with_files(stated, bad_value)
     if tower.layout.images_only:

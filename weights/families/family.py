@@ -81,9 +81,9 @@ class Family:
     refusals: Mapping[str, str] = field(default_factory=dict)
     """Model type that resembles the family but is not supported -> a clause for the error that
     says what differs."""
-    processor_of: Callable[[JsonObject], JsonDict | None] = lambda config: None
+    processor_of: Callable[[JsonObject], JsonDict | None] | None = None
     """A function that takes a published config, and returns the processor file for images that it
-    describes, as timm's configs do; None if it describes none."""
+    describes, as timm's configs do, or None; None if no config describes any."""
     parse_config: Callable[[JsonObject, Shapes], FamilyConfig] | None = None
     """A function that makes the encoder's config from the published one and the shapes of tensors;
     None if the encoder's ``config.from_hf`` suffices, which takes no shapes."""
