@@ -221,17 +221,7 @@ def _is_tiled(encoder: GraphableEncoder, tokens: int) -> bool:
 def _bounds(
     encoder: GraphableEncoder, low: int | None, high: int | None, items: int | None
 ) -> tuple[int, int]:
-    """Return the smallest and the largest number of output tokens of inferred budgets.
-
-    Args:
-        encoder: the encoder, whose ``budget_range`` supplies bounds that are not given.
-        low: ``min_budget`` of the user, or None.
-        high: ``max_budget`` of the user, or None.
-        items: ``max_batch_size`` of the user, or None; a budget needs at least a token per item.
-
-    Raises:
-        ValueError: the largest budget would be smaller than the smallest.
-    """
+    """Return the smallest and the largest number of output tokens of inferred budgets."""
     smallest, largest = map(operator.index, encoder.budget_range)
     start = low if low is not None else max(smallest, items or 1)
     if high is None or start <= high:
@@ -248,10 +238,6 @@ def _segment_counts(frames: int | None, items: int) -> tuple[int, int]:
     """Return how many attention segments budgets have in the long shape, and in the short shape.
 
     Equal numbers mean that every budget has a single shape.
-
-    Args:
-        frames: ``max_frames_per_batch`` of the user; None for 64, or ``items`` if that is more.
-        items: the most items of a replay.
     """
     short_count = frames or max(items, LONG_SEGMENTS**2)
     return min(short_count, LONG_SEGMENTS), short_count
@@ -265,12 +251,6 @@ def _shapes(
     Every token count gets a budget of few long segments. While ``max_count`` allows, token counts
     get a second budget of many short segments: first those of square images, the largest of them
     first.
-
-    Args:
-        encoder: the encoder, which says how many rows and windows an item of so many tokens has.
-        tokens: ascending numbers of output tokens.
-        segments: number of segments in the long shape, and in the short one.
-        max_count: how many budgets at most.
     """
     specs = _specs(encoder, tokens)
     if _is_tiled(encoder, tokens[-1]):
@@ -289,13 +269,7 @@ def _shapes(
 
 
 def _budget(spec: EncoderItemSpec, segments: int, longest: int) -> Budget:
-    """Return a budget with the tokens and rows of one item, and twice its attention windows.
-
-    Args:
-        spec: the sizes of the item.
-        segments: attention segments of the budget.
-        longest: rows of its longest segment.
-    """
+    """Return a budget with the tokens and rows of one item, and twice its attention windows."""
     # One more window per segment, because the windows at the edges of an item are smaller.
     windows = 2 * spec.windows + segments if spec.windows else 0
     return Budget(spec.output_tokens, spec.input_size, segments, longest, windows)
@@ -432,14 +406,6 @@ def _least_padding(sizes: Sequence[int], weights: Sequence[float], max_count: in
 
     With n budgets for the sizes up to some end, the last budget serves the sizes from some start
     to that end, and the best n - 1 budgets serve those before. All starts are tried.
-
-    Args:
-        sizes: ascending sizes of items, in tokens; an item takes the smallest budget it fits.
-        weights: weight of each size, such as how many items have it.
-        max_count: how many budgets at most.
-
-    Returns:
-        Ascending budgets, each of which is one of ``sizes``.
     """
     weight = np.cumsum([0.0, *weights])  # entry i is the total weight of the first i sizes
     tokens = np.cumsum([0.0, *map(operator.mul, sizes, weights)])

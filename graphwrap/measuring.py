@@ -98,15 +98,7 @@ def _replay_ms(
     pixels: Tensor,
     skip_count: int = 0,
 ) -> float:
-    """Return the milliseconds of one replay, with the copies of inputs and outputs.
-
-    Args:
-        encoder: the encoder, which prepares the metadata.
-        graph: the graph to replay.
-        grids: the grids of the items to replay; if empty, all rows are padding.
-        pixels: input rows, at least as many as the budget has.
-        skip_count: number of untimed warm-up replays.
-    """
+    """Return the milliseconds of one replay, with the copies of inputs and outputs."""
     metadata = capacity_metadata(encoder, graph.budget, grids)
     metadata_bytes = graph.format.to_bytes(metadata, _rows(encoder, grids))
     graph.metadata_bytes.copy_(metadata_bytes)
@@ -125,14 +117,7 @@ def _replay_ms(
 def _eager_ms(
     encoder: GraphableEncoder, grids: Sequence[Grid], pixels: Tensor, skip_count: int = 0
 ) -> float:
-    """Return the milliseconds of an eager run of items with these grids, metadata included.
-
-    Args:
-        encoder: the encoder to run.
-        grids: the grids of the items.
-        pixels: input rows, at least as many as the items have.
-        skip_count: number of untimed warm-up runs.
-    """
+    """Return the milliseconds of an eager run of items with these grids, metadata included."""
     rows = pixels[: _rows(encoder, grids)]
     encoder(rows, list(grids))  # untimed: an accelerated encoder chooses kernels in its first run
     return _milliseconds(lambda: encoder(rows, list(grids)), pixels.device, skip_count)

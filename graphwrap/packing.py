@@ -181,14 +181,7 @@ class Packer:
     def _replays(
         self, order: list[int], specs: Sequence[EncoderItemSpec], max_cost: float
     ) -> list[Group]:
-        """Return the cheapest of a few ways to pack items into several replays.
-
-        Args:
-            order: indices into ``specs`` of items that some budget holds, the largest item first.
-            specs: sizes of all items of the call.
-            max_cost: cost of running these items without packing: as one group, or eagerly. The
-                returned list is empty unless a packing costs a tenth less.
-        """
+        """Return the cheapest of a few ways to pack items into several replays."""
         batch = Batch.of([specs[item] for item in order])
         best, least_cost = list[Group](), max_cost / WORTH_A_SPLIT
         if not order or self._row_cost * batch.rows >= least_cost:
@@ -225,14 +218,6 @@ class Packer:
 
         The rule of :meth:`Budget.fits` is applied here to what is left of each capacity, so that
         no group is summed again for every item.
-
-        Args:
-            order: indices of the items in ``specs``, the largest item first.
-            specs: sizes of all items of the call.
-            capacity: budget that bounds each group.
-
-        Returns:
-            The items of each group, and the items too large for the capacity even alone.
         """
         unused = self.max_batch_size, *capacity
         # The items of a group, and the room that is left in it.
@@ -305,12 +290,7 @@ def _neighbours(items: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _spans(stretches: Sequence[tuple[int, int]], starts: Sequence[int]) -> tuple[Span, ...]:
-    """Return the rows of runs of neighbouring items as spans.
-
-    Args:
-        stretches: first item of each run, and the item after its last.
-        starts: first row of each item in the call's tensor, and after them the number of all rows.
-    """
+    """Return the rows of runs of neighbouring items as spans."""
     spans, target = [], 0
     for first, end in stretches:
         spans.append(Span(starts[first], target, starts[end] - starts[first]))

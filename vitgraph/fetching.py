@@ -151,14 +151,6 @@ class Fetcher:
     def _get(self, url: str, deadline: float) -> bytes | str:
         """Send one request, and return the bytes of the file, or the URL to which the host
         redirects.
-
-        Args:
-            url: an https URL.
-            deadline: time by the clock ``time.monotonic`` at which reading ends.
-
-        Raises:
-            ValueError: the URL, its address or the answer breaks a rule.
-            OSError, HTTPException: the host cannot be reached, or the deadline has passed.
         """
         parts = _read_url(url)
         addresses = self._checked_addresses(parts, deadline)
@@ -175,16 +167,7 @@ class Fetcher:
                 return self._read_answer(answer)
 
     def _checked_addresses(self, url: _Url, deadline: float) -> list[str]:
-        """Return the IP addresses of a URL's host.
-
-        Args:
-            url: the URL.
-            deadline: time by the clock ``time.monotonic`` at which waiting for the resolver ends.
-
-        Raises:
-            ValueError: an address is not public, and the host is not in ``allowed_hosts``.
-            OSError: the host has no address, or the deadline has passed.
-        """
+        """Return the IP addresses of a URL's host."""
         addresses = _resolve_within(deadline, lambda: self._resolve(url.host, url.port))
         if not addresses:
             raise OSError(f"{url.host} has no address")
@@ -200,16 +183,7 @@ class Fetcher:
         return list(addresses)
 
     def _connect(self, url: _Url, addresses: Sequence[str], deadline: float) -> socket.socket:
-        """Return a socket that is connected to the first IP address that answers.
-
-        Args:
-            url: the URL; only its port is used.
-            addresses: IP addresses of its host, at least one.
-            deadline: time by the clock ``time.monotonic`` at which waiting ends.
-
-        Raises:
-            OSError: no address answers in time.
-        """
+        """Return a socket that is connected to the first IP address that answers."""
         for number, address in enumerate(addresses, 1):
             seconds = min(_seconds_left(deadline), _CONNECT_SECONDS)
             try:
@@ -317,15 +291,8 @@ def _seconds_left(deadline: float) -> float:
 
 
 def _resolve_within(deadline: float, resolve: Callable[[], Sequence[str]]) -> Sequence[str]:
-    """Call ``resolve`` in a thread, because a resolver takes no timeout, and return its addresses.
-
-    Args:
-        deadline: time by the clock ``time.monotonic`` at which waiting ends.
-        resolve: returns the IP addresses of a host.
-
-    Raises:
-        TimeoutError, concurrent.futures.TimeoutError: the deadline has passed.
-        OSError: the host has no address.
+    """Call ``resolve`` in a thread, because a resolver takes no timeout, and return its
+    addresses.
     """
     answer: Future[Sequence[str]] = Future()
 

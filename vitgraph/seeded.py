@@ -217,13 +217,7 @@ def _sections(config: JsonDict) -> Iterator[JsonDict]:
 
 
 def _tower_sizes(section: JsonObject, depth: int, width: int) -> JsonDict:
-    """Return the small sizes of a tower, under the field names in the configs of many families.
-
-    Args:
-        section: the part of a published config that describes the tower.
-        depth: number of blocks of the small tower.
-        width: width of the small tower.
-    """
+    """Return the small sizes of a tower, under the field names in the configs of many families."""
     sizes = {_field(name): value for name, value in section.items() if isinstance(value, int)}
     names = ("embed_dim", "width", "hidden_size")
     width_name = next((name for name in names if name in sizes), "hidden_size")
@@ -259,13 +253,7 @@ def _times(scale: float | Sequence[float], width: int) -> int | list[int]:
 
 
 def _shrink(section: JsonDict, small: JsonObject, depth: int) -> None:
-    """Replace sizes in a section of a config, in place, but not in the sections inside it.
-
-    Args:
-        section: the section, whose fields are changed.
-        small: small sizes by the name of the field.
-        depth: number of blocks over which lists of block indexes are spread.
-    """
+    """Replace sizes in a section of a config, in place, but not in the sections inside it."""
     for name, value in section.items():
         if isinstance(value, dict):
             continue
@@ -321,15 +309,7 @@ def _random_like(name: str, tensor: Tensor, norm: bool, seed: int) -> Tensor:
 def _publish(
     layout: Layout, prefix: Prefix, tower: Mapping[str, Tensor], heads: int
 ) -> dict[str, Tensor]:
-    """Return the tensors of an encoder under the names and in the shapes of a published layout.
-
-    Args:
-        layout: the layout.
-        prefix: the prefix of the tower's names in the checkpoint.
-        tower: tensors by their names in the encoder. A tensor that the layout stores as several
-            tensors is split.
-        heads: number of attention heads, to reorder query and key rows where the layout asks it.
-    """
+    """Return the tensors of an encoder under the names and in the shapes of a published layout."""
     published: dict[str, Tensor] = {}
     for encoder_name, tensor in tower.items():
         names = layout.published_names(encoder_name)
@@ -347,16 +327,8 @@ def _publish(
 def _surround(
     tower: dict[str, Tensor], prefix: Prefix, around: Sequence[str], dtype: torch.dtype
 ) -> dict[str, Tensor]:
-    """Add tensors of a language model, full of NaN, before the tower's, among them and after them.
-
-    Args:
-        tower: tensors of the tower and, last, of its projector if that lies outside the tower.
-        prefix: the prefix of the tower's names.
-        around: prefix of the language model's names, then names of other tensors to add at the end.
-        dtype: dtype of the added tensors.
-
-    Returns:
-        All tensors in the order in which they are stored.
+    """Add tensors of a language model, full of NaN, before the tower's, among them and after
+    them.
     """
     body = [name for name in tower if name.startswith(prefix.full)]
     language, *extra_names = around

@@ -57,15 +57,7 @@ def _complete_config(family: Family, config: JsonObject, shapes: Shapes) -> Json
 
 
 def _fill_fields(config: JsonObject, fields: Fields, shapes: Shapes) -> JsonDict:
-    """Return a copy of ``config`` in which missing fields are supplied by shapes of tensors.
-
-    Args:
-        config: a published config, or the tower's part of one.
-        fields: all names of a field -> the function that reads its value from shapes. A field is
-            missing if the config has none of its names; it is then added under the first name,
-            unless the function raises a LookupError, if shapes do not determine the value.
-        shapes: shapes of the tower's tensors by the encoder's names; if empty, nothing is added.
-    """
+    """Return a copy of ``config`` in which missing fields are supplied by shapes of tensors."""
     filled = dict(config)
     for names, read_value in fields.items() if shapes else ():
         paths = [name.rpartition(".") for name in names]

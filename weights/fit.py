@@ -77,13 +77,7 @@ def _check_fit(tower: FoundTower, expected: Mapping[str, tuple[int, ...]]) -> No
 def _hint(
     tower: FoundTower, published: Mapping[str, tuple[int, ...]], missing: Sequence[str]
 ) -> str:
-    """Return a line that names a known cause of tensors that do not fit, or an empty string.
-
-    Args:
-        tower: the tower that was found.
-        published: the shape that the config makes of each tensor.
-        missing: the names of tensors that the checkpoint lacks.
-    """
+    """Return a line that names a known cause of tensors that do not fit, or an empty string."""
     for tensor in tower.tensors:
         shape = published.get(tensor.name, ())
         if len(shape) > 2 and tensor.entry.shape == (shape[0], *shape[2:], shape[1]) != shape:

@@ -357,14 +357,7 @@ def _read(
 def _publication(
     tower: FoundTower, encoder: Encoder, files: Mapping[str, JsonObject], repo_id: str
 ) -> Publication:
-    """Return the published names, shapes and files with which ``save_pretrained`` saves a tower.
-
-    Args:
-        tower: the tower as it was found in the checkpoint.
-        encoder: the encoder that was filled with the tower's tensors.
-        files: processor files of the checkpoint, name without ``.json`` -> content.
-        repo_id: repo id or path that the user has passed.
-    """
+    """Return the published names, shapes and files with which ``save_pretrained`` saves a tower."""
     layout, state = tower.layout, encoder.state_dict()
     return Publication(
         files={"config": tower.described, **files},

@@ -167,14 +167,7 @@ def _families_of_tensors(
     names: list[str],
     fits: Callable[[Family], bool],
 ) -> list[Family]:
-    """Return the candidates that agree with the tensor names and the type of the whole model.
-
-    Args:
-        candidates: the families that have the model type of the tower.
-        outer_types: the model types of the config outside the tower's part.
-        names: the checkpoint's tensor names.
-        fits: returns whether the checkpoint's config and tensors fit a family.
-    """
+    """Return the candidates that agree with the tensor names and the type of the whole model."""
     of_outer_type = [
         family for family in candidates if outer_types.intersection(family.model_types)
     ]

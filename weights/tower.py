@@ -161,17 +161,7 @@ def read_tower(contents: Contents, family: Family, layout: Layout, prefix: Prefi
 def _tower_tensors(
     contents: Contents, layout: Layout, prefix: Prefix, local: Mapping[str, str]
 ) -> tuple[list[TowerTensor], dict[str, int]]:
-    """Return the tower's tensors, and the size in bytes of each file that holds some of them.
-
-    Args:
-        contents: the index of the checkpoint, and access to the headers of its files.
-        layout: the layout of the tower's names.
-        prefix: prefix of the tower's names.
-        local: the tower's tensors as the index has them: full name -> name without the prefix.
-
-    Raises:
-        CheckpointError: a header has other tensors of the tower than the index says.
-    """
+    """Return the tower's tensors, and the size in bytes of each file that holds some of them."""
     tensors: dict[str, TowerTensor] = {}
     headers = contents.headers({contents.files[name] for name in local})
     for file, header in headers.items():
@@ -195,13 +185,7 @@ def _tower_tensors(
 
 
 def _connectors(names: Iterable[str], layout: Layout, local: Mapping[str, str]) -> list[str]:
-    """Return the tensors outside a bare tower that look like a connector to a language model.
-
-    Args:
-        names: all names of the checkpoint.
-        layout: the layout of the tower's names.
-        local: full name -> name without the prefix, of the tower's and projector's tensors.
-    """
+    """Return the tensors outside a bare tower that look like a connector to a language model."""
     if layout.projector and any(name.startswith(layout.projector) for name in local.values()):
         return []
     outside = [name for name in names if name not in local]

@@ -224,16 +224,7 @@ class FusedForward:
         weight: Tensor | None = None,
         is_clamped: bool = False,
     ) -> None:
-        """Add the last product of a branch (attention or MLP) to the residual.
-
-        Args:
-            layer: the last linear layer of the branch.
-            rows: the input of this layer, [T, columns].
-            scale: the layer scale [D] of the branch, or None.
-            norm: the norm of the branch's output, or None.
-            weight: a padded weight to use instead of the layer's, or None.
-            is_clamped: whether ``rows`` are already clamped to the input range of ``layer``.
-        """
+        """Add the last product of a branch (attention or MLP) to the residual."""
         if not isinstance(rows, Tensor) or not is_plain(layer):
             self._defer_branch(
                 self._apply_linear(layer, rows, is_clamped), scale, norm, single_ranges(layer)[1]
@@ -259,14 +250,7 @@ class FusedForward:
         norm: PartNorm | None,
         limits: Range | None = None,
     ) -> None:
-        """Keep the output of a branch, which the next norm adds to the residual.
-
-        Args:
-            branch: the output, [T, D].
-            scale: the layer scale [D] of the branch, or None.
-            norm: the norm of the branch's output, or None.
-            limits: the range that the output is clamped to before its norm, or None.
-        """
+        """Keep the output of a branch, which the next norm adds to the residual."""
         inner = None
         if norm is not None and is_norm(norm) and isinstance(norm, nn.RMSNorm):
             inner = self.norms.Norm.of(norm)

@@ -165,17 +165,7 @@ class DinoPreprocessor(PatchPreprocessor):
 def _read_sizes(
     label: str, size: object, crop_size: object, crops: bool
 ) -> tuple[int, int, int | None]:
-    """Return the height and width of all images, and the short side before they are cropped.
-
-    Args:
-        label: name of the section in errors.
-        size: ``size`` of a processor file: an integer, ``shortest_edge``, or height and width.
-        crop_size: ``crop_size`` of a processor file: an integer, or height and width.
-        crops: whether the middle of an image is taken; the short side is None if it is not.
-
-    Raises:
-        ValueError: other sizes, or a crop that is larger than the image.
-    """
+    """Return the height and width of all images, and the short side before they are cropped."""
     sides = {"height": size, "width": size} if isinstance(size, int) and not crops else size
     if not crops and isinstance(sides, Mapping) and set(sides) == {"height", "width"}:
         height, width = (

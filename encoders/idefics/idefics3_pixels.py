@@ -95,17 +95,7 @@ class SplitPreprocessor(StagedViews):
 
 
 def _longest(label: str, section: Section, name: str, default: int) -> int:
-    """Return the ``longest_edge`` in pixels of a size in a processor file, such as "size".
-
-    Args:
-        label: name of the section in errors.
-        section: the section of the file.
-        name: key of the entry, a mapping with ``longest_edge``.
-        default: the value if the section has no such entry.
-
-    Raises:
-        ValueError: an entry without ``longest_edge``, or one that is not an integer from 1 to 4096.
-    """
+    """Return the ``longest_edge`` in pixels of a size in a processor file, such as "size"."""
     size = section.get(name)
     if size is None:
         return default

@@ -235,14 +235,7 @@ def _video_defaults(section: Section, family: PixelRules) -> PixelRules:
 
 
 def _named_or_own(classes: Mapping[str, PixelRules], name: str, family: PixelRules) -> PixelRules:
-    """Return the defaults of a processor class of transformers.
-
-    Args:
-        classes: the defaults of each class by its name.
-        name: the class that a file names; an unknown name means the family's own class.
-        family: the family's rules; its own class is the one with these rules, else the one with the
-            same ``sampling``.
-    """
+    """Return the defaults of a processor class of transformers."""
     own_rules = (rules for rules in classes.values() if rules.sampling == family.sampling)
     return classes.get(name) or (family if family in classes.values() else next(own_rules))
 

@@ -204,20 +204,8 @@ def _sample_glm(
     max_duration: float,
     pair: int,
 ) -> list[int]:
-    """Return frame numbers by a GLM rule; only the last one repeats, to fill a group of ``pair``.
-
-    Args:
-        total: number of frames of the video.
-        rule: "glm4v", "glm46v" or "glm5_next".
-        fps: frames per second to sample; None samples ``num_frames`` evenly.
-        num_frames: number of frames to sample, read if ``fps`` is None.
-        source_fps: frames per second of the video, which ``fps`` needs.
-        max_frames: largest number of frames (glm5_next).
-        max_duration: seconds beyond which the rate is lowered (glm4v, glm5_next); 0: no bound.
-        pair: the number of frames becomes a multiple of it.
-
-    Raises:
-        ValueError: ``fps`` without ``source_fps``, or more frames than the video has.
+    """Return frame numbers by a GLM rule; only the last one repeats, to fill a group of
+    ``pair``.
     """
     if fps is None:
         frames = _steps(0, total, _check_count(num_frames or 0, total, None, 1))
@@ -238,15 +226,7 @@ def _sample_glm(
 
 
 def _at_times(total: int, source_rate: float, target_rate: float, max_duration: float) -> list[int]:
-    """Return the numbers of the first frames at or after equally spaced times.
-
-    Args:
-        total: number of frames of the video.
-        source_rate: frames per second of the video.
-        target_rate: frames per second to sample.
-        max_duration: seconds; a longer video gets as many frames as a video of this duration,
-            evenly spaced over its whole length; 0: no bound.
-    """
+    """Return the numbers of the first frames at or after equally spaced times."""
     duration, max_count = total / source_rate, int(max_duration * target_rate)
     if not max_duration or duration <= max_duration:
         count = max(math.floor(duration * target_rate), 1)
@@ -271,14 +251,6 @@ def _sample_in_order(
 
     If this yields another number of frames than the rate and the bounds ask for, evenly spaced
     frames are returned instead.
-
-    Args:
-        total: number of frames of the video.
-        source_rate: frames per second of the video.
-        target_rate: frames per second to sample.
-        max_count: largest number of frames.
-        max_duration: seconds; a longer video gets as many frames as a video of this duration; 0: no
-            bound.
     """
     duration = total / source_rate
     bounded_duration = min(duration, max_duration) if max_duration else duration

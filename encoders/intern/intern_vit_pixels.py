@@ -199,16 +199,7 @@ class TilePreprocessor(StagedPreprocessor):
 
 
 def _cut(image: Tensor, tiling: Tiling, size: int) -> list[Tensor]:
-    """Resize an image and cut it into tiles.
-
-    Args:
-        image: uint8 [3, H, W].
-        tiling: columns, rows, and whether the whole image follows as one more tile.
-        size: side of a tile in pixels.
-
-    Returns:
-        uint8 [3, size, size] per tile, row by row.
-    """
+    """Resize an image and cut it into tiles."""
     columns, rows, thumbnail = tiling
     canvas = resize(image, rows * size, columns * size)
     grid = rearrange(canvas, "c (r h) (q w) -> r q c h w", r=rows, q=columns)

@@ -98,17 +98,7 @@ class NavitPreprocessor(PatchPreprocessor):
     def _rules(
         self, entry: tuple[str, Section] | None, defaults: PixelRules, names: tuple[str, ...]
     ) -> tuple[PixelRules, int]:
-        """Return the rules and the largest number of patches along a side that a section sets.
-
-        Args:
-            entry: name of the section in errors, and the section; None returns ``defaults`` and
-                ``side_limit``.
-            defaults: the rules whose values hold where the section has none.
-            names: keys of the largest number of patches, looked up before those of ``_LIMITS``.
-
-        Raises:
-            ValueError: a value that is not implemented, or that disagrees with the tower.
-        """
+        """Return the rules and the largest number of patches along a side that a section sets."""
         if entry is None:
             return defaults, self.side_limit
         label, section = entry
@@ -168,15 +158,7 @@ class NavitPreprocessor(PatchPreprocessor):
     def _resized(
         self, frame: Tensor, rules: PixelRules, count: int, height: int, width: int
     ) -> Tensor:
-        """Shrink a frame and lay it on the upper left corner of a black canvas.
-
-        Args:
-            frame: uint8 [3, H, W].
-            rules: the bounds on the area.
-            count: not used here; the number of all frames of the item, for other families.
-            height: height of the canvas in pixels.
-            width: width of the canvas in pixels.
-        """
+        """Shrink a frame and lay it on the upper left corner of a black canvas."""
         old_height, old_width = frame.shape[1:]
         content = self._content(old_height, old_width, rules)
         resized = resize(frame, *content)

@@ -88,15 +88,7 @@ def plan_crops(width: int, height: int, image_size: int = 728, tile_size: int = 
 
 
 def _snap(length: int, crop: int) -> int:
-    """Return the length in pixels that a side is resized to.
-
-    Args:
-        length: the side in pixels.
-        crop: side of a crop in pixels.
-
-    Returns:
-        A multiple of ``crop``, or ``length`` itself if it is below one crop.
-    """
+    """Return the length in pixels that a side is resized to."""
     if length < crop:
         return length
     count = length // crop
@@ -157,15 +149,7 @@ class CropPreprocessor(ViewPreprocessor):
         return Views({"image": [whole_view], "tiles": tiles}, (crops.columns, crops.rows, True))
 
     def _cut(self, image: Tensor, crops: Crops) -> list[Tensor]:
-        """Return the tiles of an image, uint8 [3, s, s] each, row by row.
-
-        Args:
-            image: uint8 [3, H, W].
-            crops: the size to which the image is resized, and its crops, which are black beyond it.
-
-        Raises:
-            ValueError: more than ``MOST_TILES`` tiles.
-        """
+        """Return the tiles of an image, uint8 [3, s, s] each, row by row."""
         side, columns, rows = crops.side, crops.columns, crops.rows
         if columns * rows > MOST_TILES:
             raise ValueError(

@@ -197,13 +197,7 @@ class ItemEncoder(Generic[Output]):
             yield self.encoder.join({name: next(entries[name]) for name in path_names}, item)[0]
 
     def _entries(self, name: str, inputs: PathInputs, limit: int | None) -> Iterator[Output]:
-        """Run the encoder of input path ``name`` and yield the output of each item that uses it.
-
-        Args:
-            name: the name of the path, such as "image" or "tiles".
-            inputs: the pixels and grids of that path, of all items that use it.
-            limit: largest number of output tokens per call of the encoder; None for one call.
-        """
+        """Run the encoder of input path ``name`` and yield the output of each item that uses it."""
         path, call = self.paths[name], self.calls[name]
         grids: list[Grid] = [(t, h, w) for t, h, w in inputs.grid_thw.tolist()]
         calls = plan_calls(grids, path.item_specs, limit)
@@ -368,12 +362,7 @@ def plan_calls(
 def _frames_together(
     grid: Grid, item_specs: Callable[[Sequence[Grid]], list[EncoderItemSpec]]
 ) -> tuple[int, int]:
-    """Return how many frames are merged into one set of tokens, and how many tokens it has.
-
-    Args:
-        grid: the (t, h, w) of an item. ERNIE-4.5-VL merges two frames, MoonViT-3D up to four.
-        item_specs: the encoder's method of that name, which gives the sizes of items.
-    """
+    """Return how many frames are merged into one set of tokens, and how many tokens it has."""
     t, h, w = grid
     tokens = item_specs([(1, h, w)])[0].output_tokens
     for frames in range(1, t):

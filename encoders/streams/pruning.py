@@ -108,16 +108,7 @@ def _token_changes(tokens: Tensor) -> Tensor:
 
 
 def _token_grid(grid_thw: GridLike, tokens: int) -> Grid:
-    """Return the numbers of frames, rows and columns of tokens that a clip has.
-
-    Args:
-        grid_thw: the clip's (t, h, w) in patches, [3] or [1, 3].
-        tokens: rows of the clip's ``pooler_output``; they tell how many patches on a side the tower
-            merged into a token.
-
-    Raises:
-        ValueError: more than one clip, or a grid that cannot make this number of tokens.
-    """
+    """Return the numbers of frames, rows and columns of tokens that a clip has."""
     grids = read_grid(grid_thw, 1, "patches")
     if len(grids) != 1:
         raise ValueError(

@@ -384,15 +384,7 @@ class _Stream:
         prefetch: Prefetch[object, _StreamItem],
         progress: Progress,
     ) -> None:
-        """Write tokens per second, and what the stream waits for most, into the progress.
-
-        Args:
-            tokens: tokens of the batch whose results were yielded last.
-            device_seconds: seconds that the stream waited for the device to finish that batch.
-            ready_time: when the results of the batch were ready, as ``time.perf_counter`` gave it.
-            prefetch: has the seconds that the stream waited for decoding.
-            progress: gets the text as its ``note``.
-        """
+        """Write tokens per second, and what the stream waits for most, into the progress."""
         self.tokens += tokens
         self.seconds["decoding"] = prefetch.wait_seconds
         self.seconds["encoding"] += device_seconds

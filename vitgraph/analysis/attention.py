@@ -240,13 +240,7 @@ class CutsViews(Protocol):
 
 
 def _weights_of_block(block: nn.Module, call: AttentionCall, query_weights: Tensor) -> Tensor:
-    """Return the attention weights that each row gets in one block, [.., H].
-
-    Args:
-        block: the block whose attention was observed.
-        call: the queries and keys of that attention.
-        query_weights: the factor of each row as a query in the sum over queries, [.., 1].
-    """
+    """Return the attention weights that each row gets in one block, [.., H]."""
 
     def attend(query_weights: Tensor) -> Tensor:
         return torch.unflatten(_weights(call, query_weights.flatten()), 0, query_weights.shape[:-1])
@@ -259,12 +253,7 @@ def _weights_of_block(block: nn.Module, call: AttentionCall, query_weights: Tens
 
 
 def _weights(call: AttentionCall, query_weights: Tensor) -> Tensor:
-    """Return the softmax weights that each row gets as a key, summed over queries, [T, H].
-
-    Args:
-        call: the queries and keys of one call of attention.
-        query_weights: the factor of each query in the sum, [T]; queries with 0 are skipped.
-    """
+    """Return the softmax weights that each row gets as a key, summed over queries, [T, H]."""
     q, k = call.q, call.k
     if call.cu_seqlens is None:  # q and k are [S, H, n, K], S segments of n rows each
         offsets = list(range(0, len(q) * q.shape[2] + 1, q.shape[2]))
@@ -288,21 +277,7 @@ def _weights(call: AttentionCall, query_weights: Tensor) -> Tensor:
 def _query_weights(
     rows: dict[int, Tensor], queries: Queries, shape: torch.Size, prefix: Tensor | None
 ) -> Tensor:
-    """Return the factor of each row in the mean over the queries of its item.
-
-    Args:
-        rows: per item number, the numbers of the rows that are its patches, [t, h, w, 1].
-        queries: None, "cls" or points, as :func:`attention_maps` takes them.
-        shape: shape of the hidden states without their last axis.
-        prefix: the numbers of the rows before the patches of each packed segment, [segments, r], of
-            which the first is the class token; None if there are no such rows.
-
-    Returns:
-        float64 [*shape, 1]: 1/n for each of the n queries of an item, 0 for all other rows.
-
-    Raises:
-        ValueError: other queries, no class token, or a point outside of the map.
-    """
+    """Return the factor of each row in the mean over the queries of its item."""
     device = next(iter(rows.values())).device
     query_weights = torch.zeros(shape.numel(), dtype=torch.float64, device=device)
     for numbers in rows.values():
@@ -321,17 +296,7 @@ def _query_weights(
 
 
 def _class_rows(numbers: Tensor, queries: str, shape: torch.Size, prefix: Tensor | None) -> Tensor:
-    """Return the row numbers of an item's class tokens, which precede the patches of each tile.
-
-    Args:
-        numbers: the row numbers of the item's patches, [t, h, w, 1].
-        queries: must be "cls".
-        shape: shape of the hidden states without their last axis, [tiles, n] if there are tiles.
-        prefix: the numbers of the rows before the patches of each packed segment, or None.
-
-    Raises:
-        ValueError: a text other than "cls", or a tower without class token.
-    """
+    """Return the row numbers of an item's class tokens, which precede the patches of each tile."""
     if queries != "cls":
         raise ValueError(f'queries={queries!r}: must be None, "cls" or points (frame, row, column)')
     if prefix is not None:
@@ -349,15 +314,7 @@ def _class_rows(numbers: Tensor, queries: str, shape: torch.Size, prefix: Tensor
 
 
 def _rows_of_points(numbers: Tensor, queries: Queries) -> Tensor:
-    """Return the row numbers of the patches at some points of an item, [points].
-
-    Args:
-        numbers: the row numbers of the item's patches, [t, h, w, 1].
-        queries: a list of points (frame, row, column), from 0.
-
-    Raises:
-        ValueError: anything else than such a list, or a point outside of the map.
-    """
+    """Return the row numbers of the patches at some points of an item, [points]."""
     entries = plain_values(queries)
     candidates = [plain_values(point) for point in entries] if isinstance(entries, Iterable) else []
     points = [tuple(point) for point in candidates if isinstance(point, Iterable)]
@@ -379,17 +336,7 @@ def _rows_of_points(numbers: Tensor, queries: Queries) -> Tensor:
 def _maps_of_path(
     encoder: Encoder, inputs: VisionInputs, path: str, rows: Tensor
 ) -> dict[int, Tensor]:
-    """Return a map [t, h, w, C] by item number, for each item that uses an input path.
-
-    Args:
-        encoder: an encoder of one input path or of several.
-        inputs: the result of ``encoder.preprocess``.
-        path: the path, "image", or with a dot also an inner stack of blocks, "image.sam".
-        rows: C values for each row of the hidden states, [.., C], in their order.
-
-    Raises:
-        ValueError: the encoder has no such path.
-    """
+    """Return a map [t, h, w, C] by item number, for each item that uses an input path."""
     path, _, inner = path.partition(".")
     if len(encoder.paths) == 1 and not inner:
         item_maps = encoder.feature_maps(rows, inputs)

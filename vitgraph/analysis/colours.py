@@ -51,15 +51,7 @@ def feature_rgb(maps: Sequence[Tensor], like: Sequence[Tensor] | None = None) ->
 
 
 def _resample(colours: Tensor, shape: tuple[int, int, int]) -> Tensor:
-    """Resample a grid of colours to another size by averaging the colours in each new cell.
-
-    Args:
-        colours: [t', h', w', 3].
-        shape: the new size of the grid, (t, h, w).
-
-    Returns:
-        [t * h * w, 3].
-    """
+    """Resample a grid of colours to another size by averaging the colours in each new cell."""
     volume = torch.nn.functional.adaptive_avg_pool3d(colours.movedim(-1, 0), shape)
     return volume.flatten(1).T
 

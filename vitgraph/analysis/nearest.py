@@ -108,15 +108,7 @@ def nearest_patches(
 
 
 def _rows_at(frame: Tensor, points: Sequence[tuple[float, float]]) -> Tensor:
-    """Return the features [points, D] of the patches of one map that contain the points.
-
-    Args:
-        frame: the map [h, w, D].
-        points: (y, x) as fractions of the height and the width, from 0 at the top left to 1.
-
-    Raises:
-        ValueError: a coordinate that is not between 0 and 1.
-    """
+    """Return the features [points, D] of the patches of one map that contain the points."""
     height, width, _ = frame.shape
     for y, x in points:
         if not (0 <= y <= 1 and 0 <= x <= 1):

@@ -88,32 +88,14 @@ def similarity_of_blocks(
 
 
 def _patches_of_blocks(encoder: Encoder, image: Tensor) -> list[Tensor]:
-    """Return the features of an image after each block, in float64 on the CPU.
-
-    Args:
-        encoder: the tower; of several input paths ("image", "tiles") only "image" runs.
-        image: uint8 [3, H, W].
-
-    Returns:
-        One [n, D] per block, with one row per patch and without class tokens.
-    """
+    """Return the features of an image after each block, in float64 on the CPU."""
     inputs = encoder.preprocess([image])
     states = encoder.forward_intermediates(inputs, output_fmt="NCHW")["image"]
     return [maps.movedim(1, -1).flatten(0, 2).double().cpu() for (maps,) in states]
 
 
 def _hsic(features: Sequence[Tensor]) -> Tensor:
-    """Estimate the HSIC of every pair of L feature matrices, without bias, from linear kernels.
-
-    Args:
-        features: L matrices [n, D] with the same n samples; their widths D may differ.
-
-    Returns:
-        [L, L] in float64.
-
-    Raises:
-        ValueError: there are fewer than 4 samples, and the estimator divides by n - 3.
-    """
+    """Estimate the HSIC of every pair of L feature matrices, without bias, from linear kernels."""
     count = len(features[0])
     if count < FEWEST:
         raise ValueError(f"an image of {count} patches: the estimator needs at least {FEWEST}")

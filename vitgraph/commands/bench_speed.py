@@ -349,12 +349,8 @@ def _draw(
 def _times(
     calls: Mapping[str, Callable[[], object]], device: torch.device, runs: int
 ) -> dict[str, Times]:
-    """Return the minimum, median and maximum wall-clock milliseconds of each function, by its name.
-
-    Args:
-        calls: the functions to time, by name; each run calls all of them in turn.
-        device: the device that the functions compute on, synchronized before the clock is read.
-        runs: number of timed runs, which follow one untimed warm-up run.
+    """Return the minimum, median and maximum wall-clock milliseconds of each function, by its
+    name.
     """
     times: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(runs + 1):

@@ -176,12 +176,7 @@ def draw_nearest(picture: Path) -> None:
 
 
 def _media_for(encoder: Encoder, media: Sequence[Media]) -> list[Media]:
-    """Return the images and videos in a form that an encoder accepts.
-
-    Args:
-        encoder: the encoder; if it takes no video, each video is replaced by its middle frame.
-        media: images and videos.
-    """
+    """Return the images and videos in a form that an encoder accepts."""
     try:
         encoder.preprocess(videos=[medium.item for medium in media if medium.kind == "video"])
     except ValueError:
@@ -197,10 +192,6 @@ def _seeded(folder: Path, titles: Iterable[str]) -> Iterator[tuple[str, Encoder]
     """Yield the title and the encoder of small towers of several families, with random weights.
 
     The seed depends only on the title, so adding a family does not change the other towers.
-
-    Args:
-        folder: folder into which the checkpoints are written.
-        titles: the titles of the families, keys of ``SEEDED_NAMES``.
     """
     for title in titles:
         family = SEEDED_NAMES[title]

@@ -231,14 +231,6 @@ def _open_job(command: Command, storage: Storage, load: Load) -> Job:
     the encoder is loaded and checked, when nothing but a bad image can fail any more. If the
     storage has locks, the other workers wait for the manifest; otherwise several workers may try to
     write it, and all take the one that was written first.
-
-    Args:
-        command: the parsed options, with the source of images and the rank of this worker.
-        storage: the folder of the job.
-        load: loads the encoder at a commit.
-
-    Raises:
-        ValueError: an option has an invalid value, or the folder holds a job with other settings.
     """
     from ..embedding.job import Job
     from ..embedding.manifest import Manifest
@@ -264,16 +256,7 @@ def _open_job(command: Command, storage: Storage, load: Load) -> Job:
 
 
 def _begin_job(command: Command, storage: Storage, load: Load) -> Job | None:
-    """List the files of a job, load its encoder, and write its manifest.
-
-    Args:
-        command: the parsed options, with the source of images and the rank of this worker.
-        storage: the folder of the job, which has no manifest yet.
-        load: loads the encoder at a commit.
-
-    Returns:
-        The job; None if another worker has written the manifest in the meantime.
-    """
+    """List the files of a job, load its encoder, and write its manifest."""
     from ..embedding.job import Job
     from ..embedding.large_images import LargestFiles
     from ..embedding.manifest import Manifest, write_list
@@ -302,13 +285,7 @@ def _begin_job(command: Command, storage: Storage, load: Load) -> Job | None:
 
 
 def _settings(command: Command, manifest: Manifest | None) -> JobSettings:
-    """Return all settings that the vectors of a job depend on, without reading any tensor.
-
-    Args:
-        command: the parsed options, with the source of images and the rank of this worker.
-        manifest: the manifest of an existing job, which names the commit of the repo, so that only
-            the first worker looks it up on the Hub; None for a new job.
-    """
+    """Return all settings that the vectors of a job depend on, without reading any tensor."""
     from weights import DtypeName, inspect_checkpoint
 
     from ..embedding.sources.files import FILES, checkpoint_state
@@ -358,16 +335,7 @@ def _settings(command: Command, manifest: Manifest | None) -> JobSettings:
 
 
 def _load(command: Command, commit: str) -> Encoder | GraphedEncoder:
-    """Load the encoder of a job at a commit; capture CUDA graphs on CUDA, or with ``--graph``.
-
-    Args:
-        command: the parsed options, with the source of images and the rank of this worker.
-        commit: commit of the repo; for a checkpoint in a local folder, the digest of its files that
-            :func:`checkpoint_state` returned when the job was opened.
-
-    Raises:
-        ValueError: the files of the local folder have changed since the job was opened.
-    """
+    """Load the encoder of a job at a commit; capture CUDA graphs on CUDA, or with ``--graph``."""
     from graphwrap import GraphedEncoder
     from weights import load_encoder
 

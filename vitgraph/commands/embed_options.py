@@ -257,15 +257,7 @@ class Command:
 
 
 def _read_fields(fields: str | None, pool: Pool) -> tuple[OutputField, ...]:
-    """Return the fields of the encoder's output that are written or pooled.
-
-    Args:
-        fields: the value of ``--fields``, names separated by commas; None without the option.
-        pool: the pooling of the tokens into one vector; "none" writes all tokens.
-
-    Raises:
-        ValueError: ``fields`` has an unknown field, or is given together with a pool.
-    """
+    """Return the fields of the encoder's output that are written or pooled."""
     known_fields: tuple[OutputField, ...] = (
         "pooler_output",
         "last_hidden_state",

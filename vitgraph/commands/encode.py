@@ -192,13 +192,7 @@ def _load(options: argparse.Namespace) -> Encoder:
 
 
 def _stream_options(options: argparse.Namespace, graphs: GraphOptions | None) -> StreamOptions:
-    """Return how images and videos are batched, and whether a progress bar is shown.
-
-    Args:
-        options: the options of the command.
-        graphs: settings of the CUDA graphs; None without ``--graph``. Unless a graph takes several
-            images or videos per replay, each image or video is encoded alone.
-    """
+    """Return how images and videos are batched, and whether a progress bar is shown."""
     from encoders.streams import StreamOptions
 
     batch_tokens = None if graphs is not None and graphs.items > 1 else 1

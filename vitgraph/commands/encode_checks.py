@@ -47,13 +47,7 @@ def check_options(options: argparse.Namespace) -> None:
 
 
 def _command(options: argparse.Namespace, repo: str, file: Path) -> str:
-    """Return the command line that encodes a file as an image or as a video, for error messages.
-
-    Args:
-        options: the options of the command, from which only ``--out`` is used.
-        repo: the checkpoint to put into the command line.
-        file: the image or video, distinguished by its suffix.
-    """
+    """Return the command line that encodes a file as an image or as a video, for error messages."""
     item = ["--video"] * is_video(file) + [str(file)]
     return shlex.join(["vitgraph", "encode", repo, *item, "--out", str(options.out)])
 
@@ -94,16 +88,7 @@ def _is_features_file(path: Path) -> bool:
 
 
 def _check_plot(plot: Path, other_files: Sequence[Path]) -> None:
-    """Check that matplotlib can write the picture of ``--plot``, without replacing another file.
-
-    Args:
-        plot: the picture to write; its suffix names the format.
-        other_files: the other files that the command reads or writes.
-
-    Raises:
-        ValueError: matplotlib is missing, it does not know the suffix, or ``plot`` is one of
-            ``other_files``.
-    """
+    """Check that matplotlib can write the picture of ``--plot``, without replacing another file."""
     require_matplotlib()
     from matplotlib.backend_bases import FigureCanvasBase
 
@@ -182,16 +167,7 @@ def _may_be_heif(path: Path) -> bool:
 
 
 def _check_file(file: Path, of_url: str, of_folder: str) -> None:
-    """Check that a path is a file.
-
-    Args:
-        file: the path, as the user typed it.
-        of_url: end of the error message if the path is a URL; it says what to do instead.
-        of_folder: end of the error message if the path is a folder.
-
-    Raises:
-        ValueError: the path is a URL, a folder, or does not exist.
-    """
+    """Check that a path is a file."""
     # str(Path("https://...")) has one slash after the colon, because Path joins repeated slashes.
     if match := re.fullmatch(r"(\w{2,}):/+(.+)", str(file)):
         raise ValueError(

@@ -155,12 +155,8 @@ def encode_items(
 
 
 def _raise_for(name: str, error: Exception) -> None:
-    """Raise the error of an image or video again as a ValueError whose message begins with a name.
-
-    Args:
-        name: name of the image or video.
-        error: the error. It is raised unchanged if it is neither a ValueError nor an error of too
-            little memory.
+    """Raise the error of an image or video again as a ValueError whose message begins with a
+    name.
     """
     fix = (
         "make the item smaller (--max-pixels, --max-tiles, --num-frames), the calls "
@@ -180,15 +176,7 @@ def _describe(
     output: EncoderOutput,
     milliseconds: float,
 ) -> Encoded:
-    """Make the feature map and the description of an encoded image or video.
-
-    Args:
-        encoder: the encoder that made the output.
-        media: the image or video.
-        layout: the preprocessed image or video without its pixels: its patch grid and its tiles.
-        output: the output of the image or video, on the CPU.
-        milliseconds: wall-clock milliseconds that the image or video took.
-    """
+    """Make the feature map and the description of an encoded image or video."""
     hidden = output.last_hidden_state
     assert hidden is not None
     feature_map = encoder.feature_maps([hidden], layout)[0]["image"]

@@ -140,15 +140,7 @@ def _check_page(page: Path) -> None:
 
 
 def _load(options: argparse.Namespace, settings: JobSettings) -> Encoder:
-    """Load the encoder that an embedding job used, at the same commit.
-
-    Args:
-        options: the options of the command, which name the device and say how to download a repo.
-        settings: the settings of the job, which name its checkpoint, commit and dtype.
-
-    Raises:
-        ValueError: the checkpoint is a local folder that has changed since the job or is missing.
-    """
+    """Load the encoder that an embedding job used, at the same commit."""
     from weights import load_encoder
 
     from ..devices import enough_memory, read_device
@@ -180,13 +172,7 @@ def _load(options: argparse.Namespace, settings: JobSettings) -> Encoder:
 
 
 def _facts(options: argparse.Namespace, vectors: Vectors, limits: Limits) -> dict[str, str]:
-    """Return facts about the search, by their labels, to print and to write into the HTML page.
-
-    Args:
-        options: the options of the command, from which only the folder of vectors is used.
-        vectors: the vectors that were searched, with the settings of their job.
-        limits: the bounds of the size of an image, and the sampling of a clip.
-    """
+    """Return facts about the search, by their labels, to print and to write into the HTML page."""
     settings = vectors.settings
     pool = f"{settings['pool']}{', length 1' if settings['normalize'] else ''}"
     fp8 = "; the job ran products in fp8, the query none"

@@ -201,14 +201,7 @@ class EmbedBatch:
         return {**columns, VECTOR_COLUMN: vectors, ERROR_COLUMN: errors}
 
     def _load(self, rank: int | None) -> tuple[Encoder | GraphedEncoder, int]:
-        """Load the encoder, with CUDA graphs on a GPU unless ``graph`` says otherwise.
-
-        Args:
-            rank: number of this process, which determines its GPU; None takes the default GPU.
-
-        Returns:
-            The encoder, or CUDA graphs of it, and the width D of its vectors.
-        """
+        """Load the encoder, with CUDA graphs on a GPU unless ``graph`` says otherwise."""
         from weights import load_encoder
 
         self._pin()

@@ -186,13 +186,6 @@ class Job:
         """Return an array [0, .., D] for each output field that the job writes, by its name.
 
         The arrays have the dtypes and widths of the results but no rows.
-
-        Args:
-            encoder: the encoder of the job's checkpoint, or CUDA graphs of it. If the job writes
-                all tokens, it encodes a small blank image to find the widths.
-
-        Raises:
-            ValueError: the encoder has none of the fields, or refuses the bounds of image size.
         """
         with torch.no_grad():
             if self.pool != "none":
@@ -207,14 +200,7 @@ class Job:
         return arrays
 
     def _require_space(self, total: float) -> None:
-        """Check that the disk has room for all shards of the job that are not written yet.
-
-        Args:
-            total: bytes of all shards of the job, written or not.
-
-        Raises:
-            ValueError: there is too little free space.
-        """
+        """Check that the disk has room for all shards of the job that are not written yet."""
         needed_bytes = total * len(self.missing) / len(self.shards)
         free_bytes = self.storage.free()
         if free_bytes is not None and needed_bytes > free_bytes:
@@ -227,16 +213,7 @@ class Job:
     def _estimate(
         self, item_encoder: EitherItemEncoder, empty: Mapping[str, Array]
     ) -> tuple[float, str]:
-        """Estimate the bytes of a job that writes all tokens, from the sizes of up to 16 images.
-
-        Args:
-            item_encoder: holds the encoder (``.encoder``) and the functions that count the output
-                tokens of an image.
-            empty: an array without rows for each output field that the job writes, by its name.
-
-        Returns:
-            The number of bytes, and a text such as "about 3 GB, by a sample of 16 images,".
-        """
+        """Estimate the bytes of a job that writes all tokens, from the sizes of up to 16 images."""
         sizes = []
         count = self.manifest.items
         for number in range(0, count, -(-count // SAMPLED)):
@@ -331,15 +308,7 @@ class Job:
         del self._files_of[number]
 
     def _arrays(self, value: EncoderOutput | PartialOutput | Tensor) -> dict[str, Array]:
-        """Return one image's result as numpy arrays by name, in the dtype that the job writes.
-
-        Args:
-            value: a pooled vector, which is returned under the name :data:`VECTORS`, or the
-                encoder's whole output, from which the fields that the job writes are returned.
-
-        Raises:
-            ValueError: a finite number of ``value`` is too large for the dtype.
-        """
+        """Return one image's result as numpy arrays by name, in the dtype that the job writes."""
         tensors = {VECTORS: value} if isinstance(value, Tensor) else self._fields(value)
         arrays = {}
         for name, tensor in tensors.items():

@@ -46,16 +46,7 @@ def finish(job: Job) -> JobReport:
 
 
 def _finish_own(job: Job, missing: Sequence[int]) -> JobReport:
-    """Count the shards and errors of this worker, while other workers still write theirs.
-
-    Args:
-        job: the job, as this worker sees it.
-        missing: numbers of the shards that no worker has written yet.
-
-    Returns:
-        The counts as text, and the exit code: 0, or 3 if images of this worker could not be
-        encoded.
-    """
+    """Count the shards and errors of this worker, while other workers still write theirs."""
     own_shards = set(job.worker.shards_of_worker(range(len(job.shards)))).difference(missing)
     stats = read_all_stats([job.shards[number] for number in sorted(own_shards)])
     errors = sum(len(shard["errors"]) for shard in stats)
@@ -69,13 +60,7 @@ def _finish_own(job: Job, missing: Sequence[int]) -> JobReport:
 
 
 def _summary(job: Job, stats: Sequence[ShardStats], missing: Sequence[int]) -> JsonObject:
-    """Return the counts of a report for programs.
-
-    Args:
-        job: the job.
-        stats: the statistics of the shards that are counted.
-        missing: numbers of the shards that are not written yet.
-    """
+    """Return the counts of a report for programs."""
     return {
         "folder": job.storage.name,
         "files": job.manifest.items,

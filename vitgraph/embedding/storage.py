@@ -253,18 +253,7 @@ class LocalFolder(Storage):
 
 @contextmanager
 def _locked(path: Path, wait: bool = True) -> Iterator[bool]:
-    """Create a lock file, and hold its lock while the block runs.
-
-    Args:
-        path: the lock file.
-        wait: whether to wait while another process holds the lock.
-
-    Yields:
-        True, or False on a file system without locks.
-
-    Raises:
-        BlockingIOError: another process holds the lock, and ``wait`` is False.
-    """
+    """Create a lock file, and hold its lock while the block runs."""
     while True:
         with _open_lock(path) as file:
             is_locked = lock(file, wait=wait)

@@ -311,14 +311,6 @@ def _check_adapter(tower: Tower, image_token_id: int | None) -> None:
 
     Dynamo's adapter for Qwen3-VL takes features of :class:`Qwen3VLEncoder` only. A text-only
     language model takes the features of any tower without DeepStack.
-
-    Args:
-        tower: the loaded tower.
-        image_token_id: id of the image token of a text-only language model; None chooses the
-            adapter for Qwen3-VL.
-
-    Raises:
-        ValueError: the adapter or the language model cannot take the tower's features.
     """
     qwen3 = isinstance(tower, Qwen3VLEncoder)
     if image_token_id is None and not qwen3:
@@ -336,11 +328,8 @@ def _check_adapter(tower: Tower, image_token_id: int | None) -> None:
 
 
 def _refusal(rule: str, reason: ValueError) -> ValueError:
-    """Return an error with a text for the client, and log the reason, which clients must not see.
-
-    Args:
-        rule: the text after "the image ", which says what is wrong and what to send.
-        reason: the error to log; it may contain internal addresses.
+    """Return an error with a text for the client, and log the reason, which clients must not
+    see.
     """
     _LOG.info("an image is refused: %s", reason)
     return ValueError(f"the image {rule}")

@@ -190,10 +190,6 @@ def _dynamic_shapes(encoder: VisionEncoder, varying: Metadata) -> tuple[object, 
 
     The number of rows of pixels varies by whole tiles or whole tokens; the lengths of metadata vary
     with the numbers of tokens, attention segments and windows.
-
-    Args:
-        encoder: the encoder.
-        varying: metadata that are an input of the program; empty if the encoder runs on tiles.
     """
     if _takes_tiles(encoder):
         return ({0: Dim("tiles")},)
@@ -215,9 +211,6 @@ def _segment_lengths(metadata: Metadata) -> dict[int, list[int]]:
 
     The number of offsets tells which of the two a call of attention is for: the numbers are equal
     only if every window is a whole segment.
-
-    Args:
-        metadata: metadata with ``cu_seqlens`` and, for towers with windows, ``cu_window_seqlens``.
     """
     offsets = [metadata[name].tolist() for name in metadata if name.startswith("cu_")]
     return {len(ends): [b - a for a, b in pairwise(ends)] for ends in offsets}
@@ -227,12 +220,7 @@ _Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | 
 
 
 def _dense_attention(lengths: dict[int, list[int]]) -> _Attend:
-    """Return a function that replaces the operator for attention over packed segments.
-
-    Args:
-        lengths: number of offsets -> length of each segment. If it is empty, the lengths vary
-            between calls, and attention runs under a mask that is made from the offsets.
-    """
+    """Return a function that replaces the operator for attention over packed segments."""
 
     def attend(
         q: Tensor,
@@ -258,12 +246,8 @@ def _attend_equal(q: Tensor, k: Tensor, v: Tensor, rows: int) -> Tensor:
 
 
 def _attend_runs(q: Tensor, k: Tensor, v: Tensor, lengths: list[int]) -> Tensor:
-    """Return attention within each segment; neighbouring segments of equal length run as one batch.
-
-    Args:
-        q, k, v: [T, H, K]: T rows of all segments, H heads of size K; the result has the same
-            shape.
-        lengths: the number of rows of each segment.
+    """Return attention within each segment; neighbouring segments of equal length run as one
+    batch.
     """
     parts, start = [], 0
     for length, equal in groupby(lengths):
@@ -274,13 +258,7 @@ def _attend_runs(q: Tensor, k: Tensor, v: Tensor, lengths: list[int]) -> Tensor:
 
 
 def _attend_masked(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """Return attention within each segment, by a mask [T, T] over all pairs of rows.
-
-    Args:
-        q, k, v: [T, H, K]: T rows of all segments, H heads of size K; the result has the same
-            shape.
-        cu_seqlens: the offset of the first row of each segment, and T at the end.
-    """
+    """Return attention within each segment, by a mask [T, T] over all pairs of rows."""
     rows = torch.arange(q.shape[0], device=q.device, dtype=cu_seqlens.dtype)
     segment = (rows[:, None] >= cu_seqlens[None, 1:]).sum(1)
     mask = segment[:, None] == segment[None, :]

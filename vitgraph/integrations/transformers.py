@@ -332,11 +332,6 @@ def _model_output(
 ) -> BaseModelOutputWithPooling:
     """Return an output of transformers, of a class that also holds DeepStack features if there are
     any.
-
-    Args:
-        hidden: ``last_hidden_state``; None leaves it out.
-        pooled: ``pooler_output``: a tensor, or a tuple of one tensor per item.
-        deepstack: ``deepstack_features``, one entry per layer; empty without DeepStack.
     """
     if not deepstack:
         return BaseModelOutputWithPooling(last_hidden_state=hidden, pooler_output=pooled)

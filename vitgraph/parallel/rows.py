@@ -65,13 +65,7 @@ class RowExchange:
         return gathered
 
     def _gather_rows(self, rows: Tensor, max_rows: int, indices: Tensor) -> Tensor:
-        """Return the rows of all items in one field, on the device of ``rows``.
-
-        Args:
-            rows: rows of this rank's items.
-            max_rows: most rows that a rank has; every rank sends so many, padded if it has fewer.
-            indices: int64, the place of each item's rows in the joined tensor of all ranks.
-        """
+        """Return the rows of all items in one field, on the device of ``rows``."""
         if not max_rows:
             return rows
         padded = rows.new_empty((max_rows, *rows.shape[1:]), device=self._channel)

@@ -97,16 +97,7 @@ def _steps(maps: Tensor | Sequence[Tensor]) -> int:
 def _marks(
     panel: Tensor, steps: int, queries: Sequence[Sequence[int]]
 ) -> list[tuple[float, float]]:
-    """Return the middles (x, y) of the asked patches, as fractions of the sides of the picture.
-
-    Args:
-        panel: a map [h, w], the middle one of ``steps`` time steps.
-        steps: the number of time steps.
-        queries: patches (t, row, column); those of other time steps are left out.
-
-    Raises:
-        ValueError: a query is no patch of the map.
-    """
+    """Return the middles (x, y) of the asked patches, as fractions of the sides of the picture."""
     rows, columns = panel.shape
     for query in queries:
         inside = [0 <= n < size for n, size in zip(query, (steps, rows, columns), strict=False)]
@@ -123,15 +114,7 @@ def _marks(
 
 
 def _panels(maps: Tensor | Sequence[Tensor]) -> list[Tensor]:
-    """Return the attention maps as a list of pictures [h, w], one per panel, float32 on the CPU.
-
-    Args:
-        maps: one tensor, or one per block: [t, h, w], or [H, t, h, w] with one map per head. The
-            middle of the t time steps is taken.
-
-    Raises:
-        ValueError: ``maps`` is empty or holds something else than tensors of these shapes.
-    """
+    """Return the attention maps as a list of pictures [h, w], one per panel, float32 on the CPU."""
     panels: list[Tensor] = []
     for weights in [maps] if isinstance(maps, Tensor) else maps:
         if not isinstance(weights, Tensor) or weights.ndim not in (3, 4):

@@ -109,15 +109,7 @@ def _middle(length: int, part: float) -> slice[int, int, None]:
 
 
 def _read_columns(maps: Maps | Mapping[str, Maps]) -> Mapping[str, Sequence[Tensor]]:
-    """Return the feature maps of each column of the figure, by the name of the column.
-
-    Args:
-        maps: one list of maps, or a dict of lists by name; a map is [t, h, w, D], or a dict whose
-            key "image" has such a map.
-
-    Raises:
-        ValueError: a column is not a list of maps, for example because images and maps are swapped.
-    """
+    """Return the feature maps of each column of the figure, by the name of the column."""
     columns: dict[str, Sequence[Tensor]] = {}
     for name, column in (maps if isinstance(maps, Mapping) else {"feature map": maps}).items():
         if not isinstance(column, Sequence):
@@ -149,14 +141,7 @@ def _fill_columns(
     columns: Mapping[str, Sequence[Tensor]],
     photographs: Sequence[Tensor],
 ) -> None:
-    """Draw the coloured feature maps of one encoder per column.
-
-    Args:
-        axes_of_columns: the axes of each column, one per photograph; columns beyond the number of
-            encoders stay empty.
-        columns: the feature maps of each encoder, one per photograph, by the encoder's name.
-        photographs: pixels [H, W, 3]; each map is stretched to the size of its photograph.
-    """
+    """Draw the coloured feature maps of one encoder per column."""
     first: list[Tensor] | None = None
     for column, (name, maps) in zip(axes_of_columns, columns.items(), strict=False):
         colours = feature_rgb(maps, like=first)

@@ -92,12 +92,6 @@ def _dot(axes: Axes, position: tuple[float, float], colour: object, label: str) 
 
 
 def _centre(point: Sequence[int], shape: Sequence[int], axes: Axes) -> tuple[float, float]:
-    """Return (x, y) of the centre of a patch, in pixels of the photograph.
-
-    Args:
-        point: (row, column) of the patch, from 0.
-        shape: shape [h, w, D] of the feature map.
-        axes: the panel in which the photograph is drawn.
-    """
+    """Return (x, y) of the centre of a patch, in pixels of the photograph."""
     (_, width), (height, _) = axes.get_xlim(), axes.get_ylim()
     return (point[1] + 0.5) * width / shape[1], (point[0] + 0.5) * height / shape[0]

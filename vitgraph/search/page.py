@@ -125,14 +125,7 @@ def is_page(path: Path) -> bool:
 
 
 def _figure(picture: str, key: str, note: str, link: str = "") -> str:
-    """Return the HTML of a picture with a caption.
-
-    Args:
-        picture: a JPEG as a data: URI, or the reason why there is no picture.
-        key: name of the image, shown in the caption.
-        note: text above the name.
-        link: the URL that a click on the picture opens; empty for none.
-    """
+    """Return the HTML of a picture with a caption."""
     body = (
         f'<img src="{picture}" alt="{_text(key)}">'
         if picture.startswith("data:image/jpeg;base64,")
@@ -178,14 +171,7 @@ def _middle_frame(clip: Path | str | Readable) -> Tensor:
 
 
 def _thumbnail(content: bytes | Tensor) -> str:
-    """Return a small JPEG of an image as a data: URI.
-
-    Args:
-        content: the bytes of an image file, or pixels uint8 [3, H, W].
-
-    Raises:
-        ValueError: the bytes are not an image, or the image is damaged.
-    """
+    """Return a small JPEG of an image as a data: URI."""
     picture = Image.fromarray(to_rgb(content).permute(1, 2, 0).contiguous().numpy())
     picture.thumbnail((THUMBNAIL, THUMBNAIL))
     jpeg = io.BytesIO()

@@ -111,13 +111,6 @@ class Vectors:
     def _rows(self, shard: Shard, width: int) -> Iterator[Floats]:
         """Yield the vectors of a shard as float32 [rows, D], at most :data:`ROWS_AT_ONCE` at a
         time.
-
-        Args:
-            shard: the shard to read.
-            width: the width D that the vectors must have.
-
-        Raises:
-            ValueError: the vectors of the shard have another width.
         """
         matrix = shard.read_arrays()[VECTORS]
         if matrix.shape[1] != width:
@@ -129,14 +122,7 @@ class Vectors:
             yield np.asarray(matrix[start : start + ROWS_AT_ONCE], np.float32)
 
     def _hits(self, cosines: Floats, starts: list[int], top: int) -> list[Hit]:
-        """Return the images with the largest cosines; keys are read only from their shards.
-
-        Args:
-            cosines: [vectors], the cosine of each vector of the job; minus infinity for a vector
-                that is left out.
-            starts: for each shard the number of vectors before it, then the number of all vectors.
-            top: the most images to return, at most the number of vectors that are not left out.
-        """
+        """Return the images with the largest cosines; keys are read only from their shards."""
         best = np.argpartition(-cosines, min(top, len(cosines)) - 1)[:top]
         best = best[np.lexsort((best, -cosines[best]))]
         shard_numbers = np.searchsorted(starts, best, side="right") - 1

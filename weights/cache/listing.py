@@ -108,16 +108,7 @@ def _of_commit(repo_id: str, folders: list[Path], commit: str) -> list[Path]:
 
 
 def _state(store: Store, *, verify: bool) -> tuple[str | None, int, str]:
-    """Return subfolder, number of tensors and state of the tower in one folder of the cache.
-
-    Args:
-        store: the folder of one repo, or of a subfolder of it, at one commit.
-        verify: compare every tensor and JSON file with its CRC-32.
-
-    Returns:
-        The subfolder inside the repo (None for the repo itself, or without a whole tower), the
-        number of tensors (0 without a whole tower), and the text for ``CachedTower.state``.
-    """
+    """Return subfolder, number of tensors and state of the tower in one folder of the cache."""
     try:
         if store.tower.is_dir():
             tower = KeptTower(store.tower)

@@ -127,10 +127,6 @@ def _timm_section(name: str, arguments: JsonObject) -> JsonDict:
     """Return the config of a timm architecture, such as "vit_base_patch16_clip_224".
 
     As in timm, the activation is that of the name, whatever the weights were trained with.
-
-    Args:
-        name: the name of the architecture.
-        arguments: ``model_args`` of timm's config, which override sizes.
     """
     size, _, rest = name.removeprefix("vit_").partition("_clip_")
     depth, width, heads, inner, patch = _TIMM_TOWERS[size]
@@ -150,14 +146,7 @@ _OPEN_CLIP_FIELDS = ("image_size", "layers", "width", "head_width", "patch_size"
 
 
 def _open_clip_section(arguments: JsonObject) -> JsonDict:
-    """Return the config of a tower of open_clip.
-
-    Args:
-        arguments: ``model_cfg`` of open_clip's config.
-
-    Raises:
-        ValueError: a tower of another form, such as one of timm.
-    """
+    """Return the config of a tower of open_clip."""
     vision = find_section(arguments, "vision_cfg")
     for name in vision:
         if name not in (*_OPEN_CLIP_FIELDS, "patch_dropout"):

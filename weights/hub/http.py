@@ -222,13 +222,7 @@ class RemoteFile:
     def _open(
         self, byte_range: str | None, stop: Event | None, *, patient: bool = True
     ) -> Iterator[Answer]:
-        """Send one request, and yield the answer.
-
-        Args:
-            byte_range: value of the header Range; None for the whole file.
-            stop: event; if it is set, Stopped is raised and nothing is sent. None is never set.
-            patient: send the request again, up to five times, while the server is busy.
-        """
+        """Send one request, and yield the answer."""
         if stop is not None and stop.is_set():
             raise Stopped
         direct = self._direct
@@ -288,14 +282,7 @@ class RemoteFile:
 
 
 def _wait(failures: int, attempts: int, error: Exception, stop: Event | None) -> None:
-    """Sleep before the next try of a request, or raise an error if there is no next try.
-
-    Args:
-        failures: number of tries that have failed.
-        attempts: most tries; after the last one Unreachable is raised.
-        error: why the last try failed; an HTTP error status is raised at once.
-        stop: event; if it is set while sleeping, Stopped is raised. None is never set.
-    """
+    """Sleep before the next try of a request, or raise an error if there is no next try."""
     if isinstance(error, HfHubHTTPError):
         raise error
     if failures >= attempts:

@@ -140,13 +140,7 @@ class FusedAttention:
     def _attend_relative(
         self, parts: BlockParts, relative: RelativePositions, rows: Tensor
     ) -> Tensor:
-        """Return the attention of a block with relative positions, [rows, heads * head size].
-
-        Args:
-            parts: the layers of the block.
-            relative: the tables of relative positions of the block.
-            rows: the result of the block's qkv product, [rows, 3 * heads * head size].
-        """
+        """Return the attention of a block with relative positions, [rows, heads * head size]."""
         from ..triton_kernels.relative_attention import attend  # needs Triton
 
         shape = self._relative_shape(parts, relative)

@@ -189,14 +189,7 @@ class Source:
                 yield file
 
     def _files_of_list(self, text: str, folder: str, any_path: bool = False) -> Iterator[File]:
-        """Yield the files that the lines of a list name.
-
-        Args:
-            text: the list. Only line feeds end a line, because a file name may contain U+2028,
-                which ``str.splitlines`` takes for the end of a line.
-            folder: folder to which the names are relative.
-            any_path: whether files may lie outside ``folder``.
-        """
+        """Yield the files that the lines of a list name."""
         any_path = any_path or self.options.any_path
         for number, line in enumerate(text.removeprefix("\ufeff").split("\n"), start=1):
             name = line.removesuffix("\r")
@@ -274,17 +267,7 @@ class Source:
     def _rows(
         self, table: ParquetTable | DataSet, path: str, version: str, key: str
     ) -> Iterator[File]:
-        """Yield a :class:`File` per row of a table.
-
-        Args:
-            table: the parquet file or data set.
-            path: path or address of the table.
-            version: the text that identifies the table's content; empty if there is none.
-            key: key of the table; the key of an image is this key, a slash, and the row's number.
-
-        Raises:
-            ValueError: the first cell has a URL, and ``--fetch-urls`` is missing.
-        """
+        """Yield a :class:`File` per row of a table."""
         if len(table) and table.holds_text and not self.options.fetch_urls:
             first = url_in(table.cell(0))
             if first is not None:
@@ -312,13 +295,6 @@ def _decode(content: bytes, name: str) -> str:
     """Return the text of a list, in UTF-8 or, as PowerShell writes it, in UTF-16 with a mark.
 
     Bytes of file names that are not UTF-8 are kept as surrogates.
-
-    Args:
-        content: the bytes of the list.
-        name: the name of the list, for the error message.
-
-    Raises:
-        ValueError: the list begins like UTF-16 and is none.
     """
     if not content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return content.decode("utf-8", "surrogateescape")

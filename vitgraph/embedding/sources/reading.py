@@ -165,15 +165,7 @@ class ImageReader:
         return cell
 
     def _allowed(self, name: str, folders: tuple[str, ...]) -> str:
-        """Return the path of a file that a table cell names.
-
-        Args:
-            name: the name in the cell.
-            folders: folders in which the file may lie, in the order of preference.
-
-        Raises:
-            ValueError: the file lies in none of the folders, and ``options.any_path`` is False.
-        """
+        """Return the path of a file that a table cell names."""
         for folder in folders[:-1]:
             try:
                 return path_beside(folder, name, False)

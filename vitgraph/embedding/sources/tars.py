@@ -116,16 +116,7 @@ def _with_links(headers: Iterator[tarfile.TarInfo]) -> Iterator[Member]:
 
 
 def _follow(name: str, links: dict[str, str], members: dict[str, Member]) -> Member:
-    """Return the file that a symbolic link leads to, possibly through other links.
-
-    Args:
-        name: normalised path of the link.
-        links: the target of each symbolic link, by the path of the link.
-        members: the files in the tar file, by their path.
-
-    Returns:
-        The file at the end of the links; a member with the offset :data:`NOWHERE` if there is none.
-    """
+    """Return the file that a symbolic link leads to, possibly through other links."""
     target = name
     for _ in range(len(links)):
         target = links.get(target, target)

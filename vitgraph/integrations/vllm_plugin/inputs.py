@@ -170,13 +170,7 @@ def read_chunks(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
 
 
 def _rows_of(batch: BatchInputs, pixels: str, grid_thw: str) -> Packed:
-    """Return the P patches of all items as rows, with a grid per item.
-
-    Args:
-        batch: the inputs of a batch.
-        pixels: the name in the batch of the tensor of patches.
-        grid_thw: the name in the batch of the grids, (t, h, w) in patches per item.
-    """
+    """Return the P patches of all items as rows, with a grid per item."""
     patches = batch[pixels]
     cells = patches if isinstance(patches, Tensor) else torch.cat(read_tensors(batch, pixels))
     grids = [(t, h, w) for t, h, w in read_tensor(batch, grid_thw).tolist()]

@@ -268,10 +268,6 @@ class Tower(nn.Module):
     def _slot_of(self, name: str, tensors: Mapping[str, Tensor]) -> tuple[Layout, Slot] | None:
         """Return the layout of a published tensor and its place in the encoder; None if it has no
         place there.
-
-        Args:
-            name: the published name, without the tower's prefix.
-            tensors: the encoder's tensors by name.
         """
         for local in (name, name.removeprefix("vision_model.")):  # Gemma 3 may have this prefix
             for layout in self._layouts:
