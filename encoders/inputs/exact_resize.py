@@ -204,6 +204,8 @@ def resize_on_cpu(batch: Tensor, height: int, width: int, mode: Resample) -> Ten
     1 in 100,000 by two.
     """
     if library_of(mode) == "torch":
+        if height == width == 1:  # torch 2.11 takes its own result for channels-last and fails
+            batch = batch.contiguous(memory_format=torch.channels_last)
         return F.interpolate(batch, size=(height, width), mode=mode, antialias=True)
     size = width, height
     images = [Image.fromarray(image.permute(1, 2, 0).numpy()) for image in batch]
