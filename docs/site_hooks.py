@@ -24,6 +24,7 @@ TAKEN = (
     "CONTRIBUTING.md",
     "CHANGELOG.md",
     "SECURITY.md",
+    "CODE_OF_CONDUCT.md",
     "benchmarks/*.md",
     "benchmarks/results/*.json",
     "examples/*",
