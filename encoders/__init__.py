@@ -66,6 +66,8 @@ from .deepseek.deepseek_vl2 import DeepseekVL2Encoder as DeepseekVL2Encoder
 from .deepseek.sam import SamSizes as SamSizes
 from .dino.dinov2 import Dinov2Config as Dinov2Config
 from .dino.dinov2 import Dinov2Encoder as Dinov2Encoder
+from .dino.dinov3 import Dinov3Config as Dinov3Config
+from .dino.dinov3 import Dinov3Encoder as Dinov3Encoder
 from .gemma.gemma4 import Gemma4Config as Gemma4Config
 from .gemma.gemma4 import Gemma4Encoder as Gemma4Encoder
 from .glm.glm4v import Glm4VConfig as Glm4VConfig

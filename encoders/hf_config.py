@@ -52,6 +52,14 @@ def read_size(
     return value
 
 
+def read_count(section: Mapping[str, object], name: str, default: int) -> int:
+    """Return the integer, 0 to 1024, under ``name``, such as a number of registers."""
+    value = read_field(section, name, default=default)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 1024:
+        raise ValueError(f"config field {name}={value!r}: must be an integer from 0 to 1024")
+    return value
+
+
 def read_indices(
     section: Mapping[str, object], name: str, default: tuple[int, ...]
 ) -> tuple[int, ...]:

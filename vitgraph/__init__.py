@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from encoders import DeepseekVLEncoder as DeepseekVLEncoder
     from encoders import DeepseekVLHybridEncoder as DeepseekVLHybridEncoder
     from encoders import Dinov2Encoder as Dinov2Encoder
+    from encoders import Dinov3Encoder as Dinov3Encoder
     from encoders import Encoder as Encoder
     from encoders import EncoderItemSpec as EncoderItemSpec
     from encoders import EncoderOutput as EncoderOutput

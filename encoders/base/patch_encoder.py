@@ -70,13 +70,23 @@ class PatchEncoder(VisionEncoder):
         return [(min(frames, t - n), h, w) for t, h, w in grids for n in range(0, t, frames)]
 
     def _prefix_metadata(
-        self, lengths: list[int], segments: int, max_input_size: int | None
+        self, entries: Metadata, lengths: list[int], segments: int, max_input_size: int | None
     ) -> Metadata:
+        """Return where rows before the patches lie, and rotary angles of all packed rows.
+
+        The rows before the patches are not rotated: their cosines are 1, their sines 0.
+        """
         if not self.prefix_rows:
             return {}
         patches = [length - self.prefix_rows for length in lengths]
         rows = sum(patches) if max_input_size is None else max_input_size
-        return prefix_metadata(patches, self.prefix_rows, segments, rows)
+        places = prefix_metadata(patches, self.prefix_rows, segments, rows)
+        for name, value in (("rotary_pos_emb_cos", 1.0), ("rotary_pos_emb_sin", 0.0)):
+            if name in entries:
+                angles = entries[name]
+                still = angles.new_full((segments * self.prefix_rows, angles.shape[1]), value)
+                places[name] = torch.cat((still, angles))[places["packed_index"]]
+        return places
 
     def pack(self, prefix: Tensor, patches: Tensor, metadata: Metadata) -> Tensor:
         """Return the packed rows of all segments, each its ``prefix`` and then its patches.

@@ -144,7 +144,8 @@ class VisionEncoder(Encoder):
             max_frames_per_batch=max_frames_per_batch,
             max_seqlen_override=max_seqlen_override,
         )
-        entries |= self._prefix_metadata(lengths, len(segments["cu_seqlens"]) - 1, max_input_size)
+        count = len(segments["cu_seqlens"]) - 1
+        entries |= self._prefix_metadata(entries, lengths, count, max_input_size)
         device = device or weight.device
         return {  # the host reads the 0-dim entries, the device all others
             name: entry.to(device) if entry.ndim else entry
@@ -172,11 +173,12 @@ class VisionEncoder(Encoder):
         """
 
     def _prefix_metadata(
-        self, lengths: list[int], segments: int, max_input_size: int | None
+        self, entries: Metadata, lengths: list[int], segments: int, max_input_size: int | None
     ) -> Metadata:
         """Return where rows before the patches lie among packed rows; by default there are none.
 
         Args:
+            entries: the result of ``_grid_metadata``, with a row per patch.
             lengths: rows of each segment, those before its patches included.
             segments: number of segments to pad to.
             max_input_size: number of patches to pad to; None pads none.

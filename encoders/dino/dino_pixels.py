@@ -20,8 +20,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..data import Grid
-from ..inputs.images import resize
+from ..data import Grid, Limits
+from ..inputs.images import CPU, StagedItem, StagedPath, resize
+from ..inputs.intake import ImagesLike, VideosLike
 from ..inputs.patches import PatchPreprocessor
 from ..inputs.pixel_rules import PixelRules
 from ..inputs.processor_files import (
@@ -101,6 +102,15 @@ class DinoPreprocessor(PatchPreprocessor):
             size = f"the middle {size} of images whose short side is {rules.short_side}"
         return f"{size}, mean={rules.mean}, std={rules.std}", "max_pixels"
 
+    def stage(
+        self, images: ImagesLike, videos: VideosLike, limits: Limits, device: torch.device = CPU
+    ) -> list[StagedItem]:
+        """Decode and resize images; floats are from 0 to 1, and mean and std are of that scale."""
+        items = super().stage(images, videos, limits, device)
+        if not self.in_float:
+            return items
+        return [StagedItem({"image": _of_unit_scale(item.paths["image"])}) for item in items]
+
     def _with_images(self, files: ProcessorFiles) -> DinoPreprocessor:
         entry = image_section(files)
         if entry is None:
@@ -157,9 +167,15 @@ class DinoPreprocessor(PatchPreprocessor):
         return resized[:, top : top + height, left : left + width]
 
     def _resize(self, frame: Tensor, height: int, width: int) -> Tensor:
-        """Resize a frame, uint8 [3, H, W], as uint8 or as float32 from 0 to 255."""
-        source = frame.to(torch.float32) if self.in_float else frame
+        """Resize a frame, uint8 [3, H, W], as uint8 or as float32 from 0 to 1."""
+        source = frame.to(torch.float32) * (1 / 255) if self.in_float else frame
         return resize(source, height, width, self.resample)
+
+
+def _of_unit_scale(path: StagedPath) -> StagedPath:
+    """Divide mean and std by 255, by which ``normalize`` multiplies them."""
+    (r, g, b), (r2, g2, b2) = path.mean, path.std
+    return path._replace(mean=(r / 255, g / 255, b / 255), std=(r2 / 255, g2 / 255, b2 / 255))
 
 
 def _read_sizes(

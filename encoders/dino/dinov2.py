@@ -36,8 +36,8 @@ from ..base.checks import check_input_size, check_rows, require_metadata
 from ..base.patch_encoder import RasterEncoder, merge_order_positions
 from ..data import EncoderOutput, Grid, GridLike, Metadata
 from ..hf_config import (
+    read_count,
     read_epsilon,
-    read_field,
     read_flag,
     read_size,
     require_divisible,
@@ -127,7 +127,8 @@ class Dinov2Config:
             hidden_size=width,
             intermediate_size=(inner * 2 // 3 + 7) // 8 * 8 if gated else inner,
             num_heads=read_size(config, "num_attention_heads", default=heads),
-            prefix_rows=1 + _read_registers(config, 4 if with_registers else 0),
+            prefix_rows=1
+            + read_count(config, "num_register_tokens", default=4 if with_registers else 0),
             gated=gated,
             class_position=read_flag(config, "class_position", default=True),
             mask_token=read_flag(config, "use_mask_token", default=True),
@@ -252,13 +253,3 @@ class Dinov2Encoder(RasterEncoder):
         weights = (rows[:, :, None] * columns[:, None]).flatten(1)
         table = self.pos_embed.weight[int(self.config.class_position) :]
         return patches + (weights @ table.to(weights.dtype)).to(patches.dtype)
-
-
-def _read_registers(config: Mapping[str, object], default: int) -> int:
-    """Return the number of registers, 0 to 1024, under ``num_register_tokens``, or ``default``."""
-    value = read_field(config, "num_register_tokens", default=default)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 1024:
-        raise ValueError(
-            f"config field num_register_tokens={value!r}: must be an integer from 0 to 1024"
-        )
-    return value

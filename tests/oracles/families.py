@@ -18,7 +18,14 @@ from .references.clip import (
     llava_output,
     llava_reference,
 )
-from .references.dino import DINO_NARROW, dino_output, dinov2_keys, dinov2_reference
+from .references.dino import (
+    DINO_NARROW,
+    dino_output,
+    dinov2_keys,
+    dinov2_reference,
+    dinov3_keys,
+    dinov3_reference,
+)
 from .references.ernie4_5_vl import ERNIE_NARROW, ErnieReference, ernie_keys, ernie_output
 from .references.gemma4 import gemma4_keys, gemma4_output, gemma4_reference
 from .references.idefics3 import idefics3_keys, idefics3_output, idefics3_reference
@@ -303,6 +310,21 @@ FAMILIES = [
         shallow={"num_hidden_layers": 1},
         narrow=DINO_NARROW,
         tiny={**DINO_NARROW, "num_hidden_layers": 3, "image_size": 112},
+        variant=True,
+    ),
+    make_row(
+        "dinov3", "facebook/dinov3-vitb16-pretrain-lvd1689m", dinov3_reference, dinov3_keys,
+        dino_output,
+        shallow={"num_hidden_layers": 2},
+        narrow=SIZES,
+        tiny={**SIZES, "num_hidden_layers": 3},
+    ),
+    make_row(
+        "dinov3_plus", "facebook/dinov3-vith16plus-pretrain-lvd1689m", dinov3_reference,
+        dinov3_keys, dino_output,
+        shallow={"num_hidden_layers": 1},
+        narrow=SIZES,
+        tiny={**SIZES, "num_hidden_layers": 3},
         variant=True,
     ),
 ]  # fmt: skip

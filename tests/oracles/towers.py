@@ -27,7 +27,9 @@ FEW_FAST = [name if name in ("intern_vit_300m", "qwen2_5_vl") else slow(name) fo
 ONE_FAST = [name if name == "intern_vit_300m" else slow(name) for name in TOWERS]
 """The towers for tests that take some three seconds each: one runs in a plain pytest, all in CI."""
 PATCH_TOWERS = [name for name in TOWERS if not BY_NAME[name].tiled]
-MERGING_TOWERS = [name for name in PATCH_TOWERS if name not in ("siglip2", "lfm2_vl", "dinov2")]
+MERGING_TOWERS = [
+    name for name in PATCH_TOWERS if name not in ("siglip2", "lfm2_vl", "dinov2", "dinov3")
+]
 """The towers over patches that merge 2x2 of them, with rotary positions."""
 BLOCK_ORDER_TOWERS = [name for name in MERGING_TOWERS if name not in ("paddleocr_vl", "moonvit")]
 """Those of them whose rows lie in merge-block order."""

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from .baidu import ERNIE4_5_VL, PADDLEOCR_VL
 from .clip import CLIP, LLAVA
 from .deepseek import DEEPSEEK_OCR, DEEPSEEK_VL, DEEPSEEK_VL2, DEEPSEEK_VL_HYBRID
-from .dino import DINOV2
+from .dino import DINOV2, DINOV3
 from .family import Family
 from .gemma import GEMMA4
 from .glm import GLM4V, GLM_OCR
@@ -59,6 +59,7 @@ FAMILIES: Mapping[str, Family] = {
         MINIMAX_M3,
         ERNIE4_5_VL,
         DINOV2,
+        DINOV3,
     )
 }
 """Every family by name."""

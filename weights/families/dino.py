@@ -1,7 +1,7 @@
-"""The tensor names in DINOv2 towers of transformers, timm and Meta's own code.
+"""The tensor names in DINOv2 and DINOv3 towers of transformers, timm and Meta's own code.
 
-Source of the names: ``Dinov2Model`` and ``Dinov2WithRegistersModel`` of transformers 5.24.0, timm
-1.0.31, and facebookresearch/dinov2.
+Source of the names: ``Dinov2Model``, ``Dinov2WithRegistersModel`` and ``DINOv3ViTModel`` of
+transformers 5.24.0, timm 1.0.31, and facebookresearch/dinov2.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import isqrt
 
-from encoders import Dinov2Config, Dinov2Encoder
+from encoders import Dinov2Config, Dinov2Encoder, Dinov3Config, Dinov3Encoder
+from encoders.hf_config import read_size
 
 from ..layouts import Layout, Prefix
 from ..published import family_facts
@@ -155,5 +156,132 @@ DINOV2 = Family(
         f"vit_{size}_patch14_{kind}": _timm_section(size, registers)
         for kind, registers in (("dinov2", 0), ("reg4_dinov2", 4))
         for size in (*_SIZES, "giant")
+    },
+)
+
+_V3_BLOCK = "layer.N"
+_V3_HF = Layout(  # facebook/dinov3-vit*-pretrain-*
+    name="dinov3",
+    prefixes=(Prefix("", ""), Prefix("", "dinov3_vit.")),
+    marks=("embeddings.cls_token", "layer."),
+    joins={
+        "blocks.N.attn.qkv.weight": tuple(
+            f"{_V3_BLOCK}.attention.{part}_proj.weight" for part in "qkv"
+        )
+    },
+    renames={
+        "embeddings.cls_token": "cls_token",
+        "embeddings.mask_token": "mask_token",
+        "embeddings.register_tokens": "register_tokens",
+        "embeddings.patch_embeddings": "patch_embed.proj",
+        f"{_V3_BLOCK}.norm1": "blocks.N.norm1",
+        f"{_V3_BLOCK}.attention.q_proj.bias": "blocks.N.attn.qkv.q_bias",
+        f"{_V3_BLOCK}.attention.v_proj.bias": "blocks.N.attn.qkv.v_bias",
+        f"{_V3_BLOCK}.attention.o_proj": "blocks.N.attn.proj",
+        f"{_V3_BLOCK}.layer_scale1.lambda1": "blocks.N.ls1",
+        f"{_V3_BLOCK}.norm2": "blocks.N.norm2",
+        f"{_V3_BLOCK}.mlp.up_proj": "blocks.N.mlp.fc1",
+        f"{_V3_BLOCK}.mlp.down_proj": "blocks.N.mlp.fc2",
+        f"{_V3_BLOCK}.layer_scale2.lambda1": "blocks.N.ls2",
+    },
+    processor_files=family_facts("dinov3").processors["dinov3"],
+)
+_V3_HF_GATED = replace(  # S+, H+, 7B
+    _V3_HF,
+    name="dinov3-gated",
+    marks=("layer.0.mlp.gate_proj.",),
+    joins={
+        **_V3_HF.joins,
+        "blocks.N.mlp.fc1": (f"{_V3_BLOCK}.mlp.gate_proj", f"{_V3_BLOCK}.mlp.up_proj"),
+    },
+    renames={
+        name: ours for name, ours in _V3_HF.renames.items() if name != f"{_V3_BLOCK}.mlp.up_proj"
+    },
+)
+_V3_TIMM = Layout(  # timm/vit_*_patch16_dinov3*, with or without _qkvb
+    name="timm",
+    prefixes=(Prefix("", ""),),
+    marks=("cls_token", "blocks."),
+    renames={
+        "reg_token": "register_tokens",
+        "blocks.N.gamma_1": "blocks.N.ls1",
+        "blocks.N.gamma_2": "blocks.N.ls2",
+        "blocks.N.attn.q_bias": "blocks.N.attn.qkv.q_bias",
+        "blocks.N.attn.v_bias": "blocks.N.attn.qkv.v_bias",
+    },
+)
+_V3_TIMM_GATED = replace(
+    _V3_TIMM,
+    name="timm-gated",
+    marks=("blocks.0.mlp.fc1_g.",),
+    joins={"blocks.N.mlp.fc1": ("blocks.N.mlp.fc1_g", "blocks.N.mlp.fc1_x")},
+)
+
+_V3_BIAS = "blocks.0.attn.qkv.q_bias"
+_V3_FIELDS: Fields = {  # shapes do not tell the number of heads
+    ("hidden_size",): length(_PATCH, 0),
+    ("intermediate_size",): length("blocks.0.mlp.fc2.weight", 1),
+    ("num_hidden_layers",): block_count("blocks."),
+    ("patch_size",): length(_PATCH, 3),
+    ("num_register_tokens",): _CONFIG_FIELDS[("num_register_tokens",)],
+    ("use_gated_mlp",): _is_gated,
+    ("query_bias",): lambda shapes: _V3_BIAS in shapes,
+    ("value_bias",): lambda shapes: _V3_BIAS in shapes,
+    ("use_mask_token",): _CONFIG_FIELDS[("use_mask_token",)],
+}
+_V3_SIZES = {
+    "small": (384, 1536, 12, 6),
+    "small_plus": (384, 1536, 12, 6),
+    "base": (768, 3072, 12, 12),
+    "large": (1024, 4096, 24, 16),
+    "huge_plus": (1280, 5120, 32, 20),
+    "7b": (4096, 8192, 40, 32),
+}
+"""Width, inner width of MLPs, and number of blocks and of heads of each size in timm."""
+
+
+def _v3_timm_section(size: str, bias: bool) -> Callable[[JsonObject], JsonDict]:
+    """Return the function that makes the config of a size of timm from its ``model_args``."""
+    width, inner, depth, heads = _V3_SIZES[size]
+    gated = size in ("small_plus", "huge_plus", "7b")
+
+    def read(arguments: JsonObject) -> JsonDict:
+        own = read_size(arguments, "embed_dim", default=width)
+        return {
+            "hidden_size": own,
+            "intermediate_size": inner // width * own,
+            "num_hidden_layers": arguments.get("depth", depth),
+            "num_attention_heads": arguments.get("num_heads", heads),
+            "num_register_tokens": 4,
+            "use_gated_mlp": gated,
+            "hidden_act": "silu" if gated else "gelu",
+            "query_bias": bias,
+            "value_bias": bias,
+            "use_mask_token": False,
+        }
+
+    return read
+
+
+DINOV3 = Family(
+    name="dinov3",
+    encoder=Dinov3Encoder,
+    config=Dinov3Config,
+    model_types=("dinov3_vit",),
+    signs=(
+        ("layer.0.layer_scale1.lambda1", "embeddings.patch_embeddings.weight"),
+        ("blocks.0.gamma_1", "reg_token"),
+    ),
+    # marks of _V3_HF and _V3_TIMM match the tensors of the gated ones, too
+    layouts=(_V3_HF_GATED, _V3_HF, _V3_TIMM_GATED, _V3_TIMM),
+    classes=dict.fromkeys(
+        ("dinov3", "dinov3-gated"), TransformersClass("dinov3_vit", "DINOv3ViTModel", "dinov3_vit")
+    ),
+    fields=_V3_FIELDS,
+    refusals={"dinov3_convnext": "it is a ConvNeXt, not a vision transformer"},
+    timm={
+        f"vit_{size}_patch16_dinov3{suffix}": _v3_timm_section(size, bool(suffix))
+        for suffix in ("", "_qkvb")
+        for size in _V3_SIZES
     },
 )

@@ -23,7 +23,7 @@ REQUIRED = {
     "qwen2_5_vl": {"hidden_size", "intermediate_size", "out_hidden_size"},
     **{
         name: {"num_attention_heads"}
-        for name in ("clip", "siglip", "siglip2", "gemma3", "lfm2_vl", "dinov2")
+        for name in ("clip", "siglip", "siglip2", "gemma3", "lfm2_vl", "dinov2", "dinov3")
     },
 }
 """The keys of a tower without which a config is refused though transformers has a default: sizes

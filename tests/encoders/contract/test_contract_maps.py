@@ -170,6 +170,8 @@ def blocks_of(name: str, reference: Any) -> Any:
         return reference["tower"].vision_model.encoder.layers
     if name == "dinov2":
         return reference.encoder.layer
+    if name == "dinov3":
+        return reference.model.layer
     return reference.vision_tower.encoder.layer if name.startswith("intern") else reference.blocks
 
 
@@ -194,7 +196,7 @@ def test_every_intermediate_matches_the_references_block(name: str) -> None:
         seen = [x[0].roll(1, dims=1) for x in seen]
     if name == "minimax_m3":
         seen = [x[0] for x in seen]
-    if name in ("gemma4", "dinov2"):  # whose references run frame by frame
+    if name in ("gemma4", "dinov2", "dinov3"):  # whose references run frame by frame
         seen = [x[0][encoder.prefix_rows :] for x in seen]
         seen = [torch.cat(seen[block::3]) for block in range(3)]
     if name == "moonvit":  # the reference runs once per segment

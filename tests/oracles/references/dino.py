@@ -17,6 +17,7 @@ from transformers.models.dinov2_with_registers import (
     configuration_dinov2_with_registers,
     modeling_dinov2_with_registers,
 )
+from transformers.models.dinov3_vit import configuration_dinov3_vit, modeling_dinov3_vit
 
 from encoders.contract import EncoderOutput
 
@@ -26,6 +27,9 @@ from .siglip import interpolate_any
 
 DINO_NARROW = {"hidden_size": 64, "num_attention_heads": 4, "mlp_ratio": 2}
 """Widths of small towers, by the names of transformers' configs."""
+
+_COORDINATES = modeling_dinov3_vit.get_patches_center_coordinates.__wrapped__
+"""The coordinates of DINOv3's patches without the cache, which is one for float32 and float64."""
 
 
 def dinov2_reference(config: Config) -> nn.Module:
@@ -60,6 +64,31 @@ def dinov2_keys(state: State) -> State:
     )
 
 
+def dinov3_reference(config: Config) -> nn.Module:
+    """Build transformers' DINOv3ViTModel."""
+    fields = {key: value for key, value in config.items() if key != "model_type"}
+    wrapped = configuration_dinov3_vit.DINOv3ViTConfig(**fields)
+    return modeling_dinov3_vit.DINOv3ViTModel._from_config(wrapped, attn_implementation="sdpa")
+
+
+def dinov3_keys(state: State) -> State:
+    """Map to the names of the modules of transformers' DINOv3ViTModel."""
+    return renamed(
+        split_gates(split_qkv(state, ("q_proj", "k_proj", "v_proj"))),
+        [
+            (r"^(cls_token|mask_token|register_tokens)$", r"embeddings.\1"),
+            (r"^patch_embed\.proj\.", "embeddings.patch_embeddings."),
+            (r"^blocks\.", "model.layer."),
+            (r"\.attn\.qkv\.([qv])_bias$", r".attention.\1_proj.bias"),
+            (r"\.attn\.proj\.", ".attention.o_proj."),
+            (r"\.attn\.", ".attention."),
+            (r"\.ls([12])$", r".layer_scale\1.lambda1"),
+            (r"\.mlp\.fc1\.", ".mlp.up_proj."),
+            (r"\.mlp\.fc2\.", ".mlp.down_proj."),
+        ],
+    )
+
+
 def split_gates(state: State) -> State:
     """Split every layer of gate and up in one, which is twice as wide as it should be, into two."""
     out: State = {}
@@ -85,7 +114,10 @@ def dino_output(reference: Any, pixels: Tensor, grid_thw: Tensor) -> EncoderOutp
     parts = []
     frames = [(h, w) for t, h, w in grid_thw.tolist() for _ in range(t)]
     for (h, w), rows in zip(frames, pixels.split([h * w for h, w in frames]), strict=True):
-        with patch.object(torch.nn.functional, "interpolate", interpolate_any):
+        with (
+            patch.object(torch.nn.functional, "interpolate", interpolate_any),
+            patch.object(modeling_dinov3_vit, "get_patches_center_coordinates", _COORDINATES),
+        ):
             out = reference(image_of(rows, h, w), output_hidden_states=True)
         parts.append((out.hidden_states[-1][0], out.last_hidden_state[0], h * w))
     hidden = torch.cat([states[-count:] for states, _, count in parts])

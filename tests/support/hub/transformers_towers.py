@@ -43,6 +43,8 @@ TRANSFORMERS = {
     "dinov2": ("dinov2", "Dinov2Model"),
     "dinov2_registers": ("dinov2_with_registers", "Dinov2WithRegistersModel"),
     "dinov2_giant": ("dinov2", "Dinov2Model"),
+    "dinov3": ("dinov3_vit", "DINOv3ViTModel"),
+    "dinov3_plus": ("dinov3_vit", "DINOv3ViTModel"),
     "lfm2_vl": ("siglip2", "Siglip2VisionModel"),
     "lfm2_5_vl": ("siglip2", "Siglip2VisionModel"),
     "gemma3": ("siglip", "SiglipVisionModel"),
@@ -65,7 +67,8 @@ TRANSFORMERS_TOWERS = first_of_each(TRANSFORMERS, lambda name: SEEDED[name].fami
 """One per family runs in a plain pytest."""
 
 
-RENAMED = {"step3_vl", "step3_vl_hf", "dinov2", "dinov2_registers", "dinov2_giant"}
+DINO = {"dinov2", "dinov2_registers", "dinov2_giant", "dinov3", "dinov3_plus"}
+RENAMED = {"step3_vl", "step3_vl_hf", *DINO}
 """Recipes whose tensors transformers renames, or permutes, while it reads them."""
 
 
@@ -76,7 +79,7 @@ AUTO = {
     *("clip", "metaclip_2", "llava"),
     *("siglip", "siglip2", "lfm2_vl", "lfm2_5_vl", "gemma3", "idefics3", "smolvlm"),
     *("pixtral", "ministral3", "lighton_ocr", "gemma4", "gemma4_e2b"),
-    *("kimi_k25_hf", "dinov2", "dinov2_registers", "dinov2_giant"),
+    *("kimi_k25_hf", *DINO),
 }
 """Recipes whose towers ``AutoModel`` of transformers builds."""
 

@@ -1,4 +1,4 @@
-"""Images for DINOv2 have the sizes and pixels of transformers' processors."""
+"""Images for DINOv2 and DINOv3 have the sizes and pixels of transformers' processors."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from einops import rearrange
 from PIL import Image
 from torch import Tensor
 from transformers.models.bit.image_processing_bit import BitImageProcessor
+from transformers.models.dinov3_vit.image_processing_dinov3_vit import DINOv3ViTImageProcessor
 
 from encoders.contract import Limits, VisionInputs
 from encoders.dino.dino_pixels import DinoPreprocessor
@@ -19,7 +20,9 @@ from weights.published import family_facts
 
 V2_FILE = family_facts("dinov2").processors["dinov2"]
 V2: dict[str, Any] = dict(V2_FILE["preprocessor_config"])
-DINOV2 = DinoPreprocessor.dinov2(14)
+V3_FILE = family_facts("dinov3").processors["dinov3"]
+V3: dict[str, Any] = dict(V3_FILE["preprocessor_config"])
+DINOV2, DINOV3 = DinoPreprocessor.dinov2(14), DinoPreprocessor.dinov3(16)
 
 
 def drawn(seed: int, count: int) -> list[Image.Image]:
@@ -46,6 +49,23 @@ def test_dinov2_pixels_are_those_of_the_processor(patch: int, sizes: tuple[int, 
     got = ours.with_files({"preprocessor_config": {**V2, **changes}})(images)
     cut = crop // patch * patch
     assert torch.equal(images_of(got, patch), wanted[:, :, :cut, :cut])
+
+
+@pytest.mark.parametrize("size", [(224, 224), (96, 250)], ids=str)
+def test_dinov3_pixels_are_those_of_the_processor(size: tuple[int, int]) -> None:
+    section = {**V3, "size": {"height": size[0], "width": size[1]}}
+    images = [*photographs(), *drawn(size[0], 6)]
+    wanted = DINOv3ViTImageProcessor(**section)(images, return_tensors="pt")["pixel_values"]
+    got = DINOV3.with_files({"preprocessor_config": section})(images)
+    cut = size[1] // 16 * 16
+    torch.testing.assert_close(images_of(got, 16), wanted[..., :cut], rtol=0, atol=1e-6)
+
+
+def test_the_published_file_of_dinov3_sets_the_defaults() -> None:
+    assert DINOV3.with_files(V3_FILE) == DINOV3
+    assert DINOV3([china()]).grid_thw.tolist() == [[1, 14, 14]]
+    whole = DINOV3([china().resize((640, 480))], max_pixels=1 << 24)
+    assert whole.grid_thw.tolist() == [[1, 30, 40]]
 
 
 def test_the_published_file_of_dinov2_sets_the_defaults() -> None:
@@ -76,7 +96,7 @@ def test_dino_refuses_a_short_side_of_an_endless_image() -> None:
 
 
 @pytest.mark.parametrize("limits", [{}, {"max_pixels": 100_000}], ids=str)
-@pytest.mark.parametrize("ours", [DINOV2], ids=["dinov2"])
+@pytest.mark.parametrize("ours", [DINOV2, DINOV3], ids=["dinov2", "dinov3"])
 def test_staged_dino_pixels_are_the_same_bits(
     ours: DinoPreprocessor, limits: dict[str, int]
 ) -> None:

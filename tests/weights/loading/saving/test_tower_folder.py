@@ -13,6 +13,7 @@ from transformers import AutoModel
 
 from encoders import (
     Dinov2Encoder,
+    Dinov3Encoder,
     Ernie4_5VLEncoder,
     Llama4Encoder,
     LlavaEncoder,
@@ -132,7 +133,7 @@ def test_transformers_computes_what_the_encoder_does(extracted: Written, family:
             found, wanted = out.hidden_states[-1].flatten(0, 1), hidden.view(-1, 64)
             if (head := image.pooling_head) is not None:
                 torch.testing.assert_close(head.apply([pooled]), out.pooler_output)
-        elif isinstance(image, Dinov2Encoder):
+        elif isinstance(image, Dinov2Encoder | Dinov3Encoder):
             out = dino_output(model, pixels, torch.tensor(grid))
             found, wanted = out.pooler_output, pooled
         elif isinstance(image, PixtralEncoder):

@@ -1,4 +1,4 @@
-"""DINOv2 agrees with timm, and its class token and registers with transformers."""
+"""DINOv2 and DINOv3 agree with timm, their class token and registers with transformers."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from PIL import Image
 from torch import Tensor
 from transformers.initialization import no_init_weights
 
-from encoders import Dinov2Config, Dinov2Encoder
+from encoders import Dinov2Config, Dinov2Encoder, Dinov3Config, Dinov3Encoder, VisionEncoder
 from graphwrap import GraphedEncoder
 from tests.oracles import BY_NAME, build_pair, distance, draw_pixels, draw_weights, tiny
-from tests.oracles.references.dino import dino_output, image_of
+from tests.oracles.keys import renamed
+from tests.oracles.references.dino import dino_output, image_of, split_gates
 from vitgraph import attention_maps
 
 GRIDS = [[1, 8, 8], [2, 3, 5], [1, 1, 1], [1, 9, 2]]
+NAMES = ["dinov2", "dinov2_registers", "dinov3"]
 PHOTO = Image.effect_noise((640, 480), 64).convert("RGB")
 
 
-@pytest.mark.parametrize("name", ["dinov2", "dinov2_registers"])
+@pytest.mark.parametrize("name", NAMES)
 def test_class_token_and_registers_are_those_of_transformers(name: str) -> None:
     encoder, reference = build_pair(BY_NAME[name], BY_NAME[name].tiny)
     pixels = draw_pixels(encoder, GRIDS)
@@ -77,9 +79,13 @@ def of_timm(registers: int, gated: bool) -> Dinov2Encoder:
 def test_features_are_those_of_timm(registers: int, gated: bool, grid: tuple[int, int]) -> None:
     """Where timm interpolates as transformers: at its own grid, and with registers at any."""
     encoder = of_timm(registers, gated)
+    assert_features_of_timm(encoder, in_timm(encoder), grid)
+
+
+def assert_features_of_timm(encoder: VisionEncoder, model: Any, grid: tuple[int, int]) -> None:
     grids = [[1, *grid]]
     pixels = draw_pixels(encoder, grids)
-    model, image = in_timm(encoder), image_of(pixels, *grid)
+    image = image_of(pixels, *grid)
     features = model.forward_features(image)[0]
     output = encoder(pixels, grids)
     assert distance(output.extras["prefix"][0], features[: encoder.prefix_rows]) <= 1e-5
@@ -90,8 +96,32 @@ def test_features_are_those_of_timm(registers: int, gated: bool, grid: tuple[int
         assert distance(mine, layer) <= 1e-5
 
 
-def test_the_class_pool_is_the_pooled_output_of_transformers() -> None:
-    encoder, reference = build_pair(BY_NAME["dinov2"], BY_NAME["dinov2"].tiny)
+@pytest.mark.parametrize("bias", [False, True], ids=["plain", "qkvb"])
+@pytest.mark.parametrize("gated", [False, True], ids=["gelu", "gated"])
+def test_features_of_dinov3_are_those_of_timm(gated: bool, bias: bool) -> None:
+    config = Dinov3Config(3, 64, 256, 4, 5, gated, bias, mask_token=False)
+    encoder = draw_weights(Dinov3Encoder(config)).eval().requires_grad_(False)
+    grid, size = (5, 11), "small_plus" if gated else "small"
+    sizes = {"embed_dim": 64, "depth": 3, "num_heads": 4}
+    with no_init_weights():
+        model: Any = timm.create_model(
+            f"vit_{size}_patch16_dinov3{'_qkvb' if bias else ''}", **sizes, dynamic_img_size=True
+        )
+    rules = [
+        ("register_tokens", "reg_token"),
+        (r"\.ls([12])$", r".gamma_\1"),
+        (r"\.qkv\.([qv])_bias$", r".\1_bias"),
+        (r"gate_proj", "fc1_g"),
+        (r"up_proj", "fc1_x"),
+        (r"down_proj", "fc2"),
+    ]
+    model.load_state_dict(renamed(split_gates(encoder.state_dict()), rules), strict=True)
+    assert_features_of_timm(encoder, model.eval().requires_grad_(False), grid)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_class_pool_is_the_pooled_output_of_transformers(name: str) -> None:
+    encoder, reference = build_pair(BY_NAME[name], BY_NAME[name].tiny)
     inputs = encoder.preprocess([PHOTO])
     (vector,) = encoder.embed([PHOTO], pool="cls")
     (_, h, w) = inputs.grid_thw[0].tolist()
@@ -101,10 +131,11 @@ def test_the_class_pool_is_the_pooled_output_of_transformers() -> None:
         encoder.embed([PHOTO], pool="head")
 
 
-@pytest.mark.parametrize("name", ["dinov2", "dinov2_registers"])
+@pytest.mark.parametrize("name", NAMES)
 def test_attention_of_the_class_token_is_that_of_each_image(name: str) -> None:
     encoder = tiny(name)
-    small, wide = PHOTO.resize((70, 98)), PHOTO.resize((140, 42))
+    side = encoder.config.patch_size
+    small, wide = PHOTO.resize((5 * side, 7 * side)), PHOTO.resize((10 * side, 3 * side))
     together = attention_maps(encoder, [small, wide], queries="cls", max_pixels=1 << 20)
     assert [maps[0].shape for maps in together] == [(1, 7, 5), (1, 3, 10)]
     for image, (found,) in zip((small, wide), together, strict=True):
@@ -124,7 +155,7 @@ def test_attention_of_the_class_token_is_that_of_transformers() -> None:
     assert distance(ours.flatten(1), theirs) <= 1e-5
 
 
-@pytest.mark.parametrize("name", ["dinov2", "dinov2_registers"])
+@pytest.mark.parametrize("name", NAMES)
 def test_graphs_with_room_for_more_images_give_the_same_class_tokens(name: str) -> None:
     encoder = tiny(name)
     pixels = draw_pixels(encoder, GRIDS)
@@ -134,7 +165,7 @@ def test_graphs_with_room_for_more_images_give_the_same_class_tokens(name: str) 
     assert distance(ours.pooler_output, theirs.pooler_output) <= 2e-6
 
 
-@pytest.mark.parametrize("name", ["dinov2", "dinov2_registers"])
+@pytest.mark.parametrize("name", NAMES)
 def test_junk_in_padding_changes_no_class_token(name: str) -> None:
     encoder = tiny(name)
     pixels = draw_pixels(encoder, GRIDS)
