@@ -217,12 +217,13 @@ def test_padding_is_finite_and_has_exactly_the_given_rows(name: str) -> None:
             rows = tiny(name).prefix_rows + 64
             assert len(metadata["rotary_pos_emb_cos"]) == rows
             assert len(metadata["rotary_pos_emb_sin"]) == rows
+        before = capacities["max_frames_per_batch"] * tiny(name).prefix_rows
         for key, value in metadata.items():
             if value.is_floating_point() and key != "frame_table":  # one row per number of a frame
                 assert bool(value.isfinite().all()), key
-                assert value.shape[0] == rows, key
+                packed = kind(name) == "patches" and key.startswith("rotary")
+                assert value.shape[0] == rows + (before if packed else 0), key
             elif key in ("prefix_index", "packed_index"):
-                before = capacities["max_frames_per_batch"] * tiny(name).prefix_rows
                 assert value.numel() == before + (rows if key == "packed_index" else 0)
             elif key.endswith("_index"):
                 assert value.shape[0] in (rows, rows // 4), key
