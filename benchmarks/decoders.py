@@ -26,8 +26,8 @@ from io import BytesIO
 from typing import Any
 
 import numpy as np
+import PIL
 import torch
-from PIL import Image
 
 from benchmarks.traffic.photographs import cut_photographs
 from encoders.base.vision_encoder import VisionEncoder
@@ -141,7 +141,7 @@ def on_cpu(options: argparse.Namespace) -> dict[str, Any]:
     """Measure PIL and what encoders decode with on the CPU."""
     decoders: dict[str, Callable[[bytes], object]] = {"PIL": by_pil, "encoders": to_rgb}
     rates = measure_rates(decoders, options.sizes, options.threads, options.seconds)
-    return {"cores": os.cpu_count(), "PIL": Image.__version__, "images per second": rates}
+    return {"cores": os.cpu_count(), "PIL": PIL.__version__, "images per second": rates}
 
 
 def read_size(text: str) -> tuple[int, int]:

@@ -35,8 +35,8 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import PIL
 import torch
-from PIL import Image
 
 from benchmarks.encode_many import MIXED, cut_batches, rates, spread
 from benchmarks.measuring.machine import ROOT, describe_machine
@@ -121,7 +121,8 @@ def has_gpu_decoder() -> bool:
 
 def measure_bytes(setup: Setup) -> dict[str, Any]:
     """Time ``encode`` from bytes, replays alone, and decoding alone, of each label."""
-    graphed, found = setup.graphed, {}
+    graphed: Any = setup.graphed
+    found: dict[str, Any] = {}
     for number, (label, sizes) in enumerate(LABELS.items()):
         files, limits = setup.files(sizes), setup.limits(sizes[0])
         inputs = setup.encoder.preprocess(files, **limits)
@@ -153,7 +154,8 @@ def decode_all(files: Sequence[bytes]) -> None:
 
 def measure_stream(setup: Setup) -> dict[str, Any]:
     """Return images per second of streams, replays and decoding, and their ratios."""
-    options, graphed, encoder = setup.options, setup.graphed, setup.encoder
+    graphed: Any = setup.graphed
+    options, encoder = setup.options, setup.encoder
     settings = {"batch_tokens": options.batch_tokens, "workers": options.workers}
     files = setup.files([MIXED[number % len(MIXED)] for number in range(options.items)])
     arrays = [to_rgb(data).permute(1, 2, 0).numpy() for data in files]
@@ -232,7 +234,7 @@ def measure_job(setup: Setup) -> dict[str, Any]:
         settings = {"batch_tokens": options.batch_tokens, "workers": options.workers}
         command = ["--no-progress", "--batch-tokens", str(options.batch_tokens)]
         command += ["--workers", str(options.workers), "--pool", "mean"]
-        Job.write_missing_shards = timed  # type: ignore[method-assign]
+        Job.write_missing_shards = timed  # type: ignore[method-assign,assignment]
         try:
             with contextlib.redirect_stdout(None):
                 for number in range(options.repeats + 1):
@@ -334,7 +336,8 @@ def by_torchvision(setup: Setup, batch: Sequence[bytes]) -> None:
 
 def measure_memory(setup: Setup) -> dict[str, Any]:
     """Return MiB on the device that decoder and streams take."""
-    graphed, options = setup.graphed, setup.options
+    graphed: Any = setup.graphed
+    options = setup.options
     result: dict[str, Any] = {}
     for place in setup.decodes:
         for count in (options.items // 4, options.items):
@@ -400,7 +403,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     path = options.json or result_file()
     result: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    result["machine"] = {**describe_machine(), "cores": os.cpu_count(), "PIL": Image.__version__}
+    result["machine"] = {**describe_machine(), "cores": os.cpu_count(), "PIL": PIL.__version__}
     for name in options.towers:
         setup = Setup(ALL[name], options)
         for part in options.parts:
