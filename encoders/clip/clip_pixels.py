@@ -94,7 +94,7 @@ class CentreCropPreprocessor(StagedViews):
             mean=mean,
             std=std,
             resample=read_resample(label, section, "bicubic"),
-            short_side=None if stretch or short == side else short,
+            short_side=short if isinstance(short, int) and short != side else None,
             stretch=stretch,
         )
 

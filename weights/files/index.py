@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from ..errors import AbsentError, CheckpointError, legible
-from ..strict_json import JsonObject
+from ..strict_json import JsonDict, JsonObject
 from .adapter_file import (
     ADAPTER_CONFIG,
     ADAPTER_FILE,
@@ -205,7 +205,7 @@ def _without_safetensors(label: str, names: list[str]) -> CheckpointError:
     )
 
 
-def _other_config(checkpoint: Checkpoint) -> JsonObject:
+def _other_config(checkpoint: Checkpoint) -> JsonDict:
     """Return the config of a checkpoint of open_clip, in the form of timm's configs.
 
     Raises:

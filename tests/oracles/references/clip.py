@@ -36,7 +36,7 @@ def clip_keys(state: State) -> State:
     return renamed(split_qkv(state, ("q_proj", "k_proj", "v_proj")), _NAMES)
 
 
-def clip_reference(config: Config) -> nn.Module:
+def clip_reference(config: Config) -> nn.ModuleDict:
     """Build transformers' tower, and its projection if the config has one."""
     columns = config["projection_dim"]
     wrapped = configuration_clip.CLIPVisionConfig(**vision_of(config))
