@@ -51,9 +51,10 @@ def write_skeleton(root: Path, maker: str, name: str, prefix: str, like: str) ->
     for word in (maker, name, prefix):
         if not word.isidentifier():
             raise ValueError(f"{word!r}: must be a name of Python, such as acme_vl")
-    (tower, *others) = [*root.glob(f"encoders/*/{like}.py")] or [None]
-    if tower is None or others:
+    towers = list(root.glob(f"encoders/*/{like}.py"))
+    if len(towers) != 1:
         raise ValueError(f"--like {like}: no file encoders/*/{like}.py; name the file of a tower")
+    tower = towers[0]
     their_maker = tower.parent.name
     facts = json.loads((root / f"weights/families/facts/{like}.json").read_text("utf-8"))
     record = root / f"weights/families/{their_maker}.py"
