@@ -205,7 +205,7 @@ def on_gpu(options: argparse.Namespace) -> dict[str, Any]:
 
         def decode(part: range) -> None:
             def one(path: Path) -> object:
-                return encoder.preprocessor.stage([path], [], Limits())
+                return encoder.preprocessor.stage([path], [], Limits(), encoder.device)
 
             with ThreadPoolExecutor(options.workers) as pool:
                 deque(pool.map(one, paths[part.start : part.stop]), maxlen=0)

@@ -28,11 +28,11 @@ from ..inputs.processor_files import (
     require_supported,
 )
 from ..inputs.sizes import MOST_PIXELS
-from ..inputs.views import StagedViews, Views
+from ..inputs.views import OnePathViews, Views
 
 
 @dataclass(frozen=True)
-class CentreCropPreprocessor(StagedViews):
+class CentreCropPreprocessor(OnePathViews):
     """Resizes the short side of each image, and takes the square in the middle."""
 
     mean: PerChannel = CLIP_MEAN

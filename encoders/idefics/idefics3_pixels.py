@@ -28,14 +28,14 @@ from ..inputs.processor_files import (
     require_supported,
 )
 from ..inputs.sizes import check_area
-from ..inputs.views import StagedViews, Views
+from ..inputs.views import OnePathViews, Views
 
 MOST_PER_SIDE = 4096
 """The most pixels of the longer side to which transformers' processor resizes an image."""
 
 
 @dataclass(frozen=True)
-class SplitPreprocessor(StagedViews):
+class SplitPreprocessor(OnePathViews):
     """Resizes an image until its longer side is a number of tiles, and cuts it into tiles."""
 
     image_size: int = 512

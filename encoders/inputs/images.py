@@ -10,7 +10,7 @@ table that the CPU computes.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import groupby
 from operator import index
@@ -31,6 +31,8 @@ from .sizes import MOST_PIXELS
 CPU = torch.device("cpu")
 _STRIP = 1 << 18
 """Numbers that are normalised at a time on a CPU: 1 MiB, which fits the second-level cache."""
+_DEVICE_STRIP = 1 << 24
+"""Numbers that are looked up at a time on a GPU: 64 MiB of indices, whatever the batch."""
 
 
 class StagedPath(NamedTuple):
@@ -251,19 +253,26 @@ def normalize(pixels: Tensor, mean: PerChannel, std: PerChannel, axis: int = 1) 
         float32, shaped as ``pixels``, contiguous.
     """
     shape = [3 if n == axis else 1 for n in range(pixels.ndim)]
+    out = torch.empty(pixels.shape, dtype=torch.float32, device=pixels.device)
     if pixels.device != CPU and pixels.dtype == torch.uint8:
         levels, offsets = _levels(mean, std, pixels.device, _stream_id(pixels.device))
-        numbers = (pixels.contiguous() + offsets.view(shape)).flatten()
-        return levels.index_select(0, numbers).view(pixels.shape)
+        for source, target in _strips(pixels.contiguous(), out, _DEVICE_STRIP):
+            numbers = (source + offsets.view(shape)).flatten()
+            torch.index_select(levels, 0, numbers, out=target.view(-1))
+        return out
     mean_std = torch.stack(fold_mean_std(mean, std))
     if pixels.is_cuda:  # a copy from pageable memory would wait for all work queued on the GPU
         mean_std = mean_std.pin_memory()
     low, scale = mean_std.to(pixels.device, non_blocking=True).view(2, *shape)
-    out = torch.empty(pixels.shape, dtype=torch.float32, device=pixels.device)
-    strip = max(_STRIP // max(pixels[:1].numel(), 1), 1)
-    for source, target in zip(pixels.split(strip), out.split(strip), strict=True):
+    for source, target in _strips(pixels, out, _STRIP):
         target.copy_(source).sub_(low).div_(scale)
     return out
+
+
+def _strips(pixels: Tensor, out: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield a few rows of both tensors at a time: ``size`` numbers, or one row if it has more."""
+    rows = max(size // max(pixels[:1].numel(), 1), 1)
+    return zip(pixels.split(rows), out.split(rows), strict=True)
 
 
 @lru_cache(maxsize=64)

@@ -219,7 +219,7 @@ def _channels_first(views: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class StagedViews(ViewPreprocessor):
+class OnePathViews(ViewPreprocessor):
     """Makes views of one size, only for the input path "image"."""
 
     image_size: int = 224

@@ -35,11 +35,11 @@ from ..inputs.processor_files import (
     require_supported,
 )
 from ..inputs.sizes import MOST_TILES, check_area
-from ..inputs.views import StagedViews, Views
+from ..inputs.views import OnePathViews, Views
 
 
 @dataclass(frozen=True)
-class CanvasPreprocessor(StagedViews):
+class CanvasPreprocessor(OnePathViews):
     """Lays an image on the canvas of tiles that fits it best, and cuts the canvas into tiles."""
 
     image_size: int = 336

@@ -25,11 +25,11 @@ from ..inputs.processor_files import (
     read_resample,
     require_supported,
 )
-from ..inputs.views import StagedViews, Views
+from ..inputs.views import OnePathViews, Views
 
 
 @dataclass(frozen=True)
-class StretchPreprocessor(StagedViews):
+class StretchPreprocessor(OnePathViews):
     """Resizes each image to a square, whatever its shape.
 
     Rows and columns of pixels at the right and bottom that make no whole patch are cut off.

@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from encoders.inputs.exact_resize import Library, library_of, resize_exactly
 from encoders.inputs.processor_files import Resample
 from tests.oracles import slow
 from tests.support.accelerated.cases import needs_interpreter, needs_triton
 from tests.support.photographs import hopper
-from tests.support.resizing import FILTERS, by_library, by_weights, cases
+from tests.support.resizing import FILTERS, Case, by_library, by_weights, cases
 from tests.support.towers.streams import tower
 
 LIBRARIES: tuple[Library, ...] = ("torch", "pillow")
@@ -76,3 +77,20 @@ def test_preprocess_puts_pixels_on_the_device_that_is_named() -> None:
     assert encoder.preprocess([hopper()], device="meta").pixel_values.is_meta
     assert encoder.preprocess([hopper()], device="cpu").pixel_values.device.type == "cpu"
     assert encoder.preprocess([hopper()]).pixel_values.device.type == "cpu"
+
+
+@needs_triton
+def test_a_kernel_is_trusted_only_if_it_agrees_with_the_cpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from encoders.inputs import exact_resize
+
+    off_by = 0
+
+    def kernel(pixels: Tensor, height: int, width: int, mode: Resample, library: Library) -> Tensor:
+        return by_weights(Case(pixels[0], height, width), mode, library)[None] ^ off_by
+
+    monkeypatch.setattr(exact_resize, "resize_exactly", kernel)
+    assert exact_resize._difference(torch.device("cpu")) == ""
+    off_by = 1
+    assert "differ from the CPU's" in exact_resize._difference(torch.device("cpu"))
