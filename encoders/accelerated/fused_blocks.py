@@ -298,10 +298,10 @@ class FusedForward:
             return self._activate_gated_mlp(parts, parts.gate, rows)
         if parts.gate_in_up:
             gate_rows, up_rows = self._apply_linear(up, rows).chunk(2, dim=-1)
-            ranges = None, None, single_ranges(down)[0]
+            limits = None, None, single_ranges(down)[0]
             in_place = self._is_own(up)
             return self.activations.activate(
-                gate_rows, kind, up=up_rows, ranges=ranges, in_place=in_place
+                gate_rows, kind, up=up_rows, ranges=limits, in_place=in_place
             ), None
         fuses_gelu = rows.is_cuda and rows.dtype in HALF_DTYPES  # cuBLAS is less exact in float32
         fuses_gelu = fuses_gelu and is_plain(up) and not clamps(down)
