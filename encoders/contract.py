@@ -13,7 +13,7 @@ entry of ``pixel_values``, a *patch* or a tile; a *segment* is the rows that att
 reads: tokens, and newlines that the tower learned. ``grid_thw`` has a row (t, h, w) per item: t
 frames or frame pairs, or t tiles, of h x w patches each. A *budget* is the number of tokens that a
 captured graph holds, as users give it; the class ``Budget`` of ``graphwrap`` has all capacities of
-that graph. A *form* of an encoder is the way it runs: as it is, accelerated or compiled.
+that graph. A *form* of an encoder is the way it runs: as it is or accelerated.
 
 Shapes, with one meaning per letter in all files: P patches (rows of ``pixel_values``), T rows of
 attention (the patches of all segments, packed, and what a tower adds to them, such as class

@@ -26,8 +26,8 @@ from .processor_outputs import pixels_and_grid
 if TYPE_CHECKING:
     import numpy as np
 
-    Array: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.generic[object]]]
-
+Array: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.generic[object]]]"
+"""A NumPy array of any shape and dtype."""
 Grid: TypeAlias = tuple[int, int, int]
 """The grid ``(t, h, w)`` of one item: frames or frame pairs, and patches down and across."""
 GridLike: TypeAlias = Tensor | Sequence[Sequence[int]] | Sequence[int]

@@ -96,7 +96,7 @@ class GraphedEncoder(EncodesItems[PartialOutput], Generic[E]):
         max_batch_size: most items per replay; for several paths, the smallest of their numbers.
         backend: the backend in use; never "auto".
         device, dtype: device and dtype of the weights at the last call or capture.
-        outputs, kernels, precision, compile, on_overflow, clone: the arguments of these names.
+        outputs, kernels, precision, on_overflow, clone: the arguments of these names.
 
     Raises:
         TypeError: not a module, or one without the members of :class:`GraphableEncoder`.

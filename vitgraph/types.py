@@ -63,9 +63,12 @@ from encoders.contract import (
     Kernels,
     Precision,
     Preprocess,
+    Step,
 )
-from encoders.inputs import AnyArray, ImageLike, ItemLike, VideoLike
-from encoders.streams import ImagesLike, OnError, Pool, VectorPool, VideosLike
+from encoders.data import Array
+from encoders.inputs import AnyArray, FileLike, ImageLike, ItemLike, VideoLike
+from encoders.inputs.gpu_decoding import Decode
+from encoders.streams import ImagesLike, OnError, VectorPool, VideosLike
 from graphwrap import (
     Backend,
     BackendInUse,
@@ -85,6 +88,7 @@ from .analysis.nearest import NearestPatch
 __all__ = [
     "Accelerator",
     "AnyArray",
+    "Array",
     "Backend",
     "BackendInUse",
     "BlockSizes",
@@ -93,6 +97,7 @@ __all__ = [
     "CallBlock",
     "CheckpointInfo",
     "ClipConfig",
+    "Decode",
     "DeepseekOCRConfig",
     "DeepseekVL2Config",
     "DeepseekVLConfig",
@@ -107,6 +112,7 @@ __all__ = [
     "FeatureMaps",
     "FeatureRows",
     "Fetch",
+    "FileLike",
     "FormKernels",
     "Gelu",
     "Gemma3Config",
@@ -141,7 +147,6 @@ __all__ = [
     "PatchConfig",
     "PathInputs",
     "PixtralConfig",
-    "Pool",
     "Precision",
     "Preprocess",
     "Preprocessor",
@@ -155,6 +160,7 @@ __all__ = [
     "SamSizes",
     "Siglip2Config",
     "SiglipConfig",
+    "Step",
     "Step3Config",
     "Step3VLConfig",
     "TileConfig",

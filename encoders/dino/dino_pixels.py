@@ -149,7 +149,8 @@ class DinoPreprocessor(PatchPreprocessor):
         if not rules.is_fixed:
             return super()._grid(frames, rules)
         if rules.short_side:
-            _fit_short_side(*frames[0].shape[1:], rules.short_side)  # refuses huge images early
+            _, height, width = frames[0].shape
+            _fit_short_side(height, width, rules.short_side)  # refuses huge images early
         return 1, rules.height // self.patch_size, rules.width // self.patch_size
 
     def _resized(
@@ -161,7 +162,7 @@ class DinoPreprocessor(PatchPreprocessor):
             return self._resize(frame, height, width)
         if not rules.short_side:
             return self._resize(frame, rules.height, rules.width)[:, :height, :width]
-        new_height, new_width = _fit_short_side(*frame.shape[1:], rules.short_side)
+        new_height, new_width = _fit_short_side(frame.shape[1], frame.shape[2], rules.short_side)
         top, left = (new_height - rules.height) // 2, (new_width - rules.width) // 2
         resized = self._resize(frame, new_height, new_width)
         return resized[:, top : top + height, left : left + width]

@@ -49,7 +49,6 @@ from ..hf_config import (
     require_value,
 )
 from ..layers.products import FlatPatchEmbed
-from ..layers.segments import RotarySegments
 from .blocks import Block, DinoBlockSizes
 
 if TYPE_CHECKING:
@@ -183,10 +182,6 @@ class Dinov3Encoder(RasterEncoder):
         for block in self.steps(self.blocks, hidden, metadata):
             hidden = block(hidden)
         return self.prefixed_output(hidden, self.norm(hidden), metadata)
-
-    def _block_context(self, hidden: Tensor, metadata: Metadata) -> RotarySegments:
-        """Return the tensors that blocks read: rotary angles, offsets of segments, padding."""
-        return RotarySegments.of(metadata)
 
     def _grid_metadata(
         self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None

@@ -18,7 +18,7 @@ packages import the names in ``__all__`` from here, not from the modules.
 """
 
 from .clips import read_item, read_video
-from .image_files import learn_heif, open_image, prefix_errors
+from .image_files import FileLike, learn_heif, open_image, prefix_errors
 from .images import StagedItem, resize
 from .intake import AnyArray, ImageLike, ItemLike, Video, VideoLike, read_images, to_rgb
 from .patches import PatchPreprocessor
@@ -30,6 +30,7 @@ from .views import ViewPreprocessor
 
 __all__ = [
     "AnyArray",
+    "FileLike",
     "ImageLike",
     "ItemLike",
     "PatchPreprocessor",

@@ -6,8 +6,8 @@ in between. The weights are computed here in float64, as the libraries do:
 - torch 2.11 to 2.15 (``_compute_index_ranges_int16_weights``): as many bits after the point as
   let the largest weight fit in int16; the width first.
 - Pillow 10 to 13 (``precompute_coeffs`` and ``normalize_coeffs_8bpc`` of ``Resample.c``): 22 bits;
-  the width first, but from Pillow 13 on the height first if it shrinks by more than twice the
-  pixels by which the width does.
+  the width first, but until Pillow 12 the height first if it shrinks and is over 100 widths, and
+  from Pillow 13 on if it shrinks by more than twice the pixels by which the width does.
 
 The kernel lies in ``resize_kernel``, which is imported when an image is resized on a GPU for the
 first time, because it imports Triton.
@@ -145,8 +145,10 @@ def axes_in_order(
     """
     less_height, less_width = (old - new for old, new in zip(image_size, new_size, strict=True))
     order = [1, 0]
-    if library == "pillow" and _pillow_chooses_order() and less_height > max(0, 2 * less_width):
-        order = [0, 1]
+    if library == "pillow" and less_height > 0:
+        is_tall = image_size[0] > 100 * image_size[1]  # the rule until Pillow 12
+        if less_height > 2 * less_width if _pillow_chooses_order() else is_tall:
+            order = [0, 1]
     return [axis for axis in order if image_size[axis] != new_size[axis]]
 
 

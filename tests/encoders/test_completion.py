@@ -24,7 +24,7 @@ ONE_PATH = EVERY | {
     *("budget_range", "row_shape", "grid_for", "item_specs", "split"),
     *("embed_patches", "steps", "in_input_order", "block_outputs", "inner_stacks", "prefix_rows"),
 }
-PACKED = ONE_PATH | {"pack"}
+PACKED = ONE_PATH | {"pack", "prefixed_output"}
 SEVERAL_PATHS = EVERY | {"split_paths"}
 OFFERED = {
     "qwen2_vl": PACKED,

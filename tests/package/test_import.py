@@ -110,11 +110,18 @@ def test_types_that_public_signatures_name_are_offered() -> None:
         for annotation in function.__annotations__.values()
     ]
     named = {name for text in texts for name in re.findall(r"\w+", text)} & defined
-    assert {"EncoderOutput", "GridLike", "Kernels", "Metadata", "Pool", "Preprocessor"} <= named
+    assert {
+        "EncoderOutput",
+        "GridLike",
+        "Kernels",
+        "Metadata",
+        "Preprocessor",
+        "VectorPool",
+    } <= named
     offered = {name for module in (vitgraph, *PUBLIC_MODULES) for name in module.__all__}
     # How an encoder's items are encoded, which its methods ask it for, and the totals that the
     # capacities of a graph are compared with.
-    assert named - offered == {"Batch", "ItemEncoder"}
+    assert named - offered == {"Batch", "ItemEncoder", "SharedItemEncoder"}
 
 
 @pytest.mark.parametrize("package", [encoders, graphwrap, weights], ids=lambda one: one.__name__)

@@ -22,8 +22,8 @@ WHY_MISSING = {
         *("Preprocessor", "Step", "TileConfig", "VisionConfig"),
     },
     "Their modules import PIL and numpy.": {
-        *("AnyArray", "Array", "Image", "ImagesLike", "ItemEncoder", "ItemLike", "OnError"),
-        *("Decode", "VectorPool", "VideosLike"),
+        *("AnyArray", "Image", "ImagesLike", "ItemEncoder", "ItemLike", "OnError"),
+        *("Decode", "VectorPool", "VideosLike", "np"),
     },
     "Its module imports the module that names it.": {"VisionEncoder"},
     "Its module imports torch, and an unknown name is refused before that.": {"FamilyConfig"},

@@ -32,14 +32,6 @@ READS_ITEMS = {
 }
 """Where an item is read, by code of the user's own: whatever that raises is the item's error."""
 
-MODULE_PER_FAMILY = {
-    "encoders",
-    "encoders/inputs/preprocessors",
-    "weights/families",
-    "tests/oracles/references",
-}
-"""Folders that have a module per family, so that their number of modules has no bound."""
-
 
 def sources(*folders: str) -> list[Path]:
     return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
@@ -148,14 +140,6 @@ def parameters(node: ast.FunctionDef | ast.ClassDef) -> set[str]:
         if isinstance(part, ast.FunctionDef) and part.name == "__init__":
             return parameters(part)
     return {ast.unparse(part.target) for part in node.body if isinstance(part, ast.AnnAssign)}
-
-
-def docstrings(path: Path) -> Iterator[str]:
-    """The docstring of the file, and of each of its classes and functions, as it is indented."""
-    kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-    for node in ast.walk(tree_of(path)):
-        if isinstance(node, kinds):
-            yield ast.get_docstring(node, clean=False) or ""
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 RAISED = {"huggingface-hub", "safetensors", "pillow"}
 """Packages of which transformers or pillow-heif need newer versions than the library does."""
 BOUNDS_NOT_TESTED = {
-    *("onnx", "onnxscript", "flash-attn-4", "gcsfs"),
+    *("onnx", "onnxscript", "flash-attn-4", "gcsfs", "nvidia-nvimgcodec-cu13"),
     *("peft", "ipykernel", "ipywidgets", "jupyterlab"),
 }
 """Packages of extras that no fast test imports, or that are tools of whoever runs notebooks."""
@@ -83,7 +83,10 @@ def pins_of(begin: str, end: str) -> list[str]:
     [("deepseek_vl", ["deepseek_vl_hybrid", "deepseek_vl2"]), ("intern_vit", ["qwen2_vl"])],
 )
 def test_the_tests_of_a_family_are_those_whose_ids_name_it(family: str, others: list[str]) -> None:
-    files = ["tests/loading/published/test_layouts.py", "tests/loading/refused/test_load_values.py"]
+    files = [
+        "tests/weights/loading/published/test_layouts.py",
+        "tests/weights/loading/refused/test_load_values.py",
+    ]
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "--family", family, *files]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     ids = re.findall(r"\[(.+)\]", run.stdout)

@@ -101,7 +101,7 @@ class Family:
         """
         with torch.device("meta"), _WithoutInit():
             encoder = self.encoder(config)
-        assert encoder.preprocessor  # built now, so that a bad size fails while loading
+        _ = encoder.preprocessor  # built now, so that a bad size fails while loading
         return encoder
 
 
