@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 RAISED = {"huggingface-hub", "safetensors", "pillow"}
 """Packages of which transformers or pillow-heif need newer versions than the library does."""
 BOUNDS_NOT_TESTED = {
-    *("onnx", "onnxscript", "flash-attn-4", "gcsfs", "nvidia-nvimgcodec-cu13"),
+    *("onnx", "onnxscript", "flash-attn-4", "gcsfs", "nvidia-nvimgcodec-cu13", "nvidia-nvjpeg"),
     *("peft", "ipykernel", "ipywidgets", "jupyterlab"),
 }
 """Packages of extras that no fast test imports, or that are tools of whoever runs notebooks."""
