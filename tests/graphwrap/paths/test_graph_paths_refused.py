@@ -9,7 +9,6 @@ import torch
 
 from graphwrap import GraphedEncoder
 from tests.support.graphs.cases import static, toy
-from tests.support.graphs.outputs import copy_of
 from tests.support.graphs.path_cases import MIXED, ONE_OVER, graphed_of
 from tests.support.towers.toy_encoder import ToyEncoder
 from tests.support.towers.toy_paths import TwoPaths, inputs_of
@@ -44,9 +43,8 @@ def test_inputs_of_another_encoder_are_refused() -> None:
         graphed(inputs._replace(other_paths={}))
     with pytest.raises(ValueError, match="inputs have the paths image, tiles, this encoder has im"):
         toy()(inputs)
-    for extra in ({"grid_thw": inputs.grid_thw}, {"out": copy_of(graphed(inputs)[0])}):
-        with pytest.raises(ValueError, match="given with grid_thw or out"):
-            graphed(inputs, **extra)
+    with pytest.raises(ValueError, match="given with grid_thw: pass it alone"):
+        graphed(inputs, grid_thw=inputs.grid_thw)
 
 
 def test_a_wrong_path_is_refused_before_any_path_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,9 +40,10 @@ def test_encode_prints_a_line_an_item(
     cli: Cli, checkpoint: Path, photo: Path, tmp_path: Path
 ) -> None:
     run = cli("encode", checkpoint, photo, photo, "--out", tmp_path / "f.safetensors")
-    header, _, first, second, wrote = run.out.splitlines()
+    header, _, first, second, device, wrote = run.out.splitlines()
     assert header.split() == ["item", "size", "grid_thw", "tokens", "pooler_output", "ms"]
     assert first.split()[:2] == second.split()[:2] == [str(photo), "300x200"]
+    assert device.startswith("encoded on ")
     assert wrote == f"wrote {tmp_path / 'f.safetensors'}"
 
 
