@@ -60,7 +60,7 @@ def test_the_position_table_is_called_with_the_bits_of_indexing() -> None:
     for tap in (1, 2, 3):
         positions = torch.addcmul(positions, table[taps[:, tap]], weights[:, tap, None])
     expected = encoder.patch_embed(pixels) + positions.bfloat16()
-    assert torch.equal(encoder._embed(pixels, metadata), expected)
+    assert torch.equal(encoder.embed_patches(pixels, metadata), expected)
 
 
 def test_a_layer_is_plain_until_something_is_added_to_it() -> None:

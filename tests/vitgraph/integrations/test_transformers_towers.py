@@ -134,7 +134,7 @@ def test_a_model_with_a_replaced_projector_is_not_saved(tmp_path: Path) -> None:
 def test_a_tower_is_put_into_a_model_that_calls_it_alone() -> None:
     _, encoder, _ = build("gemma3")
     model = build("llama4").model
-    with pytest.raises(ValueError, match=r"Gemma3Encoder is no tower of .*'llama4'.* gemma3"):
+    with pytest.raises(ValueError, match=r"Gemma3Encoder is not the tower of .*'llama4'.* gemma3"):
         as_vision_tower(encoder).put_into(model)
     model = build("gemma3").model
     model.config.text_config.hidden_size = 50

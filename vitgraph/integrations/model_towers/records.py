@@ -19,6 +19,8 @@ from encoders import (
     DeepseekVL2Encoder,
     DeepseekVLEncoder,
     DeepseekVLHybridEncoder,
+    Dinov2Encoder,
+    Dinov3Encoder,
     Encoder,
     Ernie4_5VLEncoder,
     Gemma3Encoder,
@@ -118,6 +120,8 @@ CALLS: Mapping[type[Encoder], Call] = {
 _NO_MODEL = "transformers has no model with this tower"
 REFUSED: Mapping[type[Encoder], str] = {
     ClipEncoder: "its model in transformers projects the class token, not the tokens",
+    Dinov2Encoder: "transformers has no model of images and text with this tower",
+    Dinov3Encoder: "transformers has no model of images and text with this tower",
     LlavaEncoder: "its model in transformers reads an inner layer of its tower",
     Siglip2Encoder: "the head of its model in transformers reads padded tokens",
     DeepseekVLHybridEncoder: "its projector in transformers takes what two towers return",

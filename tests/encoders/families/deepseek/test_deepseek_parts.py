@@ -117,7 +117,7 @@ def test_views_of_sam_do_not_touch_each_other() -> None:
 
 
 def run(sam: Any, pixels: Tensor) -> Tensor:
-    hidden = sam.embed(pixels)
+    hidden = sam.embed_patches(pixels)
     for block in sam.blocks:
         hidden = block(hidden)
     out: Tensor = sam.neck(hidden)

@@ -359,7 +359,7 @@ def test_tiles_over_the_limit_of_pixels_together_are_refused() -> None:
 @pytest.mark.parametrize("ours", [VL, HYBRID, VL2, OCR], ids=lambda ours: type(ours).__name__)
 @pytest.mark.parametrize("keyword", ["min_pixels", "max_pixels", "fps", "num_frames"])
 def test_keywords_without_a_use_are_refused(ours: ViewPreprocessor, keyword: str) -> None:
-    reason = "takes images (alone|in views of fixed sizes)|has no such limit; pass max_tiles"
+    reason = "takes (only images|images in views of fixed sizes)|has no such limit; pass max_tiles"
     with pytest.raises(ValueError, match=f"{keyword}=3: this (family|tower) ({reason})"):
         ours([Image.new("RGB", (8, 8))], **{keyword: 3})
 
