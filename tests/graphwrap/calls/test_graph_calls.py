@@ -16,6 +16,7 @@ from tests.support.graphs.cases import (
     OURS,
     ROUTES,
     SMALL,
+    budgets_of,
     executor_of,
     mixes,
     pixels_for,
@@ -23,6 +24,7 @@ from tests.support.graphs.cases import (
     static,
     tower,
     toy,
+    unit_of,
 )
 from tests.support.graphs.outputs import EVERY_FIELD, assert_same_bits, fields, worst_distance
 from tests.support.towers.toy_encoder import ToyEncoder
@@ -42,8 +44,10 @@ def face(output: EncoderOutput) -> list[Any]:
 @pytest.mark.parametrize("name", OURS)
 def test_replay_split_and_eager_show_one_face(name: str, clone: bool) -> None:
     encoder = tower(name)
-    graphed = static(encoder, outputs=EVERY_FIELD, clone=clone)
-    eager = GraphedEncoder(encoder, [16], outputs=EVERY_FIELD, backend="eager", clone=clone)
+    graphed = static(encoder, budgets_of(name), outputs=EVERY_FIELD, clone=clone)
+    eager = GraphedEncoder(
+        encoder, [unit_of(name)], outputs=EVERY_FIELD, backend="eager", clone=clone
+    )
     faces = []
     for grids in mixes(name).values():
         pixels = pixels_for(encoder, grids)
@@ -84,7 +88,7 @@ def test_pruning_a_videos_tokens_works_the_same_after_replay_and_eager(name: str
 @pytest.mark.parametrize("name", OURS)
 def test_no_items_give_no_tokens_of_the_right_width(name: str, backend: str) -> None:
     encoder = tower(name)
-    graphed = GraphedEncoder(encoder, [16], backend=backend, outputs=EVERY_FIELD)
+    graphed = GraphedEncoder(encoder, [unit_of(name)], backend=backend, outputs=EVERY_FIELD)
     full = graphed(pixels_for(encoder, single(name)[:1]), single(name)[:1])
     for grid in ([], torch.zeros(0, 3, dtype=torch.int64)):
         output = graphed(torch.zeros(0, *encoder.row_shape), grid)
@@ -105,7 +109,7 @@ def test_tensor_grids_of_any_integer_type_are_read() -> None:
 @pytest.mark.parametrize("name", OURS)
 def test_one_flat_grid_is_one_item_as_it_is_for_the_encoder(name: str) -> None:
     encoder, grid = tower(name), single(name)[0]
-    graphed, pixels = static(encoder), pixels_for(encoder, [grid])
+    graphed, pixels = static(encoder, budgets_of(name)), pixels_for(encoder, [grid])
     expected = graphed(pixels, [grid])
     for flat in (grid, tuple(grid), torch.tensor(grid)):
         assert_same_bits(graphed(pixels, flat), expected)
@@ -121,7 +125,7 @@ def test_encode_of_nothing_is_nothing() -> None:
 @pytest.mark.parametrize("name", OURS)
 def test_wrong_pixels_are_refused_with_what_is_wrong(name: str) -> None:
     encoder, grids = tower(name), single(name)[:1]
-    graphed = static(encoder)
+    graphed = static(encoder, budgets_of(name))
     pixels = pixels_for(encoder, grids)
     with pytest.raises(ValueError, match=r"torch.uint8 .*: the graphs take normalised floating"):
         graphed(pixels.to(torch.uint8), grids)
@@ -135,14 +139,17 @@ def test_wrong_pixels_are_refused_with_what_is_wrong(name: str) -> None:
         graphed(pixels[:-1], grids)
     with pytest.raises(ValueError, match=r"on meta: the graphs take .* on the CPU or cpu"):
         graphed(pixels.to("meta"), grids)
-    assert worst_distance(graphed(pixels, grids), static(encoder)(pixels, grids)) == 0
+    assert (
+        worst_distance(graphed(pixels, grids), static(encoder, budgets_of(name))(pixels, grids))
+        == 0
+    )
     with pytest.raises(ValueError, match="rows but the grid makes"):  # of a grid seen before, too
         graphed(pixels[:-1], grids)
 
 
 @pytest.mark.parametrize("name", OURS)
 def test_a_bad_grid_is_refused_as_the_encoder_refuses_it(name: str) -> None:
-    graphed = static(tower(name))
+    graphed = static(tower(name), budgets_of(name))
     pixels = pixels_for(tower(name), single(name)[:1])
     count = single(name)[0][0]
     for grid in ([[count, 3, 8]], [[0, 8, 8]], [[1, -8, 8]], [[8, 8]], [[1, 8, 8, 8]]):

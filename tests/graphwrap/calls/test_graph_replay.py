@@ -13,9 +13,9 @@ from encoders.contract import EncoderOutput
 from graphwrap import Budget
 from tests.oracles import FEW_FAST, JOINING_TOWERS, Grids, slow
 from tests.support.graphs.cases import (
-    BUDGETS,
     OURS,
     budgets_hit,
+    budgets_of,
     is_tiled,
     mixes,
     pixels_for,
@@ -23,6 +23,7 @@ from tests.support.graphs.cases import (
     static,
     tower,
     toy,
+    unit_of,
 )
 from tests.support.graphs.outputs import (
     EVERY_FIELD,
@@ -67,7 +68,7 @@ def padded_eager(
 @pytest.mark.parametrize("name", OURS)
 def test_a_replay_is_padded_eager_bit_for_bit(name: str) -> None:
     encoder = tower(name)
-    graphed = static(encoder, outputs=EVERY_FIELD)
+    graphed = static(encoder, budgets_of(name), outputs=EVERY_FIELD)
     for grid in [*single(name), mixes(name)["a clip"][0]]:
         pixels = pixels_for(encoder, [grid])
         output = graphed(pixels, [grid])
@@ -82,7 +83,7 @@ def test_a_replay_agrees_with_the_encoder_in_the_callers_order(name: str, mix: s
     """To 2e-6: the CPU's matrix product may add in another order for other row counts."""
     encoder, grids = tower(name), mixes(name)[mix]
     pixels = pixels_for(encoder, grids)
-    graphed = static(encoder, outputs=EVERY_FIELD)
+    graphed = static(encoder, budgets_of(name), outputs=EVERY_FIELD)
     assert worst_distance(graphed(pixels, grids), encoder(pixels, grids)) <= 2e-6
     stats = graphed.stats()
     assert sum(budget.items for budget in stats.budgets) + stats.eager_items == len(grids)
@@ -92,7 +93,7 @@ def test_a_replay_agrees_with_the_encoder_in_the_callers_order(name: str, mix: s
 @pytest.mark.parametrize("name", OURS)
 def test_the_default_budgets_replay_images_and_clips(name: str) -> None:
     encoder, grids = tower(name), mixes(name)["images and a clip"]
-    graphed = static(encoder, None, max_budget=256, max_graphs=8)
+    graphed = static(encoder, None, max_budget=16 * unit_of(name), max_graphs=8)
     pixels = pixels_for(encoder, grids)
     expected = encoder(pixels, grids)._replace(last_hidden_state=None)
     assert worst_distance(graphed(pixels, grids), expected) <= 2e-6
@@ -116,8 +117,8 @@ SUBSETS = [*[(name,) for name in EVERY_FIELD], EVERY_FIELD[:2], EVERY_FIELD[1:]]
 def test_only_the_fields_asked_for_come_back(name: str, outputs: tuple[str, ...]) -> None:
     encoder, grids = tower(name), mixes(name)["with one over every budget"]
     pixels = pixels_for(encoder, grids)
-    whole = static(encoder, outputs=EVERY_FIELD)(pixels, grids)
-    output = static(encoder, outputs=outputs)(pixels, grids)
+    whole = static(encoder, budgets_of(name), outputs=EVERY_FIELD)(pixels, grids)
+    output = static(encoder, budgets_of(name), outputs=outputs)(pixels, grids)
     for field in EVERY_FIELD:
         value, expected = getattr(output, field), getattr(whole, field)
         if field not in outputs:
@@ -135,8 +136,8 @@ def test_nan_in_every_stale_buffer_changes_no_bit(name: str) -> None:
     encoder = tower(name)
     calls = [([grid], pixels_for(encoder, [grid])) for grid in single(name)]
     calls += [(grids, pixels_for(encoder, grids)) for grids in mixes(name).values()]
-    clean = static(encoder, outputs=EVERY_FIELD)
-    poisoned = static(encoder, outputs=EVERY_FIELD).capture(progress=False)
+    clean = static(encoder, budgets_of(name), outputs=EVERY_FIELD)
+    poisoned = static(encoder, budgets_of(name), outputs=EVERY_FIELD).capture(progress=False)
     for grids, pixels in [*calls, *calls[::-1]]:
         poisoned._poison()
         output = poisoned(pixels, grids)
@@ -155,7 +156,7 @@ def test_poison_reaches_the_buffers() -> None:
 @pytest.mark.parametrize("name", OURS)
 def test_nan_pixels_of_an_earlier_call_do_not_outlive_it(name: str) -> None:
     encoder = tower(name)
-    graphed = static(encoder, BUDGETS[-1:], outputs=EVERY_FIELD)
+    graphed = static(encoder, budgets_of(name)[-1:], outputs=EVERY_FIELD)
     large, small = single(name)[-1], single(name)[0]
     pixels = pixels_for(encoder, [small])
     before = graphed(pixels, [small])
@@ -167,7 +168,7 @@ def test_nan_pixels_of_an_earlier_call_do_not_outlive_it(name: str) -> None:
 def test_boundaries_that_differ_at_equal_totals_are_not_confused(name: str) -> None:
     """Equal rows, tokens and segments: only the metadata tells these calls apart."""
     encoder = tower(name)
-    graphed = static(encoder, BUDGETS[-1:], outputs=EVERY_FIELD)
+    graphed = static(encoder, budgets_of(name)[-1:], outputs=EVERY_FIELD)
     calls = [
         [[1, 4, 6], [1, 8, 6], [1, 6, 4]],
         [[1, 6, 4], [1, 4, 6], [1, 8, 6]],
@@ -189,7 +190,7 @@ def test_boundaries_that_differ_at_equal_totals_are_not_confused(name: str) -> N
 @pytest.mark.parametrize("name", [*FEW_FAST, slow("qwen3_5")])
 def test_budgets_in_random_order_among_eager_calls_keep_their_first_answers(name: str) -> None:
     encoder = tower(name)
-    graphed = static(encoder, outputs=EVERY_FIELD)
+    graphed = static(encoder, budgets_of(name), outputs=EVERY_FIELD)
     calls = [([grid], pixels_for(encoder, [grid], seed)) for seed, grid in enumerate(single(name))]
     calls += [(grids, pixels_for(encoder, grids)) for grids in mixes(name).values()]
     answers = [copy_of(graphed(pixels, grids)) for grids, pixels in calls]
@@ -218,8 +219,8 @@ def test_an_item_one_token_over_takes_the_next_budget() -> None:
 @pytest.mark.parametrize("name", OURS)
 def test_a_family_replays_items_at_and_one_step_over_each_budget(name: str) -> None:
     encoder = tower(name)
-    graphed = static(encoder, outputs=EVERY_FIELD)
-    for tokens in BUDGETS:
+    graphed = static(encoder, budgets_of(name), outputs=EVERY_FIELD)
+    for tokens in budgets_of(name):
         for asked in (tokens, tokens + 1):
             grid = encoder.grid_for(asked)
             pixels = pixels_for(encoder, [grid])

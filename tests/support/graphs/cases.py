@@ -21,7 +21,7 @@ from .outputs import EVERY_FIELD
 
 OURS = [*TOWERS, "qwen3_5"]
 BUDGETS = [16, 48, 96]
-"""Whole tiles of the tiny InternViT too: 16 tokens each."""
+"""Whole tiles of the tiny InternViT too: 16 tokens each. ``budgets_of`` gives those of a tower."""
 NUMBERS = ["max_batch_size", "max_frames_per_batch", "min_budget", "max_budget", "max_graphs"]
 """The settings that are one number."""
 SMALL: Grids = [[1, 1, 6]]
@@ -93,19 +93,33 @@ def mixes(name: str) -> dict[str, Grids]:
 
 
 def single(name: str) -> Grids:
-    """Return the grids of items of which each fits a budget of ``BUDGETS`` alone."""
+    """Return the grids of items of which each fits a budget of ``budgets_of`` alone."""
     if is_tiled(name):
         return tiles_of(name, 1, 2, 6)
     return in_tokens_of(tower(name), [[1, 4, 6], [2, 6, 6], [1, 12, 14]])
 
 
 def tiles_of(name: str, *counts: int) -> Grids:
-    """Return grids of items with ``counts`` times the tiles that make 16 tokens.
+    """Return grids of items with ``counts`` times the tiles that make the smallest budget.
 
-    InternViT makes 16 tokens of one tile, Step3-VL of four.
+    InternViT makes 16 tokens of one tile, Step3-VL of four; CLIP makes 64 of one.
     """
+    return [[count * unit_of(name) // tile_tokens(name), 8, 8] for count in counts]
+
+
+def tile_tokens(name: str) -> int:
     (spec,) = tower(name).item_specs([[1, 8, 8]])
-    return [[count * 16 // spec.output_tokens, 8, 8] for count in counts]
+    return spec.output_tokens
+
+
+def unit_of(name: str) -> int:
+    """Return the tokens of a tower's smallest budget: 16, or those of a tile where it has more."""
+    return max(BUDGETS[0], tile_tokens(name)) if is_tiled(name) else BUDGETS[0]
+
+
+def budgets_of(name: str) -> list[int]:
+    """Return ``BUDGETS``, or as many whole tiles where one has more than 16 tokens."""
+    return [tokens * unit_of(name) // BUDGETS[0] for tokens in BUDGETS]
 
 
 def static(
