@@ -32,7 +32,7 @@ def jpegs() -> list[bytes]:
     return files
 
 
-def test_pixels_are_at_most_two_levels_from_those_of_pil() -> None:
+def test_pixels_are_at_most_three_levels_from_those_of_pil() -> None:
     files = jpegs()
     decoder = decoder_of(torch.device("cuda", 0))
     assert all(type(image).__name__ == "DeviceImage" for image in decoder.decode_files(files))
@@ -40,7 +40,7 @@ def test_pixels_are_at_most_two_levels_from_those_of_pil() -> None:
         found = read_images(files)
     for pixels, wanted in zip(found, read_images(files), strict=True):
         assert pixels.shape == wanted.shape
-        assert int((pixels.cpu().int() - wanted.int()).abs().max()) <= 2
+        assert int((pixels.cpu().int() - wanted.int()).abs().max()) <= 3
 
 
 @pytest.mark.parametrize("workers", [1, 8])
