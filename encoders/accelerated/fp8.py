@@ -17,9 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from ..block_parts import BlockParts
-from ..layers.torch_internals import fp8_product, is_plain
+from ..layers.keyless_bias_linear import bias_of
+from ..layers.torch_internals import fp8_product
 from .attention.choices import rounded, saved_rows
 from .derived import QuantisedWeights
+from .obstacles import is_product
 from .triton_kernels.quantise import Rows8, quantise
 
 MULTIPLE = 16
@@ -105,7 +107,7 @@ class Fp8Products:
     def linear(self, layer: nn.Linear, rows: Rows8) -> Tensor:
         """Apply a plain linear layer to quantised rows [T, K]; the result is bfloat16 [T, N]."""
         (weight,) = self.derived.of(layer, layer.weight)
-        return product(rows, weight, layer.bias)
+        return product(rows, weight, bias_of(layer))
 
     def quantise(self, rows: Tensor) -> Rows8:
         """Quantise rows [T, K] to fp8 (e4m3), each with its own scale."""
@@ -177,4 +179,4 @@ def _layers(step: str, parts: BlockParts) -> tuple[nn.Linear, ...]:
 
 def _fits(layer: nn.Module) -> bool:
     """Return whether a layer is a plain bfloat16 product, which can run in fp8."""
-    return is_plain(layer) and layer.weight.dtype == torch.bfloat16
+    return is_product(layer) and layer.weight.dtype == torch.bfloat16

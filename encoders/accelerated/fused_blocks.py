@@ -22,12 +22,13 @@ from torch import Tensor, nn
 from ..block_parts import BlockParts, PartNorm
 from ..data import Metadata
 from ..layers.bounded_linear import BoundedLinear, Range
+from ..layers.keyless_bias_linear import bias_of
 from ..layers.torch_internals import gelu_tanh_product, is_plain
 from .aligned import aligned_mlp
 from .attention.choices import KernelChoices, graph_milliseconds
 from .attention.fused import BlocksRun, FusedAttention
 from .derived import DerivedWeights
-from .obstacles import clamps, fusible_parts, is_norm, single_ranges
+from .obstacles import clamps, fusible_parts, is_norm, is_product, single_ranges
 from .shapes import HALF_DTYPES
 
 if TYPE_CHECKING:
@@ -335,8 +336,8 @@ class FusedForward:
         if not isinstance(rows, Tensor):
             assert self.fp8 is not None
             return self.fp8.linear(layer, rows)
-        if is_plain(layer):
-            return F.linear(rows, layer.weight, layer.bias)
+        if is_product(layer):
+            return F.linear(rows, layer.weight, bias_of(layer))
         if clamps(layer):
             return self._apply_bounded(layer, rows, is_clamped)
         self.run_record.called_count += 1
@@ -371,4 +372,4 @@ class FusedForward:
     @staticmethod
     def _is_own(layer: nn.Module) -> bool:
         """Return whether the result of a layer may be overwritten, because no hook can hold it."""
-        return is_plain(layer) or clamps(layer)
+        return is_product(layer) or clamps(layer)

@@ -11,6 +11,7 @@ from torch import nn
 
 from ..block_parts import BlockParts, NamesItsParts
 from ..layers.bounded_linear import BoundedLinear, Bounds, Range
+from ..layers.keyless_bias_linear import KeylessBiasLinear
 from ..layers.torch_internals import is_plain, is_untouched, transforms_are_on
 
 NO_PARTS = "no block of this tower names its parts: it has norms on its branches, or was replaced"
@@ -87,6 +88,11 @@ def is_norm(norm: nn.Module, weighted: bool = True) -> TypeGuard[nn.LayerNorm | 
 def is_plain_table(table: nn.Embedding) -> bool:
     """Return whether calling an embedding looks up rows of its weight and nothing else."""
     return is_plain(table, types=(nn.Embedding,)) and table.max_norm is None
+
+
+def is_product(layer: nn.Module) -> TypeGuard[nn.Linear]:
+    """Return whether a layer multiplies with its weight, adds ``bias_of(layer)``, and no more."""
+    return is_plain(layer, types=(nn.Linear, KeylessBiasLinear))
 
 
 def clamps(layer: nn.Module) -> TypeGuard[BoundedLinear]:

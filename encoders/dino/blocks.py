@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..layers.attention import attention
+from ..layers.keyless_bias_linear import KeylessBiasLinear
 from ..layers.rotary import rotate
 from ..layers.segments import RotarySegments, TileSegments
 
@@ -83,21 +84,6 @@ class Attention(nn.Module):
         offsets, longest = context.cu_seqlens, context.max_seqlen
         out_THK = attention(q_THK, k_THK, v_THK, offsets, longest, padding=context.padding)
         return self.proj(out_THK.flatten(1))
-
-
-class KeylessBiasLinear(nn.Linear):
-    """The projection of queries, keys and values [Q; K; V] with a bias of Q and V alone.
-
-    Rotated keys with a bias would not be the same, so the bias of keys cannot be a parameter.
-    """
-
-    def __init__(self, width: int) -> None:
-        super().__init__(width, 3 * width, bias=False)
-        self.q_bias, self.v_bias = (nn.Parameter(torch.zeros(width)) for _ in "qv")
-
-    def forward(self, x: Tensor) -> Tensor:
-        bias = torch.cat((self.q_bias, torch.zeros_like(self.q_bias), self.v_bias))
-        return F.linear(x, self.weight, bias)
 
 
 class MLP(nn.Module):

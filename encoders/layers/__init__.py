@@ -7,6 +7,7 @@
 - ``frame_pairs``: the squares of patches in two frames that make one token
 - ``products``: convolutions computed as matrix products, where the result is the same
 - ``bounded_linear``: linear layers that clamp their input and output
+- ``keyless_bias_linear``: the projection of queries, keys and values whose keys have no bias
 - ``blocks``: blocks of transformers, their sizes and their MLP
 - ``sam``, ``clip_vit``, ``deepseek_siglip``: whole vision towers; an encoder of DeepSeek has one or
   two of them
