@@ -49,7 +49,9 @@ class Lora(nn.Module):
         super().__init__()
         self.base = base
         out, columns = base.weight.shape[0], base.weight[0].numel()
-        self.down = nn.Parameter(torch.full((1, columns), 0.5 / columns, dtype=base.weight.dtype))
+        # No constant: the rows of a layer norm sum to nearly nothing, and so would its products.
+        down = torch.linspace(0.0, 1.0 / columns, columns, dtype=base.weight.dtype)
+        self.down = nn.Parameter(down[None])
         self.up = nn.Parameter(torch.full((out, 1), up, dtype=base.weight.dtype))
 
     @property
