@@ -23,6 +23,7 @@ from encoders.contract import EncoderOutput
 
 from ..configs import Config
 from ..keys import State, renamed, split_qkv
+from ..versions import OLDER_TOWERS, skip_without
 from .siglip import interpolate_any
 
 DINO_NARROW = {"hidden_size": 64, "num_attention_heads": 4, "mlp_ratio": 2}
@@ -34,6 +35,7 @@ _COORDINATES = modeling_dinov3_vit.get_patches_center_coordinates.__wrapped__
 
 def dinov2_reference(config: Config) -> nn.Module:
     """Build transformers' Dinov2Model, or Dinov2WithRegistersModel."""
+    skip_without(*OLDER_TOWERS["dinov2"])
     kind = {key: value for key, value in config.items() if key != "model_type"}
     model: Any
     if config["model_type"] == "dinov2":
