@@ -76,7 +76,7 @@ AUTO = {
     *("qwen2_5_vl", "exaone4_5", "qwen3_vl", "cosmos3", "qwen3_vl_moe", "qwen3_5", "qwen4_exp"),
     *("qwen_drive", "cohere_compass", "intern_vit_hf", "deepseek_vl_hf"),
     *("glm4v", "glm4v_moe", "glm_ocr", "glm5_next"),
-    *("clip", "metaclip_2", "llava"),
+    *("clip", "llava"),
     *("siglip", "siglip2", "lfm2_vl", "lfm2_5_vl", "gemma3", "idefics3", "smolvlm"),
     *("pixtral", "ministral3", "lighton_ocr", "gemma4", "gemma4_e2b"),
     *("kimi_k25_hf", *DINO),
