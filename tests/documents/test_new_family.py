@@ -20,7 +20,8 @@ family = FAMILIES["acme_vl"]
 model = family.facts.published[-1]
 encoder = family.on_meta(build_config(family, model.config, None, model.repo_id))
 print(type(encoder).__name__, sum(value.numel() for value in encoder.parameters()))
-print(find_family(model.config, [], model.repo_id, None, lambda _: False).name, model.parameters)
+found = find_family(model.config, [], model.repo_id, None, lambda _: False)
+print(found.name, model.parameters + model.projector_parameters)
 """
 
 

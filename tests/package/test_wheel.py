@@ -16,6 +16,7 @@ import vitgraph
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = {"encoders", "graphwrap", "weights", "vitgraph"}
+OTHERS = {"tests", "benchmarks", "docs", "examples", "notebooks", ".ci", ".github"}
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +87,7 @@ def test_sdist_carries_what_a_wheel_is_built_of(tmp_path: Path) -> None:
     assert names >= {"LICENSE", "NOTICE", "README.md", "SECURITY.md", "Makefile"}
     assert names >= {f"{package}/py.typed" for package in PACKAGES}
     folders = {name.split("/")[0] for name in names if "/" in name}
-    assert folders == {*PACKAGES, "tests", "benchmarks", "docs", "examples", "notebooks", ".ci"}
+    assert folders == PACKAGES | OTHERS
     assert names >= {"constraints.txt", "constraints-oldest.txt", "mkdocs.yml"}
     assert names >= {".pre-commit-config.yaml", "CONTRIBUTING.md", "CHANGELOG.md"}
     assert modes[".ci/run"] & 0o100  # the shipped tests of make ask that CI can run it

@@ -214,7 +214,7 @@ CLIP = Family(
     classes={
         "clip": _CLIP_CLASS,
         "metaclip_2": TransformersClass(
-            "metaclip_2", "MetaClip2VisionModel", "metaclip_2_vision_model"
+            "metaclip_2", "MetaClip2VisionModel", "metaclip_2_vision_model", auto=False
         ),
     },
     fields=_FIELDS,

@@ -221,7 +221,7 @@ def test_choices_of_products_are_saved_and_loaded(name: str) -> None:
     other.load_kernel_choices(choices)
     run(other, name)
     assert other.kernel_choices()["products"] == [{**row, "ms": {}} for row in choices["products"]]
-    with pytest.raises(ValueError, match="no choices of products"):
+    with pytest.raises(ValueError, match="are not choices of products"):
         other.load_kernel_choices({**choices, "products": [{"step": "mlp"}]})
 
 

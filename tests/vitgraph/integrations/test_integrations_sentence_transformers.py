@@ -134,9 +134,11 @@ def test_text_and_unknown_pools_are_refused(tmp_path: Path) -> None:
 def test_a_pool_that_the_encoder_cannot_make_is_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="pool='cls': this encoder has no class token"):
         build(load(tmp_path / "qwen"), pool="cls")
-    tiles = GraphedEncoder(load(tmp_path / "tiles", "intern_vit_300m"), [256], backend="static")
-    with pytest.raises(ValueError, match="pool='cls' reads last_hidden_state, which this encoder"):
-        build(tiles, pool="cls")
+    taps = GraphedEncoder(
+        load(tmp_path / "qwen"), [256], outputs=("deepstack_features",), backend="static"
+    )
+    with pytest.raises(ValueError, match="pool='mean' reads "):
+        build(taps, pool="mean")
 
 
 @pytest.mark.integrations

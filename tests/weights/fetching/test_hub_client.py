@@ -43,7 +43,8 @@ def test_no_bar_and_no_warning_whatever_the_clients_switch_says(
     hub: HubServer, sharded: Path, tmp_path: Path, switch: str
 ) -> None:
     hub.push(REPO, sharded)
-    code = f"import weights; weights.load_encoder({REPO!r}, progress=False, fetch='shards')"
+    call = f"load_encoder({REPO!r}, dtype='bfloat16', progress=False, fetch='shards')"
+    code = f"import weights; weights.{call}"
     shell = environment(hub, tmp_path) | {"HF_HUB_DISABLE_PROGRESS_BARS": switch}
     done = run(code, shell, "-W", "error")
     assert (done.returncode, done.stderr) == (0, "")
