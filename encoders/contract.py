@@ -274,7 +274,7 @@ class Accelerator(Protocol):
         blocks: Sequence[nn.Module],
         hidden: Tensor,
         metadata: Metadata,
-        taps: Collection[int],
+        read_after: Collection[int],
         call_block: CallBlock,
     ) -> Iterable[Step] | None:
         """Return ``blocks`` as functions that a ``forward`` calls one after the other.
@@ -284,8 +284,8 @@ class Accelerator(Protocol):
             blocks: those to run, the first ones of ``stack``.
             hidden: the rows that the first block reads, [T, D] or views [B, .., D].
             metadata: the result of the encoder's ``prepare_encoder_metadata``.
-            taps: numbers of the blocks, beside the last, that return the hidden state; the others
-                may return anything that the next function understands.
+            read_after: numbers of the blocks, beside the last, that return the hidden state; the
+                others may return anything that the next function understands.
             call_block: calls a block as a module if the accelerator cannot run it.
 
         Returns:

@@ -95,7 +95,7 @@ class FusedBlocks:
         blocks: Sequence[nn.Module],
         hidden: Tensor,
         metadata: Metadata,
-        taps: Collection[int],
+        read_after: Collection[int],
         call_block: CallBlock,
     ) -> Iterable[Step] | None:
         """Return fused ``blocks`` as functions that a ``forward`` calls one after the other.
@@ -105,7 +105,7 @@ class FusedBlocks:
             blocks: those to run, the first ones of ``stack``.
             hidden: the rows that the first block reads, [rows, width] or [views, .., width].
             metadata: the result of the encoder's ``prepare_encoder_metadata``.
-            taps: numbers, from 0, of the blocks beside the last that return the hidden state.
+            read_after: numbers, from 0, of the blocks beside the last that return the hidden state.
             call_block: calls a block that cannot be fused.
 
         Returns:
@@ -113,7 +113,7 @@ class FusedBlocks:
         """
         if _is_elsewhere(hidden):
             with torch.cuda.device(hidden.device):
-                steps = self.steps(stack, blocks, hidden, metadata, taps, call_block)
+                steps = self.steps(stack, blocks, hidden, metadata, read_after, call_block)
             return steps and [_on_device(step, hidden.device) for step in steps]
         because, called_count = obstacle(hidden.device, hidden.dtype) or obstacle_now(), 0
         if because is None and not any(map(names_its_parts, stack)):
@@ -126,7 +126,7 @@ class FusedBlocks:
             self.fp8.derived.follow()
         forward = FusedForward(self.attention, self.derived, call_block, hidden, metadata, self.fp8)
         self.run_records[stack] = forward.run_record
-        return forward.steps(blocks, taps)
+        return forward.steps(blocks, read_after)
 
     def metadata_of(
         self, grids: list[Grid], weight: Tensor, prepare: Callable[[list[Grid]], Metadata]

@@ -82,12 +82,13 @@ class FusedForward:
         self.normed: Rows | None = None
         """The input of the next block's attention, if it was made to complete a state."""
 
-    def steps(self, blocks: Sequence[nn.Module], taps: Collection[int]) -> list[Step]:
-        """Return one function per block; the last, and those in ``taps``, return the hidden state.
+    def steps(self, blocks: Sequence[nn.Module], read_after: Collection[int]) -> list[Step]:
+        """Return one function per block.
 
-        The others return the residual as it is, to which something is still to be added.
+        The last, and those in ``read_after``, return the hidden state. The others return the
+        residual as it is, to which something is still to be added.
         """
-        self.blocks, self.taps = blocks, taps
+        self.blocks, self.read_after = blocks, read_after
         self.parts = [self._fusible_parts(block) for block in blocks]
         return [partial(self._run_block, number) for number in range(len(blocks))]
 
@@ -98,7 +99,7 @@ class FusedForward:
             self.normed = None
         parts = self.parts[number]
         if parts is None:
-            self._complete_stream()
+            self._complete_residual()
             self._call_block(self.blocks[number])
         else:
             rows, self.normed = self.normed, None
@@ -121,13 +122,13 @@ class FusedForward:
             self.derived.refresh()
             if self.fp8 is not None:
                 self.fp8.derived.refresh()
-            self._complete_stream()
+            self._complete_residual()
             return self.residual.hidden.view(self.shape)
-        if number not in self.taps:
+        if number not in self.read_after:
             return cast("Tensor", self.residual)
         following = self.parts[number + 1]
         if following is None:
-            self._complete_stream()
+            self._complete_residual()
             return self.residual.hidden.view(self.shape)
         self.normed = self._apply_norm(following.norm1, True, self._in_fp8("qkv", following))
         return self.kept_residual.view(self.shape)
@@ -139,7 +140,7 @@ class FusedForward:
             return None
         return parts
 
-    def _complete_stream(self) -> None:
+    def _complete_residual(self) -> None:
         """Add to the residual the branch output and bias that are still missing from it."""
         if not self.residual.complete:
             self._go_on_from(self.norms.add(self.residual))
@@ -193,7 +194,7 @@ class FusedForward:
         """
         if not is_norm(norm):
             self.run_record.called_count += 1
-            self._complete_stream()
+            self._complete_residual()
             # A hook of the norm may hold the residual, which no later step overwrites then.
             self.kept_residual, self.writable = self.residual.hidden, False
             normed: Tensor = norm(self.residual.hidden.view(self.shape)).flatten(0, -2).contiguous()

@@ -207,7 +207,7 @@ class VisionEncoder(Encoder):
         """
         metadata = self._resolve_metadata(pixel_values, grid_thw, None)
         hidden, stop = self.embed_patches(pixel_values, metadata), max(numbers, default=-1) + 1
-        steps = self.steps(self.blocks, hidden, metadata, taps=numbers, stop=stop)
+        steps = self.steps(self.blocks, hidden, metadata, read_after=numbers, stop=stop)
         for number, block in enumerate(steps):
             hidden = block(hidden)
             if number in numbers:
@@ -305,21 +305,21 @@ class VisionEncoder(Encoder):
         hidden: Tensor,
         metadata: Metadata,
         *,
-        taps: Collection[int] = (),
+        read_after: Collection[int] = (),
         stop: int | None = None,
     ) -> Iterable[Step]:
         """Return blocks as functions of only the hidden state, to be called one after the other.
 
         A ``forward`` loops over them, ``hidden = block(hidden)``. Each gets what all blocks read
         beside the hidden state. An accelerated encoder returns fused blocks unless gradients are
-        recorded; only the last of them, and those in ``taps``, return the hidden state: the others
-        return what the next one needs.
+        recorded; only the last of them, and those in ``read_after``, return the hidden state: the
+        others return what the next one needs.
 
         Args:
             blocks: the stack to run: ``self.blocks``, or one that runs before it, such as SAM's.
             hidden: the rows that the first block reads.
             metadata: the result of ``prepare_encoder_metadata``.
-            taps: numbers, from 0, of the blocks whose output is read, beside the last one's.
+            read_after: numbers, from 0, of the blocks whose output is read, beside the last one's.
             stop: the number of blocks to run; None runs all.
         """
         run = list(islice(blocks, stop))
@@ -328,7 +328,7 @@ class VisionEncoder(Encoder):
             def call_block(block: nn.Module, hidden: Tensor) -> Tensor:
                 return self._run_block(block, self._block_context(hidden, metadata), hidden)
 
-            fused = self.accelerator.steps(blocks, run, hidden, metadata, taps, call_block)
+            fused = self.accelerator.steps(blocks, run, hidden, metadata, read_after, call_block)
             if fused is not None:
                 return fused
         context = self._block_context(hidden, metadata)

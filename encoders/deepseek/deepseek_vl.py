@@ -312,7 +312,8 @@ class HighResolution(TileEncoder):
         metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
         hidden = self.embed_patches(pixel_values, metadata)
         first = min(self.config.global_blocks)
-        for number, block in enumerate(self.steps(self.blocks, hidden, metadata, taps=(first,))):
+        steps = self.steps(self.blocks, hidden, metadata, read_after=(first,))
+        for number, block in enumerate(steps):
             hidden = block(hidden)
             if number == first:
                 early = hidden

@@ -223,6 +223,6 @@ def centre_angles(places: Tensor, head_size: int, theta: float) -> tuple[Tensor,
         head_size: K; half the angles are by y, then half by x.
         theta: the base of the frequencies.
     """
-    steps = torch.arange(0, 1, 4 / head_size, dtype=places.dtype, device=places.device)
-    angles = (2 * math.pi * places[:, :, None] * theta**-steps).flatten(1)
+    exponents = torch.arange(0, 1, 4 / head_size, dtype=places.dtype, device=places.device)
+    angles = (2 * math.pi * places[:, :, None] * theta**-exponents).flatten(1)
     return angles.cos(), angles.sin()

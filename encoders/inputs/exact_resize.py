@@ -119,12 +119,12 @@ def _bits_for_int16(largest: float) -> int:
 
 @lru_cache(maxsize=256)
 def _weights_on(
-    length: int, size: int, mode: Resample, library: Library, device: torch.device, stream: int
+    length: int, size: int, mode: Resample, library: Library, device: torch.device, cuda_stream: int
 ) -> Weights:
     """Return weights on a device.
 
     Each CUDA stream has tables of its own, so that none is read before it is copied, and none is
-    freed while another stream reads it. A table has 100 KB at most for published sizes.
+    freed while another CUDA stream reads it. A table has 100 KB at most for published sizes.
     """
     weights = make_weights(length, size, mode, library)
     if device.type == "cpu":
@@ -176,9 +176,9 @@ def resize_exactly(
 
     old, new = (pixels.shape[1], pixels.shape[2]), (height, width)
     with torch.cuda.device_of(pixels):
-        stream = torch.cuda.current_stream().stream_id if pixels.is_cuda else 0
+        cuda_stream = torch.cuda.current_stream().stream_id if pixels.is_cuda else 0
         for axis in axes_in_order(old, new, library):
-            weights = _weights_on(old[axis], new[axis], mode, library, pixels.device, stream)
+            weights = _weights_on(old[axis], new[axis], mode, library, pixels.device, cuda_stream)
             pixels = resize_axis(pixels.contiguous(), weights.table, weights.shift, axis + 1)
     return pixels
 

@@ -260,8 +260,8 @@ def learn_heif(file: Path | Readable) -> bool:
 
 def _read_head(file: Path | Readable) -> bytes:
     if isinstance(file, Path):
-        with open(file, "rb") as stream:
-            return stream.read(_HEAD)
+        with open(file, "rb") as opened:
+            return opened.read(_HEAD)
     file.seek(0)
     return file.read(_HEAD)
 

@@ -305,7 +305,7 @@ def rotary_cos_sin(
 
     Angles by column and by row alternate; K is ``head_size``, ``theta`` the base.
     """
-    steps = torch.arange(0, head_size, 4, dtype=dtype, device=positions.device)
-    turns = theta ** (steps / head_size)
+    exponents = torch.arange(0, head_size, 4, dtype=dtype, device=positions.device)
+    turns = theta ** (exponents / head_size)
     angles = (positions.flip(1)[:, None].to(dtype) / turns[:, None]).flatten(1)
     return angles.cos(), angles.sin()

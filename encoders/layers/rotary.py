@@ -16,8 +16,8 @@ def rotary_cos_sin(
 
     Half the angles are by row, then half by column; K is ``head_size``, ``theta`` the base.
     """
-    steps = torch.arange(0, head_size // 2, 2, dtype=dtype, device=positions.device)
-    turns = theta ** (steps / (head_size // 2))
+    exponents = torch.arange(0, head_size // 2, 2, dtype=dtype, device=positions.device)
+    turns = theta ** (exponents / (head_size // 2))
     angles = (positions[:, :, None].to(dtype) / turns).flatten(1)
     return angles.cos(), angles.sin()
 

@@ -83,8 +83,8 @@ def padded_offsets(
             "pass fewer items"
         )
     padding = 0 if capacity is None else capacity - count
-    steps = torch.tensor([0, *lengths, *[0] * padding], dtype=torch.int64, device="cpu")
-    return steps.cumsum(0).to(torch.int32)
+    padded = torch.tensor([0, *lengths, *[0] * padding], dtype=torch.int64, device="cpu")
+    return padded.cumsum(0).to(torch.int32)
 
 
 def prefix_metadata(

@@ -97,9 +97,9 @@ def frame_table(frames: int, width: int, dtype: torch.dtype) -> Tensor:
 
     Row n + 1 is added to the patches of frame n of a clip; row 0, zeros, to patches of an image.
     """
-    steps = torch.arange(0, width, 2, dtype=dtype, device="cpu")
+    exponents = torch.arange(0, width, 2, dtype=dtype, device="cpu")
     numbers = torch.arange(frames, dtype=dtype, device="cpu")
-    angles = numbers[:, None] / 10000.0 ** (steps / width)
+    angles = numbers[:, None] / 10000.0 ** (exponents / width)
     return F.pad(torch.cat((angles.sin(), angles.cos()), 1), (0, 0, 1, 0))
 
 

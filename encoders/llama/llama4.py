@@ -263,8 +263,8 @@ def rotary_cos_sin(
     Rows and columns of the ``h`` x ``w`` patches of a tile count from 1; the class token, which
     comes first, is not rotated. K is ``head_size``, ``theta`` the base.
     """
-    steps = torch.arange(0, head_size // 2, 2, dtype=dtype, device="cpu")
-    turns = theta ** (steps / (head_size // 2))
+    exponents = torch.arange(0, head_size // 2, 2, dtype=dtype, device="cpu")
+    turns = theta ** (exponents / (head_size // 2))
     rows = torch.arange(1, h + 1, dtype=dtype, device="cpu")[:, None, None] / turns
     columns = torch.arange(1, w + 1, dtype=dtype, device="cpu")[None, :, None] / turns
     angles = torch.cat((columns.expand(h, -1, -1), rows.expand(-1, w, -1)), dim=-1).flatten(0, 1)

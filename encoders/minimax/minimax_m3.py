@@ -273,8 +273,8 @@ def rotary_cos_sin(
     r is 3 * (head_size // 6) pairs of columns; ``theta`` is the base.
     """
     columns = 2 * (head_size // 3 // 2)
-    steps = torch.arange(0, columns, 2, dtype=dtype, device=positions.device)
-    turns = theta ** (steps / columns)
+    exponents = torch.arange(0, columns, 2, dtype=dtype, device=positions.device)
+    turns = theta ** (exponents / columns)
     angles = (positions[:, :, None].to(dtype) / turns).flatten(1)
     return angles.cos(), angles.sin()
 

@@ -304,7 +304,7 @@ def rotary_cos_sin(
     The first half of the angles is by row, with the even ones of the K/2 frequencies of a head; the
     second half is by column, with the odd ones.
     """
-    steps = torch.arange(0, head_size, 2, dtype=dtype, device=positions.device)
-    turns = (theta ** (steps / head_size)).view(-1, 2).T
+    exponents = torch.arange(0, head_size, 2, dtype=dtype, device=positions.device)
+    turns = (theta ** (exponents / head_size)).view(-1, 2).T
     angles = (positions[:, :, None].to(dtype) / turns).flatten(1)
     return angles.cos(), angles.sin()

@@ -168,12 +168,13 @@ class Qwen3VLEncoder(PatchEncoder):
         """
         metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
         hidden = self.embed_patches(pixel_values, metadata)
-        tapped = self.config.deepstack_visual_indexes
+        stacked = self.config.deepstack_visual_indexes
         deepstack: list[Tensor] = []
-        for number, block in enumerate(self.steps(self.blocks, hidden, metadata, taps=tapped)):
+        steps = self.steps(self.blocks, hidden, metadata, read_after=stacked)
+        for number, block in enumerate(steps):
             hidden = block(hidden)
-            if number in tapped:
-                merger = self.deepstack_merger_list[tapped.index(number)]
+            if number in stacked:
+                merger = self.deepstack_merger_list[stacked.index(number)]
                 deepstack.append(merger(hidden))
         return EncoderOutput(hidden, self.merger(hidden), tuple(deepstack))
 
@@ -314,8 +315,8 @@ def position_taps(
     for t, h, w in grids:
         count = h * w
         cells = merge_order_positions([(1, h, w)], merge, count)
-        steps = [(side - 1) / max(h - 1, 1), (side - 1) / max(w - 1, 1)]
-        coordinates = cells.to(dtype) * torch.tensor(steps, dtype=dtype, device="cpu")
+        spacing = [(side - 1) / max(h - 1, 1), (side - 1) / max(w - 1, 1)]
+        coordinates = cells.to(dtype) * torch.tensor(spacing, dtype=dtype, device="cpu")
         low = coordinates.to(torch.int64)
         high = (low + 1).clamp(max=side - 1)
         fraction = coordinates - low

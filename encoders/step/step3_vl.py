@@ -324,8 +324,8 @@ class MLP(nn.Module):
 
 def rotary_cos_sin(h: int, w: int, head_size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return cos and sin [h*w, head_size/2] of rotary angles, half by column, then half by row."""
-    steps = torch.arange(0, head_size // 2, 2, dtype=dtype, device="cpu")
-    turns = 10000.0 ** (steps / (head_size // 2))
+    exponents = torch.arange(0, head_size // 2, 2, dtype=dtype, device="cpu")
+    turns = 10000.0 ** (exponents / (head_size // 2))
     rows = torch.arange(h, dtype=dtype, device="cpu")[:, None, None] / turns
     columns = torch.arange(w, dtype=dtype, device="cpu")[None, :, None] / turns
     angles = torch.cat((columns.expand(h, -1, -1), rows.expand(-1, w, -1)), dim=-1).flatten(0, 1)

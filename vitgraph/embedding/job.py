@@ -113,10 +113,9 @@ class Job:
             len(failed[number]) if number in failed else self._items(number) for number in self.todo
         )
         empty = self._empty_arrays(encoder)
-        limits, settings, options = self.calls
-        options = options._replace(total=total, per_line=items_per_shard)
+        options = self.calls.stream._replace(total=total, per_line=items_per_shard)
         item_encoder = encoder.item_encoder()
-        results = stream_items(item_encoder, self._tasks(), limits, settings, options)
+        results = stream_items(item_encoder, self._tasks(), *self.calls[:2], options)
         with closing(results):
             for number in self.todo:
                 self._write_shard(number, results, item_encoder, empty)

@@ -78,17 +78,17 @@ def _area(file: File, reader: ImageReader) -> int:
     """Return the number of pixels of an image by its header, 0 if it cannot be read."""
     try:
         if file.kind == "file" and not is_remote(file.path):
-            with open_regular(file.path) as stream:
-                return _area_in_header(stream)
+            with open_regular(file.path) as opened:
+                return _area_in_header(opened)
         return _area_in_header(io.BytesIO(reader.read(file)))
     except Exception:  # noqa: BLE001  # drivers of remote stores raise errors of any class
         return 0
 
 
-def _area_in_header(stream: IO[bytes]) -> int:
-    learn_heif(stream)
-    stream.seek(0)
+def _area_in_header(opened: IO[bytes]) -> int:
+    learn_heif(opened)
+    opened.seek(0)
     with warnings.catch_warnings():
         # PIL's warning does not name the file.
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-        return prod(Image.open(stream).size)
+        return prod(Image.open(opened).size)
