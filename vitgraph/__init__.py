@@ -8,7 +8,7 @@ in ``__all__`` are public, and so is what ``features``, ``integrations``, ``plot
 - ``models``: the checkpoints that are known to load, as :func:`list_models` gives them
 - ``features``: the features files that ``vitgraph encode`` writes
 - ``embedding``: many images embedded by a job of several workers, or inside another engine
-- ``search``: the images of an embedding job that are most similar to a photograph
+- ``search``: the images of an embedding job that are most similar to a photograph or a text
 - ``parallel``: one call divided among several GPUs
 - ``integrations``: encoders inside other libraries, one module per library
 - ``analysis``: finds similar blocks and nearest patches; ``plots``: draws these and feature maps
@@ -97,6 +97,7 @@ if TYPE_CHECKING:
     from .plots import plot_feature_maps as plot_feature_maps
     from .plots import plot_nearest_patches as plot_nearest_patches
     from .plots import plot_similarity as plot_similarity
+    from .search.texts import embed_texts as embed_texts
 
 __version__ = "0.2.0.dev0"
 

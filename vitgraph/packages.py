@@ -23,6 +23,19 @@ def require_pyarrow() -> None:
     _require("pyarrow", "parquet files need pyarrow: pip install 'pyarrow>=15'")
 
 
+def require_transformers() -> None:
+    """Check that transformers is installed.
+
+    Raises:
+        ValueError: transformers is not installed; the message says how to install it.
+    """
+    _require(
+        "transformers",
+        "texts need the extra `text`: pip install 'transformers>=5.20.2' 'sentencepiece>=0.2' "
+        "'protobuf>=4'",
+    )
+
+
 def _require(module: str, message: str) -> None:
     try:
         import_module(module)

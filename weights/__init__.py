@@ -18,6 +18,7 @@ load uses them:
   encoder's, before data are read
 - ``adapters``: LoRA adapters beside the weights, merged into the tower
 - ``load``: :func:`load_encoder`, which fills an encoder strictly or not at all
+- ``text_half``: the text half of a CLIP or SigLIP checkpoint, which transformers runs
 - ``inspection``: :func:`inspect_checkpoint`, which says what a checkpoint holds
 - ``extraction``: :func:`extract_encoder`, which writes a folder with only the tower
 - ``threads``: tasks in parallel threads, which stop at an error
@@ -56,6 +57,8 @@ if TYPE_CHECKING:
     from .opening import resolve_commit as resolve_commit
     from .strict_json import JsonDict as JsonDict
     from .strict_json import JsonObject as JsonObject
+    from .text_half import TextHalf as TextHalf
+    from .text_half import read_text_half as read_text_half
 
 _MODULES = {
     alias.name: f"{'.' * node.level}{node.module}"

@@ -116,7 +116,7 @@ def load_encoder(
     check_family(family)
     source = (revision, subfolder, cache_dir, token, local_files_only)
     options = HubOptions(*source, force_download, fetch, max_workers, progress)
-    target = _parse_device(device)
+    target = parse_device(device)
     damages: list[DamagedError] = []
     with torch.inference_mode(mode=False):  # else parameters could become inference tensors
         while True:
@@ -196,7 +196,7 @@ def _parse_dtype(dtype: torch.dtype | DtypeName | None) -> torch.dtype | None:
     )
 
 
-def _parse_device(device: torch.device | str | None) -> torch.device:
+def parse_device(device: torch.device | str | None) -> torch.device:
     """Return the device that tensors are loaded to; None is torch's default device.
 
     A ValueError is raised if this machine has no such device, or if it is the meta device.
@@ -289,7 +289,7 @@ def read_tensors(
     # For a GPU only one thread reads, so that host memory holds one tensor at a time.
     readers = min(MOST_READERS, os.cpu_count() or 1) if device.type == "cpu" else 1
     with ThreadPoolExecutor(readers) as threads:
-        largest = list(threads.map(lambda entry: _fill(label, locations, *entry), reads))
+        largest = list(threads.map(lambda entry: fill_tensor(label, locations, *entry), reads))
     read_in_order = [tensor for tensor, _ in reads]
     check_magnitudes(zip(read_in_order, largest, strict=True), dtype, label)
     for tensor, target in reads:
@@ -298,13 +298,13 @@ def read_tensors(
     if tower.adapter is not None and tower.adapter.changes:
 
         def read(tensor: TowerTensor, target: Tensor) -> None:
-            _fill(label, locations, tensor, target)
+            fill_tensor(label, locations, tensor, target)
 
         merge(tower.adapter, tensors, read, lambda: tower.num_heads, label)
     return tensors
 
 
-def _fill(
+def fill_tensor(
     label: str, locations: Mapping[str, TensorLocation], tensor: TowerTensor, rows: Tensor
 ) -> Tensor:
     """Fill ``rows`` with a tensor of a file, and return the tensor's largest magnitude."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import unquote
 
 from .errors import CheckpointError, DamagedError, legible
@@ -20,6 +21,7 @@ _PAGE = re.compile(
     r"(/(?P<view>tree|blob|resolve)/(?P<revision>[^/]+)(/(?P<inside>.+))?)?/?"
 )
 _WITH_REVISION = re.compile(r"([\w.-]+/[\w.-]+)@([\w./-]+)")
+_T = TypeVar("_T")
 MOST_REPAIRS = 2
 """The number of times that a load opens a checkpoint again after a fetched copy proves damaged."""
 
@@ -87,6 +89,27 @@ def open_checkpoint(
             f"{similar_names(text)}"
         )
     return open_repo(text, options, damages[-1] if damages else None)
+
+
+def read_repaired(
+    repo_id_or_path: str | os.PathLike[str],
+    options: HubOptions,
+    read: Callable[[Checkpoint], _T],
+) -> _T:
+    """Return ``read(checkpoint)`` of an opened checkpoint.
+
+    If a fetched copy proves damaged meanwhile, the checkpoint is opened again and the copy fetched
+    anew, at most twice.
+    """
+    damages: list[DamagedError] = []
+    while True:
+        checkpoint = open_checkpoint(repo_id_or_path, options, damages)
+        try:
+            return read(checkpoint)
+        except DamagedError as error:
+            if len(damages) == MOST_REPAIRS:
+                raise
+            damages.append(error)
 
 
 def _text(repo_id_or_path: str | os.PathLike[str]) -> str:

@@ -18,7 +18,7 @@ RAISED = {"huggingface-hub", "safetensors", "pillow"}
 """Packages of which transformers or pillow-heif need newer versions than the library does."""
 BOUNDS_NOT_TESTED = {
     *("onnx", "onnxscript", "flash-attn-4", "gcsfs", "nvidia-nvimgcodec-cu13", "nvidia-nvjpeg"),
-    *("peft", "ipykernel", "ipywidgets", "jupyterlab"),
+    *("peft", "ipykernel", "ipywidgets", "jupyterlab", "sentencepiece", "protobuf"),
 }
 """Packages of extras that no fast test imports, or that are tools of whoever runs notebooks."""
 needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="needs make")

@@ -95,7 +95,9 @@ def _print(towers: list[CachedTower], options: argparse.Namespace) -> None:
     header = ("repo id", "commit", "tensors", "MB", "state")
     cells = [
         (
-            tower.repo_id + (f" ({tower.subfolder})" if tower.subfolder else ""),
+            tower.repo_id
+            + (f" ({tower.subfolder})" if tower.subfolder else "")
+            + (", text half" if tower.part == "text half" else ""),
             tower.commit[:10],
             str(tower.tensors),
             f"{tower.bytes / 1e6:,.1f}",

@@ -1,4 +1,4 @@
-"""Listing, checking and removing the towers that are kept in the cache on this disk."""
+"""Listing, checking and removing the towers, and text halves, that are kept on this disk."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..errors import CheckpointError, DamagedError
 from .kept_tower import KeptTower
-from .store import TOWERS_FOLDER, Store, cache_root
+from .store import TEXT_SUFFIX, TOWERS_FOLDER, Part, Store, cache_root
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,8 @@ class CachedTower:
     """The state of the tower: ``whole``, ``unfinished``, ``configs only`` (its tensors are in the
     Hub client's cache, or were never fetched), or ``damaged: `` and how."""
     folder: Path
+    part: Part = "vision tower"
+    """The part of the repo that the folder holds."""
 
 
 def list_cached(cache_dir: str | Path | None = None, *, verify: bool = False) -> list[CachedTower]:
@@ -49,7 +51,10 @@ def list_cached(cache_dir: str | Path | None = None, *, verify: bool = False) ->
         for folder in folders:
             subfolder, tensors, state = _state(Store(folder), verify=verify)
             size, commit = _disk_bytes(folder), _commit(folder)
-            towers.append(CachedTower(repo_id, commit, subfolder, size, tensors, state, folder))
+            is_text = folder.name.endswith(TEXT_SUFFIX)
+            part: Part = "text half" if is_text else "vision tower"
+            tower = CachedTower(repo_id, commit, subfolder, size, tensors, state, folder, part)
+            towers.append(tower)
     return towers
 
 

@@ -6,6 +6,8 @@ They lie beside the Hub client's own cache, which knows whole files only::
         tower/      config.json, the processor files and model.safetensors (see kept_tower.py)
         partial/    a fetch of the tower that has not finished
         answers     JSON files of a repo whose shards are in the client's cache, and a CRC-32
+    <root>/towers/models--owner--name/<commit>-text/
+        the same of the text half, with the files of its tokenizer
     <root>/towers/models--owner--name/refs/     the commit of each branch when it was last seen
 
 ``tower`` appears by one rename, whole or not at all. The header of its tensor file lists and
@@ -18,6 +20,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal, TypeAlias
 from zlib import crc32
 
 import huggingface_hub
@@ -27,7 +30,11 @@ from ..errors import DamagedError
 from ..files.writing import write_atomic
 from ..threads import log_if_slow
 
+Part: TypeAlias = Literal["vision tower", "text half"]
+"""The part of a checkpoint that is read, and kept in a folder of its own."""
 TOWERS_FOLDER = "towers"
+TEXT_SUFFIX = "-text"
+"""The end of the name of a folder that holds the text half of a checkpoint."""
 
 
 def cache_root(cache_dir: str | Path | None = None) -> Path:

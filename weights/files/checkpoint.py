@@ -13,9 +13,15 @@ from ..strict_json import JsonDict, parse_json
 from .tensor_file import Header, TensorEntry, read_header
 
 MAX_JSON_BYTES = 100_000_000
-"""The most bytes of an index file; the largest published one has about 20 MB."""
+"""The most bytes of an index file, of which the largest published one has about 20 MB, or of a file
+of a tokenizer (SigLIP2: 34 MB)."""
 MAX_CONFIG_BYTES = 16_000_000
 """The most bytes of any other JSON file; published ones have less than 1 MB."""
+TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "merges.txt", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model"),
+)
+"""The names of the files that a tokenizer of transformers reads, where a repo has them."""
 LONGEST_PART = 255
 """The most bytes in the name of a file or folder; ``encoders`` has the same limit for saving."""
 
@@ -215,8 +221,9 @@ class Checkpoint:
 
 
 def json_limit(name: str) -> int:
-    """Return the most bytes that a JSON file of this name may have."""
-    return MAX_JSON_BYTES if name.endswith(".index.json") else MAX_CONFIG_BYTES
+    """Return the most bytes that a small file of this name may have."""
+    large = name.endswith(".index.json") or name in TOKENIZER_FILES
+    return MAX_JSON_BYTES if large else MAX_CONFIG_BYTES
 
 
 def check_name(name: str, label: str) -> str:

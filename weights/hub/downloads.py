@@ -121,7 +121,7 @@ class _Fetch:
             total=sum(request.end - request.begin for request in self.requests),
             unit="B",
             unit_scale=True,
-            desc="vision tower",
+            desc=options.part,
             disable=None if options.progress else True,
             name="vitgraph.fetch",
         ) as bar:

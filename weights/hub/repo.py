@@ -26,7 +26,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import validate_repo_id
 
-from ..cache.store import Store, cache_root, repo_folder
+from ..cache.store import TEXT_SUFFIX, Part, Store, cache_root, repo_folder
 from ..errors import AbsentError, CheckpointError, legible
 from ..files.checkpoint import LONGEST_PART, check_name, json_limit
 from ..files.writing import write_atomic
@@ -60,6 +60,7 @@ class HubOptions:
     fetch: Fetch = "auto"
     max_workers: int = 8
     progress: bool = True
+    part: Part = "vision tower"
 
     def __post_init__(self) -> None:
         if self.fetch not in FETCHES:
@@ -221,6 +222,7 @@ class Repo:
         """Return the folder in the cache for the repo, or for its subfolder, at a commit."""
         subfolder = self.options.subfolder
         suffix = f"-{sha256(subfolder.encode()).hexdigest()[:16]}" if subfolder else ""
+        suffix += TEXT_SUFFIX if self.options.part == "text half" else ""
         return Store(repo_folder(self.root, self.repo_id) / f"{commit}{suffix}")
 
     def inside(self, name: str) -> str:
