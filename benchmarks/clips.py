@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.measuring.results import write_results
 from encoders.inputs.video_files import VideoFrames
 
 CODECS: dict[str, tuple[str, list[str]]] = {
@@ -140,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 result[f"{codec}, {seconds} s"] = row
                 print(codec, f"{seconds} s", json.dumps(row), flush=True)
     if options.json is not None:
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
+        write_results(options.json, result)
 
 
 if __name__ == "__main__":

@@ -77,7 +77,7 @@ def table(body: dict[str, Any]) -> list[str]:
         f"| GPUs | images | tokens | {' | '.join(f'{name}, ms' for name in ms)} | speed-up |",
         f"|{'---|' * (len(ms) + 4)}",
         f"| {body['ranks']} | {body['images']} | {body['tokens']:,} | "
-        + " | ".join(f"{value['median']:.2f}" for value in ms.values())
+        + " | ".join(f"{value['median']:.1f}" for value in ms.values())
         + f" | {body['speed-up']:.2f} |",
     ]
 

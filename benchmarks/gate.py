@@ -40,6 +40,7 @@ import torch
 
 from benchmarks.encode_many import MIXED, cut_batches, rates, spread
 from benchmarks.measuring.machine import ROOT, describe_machine
+from benchmarks.measuring.results import write_results
 from benchmarks.measuring.timing import interleaved, synchronize
 from benchmarks.towers import TOWERS, Tower
 from benchmarks.traffic.photographs import cut_photographs, write_jpegs
@@ -411,7 +412,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if name in towers:
                 row = measure(setup)
                 result.setdefault(part, {})[name] = row
-                path.write_text(json.dumps(result, indent=1) + "\n")
+                write_results(path, result)
                 rows = row.items() if part in ("bytes", "memory") else [("", row)]
                 for label, values in rows:
                     print(part, name, label, json.dumps(values), flush=True)
