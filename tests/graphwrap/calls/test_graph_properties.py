@@ -151,15 +151,16 @@ def test_every_packing_keeps_capacities_and_its_plan_covers_every_row_once(
     groups = packer.pack(specs)
     check_groups(packer, specs, groups)
     schedule = make_schedule(tuple(grids), specs, groups)
-    for kind, total in (("rows", schedule.rows), ("tokens", schedule.tokens)):
+    for unit, total in schedule.counts.items():
         covered = [0] * total
         for step in schedule.steps:
             filled = 0
-            for run in getattr(step, kind):
+            for run in step.spans[unit]:
                 assert run.target == filled
                 filled += run.length
                 for place in range(run.source, run.source + run.length):
                     covered[place] += 1
+            assert filled == step.counts[unit]
         assert covered == [1] * total
 
 
