@@ -1,0 +1,195 @@
+"""CLIP, DINOv2 and DINOv3 as CUDA graphs, beside transformers, timm and open_clip on one GPU.
+
+    python -m benchmarks.image_towers --json benchmarks/results/image_towers_h100.json
+    python -m benchmarks.image_towers --table benchmarks/results/image_towers_h100.json
+
+Towers have their real size and random weights in bfloat16. A workload is a number of images of
+224x224 or of the tower's own size, normalised and on the GPU before the timing. ``graphs`` is a
+call of a ``GraphedEncoder``; the others are run with their sdpa attention, as they are and compiled
+by ``torch.compile`` (``mode="max-autotune"``, which captures CUDA graphs). All calls run in turn,
+and each figure is a median. A library that is not installed is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModel
+
+from benchmarks.measuring.machine import about
+from benchmarks.measuring.results import write_results
+from benchmarks.measuring.timing import interleaved
+from encoders.base.vision_encoder import VisionEncoder
+from graphwrap import GraphedEncoder
+from tests.oracles import BY_NAME
+from tests.oracles.configs import edited
+from weights.published import PUBLISHED
+
+
+class ImageTower(NamedTuple):
+    """A published tower, and the names that it has in other libraries."""
+
+    family: str
+    """Its name in ``tests/oracles/families.py``."""
+    repo_id: str
+    timm: str | None
+    open_clip: str | None = None
+    side: int = 224
+    """The side of its images in pixels."""
+
+
+TOWERS = {
+    "CLIP-B/16": ImageTower(
+        "clip",
+        "openai/clip-vit-base-patch16",
+        "vit_base_patch16_clip_quickgelu_224",
+        "ViT-B-16-quickgelu",
+    ),
+    "CLIP-L/14": ImageTower(
+        "clip",
+        "openai/clip-vit-large-patch14",
+        "vit_large_patch14_clip_quickgelu_224",
+        "ViT-L-14-quickgelu",
+    ),
+    "CLIP-L/14-336": ImageTower(
+        "clip",
+        "openai/clip-vit-large-patch14-336",
+        "vit_large_patch14_clip_quickgelu_336",
+        "ViT-L-14-336-quickgelu",
+        side=336,
+    ),
+    "DINOv2-B/14": ImageTower("dinov2", "facebook/dinov2-base", "vit_base_patch14_dinov2"),
+    "DINOv2-L/14": ImageTower("dinov2", "facebook/dinov2-large", "vit_large_patch14_dinov2"),
+    "DINOv3-B/16": ImageTower(
+        "dinov3", "facebook/dinov3-vitb16-pretrain-lvd1689m", "vit_base_patch16_dinov3_qkvb"
+    ),
+    "DINOv3-L/16": ImageTower(
+        "dinov3", "facebook/dinov3-vitl16-pretrain-lvd1689m", "vit_large_patch16_dinov3_qkvb"
+    ),
+}
+TINY_SIDE = 112
+"""The side of images of the small towers of a test."""
+BATCHES = (1, 8, 256)
+"""The numbers of images of the workloads."""
+GOALS = {1: 3.0, 256: 1.2}
+"""How many times as fast as transformers' eager tower the graphs are to be, by images."""
+
+
+def build(tower: ImageTower, device: str, tiny: bool) -> tuple[VisionEncoder, dict[str, nn.Module]]:
+    """Build our encoder and the towers of other libraries, with random weights in bfloat16."""
+    family = BY_NAME[tower.family]
+    config: Any = next(model.config for model in PUBLISHED if model.repo_id == tower.repo_id)
+    if tiny:
+        config = edited(config, **family.tiny)
+    torch.manual_seed(0)
+    theirs: Any = AutoConfig.for_model(**config.get("vision_config", config))
+    with torch.device(device):
+        encoder = family.encoder_class(family.config_class.from_hf(config))
+        others: dict[str, nn.Module] = {
+            "transformers": AutoModel.from_config(theirs, attn_implementation="sdpa")
+        }
+        if tower.timm and importlib.util.find_spec("timm"):
+            import timm
+
+            sizes = {"embed_dim": 64, "depth": 2, "num_heads": 2} if tiny else {}
+            others["timm"] = timm.create_model(
+                tower.timm,
+                img_size=theirs.image_size if tiny else tower.side,
+                num_classes=0,
+                **sizes,
+            )
+        if tower.open_clip and not tiny and importlib.util.find_spec("open_clip"):
+            import open_clip
+
+            others["open_clip"] = open_clip.create_model(tower.open_clip).visual
+    towers = {name: other.bfloat16().to(device) for name, other in others.items()}
+    for module in (encoder, *towers.values()):
+        module.eval().requires_grad_(False)
+    return encoder.to(torch.bfloat16), towers
+
+
+def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Measure one tower with every number of images."""
+    tower = TOWERS[name]
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    encoder, others = build(tower, device, options.tiny)
+    calls: dict[str, Any] = dict(others)
+    if not options.no_compile:
+        for library, module in others.items():
+            calls[f"{library}, compiled"] = torch.compile(module, mode="max-autotune")
+    rows = []
+    for count in options.batches:
+        side = TINY_SIDE if options.tiny else tower.side
+        images = torch.randint(0, 256, (count, 3, side, side), dtype=torch.uint8)
+        inputs = encoder.preprocess([*images]).to(device, torch.bfloat16)
+        tokens = sum(spec.output_tokens for spec in encoder.item_specs(inputs.grid_thw))
+        graphed = GraphedEncoder(encoder, [tokens], max_batch_size=count)
+        graphed.capture(progress=False)
+        scaled = (images.to(device) / 127.5 - 1).bfloat16()
+        grids = inputs.grid_thw.tolist()
+        timed: dict[str, Callable[[], object]] = {
+            "graphs": partial(graphed, inputs.pixel_values, grids),
+            **{library: partial(call, scaled) for library, call in calls.items()},
+        }
+        times = interleaved(timed, options.runs)
+        best = min(value for label, value in times.items() if label != "graphs")
+        row = {
+            "images": count,
+            "tokens": tokens,
+            "ms": times,
+            "over eager": times["transformers"] / times["graphs"],
+            "over the best": best / times["graphs"],
+            "goal over eager": GOALS.get(count),
+        }
+        graphed.release()
+        rows.append(row)
+        print(name, json.dumps(row), flush=True)
+    return {"tower": name, "side": tower.side, "workloads": rows}
+
+
+def table(body: Mapping[str, Any]) -> str:
+    """Return a Markdown table of milliseconds, a row per tower and number of images."""
+    rows = [(tower["tower"], row) for tower in body["towers"] for row in tower["workloads"]]
+    labels = list(dict.fromkeys(label for _, row in rows for label in row["ms"]))
+    lines = [f"| tower | images | {' | '.join(labels)} | over eager |"]
+    lines.append("|---|" + "---:|" * (len(labels) + 2))
+    for name, row in rows:
+        cells = [f"{row['ms'][label]:.2f}" if label in row["ms"] else "-" for label in labels]
+        lines.append(
+            f"| {name} | {row['images']} | {' | '.join(cells)} | {row['over eager']:.2f} |"
+        )
+    return "\n".join(lines)
+
+
+@torch.no_grad()
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure the towers that the command line names, and write the file after each tower."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--towers", nargs="+", default=list(TOWERS), choices=tuple(TOWERS))
+    parser.add_argument("--batches", nargs="+", type=int, default=list(BATCHES))
+    parser.add_argument("--runs", type=int, default=15)
+    parser.add_argument("--no-compile", action="store_true", help="leave out the compiled forms")
+    parser.add_argument("--tiny", action="store_true", help="small towers, for a test")
+    parser.add_argument("--table", type=Path, help="print the table of a results file")
+    options = parser.parse_args(arguments)
+    if options.table is not None:
+        print(table(json.loads(options.table.read_text())))
+        return
+    body: dict[str, Any] = {"about": about(options.runs), "towers": []}
+    for name in options.towers:
+        body["towers"].append(measure(name, options))
+        if options.json is not None:
+            write_results(options.json, body)
+
+
+if __name__ == "__main__":
+    main()
