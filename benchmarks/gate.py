@@ -209,12 +209,14 @@ def decode_in_threads(paths: Sequence[Path], place: str, workers: int, _: object
     synchronize()
 
 
-def measure_job(setup: Setup) -> dict[str, Any]:
-    """Return images per second of the shards of ``vitgraph embed``, and of ``embed_many``."""
+def time_jobs(
+    checkpoint: Path, photos: Path, out: Path, options: argparse.Namespace
+) -> list[float]:
+    """Return the seconds in which ``vitgraph embed`` writes the shards of a folder, per repeat."""
     from vitgraph.cli import main as vitgraph
     from vitgraph.embedding.job import Job
 
-    options, write = setup.options, Job.write_missing_shards
+    write = Job.write_missing_shards
     seconds: list[float] = []
 
     def timed(job: Job, encoder: Any) -> Any:
@@ -224,6 +226,23 @@ def measure_job(setup: Setup) -> dict[str, Any]:
         seconds.append(time.perf_counter() - began)
         return result
 
+    command = ["--no-progress", "--batch-tokens", str(options.batch_tokens)]
+    command += ["--workers", str(options.workers), "--pool", "mean"]
+    Job.write_missing_shards = timed  # type: ignore[method-assign,assignment]
+    try:
+        with contextlib.redirect_stdout(None):
+            for number in range(options.repeats + 1):
+                folder = str(out / f"out{number}")
+                code = vitgraph(["embed", str(checkpoint), str(photos), "--out", folder, *command])
+                assert code == 0
+    finally:
+        Job.write_missing_shards = write  # type: ignore[method-assign]
+    return seconds[1:]
+
+
+def measure_job(setup: Setup) -> dict[str, Any]:
+    """Return images per second of the shards of ``vitgraph embed``, and of ``embed_many``."""
+    options = setup.options
     files = setup.files([MIXED[number % len(MIXED)] for number in range(options.items)])
     with tempfile.TemporaryDirectory() as folder:
         checkpoint, photos = Path(folder) / "tower", Path(folder) / "photos"
@@ -233,24 +252,14 @@ def measure_job(setup: Setup) -> dict[str, Any]:
             (photos / f"{number:05d}.jpg").write_bytes(data)
         paths = sorted(photos.iterdir())
         settings = {"batch_tokens": options.batch_tokens, "workers": options.workers}
-        command = ["--no-progress", "--batch-tokens", str(options.batch_tokens)]
-        command += ["--workers", str(options.workers), "--pool", "mean"]
-        Job.write_missing_shards = timed  # type: ignore[method-assign,assignment]
-        try:
-            with contextlib.redirect_stdout(None):
-                for number in range(options.repeats + 1):
-                    out = str(Path(folder) / f"out{number}")
-                    code = vitgraph(["embed", str(checkpoint), str(photos), "--out", out, *command])
-                    assert code == 0
-        finally:
-            Job.write_missing_shards = write  # type: ignore[method-assign]
+        seconds = time_jobs(checkpoint, photos, Path(folder), options)
 
         def stream(part: Sequence[Path]) -> None:
             for _ in setup.graphed.embed_many(part, progress=False, **settings):
                 pass
 
         found = rates({"embed_many": stream}, [paths], options.repeats)
-    found["vitgraph embed"] = [len(files) / one for one in seconds[1:]]
+    found["vitgraph embed"] = [len(files) / one for one in seconds]
     medians = {name: statistics.median(values) for name, values in found.items()}
     ratio = round(medians["vitgraph embed"] / medians["embed_many"], 3)
     return {"items": len(files), **spread(found), "ratio": ratio, "goal": GOALS["job"]["all"][0]}

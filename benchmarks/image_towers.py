@@ -13,6 +13,7 @@ and each figure is a median. A library that is not installed is left out.
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.util
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -97,7 +98,7 @@ def build(tower: ImageTower, device: str, tiny: bool) -> tuple[VisionEncoder, di
             "transformers": AutoModel.from_config(theirs, attn_implementation="sdpa")
         }
         if tower.timm and importlib.util.find_spec("timm"):
-            import timm
+            timm: Any = importlib.import_module("timm")
 
             sizes = {"embed_dim": 64, "depth": 2, "num_heads": 2} if tiny else {}
             others["timm"] = timm.create_model(
@@ -107,12 +108,13 @@ def build(tower: ImageTower, device: str, tiny: bool) -> tuple[VisionEncoder, di
                 **sizes,
             )
         if tower.open_clip and not tiny and importlib.util.find_spec("open_clip"):
-            import open_clip
+            open_clip: Any = importlib.import_module("open_clip")
 
             others["open_clip"] = open_clip.create_model(tower.open_clip).visual
     towers = {name: other.bfloat16().to(device) for name, other in others.items()}
     for module in (encoder, *towers.values()):
         module.eval().requires_grad_(False)
+    assert isinstance(encoder, VisionEncoder)
     return encoder.to(torch.bfloat16), towers
 
 

@@ -1,0 +1,25 @@
+"""The benchmark of folders runs without a GPU on tiny towers, beside timm behind a DataLoader."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import folders
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::UserWarning")  # no processor file beside the weights
+def test_jobs_over_folders_are_measured_beside_other_libraries(tmp_path: Path) -> None:
+    path = tmp_path / "folders.json"
+    towers = ["SigLIP2-B/16", "DINOv3-L/16 at 512"]
+    command = ["--tiny", "--items", "5", "--repeats", "1", "--workers", "1", "--batch", "4"]
+    folders.main([*command, "--towers", *towers, "--json", str(path)])
+    rows = json.loads(path.read_text())["towers"]
+    assert [row["tower"] for row in rows] == towers
+    for row in rows:
+        found = {"replays", "decoding", "timm, DataLoader", "transformers", "vitgraph embed"}
+        assert set(row["images per second"]) >= found
+        assert row["over the slower"] > 0
