@@ -82,6 +82,15 @@ class NamesItsParts(Protocol):
         ...
 
 
+@runtime_checkable
+class CutsViews(Protocol):
+    """A block over views [B, h, w, D], as in SAM, with attention inside a view or windows of it."""
+
+    def cut_views(self, attend: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """Apply ``attend`` to views ``x`` [B, h, w, D] or each window; return [B, h, w, ..]."""
+        ...
+
+
 class PlainAttention(Protocol):
     """Attention whose layers have the names that most families give them."""
 

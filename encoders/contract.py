@@ -67,6 +67,7 @@ __all__ = [
     "EncoderOutput",
     "FeatureMaps",
     "FeatureRows",
+    "GivesExtras",
     "GraphableEncoder",
     "Grid",
     "GridLike",
@@ -336,6 +337,21 @@ class AcceleratesItself(Protocol):
         self, kernels: Kernels = "auto", precision: Precision = "bf16"
     ) -> GraphableEncoder:
         """Return an encoder over the same weights that runs fused blocks and fast kernels."""
+        ...
+
+
+@runtime_checkable
+class GivesExtras(Protocol):
+    """An encoder class with the method ``with_extras``, which ``issubclass`` can check for."""
+
+    def with_extras(self, names: Sequence[str]) -> nn.Module:
+        """Return an encoder over the same weights whose outputs have the extras ``names``.
+
+        An extra has one entry per row of ``pixel_values``, as the hidden state after a block has.
+
+        Raises:
+            ValueError: this encoder has no such extra; the message lists those that it has.
+        """
         ...
 
 

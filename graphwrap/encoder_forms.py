@@ -13,16 +13,17 @@ import torch
 from torch import nn
 
 from encoders.contract import (
+    OUTPUT_FIELDS,
     Accelerable,
     AcceleratesItself,
     Accelerator,
+    GivesExtras,
     GraphableEncoder,
     Grid,
     Kernels,
     Metadata,
     MultiPathEncoder,
     Output,
-    OutputField,
     Precision,
     VisionInputs,
 )
@@ -55,7 +56,8 @@ class EncoderForm:
     accelerator: Accelerator | None
     device: torch.device
     dtype: torch.dtype
-    outputs: tuple[OutputField, ...]
+    outputs: tuple[str, ...]
+    """The fields that are kept, and extras by name; all extras that the encoder gives are."""
     backend: BackendInUse
     settings: FormSettings
 
@@ -81,6 +83,25 @@ class OnePath(NamedTuple):
         The ``inputs`` are the result of ``preprocess``, which says how many tokens each item has.
         """
         return self.encoder.split(outputs["image"], inputs.grid_thw) if outputs else []
+
+
+def with_extras(encoder: object, outputs: Sequence[str]) -> object:
+    """Return the encoder in a form that gives the extras among ``outputs``, such as "blocks.6".
+
+    Raises:
+        ValueError: the encoder does not give these extras; the message lists what it gives.
+    """
+    names = [name for name in outputs if name not in OUTPUT_FIELDS]
+    if not names:
+        return encoder
+    fields = f"outputs={tuple(outputs)!r}: beside the fields {', '.join(OUTPUT_FIELDS)}"
+    # A wrapper that passes on its module's attributes would lose the steps of its own forward.
+    if not issubclass(type(encoder), GivesExtras):
+        raise ValueError(f"{fields}, {type(encoder).__name__} has no other outputs")
+    try:
+        return cast(GivesExtras, encoder).with_extras(names)
+    except ValueError as error:
+        raise ValueError(f"{fields}, {error}") from error
 
 
 def with_paths(encoder: object) -> MultiPathEncoder:

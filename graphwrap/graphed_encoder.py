@@ -18,7 +18,6 @@ from encoders.contract import (
     EncoderConfig,
     FeatureMaps,
     GridLike,
-    OutputField,
     PartialOutput,
     Precision,
     Preprocess,
@@ -78,7 +77,8 @@ class GraphedEncoder(EncodesItems[PartialOutput], Generic[E]):
         max_graphs: how many graphs at most.
         outputs: fields of :class:`EncoderOutput` to return, by default ``pooler_output`` [N, out]
             and ``deepstack_features``, a tuple of [N, out], for N tokens; ``last_hidden_state`` is
-            [P, D] for P rows. The others are None and cost no memory.
+            [P, D] for P rows. The others are None and cost no memory. ``"blocks.6"`` puts the
+            hidden state after a block into ``extras``, as ``encoder.with_extras`` names it.
         backend: "cudagraph", "static" (same buffers, padding and packing, no graph, any device),
             "eager" (no padding), or "auto": cudagraph on CUDA, eager elsewhere.
         kernels: attention kernels of the encoder's accelerated form, which replays and eager runs
@@ -113,7 +113,7 @@ class GraphedEncoder(EncodesItems[PartialOutput], Generic[E]):
         min_budget: int | None = None,
         max_budget: int | None = None,
         max_graphs: int = 48,
-        outputs: Sequence[OutputField] = ("pooler_output", "deepstack_features"),
+        outputs: Sequence[str] = ("pooler_output", "deepstack_features"),
         backend: guards.Backend = "auto",
         kernels: encoder_forms.FormKernels = "auto",
         precision: Precision = "bf16",
@@ -125,9 +125,10 @@ class GraphedEncoder(EncodesItems[PartialOutput], Generic[E]):
         guards.require_choice("clone", clone, (True, False))
         guards.require_choice("kernels", kernels, get_args(encoder_forms.FormKernels))
         self.outputs = guards.read_outputs(outputs)
-        self._path_encoder = encoder_forms.with_paths(encoder)
+        giving = encoder_forms.with_extras(encoder, self.outputs)
+        self._path_encoder = encoder_forms.with_paths(giving)
         paths = self._path_encoder.paths
-        self._paths_joined = encoder_forms.joins_paths(paths, encoder)
+        self._paths_joined = encoder_forms.joins_paths(paths, giving)
         self.encoder: E = encoder
         choose = partial(
             choose_budgets,

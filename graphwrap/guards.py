@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias, cast, get_args
 import torch
 from torch import Tensor, nn
 
-from encoders.contract import OUTPUT_FIELDS, GraphableEncoder, OutputField
+from encoders.contract import OUTPUT_FIELDS, GraphableEncoder
 
 from .torch_internals import HOOKS, MODULES, SLOTS, slots_of, versions_of
 
@@ -330,14 +330,18 @@ def require_choice(name: str, value: object, choices: Sequence[object]) -> None:
         raise ValueError(f"{name}={value!r}: must be one of {', '.join(map(str, choices))}")
 
 
-def read_outputs(outputs: Sequence[OutputField]) -> tuple[OutputField, ...]:
-    """Return the output fields without duplicates; raise a ValueError for no or unknown fields."""
+def read_outputs(outputs: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of outputs without duplicates: fields, and extras such as "blocks.6".
+
+    Raises:
+        ValueError: no names, or a name that is neither a field nor, as extras are, has a dot.
+    """
     is_sequence = isinstance(outputs, Iterable) and not isinstance(outputs, str)
     names = tuple(outputs) if is_sequence else ()
-    if not names or any(name not in OUTPUT_FIELDS for name in names):
+    if not names or any(name not in OUTPUT_FIELDS and "." not in str(name) for name in names):
         raise ValueError(
             f"outputs={names or outputs!r}: give a tuple of one or more of "
-            f"{', '.join(OUTPUT_FIELDS)}, as ('pooler_output',)"
+            f"{', '.join(OUTPUT_FIELDS)}, as ('pooler_output',), or of a block, as 'blocks.6'"
         )
     return tuple(dict.fromkeys(names))
 

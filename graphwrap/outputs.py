@@ -17,7 +17,8 @@ def unit_of(name: str) -> Unit:
     """Return what the field or extra ``name`` of an output has one entry for."""
     if name == "prefix":
         return "segments"
-    return "rows" if name == "last_hidden_state" else "tokens"
+    is_of_tokens = name.startswith(("pooler_output", "deepstack_features"))
+    return "tokens" if is_of_tokens else "rows"
 
 
 def output_fields(
@@ -26,7 +27,7 @@ def output_fields(
     """Return the tensors of an output that ``names`` lists, by name, without fields that are None.
 
     The field "deepstack_features" becomes one tensor per layer, "deepstack_features.0" and so on;
-    the extra "prefix" is always among them, if the encoder has it.
+    all extras are among them, because the encoder gives only those that were asked for.
     An ``output`` of another type raises a TypeError.
     """
     if not isinstance(output, EncoderOutput | PartialOutput):
@@ -41,9 +42,7 @@ def output_fields(
             fields |= {f"{name}.{number}": layer for number, layer in enumerate(value)}
         elif name in names and value is not None:
             fields[name] = cast(Tensor, value)
-    if "prefix" in output.extras:
-        fields["prefix"] = output.extras["prefix"]
-    return fields
+    return {**fields, **output.extras}
 
 
 def as_output(fields: Mapping[str, Tensor], names: Sequence[str]) -> PartialOutput:
@@ -54,7 +53,7 @@ def as_output(fields: Mapping[str, Tensor], names: Sequence[str]) -> PartialOutp
     hidden, pooled, deepstack = OUTPUT_FIELDS
     layers = tuple([field for name, field in fields.items() if name.startswith(deepstack)])
     layers_or_none = layers if deepstack in names else None
-    extras = {"prefix": fields["prefix"]} if "prefix" in fields else {}
+    extras = {k: field for k, field in fields.items() if not k.startswith(OUTPUT_FIELDS)}
     return PartialOutput(fields.get(hidden), fields.get(pooled), layers_or_none, extras)
 
 

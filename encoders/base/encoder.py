@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, overload
 
@@ -129,7 +129,7 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
                 and the errors of ``forward``.
         """
         if not isinstance(pixel_values, VisionInputs):
-            return super().__call__(pixel_values, grid_thw, encoder_metadata=encoder_metadata)
+            return self._call(pixel_values, grid_thw, encoder_metadata)
         if grid_thw is not None or encoder_metadata is not None:
             raise ValueError(
                 "the result of preprocess was given with grid_thw or encoder_metadata: pass it "
@@ -139,6 +139,34 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
         calls = pixel_values.paths.items()
         outputs = {name: self.paths[name](*path[:2]) for name, path in calls if path.items}
         return self.join(outputs, pixel_values)
+
+    def _call(
+        self, pixel_values: Tensor, grid_thw: GridLike | None, encoder_metadata: Metadata | None
+    ) -> EncoderOutput:
+        """Call ``forward`` and the hooks of this module with tensors."""
+        output: EncoderOutput = super().__call__(
+            pixel_values, grid_thw, encoder_metadata=encoder_metadata
+        )
+        return output
+
+    @abstractmethod
+    def with_extras(self: Self, names: Sequence[str]) -> Self:
+        """Return this encoder, over the same weights, with outputs of blocks in ``extras``.
+
+        Args:
+            names: the outputs to give. ``"blocks.6"`` is the hidden state (the residual) after
+                block 6, in input order and in the shape of ``last_hidden_state``;
+                ``"blocks.6.attn"`` and ``"blocks.6.mlp"`` are what its attention and MLP return. An
+                input path besides "image" comes first, as in ``"tiles.blocks.6"``, and then a stack
+                of ``inner_stacks``, as in ``"sam.blocks.2"``, in rows [B, h, w, D].
+
+        Returns:
+            The encoder; its outputs are the same, with one more entry in ``extras`` per name. An
+            accelerated encoder calls the blocks of branches as modules, and fuses the others.
+
+        Raises:
+            ValueError: there is no such output; the message lists the outputs of blocks.
+        """
 
     def prepare_encoder_metadata(
         self,

@@ -9,7 +9,7 @@ Shapes: P patches of all paths of an item, N tokens of all paths of an item, D t
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ..data import EncoderOutput, GridLike, Metadata, Output, VisionInputs, output_like
 from ..layers.torch_internals import share_modules
+from .block_records import check_names
 from .encoder import Encoder
 from .raster import maps_of_views
 from .vision_encoder import VisionEncoder
@@ -88,6 +89,25 @@ class PathsEncoder(Encoder):
         """The transformer blocks that encode whole images, ``paths["image"].blocks``."""
         return self.paths["image"].blocks
 
+    @property
+    def _named_blocks(self) -> dict[str, list[nn.Module]]:
+        """The blocks that each path runs, by the beginning of the names of their outputs."""
+        return {
+            _with_path(path, stack): blocks
+            for path, tower in self.paths.items()
+            for stack, blocks in tower._named_blocks.items()
+        }
+
+    def with_extras(self: Self, names: Sequence[str]) -> Self:
+        check_names(names, self._named_blocks)
+        giving = copy.copy(self)  # the copy shares modules, parameters and hooks
+        own: dict[str, list[str]] = {path: [] for path in self.paths}
+        for name in names:
+            path = next((path for path in self.paths if name.startswith(f"{path}.")), "image")
+            own[path].append(name.removeprefix(_with_path(path, "")))
+        giving.paths = {path: tower.with_extras(own[path]) for path, tower in self.paths.items()}
+        return giving
+
     def accelerated(self: Self, kernels: Kernels = "auto", precision: Precision = "bf16") -> Self:
         accelerated = copy.copy(self)
         accelerated.paths = {
@@ -142,6 +162,25 @@ def tilings_of(inputs: VisionInputs, tiles_alone: bool = False) -> list[tuple[in
     return [(columns, rows) for columns, rows, _ in tilings]
 
 
+def extras_of_paths(outputs: Mapping[str, Output]) -> dict[str, Tensor]:
+    """Return the outputs of blocks of several paths, named as :meth:`Encoder.with_extras` does.
+
+    Args:
+        outputs: the output of each path by its name, such as "tiles".
+    """
+    return {
+        _with_path(path, name): rows
+        for path, output in outputs.items()
+        for name, rows in output.extras.items()
+        if name != "prefix"
+    }
+
+
+def _with_path(path: str, name: str) -> str:
+    """Return the name of an output of an input path; "image" is not mentioned."""
+    return name if path == "image" else f"{path}.{name}"
+
+
 class TilesThenImage(PathsEncoder):
     """Encodes tiles and whole images with one tower; an item's tiles come first in its output.
 
@@ -182,10 +221,10 @@ class TilesThenImage(PathsEncoder):
             views = [x[:, first:].flatten(0, -2) for x in hidden]
             rows = torch.cat(views) if views else None
             tokens = torch.cat(pooled) if pooled else None
-            extras = {
-                name: torch.cat([part.extras[name].flatten(0, -3) for part in ordered])
-                for name in ordered[0].extras
-            }
+            prefixes = [part.extras["prefix"] for part in ordered if "prefix" in part.extras]
+            extras = extras_of_paths(parts)
+            if prefixes:
+                extras["prefix"] = torch.cat(prefixes)
             deepstack = ordered[0].deepstack_features
             results.append(output_like(ordered[0], rows, tokens, deepstack, extras))
         return results

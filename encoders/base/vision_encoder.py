@@ -28,6 +28,7 @@ from ..data import (
 )
 from ..grids import split_rows
 from ..layers.segments import BlockContext, segment_metadata
+from .block_records import BlockRecorder, check_names
 from .checks import (
     check_pixels,
     check_rows,
@@ -65,6 +66,10 @@ class VisionEncoder(Encoder):
     """Runs the blocks of an accelerated encoder; None means that blocks are called as modules."""
     prefix_rows: int = 0
     """The number of rows of a segment that come before its patches: class tokens and registers."""
+    _extra_names: tuple[str, ...] = ()
+    """The outputs of blocks that ``extras`` have, set by :meth:`with_extras`."""
+    _recorder: BlockRecorder | None = None
+    """Keeps these outputs during a forward; only the copy that runs that forward has one."""
 
     if TYPE_CHECKING:  # a family sets ``blocks``, or defines a property that finds them
 
@@ -218,6 +223,39 @@ class VisionEncoder(Encoder):
         """The blocks that run before ``blocks``, by name, such as "sam"; most towers have none."""
         return {}
 
+    @property
+    def _stacks(self) -> dict[str, nn.ModuleList]:
+        """The stacks of blocks by the beginning of the names of their outputs: "" or "sam."."""
+        inner = {f"{name}.": stack.blocks for name, stack in self.inner_stacks.items()}
+        return {"": self.blocks, **inner}
+
+    @property
+    def _blocks_run(self) -> int:
+        """The number of ``blocks`` that ``forward`` runs, the first ones."""
+        return len(self.blocks)
+
+    @property
+    def _named_blocks(self) -> dict[str, list[nn.Module]]:
+        run = {name: list(stack) for name, stack in self._stacks.items()}
+        return {**run, "": run[""][: self._blocks_run]}
+
+    def with_extras(self: Self, names: Sequence[str]) -> Self:
+        check_names(names, self._named_blocks)
+        giving = copy.copy(self)  # the copy shares modules, parameters and hooks
+        giving._extra_names = tuple(dict.fromkeys(names))
+        return giving
+
+    def _call(
+        self, pixel_values: Tensor, grid_thw: GridLike | None, encoder_metadata: Metadata | None
+    ) -> EncoderOutput:
+        if not self._extra_names:
+            return super()._call(pixel_values, grid_thw, encoder_metadata)
+        running = copy.copy(self)  # of this call alone, because threads may share ``self``
+        running._recorder = recorder = BlockRecorder(self._extra_names)
+        output = super(VisionEncoder, running)._call(pixel_values, grid_thw, encoder_metadata)
+        given = {name: recorder.outputs[name] for name in self._extra_names}
+        return output._replace(extras={**output.extras, **given})
+
     def _maps_of_items(self, features: Tensor, inputs: VisionInputs) -> list[dict[str, Tensor]]:
         maps = self._maps_of_grids(features, inputs.grid_thw, inputs.tiles)
         return [{"image": item} for item in maps]
@@ -322,7 +360,27 @@ class VisionEncoder(Encoder):
             read_after: numbers, from 0, of the blocks whose output is read, beside the last one's.
             stop: the number of blocks to run; None runs all.
         """
-        run = list(islice(blocks, stop))
+        run: list[nn.Module] = list(islice(blocks, stop))
+        if (recorder := self._recorder) is None:
+            return self._steps(blocks, run, hidden, metadata, read_after)
+        stack = next(name for name, stack in self._stacks.items() if stack is blocks)
+        read_after, watched = {*read_after, *recorder.numbers(stack)}, recorder.watched(stack, run)
+        steps = self._steps(blocks, watched, hidden, metadata, read_after)
+
+        def order(rows: Tensor) -> Tensor:
+            return rows if stack else self.in_input_order(rows, metadata)
+
+        return recorder.steps(stack, run, steps, order)
+
+    def _steps(
+        self,
+        blocks: nn.ModuleList,
+        run: Sequence[nn.Module],
+        hidden: Tensor,
+        metadata: Metadata,
+        read_after: Collection[int],
+    ) -> Iterable[Step]:
+        """Return the blocks ``run`` of the stack ``blocks``, as :meth:`steps` returns them."""
         if self.accelerator is not None and not self._records_gradients(hidden):
 
             def call_block(block: nn.Module, hidden: Tensor) -> Tensor:

@@ -271,6 +271,10 @@ class LlavaEncoder(ClipEncoder):
         tokens = self.projector(hidden[:, 1:].flatten(0, 1))
         return EncoderOutput(hidden, tokens, (), {"prefix": hidden[:, :1]})
 
+    @property
+    def _blocks_run(self) -> int:
+        return self.config.blocks_run
+
 
 class Projector(nn.Module):
     """Projects tokens to the width of the language model: two layers, exact GELU between them."""

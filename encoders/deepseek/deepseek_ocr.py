@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from ..base.paths_encoder import PathsEncoder, tilings_of
+from ..base.paths_encoder import PathsEncoder, extras_of_paths, tilings_of
 from ..base.raster import maps_of_sequences
 from ..base.tile_encoder import TileEncoder
 from ..base.vision_encoder import InnerStack
@@ -224,8 +224,8 @@ class DeepseekOCREncoder(PathsEncoder):
             tokens = {name: part.pooler_output for name, part in item.items()}
             hidden = self._sequence(rows, pictures)
             pooled = self._sequence(tokens, pictures, learned=True)
-            image = item["image"]
-            results.append(output_like(image, hidden, pooled, image.deepstack_features, {}))
+            image, extras = item["image"], extras_of_paths(item)
+            results.append(output_like(image, hidden, pooled, image.deepstack_features, extras))
         return results
 
     def _sequence(

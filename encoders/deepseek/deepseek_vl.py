@@ -29,7 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..base.paths_encoder import PathsEncoder
+from ..base.paths_encoder import PathsEncoder, extras_of_paths
 from ..base.tile_encoder import TileEncoder
 from ..data import EncoderOutput, GridLike, Metadata, Output, VisionInputs, output_like
 from ..hf_config import find_section, read_size, require_divisible, require_sizes, require_value
@@ -257,7 +257,8 @@ class DeepseekVLHybridEncoder(PathsEncoder):
         halves = _concatenate(high.pooler_output, low.pooler_output)
         tokens = None if halves is None else self.aligner(F.gelu(halves))
         hidden = _concatenate(high.last_hidden_state, low.last_hidden_state)
-        joined = output_like(low, hidden, tokens, low.deepstack_features, {})
+        extras = extras_of_paths(outputs)
+        joined = output_like(low, hidden, tokens, low.deepstack_features, extras)
         return self.low.split(joined, inputs.grid_thw)
 
     def _maps_of_items(self, features: Tensor, inputs: VisionInputs) -> list[dict[str, Tensor]]:

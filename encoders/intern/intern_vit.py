@@ -194,6 +194,10 @@ class InternViT(TileEncoder):
         return EncoderOutput(hidden, tokens, (), {"prefix": hidden[:, :1]})
 
     @property
+    def _blocks_run(self) -> int:
+        return self.config.blocks_run
+
+    @property
     def blocks(self) -> nn.ModuleList:
         """All blocks of the tower, including those after ``select_layer``, which ``forward`` does
         not run."""

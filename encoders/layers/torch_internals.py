@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +16,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
+Module = TypeVar("Module", bound=nn.Module)
 _GLOBAL = torch.nn.modules.module
 _KNOWN = (nn.Linear, nn.Conv2d, nn.Conv3d)
 _WEIGHTS = frozenset((Tensor, nn.Parameter, FakeTensor))  # torch.export traces with FakeTensor
@@ -70,6 +73,16 @@ def share_modules(holder: nn.Module, tower: nn.Module, *, tensors: bool = False)
     holder._modules = tower._modules
     if tensors:
         holder._parameters, holder._buffers = tower._parameters, tower._buffers
+
+
+def with_child(module: Module, name: str, child: nn.Module) -> Module:
+    """Return a copy of a module, with the same weights and hooks, that has another child ``name``.
+
+    ``copy.copy`` alone shares the private dict of children, so that the module itself would change.
+    """
+    changed = copy(module)
+    changed._modules = {**module._modules, name: child}
+    return changed
 
 
 @contextmanager

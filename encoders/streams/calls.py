@@ -23,7 +23,6 @@ from ..data import (
     GridLike,
     Limits,
     Output,
-    OutputField,
     PartialOutput,
     PathInputs,
     VisionInputs,
@@ -79,7 +78,7 @@ class ItemEncoder(Generic[Output]):
     calls: Mapping[str, PathCall[Output]]
     """The function that encodes the inputs of each path, by name, such as "image" or "tiles"."""
     device: torch.device
-    fields: tuple[OutputField, ...] = OUTPUT_FIELDS
+    fields: tuple[str, ...] = OUTPUT_FIELDS
     """The fields that the outputs of ``calls`` have; a wrapper may leave some out."""
     stager: StagedPreprocessor | None = None
     """The preprocessor, if it can make pixels on any device, else None."""

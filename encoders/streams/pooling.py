@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..data import EncoderOutput, OutputField, PartialOutput
+from ..data import EncoderOutput, PartialOutput
 
 VectorPool: TypeAlias = Literal["mean", "max", "cls", "head"]
 """The values of the argument ``pool`` of ``embed``: how an item becomes one vector."""
@@ -106,7 +106,7 @@ def check_pool(method: Pool, normalize: bool) -> None:
 
 def check_fields(
     method: Pool,
-    fields: tuple[OutputField, ...],
+    fields: tuple[str, ...],
     head: PoolingHead | None,
     class_token: bool,
 ) -> None:

@@ -14,7 +14,7 @@ EVERY = {
     *("accelerated", "kernel_choices", "load_kernel_choices"),
     *("config", "preprocessor", "published", "num_features", "out_features", "device", "dtype"),
     *("preprocess", "encode", "encode_many", "embed", "embed_many", "item_encoder", "feature_maps"),
-    "forward_intermediates",
+    *("forward_intermediates", "with_extras"),
     *("paths", "join", "blocks", "save_pretrained", "push_to_hub", "prepare_encoder_metadata"),
     *("pooling_head", "class_token"),
     *("gradient_checkpointing_enable", "gradient_checkpointing_disable"),

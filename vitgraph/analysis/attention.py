@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Literal, NamedTuple, Protocol, TypeAlias, get_args, runtime_checkable
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import torch
 from einops import rearrange
@@ -24,6 +24,7 @@ from encoders import Encoder, VisionEncoder
 from encoders.base.intermediates import block_indices
 from encoders.base.raster import stitch_items
 from encoders.base.vision_encoder import InnerStack
+from encoders.block_parts import CutsViews
 from encoders.contract import Limits, VisionInputs
 from encoders.grids import plain_values
 from encoders.layers.attention import observe_attention
@@ -228,15 +229,6 @@ def _only_call(observed: _CallsOfAttention, number: int, block: nn.Module) -> At
             "called without torch.compile"
         )
     return observed.calls[0]
-
-
-@runtime_checkable
-class CutsViews(Protocol):
-    """A block over views [B, h, w, D], as in SAM, with attention inside a view or windows of it."""
-
-    def cut_views(self, attend: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """Apply ``attend`` to views ``x`` [B, h, w, D] or each window; return [B, h, w, ..]."""
-        ...
 
 
 def _weights_of_block(block: nn.Module, call: AttentionCall, query_weights: Tensor) -> Tensor:

@@ -15,10 +15,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from encoders.contract import (
+    OUTPUT_FIELDS,
     EncoderItemSpec,
     Grid,
     GridLike,
-    OutputField,
     PartialOutput,
     VisionInputs,
 )
@@ -93,7 +93,7 @@ class DataParallelEncoder(EncodesItems[PartialOutput]):
         encoder: nn.Module | GraphedEncoder,
         group: dist.ProcessGroup | None = None,
         scatter: bool = True,
-        outputs: Sequence[OutputField] = ("pooler_output", "deepstack_features"),
+        outputs: Sequence[str] = ("pooler_output", "deepstack_features"),
     ) -> None:
         if not (dist.is_available() and dist.is_initialized()):
             raise ValueError(
@@ -111,6 +111,11 @@ class DataParallelEncoder(EncodesItems[PartialOutput]):
             for name in self.outputs:
                 if name not in encoder.outputs:
                     raise ValueError(f"outputs: the graphs leave out {name}; name it there, too")
+        elif extras := [name for name in self.outputs if name not in OUTPUT_FIELDS]:
+            raise ValueError(
+                f"outputs: {extras[0]} is no field; pass encoder.with_extras({extras}), whose "
+                "extras all ranks get"
+            )
         self._paths: Mapping[str, ItemPath] = with_paths(module).paths
         # With one input path, an item's sizes say how many rows each output field has. With several
         # paths only joining their outputs tells it, which takes 0.1 ms of host time per item.

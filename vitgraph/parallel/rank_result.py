@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from encoders.contract import OutputField, PartialOutput
+from encoders.contract import PartialOutput
 
 from .shares import Shares
 from .status import StatusExchange
@@ -35,7 +35,7 @@ class RankResult(NamedTuple):
         return [(name, rows.dtype, tuple(rows.shape[1:])) for name, rows in self.fields]
 
 
-def fields_of(output: PartialOutput, names: Collection[OutputField]) -> list[tuple[str, Tensor]]:
+def fields_of(output: PartialOutput, names: Collection[str]) -> list[tuple[str, Tensor]]:
     """Return name and tensor of the fields in ``names``, DeepStack layers, and then the extras."""
     hidden, pooled, layers, extras = output
     fields = [("last_hidden_state", hidden), ("pooler_output", pooled)]
@@ -44,9 +44,7 @@ def fields_of(output: PartialOutput, names: Collection[OutputField]) -> list[tup
     return [*named, *extras.items()]
 
 
-def output_of(
-    fields: Iterable[tuple[str, Tensor]], names: Collection[OutputField]
-) -> PartialOutput:
+def output_of(fields: Iterable[tuple[str, Tensor]], names: Collection[str]) -> PartialOutput:
     """Return the output with these ``fields``, in the order of :func:`fields_of`.
 
     ``names`` are the fields that outputs have; all others are None.
@@ -108,7 +106,7 @@ def result_of_fields(
 
 
 def split_rows(
-    gathered: list[Tensor], result: RankResult, outputs: Sequence[OutputField]
+    gathered: list[Tensor], result: RankResult, outputs: Sequence[str]
 ) -> list[PartialOutput]:
     """Return the output of each item: views of ``gathered``, the rows of all items by field.
 

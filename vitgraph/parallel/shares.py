@@ -116,8 +116,8 @@ class Shares(NamedTuple):
             return [1] * len(self.grids)
         if field == "prefix":
             return [spec.segments for spec in self.specs]
-        hidden = field == "last_hidden_state"
-        return [spec.input_size if hidden else spec.output_tokens for spec in self.specs]
+        merged = field in ("pooler_output", "deepstack_features")
+        return [spec.output_tokens if merged else spec.input_size for spec in self.specs]
 
     def max_rows(self, counts: Sequence[int]) -> int:
         """Return the largest sum of ``counts``, one number per item, over the items of one rank."""

@@ -159,3 +159,20 @@ def test_half_precision_is_as_near_as_the_references(name: str) -> None:
     for field, far in distances(ours, truth).items():
         assert far <= 1.5 * reference[field] + 1e-4, field
     assert fast.kernel_choices()["attention"][0]["kernel"] == "triton"
+
+
+@pytest.mark.usefixtures("fused")
+@pytest.mark.parametrize("name", OURS)
+@torch.no_grad()
+def test_outputs_of_fused_blocks_are_the_references(name: str) -> None:
+    encoder, grids, names = tiny(name), grids_for(name), ("blocks.0", "blocks.1", "blocks.1.mlp")
+    pixels = draw_pixels(encoder, grids)
+    expected = encoder.with_extras(names)(pixels, grids)
+    for giving in (
+        encoder.accelerated().with_extras(names),
+        encoder.with_extras(names).accelerated(),
+    ):
+        output = giving(pixels, grids)
+        assert_close(output, expected)
+        for extra in names:
+            assert (output[extra] - expected[extra]).norm() <= CLOSE * expected[extra].norm()
