@@ -87,6 +87,7 @@ if TYPE_CHECKING:
     from .analysis.attention import attention_maps as attention_maps
     from .analysis.nearest import nearest_patches as nearest_patches
     from .analysis.similarity import similarity_of_blocks as similarity_of_blocks
+    from .embedding.activation_dataset import ActivationDataset as ActivationDataset
     from .embedding.batch import EmbedBatch as EmbedBatch
     from .features import load_embeddings as load_embeddings
     from .features import load_features as load_features

@@ -58,9 +58,16 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fields",
         metavar="NAME,...",
-        help="with --pool none: pooler_output, last_hidden_state, deepstack_features; by default "
-        "pooler_output",
+        help="with --pool none: pooler_output, last_hidden_state, deepstack_features, or outputs "
+        "of blocks (blocks.6, blocks.6.mlp, tiles.blocks.6); by default pooler_output",
     )
+    parser.add_argument(
+        "--sample",
+        type=int,
+        metavar="N",
+        help="with --fields of blocks: N random patches of each image; by default all",
+    )
+    parser.add_argument("--seed", type=int, metavar="N", help="of --sample; by default 0")
     parser.add_argument(
         "--format",
         choices=get_args(Format),
@@ -328,6 +335,8 @@ def _settings(command: Command, manifest: Manifest | None) -> JobSettings:
         "pool": command.pool,
         "normalize": options.normalize,
         "fields": list(command.fields),
+        "sample": options.sample,
+        "seed": None if options.sample is None else options.seed or 0,
         "format": options.format,
         "out_dtype": command.out_dtype or dtype,
         "limit": options.limit,
@@ -340,6 +349,7 @@ def _load(command: Command, commit: str) -> Encoder | GraphedEncoder:
     from weights import load_encoder
 
     from ..devices import enough_memory, read_device
+    from ..embedding.block_fields import is_block
     from ..embedding.sources.files import FILES, checkpoint_state
 
     options, is_folder = command.options, commit.startswith(FILES)
@@ -358,6 +368,7 @@ def _load(command: Command, commit: str) -> Encoder | GraphedEncoder:
         raise ValueError(f"{options.repo}: has changed while it was loaded; begin again")
     graphs = device.type == "cuda" if options.graph is None else options.graph
     if not graphs:
-        return encoder.accelerated(precision="fp8") if options.precision == "fp8" else encoder
+        encoder = encoder.accelerated(precision="fp8") if options.precision == "fp8" else encoder
+        return encoder.with_extras([name for name in command.fields if is_block(name)])
     graphed = GraphedEncoder(encoder, outputs=command.fields, precision=options.precision)
     return graphed.capture(progress=not options.no_progress)

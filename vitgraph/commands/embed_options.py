@@ -13,6 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..embedding.block_fields import is_block, stack_of
 from ..embedding.manifest import Manifest
 from ..embedding.sources.files import entries_below
 from ..embedding.sources.listing import Source
@@ -23,7 +24,7 @@ from ..embedding.workers import read_worker
 from .arguments import LIMITS, SIZES, check_checkpoint, check_names, check_source, is_video
 
 if TYPE_CHECKING:
-    from encoders.contract import Limits, OutputField
+    from encoders.contract import Limits
     from encoders.streams import Pool
 
     from ..embedding.job import Calls
@@ -36,6 +37,7 @@ _POSITIVE = (
     "max_tokens_per_call",
     "shard_items",
     "limit",
+    "sample",
 )
 """The options whose values must be at least 1, unless they are left out."""
 
@@ -84,7 +86,7 @@ class Written(NamedTuple):
 
     pool: Pool
     """The pooling of the tokens into one vector, such as "mean"; "none" writes all tokens."""
-    fields: tuple[OutputField, ...]
+    fields: tuple[str, ...]
     """The fields of the output that are written or pooled."""
     out_dtype: OutDtype | None
     """The dtype of the written numbers; None takes the dtype of the weights."""
@@ -99,8 +101,8 @@ def read_written(options: argparse.Namespace) -> Written:
     """
     if options.format != "vllm":
         pool: Pool = options.pool or "mean"
-        return Written(pool, _read_fields(options.fields, pool), options.out_dtype or "float32")
-    for name in ("pool", "fields", "out_dtype"):
+        return Written(pool, _read_fields(options, pool), options.out_dtype or "float32")
+    for name in ("pool", "fields", "out_dtype", "sample", "seed"):
         value = vars(options)[name]
         if value not in (None, "none"):
             raise ValueError(
@@ -256,22 +258,34 @@ class Command:
         return Limits(**{name: vars(self.options)[name] for name in LIMITS})
 
 
-def _read_fields(fields: str | None, pool: Pool) -> tuple[OutputField, ...]:
+def _read_fields(options: argparse.Namespace, pool: Pool) -> tuple[str, ...]:
     """Return the fields of the encoder's output that are written or pooled."""
-    known_fields: tuple[OutputField, ...] = (
-        "pooler_output",
-        "last_hidden_state",
-        "deepstack_features",
-    )
+    fields: str | None = options.fields
     if pool != "none":
         if fields is not None:
             raise ValueError(
                 f"--fields {fields}: names what --pool none writes; a vector is made of "
                 "pooler_output, with --pool cls of last_hidden_state"
             )
-        return ("last_hidden_state" if pool == "cls" else "pooler_output",)
-    names = tuple(dict.fromkeys((fields or "pooler_output").split(",")))
+        names: tuple[str, ...] = ("last_hidden_state" if pool == "cls" else "pooler_output",)
+    else:
+        names = tuple(dict.fromkeys((fields or "pooler_output").split(",")))
+    known_fields = ("pooler_output", "last_hidden_state", "deepstack_features")
     for name in names:
-        if name not in known_fields:
-            raise ValueError(f"--fields: {name!r} is none of {', '.join(known_fields)}")
-    return tuple(field for name in names for field in known_fields if field == name)
+        if name not in known_fields and not is_block(name):
+            raise ValueError(
+                f"--fields: {name!r} is none of {', '.join(known_fields)}, and of no block, as "
+                "blocks.6 is"
+            )
+    of_blocks = any(map(is_block, names))
+    if of_blocks:
+        stack_of(names)
+    for option in ("sample", "seed"):
+        value = vars(options)[option]
+        if value is not None and not of_blocks:
+            raise ValueError(
+                f"--{option} {value}: is for outputs of blocks; give --pool none --fields blocks.6"
+            )
+    if options.seed is not None and options.sample is None:
+        raise ValueError(f"--seed {options.seed}: is for --sample; give the patches per image")
+    return names

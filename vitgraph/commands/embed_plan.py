@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from encoders import Encoder
-from encoders.contract import Limits, OutputField
+from encoders.contract import Limits
 from encoders.streams import Pool
 from graphwrap import GraphedEncoder
 from weights import HubOptions, describe_encoder, inspect_checkpoint
 
 from ..devices import DTYPES
+from ..embedding.block_fields import is_block
 from ..embedding.planning.estimate import THREADS_PER_GPU, Estimate, report
 from ..embedding.planning.sample import committed_rate, measure_rate, sample_files, take_sample
 from .arguments import read_hub, read_source
@@ -42,7 +43,9 @@ def print_plan(command: Command, load: Callable[[], Encoder | GraphedEncoder]) -
         stream = stream._replace(workers=THREADS_PER_GPU)
     encoder = describe_encoder(options.repo, HubOptions(**read_hub(options)), options.family)
     encoder.item_encoder().check(settings)
-    count, description = count_written(encoder, command.pool, command.fields, limits)
+    count, description = count_written(
+        encoder, command.pool, command.fields, limits, options.sample
+    )
     out_dtype: str = command.out_dtype or _dtype_of_weights(options)
     size = DTYPES[out_dtype].itemsize
     total, sampled_files = sample_files(command.files())
@@ -67,7 +70,11 @@ def _dtype_of_weights(options: argparse.Namespace) -> str:
 
 
 def count_written(
-    encoder: Encoder, pool: Pool, fields: Sequence[OutputField], limits: Limits
+    encoder: Encoder,
+    pool: Pool,
+    fields: Sequence[str],
+    limits: Limits,
+    sample: int | None = None,
 ) -> tuple[Callable[[Tensor], int], str]:
     """Return a function that counts the numbers that a job writes for an image, and a description.
 
@@ -76,6 +83,7 @@ def count_written(
         pool: the pooling of the tokens into one vector; "none" writes all tokens.
         fields: output fields that are written if ``pool`` is "none".
         limits: keywords of ``preprocess`` that bound the size of an image.
+        sample: the most patches per image whose outputs of blocks are written; None for all.
 
     Returns:
         The function, which takes an image uint8 [3, H, W], and a description of the written
@@ -85,10 +93,16 @@ def count_written(
         width = encoder.embed(pool=pool).shape[1]
         return lambda image: width, f"vectors [{width}]"
 
+    giving = encoder.with_extras([name for name in fields if is_block(name)])
+
     def count(image: Tensor) -> int:
         with torch.no_grad():
-            (output,) = encoder.encode([image], **limits._asdict())
-        values = [output._asdict()[name] for name in fields]
+            (output,) = giving.encode([image], **limits._asdict())
+        if is_block(fields[0]):
+            states = [output.extras[name] for name in fields if name in output.extras]
+            rows = [state.shape[:-1].numel() for state in states]
+            return sum(min(n, sample or n) * x.shape[-1] for n, x in zip(rows, states, strict=True))
+        values = [output[name] for name in fields]
         tensors = [x for field in values for x in (field if isinstance(field, tuple) else [field])]
         return sum(tensor.numel() for tensor in tensors)
 

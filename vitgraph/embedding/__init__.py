@@ -13,6 +13,8 @@ processes (workers) encode and write as files into one folder.
 - ``shard``: writes and reads the files of one shard; ``shards``: all shards of a job
 - ``storage``: the folder of a job, on a disk or on a remote store
 - ``parquet_files``: shards as parquet files, which pandas and polars read
+- ``activations``: outputs of blocks at all patches of an image or a sample; ``block_fields``: their
+  names; ``activation_dataset``: :class:`ActivationDataset`, which reads them for training
 - ``feature_store``: shards as one file per image, which vLLM reads; ``preparation``: a digest of
   what makes them besides weights
 - ``planning``: ``--plan``, which estimates the time and disk space of a job

@@ -9,10 +9,11 @@ from contextlib import closing
 from math import prod
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from encoders import Encoder
+from encoders import Encoder, VisionEncoder
 from encoders.contract import EncoderOutput, Limits, PartialOutput
 from encoders.inputs import ItemLike, read_item
 from encoders.streams import (
@@ -27,6 +28,8 @@ from graphwrap import GraphedEncoder
 
 from ..devices import DTYPES, cast_in_range, device_text
 from ..terminal import counted, readable
+from .activations import BESIDE, IMAGE, POSITION, Sampling, rows_of_patches
+from .block_fields import is_block, stack_of
 from .feature_store import FeatureStore, language_rows
 from .large_images import MOST_TOKENS, warn_if_large
 from .manifest import FileList, Manifest
@@ -40,6 +43,10 @@ from .workers import Worker
 
 SAMPLED = 16
 """The most images that are read to estimate the disk space of a job that writes all tokens."""
+
+
+TILED = 1536
+"""The side in pixels of an image that every tower with an input path "tiles" divides into tiles."""
 
 
 class Calls(NamedTuple):
@@ -82,6 +89,10 @@ class Job:
         self.commit = settings["commit"]
         self.pool = settings["pool"]
         self.dtype: torch.dtype = DTYPES[settings["out_dtype"]]
+        self.sampling: Sampling | None = None
+        """The patches whose outputs of blocks are written; None if the job writes other fields."""
+        if any(map(is_block, settings["fields"])):
+            self.sampling = Sampling(settings["sample"], settings["seed"] or 0)
         self.shards = shards_of(storage, manifest)
         self.missing = missing_of(self.shards)
         missing = set(self.missing)
@@ -118,7 +129,7 @@ class Job:
         results = stream_items(item_encoder, self._tasks(), *self.calls[:2], options)
         with closing(results):
             for number in self.todo:
-                self._write_shard(number, results, item_encoder, empty)
+                self._write_shard(number, results, item_encoder, _paths_of(encoder), empty)
             next(results, None)  # lets the generator end, so that its progress bar is completed
 
     def _warn_if_large(
@@ -189,7 +200,13 @@ class Job:
         with torch.no_grad():
             if self.pool != "none":
                 return self._arrays(encoder.embed(pool=self.pool))
-            (output,) = encoder.encode([_blank()], **self.calls.limits._asdict())
+            fields = self.manifest.settings["fields"]
+            has_path = self.sampling is not None and stack_of(fields)
+            blank = _blank(TILED if has_path else 64)
+            (output,) = encoder.encode([blank], **self.calls.limits._asdict())
+        if self.sampling is not None:
+            rows = {name: output.extras[name].flatten(0, -2)[:0] for name in fields}
+            return {**self._converted(rows), **BESIDE}
         arrays = {name: array[:0] for name, array in self._arrays(output).items()}
         if not arrays:
             raise ValueError(
@@ -227,6 +244,9 @@ class Job:
                 for spec in item_encoder.paths[name].item_specs(path.grid_thw)
             ]
             rows = dict.fromkeys(empty, sum(spec.output_tokens for spec in specs))
+            if self.sampling is not None:
+                patches = sum(prod(grid) for grid in inputs.grid_thw.tolist())
+                rows = dict.fromkeys(empty, min(self.sampling.count or patches, patches))
             if "last_hidden_state" in rows:
                 rows["last_hidden_state"] = sum(spec.input_size for spec in specs)
             numbers = sum(rows[name] * prod(array.shape[1:]) for name, array in empty.items())
@@ -264,6 +284,7 @@ class Job:
         number: int,
         results: Iterator[ItemResult],
         item_encoder: EitherItemEncoder,
+        paths: Mapping[str, VisionEncoder],
         empty: Mapping[str, Array],
     ) -> None:
         """Write shard ``number`` from the next results of the encoder, one per image.
@@ -282,7 +303,11 @@ class Job:
                 errors[index] = " ".join(str(result.value.error).split())
             else:
                 assert result.grid is not None
-                arrays = self._arrays(result.value)
+                if self.sampling is None:
+                    arrays = self._arrays(result.value)
+                else:
+                    place = number * self.manifest.items_per_shard + index
+                    arrays = self._activations(result, paths, file.key, place) or {**empty}
                 uuid = self.reader.keys.get(file, "")
                 rows[index] = Row(file.key, result.grid, arrays, file.media, uuid)
             self.reader.keys.pop(file, None)
@@ -308,8 +333,36 @@ class Job:
 
     def _arrays(self, value: EncoderOutput | PartialOutput | Tensor) -> dict[str, Array]:
         """Return one image's result as numpy arrays by name, in the dtype that the job writes."""
-        tensors = {VECTORS: value} if isinstance(value, Tensor) else self._fields(value)
-        arrays = {}
+        return self._converted(
+            {VECTORS: value} if isinstance(value, Tensor) else self._fields(value)
+        )
+
+    def _activations(
+        self, result: ItemResult, paths: Mapping[str, VisionEncoder], key: str, place: int
+    ) -> dict[str, Array]:
+        """Return the outputs of blocks at the chosen patches of one image, and which these are.
+
+        The result is empty if the image has no view in the input path of the blocks. The ``place``
+        is the number of the image among all of the job.
+        """
+        assert self.sampling is not None
+        assert result.layout is not None
+        assert isinstance(result.value, EncoderOutput | PartialOutput)
+        fields, extras = self.manifest.settings["fields"], result.value.extras
+        if fields[0] not in extras:
+            return {}
+        shape = extras[fields[0]].shape[:-1]
+        rows, positions = rows_of_patches(paths, stack_of(fields), result.layout, shape)
+        chosen = torch.from_numpy(self.sampling.choose(key, len(rows)))
+        index = rows[chosen].to(extras[fields[0]].device)
+        arrays = self._converted({name: extras[name].flatten(0, -2)[index] for name in fields})
+        arrays[IMAGE] = np.full(len(chosen), place, np.int32)
+        arrays[POSITION] = positions[chosen].numpy().astype(np.int32)
+        return arrays
+
+    def _converted(self, tensors: Mapping[str, Tensor]) -> dict[str, Array]:
+        """Return tensors as numpy arrays on the CPU, in the dtype that the job writes."""
+        arrays: dict[str, Array] = {}
         for name, tensor in tensors.items():
             converted = cast_in_range(tensor, self.dtype, name).cpu()
             # Numpy has no bfloat16; float32 represents all of its values exactly.
@@ -335,6 +388,13 @@ def _as_it_is(file: File) -> File:
     return file._replace(size=-1, version="") if file.kind == "file" else file
 
 
-def _blank() -> Tensor:
-    """Return a small black image, uint8 [3, 64, 64]."""
-    return torch.zeros(3, 64, 64, dtype=torch.uint8)
+def _blank(side: int = 64) -> Tensor:
+    """Return a small black image, uint8 [3, side, side]."""
+    return torch.zeros(3, side, side, dtype=torch.uint8)
+
+
+def _paths_of(encoder: Encoder | GraphedEncoder) -> Mapping[str, VisionEncoder]:
+    """Return the input paths of the encoder, which say where patches lie in an image."""
+    inner = encoder.encoder if isinstance(encoder, GraphedEncoder) else encoder
+    assert isinstance(inner, Encoder)  # `load_encoder` returned it
+    return inner.paths

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, TypedDict
 
 if TYPE_CHECKING:
-    from encoders.contract import OutputField, Precision
+    from encoders.contract import Precision
     from encoders.streams import Decode, Pool
     from weights import DtypeName, JsonObject
 
@@ -46,7 +46,12 @@ class JobSettings(TypedDict):
     num_frames: int | None
     pool: Pool
     normalize: bool
-    fields: list[OutputField]
+    fields: list[str]
+    """The fields of :class:`EncoderOutput` that are written, or outputs of blocks: "blocks.6"."""
+    sample: int | None
+    """The most patches per image whose outputs of blocks are written; None writes all."""
+    seed: int | None
+    """The seed by which they are chosen; None without a sample."""
     format: Format
     out_dtype: str
     limit: int | None

@@ -21,6 +21,9 @@ which rows of the arrays belong to it: ``tokens`` rows from ``offset`` on in ``p
 in each DeepStack feature, ``rows`` rows from ``row_offset`` on in ``last_hidden_state``. Every file
 is written under a temporary name that ends in ``.tmp``, and renamed when it is complete.
 
+If the fields are outputs of blocks (``blocks.6``), there is a row per patch that was chosen, and
+two more arrays have these rows (:mod:`vitgraph.embedding.activations`): ``image``, ``position``.
+
 With ``format="vllm"`` each image has a file of its own (:mod:`vitgraph.embedding.feature_store`);
 the column ``uuid`` of the row table has its key there.
 
@@ -302,6 +305,25 @@ class Shard:
                 with self.storage.reading(file) as path:
                     arrays[name] = np.load(path, mmap_mode="r" if self.storage.is_local else None)
         return arrays
+
+    def read_span(self, names: Sequence[str], start: int, stop: int) -> dict[str, Array]:
+        """Return some rows of some arrays by name; of a parquet file, all rows are read for that.
+
+        Args:
+            names: the names of arrays of tokens that the shard has.
+            start, stop: the first row and the one after the last.
+        """
+        if self.format == "npy":
+            arrays: dict[str, Array] = {}
+            for name in names:
+                with self.storage.reading(self._name(self.tag, f"{name}.npy")) as path:
+                    arrays[name] = np.load(path, mmap_mode="r")[start:stop]
+            return arrays
+        with self.storage.reading(self._name(self.tag, self.format)) as path:
+            if self.format == "parquet":
+                return {name: read_arrays(path, name)[name][start:stop] for name in names}
+            with safe_open(path, framework="numpy") as file:
+                return {name: file.get_slice(name)[start:stop] for name in names}
 
     def read_rows_in_order(self, field: str | None = None) -> list[Row]:
         """Return the encoded images of the shard, in order.

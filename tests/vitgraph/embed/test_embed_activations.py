@@ -1,0 +1,185 @@
+"""``vitgraph embed --fields blocks.1``: activations of patches, and a data set of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import vitgraph
+from encoders.base.vision_encoder import VisionEncoder
+from tests.support.commands.embed_jobs import close
+from tests.support.photographs import china, flower, hopper
+from vitgraph.cli import main
+from vitgraph.embedding.shards import read_embeddings
+from vitgraph.embedding.verify import find_faults
+from vitgraph.seeded import write_seeded_checkpoint
+from weights import load_encoder
+
+KEYS = ["b.png", "c.png", "d.png"]
+BLOCKS = ("--pool", "none", "--fields", "blocks.0,blocks.1.mlp")
+NEEDS_PYARROW = pytest.mark.skipif(find_spec("pyarrow") is None, reason="pyarrow is not installed")
+FORMATS = ["npy", "safetensors", pytest.param("parquet", marks=NEEDS_PYARROW)]
+Embed = Callable[..., int]
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Photographs of different sizes."""
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for number, (key, image) in enumerate(zip(KEYS, (china(), hopper(), flower()), strict=True)):
+        image.resize((96 + 32 * number, 96)).save(folder / key)
+    return folder
+
+
+def maps_of(encoder: VisionEncoder, photo: Path) -> dict[str, Any]:
+    """Return the maps [t, h, w, D] of the outputs of two blocks for one photograph."""
+    inputs = encoder.preprocess([photo])
+    with torch.no_grad():
+        output = encoder.with_extras(["blocks.0", "blocks.1.mlp"])(inputs)[0]
+    return {
+        name: encoder.feature_maps(output[name], inputs.grid_thw)[0]
+        for name in ("blocks.0", "blocks.1.mlp")
+    }
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_each_row_is_the_output_of_its_block_at_its_patch(
+    embed: Embed, photos: Path, tmp_path: Path, encoder: VisionEncoder, format: str
+) -> None:
+    chosen = (*BLOCKS, "--format", format, "--sample", 5, "--shard-items", 2)
+    assert embed(photos, *chosen) == 0
+    assert list(find_faults(str(tmp_path / "out"))) == []
+    dataset = vitgraph.ActivationDataset(tmp_path / "out", block_rows=4)
+    rows = list(dataset)
+    assert (len(rows), len(dataset), dataset.keys) == (15, 15, KEYS)
+    maps = [maps_of(encoder, photos / key) for key in KEYS]
+    for row in rows:
+        t, h, w = row["position"].tolist()
+        for name in ("blocks.0", "blocks.1.mlp"):
+            assert close(row[name], maps[row["image"]][name][t, h, w])
+    places = {(int(row["image"]), *row["position"].tolist()) for row in rows}
+    assert len(places) == 15
+
+
+def test_without_a_sample_every_patch_is_written(
+    embed: Embed, photos: Path, tmp_path: Path, encoder: VisionEncoder
+) -> None:
+    assert embed(photos, *BLOCKS) == 0
+    keys, items = read_embeddings(tmp_path / "out", "blocks.1.mlp")
+    for key, rows in zip(keys, items, strict=True):
+        assert close(rows, maps_of(encoder, photos / key)["blocks.1.mlp"].flatten(0, 2))
+
+
+def test_a_sample_depends_on_the_seed_and_not_on_the_shards(
+    embed: Embed, photos: Path, tmp_path: Path
+) -> None:
+    found = []
+    for size, seed in ((1, 0), (3, 0), (3, 1)):
+        out = f"out{size}{seed}"
+        chosen = (*BLOCKS, "--sample", 4, "--shard-items", size, "--seed", seed)
+        assert embed(photos, *chosen, out=out) == 0
+        found.append(np.concatenate(read_embeddings(tmp_path / out, "position")[1]).tolist())
+    assert found[0] == found[1] != found[2]
+
+
+def test_an_interrupted_job_goes_on_to_the_same_bytes(
+    embed: Embed, photos: Path, tmp_path: Path
+) -> None:
+    chosen = (*BLOCKS, "--sample", 4, "--shard-items", 1)
+    assert embed(photos, *chosen) == 0
+    files = sorted((tmp_path / "out").glob("*.npy"))
+    before = {path.name: path.read_bytes() for path in files}
+    for path in (tmp_path / "out").glob("00001*"):
+        path.unlink()
+    assert embed(photos, *chosen, "--shard", "1/3") == 0
+    assert before == {path.name: path.read_bytes() for path in files}
+
+
+def test_class_tokens_are_left_out_and_tiles_are_numbered(tmp_path: Path, photos: Path) -> None:
+    repo = write_seeded_checkpoint(tmp_path / "intern", "intern_vit_300m", width=32, depth=2)
+    encoder = load_encoder(repo, dtype="float32")
+    out, block = tmp_path / "out", ["--pool", "none", "--fields", "blocks.0", "--no-progress"]
+    command = ["embed", str(repo), str(photos), "--out", str(out), "--sample", "9", "--limit", "1"]
+    assert main([*command, "--dtype", "float32", *block]) == 0
+    inputs = encoder.preprocess([photos / KEYS[0]])
+    state = encoder.forward_intermediates(inputs, indices=[0])["image"][0]
+    (maps,) = encoder.paths["image"].feature_maps(state, inputs.grid_thw)
+    for row in vitgraph.ActivationDataset(out):
+        assert close(row["blocks.0"], maps[tuple(row["position"].tolist())])
+
+
+def test_rows_of_a_path_are_written_with_that_path(tmp_path: Path, photos: Path) -> None:
+    repo = write_seeded_checkpoint(tmp_path / "step", "step3_vl", width=32, depth=1)
+    out = tmp_path / "out"
+    command = ["embed", str(repo), str(photos), "--out", str(out), "--no-progress"]
+    assert main([*command, "--pool", "none", "--fields", "tiles.blocks.0", "--sample", "7"]) == 0
+    rows = list(vitgraph.ActivationDataset(out, fields=["tiles.blocks.0"]))
+    assert {vitgraph.ActivationDataset(out).keys[row["image"]] for row in rows} == {"d.png"}
+    assert len(rows) == 7
+
+
+def test_a_data_set_gives_each_row_once_in_a_seeded_order(
+    embed: Embed, photos: Path, tmp_path: Path
+) -> None:
+    assert embed(photos, *BLOCKS, "--shard-items", 2) == 0
+
+    def order(dataset: vitgraph.ActivationDataset) -> list[tuple[int, ...]]:
+        return [(int(row["image"]), *row["position"].tolist()) for row in dataset]
+
+    dataset = vitgraph.ActivationDataset(tmp_path / "out", block_rows=32, fields=["blocks.0"])
+    first = order(dataset)
+    assert first == order(dataset) != sorted(first)
+    assert len(set(first)) == len(first) == len(dataset)
+    dataset.set_epoch(1)
+    assert order(dataset) != first
+    assert sorted(order(dataset)) == sorted(first)
+    batches = list(dataset.batches(10))
+    assert {len(batch["blocks.0"]) for batch in batches[:-1]} == {10}
+    assert sum(len(batch["image"]) for batch in batches) == len(first)
+    loader = DataLoader(dataset, batch_size=10, num_workers=2)
+    divided = [
+        (int(image), *place.tolist())
+        for batch in loader
+        for image, place in zip(batch["image"], batch["position"], strict=True)
+    ]
+    assert sorted(divided) == sorted(first)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--fields", "blocks.9"], r"blocks\.0 to blocks\.1"),
+        (["--fields", "blocks.0,pooler_output"], "with other outputs of the same blocks alone"),
+        (["--fields", "blocks.0,tiles.blocks.0"], "with other outputs of the same blocks alone"),
+        (["--fields", "block.0"], "of no block, as blocks.6 is"),
+        (["--sample", "4"], "--sample 4: is for outputs of blocks"),
+        (["--fields", "blocks.0", "--sample", "0"], "--sample 0: must be at least 1"),
+        (["--fields", "blocks.0", "--seed", "4"], "--seed 4: is for --sample"),
+    ],
+)
+def test_wrong_fields_and_samples_are_refused(
+    embed: Embed, photos: Path, tmp_path: Path, capsys: Any, options: list[str], message: str
+) -> None:
+    assert embed(photos, "--pool", "none", *options) == 2
+    assert not (tmp_path / "out").exists()
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_other_jobs_and_fields_are_no_activations(
+    embed: Embed, photos: Path, tmp_path: Path
+) -> None:
+    assert embed(photos, "--limit", 1) == 0
+    with pytest.raises(ValueError, match="holds pooler_output and no outputs of blocks"):
+        vitgraph.ActivationDataset(tmp_path / "out")
+    assert embed(photos, *BLOCKS, "--sample", 2, out="acts") == 0
+    with pytest.raises(ValueError, match=r"'blocks\.5' is none of blocks\.0, blocks\.1\.mlp"):
+        vitgraph.ActivationDataset(tmp_path / "acts", fields=["blocks.5"])

@@ -1,0 +1,30 @@
+"""The names of outputs of blocks among the fields of a job; nothing here imports torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+_BLOCK = re.compile(r"(.+\.)?blocks\.\d+(\.attn|\.mlp)?")
+
+
+def is_block(field: str) -> bool:
+    """Return whether a field is the output of a block, as "blocks.6" or "tiles.blocks.6.mlp"."""
+    return _BLOCK.fullmatch(field) is not None
+
+
+def stack_of(fields: Collection[str]) -> str:
+    """Return the stack of blocks that all fields are of: "", "tiles." or "tiles.sam.".
+
+    Raises:
+        ValueError: the fields are of several stacks, or one is no output of a block.
+    """
+    matches = [_BLOCK.fullmatch(field) for field in fields]
+    stacks = {match and (match[1] or "") for match in matches}
+    if len(stacks) > 1 or None in stacks:
+        raise ValueError(
+            f"--fields {','.join(fields)}: outputs of blocks have a row per patch, and are written "
+            "with other outputs of the same blocks alone; give the other fields a job of their own"
+        )
+    (stack,) = stacks
+    return stack or ""
