@@ -84,9 +84,11 @@ from weights.files import Route
 from .analysis.attention import Heads, Queries
 from .analysis.colours import Maps
 from .analysis.nearest import NearestPatch
+from .embedding.activations import Activations
 
 __all__ = [
     "Accelerator",
+    "Activations",
     "AnyArray",
     "Array",
     "Backend",

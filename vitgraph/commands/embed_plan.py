@@ -102,7 +102,7 @@ def count_written(
             states = [output.extras[name] for name in fields if name in output.extras]
             rows = [state.shape[:-1].numel() for state in states]
             return sum(min(n, sample or n) * x.shape[-1] for n, x in zip(rows, states, strict=True))
-        values = [output[name] for name in fields]
+        values = [output._asdict()[name] for name in fields]
         tensors = [x for field in values for x in (field if isinstance(field, tuple) else [field])]
         return sum(tensor.numel() for tensor in tensors)
 

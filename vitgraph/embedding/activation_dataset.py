@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
-from .activations import IMAGE, POSITION
+from .activations import IMAGE, POSITION, Activations
 from .block_fields import is_block
 from .manifest import FileList, Manifest
 from .shards import finished_shards
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
     from .parquet_files import Array
     from .shard import Shard
 
-Activations: TypeAlias = dict[str, Tensor]
-"""Tensors by name: a row of activations per block, ``"image"`` and ``"position"``."""
 _PIECES = 16
 """The pieces, each from another place of the job, that a block of rows is made of."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -18,6 +18,8 @@ from encoders.contract import VisionInputs
 
 from .parquet_files import Array
 
+Activations: TypeAlias = dict[str, Tensor]
+"""Tensors by name: one or more rows of activations per block, ``"image"`` and ``"position"``."""
 IMAGE, POSITION = "image", "position"
 """The names of the arrays beside the activations: the number of the image [n], counted from 0 over
 all images of the job, and (frame or tile, row, column) of the patch [n, 3]."""
@@ -31,7 +33,7 @@ BESIDE: Mapping[str, Array] = {
 class Sampling(NamedTuple):
     """The patches of an image whose activations are written."""
 
-    count: int | None = None
+    most: int | None = None
     """The most patches of an image; None for all."""
     seed: int = 0
 
@@ -42,11 +44,11 @@ class Sampling(NamedTuple):
             key: the key of the image.
             patches: the number of its patches.
         """
-        if self.count is None or self.count >= patches:
+        if self.most is None or self.most >= patches:
             return np.arange(patches)
         digest = hashlib.sha256(f"{self.seed}:{key}".encode("utf-8", "surrogateescape")).digest()
         generator = np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "big")))
-        return np.sort(generator.choice(patches, self.count, replace=False))
+        return np.sort(generator.choice(patches, self.most, replace=False))
 
 
 def rows_of_patches(

@@ -246,7 +246,7 @@ class Job:
             rows = dict.fromkeys(empty, sum(spec.output_tokens for spec in specs))
             if self.sampling is not None:
                 patches = sum(prod(grid) for grid in inputs.grid_thw.tolist())
-                rows = dict.fromkeys(empty, min(self.sampling.count or patches, patches))
+                rows = dict.fromkeys(empty, min(self.sampling.most or patches, patches))
             if "last_hidden_state" in rows:
                 rows["last_hidden_state"] = sum(spec.input_size for spec in specs)
             numbers = sum(rows[name] * prod(array.shape[1:]) for name, array in empty.items())
