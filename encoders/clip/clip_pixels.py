@@ -7,7 +7,7 @@ Shapes: s side of a view in pixels.
 Deliberate differences:
 
 - A view is cropped to whole patches; the source's tower never reads the pixels beyond them.
-- An image so long and narrow that resizing its short side makes over 2^28 pixels is refused.
+- An image so long and narrow that resizing its short side makes over 2^28 pixels is rejected.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ..inputs.processor_files import (
     read_resample,
     require_supported,
 )
-from ..inputs.sizes import MOST_PIXELS
+from ..inputs.sizes import fit_short_side
 from ..inputs.views import OnePathViews, Views
 
 
@@ -54,12 +54,7 @@ class CentreCropPreprocessor(OnePathViews):
     def _centre(self, image: Tensor) -> Tensor:
         """Return the middle [3, s, s] of an image [3, H, W] whose short side was resized."""
         size, (height, width) = self.image_size, image.shape[1:]
-        new_height, new_width = fit_shortest(height, width, self.short_side or size)
-        if new_height * new_width > MOST_PIXELS:
-            raise ValueError(
-                f"is {width}x{height} pixels, and {new_width}x{new_height} when its short side is "
-                f"resized for this tower, over {MOST_PIXELS} pixels: crop the image or pad it"
-            )
+        new_height, new_width = fit_short_side(height, width, self.short_side or size)
         resized = resize(image, new_height, new_width, self.resample)
         top, left = (new_height - size) // 2, (new_width - size) // 2
         return resized[:, top : top + size, left : left + size]
@@ -97,13 +92,3 @@ class CentreCropPreprocessor(OnePathViews):
             short_side=short if isinstance(short, int) and short != side else None,
             stretch=stretch,
         )
-
-
-def fit_shortest(height: int, width: int, shortest: int) -> tuple[int, int]:
-    """Return the height and width of an image whose short side is resized to ``shortest`` pixels.
-
-    The long side is rounded down.
-    """
-    if width <= height:
-        return int(shortest * height / width), shortest
-    return shortest, int(shortest * width / height)

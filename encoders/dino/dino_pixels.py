@@ -9,7 +9,7 @@ Deliberate differences:
   patches, and nothing is cut off. The source has one size for all images of a call.
 - Pixels at the right and bottom that make no whole patch are cut off; the source's tower never
   reads them.
-- An image so long and narrow that resizing its short side makes over 2^28 pixels is refused.
+- An image so long and narrow that resizing its short side makes over 2^28 pixels is rejected.
 """
 
 from __future__ import annotations
@@ -38,10 +38,12 @@ from ..inputs.processor_files import (
     read_resample,
     require_supported,
 )
-from ..inputs.sizes import MOST_PIXELS
+from ..inputs.sizes import MOST_PIXELS, fit_short_side
 
 _LONGEST = 1 << 14
 """The longest side in pixels that a processor file may set."""
+_FIX = "crop the image, or pass max_pixels"
+"""The advice about an image that is too long and narrow for the published size."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +95,7 @@ class DinoPreprocessor(PatchPreprocessor):
         )
 
     def say_defaults(self, config: Mapping[str, object]) -> tuple[str, str]:
-        """Return two texts: the settings in force where a checkpoint has no processor files, and
-        the name of the keyword of ``preprocess`` that changes one of them."""
+        """Return the defaults without processor files, and the keyword that changes one of them."""
         rules = self.images
         assert isinstance(rules, FixedSizeRules)
         size = f"{rules.width}x{rules.height} pixels"
@@ -150,7 +151,7 @@ class DinoPreprocessor(PatchPreprocessor):
             return super()._grid(frames, rules)
         if rules.short_side:
             _, height, width = frames[0].shape
-            _fit_short_side(height, width, rules.short_side)  # refuses huge images early
+            fit_short_side(height, width, rules.short_side, _FIX)  # rejects huge images early
         return 1, rules.height // self.patch_size, rules.width // self.patch_size
 
     def _resized(
@@ -162,7 +163,8 @@ class DinoPreprocessor(PatchPreprocessor):
             return self._resize(frame, height, width)
         if not rules.short_side:
             return self._resize(frame, rules.height, rules.width)[:, :height, :width]
-        new_height, new_width = _fit_short_side(frame.shape[1], frame.shape[2], rules.short_side)
+        _, old_height, old_width = frame.shape
+        new_height, new_width = fit_short_side(old_height, old_width, rules.short_side, _FIX)
         top, left = (new_height - rules.height) // 2, (new_width - rules.width) // 2
         resized = self._resize(frame, new_height, new_width)
         return resized[:, top : top + height, left : left + width]
@@ -208,21 +210,3 @@ def _read_sizes(
             "use the processor files of the checkpoint's own repo"
         )
     return height, width, short_side
-
-
-def _fit_short_side(height: int, width: int, side: int) -> tuple[int, int]:
-    """Return the height and width of an image whose short side is resized to ``side`` pixels.
-
-    The long side is rounded down.
-
-    Raises:
-        ValueError: an area over 2^28 pixels.
-    """
-    short, long = min(height, width), max(height, width)
-    new_long = int(side * long / short)
-    if side * new_long > MOST_PIXELS:
-        raise ValueError(
-            f"is {width}x{height} pixels, and {side}x{new_long} when its short side is resized for "
-            f"this tower, over {MOST_PIXELS} pixels: crop the image, or pass max_pixels"
-        )
-    return (new_long, side) if width <= height else (side, new_long)

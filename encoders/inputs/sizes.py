@@ -1,7 +1,7 @@
 """The size to which an image is resized, and the grid of tiles into which it is cut.
 
 Source: ``smart_resize`` of transformers 5.23.0's Qwen2-VL image, Qwen3-VL video and GLM processors,
-``get_resize_output_image_size`` of its PixtralImageProcessor,
+``get_resize_output_image_size`` of its PixtralImageProcessor and its ``image_transforms``,
 ``get_optimal_tiled_canvas`` of its GotOcr2ImageProcessor (OpenGVLab's ``dynamic_preprocess``), and
 ``select_best_resolution`` of deepseek-ai/DeepSeek-VL2 at commit ef9f91e. Python's ``round`` (half
 to even) is part of the definitions.
@@ -210,6 +210,33 @@ def long_side_resize(
             math.ceil(side * grow / factor) * factor for side in (height, width)
         )
     return new_height, new_width
+
+
+def fit_short_side(
+    height: int, width: int, side: int, fix: str = "crop the image or pad it"
+) -> tuple[int, int]:
+    """Return the size of an image whose short side is resized to ``side`` pixels.
+
+    Args:
+        height: height of the image in pixels.
+        width: width of the image in pixels.
+        side: length of the short side of the result in pixels.
+        fix: what the error advises.
+
+    Returns:
+        Height and width in the shape of the image; the long side is rounded down.
+
+    Raises:
+        ValueError: an area over ``MOST_PIXELS``.
+    """
+    long_side = int(side * max(height, width) / min(height, width))
+    size = (long_side, side) if width <= height else (side, long_side)
+    if side * long_side > MOST_PIXELS:
+        raise ValueError(
+            f"is {width}x{height} pixels, and {size[1]}x{size[0]} when its short side is resized "
+            f"for this tower, over {MOST_PIXELS} pixels: {fix}"
+        )
+    return size
 
 
 def content_size(

@@ -10,7 +10,8 @@ import torch
 from PIL import Image
 from transformers.models.clip.image_processing_clip import CLIPImageProcessor
 
-from encoders.clip.clip_pixels import CentreCropPreprocessor, fit_shortest
+from encoders.clip.clip_pixels import CentreCropPreprocessor
+from encoders.inputs.sizes import fit_short_side
 from tests.support.photographs import china, hopper, photographs
 from weights.published import family_facts
 
@@ -42,7 +43,7 @@ def drawn(seed: int, count: int) -> list[Image.Image]:
 
 def test_the_short_side_is_resized_as_published() -> None:
     for (height, width), wanted in GOLDEN.items():
-        assert tuple(fit_shortest(height, width, side) for side in (224, 336)) == wanted
+        assert tuple(fit_short_side(height, width, side) for side in (224, 336)) == wanted
 
 
 @pytest.mark.parametrize("section", SECTIONS, ids=str)
