@@ -7,6 +7,7 @@ Each maker has a folder with its towers, one file each, and its pixels (``*_pixe
 All other files and folders are shared; in the order in which a value travels:
 
 - ``hf_config``: reads the ``config.json`` of a checkpoint
+- ``stored_tensors``: the dtypes and the order of rows in which a checkpoint stores tensors
 - ``inputs``: turns images and videos into pixels and grids; ``grids``: reads and checks grids
 - ``data``: the values that encoders take and return, which every family imports
 - ``base``: the base classes; ``layers``: layers that several makers share

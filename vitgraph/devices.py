@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from encoders.base.saving import STORED_DTYPES
+from encoders.stored_tensors import STORED_DTYPES
 from weights.load import default_device
 
 from .terminal import counted

@@ -31,8 +31,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from encoders.base.saving import STORED_DTYPES
 from encoders.contract import EncoderOutput, PartialOutput
+from encoders.stored_tensors import STORED_DTYPES
 from encoders.streams import Pool
 from weights import JsonObject
 from weights.files import TensorEntry, header_bytes, writing_atomic
@@ -196,15 +196,10 @@ _DTYPES = {dtype: name for name, dtype in STORED_DTYPES.items()} | {torch.int64:
 
 
 class _Spool:
-    """Collects tensors for a safetensors file on disk, in one unnamed file per element size in
-    bytes.
+    """Collects the tensors of a safetensors file in unnamed files, one per element size in bytes.
 
     A tensor must begin at a multiple of its element size, and the format allows no gaps. Both rules
-    hold if the tensors with the widest elements come first.
-
-    Args:
-        folder: folder of the unnamed files.
-        stack: the stack whose end closes the files, which deletes them.
+    hold if the tensors with the widest elements come first. The end of ``stack`` deletes the files.
     """
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
@@ -277,7 +272,7 @@ def load_embeddings(folder: str | Path, field: str | None = None) -> tuple[list[
         Keys, and a matrix [keys, D] or, with ``--pool none``, an object array [keys] that holds an
         array [rows, D] per image; arrays in npy files are mapped into memory, not read. Keys are
         the paths of the images relative to the source, with forward slashes, in the order of the
-        source; images that could not be encoded are left out.
+        source; images that could not be encoded are skipped.
 
     Raises:
         ValueError: the job is not finished, it wrote no such field, or the table of an image's rows

@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from encoders.base.saving import in_halves
+from encoders.stored_tensors import in_halves
 from weights import FAMILIES, Family, JsonDict, JsonObject, Layout, Prefix, build_config
 from weights.files import vision_section
 from weights.published import PublishedModel, family_facts
@@ -269,7 +269,7 @@ def seeded_tower(
 ) -> dict[str, Tensor]:
     """Draw random weights of a tower, and of its projector if there is one.
 
-    The values of a tensor depend on its name and the seed alone. Linear layers keep the scale of
+    The values of a tensor depend only on its name and the seed. Linear layers keep the scale of
     their input and norms are near one, so that features of a photograph show its structure.
 
     Args:

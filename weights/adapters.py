@@ -2,7 +2,7 @@
 
 The names of an adapter's tensors are those of the modules of the model that it was trained in,
 which may be named in another layout than the checkpoint beside it. So each name is looked up in
-every layout of the family. Adapters of other kinds, and tensors that fit no layout, are refused if
+every layout of the family. Adapters of other kinds, and tensors that fit no layout, are rejected if
 they would change the tower.
 """
 
@@ -16,7 +16,7 @@ from math import isfinite, prod, sqrt
 import torch
 from torch import Tensor
 
-from encoders.base.saving import STORED_DTYPES, in_pairs
+from encoders.stored_tensors import STORED_DTYPES, in_pairs
 
 from .errors import CheckpointError, legible
 from .files.adapter_file import ADAPTER_CONFIG, ADAPTER_FILE, KEPT, AdapterFile
@@ -37,7 +37,7 @@ _WITHOUT_EFFECT = frozenset(
     )
 )
 """The fields of peft's ``LoraConfig`` (0.21.2) that are read here, or that do not change how
-saved weights are merged. An adapter with a value in any other field is refused."""
+saved weights are merged. An adapter with a value in any other field is rejected."""
 _INITS = ("gaussian", "orthogonal", "eva")
 """The ways to initialise an adapter, beside true and false, that leave the base weights unchanged;
 others, such as PiSSA, move a part of the base weights into the adapter."""

@@ -50,12 +50,12 @@ def extract_encoder(
     gives them), and their published names without the prefix of the tower. So the folder can be
     read by ``load_encoder``, by the class that transformers has for the tower
     (``Qwen3VLVisionModel.from_pretrained(out_dir)``), with no tensor missing or unexpected, by
-    ``AutoModel`` if it knows that class (else it refuses the folder), and by timm (``local-dir:``)
-    if the repo was in timm's layout. A projector outside that class is written to
+    ``AutoModel`` if it knows that class (otherwise it rejects the folder), and by timm
+    (``local-dir:``) if the repo was in timm's layout. A projector outside that class is written to
     ``projector.safetensors``. ``config.json`` describes the tower; its key ``vitgraph`` has the
     rest of the published config. Processor files are copied.
 
-    The fetched bytes stay in the cache, too (``vitgraph cache remove`` frees them).
+    The downloaded bytes stay in the cache, too (``vitgraph cache remove`` frees them).
 
     Args:
         repo_id_or_path: repo id, folder or ``.safetensors`` file; keywords that are not listed
@@ -70,7 +70,7 @@ def extract_encoder(
     Raises:
         CheckpointError: ``load_encoder`` would raise it, too; or ``out_dir`` cannot be replaced,
             is the checkpoint's own folder or lies inside or around it; or the disk is full.
-        ValueError: an unknown ``family`` or ``fetch``; nothing was fetched yet.
+        ValueError: an unknown ``family`` or ``fetch``; nothing was downloaded yet.
     """
     source = (revision, subfolder, cache_dir, token, local_files_only)
     options = HubOptions(*source, force_download, fetch, max_workers, progress)
@@ -244,7 +244,7 @@ def _changed_tensors(
         return {}
     import torch  # seconds, which most extractions need not wait for again
 
-    from encoders.base.saving import STORED_DTYPES, in_halves
+    from encoders.stored_tensors import STORED_DTYPES, in_halves
 
     from .load import read_tensors
 

@@ -3,8 +3,9 @@
 A weight is the product of its value in e4m3 and its scale, both in float32. Three ways to publish
 the scales are read: ``weight_scale_inv`` of transformers and DeepSeek (a factor in spite of its
 name) and ``weight_scale`` of vLLM, both under ``"quant_method": "fp8"``, and ``weight_scale`` of
-compressed-tensors. Any other way is refused by its name, because a wrong scale gives wrong features
-without an error. Scales of activations (``input_scale``) are for products in FP8, and not used.
+compressed-tensors. Any other way is rejected by its name, because a wrong scale gives wrong
+features without an error. Scales of activations (``input_scale``) are for products in FP8, and not
+used.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from encoders.base.saving import STORED_DTYPES
+from encoders.stored_tensors import STORED_DTYPES
 
 from .errors import CheckpointError, legible
 from .files.checkpoint import TowerTensor

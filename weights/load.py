@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from encoders import Encoder, Publication
-from encoders.base.saving import STORED_DTYPES, in_pairs
 from encoders.contract import Preprocessor, warn_caller
 from encoders.inputs import image_section
+from encoders.stored_tensors import STORED_DTYPES, in_pairs
 
 from .adapters import merge
 from .cpu_facts import multiplies_bfloat16
@@ -69,11 +69,11 @@ def load_encoder(
     device: torch.device | str | None = None,
     family: str | None = None,
 ) -> Encoder:
-    """Load the vision tower of a checkpoint, and nothing else of it.
+    """Load only the vision tower of a checkpoint.
 
-    Only the byte ranges of the tower are fetched or, where that saves nothing, the shards that hold
-    it. Every tensor of the tower must be there, with the shape that its config says, and no other
-    tensor under its prefix. A LoRA adapter of peft beside the weights is merged into them.
+    Only the byte ranges of the tower are downloaded or, where that saves nothing, the shards that
+    hold it. Every tensor of the tower must be there, with the shape that its config says, and no
+    other tensor under its prefix. A LoRA adapter of peft beside the weights is merged into them.
 
     Args:
         repo_id_or_path: ``owner/name`` on the Hub, a folder, or one ``.safetensors`` file with its
@@ -83,10 +83,10 @@ def load_encoder(
         cache_dir: the Hub client's cache, if not its default.
         token: access token for private and gated repos, as the Hub client takes it.
         local_files_only: use the cache and send no request.
-        force_download: fetch files again that are cached.
+        force_download: download files again that are cached.
         fetch: ``"ranges"``, ``"shards"``, or ``"auto"``: ranges if they transfer at most nine
             tenths of what the shards would. A cached tower or shard is used either way. For a path
-            nothing is fetched: ``fetch``, ``force_download`` and ``cache_dir`` have no effect.
+            nothing is downloaded: ``fetch``, ``force_download`` and ``cache_dir`` have no effect.
         max_workers: requests in flight at once.
         progress: show progress bars, in bytes.
         dtype: floating dtype of the encoder, or its name (``"bfloat16"``); None and ``"auto"``
@@ -109,8 +109,8 @@ def load_encoder(
             has an adapter that cannot be merged, has an unsupported model type, or its tensors do
             not fit; or a weight is not finite, or would not be in ``dtype``.
         ValueError: ``dtype`` is not a floating dtype, ``device`` is not one of this machine, or an
-            unknown ``family`` or ``fetch``; nothing was fetched yet.
-        TypeError: ``repo_id_or_path`` is neither text nor a path.
+            unknown ``family`` or ``fetch``; nothing was downloaded yet.
+        TypeError: ``repo_id_or_path`` is neither a string nor a path.
     """
     cast_dtype = _parse_dtype(dtype)
     check_family(family)
@@ -151,7 +151,7 @@ def describe_encoder(
 ) -> Encoder:
     """Return the encoder of a checkpoint on the meta device, with its preprocessing.
 
-    It has every shape and no values; no tensor is read or fetched. The arguments and errors are
+    It has every shape and no values; no tensor is read or downloaded. The arguments and errors are
     explained at :func:`load_encoder`, whose other keywords are in ``options``.
     """
     check_family(family)
@@ -377,13 +377,10 @@ def _publication(
 
 
 def _set_up_preprocessing(encoder: Encoder, tower: FoundTower) -> dict[str, JsonDict]:
-    """Give ``encoder`` the preprocessing that the checkpoint of ``tower`` describes.
+    """Give ``encoder`` the preprocessing of its checkpoint, and return the processor files.
 
     A bad value for images raises a CheckpointError now, a bad value for videos when the first video
     is prepared. The user is warned if no processor file says how images are prepared.
-
-    Returns:
-        The processor files that the checkpoint has: name without ``.json`` -> content.
     """
     checkpoint = tower.contents.checkpoint
     contents = {name: checkpoint.read_json(f"{name}.json") for name in PROCESSOR_FILES}

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from encoders.base.saving import STORED_DTYPES
+from encoders.stored_tensors import STORED_DTYPES
 
 from .errors import CheckpointError, problem_line
 from .files.checkpoint import TowerTensor

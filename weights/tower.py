@@ -1,6 +1,6 @@
 """The vision tower in a checkpoint: its tensors, read from the headers of the files that hold it.
 
-Before data are read, towers are refused whose tensors are quantised in a form that is not read,
+Before data are read, towers are rejected whose tensors are quantised in a form that is not read,
 empty, or wrapped by a training library.
 """
 
@@ -14,7 +14,7 @@ from math import prod
 
 import torch
 
-from encoders.base.saving import STORED_DTYPES
+from encoders.stored_tensors import STORED_DTYPES
 
 from .adapters import Adapter, find_changes
 from .configs import build_config

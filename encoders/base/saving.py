@@ -17,13 +17,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-STORED_DTYPES = {
-    "BF16": torch.bfloat16,
-    "F16": torch.float16,
-    "F32": torch.float32,
-    "F64": torch.float64,
-}
-"""The dtypes in which towers are saved and loaded, by their names in a safetensors header."""
+from ..stored_tensors import STORED_DTYPES, in_halves
+
 LONGEST_PART = 255
 """The most bytes that file systems allow in the name of one file or folder."""
 CONFIGS = ("config", "processor_config", "preprocessor_config", "video_preprocessor_config")
@@ -134,19 +129,7 @@ def push_encoder(
 
 
 def _save(encoder: SavedEncoder, folder: Path, name: str) -> None:
-    """Write the configs, the weights and a model card of an encoder.
-
-    Files of an earlier save that this one does not write are removed, see ``OWNED``.
-
-    Args:
-        encoder: the encoder to save.
-        folder: the folder to write, which is made if it is not there.
-        name: the repo or folder that the example in the model card loads.
-
-    Raises:
-        ValueError: an encoder that was not loaded from a checkpoint, other tensors than that
-            checkpoint has, more than one dtype, or a folder with other weights.
-    """
+    """Write the configs, the weights and a model card, whose example loads ``name``."""
     published = _require_published(encoder.published)
     tensors = _published_tensors(encoder.state_dict(), published)
     dtype = _only_dtype(tensors)
@@ -204,15 +187,7 @@ def _require_published(published: Publication | None) -> Publication:
 
 
 def _published_tensors(state: Mapping[str, Tensor], published: Publication) -> dict[str, Tensor]:
-    """Return tensors by their names in the checkpoint, on the CPU, each with its own memory.
-
-    Args:
-        state: the ``state_dict`` of the encoder.
-        published: the names, shapes and row orders that the checkpoint has.
-
-    Raises:
-        ValueError: ``state`` has other names than ``published``, e.g. of adapters (LoRA).
-    """
+    """Return tensors by their names in the checkpoint, on the CPU, each with its own memory."""
     extra = [name for name in state if name not in published.names]
     missing = [name for name in published.names if name not in state]
     if extra or missing:
@@ -239,11 +214,8 @@ def _with_own_storage(tensor: Tensor, storages: set[int]) -> Tensor:
     """Return ``tensor``, or a copy if it shares its storage or fills only a part of it.
 
     Of several tensors in one storage, safetensors' writer would keep only one. Tied parameters
-    share a storage, and all do after ``torch.nn.utils.vector_to_parameters``.
-
-    Args:
-        tensor: a tensor on the CPU.
-        storages: addresses of the storages in use; the address of this tensor's is added.
+    share a storage, and all do after ``torch.nn.utils.vector_to_parameters``. The address of the
+    storage is added to ``storages``, which are in use.
     """
     storage = tensor.untyped_storage()
     fills_storage = storage.nbytes() == tensor.nbytes and tensor.is_contiguous()
@@ -251,29 +223,6 @@ def _with_own_storage(tensor: Tensor, storages: set[int]) -> Tensor:
         storages.add(storage.data_ptr())
         return tensor
     return tensor.clone(memory_format=torch.contiguous_format)
-
-
-def in_halves(rows: Tensor, heads: int) -> Tensor:
-    """Put the first rows of all rotary pairs of a head before the second rows.
-
-    transformers stores queries and keys in this order where the tower rotates columns 2i and
-    2i + 1 together.
-
-    Args:
-        rows: [H*K, ..], rows of the weight of queries or keys, pair by pair.
-        heads: number of heads.
-    """
-    return torch.unflatten(rows, 0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
-
-
-def in_pairs(rows: Tensor, heads: int) -> Tensor:
-    """Put the two rows of each rotary pair of a head side by side: undo :func:`in_halves`.
-
-    Args:
-        rows: [H*K, ..], rows of the weight of queries or keys, half by half.
-        heads: number of heads.
-    """
-    return torch.unflatten(rows, 0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
 
 
 def _only_dtype(tensors: Mapping[str, Tensor]) -> torch.dtype:

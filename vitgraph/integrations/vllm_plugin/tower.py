@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from encoders import PatchEncoder, PathsEncoder, Qwen3VLEncoder, VisionEncoder, VisionInputs
-from encoders.base.saving import STORED_DTYPES
 from encoders.contract import GridLike, PartialOutput
+from encoders.stored_tensors import STORED_DTYPES
 from graphwrap import GraphedEncoder
 from weights import Family, JsonObject, Layout, Slot, build_config
 
