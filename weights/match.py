@@ -10,8 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable
 
 from encoders import Encoder
 
@@ -23,7 +22,6 @@ from .files.index import Contents, read_contents
 from .files.tower_folder import vision_section
 from .fit import build_encoder, left_out
 from .layouts import Layout, Prefix
-from .strict_json import JsonObject
 from .tower import FoundTower, read_tower
 
 
@@ -41,19 +39,14 @@ def find_encoder(checkpoint: Checkpoint, family: str | None = None) -> tuple[Fou
         CheckpointError: the checkpoint has no known tower, or tensors that do not fit its config.
     """
     contents = read_contents(checkpoint)
-    fits = partial(_fits, contents)
-    record = find_family(
-        contents.config, contents.files, checkpoint.label, family, fits, saved=contents.family
-    )
-    tower = find_tower(contents, record)
+    tower = _find_tower(contents, find_family(contents, family))
     return tower, build_encoder(tower)
 
 
-def find_tower(contents: Contents, family: Family) -> FoundTower:
+def _find_tower(contents: Contents, family: Family) -> FoundTower:
     """Return the tower of a family in a checkpoint; raise a CheckpointError if it has none."""
-    label = contents.checkpoint.label
     try:
-        layout, prefix = find_layout(family.name, family.layouts, contents.files, label)
+        layout, prefix = _find_layout(contents, family)
     except CheckpointError as error:
         raise CheckpointError(f"{error}{left_out(contents)}") from error
     return read_tower(contents, family, layout, prefix)
@@ -62,7 +55,7 @@ def find_tower(contents: Contents, family: Family) -> FoundTower:
 def _fits(contents: Contents, family: Family) -> bool:
     """Return whether the config and the tensors of a checkpoint make a tower of a family."""
     try:
-        build_encoder(find_tower(contents, family))
+        build_encoder(_find_tower(contents, family))
     except DamagedError:
         raise
     except CheckpointError:
@@ -70,44 +63,34 @@ def _fits(contents: Contents, family: Family) -> bool:
     return True
 
 
-def find_family(
-    config: JsonObject,
-    names: Iterable[str],
-    label: str,
-    family_name: str | None,
-    fits: Callable[[Family], bool],
-    saved: str | None = None,
-) -> Family:
+def find_family(contents: Contents, family_name: str | None = None) -> Family:
     """Find the family of a checkpoint by its model type, else by its timm architecture.
 
+    The names of tensors decide if the config has no model type, or one that several families have.
+    The config of an extracted tower states the family.
+
     Args:
-        config: the whole ``config.json``.
-        names: the checkpoint's tensor names; they decide if the config has no model type, or one
-            that several families have.
-        label: name of the checkpoint in errors.
+        contents: config and tensor names of the checkpoint.
         family_name: the user's choice, taken if the checkpoint's model type is unknown; or None.
-        fits: returns whether the checkpoint's config and tensors fit a family; called if tensor
-            names leave several families, and to suggest families in the error.
-        saved: name of the family that the config of an extracted tower states, which decides; None
-            for any other checkpoint.
 
     Raises:
         CheckpointError: no family is found, or another one than ``family_name``.
     """
-    section, parents = vision_section(config)
+    label = contents.checkpoint.label
+    section, parents = vision_section(contents.config)
     types = [part.get("model_type") for part in (section, *parents)]
     _check_refused(types, label)
     kind = _telling_type(types)
-    if saved is not None:
-        candidates, description = [FAMILIES[saved]], ""
+    if contents.family is not None:
+        candidates, description = [FAMILIES[contents.family]], ""
     else:
-        candidates, description = _families_of_type(kind, config.get("architecture"))
+        candidates, description = _families_of_type(kind, contents.config.get("architecture"))
     if len(candidates) > 1:  # several families share the model type, so tensor names decide
         description = f"{description}, with tensors of no known tower,"
         outer_types = {other for other in types if isinstance(other, str) and other != kind}
-        candidates = _families_of_tensors(candidates, outer_types, [*names], fits)
+        candidates = _families_of_tensors(contents, candidates, outer_types)
     if len(candidates) > 1:  # SigLIP and SigLIP2 NaFlex differ only in the shape of a tensor
-        candidates = [family for family in candidates if fits(family)] or candidates
+        candidates = [family for family in candidates if _fits(contents, family)] or candidates
     if candidates and family_name not in (None, candidates[0].name):
         raise CheckpointError(
             f"{label}: its tower is of the family {candidates[0].name!r}, not of "
@@ -118,7 +101,7 @@ def find_family(
         return candidates[0]
     if family_name is not None:
         return FAMILIES[family_name]
-    raise _unsupported(description, label, fits)
+    raise _unsupported(contents, description)
 
 
 def _check_refused(types: Iterable[object], label: str) -> None:
@@ -162,32 +145,29 @@ def _families_of_type(kind: str | None, architecture: object) -> tuple[list[Fami
 
 
 def _families_of_tensors(
-    candidates: list[Family],
-    outer_types: set[str],
-    names: list[str],
-    fits: Callable[[Family], bool],
+    contents: Contents, candidates: list[Family], outer_types: set[str]
 ) -> list[Family]:
     """Return the candidates that agree with the tensor names and the type of the whole model."""
     of_outer_type = [
         family for family in candidates if outer_types.intersection(family.model_types)
     ]
-    with_signs = [family for family in of_outer_type or candidates if _has_signs(family, names)]
+    with_signs = [one for one in of_outer_type or candidates if _has_signs(one, contents.files)]
     if with_signs or len(of_outer_type) == 1:
         return with_signs or of_outer_type
-    return [family for family in candidates if not outer_types and fits(family)]
+    return [family for family in candidates if not outer_types and _fits(contents, family)]
 
 
-def _has_signs(family: Family, names: list[str]) -> bool:
+def _has_signs(family: Family, names: Iterable[str]) -> bool:
     def has(sign: str) -> bool:
         return any(name.endswith(sign) for name in names)
 
     return any(has(first) and has(second) for first, second in family.signs)
 
 
-def _unsupported(description: str, label: str, fits: Callable[[Family], bool]) -> CheckpointError:
-    """Return the error for an unsupported checkpoint, which suggests every family that ``fits``.
+def _unsupported(contents: Contents, description: str) -> CheckpointError:
+    """Return the error for an unsupported checkpoint, which suggests every family that fits.
 
-    ``description`` names its model type or architecture, ``label`` the checkpoint.
+    ``description`` names its model type or architecture.
     """
     kinds = dict.fromkeys(kind for family in FAMILIES.values() for kind in family.model_types)
     timm = ", ".join(name for family in FAMILIES.values() for name in family.timm)
@@ -195,31 +175,22 @@ def _unsupported(description: str, label: str, fits: Callable[[Family], bool]) -
         f"; its config and tensors fit the {family.facts.title} tower: pass family={family.name!r} "
         f"(--family {family.name}) to load it as one"
         for family in FAMILIES.values()
-        if fits(family)
+        if _fits(contents, family)
     )
     return CheckpointError(
-        f"{label}: {description} is not supported{suggestion}; supported model types: "
-        f"{', '.join(kinds)}; timm architectures: {timm}"
+        f"{contents.checkpoint.label}: {description} is not supported{suggestion}; supported model "
+        f"types: {', '.join(kinds)}; timm architectures: {timm}"
     )
 
 
-def find_layout(
-    family: str, layouts: Sequence[Layout], names: Iterable[str], label: str
-) -> tuple[Layout, Prefix]:
-    """Return the layout of a checkpoint, and the prefix of its tower.
+def _find_layout(contents: Contents, family: Family) -> tuple[Layout, Prefix]:
+    """Return the first layout of a family whose ``marks`` the tensor names have, and the prefix.
 
-    Args:
-        family: name of the family of the layouts, for the error.
-        layouts: candidates; the first whose ``marks`` are found among the names is taken.
-        names: names of all tensors of the checkpoint.
-        label: name of the checkpoint in messages.
-
-    Raises:
-        CheckpointError: no layout fits, the checkpoint has towers under several prefixes, or the
-            layout is one that is not loaded (see ``Layout.refusal``).
+    A CheckpointError is raised if no layout fits, if the checkpoint has towers under several
+    prefixes, or if the layout is one that is not loaded (see ``Layout.refusal``).
     """
-    names = list(names)
-    for layout in layouts:
+    names, label = contents.files, contents.checkpoint.label
+    for layout in family.layouts:
         starts = {p: tuple(p.full + mark for mark in layout.marks) for p in layout.prefixes}
         prefixes = [p for p in layout.prefixes if any(name.startswith(starts[p]) for name in names)]
         if layout.needed:
@@ -235,12 +206,12 @@ def find_layout(
         if prefixes:
             return layout, prefixes[0]
     tried_prefixes = dict.fromkeys(
-        p.full or "(none)" for layout in layouts for p in layout.prefixes
+        p.full or "(none)" for layout in family.layouts for p in layout.prefixes
     )
     first_words = ", ".join(
         legible(word) for word in sorted({name.split(".")[0] for name in names})[:12]
     )
     raise CheckpointError(
-        f"{label}: no {family} vision tower among its {len(names)} tensors: looked under the "
+        f"{label}: no {family.name} vision tower among its {len(names)} tensors: looked under the "
         f"prefixes {', '.join(tried_prefixes)}; the names begin with {first_words or 'nothing'}"
     )

@@ -13,14 +13,18 @@ import pytest
 from tests.support.families.new import ROOT, write_skeleton
 
 CODE = """
+from pathlib import Path
+
 from weights import FAMILIES, build_config
+from weights.files.checkpoint import Checkpoint
+from weights.files.index import Contents
 from weights.match import find_family
 
 family = FAMILIES["acme_vl"]
 model = family.facts.published[-1]
 encoder = family.on_meta(build_config(family, model.config, None, model.repo_id))
 print(type(encoder).__name__, sum(value.numel() for value in encoder.parameters()))
-found = find_family(model.config, [], model.repo_id, None, lambda _: False)
+found = find_family(Contents(Checkpoint(Path("nowhere")), model.config, {}))
 print(found.name, model.parameters + model.projector_parameters)
 """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 
@@ -19,9 +19,12 @@ from weights import FAMILIES, Family, inspect_checkpoint, load_encoder
 from weights.configs import build_config
 from weights.errors import CheckpointError
 from weights.families.family import FamilyConfig
+from weights.files.checkpoint import Checkpoint
+from weights.files.index import Contents
 from weights.layouts import Layout, Prefix
 from weights.match import find_family
 from weights.published import PUBLISHED, PublishedModel
+from weights.strict_json import JsonObject
 
 
 def stored(folder: Path) -> dict[str, tuple[int, ...]]:
@@ -271,6 +274,12 @@ def test_families_share_no_name(part: str) -> None:
     assert len(set(names)) == len(names)
 
 
+def contents(config: JsonObject, names: Iterable[str]) -> Contents:
+    """A checkpoint with a config and the names of tensors, and no file."""
+    checkpoint = Checkpoint(Path("nowhere"), "model.safetensors")
+    return Contents(checkpoint, config, dict.fromkeys(names, "model.safetensors"))
+
+
 def test_families_of_one_model_type_are_told_apart_by_their_tensors() -> None:
     for family in FAMILIES.values():
         layouts = {layout.name: layout for layout in family.layouts}
@@ -281,11 +290,11 @@ def test_families_of_one_model_type_are_told_apart_by_their_tensors() -> None:
             for ours in family.on_meta(config).state_dict()
             for published in layouts[model.layout].published_names(ours)
         ]
-        assert find_family(model.config, names, model.repo_id, None, lambda _: False) is family
+        assert find_family(contents(model.config, names)) is family
 
 
 def test_a_shared_model_type_with_other_tensors_is_refused() -> None:
     names = ["model.sam_model.net_3.weight", "model.qwen2_model.query_768.weight"]
     config = {"model_type": "deepseek_vl_v2", "vision_config": {"model_type": "vision"}}
     with pytest.raises(CheckpointError, match="'vision', with tensors of no known tower"):
-        find_family(config, names, "deepseek-ai/DeepSeek-OCR-2", None, lambda _: False)
+        find_family(contents(config, names))
