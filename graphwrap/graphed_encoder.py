@@ -49,7 +49,7 @@ else:
 
 
 class Described(Protocol):
-    """What a graphed encoder passes on beyond ``GraphableEncoder``, if its encoder has it."""
+    """The members that a graphed encoder passes on, where its encoder has them."""
 
     config: EncoderConfig
     num_features: int
@@ -62,9 +62,9 @@ class GraphedEncoder(EncodesItems[PartialOutput], Generic[E]):
     """Runs an encoder, any with the members of :class:`GraphableEncoder`, by replaying CUDA graphs.
 
     Args:
-        encoder: the module; its weights say device and dtype. Weights updated in place are seen by
-            the next replay; after weights were rebound, or an adapter switched or merged, the next
-            call raises.
+        encoder: the module; its weights determine device and dtype. Weights updated in place are
+            seen by the next replay; after weights were rebound, or an adapter switched or merged,
+            the next call raises.
         budgets: output tokens of each graph, in any order; None infers them. A budget may be
             captured in two shapes: few long attention segments, and many short ones. For an encoder
             of several input paths, a mapping from each path's name ("image", "tiles") to its
@@ -182,8 +182,18 @@ class GraphedEncoder(EncodesItems[PartialOutput], Generic[E]):
 
     @property
     def preprocess(self) -> Preprocess:
-        """The method ``preprocess`` of the wrapped encoder."""
-        return self._described.preprocess
+        """The method ``preprocess`` of the wrapped encoder.
+
+        Raises:
+            TypeError: the encoder has no such method.
+        """
+        try:
+            return self._described.preprocess
+        except AttributeError as error:
+            raise TypeError(
+                f"{error}, which encode() calls: prepare the pixels yourself and call "
+                "graphed(pixel_values, grid)"
+            ) from error
 
     @property
     def feature_maps(self) -> FeatureMaps:
@@ -221,7 +231,8 @@ class GraphedEncoder(EncodesItems[PartialOutput], Generic[E]):
         Raises:
             ValueError: a loaded table that was measured on another encoder or device, or metadata
                 whose shapes depend on more than the capacities.
-            RuntimeError: every budget failed, and not for want of memory: the encoder's own error.
+            RuntimeError: every budget failed, for another reason than memory: the encoder's own
+                error.
 
         Warns:
             UserWarning: the largest budget was lowered to fit memory, or a budget was dropped.
@@ -295,7 +306,7 @@ class GraphedEncoder(EncodesItems[PartialOutput], Generic[E]):
         """Use saved times and kernels instead of measuring; call it before capture.
 
         The file is read here, once. It serves every capture of this object, also after
-        ``release()``, until another is loaded. Inferred budgets above its largest are left out.
+        ``release()``, until another is loaded. Inferred budgets above its largest are skipped.
 
         Args:
             path: a file that ``save_table`` wrote; None forgets a table loaded before.
@@ -387,20 +398,13 @@ class GraphedEncoder(EncodesItems[PartialOutput], Generic[E]):
 
     def item_encoder(self) -> ItemEncoder[PartialOutput]:
         """Return the functions and settings by which ``encode`` and ``embed`` run items."""
-        try:
-            _ = self.preprocess
-        except AttributeError as error:
-            raise TypeError(
-                f"{error}, which encode() calls: prepare the pixels yourself and call "
-                "graphed(pixel_values, grid)"
-            ) from error
-        encoder: nn.Module = self.encoder
-        inner = encoder.item_encoder() if isinstance(encoder, EncodesItems) else None
         paths = self._path_encoder.paths
         calls = {name: partial(self._call_path, name) for name in paths}
         own = ItemEncoder(self, paths, calls, self.device, self.outputs, owns_results=self.clone)
-        if inner is None:
+        encoder: nn.Module = self.encoder
+        if not isinstance(encoder, EncodesItems):
             return own
+        inner = encoder.item_encoder()
         return replace(own, stager=inner.stager, head=inner.head, class_token=inner.class_token)
 
     def _call_path(self, name: str, pixel_values: Tensor, grid_thw: GridLike) -> PartialOutput:
