@@ -159,7 +159,7 @@ class Preprocessor(Preprocess, Protocol):
         ...
 
     def say_defaults(self, config: Mapping[str, object]) -> tuple[str, str]:
-        """Return two texts for a checkpoint without processor files: settings, and a keyword.
+        """Return two strings for a checkpoint without processor files: settings, and a keyword.
 
         The first lists the defaults that then apply and that ``config``, the ``config.json``, does
         not set. The second is the keyword of ``preprocess`` that changes one of them, or "".

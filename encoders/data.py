@@ -305,7 +305,7 @@ class VisionInputs(NamedTuple):
 
     @classmethod
     def from_processor(cls, features: Mapping[str, object]) -> VisionInputs:
-        """Make inputs of the output of a Hugging Face processor of Qwen: images, then videos.
+        """Make inputs from the output of a Hugging Face processor of Qwen: images, then videos.
 
         Args:
             features: has ``pixel_values`` [P, columns] with ``image_grid_thw`` [images, 3], or

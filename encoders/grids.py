@@ -30,7 +30,7 @@ def plain_values(values: object) -> object:
     """Return a tensor or an array as (lists of) Python numbers, and anything else as it is.
 
     Raises:
-        ValueError: a tensor without values (meta), or in another layout than a dense one.
+        ValueError: a tensor without values (meta), or in a sparse layout.
     """
     if isinstance(values, list | tuple | int | str):  # nothing to convert, as usual
         return values
@@ -41,7 +41,7 @@ def plain_values(values: object) -> object:
 
 
 class ReadGrid(list[Grid]):
-    """What :func:`read_grid` has checked: it returns it as it is when it comes again."""
+    """A grid that :func:`read_grid` has checked; it is returned unchanged if it is passed again."""
 
     @cached_property
     def multiple(self) -> int:

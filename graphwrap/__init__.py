@@ -5,7 +5,7 @@ item) has, items are padded to a budget, and its graph is replayed. Other packag
 names in ``__all__``. The modules, in the order in which a call passes through them:
 
 - ``graphed_encoder``: :class:`GraphedEncoder`, the only class that users make
-- ``guards``: refuses what graphs cannot follow: settings, gradients, changes after capture
+- ``guards``: rejects what graphs cannot follow: settings, gradients, changes after capture
 - ``encoder_forms``: the form of the encoder that is captured, such as the accelerated one
 - ``budgets``: how many graphs there are, and how much each one holds
 - ``capture``: captures a graph per budget, the largest first

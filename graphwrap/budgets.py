@@ -375,7 +375,7 @@ def require_positives(names: str, name: str, values: Iterable[SupportsIndex]) ->
     """
     try:
         is_text = isinstance(values, (str, bytes))
-        # A text is one bad entry, which `require_positive` refuses by its own error.
+        # A text is one bad entry, which `require_positive` rejects by its own error.
         entries = [cast(SupportsIndex, values)] if is_text else list(values)
     except TypeError as error:
         raise ValueError(f"{names}={values!r}: must be a list: write [{values}]") from error

@@ -16,7 +16,7 @@ in ``__all__`` are public, and so is what ``features``, ``integrations``, ``plot
 - ``cli``, ``commands``, ``terminal``: the command line
 - ``seeded``: small checkpoints with random weights
 - ``devices``: where encoders run; ``packages``: whether optional packages are installed
-- ``shadows``: refuses to start if a file of the user hides a package of this library
+- ``shadows``: raises an error if a file of the user hides a package of this library
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ _HOLD_IPV4 = (IPv6Network("::ffff:0:0/96"), IPv6Network("64:ff9b::/96"))
 """The IPv6 networks whose last 32 bits are an IPv4 address: mapped addresses and NAT64."""
 _IPV6_IN_USE, _6TO4 = IPv6Network("2000::/3"), IPv6Network("2002::/16")
 """The IPv6 addresses that are assigned for the public internet; and the 6to4 addresses among them,
-which are refused because each holds an IPv4 address."""
+which are rejected because each holds an IPv4 address."""
 _SPECIAL = IPv4Network("192.0.0.0/24")
 """An address range that is reserved, although older versions of Python call it global."""
 
@@ -83,7 +83,7 @@ class Fetcher:
     """Reads files from https URLs; threads may share one.
 
     No proxy of the environment is used, and no credentials are sent: no user names, cookies or
-    tokens, and a URL that holds a user name is refused. A file takes at most five redirects and,
+    tokens, and a URL that holds a user name is rejected. A file takes at most five redirects and,
     unless ``seconds`` or ``most_bytes`` say otherwise, 60 seconds and 64 MiB.
 
     Args:
@@ -242,12 +242,7 @@ def _read_url(url: str) -> _Url:
 
 
 class _BoundedResponse(HTTPResponse):
-    """The answer to a GET request, which has to arrive as a whole before a deadline.
-
-    Args:
-        sock: the connected socket.
-        deadline: time by the clock ``time.monotonic`` after which reading raises TimeoutError.
-    """
+    """The answer to a GET request; reading it after the deadline raises a TimeoutError."""
 
     def __init__(self, sock: socket.socket, deadline: float) -> None:
         super().__init__(sock, method="GET")
@@ -256,13 +251,9 @@ class _BoundedResponse(HTTPResponse):
 
 
 class _BoundedReader(io.RawIOBase):
-    """A file over a socket, with one deadline for all reads.
+    """A file over a socket, with one deadline, by ``time.monotonic``, for all reads.
 
     The timeout of a socket starts anew with every byte, so a slow server could delay it for ever.
-
-    Args:
-        sock: the connected socket.
-        deadline: time by the clock ``time.monotonic`` after which a read raises TimeoutError.
     """
 
     def __init__(self, sock: socket.socket, deadline: float) -> None:
@@ -321,14 +312,14 @@ def load_image(url_or_path: str | os.PathLike[str]) -> Image.Image:
     """Read an image from a URL or a file, turned upright by its EXIF orientation.
 
     Args:
-        url_or_path: an https URL, or the path of an image file. A URL is read by
-            :class:`Fetcher`: from public addresses alone, and at most 64 MiB in 60 seconds.
+        url_or_path: an https URL, or the path of an image file. A URL is read by :class:`Fetcher`:
+            only from public addresses, and at most 64 MiB in 60 seconds.
 
     Returns:
         The decoded image, in the colour mode of the file, to pass to ``encoder.encode([image])``.
 
     Raises:
-        ValueError: the file cannot be fetched, does not exist, or is not an image.
+        ValueError: the file cannot be downloaded, does not exist, or is not an image.
     """
     from encoders.inputs import open_image, prefix_errors
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # this module imports torch, which refusing a wrong argument 
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """The vision tower that a checkpoint holds, and the bytes that fetching it takes."""
+    """The vision tower that a checkpoint holds, and the bytes of its download."""
 
     name: str
     """The repo and revision of the checkpoint, or its folder."""
@@ -55,9 +55,9 @@ class CheckpointInfo:
     """The part on this disk: the ``tower`` alone, the ``shards`` that hold all of it, ``some
     shards`` or ``nothing``; ``local`` for a folder."""
     fetch: Route
-    """The part that loading would fetch: byte ``ranges``, whole ``shards`` or ``nothing``."""
+    """The part that loading would download: byte ``ranges``, whole ``shards`` or ``nothing``."""
     unfinished: bool
-    """Whether an earlier fetch of byte ranges was interrupted; loading would continue it."""
+    """Whether an earlier download of byte ranges was interrupted; loading would resume it."""
     quantisation: str = ""
     """Which weights are in FP8, and the dtype they are loaded as, a sentence; empty if none is."""
     adapter: str = ""
@@ -88,7 +88,7 @@ def inspect_checkpoint(
     """Return which tower a checkpoint holds; the arguments are explained at :func:`load_encoder`.
 
     The config, the index and the headers of the files that hold the tower are read; tensors are not
-    read or fetched (unless a server cannot send parts of files). The tower is checked as
+    read or downloaded (unless a server cannot send parts of files). The tower is checked as
     ``load_encoder`` would.
 
     Raises:

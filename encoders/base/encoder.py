@@ -347,8 +347,8 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
 
         The folder gets the config files of the checkpoint that was loaded, the encoder's tensors
         under the names in that checkpoint and in their present dtype (over 5 GB in several shards),
-        and a model card unless it has one. transformers reads it with the class of the vision tower
-        alone, and timm does if the checkpoint was in timm's layout.
+        and a model card unless it has one. The class that transformers has for the tower reads it,
+        and timm does if the checkpoint was in timm's layout.
 
         Args:
             save_directory: the folder; it may hold an earlier save, which is replaced: files of it
@@ -376,11 +376,11 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
     ) -> str:
         """Upload what :meth:`save_pretrained` writes to a repo of the Hugging Face Hub.
 
-        It is one commit, which removes the repo's configs and weights that it does not replace. A
-        model card that the repo has already is left as it is.
+        It is one commit, which removes the repo's configs and weights that it does not replace. An
+        existing model card is kept.
 
         Args:
-            repo_id: ``owner/name``; the repo is made if it is not there.
+            repo_id: ``owner/name``; the repo is created if it does not exist.
             commit_message: first line of the commit.
             private: whether a new repo is private; None takes the default of its owner.
             token: access token, as ``huggingface_hub.HfApi`` takes it.

@@ -69,8 +69,8 @@ class MapsFeatures(nn.Module, ABC):
 
         Args:
             features: ``last_hidden_state``, ``pooler_output`` or a DeepStack feature of all items
-                in one tensor, or a list with one per item. Of a list of outputs, as
-                ``encoder(inputs)`` returns it, ``last_hidden_state`` is taken.
+                in one tensor, or a list with one per item. If it is a list of outputs, as
+                ``encoder(inputs)`` returns it, ``last_hidden_state`` is used.
             inputs: the result of ``preprocess``, whose grids and ``tiles`` are read. An encoder of
                 one input path also takes ``grid_thw`` [items, 3].
             tiles: (columns, rows, thumbnail) per item, only with a ``grid_thw``: tiles to stitch.
@@ -159,5 +159,5 @@ class MapsFeatures(nn.Module, ABC):
         tower, itself = self.paths["image"], cast("object", self)
         if tower is not itself:
             raise self._bare_tensors_error("forward_intermediates")
-        assert grid_thw is not None  # check_arguments refuses tensors without a grid
+        assert grid_thw is not None  # check_arguments rejects tensors without a grid
         return states_of_blocks(tower, pixel_values, grid_thw, indices, output_fmt)

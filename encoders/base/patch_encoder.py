@@ -138,17 +138,10 @@ class PatchEncoder(VisionEncoder):
     def _add_weighted_rows(
         self, rows: Tensor, table: nn.Embedding, index: Tensor, weight: Tensor
     ) -> Tensor:
-        """Return rows plus a weighted sum of rows of a table: interpolated position embeddings.
+        """Add interpolated position embeddings: the table's rows at ``index`` times ``weight``.
 
-        Args:
-            rows: [P, D].
-            table: [entries, D].
-            index: int64 [P, taps], the entries of the table to sum for each row.
-            weight: [P, taps], the factor of each entry, float32 or wider.
-
-        Returns:
-            [P, D] in the dtype of ``rows``. The sum is made in the dtype of ``weight`` and rounded
-            to the dtype of ``rows`` before it is added.
+        ``rows`` are [P, D], ``index`` and ``weight`` [P, taps]. The products are summed in the
+        dtype of ``weight``, and rounded to that of ``rows`` before they are added.
         """
         if self.accelerator is not None and not self._records_gradients(rows):
             fused_sum = self.accelerator.add_weighted_rows(rows, table, index, weight)

@@ -208,7 +208,7 @@ class TilesThenImage(PathsEncoder):
         """Return one output per item: the rows of its tiles, then the rows of the whole image.
 
         Returns:
-            Per item ``last_hidden_state`` [P, D], the rows of patches alone, and ``pooler_output``
+            Per item ``last_hidden_state`` [P, D], only the rows of patches, and ``pooler_output``
             [N, out].
         """
         tilings_of(inputs, self._tiles_alone)

@@ -171,10 +171,8 @@ class VisionEncoder(Encoder):
     ) -> Metadata:
         """Return the metadata besides ``cu_seqlens`` and ``max_seqlen``, on the CPU.
 
-        Args:
-            grids: (t, h, w) that ``_segment_grids`` returned, h and w in patches.
-            max_input_size: rows to pad per-patch entries to; None pads none.
-            max_windows_per_batch: attention windows to pad offsets for; None pads none.
+        Entries per patch are padded to ``max_input_size`` rows, and offsets to
+        ``max_windows_per_batch`` attention windows, if these are not None.
         """
 
     def _prefix_metadata(
@@ -182,11 +180,8 @@ class VisionEncoder(Encoder):
     ) -> Metadata:
         """Return where rows before the patches lie among packed rows; by default there are none.
 
-        Args:
-            entries: the result of ``_grid_metadata``, with a row per patch.
-            lengths: rows of each segment, those before its patches included.
-            segments: number of segments to pad to.
-            max_input_size: number of patches to pad to; None pads none.
+        ``entries`` are the result of ``_grid_metadata``; ``lengths`` count all rows of a segment.
+        The result is padded to ``segments`` segments and ``max_input_size`` patches.
         """
         return {}
 

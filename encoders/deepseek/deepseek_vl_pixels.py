@@ -130,7 +130,7 @@ class HybridPreprocessor(SquarePreprocessor):
         return (self.low_mean, self.low_std) if path == "image" else (self.mean, self.std)
 
     def views(self, image: Tensor, max_tiles: int | None) -> Views:
-        """Return the large view, and the small view, resized from it in float32 as by DeepSeek."""
+        """Return the large view, and the small view, resized from it in float32, as in DeepSeek."""
         high = self.square(image)
         low = resize(high.to(torch.float32), self.low_size, self.low_size, "bilinear")
         return Views({"image": [low], "high": [high]})

@@ -83,8 +83,8 @@ class Dinov2Config:
 
     @property
     def registers(self) -> int:
-        """The number of learned rows behind the class token; 0 also means another interpolation of
-        the table of positions."""
+        """The number of learned rows behind the class token; positions are resized by another rule
+        if it is 0."""
         return self.prefix_rows - 1
 
     @property
@@ -94,8 +94,7 @@ class Dinov2Config:
 
     @property
     def spatial_merge_size(self) -> int:
-        """The side in patches of the square that becomes one token: 1, so that each patch is a
-        token."""
+        """The side of a token in patches: 1, because each patch is a token."""
         return 1
 
     @property
@@ -203,13 +202,11 @@ class Dinov2Encoder(RasterEncoder):
     ) -> Metadata:
         """Return the weights with which each patch sums entries of the table of positions.
 
-        P is ``max_input_size``, with padding at the end, or the number of patches of ``grids``.
-
-        Returns:
-            Without registers, the sixteen entries of each patch ``pos_embed_index`` int64 [P, 16]
-            and their weights ``pos_embed_weight`` [P, 16]. With registers, the weights
-            ``pos_embed_rows`` and ``pos_embed_columns`` [P, s] of all rows and of all columns of
-            the table; the weight of an entry is its row's times its column's.
+        Without registers, these are sixteen entries per patch, ``pos_embed_index`` int64 [P, 16],
+        and their weights, ``pos_embed_weight`` [P, 16]. With registers, they are weights of all
+        rows and of all columns of the table, ``pos_embed_rows`` and ``pos_embed_columns`` [P, s];
+        the weight of an entry is its row's times its column's. P is ``max_input_size``, with
+        padding at the end, or the number of patches of ``grids``.
         """
         dtype = torch.promote_types(self.pos_embed.weight.dtype, torch.float32)
         rows = check_input_size(sum(t * h * w for t, h, w in grids), max_input_size)

@@ -83,8 +83,7 @@ class Dinov3Config:
 
     @property
     def spatial_merge_size(self) -> int:
-        """The side in patches of the square that becomes one token: 1, so that each patch is a
-        token."""
+        """The side of a token in patches: 1, because each patch is a token."""
         return 1
 
     @property

@@ -86,8 +86,7 @@ class SoftTokenPreprocessor(PatchPreprocessor):
         return rules if tokens is None else _rules(self._side, _checked(tokens, f"{label}: "))
 
     def say_defaults(self, config: Mapping[str, object]) -> tuple[str, str]:
-        """Return two texts: the settings in force where a checkpoint has no processor files, and
-        the name of the keyword of ``preprocess`` that changes one of them."""
+        """Return the defaults without processor files, and the keyword that changes one of them."""
         tokens = (rules.max_pixels // self._side**2 for rules in (self.images, self.videos))
         return "max_soft_tokens={} for images, {} for frames".format(*tokens), "max_soft_tokens"
 

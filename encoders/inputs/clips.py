@@ -89,8 +89,8 @@ def read_video(file: FileLike, *, on_damage: Literal["raise", "warn"] = "raise")
     Args:
         file: the path, the bytes or the open file (which is read into memory) of a format that
             FFmpeg reads. Its best video stream is taken, as FFmpeg ranks them, and never cover art.
-            Playlists and other files that list further files are refused.
-        on_damage: "raise" refuses a file with packets that are corrupt, or that ends before the
+            Playlists and other files that list further files are rejected.
+        on_damage: "raise" rejects a file with packets that are corrupt, or that ends before the
             duration that it states; "warn" keeps the frames that can be decoded.
 
     Returns:

@@ -202,7 +202,7 @@ def torch_has_lanczos() -> bool:
 def resize_on_cpu(batch: Tensor, height: int, width: int, mode: Resample) -> Tensor:
     """Resize uint8 [N, 3, H, W] on the CPU, antialiased, by the library that has the filter.
 
-    Of Pillow's values with the Lanczos filter, 0.6 % differ from torch's by one of 255 levels, and
+    With the Lanczos filter, 0.6 % of Pillow's values differ from torch's by one of 255 levels, and
     1 in 100,000 by two.
     """
     if library_of(mode) == "torch":
@@ -218,8 +218,8 @@ def resize_on_cpu(batch: Tensor, height: int, width: int, mode: Resample) -> Ten
 def is_exact_on(device: torch.device) -> bool:
     """Return whether uint8 images are resized on a device: the kernel runs and agrees with the CPU.
 
-    The kernel is compared once per device with what the CPU makes of a few images. If it fails or
-    differs, one warning says so, and images are resized on the CPU.
+    The kernel is compared with the CPU once per device, on a few images. If it fails or differs,
+    one warning says so, and images are resized on the CPU.
     """
     if device.type != "cuda":
         return False

@@ -29,7 +29,7 @@ Decode: TypeAlias = Literal["cpu", "gpu"]
 MOST_FILES = 32
 """The most files that are decoded in one call, which bounds the memory of the decoder."""
 _END = b"\xff\xd9"
-"""The marker at the end of a JPEG file. Without it a file is truncated, which PIL refuses and
+"""The marker at the end of a JPEG file. Without it a file is truncated, which PIL rejects and
 nvJPEG does not notice; the CPU then decides."""
 
 
@@ -60,7 +60,7 @@ class _File:
 
 
 class GpuDecoder:
-    """Decodes JPEG files on one device; files that several threads bring share a call.
+    """Decodes JPEG files on one device; files of several threads are decoded in one call.
 
     A decoder keeps buffers on the device, so each device has one: :func:`decoder_of`.
 

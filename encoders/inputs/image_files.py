@@ -116,7 +116,7 @@ def decode_image(source: FileLike) -> Image.Image | Pixels:
 
 
 def read_image_file(source: FileLike, load: Callable[[Image.Image], Decoded]) -> Decoded:
-    """Open an image file and return what ``load`` makes of the opened image.
+    """Open an image file and return the result of ``load`` for the opened image.
 
     Args:
         source: the path of the file, its bytes, or the open binary file.

@@ -10,7 +10,7 @@ Deliberate differences:
 
 - 16-bit grey (PIL modes ``I;16*`` and ``I``) is scaled to 8 bits by 1/257, rounded; PIL would clip
   it at 255, which turns almost every such image white. 12 bits in ``I;16`` are read as 16 bits:
-  scale them beforehand. Mode ``I`` with no value above 255 may be 8-bit, and is refused.
+  scale them beforehand. Mode ``I`` with no value above 255 may be 8-bit, and is rejected.
 - Files that are opened here are turned upright by their EXIF orientation, as transformers'
   ``load_image`` does; PIL objects are taken as they are.
 - Arrays are read as channels-last and tensors as channels-first; transformers guesses the layout
@@ -151,7 +151,7 @@ def read_images(images: ImagesLike) -> list[Tensor]:
         uint8 [3, H, W] per image.
 
     Raises:
-        ValueError: an image that :func:`to_rgb` refuses; the message has the number of the image.
+        ValueError: an image that :func:`to_rgb` rejects; the message has the number of the image.
     """
     several: object = [images] if is_one_image(images) else images
     if not isinstance(several, Iterable):
@@ -281,7 +281,7 @@ def _from_unit(image: Tensor, subject: str) -> Tensor:
     ``subject`` describes the image in errors, such as "tensor of torch.float32".
     """
     low, high = image.aminmax() if image.numel() else (image.new_zeros(()), image.new_zeros(()))
-    # This refuses NaN, too, because a comparison with NaN is false.
+    # This rejects NaN, too, because a comparison with NaN is false.
     if not (low >= 0 and high <= 1):
         raise ValueError(
             f"{subject} with values from {float(low):g} to {float(high):g}: floats "

@@ -3,7 +3,7 @@
 PIL copies every decoded image while it holds Python's global lock, so that 16 threads of it decode
 no faster than about five; simplejpeg decodes without the lock (``docs/embedding.md`` has figures).
 Both use libjpeg-turbo. PIL reads the header, so its limits and its errors for a header stay, and it
-decodes CMYK and whatever simplejpeg refuses: its pixels or its error are then the result.
+decodes CMYK and whatever simplejpeg rejects: its pixels or its error are then the result.
 """
 
 from __future__ import annotations

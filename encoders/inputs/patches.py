@@ -168,8 +168,7 @@ class PatchPreprocessor(StagedPreprocessor):
         return replace(self, video_error=error)
 
     def say_defaults(self, config: Mapping[str, object]) -> tuple[str, str]:
-        """Return two texts: the settings in force where a checkpoint has no processor files, and
-        the name of the keyword of ``preprocess`` that changes one of them."""
+        """Return the defaults without processor files, and the keyword that changes one of them."""
         rules = self.images
         min_text = f"min_pixels={rules.min_pixels}, " if rules.min_pixels > 1 else ""
         values = f"{min_text}max_pixels={rules.max_pixels}, mean={rules.mean}, std={rules.std}"

@@ -204,7 +204,7 @@ def patch_video_rules(
 ) -> PixelRules:
     """Return the rules by which a repo samples, resizes and normalises videos.
 
-    A smallest area above the largest one is not refused: a file for images that sets only
+    A smallest area above the largest one is not rejected: a file for images that sets only
     ``max_pixels`` may set it below the video class's default of ``min_pixels``. The
     preprocessor compares the two when a video is passed.
 

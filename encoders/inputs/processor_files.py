@@ -1,4 +1,4 @@
-"""Reading a repo's processor files: which file is read, its values, and values that are refused.
+"""Reading a repo's processor files: which file is read, its values, and values that are rejected.
 
 As in transformers 5.23.0, all values for images come from one section, and all values for videos
 from one section: the nested section of ``processor_config.json``, else (for videos)

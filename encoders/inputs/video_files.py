@@ -90,7 +90,7 @@ class VideoFrames(Sequence[Tensor]):
         Args:
             source: the path of a video file, its bytes, or the open binary file, which is read
                 whole into memory.
-            on_damage: "raise" refuses a damaged file; "warn" keeps the frames that can be decoded,
+            on_damage: "raise" rejects a damaged file; "warn" keeps the frames that can be decoded,
                 with a warning.
 
         Raises:
@@ -238,7 +238,7 @@ def _best_stream(container: InputContainer) -> VideoStream | None:
 
 
 def _decode_packet(packet: Packet[VideoStream], damage: Damage | None = None) -> list[VideoFrame]:
-    """Return the frames that a packet completes; none of one that the decoder refuses."""
+    """Return the frames that a packet completes; none of one that the decoder rejects."""
     import av
 
     try:

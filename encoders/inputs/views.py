@@ -129,14 +129,11 @@ class ViewPreprocessor(StagedPreprocessor):
         return replace(self, mean=mean, std=std)
 
     def without_videos(self: Own, error: ValueError) -> Own:
-        """Return the preprocessor itself: it refuses every video already, with another error."""
+        """Return the preprocessor itself: it rejects every video already, with another error."""
         return self
 
     def say_defaults(self, config: Mapping[str, object]) -> tuple[str, str]:
-        """Return the settings that hold without processor files, as a text, and an empty string.
-
-        The second value would be the keyword of ``preprocess`` that changes them; there is none.
-        """
+        """Return the defaults without processor files, and "": no keyword changes them."""
         return f"mean={self.mean}, std={self.std}", ""
 
     def stage(
@@ -242,8 +239,5 @@ class OnePathViews(ViewPreprocessor):
         return False
 
     def say_defaults(self, config: Mapping[str, object]) -> tuple[str, str]:
-        """Return the settings that hold without processor files, as a text, and an empty string.
-
-        The second value would be the keyword of ``preprocess`` that changes them; there is none.
-        """
+        """Return the defaults without processor files, and "": no keyword changes them."""
         return f"resample={self.resample!r}, mean={self.mean}, std={self.std}", ""

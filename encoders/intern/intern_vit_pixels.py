@@ -117,8 +117,7 @@ class TilePreprocessor(StagedPreprocessor):
         return replace(self, video_error=error)
 
     def say_defaults(self, config: Mapping[str, object]) -> tuple[str, str]:
-        """Return the settings that neither config nor processor files set, as a text, and the
-        keyword of ``preprocess`` that changes some of them ("" if none does)."""
+        """Return the defaults that no file sets, and the keyword that changes some of them."""
         colours = f"mean={self.mean}, std={self.std}"
         if "max_dynamic_patch" in config:  # the configs of chat repos say how images are tiled
             return colours, ""
@@ -150,15 +149,7 @@ class TilePreprocessor(StagedPreprocessor):
         videos: VideosLike,
         limits: Limits,
     ) -> list[tuple[list[Tensor], Tiling, PerChannel, PerChannel]]:
-        """Decode images and videos, before they are resized, cut into tiles and normalised.
-
-        Returns:
-            Per item: its frames, uint8 [3, H, W] (an image has one); the tiling of each frame,
-            (columns, rows, whether a thumbnail follows); the mean and the std of its pixels.
-
-        Raises:
-            ValueError: a bad image or video, or a keyword that this family does not have.
-        """
+        """Return the frames uint8 [3, H, W], the tiling, the mean and the std of each item."""
         for name in ("min_pixels", "max_pixels", "max_soft_tokens"):
             if (value := limits._asdict()[name]) is not None:
                 raise ValueError(

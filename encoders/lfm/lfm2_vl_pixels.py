@@ -92,8 +92,7 @@ class PatchTilesPreprocessor(ViewPreprocessor):
         return self.patch_size * self.token_size
 
     def say_defaults(self, config: Mapping[str, object]) -> tuple[str, str]:
-        """Return two texts: the settings in force where a checkpoint has no processor files, and
-        the name of the keyword of ``preprocess`` that changes one of them."""
+        """Return the defaults without processor files, and the keyword that changes one of them."""
         sizes = f"max_pixels={self.max_pixels}, max_tiles={self.max_tiles}"
         return f"{sizes}, mean={self.mean}, std={self.std}", "max_pixels"
 

@@ -59,8 +59,7 @@ class CanvasPreprocessor(OnePathViews):
         return ("max_tiles",)
 
     def say_defaults(self, config: object) -> tuple[str, str]:
-        """Return two texts: the settings in force where a checkpoint has no processor files, and
-        the name of the keyword of ``preprocess`` that changes one of them."""
+        """Return the defaults without processor files, and the keyword that changes one of them."""
         colours = f"resample={self.resample!r}, mean={self.mean}, std={self.std}"
         return f"max_tiles={self.max_tiles}, {colours}", "max_tiles"
 

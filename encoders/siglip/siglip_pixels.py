@@ -7,7 +7,7 @@ Shapes: s side of a view in pixels.
 Deliberate differences:
 
 - A view is cropped to whole patches; the source's tower never reads the pixels beyond them.
-- Gemma 3's pan and scan, which is off by default, is refused where a file switches it on.
+- Gemma 3's pan and scan, which is off by default, is rejected where a file switches it on.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ Deliberate differences:
   layer with LoRA or hooks is called as a module instead.
 - Positions of tiles are interpolated in float32 or wider and added in the tower's dtype.
 - The width of the MLP and the bias of the projector are read from the tensors, since the published
-  config may not state them. A stride of the first convolution other than 2 is refused: only 2 makes
-  the 169 and 81 tokens that the checkpoint's own processor expects.
+  config may not state them. A stride of the first convolution other than 2 is rejected: only 2
+  makes the 169 and 81 tokens that the checkpoint's own processor expects.
 - ``accelerated()`` runs the blocks unfused: no kernel normalises a branch before adding it.
 """
 

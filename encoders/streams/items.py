@@ -68,13 +68,13 @@ class EncodesItems(ABC, Generic[Output]):
                 the limit. None runs all items in one call.
             decode: "gpu" decodes JPEG files by nvImageCodec on the encoder's CUDA device, which
                 needs the extra ``gpu-decode``; their pixels differ from PIL's by a level or so. The
-                CPU decodes all else.
+                CPU decodes everything else.
             min_pixels, max_pixels, ..., num_frames: as ``preprocess`` takes them.
 
         Returns:
-            One :class:`EncoderOutput` per item. Every output has memory of its own, except from a
-            graph wrapper that was told to return views of its buffers. Whether its numbers are
-            finite is not checked, because the check waits for the device.
+            One :class:`EncoderOutput` per item. Every output has its own memory, unless a graph
+            wrapper was told to return views of its buffers. Whether its numbers are finite is not
+            checked, because the check waits for the device.
 
         Raises:
             ValueError: ``preprocess`` or the encoder rejects an item.
@@ -285,8 +285,8 @@ class EncodesItems(ABC, Generic[Output]):
             min_pixels, max_pixels, ..., num_frames: as ``preprocess`` takes them.
 
         Returns:
-            A generator as of :meth:`encode_many`, with a vector in place of each output, in the
-            dtype of :meth:`embed`.
+            A generator like that of :meth:`encode_many`, with a vector in place of each output, in
+            the dtype of :meth:`embed`.
 
         Raises:
             ValueError, torch.OutOfMemoryError, MemoryError: as :meth:`encode_many` raises them, and

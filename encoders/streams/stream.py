@@ -80,7 +80,7 @@ class StreamOptions(NamedTuple):
 
 
 class StreamKeywords(TypedDict, total=False):
-    """The keywords of ``encode_many`` but ``on_error``, for its overloads."""
+    """The keywords of ``encode_many`` except ``on_error``, for its overloads."""
 
     batch_tokens: int | None
     workers: int | None
@@ -96,7 +96,7 @@ class StreamKeywords(TypedDict, total=False):
 
 
 class VectorKeywords(StreamKeywords, total=False):
-    """The keywords of ``embed_many`` but ``on_error``, for its overloads."""
+    """The keywords of ``embed_many`` except ``on_error``, for its overloads."""
 
     pool: VectorPool
     normalize: bool

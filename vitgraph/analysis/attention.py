@@ -79,7 +79,7 @@ def attention_maps(
         the others are not normalised again.
 
     Raises:
-        ValueError: an accelerated or wrapped encoder, what ``preprocess`` refuses, a block, point
+        ValueError: an accelerated or wrapped encoder, what ``preprocess`` rejects, a block, point
             or path that does not exist, or no class token.
     """
     if not isinstance(encoder, Encoder):

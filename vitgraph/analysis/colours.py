@@ -16,9 +16,10 @@ the encoder ("image", "tiles")."""
 def feature_rgb(maps: Sequence[Tensor], like: Sequence[Tensor] | None = None) -> list[Tensor]:
     """Colour feature maps by their first three principal components, fitted over all maps at once.
 
-    Equal colours therefore mean alike features, within a map and from one map to another. Principal
-    components of two encoders are unrelated, so the same object has other colours in each. With
-    ``like``, the three components are rotated until the colours agree best with those in ``like``.
+    Equal colours therefore mean similar features, within a map and from one map to another.
+    Principal components of two encoders are unrelated, so the same object has other colours in
+    each. With ``like``, the three components are rotated until the colours agree best with those in
+    ``like``.
 
     Args:
         maps: each [t, h, w, D], as ``encoder.feature_maps`` returns them.
@@ -26,7 +27,7 @@ def feature_rgb(maps: Sequence[Tensor], like: Sequence[Tensor] | None = None) ->
             same pictures, one per map; None for no rotation.
 
     Returns:
-        One float32 [t, h, w, 3] per map, from 0 to 1, on the CPU; grey where all patches are alike,
+        One float32 [t, h, w, 3] per map, from 0 to 1, on the CPU; grey where all patches are equal,
         as in a single patch.
 
     Raises:

@@ -13,8 +13,7 @@ from .colours import Maps, require_maps
 
 
 class NearestPatch(NamedTuple):
-    """A patch of a photograph whose features are like those of a chosen patch of another
-    photograph.
+    """A patch whose features are similar to those of a chosen patch of another photograph.
 
     ``photograph`` is the index of the photograph that the found patch lies in, ``row`` and
     ``column`` are the patch's place in the grid of patches, all from 0.
@@ -67,7 +66,7 @@ def nearest_patches(
 
     Returns:
         For each point, a list of ``top`` matches in the other photographs, the best first; for
-        several towers, a dict of the towers' results. Of a video only the middle time step counts.
+        several towers, a dict of the towers' results. Only the middle time step of a video counts.
 
     Raises:
         ValueError: fewer than two photographs, a source or point that does not exist, or maps that

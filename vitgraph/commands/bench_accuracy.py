@@ -101,11 +101,7 @@ def compare(
 
 
 def _outputs(encoder: Encoder, images: Sequence[Path]) -> dict[str, Tensor]:
-    """Encode all image files and concatenate their tokens.
-
-    Returns:
-        Per output field the tokens of all images, [T, D], on the CPU.
-    """
+    """Encode image files, and return for each field the tokens [T, D] of all, on the CPU."""
     import torch
 
     with torch.no_grad():

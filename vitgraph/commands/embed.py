@@ -307,7 +307,7 @@ def _settings(command: Command, manifest: Manifest | None) -> JobSettings:
     info = inspect_checkpoint(options.repo, **source)
     folder, commit = Path(options.repo).expanduser(), info.commit
     dtype_name = info.dtype if options.dtype in (None, "auto") else options.dtype
-    # check_embed has refused all other names; `next` gives the name its Literal type.
+    # check_embed has rejected all other names; `next` gives the name its Literal type.
     dtype = next(name for name in names if name == dtype_name)
     source_options, limits = command.reader.options, command.limits
     return {

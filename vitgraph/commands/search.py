@@ -60,7 +60,7 @@ def search(options: argparse.Namespace) -> None:
     settings = vectors.settings
     limits = _limits(options, settings)
     pool = settings["pool"]
-    assert pool != "none"  # `Vectors` refuses a job that wrote all tokens instead of vectors
+    assert pool != "none"  # `Vectors` rejects a job that wrote all tokens instead of vectors
     encoder = _load(options, settings)
     images, videos = ([], [options.query]) if is_video(options.query) else ([options.query], [])
     with_length_1 = settings["normalize"]

@@ -47,7 +47,7 @@ class EmbedBatch:
 
     A child that was forked after its parent's torch has run threads cannot use torch: it hangs in
     the first operation that starts threads. Let engines start their processes by "spawn" or
-    "forkserver", or import and call torch in the children alone.
+    "forkserver", or import and call torch only in the children.
 
     The arguments from ``revision`` to ``dtype`` are keywords of ``load_encoder``, the bounds of an
     image's size keywords of ``preprocess``, and ``batch_tokens``, ``workers`` and
@@ -156,8 +156,8 @@ class EmbedBatch:
 
         Returns:
             The columns of ``batch`` and two more: "embedding", float32 [n, D], and "error", n
-            texts. If an image cannot be encoded, its vector is NaN and its text says why; otherwise
-            the text is empty.
+            strings. If an image cannot be encoded, its vector is NaN and its error says why;
+            otherwise the error is empty.
 
         Raises:
             ValueError: ``batch`` is not a dict of columns, has no column of images, has a single

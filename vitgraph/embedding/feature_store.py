@@ -72,8 +72,8 @@ REFUSED: Mapping[type[Encoder], str] = {
     Llama4Encoder: "its processor in vLLM does not round pixels, which moved tokens by 1 %",
     MoonViTEncoder: "Kimi-VL was not compared, and vLLM cuts clips of Kimi-K2.5 into items",
 }
-"""The encoders that a store refuses for a special reason, which the error message gives. Other
-encoders outside :data:`TOWERS` are refused because their tokens were not compared with vLLM's."""
+"""The encoders that a store rejects for a special reason, which the error message gives. Other
+encoders outside :data:`TOWERS` are rejected because their tokens were not compared with vLLM's."""
 _KEY = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 _OF_JOBS = (".json", ".jsonl", ".csv")
 """File name endings that the key of an image must not have, because other files of a job's folder
@@ -117,7 +117,7 @@ class FeatureStore:
     Args:
         folder: a path, local or mounted; made if it does not exist.
         encoder: the encoder that makes the features, of a class in :data:`TOWERS`. A new store
-            takes its settings from the encoder; an existing store refuses an encoder with other
+            takes its settings from the encoder; an existing store rejects an encoder with other
             settings. None opens an existing store as it is.
         min_pixels, max_pixels, max_tiles, max_soft_tokens: the bounds of image size with which all
             images of the store are encoded; None takes the bound of the checkpoint.
@@ -320,7 +320,7 @@ def _numerics(encoder: Encoder | GraphedEncoder) -> tuple[str, str]:
     """
     if isinstance(encoder, GraphedEncoder):
         inner, kernels, precision = encoder.encoder, encoder.kernels, encoder.precision
-        assert isinstance(inner, Encoder)  # `_describe` refuses all others
+        assert isinstance(inner, Encoder)  # `_describe` rejects all others
         encoder = inner
         if kernels != "reference" and all(x.accelerator is None for x in inner.paths.values()):
             # A new form, because one that ran says why its last run was not fused.

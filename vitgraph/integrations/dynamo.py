@@ -95,7 +95,7 @@ class Options(NamedTuple):
 
 
 class Encoder(VisionEncoderBackend[str, Prepared, Artifact]):  # type: ignore[misc]  # not there for mypy
-    """A vision tower that Dynamo calls to fetch, batch and encode the images of requests.
+    """A vision tower that Dynamo calls to download, batch and encode the images of requests.
 
     Users give Dynamo the name of this class. In this file, the encoder classes of vitgraph are
     called ``Tower``.
@@ -153,7 +153,7 @@ class Encoder(VisionEncoderBackend[str, Prepared, Artifact]):  # type: ignore[mi
         )
 
     def preprocess(self, raw: str) -> Preprocessed[Prepared]:
-        """Fetch, decode and resize one image; any thread may call it.
+        """Download, decode and resize one image; any thread may call it.
 
         Args:
             raw: a ``data:`` URL in base64, or an https URL.
@@ -162,7 +162,7 @@ class Encoder(VisionEncoderBackend[str, Prepared, Artifact]):  # type: ignore[mi
             The preprocessed image and, as its cost, the number of its output tokens.
 
         Raises:
-            ValueError: the image is refused. The message is for the client; the log has the reason.
+            ValueError: the image is rejected; the client sees the message, the log the reason.
         """
         content = self._read(raw)
         try:
@@ -230,7 +230,7 @@ class Encoder(VisionEncoderBackend[str, Prepared, Artifact]):  # type: ignore[mi
         """Return the bytes of the image that a URL contains (``data:``) or points to (https).
 
         Raises:
-            ValueError: the URL is refused, or the file is too large. The message is for the client.
+            ValueError: the URL is rejected or the file too large; the message is for the client.
         """
         head, _, text = url.partition(",")
         is_data = head.startswith("data:")

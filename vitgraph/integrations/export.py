@@ -99,7 +99,7 @@ def export_onnx(
 
     Raises:
         ImportError: ``onnx`` or ``onnxscript`` is not installed.
-        ValueError: an encoder or a grid that :func:`export_program` refuses.
+        ValueError: an encoder or a grid that :func:`export_program` rejects.
     """
     try:
         import onnxscript  # noqa: F401  # torch.onnx needs it, but only fails after the trace
@@ -158,12 +158,7 @@ def _example_pixels(encoder: VisionEncoder, grids: GridLike) -> Tensor:
 
 
 class _Traced(nn.Module):
-    """A module around an encoder, whose ``forward`` takes only what varies between calls.
-
-    Args:
-        encoder: the encoder.
-        fixed: metadata that are the same in every call, stored as buffers.
-    """
+    """An encoder with the metadata that all calls share as buffers; ``forward`` takes the rest."""
 
     def __init__(self, encoder: VisionEncoder, fixed: Metadata) -> None:
         super().__init__()

@@ -225,7 +225,7 @@ def as_vision_tower(encoder: Encoder | GraphedEncoder) -> VisionTower:
         The module. It shares all layers with the encoder.
 
     Raises:
-        ValueError: an encoder that :class:`VisionTower` refuses.
+        ValueError: an encoder that :class:`VisionTower` rejects.
     """
     return VisionTower(encoder)
 
@@ -346,7 +346,7 @@ def _model_output(
 def _tokens(output: EncoderOutput | PartialOutput) -> Tensor:
     """Return the tokens for the language model, ``pooler_output`` [N, out], which is not None."""
     tokens = output.pooler_output
-    assert tokens is not None  # `_unwrap` has refused a GraphedEncoder that leaves it out
+    assert tokens is not None  # `_unwrap` has rejected a GraphedEncoder that leaves it out
     return tokens
 
 

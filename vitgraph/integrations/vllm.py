@@ -86,7 +86,7 @@ def multi_modal_data(
         on the CPU, in the shapes that the docstring of this module lists.
 
     Raises:
-        ValueError: an encoder that is not in ``TOWERS``, items that ``preprocess`` refuses, videos
+        ValueError: an encoder that is not in ``TOWERS``, items that ``preprocess`` rejects, videos
             for InternVL, timestamps that are missing or too many, or a :class:`GraphedEncoder`
             without ``pooler_output`` or ``deepstack_features`` among its outputs.
     """

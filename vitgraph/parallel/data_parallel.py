@@ -149,7 +149,7 @@ class DataParallelEncoder(EncodesItems[PartialOutput]):
             item, whose tensors are views of the gathered ones.
 
         Raises:
-            ValueError: the encoder of any rank refuses its input, or grids, fields or dtypes of
+            ValueError: the encoder of any rank rejects its input, or grids, fields or dtypes of
                 the call differ between ranks; pixels are not compared.
             RuntimeError: another rank failed, and the message says how; or a rank has ended, or
                 made the call later than the timeout of the group allows.

@@ -42,7 +42,7 @@ def plot_feature_maps(
         images: paths, PIL images, numpy [H, W, 3] or tensors [3, H, W]; each fills a row.
         maps: the result of ``encoder.feature_maps``: per image a map [t, h, w, D], or a dict with a
             map per input path ("image", "tiles"), of which "image" is drawn. To compare encoders, a
-            dict: name -> such a list. Of a video the middle time step is shown. Each encoder fills
+            dict: name -> such a list. The middle time step of a video is shown. Each encoder fills
             a column; more than five continue in further blocks of rows.
         titles: title of each image, written beside it; None for none.
         title: title of the whole figure; None for none.

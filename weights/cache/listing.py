@@ -16,7 +16,7 @@ from .store import TEXT_SUFFIX, TOWERS_FOLDER, Part, Store, cache_root
 
 @dataclass(frozen=True)
 class CachedTower:
-    """One tower in the cache, whole or partly fetched."""
+    """One tower in the cache, downloaded completely or in part."""
 
     repo_id: str
     commit: str

@@ -2,7 +2,7 @@
 
 Files are not read with ``safetensors.safe_open`` for two reasons. Here bytes are read straight into
 the final tensor, so that nothing is copied twice and no page of a mapped file counts towards the
-memory of the process. And a bad header is refused before memory is allocated for its tensors. The
+memory of the process. And a bad header is rejected before memory is allocated for its tensors. The
 format: 8 bytes of little-endian length, so many bytes of JSON
 ``{name: {dtype, shape, data_offsets}}``, then the data without gaps.
 """

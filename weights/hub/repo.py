@@ -36,7 +36,7 @@ from .messages import OFFLINE, explain, is_absence, missing_file_text, obstacle
 
 CONFIG = "config.json"
 Fetch: TypeAlias = Literal["auto", "ranges", "shards"]
-"""Whether a tower is fetched as byte ranges of shards, as whole shards, or ("auto") as ranges if
+"""Whether a tower is downloaded as byte ranges of shards, as whole shards, or ("auto") as ranges if
 these transfer clearly fewer bytes."""
 FETCHES: tuple[Fetch, ...] = get_args(Fetch)
 

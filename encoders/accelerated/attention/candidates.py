@@ -154,7 +154,7 @@ def _takes_half(shape: AttentionShape, dtype: torch.dtype, max_size: int) -> boo
 def _takes_triton(shape: AttentionShape, dtype: torch.dtype, capability: tuple[int, int]) -> bool:
     """Return whether the Triton kernel runs: half precision, and head sizes from 2^n to 2^n + 16.
 
-    Other head sizes are refused: heads of 96 columns gave wrong results on an H200.
+    Other head sizes are rejected: heads of 96 columns gave wrong results on an H200.
     """
     return _takes_half(shape, dtype, 128) and shape.size - (1 << shape.size.bit_length() - 1) <= 16
 

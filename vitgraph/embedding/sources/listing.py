@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
-"""The file name endings of compressed tar files, which are refused."""
+"""The file name endings of compressed tar files, which are rejected."""
 _PACKED = (".zip", ".7z", ".rar")
 """The file name endings of archives that are not read."""
 LISTING = 16
