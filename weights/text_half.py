@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from encoders.base.saving import STORED_DTYPES
+from encoders.stored_tensors import STORED_DTYPES
 
 from .cache.store import Part
 from .errors import CheckpointError, legible, problem_line
