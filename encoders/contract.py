@@ -85,6 +85,7 @@ __all__ = [
     "Preprocessor",
     "Step",
     "VisionInputs",
+    "is_library",
     "output_like",
     "warn_caller",
 ]
@@ -303,12 +304,11 @@ class Accelerator(Protocol):
         """
         ...
 
-    def metadata_of(
-        self, grids: list[Grid], weight: Tensor, prepare: Callable[[list[Grid]], Metadata]
-    ) -> Metadata:
-        """Return ``prepare(grids)``, or its last result if nothing that it depends on changed.
+    def metadata_of(self, grids: list[Grid], weight: Tensor, encoder: GraphableEncoder) -> Metadata:
+        """Return the encoder's metadata of ``grids``, or the last if it depends on nothing changed.
 
-        It depends on the grids, the CUDA stream, and the device and dtype of ``weight``.
+        In the library's classes it depends on the grids, the CUDA stream, and the device and dtype
+        of ``weight``. What that of other classes depends on is not known.
         """
         ...
 
@@ -360,6 +360,15 @@ class Accelerable(AcceleratesItself, Protocol):
     """An encoder whose blocks its ``accelerator`` runs, unless that is None."""
 
     accelerator: Accelerator | None
+
+
+def is_library(module: object) -> bool:
+    """Return whether a module is of a class of this package, and not of a user's subclass.
+
+    The metadata of the library's encoders depend on no value of a weight, and nothing writes to
+    them; an encoder of another class may do both.
+    """
+    return type(module).__module__.partition(".")[0] == __name__.partition(".")[0]
 
 
 def warn_caller(message: str) -> None:

@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias, cast, get_args
 import torch
 from torch import Tensor, nn
 
-from encoders.contract import OUTPUT_FIELDS, GraphableEncoder
+from encoders.contract import OUTPUT_FIELDS, GraphableEncoder, is_library
 
 from .torch_internals import HOOKS, MODULES, SLOTS, slots_of, versions_of
 
@@ -373,18 +373,11 @@ def _kind_of(value: object) -> str:
 
 ValueSlot: TypeAlias = tuple[str, dict[str, object], str, object]
 """A plain value of a module: the module's name, its ``__dict__``, the attribute, a copy of it."""
-LIBRARY = GraphableEncoder.__module__.partition(".")[0]
-"""The package whose classes read no plain value that changes after they were built."""
 UNREAD = frozenset(vars(nn.Module())) | {"in_features", "out_features", "elementwise_affine"}
 """Attributes of torch's layers that no forward of theirs reads."""
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 """Torch's layers that compute otherwise in train mode."""
-
-
-def is_library(module: object) -> bool:
-    """Return whether a module is of a class of the package ``encoders``."""
-    return type(module).__module__.partition(".")[0] == LIBRARY
 
 
 def is_plain_value(value: object) -> bool:
@@ -397,7 +390,10 @@ def is_plain_value(value: object) -> bool:
 
 
 def plain_values(modules: Mapping[str, nn.Module]) -> list[ValueSlot]:
-    """Return the plain values of all modules whose classes are not the library's."""
+    """Return the plain values of all modules whose classes are not the library's.
+
+    The library's classes read no plain value that changes after they were built.
+    """
     return [
         (name, vars(module), key, deepcopy(value))
         for name, module in modules.items()

@@ -10,13 +10,13 @@ from typing import Generic, NamedTuple, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-from encoders.contract import GridLike, Metadata, PartialOutput
+from encoders.contract import GridLike, Metadata, PartialOutput, is_library
 from encoders.grids import read_grid
 
 from .budgets import Batch, Budget, read_specs
 from .buffers import Arena, BudgetGraph, Memory
 from .encoder_forms import EncoderForm, capacity_metadata
-from .guards import WeightGuard, is_library
+from .guards import WeightGuard
 from .outputs import as_output, copy_shared, output_fields, share_storage, unit_of
 from .packing import Group, Packer, Schedule, Span, Step, make_schedule, refuse_overflow
 from .stats import BudgetStats, GraphStats

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
+from ..contract import is_library
 from ..data import Grid, Metadata
-from ..layers.torch_internals import any_fake
+from ..layers.torch_internals import any_fake, versions_of
 from .attention.choices import KernelChoices
 from .attention.fused import BlocksRun
 from .derived import DerivedWeights
@@ -18,14 +19,14 @@ from .fused_blocks import FusedForward
 from .obstacles import NO_PARTS, is_plain_table, names_its_parts, obstacle, obstacle_now
 
 if TYPE_CHECKING:
-    from ..contract import CallBlock, Kernels, Precision, Step
+    from ..contract import CallBlock, GraphableEncoder, Kernels, Precision, Step
     from .fp8 import Fp8Products
 
 
 class FusedBlocks:
     """Runs an encoder's blocks with fused kernels, and keeps padded or fp8 copies of weights."""
 
-    _last_metadata: tuple[object, Metadata] | None = None
+    _last_metadata: tuple[object, Metadata, list[int]] | None = None
 
     def __init__(self, kernels: Kernels, precision: Precision, because: str | None = None) -> None:
         self.precision = precision
@@ -128,33 +129,36 @@ class FusedBlocks:
         self.run_records[stack] = forward.run_record
         return forward.steps(blocks, read_after)
 
-    def metadata_of(
-        self, grids: list[Grid], weight: Tensor, prepare: Callable[[list[Grid]], Metadata]
-    ) -> Metadata:
+    def metadata_of(self, grids: list[Grid], weight: Tensor, encoder: GraphableEncoder) -> Metadata:
         """Return the metadata of ``grids``, made once for consecutive calls with equal grids.
 
         With 32 images of 448x448 an accelerated call took 57.9 ms when every call made its
         metadata, and a replay 51.3 ms (H200). The last grids and their metadata are kept in one
-        tuple, so that a thread never pairs the grids of one call with the metadata of another. None
-        is read or kept while torch compiles or exports: fake tensors have no data for later calls.
+        tuple, so that a thread never pairs the grids of one call with the metadata of another. They
+        are made anew once somebody, such as a hook, has written to their tensors. None is read or
+        kept while torch compiles or exports: fake tensors have no data for later calls.
+        A class that is not the library's gets metadata of its own in every call, because it may
+        compute them from weights, and may write to them.
 
         Args:
             grids: ``(t, h, w)`` per item.
             weight: a weight of the encoder, which says device and dtype.
-            prepare: ``prepare_encoder_metadata`` of the encoder.
+            encoder: makes the metadata.
         """
-        if torch.compiler.is_compiling() or any_fake([weight]):
-            return prepare(grids)
+        compiled = torch.compiler.is_compiling() or any_fake([weight])
+        if compiled or not is_library(encoder):
+            return encoder.prepare_encoder_metadata(grids)
         on_cuda = weight.device.type == "cuda"
         stream = torch.cuda.current_stream(weight.device).stream_id if on_cuda else 0
         key = (tuple(grids), weight.device, weight.dtype, stream)
         last = self._last_metadata
-        if last is None or last[0] != key:
+        if last is None or last[0] != key or last[2] != versions_of([*last[1].values()]):
             with torch.inference_mode(False):  # inference tensors would make later training fail
-                last = key, prepare(grids)
-            if not any_fake(last[1].values()):
+                metadata = encoder.prepare_encoder_metadata(grids)
+            last = key, metadata, versions_of([*metadata.values()])
+            if not any_fake(metadata.values()):
                 self._last_metadata = last
-        return last[1]
+        return dict(last[1])
 
     def add_weighted_rows(
         self, rows: Tensor, table: nn.Embedding, index: Tensor, weight: Tensor

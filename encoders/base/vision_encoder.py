@@ -305,7 +305,7 @@ class VisionEncoder(Encoder):
         if self.accelerator is None:
             return self.prepare_encoder_metadata(grids)
         weight = next(self.parameters())
-        return self.accelerator.metadata_of(grids, weight, self.prepare_encoder_metadata)
+        return self.accelerator.metadata_of(grids, weight, self)
 
     def _check_grids(self, pixel_values: Tensor, grids: list[Grid]) -> None:
         """Raise a ValueError if pixels of the right shape do not have the rows of the grids."""

@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
+from encoders import Qwen2VLEncoder
 from encoders.accelerated.accelerator import FusedBlocks
+from encoders.contract import GridLike, Metadata
 from tests.oracles import BY_NAME, distances, draw_pixels, fields_of
 from tests.support.accelerated.cases import (
     OURS,
@@ -56,6 +59,54 @@ def test_metadata_kept_in_inference_mode_may_be_changed_and_copied() -> None:
         fast(pixels, ONE)
     kept = fast._resolve_metadata(pixels, ONE, None)
     assert not any(entry.is_inference() for entry in kept.values())
+
+
+class Tables(Qwen2VLEncoder):
+    """Multiplies patches by a table that is made of a weight, among the metadata."""
+
+    def prepare_encoder_metadata(self, grid_thw: GridLike, **capacities: Any) -> Metadata:
+        metadata = super().prepare_encoder_metadata(grid_thw, **capacities)
+        return {**metadata, "table": next(self.parameters()).mean().exp()[None]}
+
+    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+        return super().embed_patches(pixel_values, metadata) * metadata["table"]
+
+
+class Pops(Tables):
+    """Removes the table that it is given."""
+
+    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+        return Qwen2VLEncoder.embed_patches(self, pixel_values, metadata) * metadata.pop("table")
+
+
+class Writes(Tables):
+    """Writes to the table that it is given."""
+
+    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+        metadata["table"].mul_(2)
+        return super().embed_patches(pixel_values, metadata)
+
+
+@pytest.mark.parametrize("kind", [Tables, Pops, Writes])
+def test_a_subclass_may_read_weights_and_change_its_metadata(kind: type[Tables]) -> None:
+    encoder = fresh("qwen2_vl")
+    encoder.__class__ = kind
+    fast, pixels = encoder.accelerated(), draw_pixels(encoder, ONE)
+    for _ in range(3):
+        assert_close(fast(pixels, ONE), encoder(pixels, ONE))
+        next(encoder.parameters()).add_(0.25)
+
+
+def test_a_hook_that_writes_to_metadata_changes_one_call() -> None:
+    encoder, grids = fresh("qwen2_vl"), [*ONE, *OTHER]
+    fast, pixels = encoder.accelerated(), draw_pixels(encoder, grids)
+
+    def join_segments(block: nn.Module, args: Any) -> None:
+        args[1].cu_seqlens[1] = 0
+
+    encoder.blocks[1].register_forward_pre_hook(join_segments)
+    for _ in range(3):
+        assert_close(fast(pixels, grids), encoder(pixels, grids))
 
 
 def test_a_call_after_an_export_of_its_grid_is_right() -> None:
