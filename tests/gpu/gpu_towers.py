@@ -19,15 +19,9 @@ from torch import Tensor
 from encoders import (
     Gemma4Config,
     Gemma4Encoder,
-    Glm4VConfig,
-    Glm4VEncoder,
     GlmOCRConfig,
     GlmOCREncoder,
     InternViT,
-    PaddleOCRVLConfig,
-    PaddleOCRVLEncoder,
-    PixtralConfig,
-    PixtralEncoder,
     Qwen2_5VLEncoder,
     Qwen2VLEncoder,
     Qwen3VLEncoder,
@@ -55,8 +49,15 @@ NEEDS_CUDA = [
 ]
 """The marks of every test here."""
 Grids = list[list[int]]
-FAMILIES = ["intern_vit", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "exaone4_5", "step3_vl"]
-FAMILIES += ["glm4v", "glm5_next", "pixtral", "paddleocr_vl"]
+FAMILIES = ["intern_vit", "qwen2_5_vl", "qwen3_vl", "exaone4_5", "step3_vl", "glm5_next"]
+"""One of each kind of block: fused steps, and layers that change, are tested on all of these.
+
+They are layer scales; gated MLPs in windows, with copies of weights; GELU inside the product; keys
+that heads share; tiles with rotary positions; normed queries and keys. (``test_gpu_parity.py`` and
+``test_gpu_graphs_families.py`` run all other towers in their fused form.)
+"""
+GRAPHED = ["intern_vit", "qwen2_5_vl", "qwen3_vl"]
+"""One of each kind of replay: tiles; windows beside segments; outputs of inner blocks."""
 TILE_PATCHES = {"intern_vit": 32, "step3_vl": 36}
 """Side of a tile in patches, of the towers over tiles; of Step3-VL its path "tiles"."""
 INTERN = {
@@ -114,7 +115,6 @@ STEP3 = {
     },
 }
 GLM5 = {"model_type": "glm5_next_vision", "depth": 2, "out_hidden_size": 4096}
-PADDLE = {"hidden_size": 1024, "vision_config": {"num_hidden_layers": 2}}
 GEMMA4_E2B = {
     "model_type": "gemma4_vision",
     "use_clipped_linears": True,
@@ -122,11 +122,6 @@ GEMMA4_E2B = {
     "pooling_kernel_size": 2,
 }
 """Clipped layers; published are 3x3 patches per token, which the grids here are no multiples of."""
-MISTRAL3 = {
-    "model_type": "mistral3",
-    "text_config": {"hidden_size": 5120},
-    "vision_config": {"num_hidden_layers": 2, "hidden_act": "silu"},
-}
 QWEN3 = {"depth": 3, "deepstack_visual_indexes": [0, 2], "out_hidden_size": 4096}
 
 
@@ -136,10 +131,7 @@ BUILD: dict[str, Callable[[], VisionEncoder]] = {
     "qwen2_5_vl": lambda: Qwen2_5VLEncoder(Qwen2_5VLConfig.from_hf(QWEN2_5)),
     "qwen3_vl": lambda: Qwen3VLEncoder(Qwen3VLConfig.from_hf(QWEN3)),
     "exaone4_5": lambda: Qwen2_5VLEncoder(Qwen2_5VLConfig.from_hf(EXAONE)),
-    "glm4v": lambda: Glm4VEncoder(Glm4VConfig.from_hf({"depth": 2})),
     "glm5_next": lambda: GlmOCREncoder(GlmOCRConfig.from_hf(GLM5)),
-    "paddleocr_vl": lambda: PaddleOCRVLEncoder(PaddleOCRVLConfig.from_hf(PADDLE)),
-    "pixtral": lambda: PixtralEncoder(PixtralConfig.from_hf(MISTRAL3)),
     "gemma4_e2b": lambda: Gemma4Encoder(Gemma4Config.from_hf(GEMMA4_E2B)),
     "step3_vl": lambda: Step3VLTower(Step3VLConfig.from_hf(STEP3)),
 }
@@ -170,12 +162,12 @@ def form(name: str, kernels: FormKernels) -> VisionEncoder:
     return tower(name) if kernels == "reference" else tower(name).accelerated(kernels)
 
 
-def forms() -> list[tuple[str, FormKernels]]:
-    """Every family with the reference and every attention kernel that is installed and fits it."""
+def forms(names: list[str]) -> list[tuple[str, FormKernels]]:
+    """Every tower with the reference and every attention kernel that is installed and fits it."""
     if not torch.cuda.is_available():  # nothing will run, so nothing is built to be asked
-        return [(name, "reference") for name in FAMILIES]
+        return [(name, "reference") for name in names]
     with torch.device("meta"):
-        towers = {name: BUILD[name]() for name in FAMILIES}
+        towers = {name: BUILD[name]() for name in names}
     return [(name, kernel) for name, made in towers.items() for kernel in kernels_for(made)]
 
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from graphwrap import GraphedEncoder
-from tests.gpu.gpu_towers import calls_of, new_tower, pixels_for
+from tests.gpu.gpu_towers import GRAPHED, calls_of, new_tower, pixels_for
 from tests.support.processes.ranks import Ranks
 from vitgraph import DataParallelEncoder
 
@@ -20,7 +20,6 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices"),
 ]
-FAMILIES = ["intern_vit", "qwen2_5_vl", "qwen3_vl"]
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +90,7 @@ def end_before_the_call(rank: int) -> None:
 
 
 @pytest.mark.parametrize("graphs", [False, True])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", GRAPHED)
 def test_two_gpus_give_the_bits_of_the_same_shares_on_one(
     ranks: Ranks, tmp_path: Path, name: str, graphs: bool
 ) -> None:

@@ -12,6 +12,7 @@ from encoders.accelerated.fused_blocks import FusedForward
 from graphwrap import GraphedEncoder
 from tests.gpu.gpu_towers import (
     FAMILIES,
+    GRAPHED,
     any_sync_is_an_error,
     assert_padding_changes_no_bit,
     calls_of,
@@ -56,7 +57,7 @@ def test_fp8_is_near_bfloat16_and_gives_its_bits_again(name: str) -> None:
 
 
 @pytest.mark.usefixtures("forced")
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", GRAPHED)
 def test_a_graph_in_fp8_gives_the_eager_bits_and_sees_new_weights(name: str) -> None:
     encoder = new_tower(name)
     fast, grids = in_fp8(encoder), next(iter(calls_of(name).values()))
@@ -75,7 +76,7 @@ def test_a_graph_in_fp8_gives_the_eager_bits_and_sees_new_weights(name: str) -> 
 
 
 @pytest.mark.usefixtures("forced")
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", GRAPHED)
 def test_nan_in_pad_rows_changes_no_bit_in_fp8(name: str) -> None:
     assert_padding_changes_no_bit(in_fp8(new_tower(name)), name)
 

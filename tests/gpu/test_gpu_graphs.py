@@ -13,7 +13,7 @@ from torch import Tensor
 from graphwrap import GraphedEncoder
 from graphwrap.encoder_forms import FormKernels
 from tests.gpu.gpu_towers import (
-    FAMILIES,
+    GRAPHED,
     NEEDS_CUDA,
     TILE_PATCHES,
     budgets_of,
@@ -38,17 +38,17 @@ from tests.support.graphs.outputs import (
 pytestmark = NEEDS_CUDA
 
 
-@pytest.fixture(params=FAMILIES)
+@pytest.fixture(scope="module", params=GRAPHED)
 def family(request: pytest.FixtureRequest) -> Iterator[tuple[str, GraphedEncoder]]:
-    """A family and its captured graphs, given back afterwards."""
+    """A family and its captured graphs, which tests share, given back afterwards."""
     graphed = replaying(form(request.param, "auto"), budgets_of(request.param))
     yield request.param, graphed
     graphed.release()
 
 
-@pytest.fixture(params=forms(), ids="-".join)
+@pytest.fixture(scope="module", params=forms(GRAPHED), ids="-".join)
 def any_form(request: pytest.FixtureRequest) -> Iterator[tuple[str, GraphedEncoder]]:
-    """A family with one attention kernel and its captured graphs, given back afterwards."""
+    """A family with one attention kernel and its captured graphs, which tests share."""
     name, kernels = request.param
     graphed = replaying(form(name, kernels), budgets_of(name), kernels=as_given(kernels))
     yield name, graphed
@@ -69,6 +69,7 @@ def test_a_replay_is_padded_eager_bit_for_bit(any_form: tuple[str, GraphedEncode
     static = GraphedEncoder(
         graphed.encoder, budgets_of(name), outputs=EVERY_FIELD, backend="static", kernels=kernels
     )
+    graphed.reset_stats()
     for seed, grids in enumerate(calls_of(name).values()):
         pixels = on_gpu(graphed.encoder, grids, seed)
         assert_same_bits(graphed(pixels, grids), static(pixels, grids))
@@ -139,7 +140,7 @@ def test_nan_in_stale_buffers_and_pool_pages_changes_no_bit(
             assert_same_bits(output, answer)
 
 
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in TILE_PATCHES])
+@pytest.mark.parametrize("name", [name for name in GRAPHED if name not in TILE_PATCHES])
 def test_boundaries_that_differ_at_equal_totals_are_not_confused(name: str) -> None:
     encoder = tower(name)
     graphed = replaying(encoder, [1024])
@@ -158,7 +159,7 @@ def test_boundaries_that_differ_at_equal_totals_are_not_confused(name: str) -> N
     graphed.release()
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", GRAPHED)
 def test_weights_updated_in_place_are_seen_and_rebound_ones_are_an_error(name: str) -> None:
     encoder = new_tower(name)
     side = TILE_PATCHES.get(name, 8)
@@ -226,6 +227,7 @@ def test_replay_split_and_eager_show_one_face(family: tuple[str, GraphedEncoder]
     name, graphed = family
     over = [[9, *[TILE_PATCHES[name]] * 2]] if name in TILE_PATCHES else [[1, 66, 66]]
     shown = set()
+    graphed.reset_stats()
     for grids in (*calls_of(name).values(), over, []):
         output = graphed(on_gpu(graphed.encoder, grids), grids)
         shown.add(

@@ -12,7 +12,7 @@ from torch import nn
 
 from graphwrap import GraphedEncoder
 from tests.gpu.gpu_towers import (
-    FAMILIES,
+    GRAPHED,
     NEEDS_CUDA,
     budgets_of,
     calls_of,
@@ -54,7 +54,7 @@ def test_pixels_on_another_gpu_are_refused(elsewhere: torch.device) -> None:
 
 
 @two_gpus
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", GRAPHED)
 def test_an_encoder_on_another_gpu_gives_the_same_answers(
     name: str, elsewhere: torch.device
 ) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from graphwrap import GraphedEncoder
 from tests.gpu.gpu_towers import (
-    FAMILIES,
+    GRAPHED,
     NEEDS_CUDA,
     TILE_PATCHES,
     any_sync_is_an_error,
@@ -35,9 +35,9 @@ from tests.support.graphs.outputs import (
 pytestmark = NEEDS_CUDA
 
 
-@pytest.fixture(params=FAMILIES)
+@pytest.fixture(scope="module", params=GRAPHED)
 def family(request: pytest.FixtureRequest) -> Iterator[tuple[str, GraphedEncoder]]:
-    """A family and its captured graphs, given back afterwards."""
+    """A family and its captured graphs, which tests share, given back afterwards."""
     graphed = replaying(tower(request.param), budgets_of(request.param))
     yield request.param, graphed
     graphed.release()
@@ -134,7 +134,7 @@ def test_two_objects_in_one_process_do_not_disturb_each_other() -> None:
 # --- memory ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", GRAPHED)
 def test_ten_budgets_cost_about_what_the_largest_costs(name: str) -> None:
     unit = budgets_of(name)[0] if name in TILE_PATCHES else 256
     ten = [unit * step for step in range(1, 11)]
@@ -153,7 +153,7 @@ def test_ten_budgets_cost_about_what_the_largest_costs(name: str) -> None:
     assert arena <= 1.05 * arena_alone
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", GRAPHED)
 def test_release_returns_all_of_it(name: str) -> None:
     encoder = tower(name)
     grids = calls_of(name)["images and a clip"]

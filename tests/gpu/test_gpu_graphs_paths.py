@@ -28,7 +28,7 @@ pytestmark = NEEDS_CUDA
 CALLS = [IMAGES, IMAGES[::-1], IMAGES[:1], IMAGES[-1:]]
 
 
-@pytest.fixture(params=[*NAMES, "deepseek_vl_hybrid", "deepseek_ocr"])
+@pytest.fixture(scope="module", params=[*NAMES, "deepseek_vl_hybrid", "deepseek_ocr"])
 def encoder(request: pytest.FixtureRequest) -> PathsEncoder:
     """A small encoder of several paths on the GPU, in bfloat16 and accelerated."""
     name = request.param
@@ -36,9 +36,9 @@ def encoder(request: pytest.FixtureRequest) -> PathsEncoder:
     return small.to("cuda", torch.bfloat16).accelerated()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def graphed(encoder: PathsEncoder) -> Iterator[GraphedEncoder]:
-    """Its captured graphs, given back afterwards."""
+    """Its captured graphs, which tests share, given back afterwards."""
     captured = replaying(encoder, None, max_graphs=6)
     yield captured
     captured.release()
@@ -54,6 +54,7 @@ def test_every_path_replays_with_the_bits_of_padded_eager(
     encoder: PathsEncoder, graphed: GraphedEncoder
 ) -> None:
     static = GraphedEncoder(encoder, max_graphs=6, outputs=EVERY_FIELD, backend="static")
+    graphed.reset_stats()
     for images in CALLS:
         assert_all_same(graphed.encode(images), static.encode(images))
     assert graphed.stats().eager_items == 0

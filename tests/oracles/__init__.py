@@ -30,6 +30,7 @@ from .references.qwen import window_walk
 from .towers import (
     BLOCK_ORDER_TOWERS,
     BY_NAME,
+    EVERY_KIND,
     EVERY_TOWER,
     FEW_FAST,
     JOINING_TOWERS,
@@ -46,6 +47,7 @@ from .towers import (
 __all__ = [
     "BLOCK_ORDER_TOWERS",
     "BY_NAME",
+    "EVERY_KIND",
     "EVERY_TOWER",
     "FAMILIES",
     "FEW_FAST",
