@@ -65,6 +65,9 @@ class CheckpointInfo:
     unread: tuple[str, ...] = ()
     """The names of tensors that look like a connector between the tower and a language model, and
     are not loaded, because no layout of the family names them."""
+    head: bool = False
+    """Whether the encoder has a learned head that makes one vector of an image (``pool="head"``).
+    """
 
     def to_dict(self) -> JsonDict:
         """Return the fields as plain data, for JSON."""
@@ -128,4 +131,5 @@ def inspect_checkpoint(
         quantisation=say_scales(tower.tensors, tower.dtype),
         unread=tuple(tower.unread),
         adapter="" if tower.adapter is None else str(tower.adapter),
+        head=encoder.pooling_head is not None,
     )

@@ -51,8 +51,9 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--pool",
         choices=(*POOLS[1:], POOLS[0]),
-        help="one vector per image, over its tokens; head is what SigLIP's head makes of them; "
-        "none writes all tokens; by default mean",
+        help="one vector per image; head is what the checkpoint was trained to compare (CLIP, "
+        "SigLIP); mean and max are over its tokens; none writes all tokens; by default head where "
+        "there is one, else mean",
     )
     parser.add_argument("--normalize", action="store_true", help="vectors of length 1")
     parser.add_argument(
@@ -292,7 +293,10 @@ def _begin_job(command: Command, storage: Storage, load: Load) -> Job | None:
 
 
 def _settings(command: Command, manifest: Manifest | None) -> JobSettings:
-    """Return all settings that the vectors of a job depend on, without reading any tensor."""
+    """Return all settings that the vectors of a job depend on, without reading any tensor.
+
+    The default of ``--pool``, which depends on the checkpoint, is chosen here.
+    """
     from weights import DtypeName, inspect_checkpoint
 
     from ..embedding.sources.files import FILES, checkpoint_state
@@ -305,6 +309,7 @@ def _settings(command: Command, manifest: Manifest | None) -> JobSettings:
         is_folder = job_settings["commit"].startswith(FILES)
         source["revision"] = source["revision"] if is_folder else job_settings["commit"]
     info = inspect_checkpoint(options.repo, **source)
+    command.choose_pool(info.head, job_settings)
     folder, commit = Path(options.repo).expanduser(), info.commit
     dtype_name = info.dtype if options.dtype in (None, "auto") else options.dtype
     # check_embed has rejected all other names; `next` gives the name its Literal type.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from encoders.streams import Pool
 
     from ..embedding.job import Calls
-    from ..embedding.records import OutDtype
+    from ..embedding.records import JobSettings, OutDtype
 
 _POSITIVE = (
     *SIZES,
@@ -196,8 +196,6 @@ class Command:
 
     Attributes:
         options: the parsed options.
-        pool, fields, out_dtype: the pooling, the output fields, and the dtype that the job writes,
-            as in :class:`Written`.
         worker: rank of this process and number of processes that share the job.
         source: lists the images of the job.
         reader: reads the bytes of an image.
@@ -205,11 +203,38 @@ class Command:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
-        self.pool, self.fields, self.out_dtype = read_written(options)
         self.worker = read_worker(options.shard, os.environ)
         source_options = _source_options(options)
         self.source = Source(options.files, source_options)
         self.reader = ImageReader(source_options, keyed=options.format == "vllm")
+
+    def choose_pool(self, head: bool, job: JobSettings | None) -> None:
+        """Choose the pool, unless the options name one: the encoder's head if it has one, else the
+        mean.
+
+        Args:
+            head: whether the encoder has a head.
+            job: the settings of the job that is resumed, whose pool is kept; None for a new job.
+        """
+        options = self.options
+        if options.pool is None and options.format != "vllm":
+            kept = None if job is None else job["pool"]
+            options.pool = kept if kept in ("mean", "head") else "head" if head else "mean"
+
+    @property
+    def pool(self) -> Pool:
+        """The pooling that the job writes, as in :class:`Written`."""
+        return read_written(self.options).pool
+
+    @property
+    def fields(self) -> tuple[OutputField, ...]:
+        """The fields of the output that the job writes or pools, as in :class:`Written`."""
+        return read_written(self.options).fields
+
+    @property
+    def out_dtype(self) -> OutDtype | None:
+        """The dtype that the job writes, as in :class:`Written`."""
+        return read_written(self.options).out_dtype
 
     def files(self) -> Iterable[File]:
         """Return the images of the source, only the first ones with ``--limit``."""

@@ -38,10 +38,11 @@ def print_plan(command: Command, load: Callable[[], Encoder | GraphedEncoder]) -
         OSError: the source cannot be listed.
     """
     options = command.options
+    encoder = describe_encoder(options.repo, HubOptions(**read_hub(options)), options.family)
+    command.choose_pool(encoder.pooling_head is not None, None)
     limits, settings, stream = command.calls()
     if options.workers is None:
         stream = stream._replace(workers=THREADS_PER_GPU)
-    encoder = describe_encoder(options.repo, HubOptions(**read_hub(options)), options.family)
     encoder.item_encoder().check(settings)
     count, description = count_written(
         encoder, command.pool, command.fields, limits, options.sample

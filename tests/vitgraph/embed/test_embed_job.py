@@ -39,6 +39,21 @@ def with_source(command: Command, source: object) -> Command:
 # --- one job per folder ---------------------------------------------------------------------------
 
 
+def test_the_head_is_the_pool_where_there_is_one(command: Command, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert main(command) == 0
+    assert manifest_of(out)["settings"]["pool"] == "mean"
+    shutil.rmtree(out)
+    command[1] = str(write_seeded_checkpoint(tmp_path / "clip", "clip", width=64))
+    assert main(command) == 0
+    assert manifest_of(out)["settings"]["pool"] == "head"
+    assert main([*command, "--pool", "head"]) == 0
+    shutil.rmtree(out)
+    for pool in (["--pool", "mean"], []):  # resuming keeps the pool of the job
+        assert main([*command, *pool]) == 0
+    assert manifest_of(out)["settings"]["pool"] == "mean"
+
+
 @pytest.mark.slow
 def test_of_two_commands_started_together_one_is_refused(command: Command, tmp_path: Path) -> None:
     for pools in (("mean", "max"), ("max", "mean")):
