@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from .opening import resolve_commit as resolve_commit
     from .strict_json import JsonDict as JsonDict
     from .strict_json import JsonObject as JsonObject
+    from .text_half import WITH_TEXT as WITH_TEXT
     from .text_half import TextHalf as TextHalf
     from .text_half import read_text_half as read_text_half
 

@@ -36,11 +36,11 @@ from .strict_json import JsonObject
 
 TEXT_TYPES = ("clip", "metaclip_2", "siglip", "siglip2")
 """The model types of ``config.json`` whose repos hold a text half that is read."""
-ASKABLE = (
-    "words can be compared with the images of CLIP, MetaCLIP, SigLIP and SigLIP2 repos, such as "
-    "openai/clip-vit-large-patch14 or google/siglip2-base-patch16-224"
+WITH_TEXT = (
+    "CLIP, MetaCLIP, SigLIP and SigLIP2 repos, such as openai/clip-vit-large-patch14 and "
+    "google/siglip2-base-patch16-224"
 )
-"""The clause of messages that says which repos can be asked in words."""
+"""The repos whose images can be compared with words, for messages."""
 _PREFIXES = ("text_model.", "text_projection.")
 _BUFFER = ".position_ids"
 """The end of the name of a buffer that old checkpoints hold; it counts the positions from 0."""
@@ -99,7 +99,8 @@ def _read(device: torch.device, checkpoint: Checkpoint) -> TextHalf:
     kind = (checkpoint.read_json("config.json") or {}).get("model_type")
     if kind not in TEXT_TYPES:
         raise CheckpointError(
-            f"{checkpoint.label}: has no text half (model_type {legible(str(kind))!r}): {ASKABLE}"
+            f"{checkpoint.label}: has no text half (model_type {legible(repr(kind))}), which "
+            f"{WITH_TEXT} have"
         )
     contents = read_contents(checkpoint)
     files = checkpoint.contents(("config.json", *TOKENIZER_FILES))
@@ -127,8 +128,8 @@ def _find_tensors(contents: Contents) -> tuple[Sequence[TowerTensor], Mapping[st
     ]
     if not names:
         raise CheckpointError(
-            f"{label}: holds no text half: none of its {len(contents.files)} tensors is named "
-            f"text_model.*; pass the whole repo, of which a tower alone was saved here"
+            f"{label}: has no text half, because none of its {len(contents.files)} tensors is "
+            f"named text_model.*; take a whole repo: {WITH_TEXT} have one"
         )
     headers = contents.headers({contents.files[name] for name in names})
     tensors = []

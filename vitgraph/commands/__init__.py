@@ -5,6 +5,8 @@
 - ``embed``: ``vitgraph embed``, the images of a folder or list to files of vectors (shards);
   ``embed_options`` parses its options, ``embed_plan`` is ``--plan``
 - ``search``: ``vitgraph search``, the images of an ``embed`` job that are nearest to a photograph
+  or to words; ``search_pairs``: its near-duplicates; ``search_checks`` and
+  ``search_report`` are parts of both
 - ``demo``: ``vitgraph demo``, feature maps of photographs, which ``demo_pictures`` draws
 - ``towers``: ``vitgraph list``, the supported checkpoints
 - ``cache``: ``vitgraph cache``, the downloaded vision towers on this disk

@@ -1,4 +1,4 @@
-"""``vitgraph search``: finds the items of a ``vitgraph embed`` job nearest to an image or a clip.
+"""``vitgraph search``: finds items of a ``vitgraph embed`` job by an image, a clip or words.
 
 Torch and the library's packages are imported inside the functions, so that ``--help`` and errors
 about arguments are printed without the seconds that these imports take.
@@ -9,26 +9,52 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from ..terminal import counted, format_table, printable
-from .arguments import DEVICE_HELP, add_download, add_sampling, check_names, is_video
+from .arguments import DEVICE_HELP, add_download, add_sampling, is_video
+from .search_checks import check_search, is_text
+from .search_report import print_facts, reader_of
 
 if TYPE_CHECKING:
-    from encoders import Encoder
+    from torch import Tensor
+
     from encoders.contract import Limits
 
     from ..embedding.records import JobSettings
-    from ..search.vectors import Hit, Vectors
 
 
 def add_search(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command ``search`` to its parser."""
     parser.add_argument("vectors", metavar="VECTORS", help="folder that `vitgraph embed` wrote")
-    parser.add_argument("query", type=Path, metavar="QUERY", help="image or clip to search for")
-    parser.add_argument("--top", type=int, default=20, metavar="N", help="by default 20")
+    parser.add_argument(
+        "query",
+        nargs="?",
+        metavar="QUERY",
+        help="image or clip to search for; or words, if --pool head of a CLIP, MetaCLIP, SigLIP or "
+        "SigLIP2 repo made the vectors: whatever is no file, has no / and does not end like an "
+        "image or a clip (.jpg)",
+    )
+    parser.add_argument(
+        "--top", type=int, default=20, metavar="N", help="how many to show; by default 20"
+    )
     parser.add_argument(
         "--html", type=Path, metavar="PAGE", help="also write a page of pictures, keys and cosines"
+    )
+    group = parser.add_argument_group("near-duplicates, in place of a query")
+    group.add_argument(
+        "--pairs",
+        type=float,
+        metavar="COSINE",
+        help="all pairs of images with this cosine or a larger one, such as 0.95",
+    )
+    group.add_argument("--csv", type=Path, metavar="FILE", help="write all of them to a table")
+    group.add_argument(
+        "--max-pairs",
+        type=int,
+        default=1_000_000,
+        metavar="N",
+        help="above it, groups of images are listed instead of pairs; by default 1,000,000",
     )
     group = parser.add_argument_group("encoder")
     add_sampling(group, ", if the query is a clip; by default as the job did")
@@ -38,41 +64,103 @@ def add_search(parser: argparse.ArgumentParser) -> None:
 
 
 def search(options: argparse.Namespace) -> None:
-    """Run ``vitgraph search``: print the items of an embedding job most similar to a query.
+    """Run ``vitgraph search``: print the items of an embedding job most similar to a query, or its
+    near-duplicates.
 
     The query, an image or a clip, is encoded with the checkpoint, the dtype, the bounds of image
-    size and the sampling of the job. With ``--html``, an HTML page of the pictures is written, too.
+    size and the sampling of the job; a query in words by the text half of the checkpoint. With
+    ``--html``, an HTML page of the pictures is written, too.
 
     Raises:
         ValueError: an option has an invalid value, the folder holds no finished job that wrote
-            vectors, the query cannot be read, or the checkpoint has changed since the job
-            began.
-        OSError: the HTML page cannot be written.
+            vectors, the query cannot be read, the vectors cannot be asked in words, or the
+            checkpoint has changed since the job began.
+        OSError: the HTML page or the table cannot be written.
     """
-    _check(options)
-    from ..devices import device_text
+    check_search(options)
     from ..search.vectors import Vectors
 
     bars = not options.no_progress and sys.stderr is not None and sys.stderr.isatty()
     vectors = Vectors(options.vectors, bars)
     if not vectors.manifest.items:
         raise ValueError(f"{options.vectors}: holds no vectors")
-    settings = vectors.settings
-    limits = _limits(options, settings)
-    pool = settings["pool"]
-    assert pool != "none"  # `Vectors` rejects a job that wrote all tokens instead of vectors
-    encoder = _load(options, settings)
-    images, videos = ([], [options.query]) if is_video(options.query) else ([options.query], [])
-    with_length_1 = settings["normalize"]
-    query = encoder.embed(images, videos, pool=pool, normalize=with_length_1, **limits._asdict())
-    hits = vectors.nearest(query[0].detach().cpu().float().numpy(), options.top)
+    if options.pairs is not None:
+        from .search_pairs import print_pairs
+
+        print_pairs(options, vectors)
+        return
+    words = is_text(options.query)
+    if words:
+        query, about = _embed_text(options, vectors.settings), ""
+    else:
+        query, about = _embed_file(options, vectors.settings)
+    hits = vectors.nearest(query.cpu().float().numpy(), options.top, centred=not words)
     rows = [(str(n), f"{hit.cosine:.4f}", hit.key) for n, hit in enumerate(hits, 1)]
     print(format_table(("rank", "cosine", "key"), rows))
-    facts = {**_facts(options, vectors, limits), "device": device_text(encoder.device)}
-    summary = "; ".join(f"{name} {value}" for name, value in facts.items() if name != "folder")
-    print(f"\n{printable(summary)}")
+    numbers = (
+        f"plain cosines of the text with {counted(vectors.count, 'vector')}"
+        if words
+        else f"cosines with {counted(vectors.count, 'vector')}; the mean of the folder was "
+        "subtracted from each of them and from the query's"
+    )
+    facts = print_facts(options, vectors, about, numbers, query.device)
     if options.html:
-        _write_page(options, vectors, hits, facts)
+        from ..search.page import write_page
+
+        shown = options.query if words else Path(options.query)
+        write_page(options.html, shown, hits, facts, reader_of(vectors.settings))
+        print(f"wrote {printable(str(options.html))}")
+
+
+def _embed_text(options: argparse.Namespace, settings: JobSettings) -> Tensor:
+    """Return the vector of a query in words, [D].
+
+    Raises:
+        ValueError: the vectors of the job cannot be compared with a text's.
+    """
+    from weights import WITH_TEXT
+
+    from ..devices import enough_memory, read_device
+    from ..search.texts import embed_texts
+
+    if settings["pool"] != "head":
+        raise ValueError(
+            f"{options.vectors}: its vectors were pooled by --pool {settings['pool']}, and words "
+            f"can be compared only with those that --pool head makes of {WITH_TEXT}"
+        )
+    source = _source(options, settings)
+    device = read_device(options.device)
+    with enough_memory(settings["checkpoint"], "give another --device"):
+        vectors = embed_texts(settings["checkpoint"], [options.query], device=device, **source)
+    return vectors[0]
+
+
+def _embed_file(options: argparse.Namespace, settings: JobSettings) -> tuple[Tensor, str]:
+    """Return the vector [D] of an image or clip, and a text about the limits of its size."""
+    from weights import load_encoder
+
+    from ..devices import enough_memory, read_device
+
+    path = Path(options.query)
+    images, videos = ([], [path]) if is_video(path) else ([path], [])
+    limits = _limits(options, settings)
+    source = _source(options, settings)
+    with enough_memory(settings["checkpoint"], "give another --device"):
+        encoder = load_encoder(
+            settings["checkpoint"],
+            **source,
+            family=settings["family"],
+            dtype=settings["dtype"],
+            device=read_device(options.device),
+        )
+    pool = settings["pool"]
+    assert pool != "none"  # `Vectors` rejects a job that wrote all tokens instead of vectors
+    with_length_1 = settings["normalize"]
+    query = encoder.embed(images, videos, pool=pool, normalize=with_length_1, **limits._asdict())
+    given_limits = ((name, value) for name, value in limits._asdict().items() if value is not None)
+    return query[0].detach(), ", ".join(
+        f"{name.replace('_', ' ')} {value}" for name, value in given_limits
+    )
 
 
 def _limits(options: argparse.Namespace, settings: JobSettings) -> Limits:
@@ -87,7 +175,7 @@ def _limits(options: argparse.Namespace, settings: JobSettings) -> Limits:
     fps, num_frames = options.fps, options.num_frames
     if fps is None and num_frames is None:
         fps, num_frames = settings.get("fps"), settings.get("num_frames")
-    if is_video(options.query) and fps is None and num_frames is None:
+    if is_video(Path(options.query)) and fps is None and num_frames is None:
         raise ValueError(
             f"{options.query}: is a clip, and the job in {options.vectors} encoded only images: "
             "say which frames to take with --fps or --num-frames"
@@ -102,48 +190,23 @@ def _limits(options: argparse.Namespace, settings: JobSettings) -> Limits:
     )
 
 
-def _check(options: argparse.Namespace) -> None:
-    """Check the options and the query; the folder of vectors is not needed.
+class _Source(TypedDict):
+    """The keywords with which the checkpoint of a job is read again."""
+
+    revision: str | None
+    subfolder: str | None
+    cache_dir: Path | None
+    token: str | None
+    local_files_only: bool
+    progress: bool
+
+
+def _source(options: argparse.Namespace, settings: JobSettings) -> _Source:
+    """Return the keywords that read the checkpoint of a job at the same commit.
 
     Raises:
-        ValueError: an option has an invalid value, or the query is neither an image nor a clip.
+        ValueError: the checkpoint is a folder that has changed, or is not there any more.
     """
-    from .encode_checks import check_media
-
-    if options.top < 1:
-        raise ValueError(f"--top {options.top}: must be at least 1")
-    check_names(None, options.device)
-    if options.html:
-        _check_page(options.html)
-    images, videos = ([], [options.query]) if is_video(options.query) else ([options.query], [])
-    if images:
-        for name in ("fps", "num_frames"):
-            if (value := vars(options)[name]) is not None:
-                raise ValueError(
-                    f"--{name.replace('_', '-')} {value}: samples a clip, and {options.query} is "
-                    "an image; leave it out"
-                )
-    names = {"images": images, "video": videos, "repo": "REPO_OR_FOLDER", "out": "OUT"}
-    check_media(argparse.Namespace(**names))
-
-
-def _check_page(page: Path) -> None:
-    if page.suffix.lower() not in (".html", ".htm"):
-        raise ValueError(f"--html {page}: the page is HTML; let its name end in .html")
-    if page.is_dir() or not page.parent.is_dir():
-        raise ValueError(f"--html {page}: must be a file in a folder that exists")
-    if page.exists() and page.stat().st_size:
-        from ..search.page import is_page
-
-        if not is_page(page):
-            raise ValueError(f"--html {page}: exists and is not a search page; give another name")
-
-
-def _load(options: argparse.Namespace, settings: JobSettings) -> Encoder:
-    """Load the encoder that an embedding job used, at the same commit."""
-    from weights import load_encoder
-
-    from ..devices import enough_memory, read_device
     from ..embedding.sources.files import FILES, checkpoint_state
 
     checkpoint, commit = settings["checkpoint"], settings["commit"]
@@ -155,57 +218,11 @@ def _load(options: argparse.Namespace, settings: JobSettings) -> Encoder:
             f"{checkpoint}: has changed since the job was begun, and vectors of other weights "
             "cannot be compared; embed the images again"
         )
-    device = read_device(options.device)
-    with enough_memory(checkpoint, "give another --device"):
-        return load_encoder(
-            checkpoint,
-            revision=None if is_folder else commit,
-            subfolder=settings["subfolder"],
-            family=settings["family"],
-            dtype=settings["dtype"],
-            device=device,
-            cache_dir=options.cache_dir,
-            token=options.token,
-            local_files_only=options.local_files_only,
-            progress=not options.no_progress,
-        )
-
-
-def _facts(options: argparse.Namespace, vectors: Vectors, limits: Limits) -> dict[str, str]:
-    """Return facts about the search, by their labels, to print and to write into the HTML page."""
-    settings = vectors.settings
-    pool = f"{settings['pool']}{', length 1' if settings['normalize'] else ''}"
-    fp8 = "; the job ran products in fp8, the query none"
-    given_limits = ((name, value) for name, value in limits._asdict().items() if value is not None)
-    sizes = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in given_limits)
     return {
-        "folder": options.vectors,
-        "checkpoint": settings["checkpoint"],
-        "commit": settings["commit"],
-        "encoder": f"{settings['dtype']}, pool {pool}"
-        + f", {sizes}" * bool(sizes)
-        + fp8 * (settings.get("precision") == "fp8"),
-        "numbers": f"cosines with {counted(vectors.count, 'vector')}; the mean of the folder was "
-        "subtracted from each of them and from the query's"
-        + f"; {counted(vectors.left_out, 'vector')} left out, with values that are not finite"
-        * bool(vectors.left_out),
+        "revision": None if is_folder else commit,
+        "subfolder": settings["subfolder"],
+        "cache_dir": options.cache_dir,
+        "token": options.token,
+        "local_files_only": options.local_files_only,
+        "progress": not options.no_progress,
     }
-
-
-def _write_page(
-    options: argparse.Namespace, vectors: Vectors, hits: list[Hit], facts: dict[str, str]
-) -> None:
-    from ..embedding.sources.reading import ImageReader, SourceOptions
-    from ..search.page import write_page
-
-    settings, default = vectors.settings, SourceOptions()
-    source = SourceOptions(
-        settings.get("column", default.column),
-        settings.get("subset", default.subset),
-        settings.get("split", default.split),
-        settings.get("any_path", default.any_path),
-        fetch_urls=False,
-    )
-    reader = ImageReader(source)
-    write_page(options.html, options.query, hits, facts, reader)
-    print(f"wrote {printable(str(options.html))}")

@@ -11,9 +11,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
+from typing import NamedTuple
 
 from PIL import Image
 from torch import Tensor
@@ -22,7 +23,7 @@ from encoders.inputs import VideoFrames, to_rgb
 from weights.files import write_atomic
 
 from ..devices import enough_disk
-from ..embedding.sources.reading import ImageReader, Readable
+from ..embedding.sources.reading import File, ImageReader, Readable
 from ..embedding.sources.suffixes import is_clip
 from ..terminal import printable
 from .vectors import Hit
@@ -54,6 +55,8 @@ img, .none { display: block; width: 100%; aspect-ratio: 4 / 3; object-fit: conta
 .none { padding: .75rem; color: var(--soft); font-size: .8rem; overflow: auto; }
 figcaption { padding: .5rem .6rem; font-size: .85rem; overflow-wrap: anywhere; }
 b { font-variant-numeric: tabular-nums; }
+.set { grid-column: 1 / -1; display: flex; flex-wrap: wrap; gap: 1rem; }
+.set figure { flex: 0 1 12rem; height: auto; }
 """.strip()
 _POLICY = (
     "default-src 'none'; img-src data:; base-uri 'none'; form-action 'none'; style-src 'sha256-"
@@ -62,15 +65,26 @@ _POLICY = (
 )
 
 
+class Found(NamedTuple):
+    """Images that a page shows together: their keys and files, and a note such as a cosine."""
+
+    note: str
+    images: Sequence[tuple[str, File | None]]
+
+
 def write_page(
-    path: Path, query: Path, hits: Sequence[Hit], facts: Mapping[str, str], reader: ImageReader
+    path: Path,
+    query: Path | str,
+    hits: Sequence[Hit],
+    facts: Mapping[str, str],
+    reader: ImageReader,
 ) -> None:
     """Write the result of a search as an HTML page; the file is written completely or not at all.
 
     Args:
         path: the file to write or to replace.
-        query: path of the image or clip to which similar items were searched. The picture of a clip
-            is the frame in its middle.
+        query: path of the image or clip to which similar items were searched, or a text. The
+            picture of a clip is the frame in its middle.
         hits: the images that were found, the most similar first.
         facts: texts about the job and the search to show on the page, by their labels.
         reader: reads the images of the job. For an image that it cannot read, or that is a URL, the
@@ -79,16 +93,46 @@ def write_page(
     Raises:
         OSError: the file cannot be written, or the disk is full.
     """
-    figures = (
-        _figure(_picture_of(hit, reader), hit.key, f"#{number} · {hit.cosine:.3f}", _link(hit))
+    name, figure = (query, "") if isinstance(query, str) else (query.name, _query_figure(query))
+    items = (
+        f"<li>{_image(hit.key, hit.file, f'#{number} · {hit.cosine:.3f}', reader)}</li>"
         for number, hit in enumerate(hits, 1)
     )
-    items = "\n".join(f"<li>{figure}</li>" for figure in figures)
-    lines = "\n".join(
-        f"<dt>{_text(name)}</dt><dd>{_text(value)}</dd>" for name, value in facts.items()
+    _write(path, "Nearest to", name, figure, facts, items)
+
+
+def write_sets_page(
+    path: Path, title: str, sets: Sequence[Found], facts: Mapping[str, str], reader: ImageReader
+) -> None:
+    """Write sets of images, such as near-duplicates, as an HTML page: a row of it per set.
+
+    Args:
+        path: the file to write or to replace.
+        title: what the sets are.
+        sets: the images of each set.
+        facts: texts about the job and the search to show on the page, by their labels.
+        reader: reads the images of the job, as for :func:`write_page`.
+
+    Raises:
+        OSError: the file cannot be written, or the disk is full.
+    """
+    items = (
+        '<li class="set">'
+        + "".join(_image(key, file, found.note, reader) for key, file in found.images)
+        + "</li>"
+        for found in sets
     )
-    name = _text(query.name)
-    picture = _middle_frame(query) if is_clip(query.name) else query.read_bytes()
+    _write(path, title, "", "", facts, items)
+
+
+def _write(
+    path: Path, title: str, name: str, figure: str, facts: Mapping[str, str], items: Iterable[str]
+) -> None:
+    """Write a page: a heading of ``title`` and ``name``, a figure, facts, and items of a list."""
+    lines = "\n".join(
+        f"<dt>{_text(label)}</dt><dd>{_text(value)}</dd>" for label, value in facts.items()
+    )
+    list_items = "\n".join(items)
     page = f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -97,19 +141,19 @@ def write_page(
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="referrer" content="no-referrer">
 {MARK}
-<title>Nearest to {name}</title>
+<title>{_text(f"{title} {name}".strip())}</title>
 <style>{_STYLE}</style>
 </head>
 <body>
-<h1>Nearest to <bdi>{name}</bdi></h1>
+<h1>{_text(title)} <bdi>{_text(name)}</bdi></h1>
 <header>
-{_figure(_thumbnail(picture), query.name, "the query")}
+{figure}
 <dl>
 {lines}
 </dl>
 </header>
 <ol>
-{items}
+{list_items}
 </ol>
 </body>
 </html>
@@ -139,27 +183,37 @@ def _figure(picture: str, key: str, note: str, link: str = "") -> str:
     )
 
 
-def _link(hit: Hit) -> str:
-    """Return the file: URL of the image of a hit, or "" if it is no file of this machine.
+def _query_figure(query: Path) -> str:
+    picture = _middle_frame(query) if is_clip(query.name) else query.read_bytes()
+    return _figure(_thumbnail(picture), query.name, "the query")
+
+
+def _image(key: str, file: File | None, note: str, reader: ImageReader) -> str:
+    """Return the HTML of an image of the job with a caption."""
+    return _figure(_picture_of(file, reader), key, note, _link(file))
+
+
+def _link(file: File | None) -> str:
+    """Return the file: URL of an image of the job, or "" if it is no file of this machine.
 
     There is no link to the web, because a page may come from a table that somebody else wrote.
     """
-    if hit.file is None or hit.file.kind != "file" or not Path(hit.file.path).is_file():
+    if file is None or file.kind != "file" or not Path(file.path).is_file():
         return ""
-    return Path(hit.file.path).absolute().as_uri()
+    return Path(file.path).absolute().as_uri()
 
 
-def _picture_of(hit: Hit, reader: ImageReader) -> str:
-    if hit.file is None:
+def _picture_of(file: File | None, reader: ImageReader) -> str:
+    if file is None:
         return "the job does not say where it was read"
-    if hit.file.kind == "url":
+    if file.kind == "url":
         return "it was read from the web, and nothing is fetched for a page"
     try:
-        if hit.file.media == "clip":
-            if changed := reader.changed([hit.file]):
+        if file.media == "clip":
+            if changed := reader.changed([file]):
                 return changed[0]
-            return _thumbnail(_middle_frame(reader.clip(hit.file)))
-        return _thumbnail(reader.read(hit.file))
+            return _thumbnail(_middle_frame(reader.clip(file)))
+        return _thumbnail(reader.read(file))
     except (OSError, ValueError) as error:
         return str(error)
 

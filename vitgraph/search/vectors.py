@@ -1,8 +1,7 @@
-"""Search by cosine in the vectors of an embedding job, after their mean is subtracted.
+"""Search by cosine in the vectors of an embedding job.
 
-The shards are read twice, some thousand vectors at a time: first for the mean, then for the
-cosines. Npy files on a local disk are memory-mapped, so a search among a million vectors needs
-little more memory than for a million cosines.
+The shards are read some thousand vectors at a time, so a search among a million vectors needs
+little more memory than for a million cosines; npy files on a local disk are memory-mapped.
 """
 
 from __future__ import annotations
@@ -28,11 +27,7 @@ ROWS_AT_ONCE = 1 << 14
 
 
 class Hit(NamedTuple):
-    """An image of an embedding job that is similar to a photograph.
-
-    ``cosine`` is the cosine of their two vectors, after the mean of the job's vectors is subtracted
-    from both.
-    """
+    """An image of an embedding job that is similar to a query, and the cosine of their vectors."""
 
     key: str
     cosine: float
@@ -68,86 +63,119 @@ class Vectors:
         self.left_out = 0
         """The number of vectors that the last search left out, because they have a NaN or an
         infinity."""
+        self._starts: list[int] = []
+        """The number of the first row of each shard, and last the number of all rows."""
 
-    def nearest(self, vector: Floats, top: int) -> list[Hit]:
+    def nearest(self, vector: Floats, top: int, *, centred: bool = True) -> list[Hit]:
         """Return the images whose vectors have the largest cosine with a vector, the best first.
 
         Vectors with a NaN or an infinity count neither for the mean nor for the ranking.
 
         Args:
-            vector: [D], encoded with the same checkpoint and settings as the job's vectors.
+            vector: [D], comparable with the job's vectors.
             top: the most images to return.
+            centred: whether to subtract the mean of the job's vectors from all vectors first.
 
         Raises:
             ValueError: the job wrote no finite vectors, its vectors have another width, or a shard
                 is damaged.
         """
-        total, counts = np.zeros(len(vector)), list[int]()
+        mean = self.scan(len(vector))
+        mean = mean if centred else np.zeros_like(mean)
+        query = unit((vector - mean).astype(np.float32))
+        cosines = np.full(self._starts[-1], -np.inf, np.float32)
+        for start, rows in self.rows(len(vector), "search"):
+            places = np.flatnonzero(are_finite(rows))
+            cosines[start + places] = unit(rows[places] - mean) @ query
+        best = np.argpartition(-cosines, min(top, self.count) - 1)[: min(top, self.count)]
+        best = best[np.lexsort((best, -cosines[best]))]
+        names = self.keys_and_files(best)
+        return [
+            Hit(key, float(cosines[row]), file)
+            for row in best.tolist()
+            for key, file in [names[row]]
+        ]
+
+    def scan(self, width: int | None = None) -> Floats:
+        """Count the finite vectors and those that are not, and return the mean of the finite, [D].
+
+        Args:
+            width: the width that the vectors must have; None takes that of the first shard.
+
+        Raises:
+            ValueError: the job wrote no finite vectors, they have another width, or a shard is
+                damaged.
+        """
+        total, counts = np.zeros(()), list[int]()
         self.count = 0
-        for shard in self._bar("mean"):
+        for shard in self._bar(self.shards, "mean"):
             counts.append(0)
-            for rows in self._rows(shard, len(vector)):
-                finite = rows[_are_finite(rows)]
-                total += finite.sum(axis=0, dtype=np.float64)
+            for rows in self._rows(shard, width):
+                width = rows.shape[1]
+                finite = rows[are_finite(rows)]
+                total = total + finite.sum(axis=0, dtype=np.float64)
                 counts[-1] += len(rows)
                 self.count += len(finite)
         self.left_out = sum(counts) - self.count
         if not self.count:
             raise ValueError(f"{self.storage.name}: holds no finite vectors; see its errors.csv")
-        mean = (total / self.count).astype(np.float32)
-        query = _unit((vector - mean).astype(np.float32))
-        cosines = np.full(sum(counts), -np.inf, np.float32)
-        start = 0
-        for shard in self._bar("search"):
-            for rows in self._rows(shard, len(vector)):
-                places = start + np.flatnonzero(_are_finite(rows))
-                cosines[places] = _unit(rows[places - start] - mean) @ query
+        self._starts = [0, *accumulate(counts)]
+        return np.asarray(total / self.count, np.float32)
+
+    def rows(self, width: int, label: str, first: int = 0) -> Iterator[tuple[int, Floats]]:
+        """Yield the vectors from row ``first`` on, after :meth:`scan`, a part of a shard at a time.
+
+        Yields:
+            The number of the first row, and the rows as float32 [rows, D].
+        """
+        ends = self._starts[1:]
+        shards = [shard for shard, end in zip(self.shards, ends, strict=True) if end > first]
+        for shard in self._bar(shards, label):
+            start = self._starts[shard.number]
+            for rows in self._rows(shard, width):
+                skipped = min(max(first - start, 0), len(rows))
+                if skipped < len(rows):
+                    yield start + skipped, rows[skipped:]
                 start += len(rows)
-        return self._hits(cosines, [0, *accumulate(counts)], min(top, self.count))
 
-    def _bar(self, label: str) -> Iterable[Shard]:
-        return tqdm(self.shards, desc=label, unit="shard", disable=not self.progress)
+    def _bar(self, shards: list[Shard], label: str) -> Iterable[Shard]:
+        return tqdm(shards, desc=label, unit="shard", disable=not self.progress)
 
-    def _rows(self, shard: Shard, width: int) -> Iterator[Floats]:
+    def _rows(self, shard: Shard, width: int | None) -> Iterator[Floats]:
         """Yield the vectors of a shard as float32 [rows, D], at most :data:`ROWS_AT_ONCE` at a
         time.
         """
         matrix = shard.read_arrays()[VECTORS]
-        if matrix.shape[1] != width:
+        if width not in (None, matrix.shape[1]):
             raise ValueError(
                 f"{self.storage.name}: shard {shard.number} has vectors of {matrix.shape[1]} "
-                f"numbers, the photograph has one of {width}; the checkpoint is another one"
+                f"numbers, those to compare have {width}; the checkpoint is another one"
             )
         for start in range(0, len(matrix), ROWS_AT_ONCE):
             yield np.asarray(matrix[start : start + ROWS_AT_ONCE], np.float32)
 
-    def _hits(self, cosines: Floats, starts: list[int], top: int) -> list[Hit]:
-        """Return the images with the largest cosines; keys are read only from their shards."""
-        best = np.argpartition(-cosines, min(top, len(cosines)) - 1)[:top]
-        best = best[np.lexsort((best, -cosines[best]))]
-        shard_numbers = np.searchsorted(starts, best, side="right") - 1
-        tables = {
-            shard: self._keys_and_files(shard, starts) for shard in set(shard_numbers.tolist())
-        }
-        hits = []
-        for row, shard in zip(best.tolist(), shard_numbers.tolist(), strict=True):
-            keys, files = tables[shard]
-            key = keys[row - starts[shard]]
-            hits.append(Hit(key, float(cosines[row]), files.get(key)))
-        return hits
-
-    def _keys_and_files(self, number: int, starts: list[int]) -> tuple[list[str], dict[str, File]]:
-        keys = self.shards[number].read_keys(starts[number + 1] - starts[number])
-        files = FileList(self.storage, self.manifest).shard(number)
-        return keys, {file.key: file for file in files}
+    def keys_and_files(self, rows: Iterable[int]) -> dict[int, tuple[str, File | None]]:
+        """Return key and file of each row; only the shards that hold some of them are read."""
+        wanted = np.unique(np.fromiter(rows, np.int64))
+        numbers = np.searchsorted(self._starts, wanted, side="right") - 1
+        found: dict[int, tuple[str, File | None]] = {}
+        lists = FileList(self.storage, self.manifest)
+        for number in np.unique(numbers).tolist():
+            start, end = self._starts[number : number + 2]
+            keys = self.shards[number].read_keys(end - start)
+            files = {file.key: file for file in lists.shard(number)}
+            for row in wanted[numbers == number].tolist():
+                key = keys[row - start]
+                found[row] = key, files.get(key)
+        return found
 
 
-def _are_finite(rows: Floats) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def are_finite(rows: Floats) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """Return for each vector of [n, D] whether all of its numbers are finite, [n]."""
     return np.asarray(np.isfinite(rows).all(axis=1))
 
 
-def _unit(rows: Floats) -> Floats:
+def unit(rows: Floats) -> Floats:
     """Return vectors [n, D] or [D] divided by their L2 norms; a vector of zeros stays zero."""
     length = np.linalg.norm(rows, axis=-1, keepdims=True)
     return np.asarray(rows / np.where(length > 0, length, 1), np.float32)

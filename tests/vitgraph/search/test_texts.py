@@ -143,7 +143,9 @@ def test_a_text_half_that_does_not_fit_is_refused(
 def test_another_model_says_which_repos_take_words(model: Models, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(model("clip"), tmp_path / "clip"))
     edit_config(folder, lambda config: config.update(model_type="dinov2"))
-    with pytest.raises(CheckpointError, match=r"no text half \(model_type 'dinov2'\).*openai/clip"):
+    with pytest.raises(
+        CheckpointError, match=r"no text half \(model_type 'dinov2'\), .*openai/clip"
+    ):
         vitgraph.embed_texts(folder, TEXTS)
 
 

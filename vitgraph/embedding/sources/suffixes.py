@@ -51,6 +51,11 @@ def is_clip(name: str) -> bool:
     return posixpath.splitext(name)[1].lower() in CLIP_SUFFIXES
 
 
+def is_media(name: str) -> bool:
+    """Return whether a file name has the suffix of an image or a clip."""
+    return is_clip(name) or posixpath.splitext(name)[1].lower() in _SUFFIXES | _HEIF
+
+
 def holds_clip(cell: object) -> bool:
     """Return whether a table cell holds a clip: by the suffix of its path, else by its first bytes.
 
