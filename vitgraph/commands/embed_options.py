@@ -227,7 +227,7 @@ class Command:
         return read_written(self.options).pool
 
     @property
-    def fields(self) -> tuple[OutputField, ...]:
+    def fields(self) -> tuple[str, ...]:
         """The fields of the output that the job writes or pools, as in :class:`Written`."""
         return read_written(self.options).fields
 
