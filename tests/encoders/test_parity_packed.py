@@ -87,7 +87,7 @@ def test_a_packed_pair_matches_one_by_one(family: Family) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PATCH_TOWERS)
 @given(grids=st.lists(ITEM, min_size=2, max_size=8))
-@settings(max_examples=100)
+@settings(max_examples=25)
 def test_many_packed_items_match_one_by_one(name: str, grids: Grids) -> None:
     assert_packed_equals_single(name, grids)
 
