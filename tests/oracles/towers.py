@@ -28,6 +28,11 @@ FEW_FAST = [name if name in ("intern_vit_300m", "qwen2_5_vl") else slow(name) fo
 """The towers for tests that take a second or more each: two run in a plain pytest, all in CI."""
 ONE_FAST = [name if name == "intern_vit_300m" else slow(name) for name in TOWERS]
 """The towers for tests that take some three seconds each: one runs in a plain pytest, all in CI."""
+KINDS = ["intern_vit_300m", "qwen2_5_vl", "qwen3_vl", "gemma4"]
+"""A tower of tiles, one of windows, one with taps and DeepStack, and one that pools and clamps.
+
+For tests of what is no tower's own: the compiler's programs, wrapped layers, memory of any strides.
+"""
 PATCH_TOWERS = [name for name in TOWERS if not BY_NAME[name].tiled]
 MERGING_TOWERS = [
     name for name in PATCH_TOWERS if name not in ("siglip2", "lfm2_vl", "dinov2", "dinov3")

@@ -16,6 +16,7 @@ from graphwrap import GraphedEncoder
 from tests.oracles import (
     BY_NAME,
     FEW_FAST,
+    KINDS,
     ONE_FAST,
     add_noise,
     build_encoder,
@@ -171,7 +172,7 @@ def make_views(encoder: nn.Module, view: str) -> None:
 
 
 @pytest.mark.usefixtures("fused_in_interpreter")
-@pytest.mark.parametrize("name", [one if one == "intern_vit_300m" else slow(one) for one in OURS])
+@pytest.mark.parametrize("name", [KINDS[0], *map(slow, KINDS[1:])])
 def test_weights_may_have_any_strides(name: str) -> None:
     """As views of a larger tensor have."""
     encoder = fresh(name)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.oracles import FEW_FAST, TOWERS, draw_pixels, fields_of, grids_for
+from tests.oracles import KINDS, TOWERS, draw_pixels, fields_of, grids_for
 from tests.support.accelerated.wrapped_layers import (
     PATCHED,
     Halved,
@@ -112,7 +112,7 @@ def test_a_quantised_weight_is_read_by_its_layer(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FEW_FAST)
+@pytest.mark.parametrize("name", KINDS)
 def test_a_wrapped_tower_compiles_into_one_graph(name: str) -> None:
     torch.compiler.reset()
     encoder, grids = fresh(name), grids_for(name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -13,40 +12,12 @@ from torch import Tensor, nn
 from encoders import Qwen3VLEncoder
 from encoders.layers.products import patch_product
 from encoders.layers.torch_internals import is_plain
-from tests.oracles import FEW_FAST, draw_pixels, grids_for, tiny
-from tests.support.accelerated.wrapped_layers import Halved, Lora, fresh, worst
-
-
-@pytest.mark.parametrize("name", FEW_FAST)
-def test_a_plain_tower_embeds_patches_without_a_convolution(name: str) -> None:
-    torch.compiler.reset()
-    encoder, grids, code = tiny(name), grids_for(name), []
-
-    def keep(graph: torch.fx.GraphModule, _: list[Tensor]) -> Any:
-        code.append(graph.code)
-        return graph.forward
-
-    metadata = encoder.prepare_encoder_metadata(grids)
-    compiled = torch.compile(encoder.forward, fullgraph=True, backend=keep)
-    compiled(draw_pixels(encoder, grids), encoder_metadata=metadata)
-    assert code[0].count("torch.conv") == 0
+from tests.oracles import draw_pixels, grids_for, tiny
+from tests.support.accelerated.wrapped_layers import Halved, Lora
 
 
 def drawn_rows(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-
-
-@pytest.mark.parametrize("name", FEW_FAST)
-def test_a_plain_tower_is_exported_without_a_patch_convolution(name: str) -> None:
-    encoder = fresh(name, torch.float32)
-    grids = grids_for(name)
-    pixels, metadata = draw_pixels(encoder, grids), encoder.prepare_encoder_metadata(grids)
-    exported = torch.export.export(encoder, (pixels,), {"encoder_metadata": metadata})
-    called = [node for node in exported.graph.nodes if node.op == "call_function"]
-    convolutions = [node for node in called if "conv" in str(node.target)]
-    assert len(convolutions) == 0
-    ours = exported.module()(pixels, encoder_metadata=metadata)
-    assert worst(ours, encoder(pixels, encoder_metadata=metadata)) == 0.0
 
 
 def test_the_position_table_is_called_with_the_bits_of_indexing() -> None:
