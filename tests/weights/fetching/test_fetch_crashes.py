@@ -27,7 +27,7 @@ from weights.cache.kept_tower import KeptTower
 from weights.hub.downloads import _Fetch
 from weights.hub.ranges import RangeRequest
 
-KILLS = 60
+KILLS = 20
 
 KILL = f"""{FETCH}
 rng, killed, longest = random.Random(0), 0, 0.4
