@@ -21,6 +21,7 @@ import torch
 import vitgraph
 from encoders.inputs.intake import to_rgb
 from tests.support.hub.server import HubServer
+from tests.support.hub.two_towers import write_two_towers
 from vitgraph.cli import main
 from vitgraph.commands.demo_pictures import panned_clip, sample_photographs
 from vitgraph.video import write_video
@@ -88,7 +89,7 @@ def run_page(page: str, names: dict[str, str], capsys: pytest.CaptureFixture[str
 
 def test_every_page_with_code_is_run_here() -> None:
     names = ("analysis", "checkpoints", "command_line", "embedding", "engines", "graphs")
-    names += ("inner_blocks", "scale", "speed")
+    names += ("inner_blocks", "scale", "search", "speed")
     elsewhere = {"docs/integrations.md"}  # by test_integrations_docs.py
     run = {"README.md", *(f"docs/{name}.md" for name in names)}
     assert {page for page in PAGES if blocks(page, "python") or commands(page)} == run | elsewhere
@@ -134,6 +135,15 @@ def test_documented_embedding_runs(
             job = job.replace(name, place)
         assert main(shlex.split(job)[1:]) == 0
     run_page("docs/embedding.md", names, capsys)
+
+
+def test_documented_searches_run(
+    workplace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = write_two_towers(tmp_path / "siglip", "siglip")
+    run_page("docs/search.md", {"google/siglip2-base-patch16-224": str(model)}, capsys)
+    for name in ("answer.html", "pairs.html", "pairs.csv"):
+        assert (workplace / name).stat().st_size
 
 
 def test_documented_analysis_runs(
