@@ -1,7 +1,7 @@
 """The text half of a CLIP or SigLIP checkpoint: its tensors, its config, its tokenizer's files.
 
-Only the text half is fetched, as byte ranges or as the shards that hold it, and kept beside the
-vision towers in the cache. Transformers runs it (``vitgraph.search.texts``).
+Only the text half is downloaded, as byte ranges or as the shards that hold it, and stored beside
+the vision towers in the cache. Transformers runs it (``vitgraph.search.texts``).
 """
 
 from __future__ import annotations

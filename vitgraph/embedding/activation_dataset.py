@@ -76,7 +76,7 @@ class ActivationDataset(IterableDataset[Activations]):
 
     @cached_property
     def keys(self) -> list[str]:
-        """The keys of all images of the job, which the ``"image"`` of a row is a number in."""
+        """The keys of all images of the job; ``"image"`` of a row is an index into them."""
         shards = map(self._files.shard, range(self._shard_count))
         return [file.key for files in shards for file in files]
 

@@ -38,7 +38,7 @@ class Sampling(NamedTuple):
     seed: int = 0
 
     def choose(self, key: str, patches: int) -> Array:
-        """Return the chosen patches of an image in ascending order, by its key and the seed alone.
+        """Return the patches of an image that only its key and the seed choose, in ascending order.
 
         Args:
             key: the key of the image.

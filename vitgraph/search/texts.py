@@ -1,7 +1,7 @@
 """Vectors of texts, to compare with the vectors that ``pool="head"`` makes of images.
 
-The text half of a CLIP, MetaCLIP, SigLIP or SigLIP2 checkpoint runs in transformers, alone: no
-image tower is fetched or built. Needs the extra ``text``.
+The text half of a CLIP, MetaCLIP, SigLIP or SigLIP2 checkpoint runs in transformers; the image
+tower is neither downloaded nor built. The extra ``text`` is needed.
 
 Source: ``get_text_features`` and the processors of ``models/{clip,metaclip_2,siglip,siglip2}`` of
 transformers 5.24.0.
@@ -122,7 +122,7 @@ def _build(half: TextHalf, names: _Names) -> PreTrainedModel:
 
     config = getattr(transformers, names.config).from_dict(dict(half.config)).text_config
     if (projection := half.tensors.get("text_projection.weight")) is not None:
-        config.projection_dim = projection.shape[0]  # CLIPModel reads it of the whole config
+        config.projection_dim = projection.shape[0]  # CLIPModel reads it from the whole config
     with no_init_weights():  # memory that is not written takes no space
         model: PreTrainedModel = getattr(transformers, names.model)(config)
     own = model.state_dict()
