@@ -83,7 +83,7 @@ def write_two_towers(folder: Path, kind: str) -> Path:
                 parameter.normal_(0, 0.2)
     model.save_pretrained(folder)
     tokenizer_of(kind).save_pretrained(folder)
-    processor = {
+    processor: dict[str, Any] = {
         "image_processor_type": f"{'CLIP' if kind == 'metaclip_2' else name}ImageProcessor"
     }
     processor |= {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
