@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -36,11 +35,13 @@ from torch import Tensor
 from torch.multiprocessing.spawn import spawn
 
 from benchmarks.measuring.results import write_results
+from benchmarks.measuring.tables import markdown
 from encoders import VisionEncoder
 from encoders.contract import Grid, OutputField, PartialOutput
 from graphwrap import GraphedEncoder
 from vitgraph import DataParallelEncoder
 from vitgraph.parallel.shares import Shares
+from vitgraph.timing import spread, synchronize
 
 SIZES = [(640, 480), (480, 640), (1024, 768), (512, 512), (1280, 720), (800, 600), (336, 336)]
 FIELDS: tuple[OutputField, ...] = ("pooler_output", "deepstack_features")
@@ -64,22 +65,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         spawn(run_rank, (ranks, folder, vars(options)), nprocs=ranks)
         body = json.loads((Path(folder) / "result.json").read_text())
-    for line in table(body):
-        print(line)
+    print(table(body))
     if options.json:
         write_results(options.json, body)
 
 
-def table(body: dict[str, Any]) -> list[str]:
-    """Return the result of :func:`measure` as the lines of a Markdown table."""
+def table(body: dict[str, Any]) -> str:
+    """Return the result of :func:`measure` as a Markdown table."""
     ms = body["ms"]
-    return [
-        f"| GPUs | images | tokens | {' | '.join(f'{name}, ms' for name in ms)} | speed-up |",
-        f"|{'---|' * (len(ms) + 4)}",
-        f"| {body['ranks']} | {body['images']} | {body['tokens']:,} | "
-        + " | ".join(f"{value['median']:.1f}" for value in ms.values())
-        + f" | {body['speed-up']:.2f} |",
-    ]
+    head = ("GPUs", "images", "tokens", *(f"{name}, ms" for name in ms), "speed-up")
+    medians = [f"{value['median']:.1f}" for value in ms.values()]
+    row = (str(body["ranks"]), str(body["images"]), f"{body['tokens']:,}", *medians)
+    return markdown(head, [(*row, f"{body['speed-up']:.2f}")])
 
 
 def run_rank(rank: int, ranks: int, folder: str, options: dict[str, Any]) -> None:
@@ -194,7 +191,7 @@ def measure(
     }
     found = {name: time_call(call, device, runs) for name, call in calls.items()}
     costs = [sum(specs[item].input_size for item in share) for share in shares.by_rank]
-    medians = {name: statistics.median(times) for name, times in found.items()}
+    ms = {name: spread(times) for name, times in found.items()}
     equal = same_bits(graphed, parallel(pixels, grids), shares, pixels)
     assert equal, f"rank {rank}: the results are not those of the same shares on one GPU"
     sent = sum(
@@ -207,15 +204,8 @@ def measure(
         "tokens": sum(spec.output_tokens for spec in specs),
         "rows of each rank": costs,
         "bytes of all features": sent,
-        "ms": {
-            name: {
-                "median": round(medians[name], 3),
-                "min": round(min(times), 3),
-                "max": round(max(times), 3),
-            }
-            for name, times in found.items()
-        },
-        "speed-up": round(medians["one"] / medians["all"], 3),
+        "ms": ms,
+        "speed-up": round(ms["one"]["median"] / ms["all"]["median"], 3),
         "equal bits": equal,
     }
 
@@ -227,22 +217,16 @@ def time_call(call: Callable[[], object], device: torch.device, runs: int) -> li
     """
     times = []
     for _ in range(runs + 2):
-        wait(device)
+        synchronize(device)
         dist.barrier()
-        wait(device)
+        synchronize(device)
         began = time.perf_counter()
         call()
-        wait(device)
+        synchronize(device)
         milliseconds = torch.tensor([(time.perf_counter() - began) * 1e3], device=device)
         dist.all_reduce(milliseconds, dist.ReduceOp.MAX)
         times.append(milliseconds.item())
     return times[2:]
-
-
-def wait(device: torch.device) -> None:
-    """Wait until the GPU, if ``device`` is one, has finished its work."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def same_bits(

@@ -48,6 +48,7 @@ from encoders import VisionEncoder
 from encoders.contract import Grid, Limits, VisionInputs
 from graphwrap import GraphedEncoder
 from vitgraph.seeded import write_seeded_checkpoint
+from vitgraph.timing import synchronize
 from weights import load_encoder
 
 MIXED = [(640, 480), (480, 640), (1024, 768), (512, 512), (1280, 720), (800, 600), (336, 336)]
@@ -150,21 +151,22 @@ def on_cpu(options: argparse.Namespace) -> dict[str, Any]:
             paths[start : start + 200] for start in range(0, len(paths), 200)
         ]
         found = rates(runs, parts, options.repeats)
-    medians = {name: statistics.median(values) for name, values in found.items()}
-    best = max((name for name in medians if name != "encode_many"), key=medians.__getitem__)
+    result = images_per_second(found)
+    rate = result["images per second"]
+    best = max((name for name in rate if name != "encode_many"), key=rate.__getitem__)
     return {
         "items": options.items,
         "tower": f"{options.family}, {options.depth} blocks of width {options.width}",
         "cores": os.cpu_count(),
         "torch threads": torch.get_num_threads(),
         "torch": torch.__version__,
-        **spread(found),
+        **result,
         "best by hand": best,
-        "ratio": round(medians["encode_many"] / medians[best], 3),
+        "ratio": round(rate["encode_many"] / rate[best], 3),
     }
 
 
-def spread(found: dict[str, list[float]]) -> dict[str, Any]:
+def images_per_second(found: dict[str, list[float]]) -> dict[str, Any]:
     """Return the median and the range of images per second of each variant."""
     medians = {name: round(statistics.median(values), 1) for name, values in found.items()}
     ranges = {name: [round(min(v), 1), round(max(v), 1)] for name, v in found.items()}
@@ -201,7 +203,7 @@ def on_gpu(options: argparse.Namespace) -> dict[str, Any]:
         def replay(part: range) -> None:
             for grids, count in zip(batches[part], rows[part], strict=True):
                 graphed(pixels[:count], grids)
-            torch.cuda.synchronize()
+            synchronize()
 
         def decode(part: range) -> None:
             def one(path: Path) -> object:
@@ -222,16 +224,17 @@ def on_gpu(options: argparse.Namespace) -> dict[str, Any]:
             parts,
             options.repeats,
         )
-    medians = {name: statistics.median(values) for name, values in found.items()}
-    slower = min(medians["replays"], medians["decoding"])
+    result = images_per_second(found)
+    rate = result["images per second"]
+    slower = min(rate["replays"], rate["decoding"])
     return {
         "items": options.items,
         "tower": options.tower,
         **settings,
         "machine": describe_machine(),
-        **spread(found),
-        "ratio from memory": round(medians["from memory"] / medians["replays"], 3),
-        "ratio from files": round(medians["from files"] / slower, 3),
+        **result,
+        "ratio from memory": round(rate["from memory"] / rate["replays"], 3),
+        "ratio from files": round(rate["from files"] / slower, 3),
     }
 
 

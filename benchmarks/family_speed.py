@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -28,7 +27,7 @@ from torch import Tensor, nn
 
 from benchmarks.measuring.machine import about
 from benchmarks.measuring.results import write_results
-from benchmarks.measuring.timing import milliseconds
+from benchmarks.measuring.tables import markdown
 from benchmarks.speed.measure import empty_cache
 from encoders.base.encoder import Encoder
 from encoders.base.paths_encoder import PathsEncoder
@@ -37,6 +36,7 @@ from graphwrap import GraphedEncoder
 from tests.oracles import BY_NAME, Grids
 from tests.oracles.references.pixtral import pixtral_states
 from tests.oracles.references.siglip import siglip2_inputs
+from vitgraph.timing import medians
 
 TOWERS = (
     *("glm4v", "glm_ocr", "glm5_next", "pixtral", "siglip", "siglip2", "gemma3", "gemma4"),
@@ -283,7 +283,7 @@ def measure(
         given = (load.inputs,) if joined else (load.pixels, load.grids)
         ours: Callable[[], object] = partial(graphed, *given)
         calls = {"hf_ms": theirs, "graphed_ms": ours}
-        times = {label: statistics.median(ms) for label, ms in milliseconds(calls, runs).items()}
+        times = medians(calls, runs)
         faster = times["hf_ms"] / times["graphed_ms"]
         rows.append({"workload": key, "tokens": tokens, **times, "faster": faster})
         print(f"{name:13}{key:8}{tokens:7} tokens  {times}  {faster:.2f}x", flush=True)
@@ -296,19 +296,19 @@ def measure(
 def table(body: Mapping[str, Any]) -> str:
     """Return a Markdown table of our milliseconds and transformers', per tower and workload."""
     head = ("tower", "images", "tokens", "transformers, ms", "graphs, ms", "faster")
-    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
-    for tower in body["towers"]:
-        for row in tower["workloads"]:
-            cells = (
-                tower["tower"],
-                row["workload"],
-                str(row["tokens"]),
-                f"{row['hf_ms']:.1f}",
-                f"{row['graphed_ms']:.2f}",
-                f"{row['faster']:.2f}x",
-            )
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+    rows = [
+        (
+            tower["tower"],
+            row["workload"],
+            str(row["tokens"]),
+            f"{row['hf_ms']:.1f}",
+            f"{row['graphed_ms']:.2f}",
+            f"{row['faster']:.2f}x",
+        )
+        for tower in body["towers"]
+        for row in tower["workloads"]
+    ]
+    return markdown(head, rows)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -27,12 +27,12 @@ from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedMode
 
 from benchmarks.measuring.machine import about
 from benchmarks.measuring.results import write_results
-from benchmarks.measuring.timing import interleaved
 from benchmarks.towers import TOWERS
 from encoders import Qwen3VLConfig, Qwen3VLEncoder
 from encoders.contract import Grid
 from graphwrap import GraphedEncoder
 from vitgraph.integrations.transformers import as_vision_tower
+from vitgraph.timing import medians
 
 IMAGE, START, END = 60, 61, 62
 TEXT = {
@@ -132,14 +132,14 @@ def measure(
         prompt = make_prompt(encoder, grids)
         towers["without a tower"] = KnownFeatures(towers["accelerated"], prompt)
         calls = {name: variant(name, prompt) for name in towers}
-        medians = interleaved(calls, runs)
+        ms = medians(calls, runs)
         tokens = int((prompt["input_ids"] == IMAGE).sum())
         rows.append(
             {
                 "workload": workload,
                 "image_tokens": tokens,
-                **{f"{name} ms": round(value, 2) for name, value in medians.items()},
-                "speedup": round(medians["transformers"] / medians["graphs"], 2),
+                **{f"{name} ms": round(value, 2) for name, value in ms.items()},
+                "speedup": round(ms["transformers"] / ms["graphs"], 2),
             }
         )
     return rows

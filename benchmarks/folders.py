@@ -17,7 +17,6 @@ import argparse
 import importlib
 import importlib.util
 import json
-import statistics
 import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -27,19 +26,19 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModel
 
-from benchmarks.encode_many import MIXED, cut_batches, rates, spread
+from benchmarks.encode_many import MIXED, cut_batches, images_per_second, rates
 from benchmarks.gate import Setup, decode_in_threads, time_jobs
 from benchmarks.image_towers import TINY_SIDE
 from benchmarks.image_towers import TOWERS as IMAGE_TOWERS
 from benchmarks.measuring.machine import about
 from benchmarks.measuring.results import write_results
-from benchmarks.measuring.timing import synchronize
 from benchmarks.towers import Tower
 from encoders.base.vision_encoder import VisionEncoder
 from encoders.inputs.image_files import open_image
 from encoders.inputs.intake import to_rgb
 from tests.oracles import BY_NAME
 from tests.oracles.configs import edited
+from vitgraph.timing import synchronize
 from weights import load_encoder
 from weights.published import family_facts
 
@@ -193,10 +192,10 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
         found = rates(runs, [paths], options.repeats)
         seconds = time_jobs(checkpoint, photos, Path(folder), options)
         found["vitgraph embed"] = [len(files) / one for one in seconds]
-    shown = spread(found)
-    medians = {label: statistics.median(values) for label, values in found.items()}
-    slower = min(medians["replays"], medians["decoding"])
-    ratio = medians["vitgraph embed"] / slower
+    shown = images_per_second(found)
+    rate = shown["images per second"]
+    slower = min(rate["replays"], rate["decoding"])
+    ratio = rate["vitgraph embed"] / slower
     return {"tower": name, "items": len(files), **shown, "over the slower": ratio, "goal": GOAL}
 
 

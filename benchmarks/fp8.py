@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
@@ -26,10 +25,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.graphs import draw
 from benchmarks.measuring.machine import about
 from benchmarks.measuring.results import write_results
-from benchmarks.measuring.timing import milliseconds
+from benchmarks.measuring.tables import markdown
 from benchmarks.speed.measure import MIB, empty_cache
 from benchmarks.towers import TOWERS, Tower
 from encoders.accelerated.fp8 import OUTLIER
@@ -38,6 +36,7 @@ from encoders.block_parts import NamesItsParts
 from graphwrap import GraphedEncoder
 from tests.oracles import Grids
 from vitgraph.commands.bench_accuracy import COMPARED_FIELDS, errors
+from vitgraph.timing import medians, random_pixels
 
 CELLS = {
     "Qwen3-VL-8B": ("1x224", "1x448", "1x1024", "8x448", "32x448", "mix8"),
@@ -151,7 +150,10 @@ def measure_errors(encoder: VisionEncoder, grids: Grids) -> list[dict[str, Any]]
             add_outliers(encoder)
         truth = deepcopy(encoder).float()
         torch.manual_seed(2)
-        kinds = {"photographs": photographs(encoder), "noise": (draw(encoder, grids), grids)}
+        kinds = {
+            "photographs": photographs(encoder),
+            "noise": (random_pixels(encoder, grids), grids),
+        }
         exact = {key: truth(values.float(), its) for key, (values, its) in kinds.items()}
         del truth
         for precision, tower in forms(encoder):
@@ -171,7 +173,7 @@ def measure_errors(encoder: VisionEncoder, grids: Grids) -> list[dict[str, Any]]
 
 def measure_speed(name: str, encoder: VisionEncoder, grids: Grids, runs: int) -> dict[str, Any]:
     """Return the milliseconds and bytes of each precision for one workload."""
-    pixels, specs = draw(encoder, grids), encoder.item_specs(grids)
+    pixels, specs = random_pixels(encoder, grids), encoder.item_specs(grids)
     budget = sum(spec.output_tokens for spec in specs)
     graphs = {
         precision: GraphedEncoder(
@@ -179,8 +181,7 @@ def measure_speed(name: str, encoder: VisionEncoder, grids: Grids, runs: int) ->
         ).capture(progress=False)
         for precision in ("bf16", "fp8")
     }
-    times = milliseconds({key: partial(one, pixels, grids) for key, one in graphs.items()}, runs)
-    ms = {key: statistics.median(values) for key, values in times.items()}
+    ms = medians({key: partial(one, pixels, grids) for key, one in graphs.items()}, runs)
     stats = {key: one.stats() for key, one in graphs.items()}
     accelerator = graphs["fp8"]._forms["image"].accelerator
     assert accelerator is not None
@@ -221,7 +222,7 @@ def measure(tower: Tower, options: argparse.Namespace) -> dict[str, Any]:
 def table(body: Mapping[str, Any]) -> str:
     """Return a Markdown table of the milliseconds per workload, and of the largest errors."""
     head = ("tower", "workload", "bf16, ms", "fp8, ms", "faster", "error in bf16", "error in fp8")
-    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    rows = []
     for tower in body["towers"]:
         drawn = [row for row in tower["errors"] if row["weights"] == "drawn"]
         far = [
@@ -235,8 +236,8 @@ def table(body: Mapping[str, Any]) -> str:
         for row in tower["speed"]:
             ms = row["ms"]
             cells = (f"{ms['bf16']:.2f}", f"{ms['fp8']:.2f}", f"{row['faster']:.2f}x", *shown)
-            lines.append(f"| {tower['tower']} | {row['workload']} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+            rows.append((tower["tower"], row["workload"], *cells))
+    return markdown(head, rows)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

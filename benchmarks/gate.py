@@ -26,7 +26,6 @@ import argparse
 import contextlib
 import json
 import os
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -38,10 +37,9 @@ from typing import Any
 import PIL
 import torch
 
-from benchmarks.encode_many import MIXED, cut_batches, rates, spread
+from benchmarks.encode_many import MIXED, cut_batches, images_per_second, rates
 from benchmarks.measuring.machine import ROOT, describe_machine
 from benchmarks.measuring.results import write_results
-from benchmarks.measuring.timing import interleaved, synchronize
 from benchmarks.towers import TOWERS, Tower
 from benchmarks.traffic.photographs import cut_photographs, write_jpegs
 from encoders.base.vision_encoder import VisionEncoder
@@ -50,6 +48,7 @@ from encoders.inputs.image_files import open_image
 from encoders.inputs.intake import to_rgb
 from graphwrap import GraphedEncoder
 from tests.oracles import BY_NAME, build_encoder, build_pair
+from vitgraph.timing import medians, synchronize
 
 LABELS: dict[str, list[tuple[int, int]]] = {
     "1x448": [(448, 448)],
@@ -135,7 +134,7 @@ def measure_bytes(setup: Setup) -> dict[str, Any]:
         }
         for place in setup.decodes:
             calls[place] = partial(graphed.encode, files, decode=place, **limits)
-        times = interleaved(calls, setup.options.runs)
+        times = medians(calls, setup.options.runs)
         row: dict[str, Any] = {f"{name}_ms": round(value, 3) for name, value in times.items()}
         goal = GOALS["bytes"][setup.tower.name][number]
         if "gpu" in times:
@@ -186,12 +185,12 @@ def measure_stream(setup: Setup) -> dict[str, Any]:
             runs[f"decoding, {place}"] = partial(decode_in_threads, paths, place, options.workers)
             runs[f"files, {place}"] = partial(embed, paths, place)
         found = rates(runs, [range(len(files))], options.repeats)
-    medians = {name: statistics.median(values) for name, values in found.items()}
-    result = {"items": len(files), **settings, **spread(found)}
-    result["memory over replays"] = round(medians["memory"] / medians["replays"], 3)
+    result = {"items": len(files), **settings, **images_per_second(found)}
+    rate = result["images per second"]
+    result["memory over replays"] = round(rate["memory"] / rate["replays"], 3)
     for place in setup.decodes:
-        slower = min(medians["replays"], medians[f"decoding, {place}"])
-        result[f"files over the slower, {place}"] = round(medians[f"files, {place}"] / slower, 3)
+        slower = min(rate["replays"], rate[f"decoding, {place}"])
+        result[f"files over the slower, {place}"] = round(rate[f"files, {place}"] / slower, 3)
     return {**result, "goals (gpu, cpu, memory)": GOALS["stream"].get(setup.tower.name)}
 
 
@@ -260,9 +259,10 @@ def measure_job(setup: Setup) -> dict[str, Any]:
 
         found = rates({"embed_many": stream}, [paths], options.repeats)
     found["vitgraph embed"] = [len(files) / one for one in seconds]
-    medians = {name: statistics.median(values) for name, values in found.items()}
-    ratio = round(medians["vitgraph embed"] / medians["embed_many"], 3)
-    return {"items": len(files), **spread(found), "ratio": ratio, "goal": GOALS["job"]["all"][0]}
+    result = {"items": len(files), **images_per_second(found)}
+    rate = result["images per second"]
+    ratio = round(rate["vitgraph embed"] / rate["embed_many"], 3)
+    return {**result, "ratio": ratio, "goal": GOALS["job"]["all"][0]}
 
 
 def measure_peers(setup: Setup) -> dict[str, Any]:
@@ -283,7 +283,7 @@ def measure_peers(setup: Setup) -> dict[str, Any]:
         if encoder.device.type == "cuda":
             runs["torchvision on the GPU, our graphs"] = partial(by_torchvision, setup)
     found = rates(runs, batches, options.repeats)
-    return {"items": count, **spread(found)}
+    return {"items": count, **images_per_second(found)}
 
 
 def ours(setup: Setup, place: Any, batch: Sequence[bytes]) -> None:

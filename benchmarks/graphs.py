@@ -33,7 +33,6 @@ from torch import Tensor, nn
 
 from benchmarks.measuring.machine import about
 from benchmarks.measuring.results import write_results
-from benchmarks.measuring.timing import interleaved
 from benchmarks.towers import TOWERS, Tower
 from encoders.base.vision_encoder import VisionEncoder
 from encoders.contract import GridLike
@@ -42,16 +41,10 @@ from graphwrap.costs import Costs
 from graphwrap.packing import Packer
 from graphwrap.replay import Cache, Executor
 from tests.oracles import BY_NAME, Grids
+from vitgraph.timing import medians, random_pixels
 
 GRAPHED = ["Qwen3-VL-8B", "Qwen2.5-VL-7B", "Qwen2-VL-7B", "InternViT-300M"]
 LATENCY_TOKENS = (64, 128, 196, 256, 400, 576, 784, 1024, 1568, 2048, 3136, 4096)
-
-
-def draw(encoder: VisionEncoder, grids: Grids) -> Tensor:
-    """Return random pixels for these grids, on the encoder's device and in its dtype."""
-    rows = sum(spec.input_size for spec in encoder.item_specs(grids))
-    weight = next(encoder.parameters())
-    return torch.randn(rows, *encoder.row_shape, device=weight.device, dtype=weight.dtype)
 
 
 def hf_call(tower: Tower, reference: nn.Module, pixels: Tensor, grids: Grids) -> Any:
@@ -204,7 +197,7 @@ def workload(
         grids: the patch grids of its images.
         runs: number of timed runs.
     """
-    pixels = draw(encoder, grids)
+    pixels = random_pixels(encoder, grids)
     calls = {
         "hf_eager_ms": hf_call(tower, reference, pixels, grids),
         "eager_ms": lambda: encoder(pixels, grids),
@@ -212,7 +205,7 @@ def workload(
         "graphed_ms": lambda: graphed(pixels, grids),
         "bare_replay_ms": bare_replay(fast, pixels, grids),
     }
-    median = interleaved(calls, runs)
+    ms = medians(calls, runs)
     steps = executor_of(graphed).schedule(grids).steps
     tokens = sum(spec.output_tokens for spec in encoder.item_specs(grids))
     held = [step.budget.tokens if step.budget else step.counts["tokens"] for step in steps]
@@ -221,17 +214,17 @@ def workload(
         "workload": name,
         "rows": pixels.shape[0],
         "tokens": tokens,
-        **median,
+        **ms,
         **host_microseconds(graphed, pixels, grids),
         "path": " + ".join(paths),
         "padding": sum(held) / tokens - 1,
     }
     host = "-" if row["host_us"] is None else f"{row['host_us']:.0f}"
     print(
-        f"{tower.name:<15} {name:<9} {row['rows']:>6} {median['hf_eager_ms']:>8.2f} "
-        f"{median['eager_ms']:>8.2f} {median['accelerated_ms']:>8.2f} "
-        f"{median['graphed_ms']:>8.2f} {median['bare_replay_ms']:>8.2f} "
-        f"{median['hf_eager_ms'] / median['graphed_ms']:>6.2f} {host:>5}  {row['path']}",
+        f"{tower.name:<15} {name:<9} {row['rows']:>6} {ms['hf_eager_ms']:>8.2f} "
+        f"{ms['eager_ms']:>8.2f} {ms['accelerated_ms']:>8.2f} "
+        f"{ms['graphed_ms']:>8.2f} {ms['bare_replay_ms']:>8.2f} "
+        f"{ms['hf_eager_ms'] / ms['graphed_ms']:>6.2f} {host:>5}  {row['path']}",
         flush=True,
     )
     return row
@@ -244,14 +237,14 @@ def latencies(fast: VisionEncoder, graphed: GraphedEncoder, runs: int) -> list[d
     rows = []
     for tokens in LATENCY_TOKENS:
         grids = [list(fast.grid_for(tokens))]
-        pixels = draw(fast, grids)
+        pixels = random_pixels(fast, grids)
         forget_plans(executor)
         executor.graphs.packer = forced
         calls = {
             "eager_ms": lambda: fast(pixels, grids),  # noqa: B023
             "replay_ms": lambda: graphed(pixels, grids),  # noqa: B023
         }
-        rows.append({"tokens": tokens, **interleaved(calls, runs)})
+        rows.append({"tokens": tokens, **medians(calls, runs)})
     forget_plans(executor)
     executor.graphs.packer = chosen
     return rows

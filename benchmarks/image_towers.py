@@ -27,11 +27,12 @@ from transformers import AutoConfig, AutoModel
 
 from benchmarks.measuring.machine import about
 from benchmarks.measuring.results import write_results
-from benchmarks.measuring.timing import interleaved
+from benchmarks.measuring.tables import markdown
 from encoders.base.vision_encoder import VisionEncoder
 from graphwrap import GraphedEncoder
 from tests.oracles import BY_NAME
 from tests.oracles.configs import edited
+from vitgraph.timing import medians
 from weights.published import PUBLISHED
 
 
@@ -141,7 +142,7 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
             "graphs": partial(graphed, inputs.pixel_values, grids),
             **{library: partial(call, scaled) for library, call in calls.items()},
         }
-        times = interleaved(timed, options.runs)
+        times = medians(timed, options.runs)
         best = min(value for label, value in times.items() if label != "graphs")
         row = {
             "images": count,
@@ -161,14 +162,11 @@ def table(body: Mapping[str, Any]) -> str:
     """Return a Markdown table of milliseconds, a row per tower and number of images."""
     rows = [(tower["tower"], row) for tower in body["towers"] for row in tower["workloads"]]
     labels = list(dict.fromkeys(label for _, row in rows for label in row["ms"]))
-    lines = [f"| tower | images | {' | '.join(labels)} | over eager |"]
-    lines.append("|---|" + "---:|" * (len(labels) + 2))
+    shown = []
     for name, row in rows:
         cells = [f"{row['ms'][label]:.2f}" if label in row["ms"] else "-" for label in labels]
-        lines.append(
-            f"| {name} | {row['images']} | {' | '.join(cells)} | {row['over eager']:.2f} |"
-        )
-    return "\n".join(lines)
+        shown.append((name, str(row["images"]), *cells, f"{row['over eager']:.2f}"))
+    return markdown(("tower", "images", *labels, "over eager"), shown)
 
 
 @torch.no_grad()

@@ -28,10 +28,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.graphs import draw, executor_of, forget_plans, replay_what_fits
+from benchmarks.graphs import executor_of, forget_plans, replay_what_fits
 from benchmarks.measuring.machine import about
 from benchmarks.measuring.results import write_results
-from benchmarks.measuring.timing import interleaved
 from benchmarks.towers import TOWERS, Tower
 from benchmarks.traffic.sizes import fixed_sizes
 from encoders.base.vision_encoder import VisionEncoder
@@ -41,6 +40,7 @@ from graphwrap import GraphedEncoder
 from graphwrap.packing import Schedule
 from graphwrap.replay import Cache
 from tests.oracles import Grids
+from vitgraph.timing import medians, random_pixels
 
 BATCH_PIXELS = 1024 * 1024
 
@@ -93,7 +93,7 @@ def run(
     forced, fast = forced_replay(graphed), encoder.accelerated(precision=precision)
     rows = []
     for grids in singles(tower, encoder) if kind == "single" else batches(tower):
-        pixels = draw(encoder, grids)
+        pixels = random_pixels(encoder, grids)
         calls = {
             "eager_ms": lambda: fast(pixels, grids),  # noqa: B023
             "chosen_ms": lambda: graphed(pixels, grids),  # noqa: B023
@@ -108,7 +108,7 @@ def run(
                 "kind": kind,
                 "tokens": sum(spec.output_tokens for spec in encoder.item_specs(grids)),
                 "path": [step.budget.name if step.budget else "eager" for step in steps],
-                **interleaved(calls, runs),
+                **medians(calls, runs),
                 "decision_us": decision_microseconds(graphed, grids),
                 "seconds": time.perf_counter() - began,
             }

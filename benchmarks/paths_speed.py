@@ -30,12 +30,12 @@ from torch import nn
 from benchmarks.graphs import bare_replay
 from benchmarks.measuring.machine import about
 from benchmarks.measuring.results import write_results
-from benchmarks.measuring.timing import interleaved
 from benchmarks.towers import SIZES_MIX8, Tower
 from encoders.base.paths_encoder import PathsEncoder
 from encoders.contract import VisionInputs
 from graphwrap import GraphedEncoder
 from tests.oracles import BY_NAME
+from vitgraph.timing import medians
 
 TOWERS = (
     Tower("Step3-VL-10B", "step3_vl", "stepfun-ai/Step3-VL-10B"),
@@ -103,15 +103,15 @@ def measure(tower: Tower, runs: int) -> list[dict[str, Any]]:
             "graph": partial(graphed, inputs),
             "floor": partial(run_all, graphs),
         }
-        medians = interleaved(calls, runs)
-        gains = {name: round(medians[name] / medians["graph"], 2) for name in medians}
+        ms = medians(calls, runs)
+        gains = {name: round(ms[name] / ms["graph"], 2) for name in ms}
         rows.append(
             {
                 "tower": tower.name,
                 "workload": workload,
                 "capture_seconds": round(capture_seconds, 1),
                 "views": {name: len(path.pixel_values) for name, path in used.items()},
-                **{f"{name}_ms": round(value, 3) for name, value in medians.items()},
+                **{f"{name}_ms": round(value, 3) for name, value in ms.items()},
                 "graph_is_faster_by": gains,
             }
         )

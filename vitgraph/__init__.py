@@ -15,6 +15,7 @@ in ``__all__`` are public, and so is what ``features``, ``integrations``, ``plot
 - ``fetching``: images read from the web; ``video``: video files read and written
 - ``cli``, ``commands``, ``terminal``: the command line
 - ``seeded``: small checkpoints with random weights
+- ``timing``: times functions that run in turn
 - ``devices``: where encoders run; ``packages``: whether optional packages are installed
 - ``shadows``: raises an error if a file of the user hides a package of this library
 """

@@ -28,6 +28,7 @@ from typing import Any
 from benchmarks.attention_heads.measure import CORRECT, FAMILIES, cells, measure_family
 from benchmarks.measuring.machine import about
 from benchmarks.measuring.results import write_results
+from benchmarks.measuring.tables import markdown
 
 WINS = 1.03
 """The speedup over the library's fastest kernel from which a candidate is marked as winning."""
@@ -40,7 +41,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     into account how much its padding of heads slows down the matrix products around attention.
     """
     head = ("cell", "size", "kernel", "us", "TF/s", "products, us", "error", "gain")
-    lines, wrong = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)], []
+    shown, wrong = [], []
     groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for row in rows:
         if "error" in row or not row["relative_l2"] <= CORRECT:
@@ -57,8 +58,8 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
             gain = mine[0]["us"] / (row["us"] + more) if mine else 1.0
             figures = (f"{row['us']:.1f}", f"{row['tflops']:.0f}", f"{row['products_us']:.1f}")
             last = (f"{row['relative_l2']:.1e}", f"{gain:.2f}x{', wins' * (gain >= WINS)}")
-            lines.append(f"| {' | '.join((name, str(size), row['candidate'], *figures, *last))} |")
-    return "\n".join((*lines, *dict.fromkeys(wrong)))
+            shown.append((name, str(size), row["candidate"], *figures, *last))
+    return "\n".join((markdown(head, shown), *dict.fromkeys(wrong)))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

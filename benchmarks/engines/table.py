@@ -14,6 +14,7 @@ from typing import Any
 
 from benchmarks.engines.check import verdicts
 from benchmarks.engines.measure import CELLS, MODES, key, write_rows
+from benchmarks.measuring.tables import markdown
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "engines.md"
@@ -44,13 +45,10 @@ def speed(body: dict[str, Any]) -> list[str]:
         f"and images, one request at a time, medians of {' or '.join(sorted(runs))} requests "
         f"in milliseconds ({about['date']}):",
         "",
-        "| model, layers of its language model | images | preprocessing | "
-        + " | ".join(
-            f"{what}: {TOWERS[mode]}" for what in ("tower", "first token") for mode in MODES
-        )
-        + " |",
-        "|---|---|" + "---|" * (1 + 2 * len(MODES)),
     ]
+    figures = {"encoder_ms": "tower", "first_token_ms": "first token"}
+    head = ("model, layers of its language model", "images", "preprocessing")
+    shown = []
     rows = {key(row): row for row in body["rows"]}
     groups = dict.fromkeys((row["model"], row["layers"], row["compiled"]) for row in body["rows"])
     for model, layers, compiled in groups:
@@ -59,28 +57,20 @@ def speed(body: dict[str, Any]) -> list[str]:
             if not any(of):
                 continue
             before = next(row["preprocess_ms"] for row in of if row)
-            figures = [
-                f"{row[figure]:.1f}" if row else "-"
-                for figure in ("encoder_ms", "first_token_ms")
-                for row in of
-            ]
+            cells = [f"{row[figure]:.1f}" if row else "-" for figure in figures for row in of]
             name = f"{model}, {layers}" + ("" if compiled else ", not compiled")
             name += "" if all(row["flash"] for row in of if row) else ", without flash-attn-4"
-            lines.append(f"| {name} | {cell} | {before:.1f} | {' | '.join(figures)} |")
+            shown.append((name, cell, f"{before:.1f}", *cells))
+    titles = [f"{what}: {TOWERS[mode]}" for what in figures.values() for mode in MODES]
+    lines.append(markdown((*head, *titles), shown))
     return [*lines, "", *[f"- {TOWERS[mode]}: {what}." for mode, what in MODES.items()]]
 
 
 def checks(body: dict[str, Any]) -> list[str]:
     """Return the table of ``--check`` per model and model runner: equal answers, and KV blocks."""
-    lines = [
-        "",
-        "| model, layers | model runner | compared with the reference tower | equal tokens "
-        "| gaps where they differ |",
-        "|---|---|---|---|---|",
-    ]
-    found = verdicts(body["rows"])
+    found, compared, graphs = verdicts(body["rows"]), [], []
     for one in found:
-        name = f"| {one['model']}, {one['layers']} | V{int(one['runner']) + 1}"
+        name = (f"{one['model']}, {one['layers']}", f"V{int(one['runner']) + 1}")
         for what, equal, gaps in (
             ("our tower", "requests_equal_to_reference", "ours"),
             ("vLLM's tower", "stock_requests_equal_to_reference", "stock"),
@@ -91,21 +81,23 @@ def checks(body: dict[str, Any]) -> list[str]:
             ),
         ):
             listed = ", ".join(f"{gap:.3f}" for gap in one[f"gaps_where_{gaps}_differs"])
-            lines.append(f"{name} | {what} | {one[equal]} of {one['requests']} | {listed or '-'} |")
-    lines += [
-        "",
-        "| model, layers | model runner | our tower with graphs and without: equal tokens "
-        "| median gap | KV blocks (vLLM's tower) | MiB of our tower | mixed requests answered |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for one in found:
-        lines.append(
-            f"| {one['model']}, {one['layers']} | V{int(one['runner']) + 1} "
-            f"| {one['requests_equal_to_ours_without_graphs']} of {one['requests']} "
-            f"| {one['median_gap']:.3f} | {one['kv_blocks']} ({one['stock_kv_blocks']}) "
-            f"| {one['tower_mib']} | {one['mixed_requests_answered']} |"
+            compared.append((*name, what, f"{one[equal]} of {one['requests']}", listed or "-"))
+        cells = (
+            f"{one['requests_equal_to_ours_without_graphs']} of {one['requests']}",
+            f"{one['median_gap']:.3f}",
+            f"{one['kv_blocks']} ({one['stock_kv_blocks']})",
+            str(one["tower_mib"]),
+            str(one["mixed_requests_answered"]),
         )
-    return lines if found else []
+        graphs.append((*name, *cells))
+    if not found:
+        return []
+    first = ("model, layers", "model runner")
+    reference = ("compared with the reference tower", "equal tokens", "gaps where they differ")
+    same = "our tower with graphs and without: equal tokens"
+    memory = ("KV blocks (vLLM's tower)", "MiB of our tower")
+    head = (*first, same, "median gap", *memory, "mixed requests answered")
+    return ["", markdown((*first, *reference), compared), "", markdown(head, graphs)]
 
 
 def write_page() -> None:

@@ -27,9 +27,9 @@ from torch import Tensor
 from benchmarks.engines.measure import Engine, describe
 from benchmarks.engines.models import MODELS, write_model
 from benchmarks.measuring.results import write_results
-from benchmarks.measuring.timing import interleaved
 from benchmarks.towers import TOWERS, Tower
 from tests.oracles import BY_NAME, Grids
+from vitgraph.timing import medians
 
 NAMES = (*MODELS, "Qwen2-VL-7B", "InternViT-300M")
 STEPS = range(512, 8193, 512)
@@ -93,7 +93,7 @@ def time_tower(worker: Any, name: str, runs: int) -> dict[str, Any]:
         for ladder, manager in managers.items():
             calls[ladder] = partial(manager.execute, inputs)
         wrong = {way: any(out.isnan().any() for out in call()) for way, call in calls.items()}
-        for way, ms in interleaved(calls, runs).items():
+        for way, ms in medians(calls, runs).items():
             row["ms"].setdefault(way, {})[workload] = float(f"{ms:.3g}")
             row["nan"].setdefault(way, []).extend([workload] if wrong[way] else [])
         print(workload, {way: ms[workload] for way, ms in row["ms"].items()}, flush=True)

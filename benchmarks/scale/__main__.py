@@ -16,11 +16,12 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
 from benchmarks.measuring.results import write_results
+from benchmarks.measuring.tables import markdown
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "scale.md"
@@ -158,7 +159,7 @@ def share(body: Body) -> str:
         f"{body['tower']} in bfloat16 on {body['ranks']} {about['gpu']}, {software(about)}, "
         "CUDA graphs, inputs on each GPU. Measured: medians in milliseconds."
     )
-    return "\n".join([text, "", *table(dict(body))])
+    return f"{text}\n\n{table(dict(body))}"
 
 
 def software(about: Body) -> str:
@@ -173,12 +174,6 @@ def soaked(body: Body) -> str:
     from benchmarks.soak import sentence
 
     return sentence(body)
-
-
-def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table in Markdown from its header and its rows."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def fill(page: str, found: Mapping[str, str]) -> str:

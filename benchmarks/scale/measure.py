@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.encode_many import ours
+from benchmarks.encode_many import ours, rates
 from benchmarks.traffic.photographs import cut_photographs, write_jpegs
 from encoders import VisionEncoder
 from encoders.contract import Limits
@@ -200,12 +200,8 @@ def rate_of(
 ) -> dict[str, float]:
     """Time the encoding of ``items`` after a warm-up run; return tokens and images per second."""
     grid = encoder.preprocess([items[0]]).grid_thw
-    times = []
-    for _ in range(repeats + 1):
-        began = time.perf_counter()
-        ours(graphed, items, workers=workers)
-        times.append(time.perf_counter() - began)
+    found = rates({"ours": lambda part: ours(graphed, part, workers=workers)}, [items], repeats)
     return {
         "tokens": encoder.item_specs(grid)[0].output_tokens,
-        "images per second": round(len(items) / statistics.median(times[1:]), 1),
+        "images per second": round(statistics.median(found["ours"]), 1),
     }

@@ -20,12 +20,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.measuring.machine import about
 from benchmarks.measuring.results import write_results
-from benchmarks.measuring.timing import interleaved
 from benchmarks.speed.__main__ import TABLE
 from benchmarks.towers import TOWERS, Tower
 from encoders import Qwen2_5VLConfig
 from encoders.base.vision_encoder import VisionEncoder
 from tests.oracles import BY_NAME
+from vitgraph.timing import medians
 
 SIDE, COPIED, RUNS = 8192, 2**32, 21
 FORMULA = (
@@ -40,7 +40,7 @@ def measure_rates() -> tuple[float, float]:
     source = torch.empty(COPIED, device="cuda", dtype=torch.uint8).random_()
     target = torch.empty_like(source)
     calls = {"product": lambda: one @ other, "copy": lambda: target.copy_(source)}
-    ms = interleaved(calls, RUNS)
+    ms = medians(calls, RUNS)
     return 2 * SIDE**3 / ms["product"] * 1e3, 2 * COPIED / ms["copy"] * 1e3  # read and written
 
 

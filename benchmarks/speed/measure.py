@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import gc
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,13 +18,13 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from benchmarks.graphs import bare_replay, draw
-from benchmarks.measuring.timing import milliseconds, synchronize
+from benchmarks.graphs import bare_replay
 from encoders.base.vision_encoder import VisionEncoder
 from encoders.contract import Kernels
 from graphwrap import GraphedEncoder
 from graphwrap.guards import Backend
 from tests.oracles import Grids
+from vitgraph.timing import milliseconds, random_pixels, spread, synchronize
 
 SLOW_TOKENS, SLOW_RUNS = 3500, 5
 """In workloads of more than SLOW_TOKENS tokens, transformers' tower runs only SLOW_RUNS times."""
@@ -177,7 +176,7 @@ def reference_graphs(
     taken = {
         step["tokens"]
         for case in cases
-        for step in path_of(graphed, draw(encoder, case.grids), case.grids)[0]
+        for step in path_of(graphed, random_pixels(encoder, case.grids), case.grids)[0]
         if step["tokens"] is not None
     }
     budgets = sorted(taken) or [encoder.budget_range[0]]
@@ -227,7 +226,7 @@ def measure_case(
         their_calls: the functions that run transformers' tower, as in :func:`measure_tower`.
         runs: number of timed runs.
     """
-    pixels, grids = draw(encoder, case.grids), case.grids
+    pixels, grids = random_pixels(encoder, case.grids), case.grids
     paths = {name: path_of(graphed, pixels, grids) for name, graphed in graphs.items()}
     calls: dict[str, Callable[[], object]] = {
         f"graphed {name}": partial(graphed, pixels, grids) for name, graphed in graphs.items()
@@ -241,7 +240,9 @@ def measure_case(
         calls |= {figure: call(pixels, grids) for figure, call in their_calls.items()}
     fewer = dict.fromkeys(their_calls, min(runs, SLOW_RUNS)) if tokens > SLOW_TOKENS else None
     times = milliseconds(calls, runs * MORE_RUNS if tokens <= FEW_TOKENS else runs, fewer)
-    figures = {name: spread(values) for name, values in times.items()}
+    figures: dict[str, Any] = {
+        name: {**spread(values), "runs": len(values)} for name, values in times.items()
+    }
     graphed_ms = {name: figures.pop(f"graphed {name}") for name in graphs}
     calls.clear()  # frees the memory of the hand-captured graph before the next workload
     empty_cache()
@@ -255,16 +256,6 @@ def measure_case(
         **figures,
         "paths": {name: steps for name, (steps, _) in paths.items()},
         "padding": {name: padding for name, (_, padding) in paths.items()},
-    }
-
-
-def spread(values: Sequence[float]) -> dict[str, float]:
-    """Return the minimum, median and maximum of the values, and their number."""
-    return {
-        "min": min(values),
-        "median": statistics.median(values),
-        "max": max(values),
-        "runs": len(values),
     }
 
 

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.measuring.tables import markdown
 from benchmarks.table.charts import draw_bars, draw_picture, picture_link
 from benchmarks.table.results import (
     VLLM,
@@ -368,12 +369,6 @@ def least_in_bold(milliseconds: Sequence[float | None]) -> list[str]:
         f"**{cell}**" if value is not None and value == least else cell
         for value, cell in zip(milliseconds, cells, strict=True)
     ]
-
-
-def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table in Markdown from its header and its rows."""
-    lines = [f"| {' | '.join(header)} |", "|" + "---|" * len(header)]
-    return "\n".join(lines + [f"| {' | '.join(row)} |" for row in rows])
 
 
 def main() -> None:

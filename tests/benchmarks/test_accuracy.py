@@ -53,7 +53,7 @@ def test_rounded_products_show_their_error(monkeypatch: pytest.MonkeyPatch) -> N
     encoder = tile_tower()
     grids = grids_for("intern_vit_300m")
     torch.manual_seed(0)
-    noise = (fp8.draw(encoder, grids), grids)
+    noise = (fp8.random_pixels(encoder, grids), grids)
     monkeypatch.setattr(fp8, "photographs", lambda encoder: noise)
     with torch.no_grad():
         fp8.fill_scales(encoder)

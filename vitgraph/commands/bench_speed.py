@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from typing import TYPE_CHECKING, TypedDict
 
 from ..terminal import counted, format_table
+from ..timing import Times, milliseconds, random_pixels, spread
 from .arguments import check_checkpoint, check_names, check_source, read_source
 
 if TYPE_CHECKING:
@@ -27,14 +26,6 @@ if TYPE_CHECKING:
     from encoders import Encoder, VisionEncoder
     from encoders.contract import Kernels
     from graphwrap import GraphedEncoder, GraphStats
-
-
-class Times(TypedDict):
-    """The minimum, median and maximum of the wall-clock milliseconds of repeated runs."""
-
-    min: float
-    median: float
-    max: float
 
 
 class SizeTimes(TypedDict):
@@ -276,22 +267,23 @@ def measure_size(
         ``images`` and ``tokens`` of the batch, and per form the minimum, median and maximum of the
         milliseconds.
     """
-    pixels, grids, tokens = _draw(encoder, size)
+    grids, tokens = _grids(encoder, size)
+    pixels = random_pixels(encoder, grids)
     calls: dict[str, Callable[[], object]] = {
         "reference_ms": lambda: encoder(pixels, grids),
         "accelerated_ms": lambda: fast(pixels, grids),
     }
     if graphed is not None:
         calls["graph_ms"] = lambda: graphed(pixels, grids)
-    milliseconds = _times(calls, pixels.device, runs)
+    times = _times(calls, pixels.device, runs)
     row: SizeTimes = {
         "images": size[0],
         "tokens": tokens,
-        "reference_ms": milliseconds["reference_ms"],
-        "accelerated_ms": milliseconds["accelerated_ms"],
+        "reference_ms": times["reference_ms"],
+        "accelerated_ms": times["accelerated_ms"],
     }
     if graphed is not None:
-        row["graph_ms"] = milliseconds["graph_ms"]
+        row["graph_ms"] = times["graph_ms"]
     return row
 
 
@@ -314,7 +306,8 @@ def measure_dtypes(encoder: VisionEncoder, runs: int) -> list[DtypeTimes]:
 def _dtype_times(
     full: VisionEncoder, half: VisionEncoder, size: tuple[int, int], runs: int
 ) -> DtypeTimes:
-    pixels, grids, tokens = _draw(full, size)
+    grids, tokens = _grids(full, size)
+    pixels = random_pixels(full, grids)
     halved = pixels.to(half.dtype)
     calls: dict[str, Callable[[], object]] = {
         "float32": lambda: full(pixels, grids),
@@ -329,49 +322,22 @@ def _dtype_times(
     }
 
 
-def _draw(
-    encoder: VisionEncoder, size: tuple[int, int]
-) -> tuple[torch.Tensor, list[list[int]], int]:
-    """Return random pixels of images of one size, their grids, and their output tokens.
+def _grids(encoder: VisionEncoder, size: tuple[int, int]) -> tuple[list[list[int]], int]:
+    """Return the grids of images of one size, and their output tokens.
 
     ``size`` is the images, and the output tokens per image over the smallest token budget.
     """
-    import torch
-
     images, times = size
     grids = [list(encoder.grid_for(times * encoder.budget_range[0]))] * images
-    specs = encoder.item_specs(grids)
-    rows, weight = sum(spec.input_size for spec in specs), next(encoder.parameters())
-    pixels = torch.randn(rows, *encoder.row_shape, device=weight.device, dtype=weight.dtype)
-    return pixels, grids, sum(spec.output_tokens for spec in specs)
+    return grids, sum(spec.output_tokens for spec in encoder.item_specs(grids))
 
 
 def _times(
     calls: Mapping[str, Callable[[], object]], device: torch.device, runs: int
 ) -> dict[str, Times]:
-    """Return the minimum, median and maximum wall-clock milliseconds of each function, by its
-    name.
-    """
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(runs + 1):
-        for name, call in calls.items():
-            _synchronize(device)
-            start_time = time.perf_counter()
-            call()
-            _synchronize(device)
-            if turn:
-                times[name].append((time.perf_counter() - start_time) * 1e3)
-    return {
-        name: {"min": min(values), "median": statistics.median(values), "max": max(values)}
-        for name, values in times.items()
-    }
-
-
-def _synchronize(device: torch.device) -> None:
-    import torch
-
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    """Return the minimum, median and maximum milliseconds of each function, by its name."""
+    times = milliseconds(calls, runs, device=device)
+    return {name: spread(values) for name, values in times.items()}
 
 
 def table(body: Figures) -> str:
