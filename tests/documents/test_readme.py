@@ -157,7 +157,7 @@ def test_documented_features_of_inner_blocks_run(
     workplace: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     names = {REPO_ID: str(checkpoint), "[6, 12, -1]": "[0, 1, -1]", "blocks[6]": "blocks[1]"}
-    names |= OF_TWO_BLOCKS
+    names |= {"indices=[6]": "indices=[1]", **OF_TWO_BLOCKS}
     run_page("docs/inner_blocks.md", names, capsys)
 
 

@@ -12,14 +12,18 @@ import torch.nn.utils.prune as prune
 from torch import Tensor, nn
 
 from encoders.base.vision_encoder import VisionEncoder
-from tests.oracles import BY_NAME, build_encoder, distances, slow
+from graphwrap import GraphedEncoder
+from tests.oracles import BY_NAME, build_encoder, distances, draw_pixels, slow
 from tests.support.accelerated.cases import (
+    CLOSE,
     OURS,
     assert_close,
     assert_fused,
     fresh,
+    grids_for,
     needs_interpreter,
     needs_triton,
+    relative,
     run,
 )
 from tests.support.accelerated.wrapped_layers import Lora
@@ -252,3 +256,33 @@ def test_peft_adapters_take_effect(name: str) -> None:
     fast = encoder.accelerated()
     count = len(linears(fresh(name).blocks))
     assert both(encoder, fast, name, count) > 1e-3
+
+
+@fused
+@pytest.mark.parametrize("name", ["qwen3_vl", "qwen2_5_vl"])
+def test_edits_by_hooks_act_alike_in_every_form(name: str) -> None:
+    encoder = fresh(name)
+    fast, attn = encoder.accelerated(), encoder.blocks[1].attn
+    width = attn.proj.in_features // attn.num_heads
+
+    def ablate(module: nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:
+        rows = args[0].clone()
+        rows[..., width : 2 * width] = 0
+        return (rows,)
+
+    def patch(module: nn.Module, args: Any, state: Tensor) -> Tensor:
+        return state.flip(-1)
+
+    graphed = GraphedEncoder(encoder, budgets=[64], backend="static")
+    for register in (
+        lambda: attn.proj.register_forward_pre_hook(ablate),
+        lambda: encoder.blocks[0].register_forward_hook(patch),
+    ):
+        handle = register()
+        assert both(encoder, fast, name, 1) > 1e-4
+        truth = run(encoder, name)
+        graphed.release()
+        grids = grids_for(name)
+        output = graphed(draw_pixels(encoder, grids), grids)
+        assert relative(output.pooler_output, truth.pooler_output) <= CLOSE
+        handle.remove()
