@@ -209,9 +209,16 @@ def decode_in_threads(paths: Sequence[Path], place: str, workers: int, _: object
 
 
 def time_jobs(
-    checkpoint: Path, photos: Path, out: Path, options: argparse.Namespace
+    checkpoint: Path,
+    photos: Path,
+    out: Path,
+    options: argparse.Namespace,
+    written: Sequence[str] = ("--pool", "mean"),
 ) -> list[float]:
-    """Return the seconds in which ``vitgraph embed`` writes the shards of a folder, per repeat."""
+    """Return the seconds in which ``vitgraph embed`` writes the shards of a folder, per repeat.
+
+    ``written`` are the arguments that say what it writes.
+    """
     from vitgraph.cli import main as vitgraph
     from vitgraph.embedding.job import Job
 
@@ -226,7 +233,7 @@ def time_jobs(
         return result
 
     command = ["--no-progress", "--batch-tokens", str(options.batch_tokens)]
-    command += ["--workers", str(options.workers), "--pool", "mean"]
+    command += ["--workers", str(options.workers), *written]
     Job.write_missing_shards = timed  # type: ignore[method-assign,assignment]
     try:
         with contextlib.redirect_stdout(None):
