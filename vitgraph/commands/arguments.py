@@ -97,7 +97,7 @@ class Parser(argparse.ArgumentParser):
 def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
     """Read the arguments of a command line.
 
-    Unlike argparse alone, this function also accepts image paths that follow options and, after
+    Unlike argparse, this function also accepts image paths that follow options and, after
     ``--``, image paths that begin with a dash.
 
     Args:
@@ -244,7 +244,7 @@ def add_sampling(group: argparse._ActionsContainer, note: str = "") -> None:
 
 
 def is_video(file: Path) -> bool:
-    """Return whether a file is a video, judged by its suffix alone."""
+    """Return whether a file is a video, judged only by its suffix."""
     return is_clip(file.name)
 
 

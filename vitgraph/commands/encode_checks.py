@@ -18,7 +18,7 @@ from .arguments import LIMITS, check_checkpoint, check_names, is_video
 
 
 def check_options(options: argparse.Namespace) -> None:
-    """Check the options of ``vitgraph encode`` by their values alone; no image is opened.
+    """Check only the values of the options of ``vitgraph encode``; no image is opened.
 
     Raises:
         ValueError: a number that is not positive, an unknown dtype or device, an option without

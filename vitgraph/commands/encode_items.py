@@ -28,7 +28,7 @@ NO_LIMITS = Limits()
 UNPOOLED = ResultSettings()
 """The settings that return the whole output of each image or video instead of one vector."""
 ONE_BY_ONE = StreamOptions(batch_tokens=1, progress=False)
-"""The stream options that encode each image or video alone, in a batch of one."""
+"""The stream options that encode each image or video by itself, in a batch of one."""
 _SIDEWAYS = (5, 6, 7, 8)
 """The EXIF orientations in which the stored image is rotated by 90 degrees: width and height swap.
 """

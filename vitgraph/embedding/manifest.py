@@ -40,7 +40,7 @@ class ListedFiles(TypedDict):
 
 
 class Listed(NamedTuple):
-    """The fields of a :class:`Manifest` that depend on the image files alone."""
+    """The fields of a :class:`Manifest` that depend only on the image files."""
 
     items: int
     keys: str
@@ -181,7 +181,7 @@ def write_list(storage: Storage, files: Iterable[File], items_per_shard: int) ->
         items_per_shard: number of images in each shard except the last.
 
     Returns:
-        The fields of a :class:`Manifest` that depend on the image files alone.
+        The fields of a :class:`Manifest` that depend only on the image files.
     """
     starts, keys = list[int](), hashlib.sha256()
     count = size = offset = 0

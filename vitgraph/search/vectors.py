@@ -61,7 +61,7 @@ class Vectors:
         """The number of finite vectors of the job, which were searched; 0 before the first search.
         """
         self.left_out = 0
-        """The number of vectors that the last search left out, because they have a NaN or an
+        """The number of vectors that the last search skipped, because they have a NaN or an
         infinity."""
         self._starts: list[int] = []
         """The number of the first row of each shard, and last the number of all rows."""

@@ -115,7 +115,7 @@ def report(estimate: Estimate, source: str, gpus: int | None, output_description
         f"one device: {rate.per_second:,.0f} images per second, {rate.known_by}"
         if rate
         else "one device: its rate is not known; --device cuda measures it on this machine. Below "
-        "stands what the threads alone would take",
+        "is the time that only the threads would take",
         "",
     ]
     rows = [

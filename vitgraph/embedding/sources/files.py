@@ -209,7 +209,7 @@ def _changed(path: str) -> str:
 
 
 def entries_below(root: str) -> Iterator[tuple[os.DirEntry[str], str]]:
-    """Yield the files below a folder, each with its path relative to it; hidden files are left out.
+    """Yield the files below a folder, each with its path relative to it; hidden files are skipped.
 
     Symbolic links to folders are followed, but each real folder is listed only once. Links are
     followed last, so a file that lies below ``root`` itself gets the path without a link.

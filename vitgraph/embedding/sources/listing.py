@@ -136,7 +136,7 @@ class Source:
         return self._expand_archives(files)
 
     def _files_below(self, root: str) -> Iterator[File]:
-        """Yield the image files below a local folder, sorted by key; hidden files are left out.
+        """Yield the image files below a local folder, sorted by key; hidden files are skipped.
 
         Until all files are sorted, each is held in memory as one short text. A NUL character comes
         between the key and the other fields, so that the texts sort in the order of the keys.
