@@ -12,6 +12,7 @@ from encoders import Step3VLEncoder
 from encoders.contract import PathInputs
 from encoders.streams.calls import join_inputs, split_inputs
 from graphwrap import GraphedEncoder
+from tests.oracles import BY_NAME
 from tests.support.towers.step3_paths import COUNTS, IMAGES, STEP3_VL, fresh, shared, tokens
 
 
@@ -84,3 +85,11 @@ def test_a_view_too_small_for_the_convolutions_is_refused() -> None:
 def test_tiling_can_be_off_by_the_config() -> None:
     encoder = Step3VLEncoder(replace(STEP3_VL, enable_patch=False))
     assert encoder.preprocess(IMAGES).tiles == [(1, 1, False)] * 4
+
+
+def test_tiling_is_on_where_the_config_does_not_say() -> None:
+    for family in (BY_NAME["step3"], BY_NAME["step3_vl"]):
+        for flag in ({}, {"enable_patch": True}, {"enable_patch": False}):
+            vision = {**family.config["vision_config"], **flag}
+            config = family.config_class.from_hf({**family.config, "vision_config": vision})
+            assert config.enable_patch is flag.get("enable_patch", True)
