@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from encoders.contract import Metadata
-from tests.oracles import MERGING_TOWERS, TOWERS, Grids, grids_for, tiny
+from tests.oracles import EVERY_TOWER, MERGING_TOWERS, TOWERS, Family, Grids, grids_for, tiny
 from tests.support.towers.capacities import CAPACITIES, kind
 
 EMPTY: Grids = []
@@ -178,8 +178,9 @@ def test_an_override_of_the_longest_segment_is_kept_and_checked(name: str) -> No
         prepare(name, grids, max_seqlen_override=longest - 1)
 
 
-@pytest.mark.parametrize("name", TOWERS)
-def test_more_rows_than_max_input_size_names_both_numbers(name: str) -> None:
+@pytest.mark.parametrize("family", EVERY_TOWER, ids=lambda family: family.name)
+def test_more_rows_than_max_input_size_names_both_numbers(family: Family) -> None:
+    name = family.name
     rows = sum(spec.input_size for spec in tiny(name).item_specs(grids_for(name)))
     fewer = rows - (1 if kind(name) == "tiles" else 4)
     prepare(name, grids_for(name), max_input_size=rows)

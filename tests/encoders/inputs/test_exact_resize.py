@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from encoders.inputs.exact_resize import Library, library_of, resize_exactly
+from encoders.inputs.images import resize
 from encoders.inputs.processor_files import Resample
 from tests.oracles import slow
 from tests.support.accelerated.cases import needs_interpreter, needs_triton
@@ -70,6 +71,16 @@ def test_preprocessors_give_the_same_pixels_by_the_kernel(
     assert torch.equal(made.grid_thw, wanted.grid_thw)
     for path, pixels in made.paths.items():
         assert torch.equal(pixels.pixel_values, wanted.paths[path].pixel_values)
+
+
+@needs_triton
+@needs_interpreter
+def test_a_single_image_has_the_same_pixels_by_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    image = torch.from_numpy(np.array(hopper().resize((9, 7)))).permute(2, 0, 1)
+    wanted = resize(image, 5, 6, "bicubic")
+    monkeypatch.setattr("encoders.inputs.images.is_exact_on", lambda device: True)
+    monkeypatch.delattr("encoders.inputs.images.resize_on_cpu")
+    assert torch.equal(resize(image, 5, 6, "bicubic"), wanted)
 
 
 def test_preprocess_puts_pixels_on_the_device_that_is_named() -> None:

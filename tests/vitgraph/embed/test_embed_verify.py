@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -86,6 +87,13 @@ def test_damaged_statistics_are_named_by_every_command(
     (out / "00003_stats.json").unlink()
     assert main(command) == 0
     assert main(["embed", "--verify", str(out)]) == 0
+
+
+def test_a_last_shard_of_fewer_items_verifies(
+    embed: Callable[..., int], photos: Path, tmp_path: Path
+) -> None:
+    assert embed(photos, "--shard-items", 5) == 0  # the last one has two
+    assert main(["embed", "--verify", str(tmp_path / "out")]) == 0
 
 
 def test_verify_counts_items_with_errors_and_whole_outputs(
