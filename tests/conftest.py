@@ -139,15 +139,15 @@ def pytest_unconfigure() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test of a third-party package in a process of its own, with all of its parameters.
+    """Run a test of a third-party package in a process of its own, with all such of its file.
 
-    What such a package patches, starts or leaves behind then reaches no other test.
+    What such a package patches, starts or leaves behind then reaches no other file's test. To start
+    a process takes as long as most of these tests, so functions of a file share one.
     """
     if not pyfuncitem.get_closest_marker("integrations") or OWN_PROCESS in os.environ:
         return None
-    function = pyfuncitem.nodeid.partition("[")[0]
-    items = [item.nodeid for item in pyfuncitem.session.items]
-    ids = tuple(name for name in items if name.partition("[")[0] == function)
+    items = [item for item in pyfuncitem.session.items if item.path == pyfuncitem.path]
+    ids = tuple(item.nodeid for item in items if item.get_closest_marker("integrations"))
     said = in_own_process(pyfuncitem.config.rootpath, ids)
     lines = said.splitlines()
     if f"PASSED {pyfuncitem.nodeid}" in lines:

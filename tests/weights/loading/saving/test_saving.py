@@ -84,18 +84,7 @@ def test_a_saved_encoder_is_what_extract_writes(
         assert json.loads((saved / path.name).read_text()) == json.loads(path.read_text())
 
 
-@pytest.mark.parametrize(
-    "dtype",
-    [
-        torch.bfloat16,
-        pytest.param(torch.float16, marks=pytest.mark.slow),
-        pytest.param(torch.float32, marks=pytest.mark.slow),
-    ],
-)
-@pytest.mark.parametrize("family", LAYOUTS)
-def test_a_fine_tuned_encoder_loads_back_to_the_bit(
-    written: Written, tmp_path: Path, family: str, dtype: torch.dtype
-) -> None:
+def loads_back(written: Written, tmp_path: Path, family: str, dtype: torch.dtype) -> None:
     encoder = load_encoder(written(family), progress=False)
     read = {
         name: weight
@@ -114,6 +103,23 @@ def test_a_fine_tuned_encoder_loads_back_to_the_bit(
     assert (again.config, again.preprocessor) == (encoder.config, encoder.preprocessor)
     third = load_encoder(again.save_pretrained(tmp_path / "third"), progress=False)
     assert same_weights(encoder, third)
+
+
+@pytest.mark.parametrize("family", LAYOUTS)
+def test_a_fine_tuned_encoder_loads_back_to_the_bit(
+    written: Written, tmp_path: Path, family: str
+) -> None:
+    loads_back(written, tmp_path, family, torch.bfloat16)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("family", ["intern_vit_300m", "qwen3_vl", "gemma4"])
+def test_a_fine_tuned_encoder_loads_back_in_another_dtype(
+    written: Written, tmp_path: Path, family: str, dtype: torch.dtype
+) -> None:
+    """Of tiles, of patches, and with buffers."""
+    loads_back(written, tmp_path, family, dtype)
 
 
 @pytest.mark.filterwarnings("default")  # of transformers
