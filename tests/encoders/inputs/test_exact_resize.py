@@ -37,8 +37,8 @@ def test_weights_give_the_pixels_of_torch_and_pillow(mode: Resample, library: Li
 @pytest.mark.slow
 @pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("mode", FILTERS)
-def test_weights_hold_on_two_thousand_sizes(mode: Resample, library: Library) -> None:
-    check_weights(mode, library, count=2000, longest=300)
+def test_weights_hold_on_larger_sizes(mode: Resample, library: Library) -> None:
+    check_weights(mode, library, count=500, longest=300)
 
 
 @needs_triton
