@@ -28,6 +28,7 @@ from tests.oracles import (
     distances,
     draw_pixels,
     grids_for,
+    joined,
     tiny,
 )
 
@@ -44,17 +45,6 @@ TILED = st.tuples(st.lists(st.integers(1, 4), min_size=1, max_size=4), EVEN, EVE
 def one_by_one(encoder: VisionEncoder, pixels: torch.Tensor, grids: Grids) -> list[EncoderOutput]:
     rows = [spec.input_size for spec in encoder.item_specs(grids)]
     return [encoder(part, [grid]) for part, grid in zip(pixels.split(rows), grids, strict=True)]
-
-
-def joined(outputs: list[EncoderOutput]) -> EncoderOutput:
-    return EncoderOutput(
-        torch.cat([out.last_hidden_state for out in outputs]),
-        torch.cat([out.pooler_output for out in outputs]),
-        tuple(
-            torch.cat(layers)
-            for layers in zip(*(o.deepstack_features for o in outputs), strict=True)
-        ),
-    )
 
 
 def assert_packed_equals_single(name: str, grids: Grids) -> None:

@@ -20,6 +20,7 @@ from .drawn import (
     fields_of,
     fresh,
     in_tokens_of,
+    joined,
     tiny,
 )
 from .families import FAMILIES
@@ -77,6 +78,7 @@ __all__ = [
     "fresh",
     "grids_for",
     "in_tokens_of",
+    "joined",
     "slow",
     "timm_keys",
     "tiny",

@@ -169,6 +169,16 @@ def fields_of(output: EncoderOutput) -> dict[str, Tensor]:
     }
 
 
+def joined(outputs: list[EncoderOutput]) -> EncoderOutput:
+    """Return the outputs of several items as one of all their rows."""
+    layers = zip(*(output.deepstack_features for output in outputs), strict=True)
+    return EncoderOutput(
+        torch.cat([output.last_hidden_state for output in outputs]),
+        torch.cat([output.pooler_output for output in outputs]),
+        tuple(map(torch.cat, layers)),
+    )
+
+
 def distances(ours: EncoderOutput, theirs: EncoderOutput) -> dict[str, float]:
     """Return the relative L2 distance of every field by name."""
     mine, truth = fields_of(ours), fields_of(theirs)
