@@ -94,6 +94,8 @@ def test_the_slow_tier_has_twenty_grids_a_family() -> None:
 def grids_of(family: Family, tier: str) -> list[Grids]:
     if family.variant and not family.tiled and tier == "fast":
         return QWEN_FAST[:2]
+    if family.name.startswith("gemma4") and tier == "narrow":
+        return QWEN_SLOW  # its table has 160 rows an axis, which those two grids do not reach
     lists = {
         (False, "fast"): QWEN_FAST,
         (False, "slow"): QWEN_SLOW,
