@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from benchmarks.measuring.results import write_results
+from benchmarks.measuring.tables import markdown
 from benchmarks.traffic.sizes import Size, fixed_sizes, other_lists
 from encoders import InternViT, Qwen2_5VLEncoder, Qwen2VLEncoder, Qwen3VLEncoder
 from encoders.base.vision_encoder import VisionEncoder
@@ -195,6 +196,32 @@ def show(result: dict[str, Any]) -> None:
             row = rows["fixed"]
             cells = "".join(f"{row['classes'][kind]:>12.1%}" for kind in kinds)
             print(f"{family:20} {choice:14} {row['eager']:>6.1%} {row['below']:>6.1%} |{cells}")
+
+
+def table_of_choices(result: dict[str, Any]) -> str:
+    """Return the padding of three choices of budgets on the fixed list of sizes, in Markdown."""
+    choices = ("default", "geometric", "powers of two")
+    rows = [
+        (family, *(_percent(by_choice[choice]["fixed"]) for choice in choices))
+        for family, by_choice in result.items()
+        if family != "Qwen2.5-VL p14"
+    ]
+    return markdown(("preprocessing of", *choices), rows)
+
+
+def table_of_lists(result: dict[str, Any]) -> str:
+    """Return the padding of the default budgets on the other lists of sizes, in Markdown."""
+    families = [family for family in result if family != "Qwen2.5-VL p14"]
+    rows = [
+        (name, *(_percent(result[family]["default"][name]) for family in families))
+        for name in result[families[0]]["default"]
+        if name != "fixed"
+    ]
+    return markdown(("default budgets", *families), rows)
+
+
+def _percent(row: dict[str, Any]) -> str:
+    return f"{100 * row['padding']:.1f} %"
 
 
 def main() -> None:

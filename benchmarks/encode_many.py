@@ -30,7 +30,7 @@ import statistics
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
@@ -257,6 +257,18 @@ def cut_batches(encoder: VisionEncoder, arrays: Sequence[Any], most: int) -> lis
         batches[-1].append(grid)
         used += tokens
     return batches
+
+
+def sentence(body: Mapping[str, Any]) -> str:
+    """Return what :func:`on_gpu` measured as a sentence for ``docs/embedding.md``."""
+    rate = {name: round(value) for name, value in body["images per second"].items()}
+    return (
+        f"On an H200, `GraphedEncoder.embed_many` with the tower of {body['tower']} (flash-attn-4, "
+        f"{body['items']:,} photographs of seven sizes) encoded {rate['from memory']} decoded "
+        f"photographs per second where replays alone made {rate['replays']}, and "
+        f"{rate['from files']} from JPEG files with {body['workers']} threads, which decode "
+        f"{rate['decoding']} (`python -m benchmarks.encode_many gpu`)."
+    )
 
 
 def main() -> None:

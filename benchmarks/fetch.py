@@ -29,11 +29,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from benchmarks.measuring.results import write_results
+from benchmarks.measuring.tables import markdown
 
 ROOT = Path(__file__).parents[1]
 
@@ -310,6 +312,20 @@ def beside_transformers(hub: Hub, folder: Path, about: dict[str, Any]) -> dict[s
     assert len({row["sha256"] for row in ways.values()}) == 1, "the towers differ"
     versions = {"transformers": transformers.__version__}
     return {"versions": versions, "checkpoint": about, "loads": ways}
+
+
+def table(record: Mapping[str, Any]) -> str:
+    """Return the figures of the first load of :func:`both_ways` as a Markdown table."""
+    head = ("first load", "seconds", "requests", "MB transferred", "growth of host memory, MB")
+    names = {"ranges": "`load_encoder`", "shards": "`snapshot_download` of the shards"}
+    rows = []
+    for way, name in names.items():
+        row = record["first_load"][way]
+        least, most = row["seconds_range"]
+        megabytes = (f"{row['bytes'] / 1e6:,.1f}", f"{row['memory_growth'] / 1e6:,.0f}")
+        seconds = f"{row['seconds']:.2f} ({least:.2f} to {most:.2f})"
+        rows.append((name, seconds, str(row["requests"]), *megabytes))
+    return markdown(head, rows)
 
 
 def main() -> None:

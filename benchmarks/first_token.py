@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedMode
 
 from benchmarks.measuring.machine import about
 from benchmarks.measuring.results import write_results
+from benchmarks.measuring.tables import markdown
 from benchmarks.towers import TOWERS
 from encoders import Qwen3VLConfig, Qwen3VLEncoder
 from encoders.contract import Grid
@@ -143,6 +144,18 @@ def measure(
             }
         )
     return rows
+
+
+def table(body: Mapping[str, Any]) -> str:
+    """Return the milliseconds of every workload as a Markdown table."""
+    ways = {
+        "transformers": "transformers' tower",
+        "accelerated": "`as_vision_tower(accelerated)`",
+        "graphs": "`as_vision_tower(GraphedEncoder)`",
+        "without a tower": "no tower at all",
+    }
+    rows = [(row["workload"], *(f"{row[f'{way} ms']:.1f}" for way in ways)) for row in body["rows"]]
+    return markdown(("images", *ways.values()), rows)
 
 
 class KnownFeatures(nn.Module):

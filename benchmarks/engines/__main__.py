@@ -3,7 +3,6 @@
     python -m benchmarks.engines --json benchmarks/results/engines_h200.json
     python -m benchmarks.engines --models Qwen3-VL-8B --modes stock,ours --layers 4
     python -m benchmarks.engines --check --json benchmarks/results/engines_check_h200.json
-    python -m benchmarks.engines --write      (draws the table of docs/engines.md)
 
 An engine is vLLM with one of the three towers, in a process of its own with its share of the GPU
 memory; it works while the others wait. All engines of a model get the same requests, one engine
@@ -28,7 +27,6 @@ from typing import Any
 from benchmarks.engines.check import PARTS
 from benchmarks.engines.measure import CELLS, MODES, describe, measure, recorder
 from benchmarks.engines.models import MODELS
-from benchmarks.engines.table import write_page
 
 
 def run_apart(options: argparse.Namespace, module: str, given: dict[str, Any]) -> None:
@@ -58,16 +56,13 @@ def read_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--runners", default="0,1", help="of --check: V2 model runner off, on")
     parser.add_argument("--eager-language-model", action="store_true", help="compile nothing")
     parser.add_argument("--check", action="store_true")
-    parser.add_argument("--write", action="store_true", help="draw the table of docs/engines.md")
     parser.add_argument("--one", type=json.loads, help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure engines, check their tokens, or write the tables, as the command line says."""
+    """Measure engines, or check their tokens, as the command line says."""
     options = read_options(arguments)
-    if options.write:
-        return write_page()
     if options.one:
         return measure(**options.one, record=recorder(options.json, describe))
     layers = None if options.layers == "all" else int(options.layers)

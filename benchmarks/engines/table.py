@@ -1,6 +1,5 @@
-"""Writes the tables of ``docs/engines.md`` from the results of ``benchmarks/engines``.
+"""Makes the tables of ``docs/engines.md`` from the results of ``benchmarks/engines``.
 
-python -m benchmarks.engines --write
 python -m benchmarks.engines.table --merge A.json B.json      (rows of several runs into one file)
 """
 
@@ -17,10 +16,8 @@ from benchmarks.engines.measure import CELLS, MODES, key, write_rows
 from benchmarks.measuring.tables import markdown
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "engines.md"
 RESULTS = ROOT / "benchmarks" / "results" / "engines_h200.json"
 CHECKS = ROOT / "benchmarks" / "results" / "engines_check_h200.json"
-BEGIN, END = "<!-- engines: begin -->", "<!-- engines: end -->"
 NOT_RUN = "Not run on a GPU yet."
 TOWERS = {"stock": "vLLM eager", "graphs": "vLLM graphs", "ours": "vitgraph"}
 """The name in the table of each of :data:`MODES`."""
@@ -98,12 +95,6 @@ def checks(body: dict[str, Any]) -> list[str]:
     memory = ("KV blocks (vLLM's tower)", "MiB of our tower")
     head = (*first, same, "median gap", *memory, "mixed requests answered")
     return ["", markdown((*first, *reference), compared), "", markdown(head, graphs)]
-
-
-def write_page() -> None:
-    """Write the tables into ``docs/engines.md``, between two marker comments."""
-    before, rest = PAGE.read_text().split(BEGIN)
-    PAGE.write_text(f"{before}{BEGIN}\n{drawn()}\n{END}{rest.split(END)[1]}")
 
 
 def merge(files: Sequence[Path]) -> dict[str, Any]:

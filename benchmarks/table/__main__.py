@@ -1,7 +1,6 @@
-"""Writes ``benchmarks/RESULTS.md`` and the charts of speed from the files in benchmarks/results.
+"""Prints ``benchmarks/RESULTS.md`` from the files in benchmarks/results.
 
-    python -m benchmarks.table            (prints the page)
-    python -m benchmarks.table --write    (writes the page, docs/speed.svg and docs/speed_bars.svg)
+    python -m benchmarks.table    (prints the page; python -m benchmarks.pages writes it)
 
 ``python -m benchmarks`` measures these results. The times of vLLM and the floors (the least times
 that the GPU's peak rates allow) are in other files, which say how they were obtained; the tables
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measuring.tables import markdown
-from benchmarks.table.charts import draw_bars, draw_picture, picture_link
+from benchmarks.table.charts import picture_link
 from benchmarks.table.results import (
     VLLM,
     Body,
@@ -36,7 +35,6 @@ from benchmarks.table.results import (
 )
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "benchmarks" / "RESULTS.md"
 RESULTS = ROOT / "benchmarks" / "results" / "speed_h100.json"
 OTHERS = (ROOT / "benchmarks" / "results" / "speed_h200.json",)
 """The results of the same benchmark on other GPUs; files that do not exist are left out."""
@@ -45,7 +43,7 @@ PATHS = ROOT / "benchmarks" / "results" / "paths_speed_h200.json"
 VIEWS = {"image": "whole", "tiles": "tiles"}
 HEAD = """# Results
 
-`python -m benchmarks` measures, and `python -m benchmarks.table --write` writes this page.
+`python -m benchmarks` measures, and `python -m benchmarks.pages` writes this page.
 [docs/speed.md](../docs/speed.md) says what is fast and why, [NOTES.md](NOTES.md) what was tried."""
 STAGES = (("torch", "cold"), ("auto", "cold"), ("auto", "warm"), ("auto", "saved"), ("fp8", "cold"))
 
@@ -372,19 +370,13 @@ def least_in_bold(milliseconds: Sequence[float | None]) -> list[str]:
 
 
 def main() -> None:
-    """Print ``benchmarks/RESULTS.md``, or write it and draw the charts."""
+    """Print ``benchmarks/RESULTS.md``."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.table", description=__doc__)
-    parser.add_argument("--write", action="store_true", help="write the page and the charts")
-    options = parser.parse_args()
+    parser.parse_args()
     body = read_results()
     if body is None:
         parser.error(f"{RESULTS}: there is no such file; `python -m benchmarks` measures")
-    if not options.write:
-        print(page(body))
-        return
-    PAGE.write_text(page(body))
-    draw_picture(body)
-    draw_bars(body)
+    print(page(body))
 
 
 if __name__ == "__main__":

@@ -40,12 +40,6 @@ def host_results() -> dict[str, Any]:
     }
 
 
-def test_the_page_shows_the_committed_figures() -> None:
-    """Measured anew? ``python -m benchmarks.scale --write`` writes the page."""
-    page = scale.PAGE.read_text()
-    assert scale.fill(page, scale.generated_parts()) == page
-
-
 def test_cores_are_computed_from_rates() -> None:
     assert "| Qwen3-VL-8B | 6.0 |" in scale.cores(gpu_results(), host_results())
     said = scale.decoding(host_results())

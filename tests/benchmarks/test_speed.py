@@ -27,8 +27,6 @@ from tests.support.commands.command_line import Cli
 from vitgraph.commands import bench_speed
 from vitgraph.timing import milliseconds, random_pixels
 
-ROOT = Path(__file__).parents[2]
-
 
 def run_of(ms: float) -> dict[str, float]:
     return {"min": 0.9 * ms, "median": ms, "max": 1.2 * ms, "runs": 15}
@@ -211,44 +209,16 @@ def test_the_page_and_both_charts_are_made_of_results(tmp_path: Path) -> None:
         check_picture(tmp_path / "speed.svg")
 
 
-def test_the_page_on_speed_shows_the_committed_figures() -> None:
-    """Measured anew? Write the new figures into these sentences of ``docs/speed.md``."""
-    body = table.read_results()
-    assert body is not None
-    page = " ".join((ROOT / "docs" / "speed.md").read_text().split())
-    rows = {(tower["tower"], row["workload"]): row for tower, row in table.table_rows(body)}
-    windows, small = rows["Qwen2.5-VL-7B", "8x448"], rows["Qwen3-VL-8B", "1x448"]
-    said = [
-        f"128 windows and takes {table.number(speed_results.median(windows, 'hf_ms'))} ms",
-        f"one call: {table.number(speed_results.median(windows, 'hf_flash_ms'))} ms",
-        f"our graphs take {table.number(speed_results.graphed(windows))}.",
-        f"takes {table.number(speed_results.median(small, 'accelerated_ms'))} ms at 448x448",
-        f"and {table.number(speed_results.graphed(small))} ms with a graph",
-    ]
-    for kernels in ("torch", "auto"):
-        gains = speed_results.over_vllm(body["towers"], kernels)
-        ends = sorted(gains, key=lambda name: gains[name])
-        said += [f"{gains[name]:.2f}x ({name})" for name in (ends[0], ends[-1])]
-    alone = [
-        speed_results.graphed(row) - speed_results.median(row, "bare_ms")
-        for (_, workload), row in rows.items()
-        if workload in ("1x224", "1x448", "1 tile")
-    ]
-    said.append(f"add {min(alone):.2f} to {max(alone):.2f} ms for one image of up to 448x448")
-    assert [sentence for sentence in said if sentence not in page] == []
-
-
 def check_picture(path: Path) -> None:
     root = ElementTree.parse(path).getroot()
     assert root.find("{*}title") is not None
     assert root.find("{*}desc") is not None
 
 
-def test_page_and_charts_show_the_committed_speed_figures(tmp_path: Path) -> None:
-    """Measured anew? ``python -m benchmarks.table --write`` writes the page and the charts."""
+def test_the_charts_show_the_committed_speed_figures(tmp_path: Path) -> None:
+    """Measured anew? ``python -m benchmarks.pages`` draws the charts."""
     body = table.read_results()
     assert body is not None
-    assert table.PAGE.read_text() == table.page(body)
     charts.draw_bars(body, tmp_path / "bars.svg")
     for path in (tmp_path / "bars.svg", charts.BARS):
         words = [text.text for text in ElementTree.parse(path).getroot().findall(".//{*}text")]

@@ -21,7 +21,6 @@ from weights import FAMILIES
 
 KINDS = [kind if kind in ("mistral3", "gemma3", "internvl") else slow(kind) for kind in CASES]
 """All models; three of them run in a plain pytest."""
-PAGE = Path(__file__).parents[3] / "docs" / "integrations.md"
 
 
 def logits(model: PreTrainedModel, **inputs: Tensor) -> Tensor:
@@ -160,23 +159,3 @@ def test_every_model_type_is_one_of_transformers() -> None:
     kinds = [kind for call in CALLS.values() for kind in call.models]
     assert len(kinds) == len(set(kinds))
     assert set(kinds) <= set(CONFIG_MAPPING)
-
-
-def test_the_page_lists_the_towers_and_the_models() -> None:
-    text = PAGE.read_text().partition("<!-- towers: begin -->\n")[2]
-    assert text.partition("<!-- towers: end -->")[0] == towers_table()
-
-
-def towers_table() -> str:
-    """The two tables of the page, written from the records."""
-    lines = ["| encoder | models of transformers, by `model_type` | replaced |", "|---|---|---|"]
-    for encoder, call in CALLS.items():
-        kinds: dict[Any, list[str]] = {}
-        for kind, place in call.models.items():
-            kinds.setdefault(place, []).append(f"`{kind}`")
-        for place, names in kinds.items():
-            parts = " and ".join(f"`{part}`" for part in place if part)
-            lines.append(f"| `{encoder.__name__}` | {', '.join(names)} | {parts} |")
-    lines += ["", "| not supported | why |", "|---|---|"]
-    lines += [f"| `{encoder.__name__}` | {reason} |" for encoder, reason in REFUSED.items()]
-    return "\n".join(["", *lines, "", ""])
