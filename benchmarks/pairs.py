@@ -89,7 +89,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "vectors": options.vectors,
         "width": options.width,
         "threshold": options.threshold,
-        "pairs": found.count,
+        "pairs": found.found,
         "groups": len(found.groups),
         "seconds": round(seconds, 2),
         "cpu_seconds": round(cpu_seconds, 2),

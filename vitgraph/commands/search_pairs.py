@@ -34,7 +34,7 @@ def print_pairs(options: argparse.Namespace, vectors: Vectors) -> None:
     header, rows = _table(vectors, found, options.top)
     if rows:
         print(format_table(header, rows))
-    pairs = f"{counted(found.count, 'pair')} with a cosine of at least {options.pairs:g}"
+    pairs = f"{counted(found.found, 'pair')} with a cosine of at least {options.pairs:g}"
     if found.pairs is None:
         images = sum(map(len, found.groups))
         pairs += (

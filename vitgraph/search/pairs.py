@@ -47,7 +47,7 @@ class Rows(Protocol):
 class Duplicates(NamedTuple):
     """The near-duplicates among the vectors of a job."""
 
-    count: int
+    found: int
     """The number of pairs, listed or not."""
     pairs: Tensor | None
     """The rows of each pair, int64 [pairs, 2], largest cosine first; None if there are too many."""
@@ -87,10 +87,11 @@ def find_duplicates(
                 held[begin : begin + len(rows)] = rows[: len(held) - begin]
             for column in range(0, min(begin + len(rows), len(held)), block):
                 columns = held[column : min(column + block, begin + len(rows))]
-                near = rows @ columns.T >= threshold
+                cosines = rows @ columns.T
+                near = cosines >= threshold
                 if column + len(columns) > begin:  # each pair once, and no row with itself
                     near = near.tril(begin - column - 1)
-                found.add(near, start, first + column, rows, columns)
+                found.add(cosines, near, start, first + column)
     return found.result()
 
 
@@ -110,15 +111,14 @@ class _Found:
         self._labels = torch.arange(total, device=device)
         """The first row of the group of each row, as far as it is known, int64 [N]."""
 
-    def add(self, near: Tensor, row: int, column: int, rows: Tensor, columns: Tensor) -> None:
+    def add(self, cosines: Tensor, near: Tensor, row: int, column: int) -> None:
         """Add the pairs of two blocks.
 
         Args:
-            near: bool [B, B], whether a row of the first block and one of the second are a pair.
+            cosines: those of the rows of the first block and of the second, [B, B].
+            near: bool [B, B], which of them are a pair.
             row: the number of the first row of the first block.
             column: the number of the first row of the second block.
-            rows: the vectors of the first block, of length 1, [B, D].
-            columns: the vectors of the second block, [B, D].
         """
         count = int(near.count_nonzero())
         listed = self.count <= self._most
@@ -126,9 +126,7 @@ class _Found:
         if self.count <= self._most:
             if count:
                 places = near.nonzero()
-                first, second = places.T
-                cosines = (rows[first] * columns[second]).sum(1)
-                self._cosines.append(cosines.cpu())
+                self._cosines.append(cosines[near].cpu())
                 self._pairs.append((places.flip(1) + places.new_tensor([column, row])).cpu())
             return
         if listed:  # the first block with too many

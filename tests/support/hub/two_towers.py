@@ -83,9 +83,8 @@ def write_two_towers(folder: Path, kind: str) -> Path:
                 parameter.normal_(0, 0.2)
     model.save_pretrained(folder)
     tokenizer_of(kind).save_pretrained(folder)
-    processor: dict[str, Any] = {
-        "image_processor_type": f"{'CLIP' if kind == 'metaclip_2' else name}ImageProcessor"
-    }
+    prepared = "CLIP" if kind == "metaclip_2" else name
+    processor: dict[str, Any] = {"image_processor_type": f"{prepared}ImageProcessor"}
     processor |= {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
     if kind == "siglip2":
         processor |= {"patch_size": 8, "max_num_patches": 16}

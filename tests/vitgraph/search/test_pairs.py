@@ -73,7 +73,7 @@ def test_pairs_and_groups_are_those_of_the_definition(
     pairs, groups = by_definition(matrix, threshold)
     listed = find(matrix, threshold, len(pairs))
     assert listed.pairs is not None
-    assert listed.count == len(listed.pairs) == len(pairs)
+    assert listed.found == len(listed.pairs) == len(pairs)
     assert set(map(tuple, listed.pairs.tolist())) == pairs
     assert (2, 4) in pairs
     assert listed.cosines.tolist() == sorted(listed.cosines.tolist(), reverse=True)
@@ -82,7 +82,7 @@ def test_pairs_and_groups_are_those_of_the_definition(
     assert listed.groups == []
     for most in (0, len(pairs) - 1):
         joined = find(matrix, threshold, most)
-        assert (joined.count, joined.pairs) == (len(pairs), None)
+        assert (joined.found, joined.pairs) == (len(pairs), None)
         assert {frozenset(group.tolist()) for group in joined.groups} == groups
         sizes = [len(group) for group in joined.groups]
         assert sizes == sorted(sizes, reverse=True)
@@ -93,7 +93,7 @@ def test_a_chain_of_pairs_is_one_group(monkeypatch: pytest.MonkeyPatch) -> None:
     angles = np.random.default_rng(0).permutation(100) * 0.01
     found = find(np.stack((np.cos(angles), np.sin(angles)), 1), np.cos(0.0101), 10)
     assert [group.tolist() for group in found.groups] == [list(range(100))]
-    assert found.count == 99
+    assert found.found == 99
 
 
 def test_vectors_of_any_length_are_compared() -> None:
