@@ -78,6 +78,18 @@ def test_a_replay_is_padded_eager_bit_for_bit(any_form: tuple[str, GraphedEncode
     assert hits[0] == hits[1]
 
 
+@pytest.mark.parametrize("name", GRAPHED)
+def test_blocks_of_a_replay_are_those_of_padded_eager(name: str) -> None:
+    names = ("blocks.0", "blocks.1.attn", "blocks.1")
+    encoder, grids = form(name, "auto"), calls_of(name)["images"]
+    pixels = on_gpu(encoder, grids)
+    static = GraphedEncoder(encoder, budgets_of(name), outputs=names, backend="static")
+    graphed = replaying(encoder, budgets_of(name), outputs=names)
+    replayed, padded = graphed(pixels, grids), static(pixels, grids)
+    assert all(torch.equal(replayed.extras[one], padded.extras[one]) for one in names)
+    graphed.release()
+
+
 def test_a_replay_is_as_near_to_float32_as_eager_is(family: tuple[str, GraphedEncoder]) -> None:
     """The rule for bfloat16: pooled error at most 1.1 times eager's own, no call over 1.3 times."""
     name, graphed = family
