@@ -77,7 +77,7 @@ WITHOUT_TABLE = ("qwen2_", "exaone4_5", "pixtral", "minimax_m3", "ernie4_5_vl", 
 INTERN_FAST: list[Grids] = [[[1, 4, 4]], [[2, 8, 8]], [[1, 6, 10]]]
 INTERN_SLOW: list[Grids] = [
     *INTERN_FAST,
-    *([[1, side, side]] for side in (6, 10, 12, 14, 16, 30)),
+    *([[1, side, side]] for side in (6, 10, 12, 14, 16, 18)),
     *([[1, *sides]] for sides in ((4, 10), (12, 6), (10, 14), (16, 8), (6, 18), (20, 4))),
     [[1, 32, 32]],
     [[1, 4, 32]],
