@@ -33,6 +33,8 @@ class TileEncoder(VisionEncoder):
     config: TileConfig
     _grid_multiple: int = 1
     """The height and width of a tile in patches must be multiples of this number."""
+    _grid_multiple_name: str = "the pixel shuffle"
+    """What needs these multiples, for error messages."""
     _largest_batch: int = 64
     """The number of tiles of the largest CUDA graph that is captured by default. A larger batch
     runs as several replays, which costs nothing if this many tiles keep the device busy."""
@@ -139,6 +141,25 @@ class TileEncoder(VisionEncoder):
         check_input_size(sum(t for t, _, _ in grids), max_input_size)
         return {}
 
+    def _shared_grid(self, grids: list[Grid], max_input_size: int | None) -> tuple[int, int]:
+        """Return the patches down and across of all tiles, which share their positions.
+
+        Metadata that is padded to ``max_input_size`` tiles is for tiles of the usual size.
+
+        Raises:
+            ValueError: tiles of several sizes, or more than ``max_input_size``.
+        """
+        check_input_size(sum(t for t, _, _ in grids), max_input_size)
+        side = self.side // self.config.patch_size
+        h, w = grids[0][1:] if grids and max_input_size is None else (side, side)
+        other_grid = next((grid for grid in grids if grid[1:] != (h, w)), None)
+        if other_grid:
+            raise ValueError(
+                f"grid {other_grid[1]}x{other_grid[2]}: all views of a call have one size, here "
+                f"{h}x{w} patches; encode others in another call"
+            )
+        return h, w
+
     def _maps_of_grids(
         self, features: Tensor, grid_thw: GridLike, tiles: Sequence[Tiling] | None = None
     ) -> list[Tensor]:
@@ -172,4 +193,4 @@ class TileEncoder(VisionEncoder):
         return torch.unflatten(tokens, 0, (-1, *self._token_grid(h, w)))
 
     def _read(self, grid_thw: GridLike) -> list[Grid]:
-        return read_grid(grid_thw, self._grid_multiple, "the pixel shuffle")
+        return read_grid(grid_thw, self._grid_multiple, self._grid_multiple_name)

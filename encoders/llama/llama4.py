@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from ..base.checks import check_input_size, check_rows, require_metadata
+from ..base.checks import check_rows, require_metadata
 from ..base.tile_encoder import TileEncoder
 from ..block_parts import BlockParts, plain_parts
 from ..data import EncoderOutput, Grid, GridLike, Metadata
@@ -177,15 +177,7 @@ class Llama4Encoder(TileEncoder):
         self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
     ) -> Metadata:
         """Return the rotary cos and sin [n, K/2] of one tile, which all tiles share."""
-        check_input_size(sum(t for t, _, _ in grids), max_input_size)
-        side = self.side // self.config.patch_size
-        h, w = grids[0][1:] if grids and max_input_size is None else (side, side)
-        other_grid = next((grid for grid in grids if grid[1:] != (h, w)), None)
-        if other_grid:
-            raise ValueError(
-                f"grid {other_grid[1]}x{other_grid[2]}: all tiles of a call have one size, here "
-                f"{h}x{w} patches; encode others in another call"
-            )
+        h, w = self._shared_grid(grids, max_input_size)
         dtype = torch.promote_types(self.class_embedding.dtype, torch.float32)
         cos, sin = rotary_cos_sin(h, w, self.config.head_size, self.config.rope_theta, dtype)
         return {"rotary_pos_emb_cos": cos, "rotary_pos_emb_sin": sin}
