@@ -100,3 +100,27 @@ def convolve(layer: nn.Module, maps: Tensor) -> Tensor:
     rows = F.linear(columns.mT.flatten(0, 1), layer.weight.flatten(1), layer.bias)
     height, width = ((size + 2 * pad - kernel) // stride + 1 for size in maps.shape[2:])
     return torch.unflatten(rows, 0, (maps.shape[0], height, width)).permute(0, 3, 1, 2)
+
+
+def upsample(layer: nn.Module, maps: Tensor) -> Tensor:
+    """Apply a ConvTranspose2d whose kernel equals its stride, as :func:`convolve` does a Conv2d.
+
+    Args:
+        layer: the ConvTranspose2d, a module that wraps or replaces it, or any other module.
+        maps: [B, C, h, w].
+
+    Returns:
+        [B, D, p*h, p*w] for a kernel of p x p; of another module, what it returns.
+    """
+    if (
+        not isinstance(layer, nn.ConvTranspose2d)
+        or not is_plain(layer, types=(nn.ConvTranspose2d,))
+        or layer.kernel_size != layer.stride
+        or maps.dtype != torch.float32
+    ):
+        out: Tensor = layer(maps)
+        return out
+    rows = F.linear(maps.permute(0, 2, 3, 1), layer.weight.flatten(1).t())
+    p, q = layer.kernel_size
+    out = rearrange(rows, "b h w (d p q) -> b d (h p) (w q)", p=p, q=q)
+    return out if layer.bias is None else out + layer.bias[:, None, None]

@@ -93,7 +93,7 @@ class FusedAttention:
         for norm, part in ((parts.q_norm, q), (parts.k_norm, k), (parts.v_norm, v)):
             if norm is not None and not (type(norm) is nn.Identity and is_untouched(norm)):
                 self._norm_in_place(norm, part if parts.head_norms else part.flatten(1))
-        cos, sin = (self.metadata.get(f"rotary_pos_emb_{name}") for name in ("cos", "sin"))
+        cos, sin = self._angles(parts)
         if self.buffer is None:  # zeros, because kernels leave padded rows unwritten
             self.buffer = torch.zeros_like(q, memory_format=torch.contiguous_format)
         if parts.windowed not in self.picks:
@@ -160,6 +160,13 @@ class FusedAttention:
         if self.tile_rows:
             check_equal_segments(longest, self.tile_rows)
         return self.metadata["cu_seqlens"], self.tile_rows or int(longest)
+
+    def _angles(self, parts: BlockParts) -> tuple[Tensor | None, Tensor | None]:
+        """Return the rotary cos and sin of a block; windows of equal size may have their own."""
+        name = "rotary_pos_emb_"
+        if parts.windowed and f"window_{name}cos" in self.metadata:
+            name = f"window_{name}"
+        return self.metadata.get(f"{name}cos"), self.metadata.get(f"{name}sin")
 
     def _shape_of(self, q: Tensor, segments: int, longest: int, group: int) -> AttentionShape:
         rows, heads, size = q.shape
