@@ -2,7 +2,7 @@
 
 Each maker has a folder with its towers, one file each, and its pixels (``*_pixels``): ``qwen``,
 ``intern``, ``siglip``, ``clip``, ``glm``, ``gemma``, ``deepseek``, ``step``, ``kimi``, ``mistral``,
-``minimax``, ``baidu``, ``llama``, ``idefics``, ``lfm`` and ``dino``.
+``minimax``, ``baidu``, ``llama``, ``idefics``, ``lfm``, ``dino`` and ``meta``.
 
 All other files and folders are shared; in the order in which a value travels:
 
@@ -87,6 +87,8 @@ from .lfm.lfm2_vl import Lfm2VLConfig as Lfm2VLConfig
 from .lfm.lfm2_vl import Lfm2VLEncoder as Lfm2VLEncoder
 from .llama.llama4 import Llama4Config as Llama4Config
 from .llama.llama4 import Llama4Encoder as Llama4Encoder
+from .meta.sam3 import Sam3Config as Sam3Config
+from .meta.sam3 import Sam3Encoder as Sam3Encoder
 from .minimax.minimax_m3 import MiniMaxM3Config as MiniMaxM3Config
 from .minimax.minimax_m3 import MiniMaxM3Encoder as MiniMaxM3Encoder
 from .mistral.pixtral import PixtralConfig as PixtralConfig

@@ -74,6 +74,7 @@ SLOW_TOWERS = frozenset(
         "paddleocr_vl",
         "pixtral",
         "qwen2_vl",
+        "sam3",
         "step3",
     )
 )

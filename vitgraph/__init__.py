@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from encoders import Qwen2_5VLEncoder as Qwen2_5VLEncoder
     from encoders import Qwen2VLEncoder as Qwen2VLEncoder
     from encoders import Qwen3VLEncoder as Qwen3VLEncoder
+    from encoders import Sam3Encoder as Sam3Encoder
     from encoders import Siglip2Encoder as Siglip2Encoder
     from encoders import SiglipEncoder as SiglipEncoder
     from encoders import Step3Encoder as Step3Encoder

@@ -191,7 +191,8 @@ def small_config(family: Family, published: JsonObject, depth: int, width: int) 
         config["hidden_size"] = TEXT_WIDTH
     for part in _sections(section):
         part.update(facts.named_sizes.get(str(part.get("model_name", "")), {}))
-    small = _tower_sizes(section, depth, width)
+    # SAM 3 has the sizes of its tower in a section inside that of the tower and its neck.
+    small = _tower_sizes(_section_of(section, "backbone_config") or section, depth, width)
     for outer in (section, _section_of(config, "high_res_vision_config")):
         for part in _sections(outer):
             _shrink(part, small, depth)

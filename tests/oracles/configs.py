@@ -9,7 +9,9 @@ Config = dict[str, Any]
 
 def vision_of(config: Config) -> Config:
     """Return the tower's part of a published config."""
-    return config.get("thinker_config", config)["vision_config"]
+    outer = config.get("thinker_config") or config.get("detector_config") or config
+    vision: Config = outer["vision_config"]
+    return vision
 
 
 CHAT_KEYS = (
@@ -31,8 +33,9 @@ def edited(config: Config, **changes: Any) -> Config:
         changes: new values; those of CHAT_KEYS go to the top level, and ``llm_width`` is the width
             of the language model beside an InternViT, a Step or a DeepSeek tower.
     """
-    if "thinker_config" in config:
-        return {**config, "thinker_config": edited(config["thinker_config"], **changes)}
+    for outer in ("thinker_config", "detector_config"):
+        if outer in config:
+            return {**config, outer: edited(config[outer], **changes)}
     config = {**config, **{key: changes.pop(key) for key in CHAT_KEYS if key in changes}}
     if "llm_width" in changes and "language_config" in config:
         name = "aligner_config" if "aligner_config" in config else "projector_config"
@@ -46,4 +49,9 @@ def edited(config: Config, **changes: Any) -> Config:
         config[name] = {**config[name], "hidden_size": changes.pop("llm_width")}
     if "vision_config" not in config:  # of a tower alone
         return {**config, **changes}
-    return {**config, "vision_config": {**config["vision_config"], **changes}}
+    vision = config["vision_config"]
+    if "backbone_config" in vision:  # of SAM 3, whose neck has its sizes beside it
+        neck = {key: changes.pop(key) for key in (*changes,) if key in vision}
+        vision = {**vision, **neck}
+        changes = {"backbone_config": {**vision["backbone_config"], **changes}}
+    return {**config, "vision_config": {**vision, **changes}}

@@ -42,6 +42,7 @@ from .references.moonvit import KIMI_K25, KIMI_VL, MoonViTReference, moonvit_key
 from .references.paddleocr_vl import paddle_keys, paddle_output, paddle_reference
 from .references.pixtral import PixtralReference, pixtral_keys, pixtral_output
 from .references.qwen import glm_output, qwen2_5_output, qwen_output, qwen_reference
+from .references.sam3 import SAM3_NARROW, sam3_keys, sam3_output, sam3_reference
 from .references.siglip import (
     HEADLESS,
     SIZES,
@@ -326,5 +327,16 @@ FAMILIES = [
         narrow=SIZES,
         tiny={**SIZES, "num_hidden_layers": 3},
         variant=True,
+    ),
+    make_row(
+        "sam3", "facebook/sam3", sam3_reference, sam3_keys, sam3_output,
+        shallow={
+            "num_hidden_layers": 2, "global_attn_indexes": [1], "window_size": 2,
+            "scale_factors": [1.0],
+        },
+        narrow=SAM3_NARROW,
+        tiny={
+            **SAM3_NARROW, "num_hidden_layers": 3, "global_attn_indexes": [1], "image_size": 112,
+        },
     ),
 ]  # fmt: skip

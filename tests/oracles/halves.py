@@ -48,6 +48,7 @@ SIX_OF_SEVERAL = {
     "deepseek_vl": siglip(layers=6),
     "deepseek_vl_hybrid": hybrid(low={"layers": 6}, high={"layers": 1, "global_attn_indexes": [0]}),
     "deepseek_ocr": ocr(clip={"layers": 6}, sam={"layers": 6, "global_attn_indexes": [2, 5]}),
+    "sam3": {"num_hidden_layers": 6, "global_attn_indexes": [2, 5], "window_size": 8},
 }
 """Six blocks of the families whose config describes towers inside its vision section."""
 

@@ -43,6 +43,7 @@ def graph_encoder(encoder: Encoder, options: GraphOptions, precision: Precision)
     device = next(encoder.parameters()).device
     on_cuda = device.type == "cuda"
     trial = not on_cuda and options.budgets is None
+    smallest = max(path.budget_range[0] for path in encoder.paths.values())
     if not on_cuda:
         _note(
             f"there are no CUDA graphs on {device}: items are padded to budgets and run without, "
@@ -57,7 +58,7 @@ def graph_encoder(encoder: Encoder, options: GraphOptions, precision: Precision)
             max_frames_per_batch=options.segments,
             outputs=OUTPUT_FIELDS,
             backend="cudagraph" if on_cuda else "static",
-            max_budget=max(TRIAL_BUDGET, options.items) if trial else None,
+            max_budget=max(TRIAL_BUDGET, smallest, options.items) if trial else None,
             max_graphs=TRIAL_GRAPHS if trial else MAX_GRAPHS,
             precision=precision,
         )

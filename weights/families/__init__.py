@@ -23,6 +23,7 @@ from .intern import INTERN_VIT
 from .kimi import MOONVIT
 from .lfm import LFM2_VL
 from .llama import LLAMA4
+from .meta import SAM3
 from .minimax import MINIMAX_M3
 from .mistral import PIXTRAL
 from .qwen import QWEN2_5_VL, QWEN2_VL, QWEN3_VL
@@ -60,6 +61,7 @@ FAMILIES: Mapping[str, Family] = {
         ERNIE4_5_VL,
         DINOV2,
         DINOV3,
+        SAM3,
     )
 }
 """Every family by name."""

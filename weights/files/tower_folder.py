@@ -33,7 +33,10 @@ if TYPE_CHECKING:  # families import torch, which reading a folder does not need
 
 KEY = "vitgraph"
 PROJECTOR = "projector.safetensors"
-_SECTIONS = ("vision_config", "thinker_config.vision_config", "vlm_config.vision_config")
+_SECTIONS = (
+    "vision_config",
+    *(f"{whole}.vision_config" for whole in ("thinker_config", "vlm_config", "detector_config")),
+)
 """The keys, joined by dots, under which published configs describe the vision tower; the config of
 a tower alone has none of them."""
 QUANTISATION = ("quantization_config", "compression_config")

@@ -133,7 +133,7 @@ def test_one_compilation_without_a_convolution_serves_every_grid(name: str) -> N
             max_frames_per_batch=4,
             max_seqlen_override=80,
             max_input_size=rows,
-            max_windows_per_batch=12,
+            max_windows_per_batch=48,
         )
         compiled(pixels, encoder_metadata=metadata)
     (graph,) = graphs

@@ -172,6 +172,8 @@ def blocks_of(name: str, reference: Any) -> Any:
         return reference.encoder.layer
     if name == "dinov3":
         return reference.model.layer
+    if name == "sam3":
+        return reference.backbone.layers
     return reference.vision_tower.encoder.layer if name.startswith("intern") else reference.blocks
 
 
@@ -194,6 +196,8 @@ def test_every_intermediate_matches_the_references_block(name: str) -> None:
         seen = [in_merge_order(x[0], grids, 2) for x in seen]
     if name == "llama4":  # the reference puts the class token last
         seen = [x[0].roll(1, dims=1) for x in seen]
+    if name == "sam3":
+        seen = [x.flatten(1, 2) for x in seen]
     if name == "minimax_m3":
         seen = [x[0] for x in seen]
     if name in ("gemma4", "dinov2", "dinov3"):  # whose references run frame by frame

@@ -214,7 +214,7 @@ def test_padding_is_finite_and_has_exactly_the_given_rows(name: str) -> None:
     for grids in (EMPTY, grids_for(name)):
         metadata = prepare(name, grids, **capacities)
         rows = capacities["max_input_size"]
-        if name in ("step3_vl", "llama4"):  # its tiles share the angles of one
+        if name in ("step3_vl", "llama4", "sam3"):  # its tiles share the angles of one
             rows = tiny(name).prefix_rows + 64
             assert len(metadata["rotary_pos_emb_cos"]) == rows
             assert len(metadata["rotary_pos_emb_sin"]) == rows
@@ -223,7 +223,8 @@ def test_padding_is_finite_and_has_exactly_the_given_rows(name: str) -> None:
             if value.is_floating_point() and key != "frame_table":  # one row per number of a frame
                 assert bool(value.isfinite().all()), key
                 packed = kind(name) == "patches" and key.startswith("rotary")
-                assert value.shape[0] == rows + (before if packed else 0), key
+                shared = 4 if key.startswith("window_") else rows  # SAM 3's windows are of 2x2
+                assert value.shape[0] == shared + (before if packed else 0), key
             elif key in ("prefix_index", "packed_index"):
                 assert value.numel() == before + (rows if key == "packed_index" else 0)
             elif key.endswith("_index"):

@@ -30,6 +30,7 @@ from encoders.inputs.pixel_rules import PixelRules
 from encoders.intern.intern_vit_pixels import TilePreprocessor
 from encoders.lfm.lfm2_vl_pixels import PatchTilesPreprocessor
 from encoders.llama.llama4_pixels import CanvasPreprocessor
+from encoders.meta.sam3_pixels import Sam3Preprocessor
 from encoders.siglip.siglip_pixels import StretchPreprocessor
 from encoders.step.step3_pixels import CropPreprocessor
 from tests.support.families.keywords import keyword_rows
@@ -193,7 +194,7 @@ def image_sizes(rules: Any) -> str:
             return f"{count}, and a thumbnail" if rules.use_thumbnail else count
         case CentreCropPreprocessor():
             return f"the square in the middle, at {square(rules.image_size)}"
-        case StretchPreprocessor():
+        case StretchPreprocessor() | Sam3Preprocessor():
             return f"stretched to {square(rules.image_size)}"
         case SplitPreprocessor():
             return (

@@ -45,6 +45,7 @@ TRANSFORMERS = {
     "dinov2_giant": ("dinov2", "Dinov2Model"),
     "dinov3": ("dinov3_vit", "DINOv3ViTModel"),
     "dinov3_plus": ("dinov3_vit", "DINOv3ViTModel"),
+    "sam3": ("sam3", "Sam3VisionModel"),
     "lfm2_vl": ("siglip2", "Siglip2VisionModel"),
     "lfm2_5_vl": ("siglip2", "Siglip2VisionModel"),
     "gemma3": ("siglip", "SiglipVisionModel"),
@@ -79,7 +80,7 @@ AUTO = {
     *("clip", "llava"),
     *("siglip", "siglip2", "lfm2_vl", "lfm2_5_vl", "gemma3", "idefics3", "smolvlm"),
     *("pixtral", "ministral3", "lighton_ocr", "gemma4", "gemma4_e2b"),
-    *("kimi_k25_hf", *DINO),
+    *("kimi_k25_hf", "sam3", *DINO),
 }
 """Recipes whose towers ``AutoModel`` of transformers builds."""
 

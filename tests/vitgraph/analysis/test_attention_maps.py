@@ -37,7 +37,7 @@ EAGER = [
     *("qwen2_vl", "qwen2_5_vl", "qwen2_5_omni", "exaone4_5", "qwen3_vl", "qwen3_omni", "qwen3_5"),
     *("intern_vit_300m", "intern_vit_6b", "deepseek_vl", "deepseek_vl_hybrid", "deepseek_ocr"),
     *("glm4v", "glm_ocr", "glm5_next", "pixtral", "siglip", "gemma3", "gemma4", "gemma4_e2b"),
-    *("moonvit", "kimi_vl", "llama4", "minimax_m3", "ernie4_5_vl"),
+    *("moonvit", "kimi_vl", "llama4", "minimax_m3", "ernie4_5_vl", "sam3"),
 ]
 """The towers whose references have an eager attention."""
 
@@ -84,6 +84,12 @@ def reference_weights(name: str, encoder: Any, reference: nn.Module, grids: Any)
             blocks.append([])
         blocks[-1] += list(weights)
     whole = [torch.stack([torch.block_diag(*h) for h in zip(*b, strict=True)]) for b in blocks]
+    if name == "sam3":  # whose windows lie one after the other
+        order = encoder.prepare_encoder_metadata(grids)["reverse_index"]
+        tiles = sum(grid[0] for grid in grids)
+        place = (torch.arange(tiles)[:, None] * len(order) + order).flatten()
+        in_order = zip(whole, blocks, strict=True)
+        whole = [w if len(b) == tiles else w[:, place][:, :, place] for w, b in in_order]
     return whole[-encoder.config.depth :]
 
 

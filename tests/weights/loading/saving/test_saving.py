@@ -38,8 +38,8 @@ def seeded(folder: Path, family: str = "qwen3_vl") -> VisionEncoder:
     return load_encoder(write_seeded_checkpoint(folder, family, width=64), progress=False)
 
 
-UNREAD = {"llava": ("blocks.1.", "norm.")}
-"""Recipe -> the parameters that are loaded, but that come after the layer that the model reads."""
+UNREAD = {"llava": ("blocks.1.", "norm."), "sam3": ("neck.0.", "neck.1.", "neck.3.")}
+"""Recipe -> the parameters that are loaded, but that no forward reads."""
 
 
 def train(encoder: Encoder) -> None:
