@@ -93,6 +93,8 @@ from .minimax.minimax_m3 import MiniMaxM3Config as MiniMaxM3Config
 from .minimax.minimax_m3 import MiniMaxM3Encoder as MiniMaxM3Encoder
 from .mistral.pixtral import PixtralConfig as PixtralConfig
 from .mistral.pixtral import PixtralEncoder as PixtralEncoder
+from .nvidia.c_radio import CRadioConfig as CRadioConfig
+from .nvidia.c_radio import CRadioEncoder as CRadioEncoder
 from .qwen.qwen2_5_vl import Qwen2_5VLConfig as Qwen2_5VLConfig
 from .qwen.qwen2_5_vl import Qwen2_5VLEncoder as Qwen2_5VLEncoder
 from .qwen.qwen2_vl import Qwen2VLConfig as Qwen2VLConfig

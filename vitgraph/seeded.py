@@ -190,7 +190,8 @@ def small_config(family: Family, published: JsonObject, depth: int, width: int) 
     if section is not config and "hidden_size" in config:
         config["hidden_size"] = TEXT_WIDTH
     for part in _sections(section):
-        part.update(facts.named_sizes.get(str(part.get("model_name", "")), {}))
+        name = part.get("model_name", part.get("model"))
+        part.update(deepcopy(dict(facts.named_sizes.get(str(name), {}))))
     # SAM 3 has the sizes of its tower in a section inside that of the tower and its neck.
     small = _tower_sizes(_section_of(section, "backbone_config") or section, depth, width)
     for outer in (section, _section_of(config, "high_res_vision_config")):
@@ -237,6 +238,7 @@ def _tower_sizes(section: JsonObject, depth: int, width: int) -> JsonDict:
         # Qwen2-VL's name for the language model's width; ERNIE's second name for the tower's.
         "hidden_size": width if is_tower_width else TEXT_WIDTH,
         "width": width,
+        "embed_dim": width,
         width_name: width,
     }
 

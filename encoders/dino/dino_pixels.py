@@ -1,80 +1,33 @@
 """Preprocessing of images for DINOv2 and DINOv3: one published size, or any size on request.
 
 Source: ``BitImageProcessor`` and ``DINOv3ViTImageProcessor`` of transformers 5.24.0, the classes
-that torchvision backs.
-
-Deliberate differences:
-
-- With ``min_pixels`` or ``max_pixels``, an image keeps its shape: its sides are rounded to whole
-  patches, and nothing is cut off. The source has one size for all images of a call.
-- Pixels at the right and bottom that make no whole patch are cut off; the source's tower never
-  reads them.
-- An image so long and narrow that resizing its short side makes over 2^28 pixels is rejected.
+that torchvision backs. ``encoders.inputs.fixed_size`` lists the deliberate differences.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ..data import Grid, Limits
-from ..inputs.images import CPU, StagedItem, StagedPath, resize
+from ..data import Limits
+from ..inputs.fixed_size import FixedSizePreprocessor, FixedSizeRules
+from ..inputs.images import CPU, StagedItem, StagedPath
 from ..inputs.intake import ImagesLike, VideosLike
-from ..inputs.patches import PatchPreprocessor
-from ..inputs.pixel_rules import PixelRules
 from ..inputs.processor_files import (
     CLIP_MEAN,
     CLIP_STD,
     IMAGENET_MEAN,
     IMAGENET_STD,
     ProcessorFiles,
-    Resample,
     image_section,
-    read_mean_std,
-    read_positive,
-    read_resample,
-    require_supported,
 )
-from ..inputs.sizes import MOST_PIXELS, fit_short_side
-
-_LONGEST = 1 << 14
-"""The longest side in pixels that a processor file may set."""
-_FIX = "crop the image, or pass max_pixels"
-"""The advice about an image that is too long and narrow for the published size."""
+from ..inputs.sizes import MOST_PIXELS
 
 
 @dataclass(frozen=True)
-class FixedSizeRules(PixelRules):
-    """Rules that give every image one size, unless a call bounds the area of an image."""
-
-    height: int = 224
-    width: int = 224
-    short_side: int | None = None
-    """The length to which the short side is resized before the middle of the image is taken; None:
-    images are stretched to height x width."""
-    is_fixed: bool = True
-    """Whether ``height`` and ``width`` hold; else the bounds on the area of an image do."""
-
-    def bounded(self, min_pixels: int | None, max_pixels: int | None) -> FixedSizeRules:
-        """Return a copy with other bounds, which then hold instead of the published size.
-
-        Args:
-            min_pixels: smallest area in pixels; None keeps the area of these rules.
-            max_pixels: largest area in pixels; None keeps the area of these rules.
-
-        Raises:
-            ValueError: the smallest area is larger than the largest.
-        """
-        rules = super().bounded(min_pixels, max_pixels)
-        assert isinstance(rules, FixedSizeRules)
-        return rules if min_pixels is max_pixels is None else replace(rules, is_fixed=False)
-
-
-@dataclass(frozen=True)
-class DinoPreprocessor(PatchPreprocessor):
+class DinoPreprocessor(FixedSizePreprocessor):
     """Resizes an image to the published size or, within bounds on the area, to whole patches."""
 
     in_float: bool = False
@@ -94,15 +47,6 @@ class DinoPreprocessor(PatchPreprocessor):
             *(patch_size, 1, 1, rules, rules), resample="bilinear", images_alone=True, in_float=True
         )
 
-    def say_defaults(self, config: Mapping[str, object]) -> tuple[str, str]:
-        """Return the defaults without processor files, and the keyword that changes one of them."""
-        rules = self.images
-        assert isinstance(rules, FixedSizeRules)
-        size = f"{rules.width}x{rules.height} pixels"
-        if rules.short_side:
-            size = f"the middle {size} of images whose short side is {rules.short_side}"
-        return f"{size}, mean={rules.mean}, std={rules.std}", "max_pixels"
-
     def stage(
         self, images: ImagesLike, videos: VideosLike, limits: Limits, device: torch.device = CPU
     ) -> list[StagedItem]:
@@ -116,97 +60,21 @@ class DinoPreprocessor(PatchPreprocessor):
         entry = image_section(files)
         if entry is None:
             return self
-        label, section = entry
-        usual: Resample = "bilinear" if self.in_float else "bicubic"
-        expected: dict[str, object] = {"resample": section.get("resample"), "do_pad": False}
-        mean, std = (IMAGENET_MEAN, IMAGENET_STD) if self.in_float else (CLIP_MEAN, CLIP_STD)
-        crops = section.get("do_center_crop", not self.in_float)
-        if crops is not None:
-            expected["do_center_crop"] = bool(crops)
-        require_supported(label, section, expected)
-        mean, std = read_mean_std(label, section, mean, std)
-        default = {"height": 224, "width": 224} if self.in_float else {"shortest_edge": 224}
-        height, width, short_side = _read_sizes(
-            label, section.get("size", default), section.get("crop_size", 224), bool(crops)
-        )
-        for side in (height, width):
-            if side < self.patch_size:
-                raise ValueError(
-                    f"{label}: images of {width}x{height} pixels have no patch of "
-                    f"{self.patch_size}x{self.patch_size}: use the processor files of the "
-                    "checkpoint's own repo"
-                )
-        rules = FixedSizeRules(
-            *(1, MOST_PIXELS, mean, std), height=height, width=width, short_side=short_side
-        )
-        return replace(
-            self,
-            images=rules,
-            resample=read_resample(label, section, usual),
-        )
-
-    def _grid(self, frames: Sequence[Tensor], rules: PixelRules) -> Grid:
-        assert isinstance(rules, FixedSizeRules)
-        if not rules.is_fixed:
-            return super()._grid(frames, rules)
-        if rules.short_side:
-            _, height, width = frames[0].shape
-            fit_short_side(height, width, rules.short_side, _FIX)  # rejects huge images early
-        return 1, rules.height // self.patch_size, rules.width // self.patch_size
-
-    def _resized(
-        self, frame: Tensor, rules: PixelRules, count: int, height: int, width: int
-    ) -> Tensor:
-        """Resize a frame by ``rules``, and cut it to ``height`` x ``width`` pixels."""
-        assert isinstance(rules, FixedSizeRules)
-        if not rules.is_fixed:
-            return self._resize(frame, height, width)
-        if not rules.short_side:
-            return self._resize(frame, rules.height, rules.width)[:, :height, :width]
-        _, old_height, old_width = frame.shape
-        new_height, new_width = fit_short_side(old_height, old_width, rules.short_side, _FIX)
-        top, left = (new_height - rules.height) // 2, (new_width - rules.width) // 2
-        resized = self._resize(frame, new_height, new_width)
-        return resized[:, top : top + height, left : left + width]
+        if self.in_float:
+            size = {"height": 224, "width": 224}
+            return self._follow(
+                *(*entry, IMAGENET_MEAN, IMAGENET_STD), resample="bilinear", size=size, crops=False
+            )
+        size = {"shortest_edge": 224}
+        return self._follow(*entry, CLIP_MEAN, CLIP_STD, resample="bicubic", size=size, crops=True)
 
     def _resize(self, frame: Tensor, height: int, width: int) -> Tensor:
         """Resize a frame, uint8 [3, H, W], as uint8 or as float32 from 0 to 1."""
         source = frame.to(torch.float32) * (1 / 255) if self.in_float else frame
-        return resize(source, height, width, self.resample)
+        return super()._resize(source, height, width)
 
 
 def _of_unit_scale(path: StagedPath) -> StagedPath:
     """Divide mean and std by 255, by which ``normalize`` multiplies them."""
     (r, g, b), (r2, g2, b2) = path.mean, path.std
     return path._replace(mean=(r / 255, g / 255, b / 255), std=(r2 / 255, g2 / 255, b2 / 255))
-
-
-def _read_sizes(
-    label: str, size: object, crop_size: object, crops: bool
-) -> tuple[int, int, int | None]:
-    """Return the height and width of all images, and the short side before they are cropped."""
-    sides = {"height": size, "width": size} if isinstance(size, int) and not crops else size
-    if not crops and isinstance(sides, Mapping) and set(sides) == {"height", "width"}:
-        height, width = (
-            read_positive(label, name, sides[name], 224, _LONGEST) for name in ("height", "width")
-        )
-        return height, width, None
-    short_side = size.get("shortest_edge") if isinstance(size, Mapping) and len(size) == 1 else size
-    if not crops or type(short_side) is not int:
-        raise ValueError(
-            f"{label}: size={size!r} is not implemented: it must be shortest_edge with a centre "
-            "crop, or height and width without one"
-        )
-    short_side = read_positive(label, "size", short_side, 224, _LONGEST)
-    crop = {"height": crop_size, "width": crop_size} if isinstance(crop_size, int) else crop_size
-    if not isinstance(crop, Mapping) or set(crop) != {"height", "width"}:
-        raise ValueError(f"{label}: crop_size={crop_size!r} must be height and width")
-    height, width = (
-        read_positive(label, name, crop[name], 224, _LONGEST) for name in ("height", "width")
-    )
-    if max(height, width) > short_side:
-        raise ValueError(
-            f"{label}: crop_size={crop_size!r} is over size={size!r}, and images are not padded: "
-            "use the processor files of the checkpoint's own repo"
-        )
-    return height, width, short_side

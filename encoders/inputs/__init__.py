@@ -9,6 +9,7 @@
 - ``images``: resizing, normalising and checks of the keywords of ``preprocess``, for all towers;
   ``exact_resize``, ``resize_kernel``: resizing on a GPU, to the bit as on the CPU
 - ``patches``: patches of images and clips of any size, for Qwen, GLM, ERNIE, MiniMax and Pixtral
+- ``fixed_size``: patches of images of one published size, for DINO and C-RADIO
 - ``views``: square views of a fixed size (whole images and tiles), for the other families
 - ``processor_files``: the defaults in a repo's processor files (``preprocessor_config.json``, ..);
   ``pixel_rules``: the same for towers over patches, such as Qwen's

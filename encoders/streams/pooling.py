@@ -135,7 +135,8 @@ def check_fields(
 _NO_CLASS_TOKEN = "pool='cls': this encoder has no class token; take pool='mean' or 'max'"
 _NO_HEAD = (
     "pool='head': this encoder has no head that makes one vector; those of SigLIP and SigLIP2 "
-    "(SiglipEncoder, Siglip2Encoder) and of CLIP (ClipEncoder) have one; take pool='mean' or 'max'"
+    "(SiglipEncoder, Siglip2Encoder), of CLIP (ClipEncoder) and of C-RADIO (CRadioEncoder) have "
+    "one; take pool='mean' or 'max'"
 )
 
 

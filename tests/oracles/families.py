@@ -10,6 +10,15 @@ from encoders.lfm.lfm2_vl import Lfm2VLTower
 
 from .family import make_row
 from .keys import intern_keys, omni2_5_keys, omni3_keys, same_keys
+from .references.c_radio import (
+    C_RADIO_NARROW,
+    c_radio_keys,
+    c_radio_output,
+    c_radio_reference,
+    c_radio_v3_keys,
+    c_radio_v3_output,
+    c_radio_v3_reference,
+)
 from .references.clip import (
     UNPROJECTED,
     clip_keys,
@@ -338,5 +347,19 @@ FAMILIES = [
         tiny={
             **SAM3_NARROW, "num_hidden_layers": 3, "global_attn_indexes": [1], "image_size": 112,
         },
+    ),
+    make_row(
+        "c_radio", "nvidia/C-RADIOv4-H", c_radio_reference, c_radio_keys, c_radio_output,
+        shallow={"num_hidden_layers": 1},
+        narrow=C_RADIO_NARROW,
+        tiny={**C_RADIO_NARROW, "num_hidden_layers": 3, "max_img_size": 192},
+    ),
+    make_row(
+        "c_radio_v3", "nvidia/C-RADIOv3-B", c_radio_v3_reference, c_radio_v3_keys,
+        c_radio_v3_output,
+        shallow={"num_hidden_layers": 2},
+        narrow=C_RADIO_NARROW,
+        tiny={**C_RADIO_NARROW, "num_hidden_layers": 3, "max_img_size": 192},
+        variant=True,
     ),
 ]  # fmt: skip

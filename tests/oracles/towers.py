@@ -35,7 +35,9 @@ For tests of what is no tower's own: the compiler's programs, wrapped layers, me
 """
 PATCH_TOWERS = [name for name in TOWERS if not BY_NAME[name].tiled]
 MERGING_TOWERS = [
-    name for name in PATCH_TOWERS if name not in ("siglip2", "lfm2_vl", "dinov2", "dinov3")
+    name
+    for name in PATCH_TOWERS
+    if name not in ("siglip2", "lfm2_vl", "dinov2", "dinov3", "c_radio")
 ]
 """The towers over patches that merge 2x2 of them, with rotary positions."""
 BLOCK_ORDER_TOWERS = [name for name in MERGING_TOWERS if name not in ("paddleocr_vl", "moonvit")]

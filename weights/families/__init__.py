@@ -26,6 +26,7 @@ from .llama import LLAMA4
 from .meta import SAM3
 from .minimax import MINIMAX_M3
 from .mistral import PIXTRAL
+from .nvidia import C_RADIO
 from .qwen import QWEN2_5_VL, QWEN2_VL, QWEN3_VL
 from .siglip import GEMMA3, SIGLIP, SIGLIP2
 from .step import STEP3, STEP3_VL
@@ -62,6 +63,7 @@ FAMILIES: Mapping[str, Family] = {
         DINOV2,
         DINOV3,
         SAM3,
+        C_RADIO,
     )
 }
 """Every family by name."""

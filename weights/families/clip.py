@@ -182,10 +182,10 @@ def _processor_of(config: JsonObject) -> JsonDict | None:
     """Return the processor file that a config of timm or open_clip describes."""
     if config.get("architecture") == "open_clip":
         return _open_clip_processor(config)
-    return _timm_processor(config)
+    return timm_processor(config)
 
 
-def _timm_processor(config: JsonObject) -> JsonDict | None:
+def timm_processor(config: JsonObject) -> JsonDict | None:
     """Return the processor file that says what ``pretrained_cfg`` of a timm config does."""
     images = config.get("pretrained_cfg")
     if not isinstance(images, Mapping) or "input_size" not in images:

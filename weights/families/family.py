@@ -49,6 +49,8 @@ class TransformersClass:
     make_fields: Callable[[JsonObject], JsonDict] = lambda section: {}
     """A function that takes the tower's part of a published config, and returns further fields that
     the class needs."""
+    reads: Callable[[JsonObject], bool] = lambda section: True
+    """Whether the class computes what the tower of a published config's part for it does."""
 
 
 @dataclass(frozen=True)

@@ -180,7 +180,8 @@ def transformers_class(
         return None
     section, parents = vision_section(config)
     kinds = [str(part.get("model_type")).removesuffix("_vision") for part in (section, *parents)]
-    return next((family.classes[kind] for kind in kinds if kind in family.classes), usual)
+    reader = next((family.classes[kind] for kind in kinds if kind in family.classes), usual)
+    return reader if reader.reads(section) else None
 
 
 def usage(config: JsonObject, family: Family, layout: Layout) -> str:

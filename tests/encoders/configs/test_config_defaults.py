@@ -23,7 +23,9 @@ REQUIRED = {
     "qwen2_5_vl": {"hidden_size", "intermediate_size", "out_hidden_size"},
     **{
         name: {"num_attention_heads"}
-        for name in ("clip", "siglip", "siglip2", "gemma3", "lfm2_vl", "dinov2", "dinov3")
+        for name in (
+            *("clip", "siglip", "siglip2", "gemma3", "lfm2_vl", "dinov2", "dinov3", "c_radio"),
+        )
     },
 }
 """The keys of a tower without which a config is refused though transformers has a default: sizes

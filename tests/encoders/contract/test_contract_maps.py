@@ -168,7 +168,7 @@ def blocks_of(name: str, reference: Any) -> Any:
         return reference["tower"].model.layers
     if name == "paddleocr_vl":
         return reference["tower"].vision_model.encoder.layers
-    if name == "dinov2":
+    if name in ("dinov2", "c_radio"):
         return reference.encoder.layer
     if name == "dinov3":
         return reference.model.layer
@@ -200,6 +200,9 @@ def test_every_intermediate_matches_the_references_block(name: str) -> None:
         seen = [x.flatten(1, 2) for x in seen]
     if name == "minimax_m3":
         seen = [x[0] for x in seen]
+    if name == "c_radio":  # which has packed rows
+        patches = encoder.prepare_encoder_metadata(grids)["patch_index"]
+        seen = [x[0][patches] for x in seen]
     if name in ("gemma4", "dinov2", "dinov3"):  # whose references run frame by frame
         seen = [x[0][encoder.prefix_rows :] for x in seen]
         seen = [torch.cat(seen[block::3]) for block in range(3)]

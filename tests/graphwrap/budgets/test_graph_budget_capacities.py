@@ -15,7 +15,17 @@ from tests.support.graphs.cases import OURS, at_true_size, is_tiled, pixels_for,
 from tests.support.towers.toy_encoder import ToyEncoder
 
 CLIPS = {"32 frames of 448x448": (32, 448), "64 frames of 224x224": (64, 224)}
-IMAGES_ALONE = ("step3_vl", "siglip2", "llama4", "clip", "llava", "dinov2", "dinov3", "sam3")
+IMAGES_ALONE = (
+    "step3_vl",
+    "siglip2",
+    "llama4",
+    "clip",
+    "llava",
+    "dinov2",
+    "dinov3",
+    "sam3",
+    "c_radio",
+)
 WITH_VIDEO = [name for name in OURS if name not in IMAGES_ALONE]
 
 

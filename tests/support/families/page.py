@@ -22,9 +22,9 @@ from encoders.clip.clip_pixels import CentreCropPreprocessor
 from encoders.deepseek.deepseek_ocr_pixels import OcrPreprocessor
 from encoders.deepseek.deepseek_vl2_pixels import CandidatePreprocessor
 from encoders.deepseek.deepseek_vl_pixels import HybridPreprocessor, SquarePreprocessor
-from encoders.dino.dino_pixels import DinoPreprocessor, FixedSizeRules
 from encoders.gemma.gemma4_pixels import SoftTokenPreprocessor
 from encoders.idefics.idefics3_pixels import SplitPreprocessor
+from encoders.inputs.fixed_size import FixedSizePreprocessor, FixedSizeRules
 from encoders.inputs.patches import PatchPreprocessor
 from encoders.inputs.pixel_rules import PixelRules
 from encoders.intern.intern_vit_pixels import TilePreprocessor
@@ -183,7 +183,7 @@ def image_sizes(rules: Any) -> str:
     match rules:
         case SoftTokenPreprocessor():
             return f"any size, at most {soft_tokens(rules, rules.images)} soft tokens"
-        case DinoPreprocessor(images=FixedSizeRules() as fixed):
+        case FixedSizePreprocessor(images=FixedSizeRules() as fixed):
             size = f"{fixed.width}x{fixed.height}"
             size = f"the middle {size}" if fixed.short_side else f"stretched to {size}"
             return f"{size}, or any size with `max_pixels`"

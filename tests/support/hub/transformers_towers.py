@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,8 @@ TRANSFORMERS = {
     "dinov3": ("dinov3_vit", "DINOv3ViTModel"),
     "dinov3_plus": ("dinov3_vit", "DINOv3ViTModel"),
     "sam3": ("sam3", "Sam3VisionModel"),
+    "c_radio": ("radio", "RadioModel"),
+    "c_radio_hf": ("radio", "RadioModel"),
     "lfm2_vl": ("siglip2", "Siglip2VisionModel"),
     "lfm2_5_vl": ("siglip2", "Siglip2VisionModel"),
     "gemma3": ("siglip", "SiglipVisionModel"),
@@ -69,8 +72,24 @@ TRANSFORMERS_TOWERS = first_of_each(TRANSFORMERS, lambda name: SEEDED[name].fami
 
 
 DINO = {"dinov2", "dinov2_registers", "dinov2_giant", "dinov3", "dinov3_plus"}
-RENAMED = {"step3_vl", "step3_vl_hf", *DINO}
+RENAMED = {"step3_vl", "step3_vl_hf", "c_radio", "c_radio_hf", *DINO}
 """Recipes whose tensors transformers renames, or permutes, while it reads them."""
+
+
+_OF_CONFIG = {"input_conditioner.norm_mean", "input_conditioner.norm_std", "summary_idxs"}
+FILLED = {"c_radio": _OF_CONFIG, "c_radio_hf": _OF_CONFIG}
+"""Recipe -> buffers that the class of transformers fills from the config, and that the folder of a
+tower lacks. The class saves them, and scales of 1, in a folder that it writes."""
+RESAVED = first_of_each(
+    {name: found for name, found in TRANSFORMERS.items() if name not in FILLED},
+    lambda name: SEEDED[name].family.name,
+)
+"""The recipes whose towers have the same tensors after transformers read and saved them."""
+
+
+def misread(info: Mapping[str, Iterable[object]], recipe: str) -> set[object]:
+    """Return what ``output_loading_info`` of transformers lists, but what the class fills."""
+    return {found for listed in info.values() for found in listed} - FILLED.get(recipe, set())
 
 
 AUTO = {
@@ -80,7 +99,7 @@ AUTO = {
     *("clip", "llava"),
     *("siglip", "siglip2", "lfm2_vl", "lfm2_5_vl", "gemma3", "idefics3", "smolvlm"),
     *("pixtral", "ministral3", "lighton_ocr", "gemma4", "gemma4_e2b"),
-    *("kimi_k25_hf", "sam3", *DINO),
+    *("kimi_k25_hf", "sam3", "c_radio", "c_radio_hf", *DINO),
 }
 """Recipes whose towers ``AutoModel`` of transformers builds."""
 

@@ -21,6 +21,7 @@ from weights import CheckpointError, inspect_checkpoint, load_encoder
 
 NOT_IN_TENSORS = {
     *("num_heads", "num_key_value_heads", "fullatt_block_indexes", "activation"),
+    "summary",
     *("global_blocks", "image_size", "projector_norm_eps", "candidate_resolutions"),
     *("ps_version", "dynamic_image_size", "max_dynamic_patch", "use_thumbnail"),
 }

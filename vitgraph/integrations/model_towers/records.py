@@ -15,6 +15,7 @@ from torch import Tensor
 
 from encoders import (
     ClipEncoder,
+    CRadioEncoder,
     DeepseekOCREncoder,
     DeepseekVL2Encoder,
     DeepseekVLEncoder,
@@ -121,6 +122,7 @@ CALLS: Mapping[type[Encoder], Call] = {
 _NO_MODEL = "transformers has no model with this tower"
 REFUSED: Mapping[type[Encoder], str] = {
     ClipEncoder: "its model in transformers projects the class token, not the tokens",
+    CRadioEncoder: "transformers has no model of images and text with this tower",
     Dinov2Encoder: "transformers has no model of images and text with this tower",
     Dinov3Encoder: "transformers has no model of images and text with this tower",
     Sam3Encoder: "its model in transformers reads all levels of the neck",

@@ -1,0 +1,1 @@
+"""The towers of NVIDIA: C-RADIO, alone and in Nemotron."""

@@ -1,0 +1,220 @@
+"""C-RADIO as NVIDIA, transformers and timm publish it.
+
+Source of the names: ``RadioModel`` of transformers 5.23.0 with the names that it reads, and
+``VisionTransformer`` and ``NaFlexVit`` of timm 1.0.31.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import isqrt
+
+from encoders import CRadioConfig, CRadioEncoder
+
+from ..layouts import Layout, Prefix
+from ..published import family_facts
+from ..strict_json import JsonDict, JsonObject
+from .clip import timm_processor
+from .family import Family, Fields, Shapes, TransformersClass, block_count, length
+
+_ROOT, _PATCHES = "radio_model.model", "radio_model.model.patch_generator"
+_UNSCALED = Layout(  # nvidia/C-RADIOv3-{H,g}, nvidia/C-RADIOv4-*
+    name="c_radio",
+    prefixes=(Prefix("", ""), Prefix("", "vision_model.")),  # the latter in Nemotron
+    marks=(f"{_PATCHES}.",),
+    renames={
+        f"{_PATCHES}.cls_token.token": "tokens",
+        f"{_PATCHES}.pos_embed": "pos_embed.weight",
+        f"{_PATCHES}.embedder": "patch_embed",
+        f"{_ROOT}.blocks.N": "blocks.N",
+    },
+    reshapes={"pos_embed.weight": "n d -> one n d"},
+    ignored=(
+        "radio_model.input_conditioner",  # constants, which the config states
+        "radio_model.summary_idxs",
+        *("input_conditioner", "summary_idxs"),  # so named if RadioModel read them from its config
+        f"{_ROOT}.reg_token",
+        f"{_PATCHES}.video_embedder",  # of Nemotron's videos
+    ),
+    processor_files=family_facts("c_radio").processors["c_radio"],
+)
+_SCALED = replace(  # nvidia/C-RADIOv3-{B,L}
+    _UNSCALED,
+    name="c_radio-scaled",
+    marks=(f"{_ROOT}.blocks.0.ls1.",),
+    renames={
+        f"{_ROOT}.blocks.N.ls1.grandma": "blocks.N.ls1",
+        f"{_ROOT}.blocks.N.ls2.grandma": "blocks.N.ls2",
+        **_UNSCALED.renames,
+    },
+)
+_SAVED = replace(  # as transformers saves it
+    _UNSCALED,
+    name="c_radio-saved",
+    marks=(f"{_ROOT}.blocks.0.layer_scale1.",),
+    renames={
+        f"{_ROOT}.blocks.N.layer_scale1.lambda1": "blocks.N.ls1",
+        f"{_ROOT}.blocks.N.layer_scale2.lambda1": "blocks.N.ls2",
+        **_UNSCALED.renames,
+    },
+)
+_LAYER = "encoder.layer.N"
+_HF = replace(  # as transformers saves it with save_original_format=False
+    _UNSCALED,
+    name="radio",
+    marks=("embeddings.patch_projection.",),
+    joins={"blocks.N.attn.qkv": tuple(f"{_LAYER}.attention.{part}_proj" for part in "qkv")},
+    renames={
+        "embeddings.position_embedding": "pos_embed.weight",
+        "embeddings.cls_register_token": "tokens",
+        "embeddings.patch_projection": "patch_embed",
+        f"{_LAYER}.attention.o_proj": "blocks.N.attn.proj",
+        f"{_LAYER}.layer_scale1.lambda1": "blocks.N.ls1",
+        f"{_LAYER}.layer_scale2.lambda1": "blocks.N.ls2",
+        _LAYER: "blocks.N",
+    },
+    ignored=("input_conditioner", "summary_idxs", "embeddings.video_patch_projection"),
+)
+_TIMM = Layout(  # timm/vit_*_patch16_radio_v*.c_radio
+    name="timm",
+    prefixes=(Prefix("", ""),),
+    marks=("cls_token", "blocks."),
+    renames={
+        "cls_token": "tokens",
+        "reg_token": "other_tokens",
+        "pos_embed": "pos_embed.weight",
+        "blocks.N.ls1.gamma": "blocks.N.ls1",
+        "blocks.N.ls2.gamma": "blocks.N.ls2",
+    },
+    reshapes=dict.fromkeys(("tokens", "other_tokens", "pos_embed.weight"), "n d -> one n d"),
+)
+_NAFLEX = replace(  # timm/naflexvit_*_patch16_radio_v*.c_radio
+    _TIMM,
+    name="timm-naflex",
+    marks=("embeds.",),
+    renames={
+        "embeds.cls_token": "tokens",
+        "embeds.reg_token": "other_tokens",
+        "embeds.pos_embed": "pos_embed.weight",
+        "embeds.proj": "patch_embed",
+        **dict(item for item in _TIMM.renames.items() if "blocks" in item[0]),
+    },
+    reshapes={**_TIMM.reshapes, "pos_embed.weight": "s² d -> one s s d"},
+)
+
+
+def _patch_size(shapes: Shapes) -> int:
+    """Return the side of a patch of three channels."""
+    kernel = shapes.get("patch_embed.proj.weight")
+    return kernel[3] if kernel else isqrt(shapes["patch_embed.weight"][1] // 3)
+
+
+_FIELDS: Fields = {  # shapes do not tell the number of heads, nor of class tokens
+    ("hidden_size",): length("blocks.0.mlp.fc2.weight", 0),
+    ("mlp_ratio",): lambda shapes: (
+        shapes["blocks.0.mlp.fc1.weight"][0] / shapes["blocks.0.mlp.fc2.weight"][0]
+    ),
+    ("num_hidden_layers",): block_count("blocks."),
+    ("patch_size",): _patch_size,
+    ("max_img_size",): lambda shapes: isqrt(shapes["pos_embed.weight"][0]) * _patch_size(shapes),
+    ("layer_scale",): lambda shapes: "blocks.0.ls1" in shapes,
+}
+_WIDTHS = ("embed_dim", "depth", "num_heads")
+_TEACHERS = {
+    "v3": (["clip", "siglip2", "dino_v2", "sam"], 8),
+    "v4": (["siglip2-g", "dino_v3_7b", "sam3"], 10),
+}
+"""The teachers of each version, of which the last has no part in the summary, and the number of
+rows before the patches."""
+
+
+def _timm_section(size: str, version: str, naflex: bool) -> Callable[[JsonObject], JsonDict]:
+    """Return the function that makes the config of a size of timm from its ``model_args``."""
+    (*summarised, last), rows = _TEACHERS[version]
+    letter = size if size == "so400m" else "g" if size == "giant" else size[0]
+    scaled = version == "v3" and size in ("base", "large")
+
+    def read(arguments: JsonObject) -> JsonDict:
+        own = {name: value for name, value in arguments.items() if name in _WIDTHS}
+        return {
+            "version": f"c-radio_{version}-{letter}",
+            "args": {
+                "model": f"vit_{size}_patch16_{'v2_' if scaled else ''}224",
+                "model_kwargs": own,
+                "cls_token_per_teacher": True,
+                "teachers": [
+                    *({"name": name} for name in summarised),
+                    {"name": last, "use_summary": False},
+                ],
+                "cpe_num_registers": rows - len(summarised) - 1,
+            },
+            "max_img_size": 2048 if naflex else arguments.get("img_size", 512),
+            "tokens_apart": True,
+            "patch_bias": True,
+            "patch_weight": "channels_last" if naflex else "kernel",
+        }
+
+    return read
+
+
+def _fields_of_class(section: JsonObject) -> JsonDict:
+    """Return the fields that ``RadioConfig`` of transformers needs, of a config of NVIDIA."""
+    config = CRadioConfig.from_hf(section)
+    return {
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.depth,
+        "num_attention_heads": config.num_heads,
+        "mlp_ratio": config.intermediate_size / config.hidden_size,
+        "patch_size": config.patch_size,
+        "max_img_size": config.position_side * config.patch_size,
+        "num_cls_tokens": config.class_tokens,
+        "num_registers": config.registers,
+        "summary_idxs": [*config.summary],
+    }
+
+
+def _processor_of(config: JsonObject) -> JsonDict | None:
+    """Return the processor file that a config of timm describes; the model normalises pixels."""
+    section = timm_processor(config)
+    return None if section is None else {**section, "do_normalize": False}
+
+
+_CLASS = TransformersClass(
+    "radio",
+    "RadioModel",
+    "radio",
+    make_fields=_fields_of_class,
+    # it has no other positions
+    reads=lambda section: not CRadioConfig.from_hf(section).align_corners,
+)
+C_RADIO = Family(
+    name="c_radio",
+    encoder=CRadioEncoder,
+    config=CRadioConfig,
+    model_types=(
+        *("radio", "nemotron_h_omni"),
+        *("NemotronH_Nano_Omni_Reasoning_V3", "NemotronH_Super_Omni_Reasoning_V3"),
+    ),
+    signs=(
+        ("patch_generator.embedder.weight", "patch_generator.pos_embed"),
+        ("embeddings.patch_projection.weight", "embeddings.cls_register_token"),
+    ),
+    layouts=(_SCALED, _SAVED, _UNSCALED, _HF, _NAFLEX, _TIMM),
+    classes=dict.fromkeys(("c_radio", "c_radio-saved", "radio"), _CLASS),
+    fields=_FIELDS,
+    timm={
+        f"{kind}_{size}_patch16_radio_{version}": _timm_section(size, version, kind != "vit")
+        for kind in ("vit", "naflexvit")
+        for version, sizes in (
+            ("v3", ("base", "large", "huge", "giant")),
+            ("v4", ("so400m", "huge")),
+        )
+        for size in sizes
+    },
+    processor_of=_processor_of,
+    refusals=dict.fromkeys(
+        ("NemotronH_Nano_VL_V2", "Llama_Nemotron_Nano_VL"),
+        "its tower is C-RADIO v2, whose positions and tiles no installed library has",
+    ),
+)
