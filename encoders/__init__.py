@@ -1,8 +1,10 @@
 """Reference vision encoders in pure PyTorch: one file per family, one contract for all families.
 
-Each maker has a folder with its towers, one file each, and its pixels (``*_pixels``): ``qwen``,
+Each maker or line of models has a folder with its towers, one file each, and its pixels
+(``*_pixels``; those of Qwen and GLM are in ``inputs.patches``, because others use them): ``qwen``,
 ``intern``, ``siglip``, ``clip``, ``glm``, ``gemma``, ``deepseek``, ``step``, ``kimi``, ``mistral``,
-``minimax``, ``baidu``, ``llama``, ``idefics``, ``lfm``, ``dino`` and ``meta``.
+``minimax``, ``baidu``, ``llama``, ``idefics``, ``lfm``, ``dino``, ``nvidia`` and ``meta``. Gemma 3
+is in ``siglip``, because it has SigLIP's tower.
 
 All other files and folders are shared; in the order in which a value travels:
 

@@ -163,6 +163,11 @@ class Ernie4_5VLEncoder(PatchEncoder):
         tokens = self.resampler(self.ln(hidden), metadata["pair_index"])
         return EncoderOutput(hidden, tokens, ())
 
+    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+        """Embed patches [P, patch_dim] as rows [P, D]."""
+        patches = self._admit_patches(pixel_values, self.ln.weight, metadata)
+        return self.patch_embed(patches)
+
     def _grid_metadata(
         self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
     ) -> Metadata:
@@ -186,11 +191,6 @@ class Ernie4_5VLEncoder(PatchEncoder):
             "rotary_pos_emb_sin": sin,
             "pair_index": frame_pairs(grids, merge, tokens),
         }
-
-    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
-        """Embed patches [P, patch_dim] as rows [P, D]."""
-        patches = self._admit_patches(pixel_values, self.ln.weight, metadata)
-        return self.patch_embed(patches)
 
 
 class PatchEmbed(nn.Module):

@@ -158,6 +158,13 @@ class PaddleOCRVLEncoder(RasterEncoder):
         tokens = self.projector(self.norm(hidden)[metadata["merge_index"]])
         return EncoderOutput(hidden, tokens, ())
 
+    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+        """Embed patches [P, patch_dim], and add interpolated positions, [P, D]."""
+        weight = self.patch_embed.proj.weight
+        patches = self.patch_embed(self._admit_patches(pixel_values, weight, metadata))
+        taps, weights = metadata["pos_embed_index"], metadata["pos_embed_weight"]
+        return self._add_weighted_rows(patches, self.pos_embed, taps, weights)
+
     def _grid_metadata(
         self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
     ) -> Metadata:
@@ -181,13 +188,6 @@ class PaddleOCRVLEncoder(RasterEncoder):
             "pos_embed_weight": weights,
             "merge_index": merge_order(grids, merge, rows),
         }
-
-    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
-        """Embed patches [P, patch_dim], and add interpolated positions, [P, D]."""
-        weight = self.patch_embed.proj.weight
-        patches = self.patch_embed(self._admit_patches(pixel_values, weight, metadata))
-        taps, weights = metadata["pos_embed_index"], metadata["pos_embed_weight"]
-        return self._add_weighted_rows(patches, self.pos_embed, taps, weights)
 
 
 class Block(nn.Module):

@@ -183,6 +183,11 @@ def squarest(tokens: int) -> tuple[int, int]:
 def merge_order_positions(grids: Sequence[Grid], merge: int, rows: int) -> Tensor:
     """Return the position of every patch in merge-block order.
 
+    The places of a grid of 2x4 patches, with blocks of 2x2::
+
+        0 1 | 4 5
+        2 3 | 6 7
+
     Args:
         grids: ``(t, h, w)`` per item, in patches.
         merge: side of a block in patches.

@@ -217,6 +217,18 @@ class ClipEncoder(TileEncoder):
         normed = self.norm(hidden)
         return EncoderOutput(hidden, normed[:, 1:].flatten(0, 1), (), {"prefix": normed[:, :1]})
 
+    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+        """Embed views [B, C, H, W] as a class token and patches with positions, [B, n, D]."""
+        pixels = self._admit_tiles(pixel_values, self.class_embedding)
+        patches: Tensor = self.patch_embed(pixels)
+        h, w = patches.shape[1:3]
+        cls = self.class_embedding.expand(len(patches), 1, -1)
+        rows = torch.cat((cls, patches.flatten(1, 2)), dim=1)
+        first, table = self.pos_embed[:1], self.pos_embed[1:]
+        positions = torch.cat((first, resize_table(table, h, w, antialias=False)))
+        embedded: Tensor = self.norm_pre(rows + positions)
+        return embedded
+
     @property
     def pooling_head(self) -> PoolingHead | None:
         """The projection of the class token that is compared with texts; None without one."""
@@ -229,18 +241,6 @@ class ClipEncoder(TileEncoder):
         rows = torch.stack([prefix[:, 0].mean(0) for prefix in prefixes])
         vectors: Tensor = self.head(rows)
         return vectors
-
-    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
-        """Embed views [B, C, H, W] as a class token and patches with positions, [B, n, D]."""
-        pixels = self._admit_tiles(pixel_values, self.class_embedding)
-        patches: Tensor = self.patch_embed(pixels)
-        h, w = patches.shape[1:3]
-        cls = self.class_embedding.expand(len(patches), 1, -1)
-        rows = torch.cat((cls, patches.flatten(1, 2)), dim=1)
-        first, table = self.pos_embed[:1], self.pos_embed[1:]
-        positions = torch.cat((first, resize_table(table, h, w, antialias=False)))
-        embedded: Tensor = self.norm_pre(rows + positions)
-        return embedded
 
 
 class LlavaEncoder(ClipEncoder):

@@ -301,6 +301,10 @@ class DeepseekOCRTower(TileEncoder):
         hidden = torch.cat((rows[:, 1:], features.flatten(1, 2)), dim=-1)
         return EncoderOutput(hidden, self.projector(hidden).flatten(0, 1), ())
 
+    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+        """Embed views [B, C, H, W] as a class token and n cells, [B, 1+n, width of CLIP]."""
+        return self.vision_model.embed_patches(self._compress(pixel_values))
+
     @property
     def blocks(self) -> nn.ModuleList:
         """The transformer blocks of CLIP, which run after those of SAM."""
@@ -318,10 +322,6 @@ class DeepseekOCRTower(TileEncoder):
     def _row_grid(self, h: int, w: int) -> tuple[int, int]:
         """Return rows and columns of the compressor's map for a view of ``h`` x ``w`` patches."""
         return compressed_side(h), compressed_side(w)
-
-    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
-        """Embed views [B, C, H, W] as a class token and n cells, [B, 1+n, width of CLIP]."""
-        return self.vision_model.embed_patches(self._compress(pixel_values))
 
     def _compress(self, pixel_values: Tensor) -> Tensor:
         """Run SAM and compressor on views [B, C, H, W]; return [B, h/4, w/4, width of CLIP]."""

@@ -188,14 +188,14 @@ class SiglipViews(TileEncoder):
         hidden = self.vision.norm(hidden)
         return EncoderOutput(hidden, self.aligner(hidden).flatten(0, 1), ())
 
+    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+        """Embed views [B, C, H, W] as patches with positions, [B, n, D]."""
+        return self.vision.embed_patches(self._admit_tiles(pixel_values, self.vision.pos_embed))
+
     @property
     def blocks(self) -> nn.ModuleList:
         """The transformer blocks of SigLIP."""
         return self.vision.blocks
-
-    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
-        """Embed views [B, C, H, W] as patches with positions, [B, n, D]."""
-        return self.vision.embed_patches(self._admit_tiles(pixel_values, self.vision.pos_embed))
 
 
 class DeepseekVLEncoder(SiglipViews):

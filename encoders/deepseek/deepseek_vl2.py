@@ -260,6 +260,10 @@ class DeepseekVL2Tower(TileEncoder):
         tokens = self.projector(unfold_2x2(hidden.unflatten(1, (h, w))))
         return EncoderOutput(hidden, tokens.flatten(0, 1), ())
 
+    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+        """Embed views [B, C, H, W] as patches with positions, [B, n, D]."""
+        return self.vision.embed_patches(self._admit_tiles(pixel_values, self.vision.pos_embed))
+
     @property
     def blocks(self) -> nn.ModuleList:
         """The transformer blocks of SigLIP."""
@@ -267,10 +271,6 @@ class DeepseekVL2Tower(TileEncoder):
 
     def _token_grid(self, h: int, w: int) -> tuple[int, int]:
         return token_grid(h, w)
-
-    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
-        """Embed views [B, C, H, W] as patches with positions, [B, n, D]."""
-        return self.vision.embed_patches(self._admit_tiles(pixel_values, self.vision.pos_embed))
 
 
 class Projector(nn.Module):

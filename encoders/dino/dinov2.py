@@ -192,6 +192,19 @@ class Dinov2Encoder(RasterEncoder):
             hidden = block(hidden)
         return self.prefixed_output(hidden, self.norm(hidden), metadata)
 
+    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+        """Embed patches [P, patch_dim], add positions, and pack them behind r rows, [T, D]."""
+        pixels = self._admit_pixels(pixel_values, self.cls_token)
+        require_metadata(metadata, "patch_index")
+        check_rows(pixels.shape[0], metadata["patch_index"].shape[0], "but encoder_metadata is for")
+        patches = self._add_positions(self.patch_embed(pixels), metadata)
+        prefix = self.cls_token[0]
+        if self.config.class_position:
+            prefix = prefix + self.pos_embed.weight[:1]
+        if self.register_tokens is not None:
+            prefix = torch.cat((prefix, self.register_tokens[0]))
+        return self.pack(prefix, patches, metadata)
+
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> TileSegments:
         """Return the tensors that all blocks read: offsets of segments, and padding."""
         offsets = metadata["cu_seqlens"]
@@ -227,19 +240,6 @@ class Dinov2Encoder(RasterEncoder):
                 taps[axis, start : start + t * h * w] = weights.repeat(t, 1)
             start += t * h * w
         return {"pos_embed_rows": taps[0], "pos_embed_columns": taps[1]}
-
-    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
-        """Embed patches [P, patch_dim], add positions, and pack them behind r rows, [T, D]."""
-        pixels = self._admit_pixels(pixel_values, self.cls_token)
-        require_metadata(metadata, "patch_index")
-        check_rows(pixels.shape[0], metadata["patch_index"].shape[0], "but encoder_metadata is for")
-        patches = self._add_positions(self.patch_embed(pixels), metadata)
-        prefix = self.cls_token[0]
-        if self.config.class_position:
-            prefix = prefix + self.pos_embed.weight[:1]
-        if self.register_tokens is not None:
-            prefix = torch.cat((prefix, self.register_tokens[0]))
-        return self.pack(prefix, patches, metadata)
 
     def _add_positions(self, patches: Tensor, metadata: Metadata) -> Tensor:
         """Return ``patches`` [P, D] plus the interpolated positions of each."""

@@ -182,6 +182,16 @@ class Dinov3Encoder(RasterEncoder):
             hidden = block(hidden)
         return self.prefixed_output(hidden, self.norm(hidden), metadata)
 
+    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+        """Embed patches [P, patch_dim], and pack them behind r rows, [T, D]."""
+        pixels = self._admit_pixels(pixel_values, self.cls_token)
+        require_metadata(metadata, "patch_index")
+        check_rows(pixels.shape[0], metadata["patch_index"].shape[0], "but encoder_metadata is for")
+        prefix = self.cls_token[0]
+        if self.register_tokens is not None:
+            prefix = torch.cat((prefix, self.register_tokens[0]))
+        return self.pack(prefix, self.patch_embed(pixels), metadata)
+
     def _grid_metadata(
         self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
     ) -> Metadata:
@@ -202,16 +212,6 @@ class Dinov3Encoder(RasterEncoder):
         head = self.config.hidden_size // self.config.num_heads
         cos, sin = centre_angles(places, head, self.config.rope_theta)
         return {"rotary_pos_emb_cos": cos, "rotary_pos_emb_sin": sin}
-
-    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
-        """Embed patches [P, patch_dim], and pack them behind r rows, [T, D]."""
-        pixels = self._admit_pixels(pixel_values, self.cls_token)
-        require_metadata(metadata, "patch_index")
-        check_rows(pixels.shape[0], metadata["patch_index"].shape[0], "but encoder_metadata is for")
-        prefix = self.cls_token[0]
-        if self.register_tokens is not None:
-            prefix = torch.cat((prefix, self.register_tokens[0]))
-        return self.pack(prefix, self.patch_embed(pixels), metadata)
 
 
 def centre_angles(places: Tensor, head_size: int, theta: float) -> tuple[Tensor, Tensor]:

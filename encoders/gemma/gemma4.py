@@ -167,6 +167,14 @@ class Gemma4Encoder(RasterEncoder):
         tokens = self._pool(hidden, metadata["pool_index"])
         return EncoderOutput(hidden, self.embed_vision(tokens), ())
 
+    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+        """Embed patches [P, patch_dim], and add the positions of their column and row, [P, D]."""
+        table = self.position_embedding_table
+        patches: Tensor = self.patch_embed(self._admit_patches(pixel_values, table, metadata))
+        columns, rows = table.unbind()
+        x, y = metadata["position_ids"].unbind(1)
+        return patches + (F.embedding(x, columns) + F.embedding(y, rows))
+
     @property
     def out_features(self) -> int:
         """The number of columns of ``pooler_output``."""
@@ -212,14 +220,6 @@ class Gemma4Encoder(RasterEncoder):
             "position_ids": positions,
             "pool_index": merge_order(grids, side, rows).view(-1, side**2),
         }
-
-    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
-        """Embed patches [P, patch_dim], and add the positions of their column and row, [P, D]."""
-        table = self.position_embedding_table
-        patches: Tensor = self.patch_embed(self._admit_patches(pixel_values, table, metadata))
-        columns, rows = table.unbind()
-        x, y = metadata["position_ids"].unbind(1)
-        return patches + (F.embedding(x, columns) + F.embedding(y, rows))
 
     def _pool(self, hidden: Tensor, index: Tensor) -> Tensor:
         """Return tokens [N, D]: means of patches ``index`` [N, 9], scaled and standardised."""

@@ -172,6 +172,15 @@ class Glm4VEncoder(PatchEncoder):
             hidden = block(hidden)
         return EncoderOutput(hidden, self.merger(self._downsample(hidden)), ())
 
+    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+        """Embed and norm patches [P, patch_dim], and add interpolated positions, [P, D]."""
+        weight = self.patch_embed.proj.weight
+        patches = self.patch_embed(self._admit_patches(pixel_values, weight, metadata))
+        taps, weights = metadata["pos_embed_index"], metadata["pos_embed_weight"]
+        normed = self.post_conv_layernorm(patches)
+        table = self.embeddings.position_embedding
+        return self._add_weighted_rows(normed, table, taps, weights)
+
     def _grid_metadata(
         self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
     ) -> Metadata:
@@ -194,15 +203,6 @@ class Glm4VEncoder(PatchEncoder):
             "pos_embed_index": index,
             "pos_embed_weight": weights,
         }
-
-    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
-        """Embed and norm patches [P, patch_dim], and add interpolated positions, [P, D]."""
-        weight = self.patch_embed.proj.weight
-        patches = self.patch_embed(self._admit_patches(pixel_values, weight, metadata))
-        taps, weights = metadata["pos_embed_index"], metadata["pos_embed_weight"]
-        normed = self.post_conv_layernorm(patches)
-        table = self.embeddings.position_embedding
-        return self._add_weighted_rows(normed, table, taps, weights)
 
     def _downsample(self, hidden: Tensor) -> Tensor:
         """Merge patches [P, D] to tokens [N, out]; the 2x2 patches of a token are adjacent rows."""

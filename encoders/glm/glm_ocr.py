@@ -164,6 +164,11 @@ class GlmOCREncoder(PatchEncoder):
             hidden = block(hidden)
         return EncoderOutput(hidden, self.merger(self._downsample(hidden)), ())
 
+    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+        """Embed patches [P, patch_dim] as rows [P, D]."""
+        weight = self.patch_embed.proj.weight
+        return self.patch_embed(self._admit_patches(pixel_values, weight, metadata))
+
     def _grid_metadata(
         self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
     ) -> Metadata:
@@ -181,11 +186,6 @@ class GlmOCREncoder(PatchEncoder):
             "rotary_pos_emb_cos": cos,
             "rotary_pos_emb_sin": sin,
         }
-
-    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
-        """Embed patches [P, patch_dim] as rows [P, D]."""
-        weight = self.patch_embed.proj.weight
-        return self.patch_embed(self._admit_patches(pixel_values, weight, metadata))
 
     def _downsample(self, hidden: Tensor) -> Tensor:
         """Merge patches [P, D] to tokens [N, out]; the 2x2 patches of a token are adjacent rows."""

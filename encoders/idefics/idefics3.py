@@ -151,15 +151,15 @@ class Idefics3Encoder(TileEncoder):
         )
         return EncoderOutput(hidden, self.projector(squares), ())
 
-    def _token_grid(self, h: int, w: int) -> tuple[int, int]:
-        """Return rows and columns of tokens of ``h`` x ``w`` patches: one per square of patches."""
-        return h // self.config.scale_factor, w // self.config.scale_factor
-
     def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
         """Embed tiles [B, C, H, W] as patches with positions, [B, n, D]."""
         pixels = self._admit_tiles(pixel_values, self.pos_embed)
         patches: Tensor = self.patch_embed(pixels)
         return patches.flatten(1, 2) + self._positions(*patches.shape[1:3])
+
+    def _token_grid(self, h: int, w: int) -> tuple[int, int]:
+        """Return rows and columns of tokens of ``h`` x ``w`` patches: one per square of patches."""
+        return h // self.config.scale_factor, w // self.config.scale_factor
 
     def _positions(self, h: int, w: int) -> Tensor:
         """Return position embeddings [h*w, D]: the table or, for another grid, nearest entries."""

@@ -193,6 +193,10 @@ class InternViT(TileEncoder):
         tokens = self.mlp1(pixel_shuffle(hidden[:, 1:], h, w, self.config.ps_version))
         return EncoderOutput(hidden, tokens, (), {"prefix": hidden[:, :1]})
 
+    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+        """Embed tiles [B, C, H, W] as a class token and patches with positions, [B, n, D]."""
+        return self.embeddings(self._admit_tiles(pixel_values, self.embeddings.class_embedding))
+
     @property
     def _blocks_run(self) -> int:
         return self.config.blocks_run
@@ -212,10 +216,6 @@ class InternViT(TileEncoder):
     def _token_grid(self, h: int, w: int) -> tuple[int, int]:
         """Return rows and columns of tokens of a tile of ``h`` x ``w`` patches: half of each."""
         return h // 2, w // 2
-
-    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
-        """Embed tiles [B, C, H, W] as a class token and patches with positions, [B, n, D]."""
-        return self.embeddings(self._admit_tiles(pixel_values, self.embeddings.class_embedding))
 
     def _token_maps(self, tokens: Tensor, h: int, w: int) -> Tensor:
         order = "(b h w)" if self.config.ps_version == "v2" else "(b w h)"

@@ -179,6 +179,14 @@ class MoonViTEncoder(RasterEncoder):
             hidden = block(hidden)
         return EncoderOutput(hidden, self.projector(self._mean_over_time(hidden, metadata)), ())
 
+    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+        """Embed patches [P, patch_dim], and add positions in time and space, [P, D]."""
+        weight = self.patch_embed.proj.weight
+        patches = self.patch_embed(self._admit_patches(pixel_values, weight, metadata))
+        timed = patches + metadata["frame_table"][metadata["frame_index"]]
+        taps, weights = metadata["pos_embed_index"], metadata["pos_embed_weight"]
+        return self._add_weighted_rows(timed, self.pos_embed, taps, weights).to(patches.dtype)
+
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> RotarySegments:
         """Return the tensors that all blocks read: rotary angles, offsets of segments, padding."""
         return RotarySegments.of(metadata, repeated=False)
@@ -214,14 +222,6 @@ class MoonViTEncoder(RasterEncoder):
             "merge_index": merge_index,
             "merge_weight": merge_weight,
         }
-
-    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
-        """Embed patches [P, patch_dim], and add positions in time and space, [P, D]."""
-        weight = self.patch_embed.proj.weight
-        patches = self.patch_embed(self._admit_patches(pixel_values, weight, metadata))
-        timed = patches + metadata["frame_table"][metadata["frame_index"]]
-        taps, weights = metadata["pos_embed_index"], metadata["pos_embed_weight"]
-        return self._add_weighted_rows(timed, self.pos_embed, taps, weights).to(patches.dtype)
 
     def _mean_over_time(self, hidden: Tensor, metadata: Metadata) -> Tensor:
         """Normalise patches [P, D], average them over a segment's frames: 4 per token, [N*4, D]."""

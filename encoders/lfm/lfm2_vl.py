@@ -209,6 +209,16 @@ class Lfm2VLTower(RasterEncoder):
         tokens = self.projector(self.norm(hidden)[metadata["merge_index"]])
         return EncoderOutput(hidden, tokens, ())
 
+    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+        """Embed patches [P, patch_dim], and add interpolated positions, [P, D]."""
+        pixels = self._admit_pixels(pixel_values, self.pos_embed)
+        require_metadata(metadata, "pos_embed_rows")
+        rows, columns = metadata["pos_embed_rows"], metadata["pos_embed_columns"]
+        check_rows(pixels.shape[0], rows.shape[0], "but encoder_metadata is for")
+        patches: Tensor = self.patch_embed(pixels)
+        weights = (rows[:, :, None] * columns[:, None]).flatten(1)
+        return patches + (weights @ self.pos_embed.to(weights.dtype)).to(patches.dtype)
+
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> TileSegments:
         """Return the tensors that all blocks read: offsets of segments, and padding."""
         offsets = metadata["cu_seqlens"]
@@ -242,16 +252,6 @@ class Lfm2VLTower(RasterEncoder):
             "pos_embed_columns": taps[1],
             "merge_index": merge_order(grids, merge, rows),
         }
-
-    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
-        """Embed patches [P, patch_dim], and add interpolated positions, [P, D]."""
-        pixels = self._admit_pixels(pixel_values, self.pos_embed)
-        require_metadata(metadata, "pos_embed_rows")
-        rows, columns = metadata["pos_embed_rows"], metadata["pos_embed_columns"]
-        check_rows(pixels.shape[0], rows.shape[0], "but encoder_metadata is for")
-        patches: Tensor = self.patch_embed(pixels)
-        weights = (rows[:, :, None] * columns[:, None]).flatten(1)
-        return patches + (weights @ self.pos_embed.to(weights.dtype)).to(patches.dtype)
 
 
 class Projector(nn.Module):

@@ -160,6 +160,18 @@ class Llama4Encoder(TileEncoder):
         tokens = self.projector(self.adapter(squares))
         return EncoderOutput(hidden, tokens, (), {"prefix": normed[:, :1]})
 
+    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+        """Embed tiles [B, C, H, W] as a class token and patches with positions, [B, n, D]."""
+        pixels = self._admit_tiles(pixel_values, self.class_embedding)
+        patch = self.config.patch_size
+        h, w = (size // patch for size in pixels.shape[2:])
+        patches = rearrange(pixels, "b c (h p) (w q) -> b (h w) (c p q)", p=patch, q=patch)
+        cls = self.class_embedding.expand(pixels.shape[0], 1, -1)
+        rows = torch.cat((cls, self.patch_embed(patches)), dim=1)
+        table = self.pos_embed
+        positions = torch.cat((table[-1:], resize_table(table[:-1], h, w, antialias=False)))
+        return self.norm_pre(rows + positions)
+
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> RotarySegments:
         """Return the tensors that all blocks read: rotary angles, offsets of segments, padding."""
         require_metadata(metadata, "rotary_pos_emb_cos")
@@ -181,18 +193,6 @@ class Llama4Encoder(TileEncoder):
         dtype = torch.promote_types(self.class_embedding.dtype, torch.float32)
         cos, sin = rotary_cos_sin(h, w, self.config.head_size, self.config.rope_theta, dtype)
         return {"rotary_pos_emb_cos": cos, "rotary_pos_emb_sin": sin}
-
-    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
-        """Embed tiles [B, C, H, W] as a class token and patches with positions, [B, n, D]."""
-        pixels = self._admit_tiles(pixel_values, self.class_embedding)
-        patch = self.config.patch_size
-        h, w = (size // patch for size in pixels.shape[2:])
-        patches = rearrange(pixels, "b c (h p) (w q) -> b (h w) (c p q)", p=patch, q=patch)
-        cls = self.class_embedding.expand(pixels.shape[0], 1, -1)
-        rows = torch.cat((cls, self.patch_embed(patches)), dim=1)
-        table = self.pos_embed
-        positions = torch.cat((table[-1:], resize_table(table[:-1], h, w, antialias=False)))
-        return self.norm_pre(rows + positions)
 
 
 class Block(nn.Module):

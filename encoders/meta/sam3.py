@@ -193,6 +193,14 @@ class Sam3Encoder(TileEncoder):
         tokens = rearrange(level(rows.mT.unflatten(2, (h, w))), "b c h w -> (b h w) c")
         return EncoderOutput(rows, tokens, ())
 
+    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+        """Embed views [B, C, H, W] as normed patches with positions, [B, n, D], by windows."""
+        patches: Tensor = self.patch_embed(self._admit_tiles(pixel_values, self.pos_embed))
+        (h, w), side = patches.shape[1:3], self.config.table_side
+        table = self.pos_embed.view(side, side, -1).repeat(-(-h // side), -(-w // side), 1)
+        embedded: Tensor = self.norm_pre(patches + table[:h, :w])
+        return by_windows(embedded, self.config.window_size)
+
     def neck_maps(
         self, features: FeatureRows, inputs: VisionInputs | GridLike
     ) -> list[dict[str, Tensor]]:
@@ -293,14 +301,6 @@ class Sam3Encoder(TileEncoder):
             ),
             "max_window_seqlen": torch.tensor(side**2, dtype=torch.int32, device="cpu"),
         }
-
-    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
-        """Embed views [B, C, H, W] as normed patches with positions, [B, n, D], by windows."""
-        patches: Tensor = self.patch_embed(self._admit_tiles(pixel_values, self.pos_embed))
-        (h, w), side = patches.shape[1:3], self.config.table_side
-        table = self.pos_embed.view(side, side, -1).repeat(-(-h // side), -(-w // side), 1)
-        embedded: Tensor = self.norm_pre(patches + table[:h, :w])
-        return by_windows(embedded, self.config.window_size)
 
 
 def by_windows(rows: Tensor, side: int) -> Tensor:

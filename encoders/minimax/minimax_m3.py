@@ -159,6 +159,12 @@ class MiniMaxM3Encoder(PatchEncoder):
             hidden = block(hidden)
         return EncoderOutput(hidden, self.projector(hidden), ())
 
+    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+        """Embed patches [P, patch_dim] as normed rows [P, D]."""
+        weight = self.patch_embed.proj.weight
+        patches = self._admit_patches(pixel_values, weight, metadata)
+        return self.norm_pre(self.patch_embed(patches))
+
     def _grid_metadata(
         self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
     ) -> Metadata:
@@ -175,12 +181,6 @@ class MiniMaxM3Encoder(PatchEncoder):
         )
         cos, sin = rotary_cos_sin(positions, self.config.head_size, self.config.rope_theta, dtype)
         return {"rotary_pos_emb_cos": cos, "rotary_pos_emb_sin": sin}
-
-    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
-        """Embed patches [P, patch_dim] as normed rows [P, D]."""
-        weight = self.patch_embed.proj.weight
-        patches = self._admit_patches(pixel_values, weight, metadata)
-        return self.norm_pre(self.patch_embed(patches))
 
 
 class Block(nn.Module):

@@ -248,6 +248,19 @@ class CRadioEncoder(RasterEncoder):
             hidden = block(hidden)
         return self.prefixed_output(hidden, hidden, metadata)
 
+    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+        """Embed patches [P, patch_dim], add positions, and pack them behind r rows, [T, D]."""
+        pixels = self._admit_pixels(pixel_values, self.tokens)
+        require_metadata(metadata, "pos_embed_index")
+        taps, weight = metadata["pos_embed_index"], metadata["pos_embed_weight"]
+        check_rows(pixels.shape[0], taps.shape[0], "but encoder_metadata is for")
+        if self.config.patch_weight == "channels_last":
+            planes = pixels.unflatten(1, (self.config.in_channels, -1))
+            pixels = planes.transpose(1, 2).flatten(1)
+        patches = self._add_weighted_rows(self.patch_embed(pixels), self.pos_embed, taps, weight)
+        apart = () if self.other_tokens is None else (self.other_tokens,)
+        return self.pack(torch.cat((self.tokens, *apart)), patches, metadata)
+
     @property
     def pooling_head(self) -> PoolingHead:
         """The summary of an image: the class tokens of some teachers, side by side."""
@@ -287,19 +300,6 @@ class CRadioEncoder(RasterEncoder):
             index[start:stop], weight[start:stop] = (part.repeat(t, 1) for part in taps)
             start = stop
         return {"pos_embed_index": index, "pos_embed_weight": weight}
-
-    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
-        """Embed patches [P, patch_dim], add positions, and pack them behind r rows, [T, D]."""
-        pixels = self._admit_pixels(pixel_values, self.tokens)
-        require_metadata(metadata, "pos_embed_index")
-        taps, weight = metadata["pos_embed_index"], metadata["pos_embed_weight"]
-        check_rows(pixels.shape[0], taps.shape[0], "but encoder_metadata is for")
-        if self.config.patch_weight == "channels_last":
-            planes = pixels.unflatten(1, (self.config.in_channels, -1))
-            pixels = planes.transpose(1, 2).flatten(1)
-        patches = self._add_weighted_rows(self.patch_embed(pixels), self.pos_embed, taps, weight)
-        apart = () if self.other_tokens is None else (self.other_tokens,)
-        return self.pack(torch.cat((self.tokens, *apart)), patches, metadata)
 
 
 class ScaledBlock(Block):

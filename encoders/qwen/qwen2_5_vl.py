@@ -173,6 +173,12 @@ class Qwen2_5VLEncoder(PatchEncoder):
         tokens = self.merger(hidden)[metadata["reverse_index"]]
         return EncoderOutput(self.in_input_order(hidden, metadata), tokens, ())
 
+    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+        """Embed patches [P, patch_dim] as rows [P, D] in window order."""
+        weight = self.patch_embed.proj.weight
+        patches = self.patch_embed(self._admit_patches(pixel_values, weight, metadata))
+        return self._reorder(patches, metadata["window_index"])
+
     def in_input_order(self, rows: Tensor, metadata: Metadata) -> Tensor:
         """Return rows [P, ..] in input order, from rows in window order."""
         return self._reorder(rows, metadata["reverse_index"])
@@ -218,12 +224,6 @@ class Qwen2_5VLEncoder(PatchEncoder):
             EncoderItemSpec(n := t * h * w, n // unit, t, h * w, t * -(-h // side) * -(-w // side))
             for t, h, w in self._read(grid_thw)
         ]
-
-    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
-        """Embed patches [P, patch_dim] as rows [P, D] in window order."""
-        weight = self.patch_embed.proj.weight
-        patches = self.patch_embed(self._admit_patches(pixel_values, weight, metadata))
-        return self._reorder(patches, metadata["window_index"])
 
     def _reorder(self, rows: Tensor, index: Tensor) -> Tensor:
         """Permute rows [P, ..]: row group i of the result is row group ``index[i]`` of ``rows``; a

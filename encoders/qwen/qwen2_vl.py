@@ -140,6 +140,11 @@ class Qwen2VLEncoder(PatchEncoder):
             hidden = block(hidden)
         return EncoderOutput(hidden, self.merger(hidden), ())
 
+    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+        """Embed patches [P, patch_dim] as rows [P, D]."""
+        weight = self.patch_embed.proj.weight
+        return self.patch_embed(self._admit_patches(pixel_values, weight, metadata))
+
     def _grid_metadata(
         self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
     ) -> Metadata:
@@ -158,11 +163,6 @@ class Qwen2VLEncoder(PatchEncoder):
             "rotary_pos_emb_cos": cos,
             "rotary_pos_emb_sin": sin,
         }
-
-    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
-        """Embed patches [P, patch_dim] as rows [P, D]."""
-        weight = self.patch_embed.proj.weight
-        return self.patch_embed(self._admit_patches(pixel_values, weight, metadata))
 
 
 class Block(nn.Module):

@@ -178,6 +178,13 @@ class Qwen3VLEncoder(PatchEncoder):
                 deepstack.append(merger(hidden))
         return EncoderOutput(hidden, self.merger(hidden), tuple(deepstack))
 
+    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+        """Embed patches [P, patch_dim], and add interpolated positions, [P, D]."""
+        weight = self.patch_embed.proj.weight
+        patches = self.patch_embed(self._admit_patches(pixel_values, weight, metadata))
+        taps, weights = metadata["pos_embed_index"], metadata["pos_embed_weight"]
+        return self._add_weighted_rows(patches, self.pos_embed, taps, weights)
+
     def _grid_metadata(
         self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
     ) -> Metadata:
@@ -200,13 +207,6 @@ class Qwen3VLEncoder(PatchEncoder):
             "pos_embed_index": index,
             "pos_embed_weight": weights,
         }
-
-    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
-        """Embed patches [P, patch_dim], and add interpolated positions, [P, D]."""
-        weight = self.patch_embed.proj.weight
-        patches = self.patch_embed(self._admit_patches(pixel_values, weight, metadata))
-        taps, weights = metadata["pos_embed_index"], metadata["pos_embed_weight"]
-        return self._add_weighted_rows(patches, self.pos_embed, taps, weights)
 
 
 class Block(nn.Module):

@@ -191,6 +191,13 @@ class SiglipEncoder(TileEncoder):
         h, w = (size // self.config.patch_size for size in pixel_values.shape[2:])
         return EncoderOutput(hidden, self._tokens(self.norm(hidden), h, w), ())
 
+    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+        """Embed views [B, C, H, W] as patches with positions, [B, n, D]."""
+        pixels = self._admit_tiles(pixel_values, self.pos_embed)
+        patches: Tensor = self.patch_embed(pixels)
+        h, w = patches.shape[1:3]
+        return patches.flatten(1, 2) + resize_table(self.pos_embed, h, w, antialias=False)
+
     def _tokens(self, normed: Tensor, h: int, w: int) -> Tensor:
         """Return the tokens [N, out] of the normed patches [B, n, D] of views of h*w patches."""
         return normed.flatten(0, 1)
@@ -199,13 +206,6 @@ class SiglipEncoder(TileEncoder):
     def pooling_head(self) -> PoolingHead | None:
         """The head that pools the tokens of an item to one vector; None if the model has none."""
         return PoolingHead(self.head) if self.config.use_head else None
-
-    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
-        """Embed views [B, C, H, W] as patches with positions, [B, n, D]."""
-        pixels = self._admit_tiles(pixel_values, self.pos_embed)
-        patches: Tensor = self.patch_embed(pixels)
-        h, w = patches.shape[1:3]
-        return patches.flatten(1, 2) + resize_table(self.pos_embed, h, w, antialias=False)
 
 
 class Gemma3Encoder(SiglipEncoder):

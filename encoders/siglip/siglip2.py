@@ -159,6 +159,16 @@ class Siglip2Encoder(RasterEncoder):
             hidden = block(hidden)
         return EncoderOutput(hidden, self.norm(hidden), ())
 
+    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+        """Embed patches [P, patch_dim], and add interpolated positions, [P, D]."""
+        pixels = self._admit_pixels(pixel_values, self.pos_embed)
+        require_metadata(metadata, "pos_embed_rows")
+        rows, columns = metadata["pos_embed_rows"], metadata["pos_embed_columns"]
+        check_rows(pixels.shape[0], rows.shape[0], "but encoder_metadata is for")
+        patches: Tensor = self.patch_embed(pixels)
+        weights = (rows[:, :, None] * columns[:, None]).flatten(1)
+        return patches + (weights @ self.pos_embed.to(weights.dtype)).to(patches.dtype)
+
     @property
     def pooling_head(self) -> PoolingHead | None:
         """The head that pools the tokens of an item to one vector; None if the model has none."""
@@ -192,13 +202,3 @@ class Siglip2Encoder(RasterEncoder):
                 taps[axis, start : start + t * h * w] = weights.repeat(t, 1)
             start += t * h * w
         return {"pos_embed_rows": taps[0], "pos_embed_columns": taps[1]}
-
-    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
-        """Embed patches [P, patch_dim], and add interpolated positions, [P, D]."""
-        pixels = self._admit_pixels(pixel_values, self.pos_embed)
-        require_metadata(metadata, "pos_embed_rows")
-        rows, columns = metadata["pos_embed_rows"], metadata["pos_embed_columns"]
-        check_rows(pixels.shape[0], rows.shape[0], "but encoder_metadata is for")
-        patches: Tensor = self.patch_embed(pixels)
-        weights = (rows[:, :, None] * columns[:, None]).flatten(1)
-        return patches + (weights @ self.pos_embed.to(weights.dtype)).to(patches.dtype)

@@ -175,6 +175,10 @@ class Step3Tower(TileEncoder):
         tokens = self.vit_large_projector(rearrange(maps, "b d h w -> (b h w) d"))
         return EncoderOutput(hidden, tokens, ())
 
+    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+        """Embed views [B, C, H, W] as class tokens and patches with positions, [B, 4+n, D]."""
+        return self.embeddings(self._admit_tiles(pixel_values, self.embeddings.class_embedding))
+
     @property
     def blocks(self) -> nn.ModuleList:
         """The transformer blocks of the tower, in the order in which they run."""
@@ -193,10 +197,6 @@ class Step3Tower(TileEncoder):
                     "least two patches per side"
                 )
         return grids
-
-    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
-        """Embed views [B, C, H, W] as class tokens and patches with positions, [B, 4+n, D]."""
-        return self.embeddings(self._admit_tiles(pixel_values, self.embeddings.class_embedding))
 
 
 class Embeddings(nn.Module):

@@ -191,6 +191,15 @@ class Step3VLTower(TileEncoder):
         tokens = self.vit_large_projector(rearrange(maps, "b d h w -> (b h w) d"))
         return EncoderOutput(hidden, tokens, ())
 
+    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
+        """Embed views [B, C, H, W] as normed patches with positions, [B, n, D]."""
+        pixels = self._admit_tiles(pixel_values, self.conv1.weight)
+        patch = self.config.patch_size
+        h, w = (size // patch for size in pixels.shape[2:])
+        patches = rearrange(pixels, "b c (h p) (w q) -> b (h w) (c p q)", p=patch, q=patch)
+        rows = patch_product(self.conv1, patches, self.patch)
+        return self.ln_pre(rows + self._positions(h, w))
+
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> RotarySegments:
         """Return the tensors that all blocks read: rotary angles, offsets of segments, padding."""
         require_metadata(metadata, "rotary_pos_emb_cos")
@@ -217,15 +226,6 @@ class Step3VLTower(TileEncoder):
         dtype = torch.promote_types(self.conv1.weight.dtype, torch.float32)
         cos, sin = rotary_cos_sin(h, w, self.config.head_size, dtype)
         return {"rotary_pos_emb_cos": cos, "rotary_pos_emb_sin": sin}
-
-    def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
-        """Embed views [B, C, H, W] as normed patches with positions, [B, n, D]."""
-        pixels = self._admit_tiles(pixel_values, self.conv1.weight)
-        patch = self.config.patch_size
-        h, w = (size // patch for size in pixels.shape[2:])
-        patches = rearrange(pixels, "b c (h p) (w q) -> b (h w) (c p q)", p=patch, q=patch)
-        rows = patch_product(self.conv1, patches, self.patch)
-        return self.ln_pre(rows + self._positions(h, w))
 
     def _positions(self, h: int, w: int) -> Tensor:
         """Return position embeddings [h*w, D]: the table, or a bilinear resize of it."""
