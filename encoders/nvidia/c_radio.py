@@ -89,7 +89,8 @@ class CRadioConfig:
     intermediate_size: int
     num_heads: int
     class_tokens: int = 3
-    registers: int = 7
+    prefix_rows: int = 10
+    """The number of rows before the patches of an image: class tokens and registers."""
     summary: tuple[int, ...] = (0, 1)
     """The numbers of the class tokens that are the summary of an image."""
     position_side: int = 128
@@ -112,8 +113,7 @@ class CRadioConfig:
     layer_norm_eps: float = 1e-6
 
     def __post_init__(self) -> None:
-        sizes = {name: value for name, value in vars(self).items() if name != "registers"}
-        require_sizes(sizes)
+        require_sizes(vars(self))
         if not self.summary or not all(0 <= n < self.class_tokens for n in self.summary):
             raise ValueError(
                 f"config: summary={self.summary} must be numbers of class tokens, from 0 to "
@@ -121,9 +121,9 @@ class CRadioConfig:
             )
 
     @property
-    def prefix_rows(self) -> int:
-        """The number of rows before the patches of an image."""
-        return self.class_tokens + self.registers
+    def registers(self) -> int:
+        """The number of rows before the patches that belong to no teacher."""
+        return self.prefix_rows - self.class_tokens
 
     @property
     def spatial_merge_size(self) -> int:
@@ -174,13 +174,14 @@ class CRadioConfig:
         # The product is a whole number but for its last bits.
         inner = int(width * read_ratio(section, "mlp_ratio", default=4.0) + 1e-6)
         height, image_width = read_indices(section, "preferred_resolution", (512, 512))
+        classes = read_size(section, "num_cls_tokens", default=3)
         return cls(
             depth=read_size(section, "num_hidden_layers", default=32, limit=1024),
             hidden_size=width,
             intermediate_size=inner,
             num_heads=read_size(section, "num_attention_heads", default=heads),
-            class_tokens=read_size(section, "num_cls_tokens", default=3),
-            registers=read_count(section, "num_registers", default=7),
+            class_tokens=classes,
+            prefix_rows=classes + read_count(section, "num_registers", default=7),
             summary=read_indices(section, "summary_idxs", (0, 1)),
             position_side=largest // patch,
             align_corners=read_flag(section, "align_corners", default=False),

@@ -15,7 +15,7 @@ from weights.families.family import Family
 
 VALUES: dict[str, Any] = {
     "min_pixels": 90_000,
-    "max_pixels": 200_000,
+    "max_pixels": 300_000,
     "max_tiles": 2,
     "max_soft_tokens": 140,
     "fps": 2.0,
