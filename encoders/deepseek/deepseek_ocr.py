@@ -25,7 +25,7 @@ Deliberate differences: those of ``encoders.deepseek.sam`` and ``encoders.deepse
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
@@ -145,7 +145,10 @@ class DeepseekOCRConfig:
         require_value(vision, "model_name", "deeplip_b_l")
         require_value(projector, "projector_type", "linear")
         require_value(config, "tile_tag", "2D")
-        unlimited = config.get("model_type") in ("unlimited-ocr", "unlimited_ocr")
+        classes = config.get("architectures")
+        unlimited = config.get("model_type") in ("unlimited-ocr", "unlimited_ocr") or (
+            isinstance(classes, Sequence) and "UnlimitedOCRForCausalLM" in classes
+        )
         width = read_size(clip, "width")
         image, patch = read_size(clip, "image_size"), read_size(clip, "patch_size")
         require_divisible("image_size", image, "patch_size", patch)
