@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
-from timm.models import naflexvit
 from torch import Tensor, nn
 from transformers.image_utils import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 from transformers.initialization import no_init_weights
@@ -85,6 +85,7 @@ def c_radio_output(reference: Any, pixels: Tensor, grid_thw: Tensor) -> EncoderO
 
 def c_radio_v3_reference(config: Config) -> nn.Module:
     """Build timm's NaFlexVit of C-RADIO v3 B."""
+    naflexvit: Any = pytest.importorskip("timm.models.naflexvit")
     sizes, largest = _sizes_of(config)
     width, depth, heads, ratio = sizes.values()
     with no_init_weights():
