@@ -89,13 +89,14 @@ def c_radio_v3_reference(config: Config) -> nn.Module:
     sizes, largest = _sizes_of(config)
     width, depth, heads, ratio = sizes.values()
     with no_init_weights():
-        return naflexvit.naflexvit_base_patch16_radio_v3(
+        tower: nn.Module = naflexvit.naflexvit_base_patch16_radio_v3(
             embed_dim=width,
             depth=depth,
             num_heads=heads,
             mlp_ratio=ratio,
             pos_embed_grid_size=(largest // 16, largest // 16),
         )
+    return tower
 
 
 def c_radio_v3_keys(state: State) -> State:
