@@ -24,6 +24,7 @@ from .images import (
     check_limits,
     finish_path,
     grid_tensor,
+    resize,
     stack_frames,
     to_resize,
 )
@@ -241,3 +242,17 @@ class OnePathViews(ViewPreprocessor):
     def say_defaults(self, config: Mapping[str, object]) -> tuple[str, str]:
         """Return the defaults without processor files, and "": no keyword changes them."""
         return f"resample={self.resample!r}, mean={self.mean}, std={self.std}", ""
+
+
+@dataclass(frozen=True)
+class StretchedViews(OnePathViews):
+    """Resizes each image to a square, whatever its shape.
+
+    Rows and columns of pixels at the right and bottom that make no whole patch are cut off.
+    """
+
+    def views(self, image: Tensor, max_tiles: int | None) -> Views:
+        """Return the whole image, resized to a square, as the only view; there are no tiles."""
+        side = self.sides["image"]
+        view = resize(image, self.image_size, self.image_size, self.resample)
+        return Views({"image": [view[:, :side, :side]]})

@@ -9,9 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from torch import Tensor
-
-from ..inputs.images import resize
 from ..inputs.processor_files import (
     Resample,
     Section,
@@ -20,20 +17,14 @@ from ..inputs.processor_files import (
     read_resample,
     require_supported,
 )
-from ..inputs.views import OnePathViews, Views
+from ..inputs.views import StretchedViews
 
 
 @dataclass(frozen=True)
-class Sam3Preprocessor(OnePathViews):
-    """Resizes each image to a square of whole patches, whatever its shape."""
+class Sam3Preprocessor(StretchedViews):
+    """Resizes each image to a square, by the processor files of SAM 3."""
 
     resample: Resample = "bilinear"
-
-    def views(self, image: Tensor, max_tiles: int | None) -> Views:
-        """Return the whole image, resized to a square, as the only view; there are no tiles."""
-        side = self.sides["image"]
-        view = resize(image, self.image_size, self.image_size, self.resample)
-        return Views({"image": [view[:, :side, :side]]})
 
     def with_section(self, label: str, section: Section) -> Sam3Preprocessor:
         """Return a copy with the mean, the std and the resampling that a processor file sets.

@@ -14,9 +14,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from torch import Tensor
-
-from ..inputs.images import resize
 from ..inputs.processor_files import (
     Resample,
     Section,
@@ -25,21 +22,12 @@ from ..inputs.processor_files import (
     read_resample,
     require_supported,
 )
-from ..inputs.views import OnePathViews, Views
+from ..inputs.views import StretchedViews
 
 
 @dataclass(frozen=True)
-class StretchPreprocessor(OnePathViews):
-    """Resizes each image to a square, whatever its shape.
-
-    Rows and columns of pixels at the right and bottom that make no whole patch are cut off.
-    """
-
-    def views(self, image: Tensor, max_tiles: int | None) -> Views:
-        """Return the whole image, resized to a square, as the only view; there are no tiles."""
-        side = self.sides["image"]
-        view = resize(image, self.image_size, self.image_size, self.resample)
-        return Views({"image": [view[:, :side, :side]]})
+class StretchPreprocessor(StretchedViews):
+    """Resizes each image to a square, by the processor files of SigLIP and Gemma 3."""
 
     def with_section(self, label: str, section: Section) -> StretchPreprocessor:
         """Return a copy with the mean, the std and the resampling that a processor file sets.
