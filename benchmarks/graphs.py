@@ -145,7 +145,7 @@ def measure(tower: Tower, runs: int) -> dict[str, Any]:
     """Measure one tower: times of all workloads, latencies by tokens, memory, and cost table."""
     encoder = tower.build()
     reference, fast = tower.reference(encoder), encoder.accelerated()
-    graphed = GraphedEncoder(encoder).capture(progress=False)
+    graphed = GraphedEncoder(encoder, table=None).capture(progress=False)
     stats = graphed.stats()
     rows = [
         workload(tower, encoder, fast, reference, graphed, *item, runs)
@@ -255,7 +255,7 @@ def memory(encoder: VisionEncoder) -> list[dict[str, float]]:
     buffers), for several numbers of token budgets of up to 4096 tokens."""
     rows = []
     for count in (1, 2, 5, 10, 20):
-        graphed = GraphedEncoder(encoder, max_graphs=count, max_budget=4096)
+        graphed = GraphedEncoder(encoder, max_graphs=count, max_budget=4096, table=None)
         stats = graphed.capture(progress=False).stats()
         rows.append(
             {

@@ -89,7 +89,7 @@ def run(
         The measured times by which ``GraphedEncoder`` chooses, and a row per case.
     """
     encoder = tower.build()
-    graphed = GraphedEncoder(encoder, precision=precision).capture(progress=False)
+    graphed = GraphedEncoder(encoder, precision=precision, table=None).capture(progress=False)
     forced, fast = forced_replay(graphed), encoder.accelerated(precision=precision)
     rows = []
     for grids in singles(tower, encoder) if kind == "single" else batches(tower):

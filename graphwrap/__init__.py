@@ -10,7 +10,8 @@ names in ``__all__``. The modules, in the order in which a call passes through t
 - ``budgets``: how many graphs there are, and how much each one holds
 - ``capture``: captures a graph per budget, the largest first
 - ``buffers``: the memory that graphs read and write, and one graph of one size
-- ``measuring``: times replays and eager runs; ``costs``: keeps and saves these times
+- ``measuring``: times replays and eager runs; ``costs``: holds and saves these times
+- ``kept_tables``: the folder that keeps them for later processes
 - ``packing``: puts the items of a call into the groups that cost least
 - ``replay``: copies inputs in, replays, and copies results out; ``outputs``: names their tensors
 - ``stats``: counts replays, padding and eager runs
@@ -21,6 +22,7 @@ from .budgets import Budget, fit_budgets
 from .encoder_forms import FormKernels, joins_paths, with_paths
 from .graphed_encoder import GraphedEncoder
 from .guards import Backend, BackendInUse, OnOverflow, read_outputs, require_choice
+from .kept_tables import KeptTable, list_tables, remove_tables
 from .stats import BudgetStats, GraphStats
 
 __all__ = [
@@ -31,10 +33,13 @@ __all__ = [
     "FormKernels",
     "GraphStats",
     "GraphedEncoder",
+    "KeptTable",
     "OnOverflow",
     "fit_budgets",
     "joins_paths",
+    "list_tables",
     "read_outputs",
+    "remove_tables",
     "require_choice",
     "with_paths",
 ]

@@ -246,6 +246,11 @@ class Memory:
             segment for segment in segments if tuple(segment["segment_pool_id"]) in pool_handles
         ]
 
+    def wait_for_captures(self) -> None:
+        """Make the current CUDA stream wait for the warm-ups on the stream of captures."""
+        if self.stream is not None:
+            torch.cuda.current_stream(self.device).wait_stream(self.stream)
+
     def wait_for_last_use(self, *, reads: bool) -> None:
         """Make the current CUDA stream wait for the last call, if that ran on another CUDA stream.
 

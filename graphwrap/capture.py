@@ -25,7 +25,7 @@ from .buffers import Arena, BudgetGraph, Memory, MetadataFormat
 from .costs import Costs, CostTable
 from .encoder_forms import EncoderForm, capacity_metadata
 from .guards import WeightGuard, all_modules, as_module, plain_tensors, plain_values
-from .measuring import fingerprint, measure
+from .measuring import fingerprint, measure, still_hold
 from .packing import Packer
 from .replay import Captured, Executor, PathGraphs
 from .stats import BudgetStats, GraphStats
@@ -53,7 +53,7 @@ def capture_encoder(
         encoder: the module as the user gave it.
         forms: the form of the encoder to capture, by input path.
         budget_sets: the budgets to capture, by input path.
-        tables: loaded tables of costs by input path; empty if times are to be measured.
+        tables: loaded or kept tables of costs by path; empty if times are to be measured.
         counts: statistics to which the captured and the dropped budgets are added.
         bounded: leave out inferred budgets that do not fit memory; paths get equal shares of it.
         clone: calls will return copies; else views of the static buffers.
@@ -110,10 +110,13 @@ class Capturer:
 
     def __post_init__(self) -> None:
         self._errors: dict[Budget, Exception] = {}
-        if self.form.has_graphs and self.table is not None:
+        if self.form.has_graphs and self.table is not None and not self.table.kept:
             self.budget_set = self.table.restrict(self.budget_set)
         if self.form.has_graphs and self.memory_divisor and self.budget_set.inferred:
             self.budget_set = self._fit_memory(self.budget_set, self.memory_divisor)
+        # A table kept by a process with less memory lacks the largest budgets.
+        if self.table is not None and self.table.kept and not self.table.covers(self.budget_set):
+            self.table = None
 
     def capture(self, bar: tqdm[NoReturn]) -> PathGraphs:
         """Capture every budget, largest first, and show each on ``bar``.
@@ -133,8 +136,9 @@ class Capturer:
         self._report(graphs)
         costs = Costs.unmeasured(graphs.by_budget)
         if self.memory.stream is not None and graphs.by_budget:
-            torch.cuda.current_stream(self.form.device).wait_stream(self.memory.stream)
+            self.memory.wait_for_captures()
             costs = self._cost(graphs.by_budget)
+            graphs.measured_here = self.table is None
             torch.cuda.empty_cache()  # returns the memory of warm-ups and timings
         for budget, stats in graphs.stats.items():
             stats.replay_ms = costs.replays[budget] if costs.measured else None
@@ -154,16 +158,21 @@ class Capturer:
         return Packer(costs, self.budget_set.max_batch_size, 2 * largest)
 
     def _cost(self, graphs: dict[Budget, BudgetGraph]) -> Costs:
-        """Return the costs of the captured ``graphs``: from the user's table if one was loaded.
+        """Return the costs of the captured ``graphs``: from a table if one was loaded or kept.
 
-        Otherwise they are measured. Without memory for an eager run beside the graphs, a warning is
-        given, and the returned costs have every item replayed that fits a budget.
+        Otherwise, or if a kept table no longer holds, they are measured. Without memory for an
+        eager run beside the graphs, a warning is given, and the returned costs have every item
+        replayed that fits a budget.
         """
-        if self.table is not None:
-            times = {budget: self.table.costs.replays[budget] for budget in graphs}
-            return replace(self.table.costs, replays=times)
+        form = self.form
         try:
-            return measure(self.form.encoder, graphs, self.form.device)
+            if self.table is not None:
+                times = {budget: self.table.costs.replays[budget] for budget in graphs}
+                costs = replace(self.table.costs, replays=times)
+                if not self.table.kept or still_hold(form.encoder, graphs, costs, form.device):
+                    return costs
+                self.table = None
+            return measure(form.encoder, graphs, form.device)
         except RuntimeError as error:
             _raise_bugs(error)
         warn_caller(
@@ -204,8 +213,7 @@ class Capturer:
         graph = BudgetGraph(budget, format, self.form.encoder, graphs.arena, self.form.outputs)
         try:
             empty = format.to_bytes(capacity_metadata(self.form.encoder, budget, []), rows=0)
-            if memory.stream is not None:  # the last warm-up may still be reading its metadata
-                torch.cuda.current_stream(memory.device).wait_stream(memory.stream)
+            memory.wait_for_captures()  # the last warm-up may still be reading its metadata
             graph.metadata_bytes.copy_(empty)
             graph.capture(memory)
         except (RuntimeError, MemoryError) as error:

@@ -76,6 +76,12 @@ class CostTable:
     costs: Costs
     kernels: dict[str, object] | None
     """The kernel choices of the encoder's accelerator, None if it had no accelerator."""
+    kept: bool = False
+    """Whether the user did not name the file: a table that does not suit is then measured anew."""
+
+    def covers(self, budget_set: BudgetSet) -> bool:
+        """Return whether the table has the time of every budget."""
+        return self.costs.replays.keys() >= set(budget_set.budgets)
 
     def apply(self, made_on: Mapping[str, str], accelerator: Accelerator | None) -> None:
         """Check what the table was measured on, and load its kernel choices into ``accelerator``.

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Generic, NoReturn, Protocol, cast, get_args, overload
 
 import torch
@@ -29,6 +30,7 @@ from . import encoder_forms, guards
 from .budgets import budgets_by_path, choose_budgets
 from .capture import capture_encoder
 from .costs import CostTable, read_tables, write_tables
+from .kept_tables import AUTO, keep, kept_file, read_kept
 from .measuring import fingerprint
 from .replay import Captured, Inputs
 from .stats import GraphStats
@@ -87,6 +89,10 @@ class GraphedEncoder(EncodesItems[PartialOutput], Generic[E]):
             already keeps its own: leave "auto".
         precision: "bf16" keeps the encoder's dtype, whichever it is; "fp8" computes products of an
             accelerated form in e4m3 where that is faster (a bfloat16 encoder on an H100 or newer).
+        table: where measured times and kernel choices are kept for later processes: "auto" for the
+            folder ``vitgraph/tables`` in ``HF_HOME`` (``VITGRAPH_TABLES`` names another one, or is
+            "off"), a file, or None for nowhere. A file that exists has to fit, as in
+            :meth:`load_table`.
         on_overflow: an item over every budget runs eagerly ("eager") or raises ("raise").
         clone: results are the caller's own; False returns views that the next call overwrites.
 
@@ -96,7 +102,7 @@ class GraphedEncoder(EncodesItems[PartialOutput], Generic[E]):
         max_batch_size: most items per replay; for several paths, the smallest of their numbers.
         backend: the backend in use; never "auto".
         device, dtype: device and dtype of the weights at the last call or capture.
-        outputs, kernels, precision, on_overflow, clone: the arguments of these names.
+        outputs, kernels, precision, table, on_overflow, clone: the arguments of these names.
 
     Raises:
         TypeError: not a module, or one without the members of :class:`GraphableEncoder`.
@@ -117,12 +123,14 @@ class GraphedEncoder(EncodesItems[PartialOutput], Generic[E]):
         backend: guards.Backend = "auto",
         kernels: encoder_forms.FormKernels = "auto",
         precision: Precision = "bf16",
+        table: str | os.PathLike[str] | None = AUTO,
         on_overflow: guards.OnOverflow = "eager",
         clone: bool = True,
     ) -> None:
         guards.require_choice("backend", backend, guards.BACKENDS)
         guards.require_choice("on_overflow", on_overflow, guards.OVERFLOWS)
         guards.require_choice("clone", clone, (True, False))
+        guards.require_table(table)
         guards.require_choice("kernels", kernels, get_args(encoder_forms.FormKernels))
         self.outputs = guards.read_outputs(outputs)
         giving = encoder_forms.with_extras(encoder, self.outputs)
@@ -149,7 +157,9 @@ class GraphedEncoder(EncodesItems[PartialOutput], Generic[E]):
         self.kernels, self.precision = kernels, precision
         self._settings = encoder_forms.FormSettings(kernels, precision)
         self._lock = guards.CallLock()
+        self.table = table
         self._tables: dict[str, CostTable] = {}
+        self._measures_anew = False
         self._forms: dict[str, encoder_forms.EncoderForm] = {}
         self._captured: Captured | None = None
         self._locate()
@@ -257,24 +267,65 @@ class GraphedEncoder(EncodesItems[PartialOutput], Generic[E]):
             if captured is None or self.backend != "eager":
                 self._counts = GraphStats(self.backend)
             with CAPTURE_LOCK, guards.settle_modes(self.device):
-                self._captured = capture_encoder(
-                    self.encoder,
-                    self._forms,
-                    self._budget_sets,
-                    self._tables,
-                    self._counts,
-                    bounded=self._bounded,
-                    clone=self.clone,
-                    progress=progress,
-                )
+                self._captured = self._capture(progress)
         except BaseException as error:  # also after an interrupt, no partial capture may remain
             traceback.clear_frames(error.__traceback__)  # the traceback refers to the buffers
-            self.release()
+            self._free()
             raise
         return self._captured
 
+    def _capture(self, progress: bool) -> Captured:
+        """Capture with the times of a table, or measure them and keep a table."""
+        file = self._table_file()
+        captured = capture_encoder(
+            self.encoder,
+            self._forms,
+            self._budget_sets,
+            self._tables if file is None else self._read_tables(file),
+            self._counts,
+            bounded=self._bounded,
+            clone=self.clone,
+            progress=progress,
+        )
+        tables = self._measured_tables(captured)
+        if file is not None and tables and captured.measured_here:
+            try:
+                keep(file, tables)
+            except OSError:
+                if self.table != AUTO:
+                    raise
+        return captured
+
+    def _table_file(self) -> Path | None:
+        """Return the file that keeps this encoder's times; None if none is read or written."""
+        if self.backend != "cudagraph" or self._tables or self.table is None:
+            return None
+        if self.table != AUTO:
+            return Path(self.table)
+        return kept_file(self._made_on(), self._budget_sets)
+
+    def _read_tables(self, file: Path) -> dict[str, CostTable]:
+        """Return the tables in the file of this encoder, none if its times have to be measured."""
+        if self._measures_anew:
+            return {}
+        if self.table != AUTO:
+            return read_tables(file, self._budget_sets) if file.exists() else {}
+        accelerators = {name: form.accelerator for name, form in self._forms.items()}
+        return read_kept(file, self._made_on(), accelerators)
+
+    def _made_on(self) -> dict[str, dict[str, str]]:
+        return {name: fingerprint(self.encoder, form) for name, form in self._forms.items()}
+
     def release(self) -> None:
-        """Free graphs, their memory, derived weights and times; the next call captures again."""
+        """Free graphs, their memory, derived weights and times; the next call captures again.
+
+        That capture measures times anew and keeps them, unless :meth:`load_table` named a table.
+        """
+        with self._lock:
+            self._free()
+            self._measures_anew = True
+
+    def _free(self) -> None:
         with self._lock, CAPTURE_LOCK:
             on_cuda = self.device.type == "cuda"
             if on_cuda:
@@ -292,24 +343,30 @@ class GraphedEncoder(EncodesItems[PartialOutput], Generic[E]):
             ValueError: nothing was measured (no capture yet, or a backend without graphs).
         """
         with self._lock:
-            tables = {}
-            for name, executor in self._captured.paths.items() if self._captured else ():
-                form, costs = executor.form, executor.graphs.packer.costs
-                kernels = None if form.accelerator is None else dict(form.accelerator.choices())
-                made_on = fingerprint(self.encoder, form)
-                tables[name] = CostTable(os.fspath(path), made_on, costs, kernels)
-            if not tables or not all(table.costs.measured for table in tables.values()):
+            tables = self._measured_tables(self._captured) if self._captured else {}
+            if not tables:
                 raise ValueError("there are no measured times: capture() with backend='cudagraph'")
             write_tables(path, tables)
+
+    def _measured_tables(self, captured: Captured) -> dict[str, CostTable]:
+        """Return the table of each input path, none at all if one of them was not measured."""
+        tables = {}
+        for name, executor in captured.paths.items():
+            form, costs = executor.form, executor.graphs.packer.costs
+            kernels = None if form.accelerator is None else dict(form.accelerator.choices())
+            tables[name] = CostTable("", fingerprint(self.encoder, form), costs, kernels)
+        return tables if all(table.costs.measured for table in tables.values()) else {}
 
     def load_table(self, path: str | os.PathLike[str] | None) -> None:
         """Use saved times and kernels instead of measuring; call it before capture.
 
         The file is read here, once. It serves every capture of this object, also after
-        ``release()``, until another is loaded. Inferred budgets above its largest are skipped.
+        ``release()``, until another is loaded. Inferred budgets above its largest are skipped, and
+        the argument ``table`` has no effect.
 
         Args:
-            path: a file that ``save_table`` wrote; None forgets a table loaded before.
+            path: a file that ``save_table`` wrote; None forgets a table loaded before, so that the
+                argument ``table`` counts again.
 
         Raises:
             ValueError: already captured, or no such table. The capture raises it for a table with

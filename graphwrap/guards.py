@@ -7,6 +7,7 @@ adapter of a LoRA layer and its scaling, the ``eps`` of a norm, the rate of a dr
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -328,6 +329,12 @@ def require_choice(name: str, value: object, choices: Sequence[object]) -> None:
     """Raise a ValueError unless the setting ``name`` has one of ``choices``, in value and type."""
     if not any(type(value) is type(choice) and value == choice for choice in choices):
         raise ValueError(f"{name}={value!r}: must be one of {', '.join(map(str, choices))}")
+
+
+def require_table(table: object) -> None:
+    """Raise a ValueError unless the argument ``table`` is "auto", a path or None."""
+    if table is not None and not (isinstance(table, str | os.PathLike) and os.fspath(table)):
+        raise ValueError(f'table={table!r}: must be "auto", a file for measured times, or None')
 
 
 def read_outputs(outputs: Sequence[str]) -> tuple[str, ...]:

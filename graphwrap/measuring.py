@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,8 @@ CLOSE = 0.98
 """Factor on the time of an eager run. Times are accurate to 2 %, so an eager run is preferred to a
 replay that is as fast within that. Of 229 choices on an H200, one was then 4 to 7 % slower than its
 alternative; with a factor of 1.0 one or two were, and with 0.96 up to seven."""
+OFF = 1.2
+"""A kept table is measured anew if a time differs from the table's by more than this factor."""
 
 
 def measure(
@@ -46,12 +48,10 @@ def measure(
     vary by several per cent with its work before. The ``device`` is a CUDA device.
     """
     large = max(graphs, key=lambda budget: (budget.rows, budget.longest_segment))
-    generator = torch.Generator(device).manual_seed(0)  # the global generator stays as it is
-    pixels = torch.empty_like(graphs[large].pixels)
-    pixels.normal_(generator=generator)  # because a GPU computes with zeros faster
+    pixels = _random_rows(graphs[large])
     by_rows = {budget.rows: graph for budget, graph in graphs.items()}
     times = {rows: _replay_ms(encoder, graph, [], pixels) for rows, graph in by_rows.items()}
-    small_grids = [encoder.grid_for(min(encoder.budget_range[0], min(graphs).tokens))]
+    small_grids = _smallest_grids(encoder, graphs)
     points = [(_rows(encoder, small_grids), CLOSE * _eager_ms(encoder, small_grids, pixels))]
     for divisor in ROW_DIVISORS:
         distances = {
@@ -67,6 +67,51 @@ def measure(
             ms = times[budget.rows] * (ms - full + padding) / padding
             points.append((rows, max(CLOSE * ms, points[-1][1])))  # more rows never cost less
     return Costs({budget: times[budget.rows] for budget in graphs}, points)
+
+
+def still_hold(
+    encoder: GraphableEncoder,
+    graphs: Mapping[Budget, BudgetGraph],
+    costs: Costs,
+    device: torch.device,
+) -> bool:
+    """Return whether three calls take as long as ``costs`` say, within 20 %.
+
+    They are a replay of the largest budget and one of a middle budget, and the smallest eager run.
+    A table may have been measured on a GPU, or beside a host, that was busy with other work.
+    """
+    pixels = _random_rows(graphs[_by_size(graphs)[0]])
+    for budget in checked_budgets(graphs):
+        replay_ms = _replay_ms(encoder, graphs[budget], [], pixels, SETTLING)
+        if not _is_near(replay_ms, costs.replays[budget]):
+            return False
+    grids = _smallest_grids(encoder, costs.replays)
+    eager_ms = CLOSE * _eager_ms(encoder, grids, pixels, SETTLING)
+    return _is_near(eager_ms, costs.eager(_rows(encoder, grids)))
+
+
+def checked_budgets(budgets: Iterable[Budget]) -> list[Budget]:
+    """Return the budgets whose replays are timed again for a kept table: the largest, a middle."""
+    by_size = _by_size(budgets)
+    return [by_size[0], by_size[len(by_size) // 2]]
+
+
+def _by_size(budgets: Iterable[Budget]) -> list[Budget]:
+    return sorted(budgets, key=lambda budget: (-budget.rows, -budget.segments))
+
+
+def _is_near(ms: float, kept_ms: float) -> bool:
+    return kept_ms / OFF <= ms <= kept_ms * OFF
+
+
+def _smallest_grids(encoder: GraphableEncoder, budgets: Iterable[Budget]) -> list[Grid]:
+    return [encoder.grid_for(min(encoder.budget_range[0], min(budgets).tokens))]
+
+
+def _random_rows(graph: BudgetGraph) -> Tensor:
+    """Return normalised rows for a replay of ``graph``; a GPU computes with zeros faster."""
+    generator = torch.Generator(graph.pixels.device).manual_seed(0)  # the global one is not touched
+    return torch.empty_like(graph.pixels).normal_(generator=generator)
 
 
 def full_grids(encoder: GraphableEncoder, budget: Budget) -> list[Grid]:

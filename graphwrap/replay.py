@@ -97,6 +97,8 @@ class PathGraphs:
     by_budget: dict[Budget, BudgetGraph] = field(default_factory=dict)
     stats: dict[Budget, BudgetStats] = field(default_factory=dict)
     dropped: list[str] = field(default_factory=list)
+    measured_here: bool = False
+    """Whether the costs were measured at this capture, and not read from a table."""
 
 
 @dataclass
@@ -290,6 +292,11 @@ class Captured:
     guard: WeightGuard
     lends: bool
     """Whether results are views of static buffers, which the caller may still be reading."""
+
+    @property
+    def measured_here(self) -> bool:
+        """Whether the costs of a path were measured at this capture, and not read from a table."""
+        return any(path.graphs.measured_here for path in self.paths.values())
 
     def encode(self, inputs: Mapping[str, Inputs], *, refuses: bool) -> dict[str, PartialOutput]:
         """Return the output of each input path that has items, by the name of the path.

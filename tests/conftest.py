@@ -179,6 +179,14 @@ def on_loopback_alone() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_tables_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep tables of times in a folder of this run; ``tests/gpu`` gives every test its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VITGRAPH_TABLES", str(tmp_path_factory.mktemp("tables")))
+        yield
+
+
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
     """A hub on loopback that the Hub client talks to."""

@@ -71,6 +71,7 @@ class Setup:
             kernels="auto" if kernels == "fp8" else kernels,
             precision="fp8" if kernels == "fp8" else "bf16",
             backend=self.backend,
+            table=None,
             max_budget=self.max_budget,
             max_graphs=self.max_graphs,
         )

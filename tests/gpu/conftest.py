@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
+
+
+@pytest.fixture(autouse=True)
+def no_tables_of_other_tests(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Keep tables of measured times in a folder of each test's own."""
+    monkeypatch.setenv("VITGRAPH_TABLES", str(tmp_path / "kept-tables"))
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""``vitgraph cache``: lists, verifies or removes the vision towers in the download cache."""
+"""``vitgraph cache``: lists, verifies or removes cached vision towers, and kept tables of times."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def add_cache(parser: argparse.ArgumentParser) -> None:
-    """Add the actions ``list``, ``verify`` and ``remove`` with their arguments to ``parser``."""
+    """Add the actions, such as ``list`` and ``remove``, with their arguments to ``parser``."""
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     for name, command, summary in (
         ("list", list_towers, "What is kept and how large it is."),
@@ -35,6 +35,18 @@ def add_cache(parser: argparse.ArgumentParser) -> None:
         action.add_argument("--cache-dir", type=Path, help="where downloads are kept")
         action.add_argument("--debug", action="store_true", help="show the traceback of an error")
         action.set_defaults(command=command, parser=action)
+    summary = "What is kept of the measured times of CUDA graphs (VITGRAPH_TABLES says where)."
+    tables = actions.add_parser("tables", help=summary, description=summary)
+    tables.add_argument("--json", action="store_true", help="for programs")
+    tables.set_defaults(command=print_tables, parser=tables)
+    summary = "Remove kept tables: their times are measured again."
+    tables = actions.add_parser("remove-tables", help=summary, description=summary)
+    tables.add_argument(
+        "names", nargs="*", metavar="NAME", help="as `vitgraph cache tables` shows it; default: all"
+    )
+    tables.set_defaults(command=remove_kept_tables, parser=tables)
+    for action in (tables, actions.choices["tables"]):
+        action.add_argument("--debug", action="store_true", help="show the traceback of an error")
 
 
 def list_towers(options: argparse.Namespace) -> None:
@@ -82,6 +94,34 @@ def remove_towers(options: argparse.Namespace) -> None:
         )
     freed = remove_cached(repo, options.cache_dir, commit=commit)
     print(f"removed {repo}{'@' + commit if commit else ''}: {freed / 1e6:,.1f} MB freed")
+
+
+def print_tables(options: argparse.Namespace) -> None:
+    """Print one line per kept table of times: its name, encoder, dtype, device, budgets, size."""
+    from graphwrap import list_tables
+
+    tables = list_tables()
+    if options.json:
+        print(json.dumps([table._asdict() for table in tables], indent=2))
+    elif tables:
+        rows = [(*map(str, table[:5]), f"{table.bytes / 1e3:,.1f}") for table in tables]
+        print(format_table(("name", "encoder", "dtype", "device", "budgets", "kB"), rows))
+    else:
+        print("no tables are kept")
+
+
+def remove_kept_tables(options: argparse.Namespace) -> None:
+    """Remove the kept tables of these names, or all.
+
+    Raises:
+        ValueError: no table of one of the names is kept.
+    """
+    from graphwrap import list_tables, remove_tables
+
+    before = len(list_tables())
+    freed = remove_tables(options.names or None)
+    removed = counted(before - len(list_tables()), "table")
+    print(f"removed {removed}: {freed / 1e3:,.1f} kB freed")
 
 
 def _print(towers: list[CachedTower], options: argparse.Namespace) -> None:

@@ -89,9 +89,8 @@ class Options(NamedTuple):
     None for Qwen3-VL and Qwen3.5, because Dynamo's adapter for them knows it."""
     backend: Backend = "auto"
     """The ``backend`` of the GraphedEncoder; "eager" captures no graphs."""
-    table: str | None = None
-    """A file with times of graphs, written by ``GraphedEncoder.save_table``; None means that they
-    are measured at every start."""
+    table: str = "auto"
+    """Where times of graphs are kept: "auto" for the folder of kept tables, or a file."""
 
 
 class Encoder(VisionEncoderBackend[str, Prepared, Artifact]):  # type: ignore[misc]  # not there for mypy
@@ -138,9 +137,12 @@ class Encoder(VisionEncoderBackend[str, Prepared, Artifact]):  # type: ignore[mi
         tower = self.load_tower(options.checkpoint or model_id)
         _check_adapter(tower, self.image_token_id)
         graphed = GraphedEncoder(
-            tower, max_budget=options.max_tokens, backend=options.backend, clone=False
+            tower,
+            max_budget=options.max_tokens,
+            backend=options.backend,
+            table=options.table,
+            clone=False,
         )
-        graphed.load_table(options.table)
         self._graphed = graphed.capture(progress=False)
         self.buckets = sorted({budget.tokens for budget in graphed.budgets})
         _LOG.info("%s, graphs of %s tokens (%s)", options, self.buckets, graphed.backend)

@@ -64,6 +64,32 @@ def test_verify_finds_a_flipped_bit_that_list_does_not_look_for(
     assert f"1 of 1 kept tower damaged ({REPO})" in err
 
 
+def test_kept_tables_of_times_are_listed_and_removed(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VITGRAPH_TABLES", str(tmp_path))
+    assert cli("cache", "tables")[1] == "no tables are kept\n"
+    budget = {"tokens": 4, "rows": 4, "segments": 1, "longest_segment": 4, "windows": 0, "ms": 1.0}
+    table = {
+        "fingerprint": {"encoder": "Tower", "dtype": "torch.bfloat16", "device": "NVIDIA H200"},
+        "eager_runs": [{"rows": 4, "ms": 1.0}],
+        "budgets": [budget],
+        "kernels": None,
+    }
+    for name in ("one", "other", "third"):
+        (tmp_path / f"{name}.json").write_text(json.dumps({"image": table}))
+    assert "NVIDIA H200" in cli("cache", "tables")[1]
+    rows = json.loads(cli("cache", "tables", "--json")[1])
+    assert [(row["name"], row["encoder"], row["budgets"]) for row in rows] == [
+        (name, "Tower", 1) for name in ("one", "other", "third")
+    ]
+    assert "removed 1 table" in cli("cache", "remove-tables", "other")[1]
+    code, _, err = cli("cache", "remove-tables", "other")
+    assert (code, "no table other is kept" in err) == (2, True)
+    assert "removed 2 tables" in cli("cache", "remove-tables")[1]
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_whole_shards_are_left_to_the_client(
     hub: HubServer, folder: Path, tmp_path: Path, cli: Cli
 ) -> None:

@@ -15,9 +15,9 @@ VARIABLE = "VITGRAPH_VLLM_OPTIONS"
 
 @dataclass(frozen=True)
 class PluginOptions:
-    """The settings of a tower in vLLM; all except ``table`` are arguments of ``GraphedEncoder``.
+    """The settings of a tower in vLLM, which are arguments of ``GraphedEncoder``.
 
-    None means the default of ``GraphedEncoder``.
+    None means the default of ``GraphedEncoder``; for ``table``, that nothing is kept.
     """
 
     kernels: str = "auto"
@@ -29,8 +29,8 @@ class PluginOptions:
     max_batch_size: int | None = None
     max_frames_per_batch: int | None = None
     max_graphs: int = 48
-    table: str | None = None
-    """A file of times of graphs: read if it exists, else measured and written; None for no file."""
+    table: str | None = "auto"
+    """Where times of graphs are kept: a file, "auto" for the folder of kept tables, or None."""
 
     def backend_for(self, *, enforce_eager: bool) -> str:
         """Return the backend to use; vLLM's ``enforce_eager`` excludes CUDA graphs."""

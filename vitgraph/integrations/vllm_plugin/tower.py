@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -142,8 +141,8 @@ class Tower(nn.Module):
         """Capture the graphs, or prepare the backend without graphs, unless that is done already.
 
         Args:
-            first: whether this process measures the times of graphs, if the options name a file for
-                them that does not exist; the other processes read the file.
+            first: whether this process measures the times of graphs, if none are kept yet; the
+                other processes read what it has kept.
             wait: a barrier: returns once every process of the engine has called it.
 
         Returns:
@@ -151,21 +150,15 @@ class Tower(nn.Module):
         """
         if self._graphed is not None:
             return self._graphed
-        settings = asdict(self._options)
-        table = settings.pop("table")
-        settings["backend"] = self._backend
+        settings = {**asdict(self._options), "backend": self._backend}
         with torch.inference_mode(mode=False), torch.no_grad():
             graphed = GraphedEncoder(self.encoder, clone=False, **settings)
-            if table is None or graphed.backend != "cudagraph":
-                self._graphed = graphed.capture(progress=False)
-                return graphed
-            if first and not Path(table).exists():
-                graphed.capture(progress=False).save_table(table)
+            waits = graphed.table is not None and graphed.backend == "cudagraph"
+            if waits and not first:
                 wait()
-            else:
+            graphed.capture(progress=False)
+            if waits and first:
                 wait()
-                graphed.load_table(table)
-                graphed.capture(progress=False)
         self._graphed = graphed
         return graphed
 
