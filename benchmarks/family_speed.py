@@ -43,7 +43,7 @@ TOWERS = (
     *("gemma4_e2b", "moonvit", "paddleocr_vl", "idefics3", "lfm2_vl", "lfm2_5_vl", "llama4"),
     *("minimax_m3", "ernie4_5_vl"),
 )
-"""The towers that are measured, by their names in ``tests/oracles/families.py``."""
+"""The towers that are measured, by their names in ``tests/oracles/references``."""
 RIGHT_SINCE = {"minimax_m3": Version("5.23")}
 """The first version of transformers whose tower is correct; in 5.17, the rotary embedding of
 MiniMax-M3's is wrong and images attend to each other."""

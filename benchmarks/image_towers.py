@@ -40,7 +40,7 @@ class ImageTower(NamedTuple):
     """A published tower, and the names that it has in other libraries."""
 
     family: str
-    """Its name in ``tests/oracles/families.py``."""
+    """Its name in ``tests/oracles/references``."""
     repo_id: str
     timm: str | None
     open_clip: str | None = None

@@ -26,7 +26,7 @@ from tests.support.hub.client import point_client_at
 from tests.support.hub.loopback import keep_on_loopback
 from tests.support.hub.server import HubServer
 from vitgraph.cli import main
-from vitgraph.seeded import write_seeded_checkpoint
+from vitgraph.seeded import SEEDED, write_seeded_checkpoint
 from vitgraph.video import write_video
 from weights import extract_encoder, load_encoder
 from weights.published import family_names
@@ -59,42 +59,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--family", metavar="NAME", help="run the tests of one family alone")
 
 
-SLOW_TOWERS = frozenset(
-    (
-        "deepseek_vl_hybrid",
-        "deepseek_vl_hybrid_hf",
-        "ernie4_5_vl",
-        "gemma4",
-        "glm4v",
-        "glm5_next",
-        "lfm2_vl",
-        "llama4",
-        "minimax_m3",
-        "moonvit",
-        "paddleocr_vl",
-        "pixtral",
-        "qwen2_vl",
-        "sam3",
-        "step3",
-    )
-)
-"""Towers whose tests are slow: a plain `pytest` runs all tests with other towers of the table.
-
-A test is one of theirs if a parameter of it is the name. Three tests have the towers themselves
-as parameters, and so are fast with all of them: parity in float64 (``test_parity_towers.py``), a
-forward in half precision (``test_contract_forward.py``), a packed pair (``test_parity_packed.py``).
-"""
-
-
 @pytest.hookimpl(tryfirst=True)  # before pytest reads the marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark tests with a slow tower as slow, and leave out the tests of other families.
 
-    Without ``--family``, tests of every family stay.
+    A test is one of a slow tower if a parameter of it is the name. Three tests have the towers
+    themselves as parameters, and so are fast with all of them: parity in float64
+    (``test_parity_towers.py``), a forward in half precision (``test_contract_forward.py``), a
+    packed pair (``test_parity_packed.py``). Without ``--family``, tests of every family stay.
     """
-    for item in items:
-        if SLOW_TOWERS.intersection(named_by(item)):
-            item.add_marker(pytest.mark.slow)
+    named = [(item, set(named_by(item))) for item in items]
+    if any(names & {*family_names(), *SEEDED} for _, names in named):
+        slow = slow_towers()
+        for item, names in named:
+            if names & slow:
+                item.add_marker(pytest.mark.slow)
     family = config.option.family
     if family is None:
         return
@@ -103,6 +82,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     kept = [item for item in items if family_of(id_of(item)) == family]
     config.hook.pytest_deselected(items=list(set(items).difference(kept)))
     items[:] = kept
+
+
+def slow_towers() -> set[str]:
+    """The names of slow towers, and of their checkpoints in the form of transformers."""
+    from tests.oracles import FAMILIES  # with transformers, which few tests import
+
+    slow = [family.name for family in FAMILIES if family.slow]
+    return {*slow, *(f"{name}_hf" for name in slow)}
 
 
 def named_by(item: pytest.Item) -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.families.new import ROOT, write_skeleton
+from tests.support.families.new import REFERENCES, ROOT, write_skeleton
 
 CODE = """
 from pathlib import Path
@@ -35,9 +35,8 @@ def tree(tmp_path: Path) -> Path:
     skip = shutil.ignore_patterns("__pycache__")
     for package in ("encoders", "graphwrap", "weights", "vitgraph"):
         shutil.copytree(ROOT / package, tmp_path / package, ignore=skip)
-    for file in ("pyproject.toml", "tests/oracles/families.py"):
-        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / file, tmp_path / file)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    shutil.copytree(ROOT / REFERENCES, tmp_path / REFERENCES, ignore=skip)
     return tmp_path
 
 

@@ -16,6 +16,7 @@ from encoders.contract import EncoderOutput
 from tests.oracles import (
     BY_NAME,
     EVERY_TOWER,
+    FRAME_BY_FRAME,
     JOINING_TOWERS,
     PATCH_TOWERS,
     TILE_TOWERS,
@@ -100,10 +101,7 @@ def test_the_order_of_items_is_the_order_of_results(name: str) -> None:
         assert max(distances(there, back).values()) <= PACKED
 
 
-ONE_BY_ONE = [name for name in TOWERS if name not in (*JOINING_TOWERS, "minimax_m3")]
-
-
-@pytest.mark.parametrize("name", ONE_BY_ONE)
+@pytest.mark.parametrize("name", [name for name in FRAME_BY_FRAME if name not in JOINING_TOWERS])
 def test_frames_of_a_clip_match_the_same_frames_as_images(name: str) -> None:
     """No frame attends to another frame in the tower."""
     encoder = tiny(name, calm=CALM)

@@ -29,11 +29,11 @@ from .keys import timm_keys
 from .lift import NO_LIFT, LiftFloat32
 from .references.qwen import window_walk
 from .towers import (
-    BLOCK_ORDER_TOWERS,
     BY_NAME,
     EVERY_KIND,
     EVERY_TOWER,
     FEW_FAST,
+    FRAME_BY_FRAME,
     JOINING_TOWERS,
     KINDS,
     MERGING_TOWERS,
@@ -47,12 +47,12 @@ from .towers import (
 )
 
 __all__ = [
-    "BLOCK_ORDER_TOWERS",
     "BY_NAME",
     "EVERY_KIND",
     "EVERY_TOWER",
     "FAMILIES",
     "FEW_FAST",
+    "FRAME_BY_FRAME",
     "JOINING_TOWERS",
     "KINDS",
     "MERGING_TOWERS",

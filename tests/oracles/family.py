@@ -14,10 +14,11 @@ from encoders.base.tile_encoder import TileEncoder
 from encoders.base.vision_encoder import VisionEncoder
 from encoders.contract import EncoderOutput
 from weights import FAMILIES as RECORDS
+from weights.families.family import Family as Record
 from weights.families.family import FamilyConfig
-from weights.published import PUBLISHED
+from weights.published import NO_VIDEO, PUBLISHED
 
-from .configs import Config
+from .configs import Config, edited
 from .keys import State
 
 Grids = list[list[int]]
@@ -29,6 +30,8 @@ class Family:
     """One tower: how to build ours and the reference, and at which sizes."""
 
     name: str
+    record: Record
+    """Its record in ``weights``."""
     config: Config
     config_class: type[FamilyConfig]
     encoder_class: type[Encoder]
@@ -43,15 +46,41 @@ class Family:
     """Changes that leave the published depth and cut the widths."""
     tiny: Config
     """Changes for the many tests that need a tower and not its size."""
-    side: int | None
+    six: Config | None = None
+    """Changes to six blocks of published widths; None if the names of the config say them."""
+    side: int | None = None
     """Side of a tile in pixels, for a tower whose published tiles are too large for most tests."""
-    variant: bool
-    """Whether most tests leave the tower out, because an earlier one in the table is like it."""
+    variant: bool = False
+    """Whether most tests leave the tower out, because another row is like it."""
+    slow: bool = False
+    """Whether a plain `pytest` leaves out the tests that have the name of the tower in their id."""
+    eager: bool = False
+    """Whether the reference has an eager attention, whose weights tests compare."""
+    joins: bool = False
+    """Whether several rows of the grid, four frames or a pair, make one set of tokens."""
+    segment_rows: int = 1
+    """The most rows of the grid whose patches attend to each other."""
+    unread: tuple[str, ...] = ()
+    """How the names of parameters begin that a checkpoint has, but no forward reads."""
+    renamed: bool = False
+    """Whether transformers renames or permutes the tower's tensors while it reads them."""
+    filled: tuple[str, ...] = ()
+    """The buffers that the class of transformers fills from the config, and that the folder of a
+    tower lacks. The class saves them, and scales of 1, in a folder that it writes."""
 
     @property
     def tiled(self) -> bool:
         """Whether ``pixel_values`` are tiles (InternViT) rather than patches."""
         return issubclass(self.tower_class, TileEncoder)
+
+    @property
+    def takes_videos(self) -> bool:
+        """Whether the family encodes videos."""
+        return self.record.facts.video != NO_VIDEO
+
+    def small_config(self) -> Any:
+        """Return the config of the tower in its tiny sizes."""
+        return self.config_class.from_hf(edited(self.config, **self.tiny))
 
     def build(self, config: Any) -> VisionEncoder:
         """Make the tower, with an instance of ``config_class``."""
@@ -71,20 +100,21 @@ def make_row(
     keys: Callable[[State], State],
     output: Callable[[nn.Module, Tensor, Tensor], EncoderOutput],
     *,
-    shallow: Config,
-    narrow: Config,
-    tiny: Config,
-    variant: bool = False,
     tower: type[VisionEncoder] | None = None,
-    side: int | None = None,
+    **fields: Any,
 ) -> Family:
-    """Make a row of the table from the record of the published model ``repo_id``."""
+    """Make a row of the table from the record of the published model ``repo_id``.
+
+    ``tower`` is the class of the path "image" of an encoder with several; ``fields`` are the other
+    fields of :class:`Family`.
+    """
     model = next(model for model in PUBLISHED if model.repo_id == repo_id)
     record = RECORDS[model.family]
     single = tower or record.encoder
     assert issubclass(single, VisionEncoder)
     return Family(
         name,
+        record,
         dict(model.config),
         record.config,
         record.encoder,
@@ -92,9 +122,5 @@ def make_row(
         reference,
         keys,
         output,
-        shallow,
-        narrow,
-        tiny,
-        side,
-        variant,
+        **fields,
     )

@@ -29,7 +29,6 @@ from .configs import Config, edited, vision_of
 from .drawn import build_pair, draw_pixels, fields_of, in_tokens_of
 from .family import Family, Grids
 from .lift import LiftFloat32
-from .references.deepseek import hybrid, ocr, siglip
 from .references.deepseek_vl2 import VL2Reference
 from .references.step import Step3Reference
 
@@ -42,15 +41,6 @@ LARGE_QWEN: list[Grids] = [
 ]
 LARGE_TILES: list[Grids] = [[[4, 32, 32]], [[7, 32, 32]], [[3, 32, 32], [1, 32, 32], [5, 32, 32]]]
 """Grids that each make a thousand tokens or more."""
-
-
-SIX_OF_SEVERAL = {
-    "deepseek_vl": siglip(layers=6),
-    "deepseek_vl_hybrid": hybrid(low={"layers": 6}, high={"layers": 1, "global_attn_indexes": [0]}),
-    "deepseek_ocr": ocr(clip={"layers": 6}, sam={"layers": 6, "global_attn_indexes": [2, 5]}),
-    "sam3": {"num_hidden_layers": 6, "global_attn_indexes": [2, 5], "window_size": 8},
-}
-"""Six blocks of the families whose config describes towers inside its vision section."""
 
 
 @dataclass
@@ -87,8 +77,8 @@ class Errors:
 
 def six_blocks(family: Family) -> Config:
     """Return changes to six blocks of published widths, with every kind of block."""
-    if family.name in SIX_OF_SEVERAL:
-        return SIX_OF_SEVERAL[family.name]
+    if family.six is not None:
+        return family.six
     vision = vision_of(family.config)
     known = ("depth", "layers", "vt_num_hidden_layers")
     name = next((name for name in known if name in vision), "num_hidden_layers")

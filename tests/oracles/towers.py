@@ -35,15 +35,13 @@ For tests of what is no tower's own: the compiler's programs, wrapped layers, me
 """
 PATCH_TOWERS = [name for name in TOWERS if not BY_NAME[name].tiled]
 MERGING_TOWERS = [
-    name
-    for name in PATCH_TOWERS
-    if name not in ("siglip2", "lfm2_vl", "dinov2", "dinov3", "c_radio")
+    name for name in PATCH_TOWERS if BY_NAME[name].small_config().spatial_merge_size > 1
 ]
-"""The towers over patches that merge 2x2 of them, with rotary positions."""
-BLOCK_ORDER_TOWERS = [name for name in MERGING_TOWERS if name not in ("paddleocr_vl", "moonvit")]
-"""Those of them whose rows lie in merge-block order."""
-JOINING_TOWERS = ("moonvit", "ernie4_5_vl")
+"""The towers over patches that merge 2x2 of them."""
+JOINING_TOWERS = [name for name in TOWERS if BY_NAME[name].joins]
 """Towers that make one set of tokens of several rows of the grid, four frames or a pair."""
+FRAME_BY_FRAME = [name for name in TOWERS if BY_NAME[name].segment_rows == 1]
+"""Towers in which no row of the grid attends to another, or to none but that of its pair."""
 TILE_TOWERS = [name for name in TOWERS if BY_NAME[name].tiled]
 
 

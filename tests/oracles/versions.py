@@ -9,13 +9,6 @@ from packaging.version import Version
 
 STEP_ROTATION = ("transformers", "5.23", "its Step3-VL tower swaps rows and columns as it rotates")
 """Why Step3-VL is not compared with an older reference."""
-OLDER_TOWERS = {
-    "c_radio": ("transformers", "5.23", "it has no RadioModel"),
-    "dinov2": ("transformers", "5.18", "the parameters of its Dinov2Model have other names"),
-    "minimax_m3": ("transformers", "5.23", "in its tower, one image attends to another"),
-    "paddleocr_vl": ("transformers", "5.23", "it interpolates positions with aligned corners"),
-}
-"""Why such a tower is not compared with an older reference."""
 UNLIMITED_OCR = ("transformers", "5.18", "it has no UnlimitedOcrModel")
 """Why DeepSeek-OCR is not compared with an older transformers."""
 

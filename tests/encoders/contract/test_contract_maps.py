@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from encoders.base.patch_encoder import RasterEncoder
 from encoders.contract import EncoderItemSpec
 from tests.oracles import (
-    BLOCK_ORDER_TOWERS,
     BY_NAME,
+    FRAME_BY_FRAME,
     JOINING_TOWERS,
     MERGING_TOWERS,
     TOWERS,
@@ -29,13 +30,13 @@ from tests.oracles import (
 )
 from tests.oracles.references.pixtral import in_merge_order
 
-FRAME_BY_FRAME = [name for name in MERGING_TOWERS if name not in JOINING_TOWERS]
+BY_FRAME = [name for name in MERGING_TOWERS if name not in JOINING_TOWERS]
 """Towers whose frames, or pairs of them, make tokens of their own."""
 
 # --- costs of items ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [name for name in FRAME_BY_FRAME if name != "minimax_m3"])
+@pytest.mark.parametrize("name", [name for name in BY_FRAME if name in FRAME_BY_FRAME])
 def test_an_items_cost_is_its_patches_tokens_and_frames(name: str) -> None:
     windows = (2 * 1 * 3, 3 * 2) if name == "qwen2_5_vl" else (0, 0)
     assert tiny(name).item_specs([[2, 4, 20], [1, 18, 10]]) == [
@@ -238,13 +239,12 @@ def test_later_blocks_than_asked_for_are_not_run(name: str) -> None:
 # --- features in space -------------------------------------------------------------------------
 
 
-ROW_BY_ROW = ("gemma4",)
-"""Towers whose patches run row by row, not in merge-block order."""
-
-
 def patch_codes(name: str, grids: Grids) -> Tensor:
-    """Return (item, t, y, x) of every row in the order of a tower, by plain loops."""
-    side = 1 if name in ROW_BY_ROW else 2
+    """Return (item, t, y, x) of every row in the order of a tower, by plain loops.
+
+    Patches run row by row, or in merge-block order.
+    """
+    side = 1 if issubclass(BY_NAME[name].tower_class, RasterEncoder) else 2
     return torch.tensor(
         [
             (item, frame, top + a, left + b)
@@ -277,21 +277,21 @@ def assert_each_code_is_at_its_place(maps: list[Tensor], sizes: list[tuple[int, 
             assert tuple(item[place].tolist()) == (number, *place)
 
 
-@pytest.mark.parametrize("name", BLOCK_ORDER_TOWERS)
+@pytest.mark.parametrize("name", MERGING_TOWERS)
 def test_patch_features_land_at_their_row_and_column(name: str) -> None:
     grids = [[2, 4, 6], [1, 10, 2], [1, 2, 2]]
     maps = tiny(name).feature_maps(patch_codes(name, grids), grids)
     assert_each_code_is_at_its_place(maps, [(2, 4, 6), (1, 10, 2), (1, 2, 2)])
 
 
-@pytest.mark.parametrize("name", FRAME_BY_FRAME)
+@pytest.mark.parametrize("name", BY_FRAME)
 def test_token_features_land_at_their_row_and_column(name: str) -> None:
     grids = [[2, 4, 6], [1, 10, 2], [1, 2, 2]]
     maps = tiny(name).feature_maps(token_codes(grids), grids)
     assert_each_code_is_at_its_place(maps, [(2, 2, 3), (1, 5, 1), (1, 1, 1)])
 
 
-@pytest.mark.parametrize("name", BLOCK_ORDER_TOWERS)
+@pytest.mark.parametrize("name", MERGING_TOWERS)
 def test_the_layout_is_the_one_the_pixels_came_in(name: str) -> None:
     """All weights after the patch embedding are zero, so a bright patch keeps its position.
 

@@ -19,9 +19,9 @@ from transformers.initialization import no_init_weights
 from encoders import CRadioConfig
 from encoders.nvidia.c_radio_pixels import CRadioPreprocessor, NemotronPreprocessor, even_grid
 from tests.oracles import BY_NAME, build_pair, distance, draw_pixels, draw_weights
-from tests.oracles.references.c_radio import unnormalised
+from tests.oracles.references.c_radio import OLDER, unnormalised
 from tests.oracles.references.dino import image_of
-from tests.oracles.versions import OLDER_TOWERS, needs
+from tests.oracles.versions import needs
 from weights import FAMILIES, CheckpointError, load_encoder
 from weights.files.tower_folder import transformers_class
 from weights.published import PUBLISHED, family_facts
@@ -75,7 +75,7 @@ def test_checkpoints_of_timm_have_its_features(
 
 
 @pytest.mark.filterwarnings("default")  # of transformers
-@needs(*OLDER_TOWERS["c_radio"])
+@needs(*OLDER)
 @pytest.mark.parametrize("original", [True, False], ids=["published", "own"])
 def test_a_folder_that_transformers_saved_has_its_features(tmp_path: Path, original: bool) -> None:
     from transformers.models.radio import RadioConfig, RadioModel
@@ -171,7 +171,7 @@ NEMOTRON_FILE: dict[str, Any] = {
 }
 
 
-@needs(*OLDER_TOWERS["c_radio"])
+@needs(*OLDER)
 def test_the_tower_of_nemotron_loads_without_projector_and_videos(tmp_path: Path) -> None:
     from transformers.models.radio import RadioConfig, RadioModel
 
@@ -204,7 +204,7 @@ def test_the_tower_of_nemotron_2_is_refused_by_name(tmp_path: Path) -> None:
         load_encoder(tmp_path)
 
 
-@needs(*OLDER_TOWERS["c_radio"])
+@needs(*OLDER)
 def test_pixels_of_nemotron_are_those_of_its_processor() -> None:
     from transformers.models.nemotron_h_omni import image_processing_nemotron_h_omni as theirs
 

@@ -10,23 +10,12 @@ from graphwrap import Budget
 from graphwrap.budgets import Batch, choose_budgets
 from graphwrap.costs import Costs
 from graphwrap.packing import Packer
-from tests.oracles import JOINING_TOWERS
+from tests.oracles import BY_NAME
 from tests.support.graphs.cases import OURS, at_true_size, is_tiled, pixels_for, static, tower
 from tests.support.towers.toy_encoder import ToyEncoder
 
 CLIPS = {"32 frames of 448x448": (32, 448), "64 frames of 224x224": (64, 224)}
-IMAGES_ALONE = (
-    "step3_vl",
-    "siglip2",
-    "llama4",
-    "clip",
-    "llava",
-    "dinov2",
-    "dinov3",
-    "sam3",
-    "c_radio",
-)
-WITH_VIDEO = [name for name in OURS if name not in IMAGES_ALONE]
+WITH_VIDEO = [name for name in OURS if BY_NAME[name].takes_videos]
 
 
 @pytest.mark.parametrize("clip", CLIPS)
@@ -39,7 +28,7 @@ def test_default_clips_fit_the_default_budgets_at_true_size(name: str, clip: str
     else:
         patch = encoder.config.patch_size
         merged = patch * encoder.config.spatial_merge_size
-        pairs = 1 if name in JOINING_TOWERS else 2  # frames per row of the grid
+        pairs = 1 if BY_NAME[name].joins else 2  # frames per row of the grid
         grid = (frames // pairs, *[round(side / merged) * merged // patch] * 2)
     spec = encoder.item_specs([grid])[0]
     chosen = choose_budgets(encoder)
@@ -47,8 +36,7 @@ def test_default_clips_fit_the_default_budgets_at_true_size(name: str, clip: str
     assert packer.why_eager(spec) == "cheaper"
     (group,) = packer.pack([spec])
     assert group.budget is not None
-    shared = {"moonvit": 4, "minimax_m3": 8, "ernie4_5_vl": 1}
-    per_segment = 1 if is_tiled(name) else shared.get(name, 2)
+    per_segment = 1 if is_tiled(name) else pairs * BY_NAME[name].segment_rows
     assert group.budget.segments >= spec.segments == frames // per_segment
     assert group.budget.longest_segment >= spec.longest_segment
 
@@ -75,9 +63,8 @@ def of_four_frames(name: str) -> list[int]:
 def test_a_video_of_more_frames_than_any_budget_is_eager_and_counted(name: str) -> None:
     encoder = tower(name)
     side = 8 if is_tiled(name) else encoder.config.spatial_merge_size
-    # Four rows of a grid are one segment of some towers.
-    frames, room = {"moonvit": (5, 1), "minimax_m3": (9, 2)}.get(name, (9, 4))
-    grids = [[1, side, side], [frames, side, side]]
+    room = 2 if BY_NAME[name].segment_rows > 1 else 4  # four rows of its grids are one segment
+    grids = [[1, side, side], [9, side, side]]
     pixels = pixels_for(encoder, grids)
     graphed = static(encoder, of_four_frames(name), max_frames_per_batch=room)
     output = graphed(pixels, grids)

@@ -16,9 +16,14 @@ from transformers.initialization import no_init_weights
 from encoders.contract import EncoderOutput
 
 from ..configs import Config
+from ..family import make_row
 from ..keys import State, renamed, split_qkv
-from ..versions import OLDER_TOWERS, skip_without
+from ..versions import skip_without
 from .dino import image_of
+
+OLDER = ("transformers", "5.23", "it has no RadioModel")
+"""Why the tower is not compared with an older reference."""
+
 
 C_RADIO_NARROW = {"hidden_size": 64, "num_attention_heads": 4, "mlp_ratio": 1.5}
 """Widths of small towers, by the names of transformers' config."""
@@ -38,7 +43,7 @@ def _sizes_of(config: Config) -> tuple[dict[str, Any], int]:
 
 def c_radio_reference(config: Config) -> nn.Module:
     """Build transformers' RadioModel without its scales of 1; pixels are normalised outside."""
-    skip_without(*OLDER_TOWERS["c_radio"])
+    skip_without(*OLDER)
     from transformers.models.radio import RadioConfig, RadioModel
 
     sizes, largest = _sizes_of(config)
@@ -123,3 +128,23 @@ def c_radio_v3_output(reference: Any, pixels: Tensor, grid_thw: Tensor) -> Encod
     hidden = torch.cat([part[8:] for part in parts])
     prefix = torch.stack([part[:8] for part in parts])
     return EncoderOutput(hidden, hidden, (), {"prefix": prefix})
+
+
+ROWS = [
+    make_row(
+        "c_radio", "nvidia/C-RADIOv4-H", c_radio_reference, c_radio_keys, c_radio_output,
+        shallow={"num_hidden_layers": 1},
+        narrow=C_RADIO_NARROW,
+        tiny={**C_RADIO_NARROW, "num_hidden_layers": 3, "max_img_size": 192},
+        renamed=True,
+        filled=("input_conditioner.norm_mean", "input_conditioner.norm_std", "summary_idxs"),
+    ),
+    make_row(
+        "c_radio_v3", "nvidia/C-RADIOv3-B", c_radio_v3_reference, c_radio_v3_keys,
+        c_radio_v3_output,
+        shallow={"num_hidden_layers": 2},
+        narrow=C_RADIO_NARROW,
+        tiny={**C_RADIO_NARROW, "num_hidden_layers": 3, "max_img_size": 192},
+        variant=True,
+    ),
+]  # fmt: skip

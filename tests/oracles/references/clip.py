@@ -11,7 +11,9 @@ from transformers.models.llava import configuration_llava, modeling_llava
 from encoders.contract import EncoderOutput
 
 from ..configs import Config, vision_of
+from ..family import make_row
 from ..keys import State, renamed, split_qkv
+from .siglip import SIZES
 
 _NAMES = [
     (r"^head\.", "visual_projection."),
@@ -77,3 +79,21 @@ def llava_output(reference: Any, pixels: Tensor, grid_thw: Tensor) -> EncoderOut
     hidden = out.hidden_states[reference.layer]
     tokens = reference["projector"](hidden[:, 1:])
     return EncoderOutput(hidden, tokens.flatten(0, 1), (), {"prefix": hidden[:, :1]})
+
+
+ROWS = [
+    make_row(
+        "clip", "openai/clip-vit-large-patch14-336", clip_reference, clip_keys, clip_output,
+        shallow={**UNPROJECTED, "num_hidden_layers": 2},
+        narrow={**UNPROJECTED, **SIZES},
+        tiny={**UNPROJECTED, **SIZES, "num_hidden_layers": 3, "image_size": 112},
+    ),
+    make_row(
+        "llava", "llava-hf/llava-1.5-7b-hf", llava_reference, clip_keys, llava_output,
+        shallow={"num_hidden_layers": 2},
+        narrow={**SIZES, "llm_width": 48},
+        tiny={**SIZES, "num_hidden_layers": 3, "image_size": 112, "llm_width": 48},
+        variant=True,
+        unread=("blocks.1.", "norm."),
+    ),
+]  # fmt: skip

@@ -15,9 +15,12 @@ from transformers import (
 )
 
 from encoders.contract import EncoderOutput
+from encoders.deepseek.deepseek_ocr import DeepseekOCRTower
+from encoders.deepseek.deepseek_vl import LowResolution
 from weights import FAMILIES
 
 from ..configs import Config
+from ..family import make_row
 from ..keys import State, renamed, split_qkv
 from ..versions import UNLIMITED_OCR, skip_without
 
@@ -277,3 +280,49 @@ def ocr_output(reference: Any, pixels: Tensor, grid_thw: Tensor) -> EncoderOutpu
     """Run transformers' tower and projector on views of one size."""
     hidden = reference.vision_tower(pixels).last_hidden_state
     return EncoderOutput(hidden, reference.multi_modal_projector(hidden).flatten(0, 1), ())
+
+
+ROWS = [
+    make_row(
+        "deepseek_vl", "deepseek-ai/deepseek-vl-1.3b-chat", vl_reference, vl_keys, vl_output,
+        shallow=siglip(layers=1),
+        narrow={**siglip(width=64, heads=4, intermediate_size=112), "llm_width": 48},
+        tiny={
+            **siglip(width=64, heads=4, intermediate_size=112, layers=3, image_size=128),
+            "llm_width": 48,
+        },
+        variant=True,
+        eager=True,
+        six=siglip(layers=6),
+    ),
+    make_row(
+        "deepseek_vl_hybrid", "deepseek-ai/deepseek-vl-7b-chat", hybrid_low_reference,
+        hybrid_low_keys, hybrid_low_output,
+        shallow=hybrid(low={"layers": 1}, high={"layers": 1, "global_attn_indexes": [0]}),
+        narrow={**hybrid(low=NARROW, high=SAM_NARROW), "llm_width": 48},
+        tiny={
+            **hybrid(low={**NARROW, "layers": 3, "image_size": 128}, high=SAM_TINY),
+            "llm_width": 48,
+        },
+        variant=True,
+        tower=LowResolution,
+        slow=True,
+        eager=True,
+        six=hybrid(low={"layers": 6}, high={"layers": 1, "global_attn_indexes": [0]}),
+    ),
+    make_row(
+        "deepseek_ocr", "deepseek-ai/DeepSeek-OCR", ocr_reference, ocr_keys, ocr_output,
+        shallow=ocr(clip={"layers": 1}, sam={"layers": 2, "global_attn_indexes": [1]}),
+        narrow={**ocr(clip=NARROW, sam={**SAM_NARROW, "downsample_channels": [40, 64]}),
+                "llm_width": 48},
+        tiny={
+            **ocr(clip={**NARROW, "layers": 3}, sam={**SAM_TINY, "downsample_channels": [40, 64]}),
+            "image_size": 128, "llm_width": 48,
+        },
+        variant=True,
+        tower=DeepseekOCRTower,
+        side=128,
+        eager=True,
+        six=ocr(clip={"layers": 6}, sam={"layers": 6, "global_attn_indexes": [2, 5]}),
+    ),
+]  # fmt: skip

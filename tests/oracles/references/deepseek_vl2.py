@@ -16,9 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from encoders.contract import EncoderOutput
+from encoders.deepseek.deepseek_vl2 import DeepseekVL2Tower
 
 from ..configs import Config
-from ..keys import State
+from ..family import make_row
+from ..keys import State, same_keys
 
 
 class VL2Reference(nn.Module):
@@ -119,3 +121,17 @@ def vl2_output(reference: Any, pixels: Tensor, grid_thw: Tensor) -> EncoderOutpu
     hidden = torch.stack([grid.flatten(0, 1) for grid, _ in views])
     tokens = torch.cat([rows.flatten(0, 1) for _, rows in views])
     return EncoderOutput(hidden, tokens, ()).to(pixels.device)
+
+
+ROWS = [
+    make_row(
+        "deepseek_vl2", "deepseek-ai/deepseek-vl2-tiny", VL2Reference, same_keys, vl2_output,
+        shallow={"layers": 1},
+        narrow={"width": 64, "heads": 4, "mlp_ratio": 1.75, "llm_width": 48},
+        tiny={
+            "width": 64, "heads": 4, "mlp_ratio": 1.75, "layers": 3, "llm_width": 48,
+        },
+        variant=True,
+        tower=DeepseekVL2Tower,
+    ),
+]  # fmt: skip

@@ -22,9 +22,14 @@ from transformers.models.dinov3_vit import configuration_dinov3_vit, modeling_di
 from encoders.contract import EncoderOutput
 
 from ..configs import Config
+from ..family import make_row
 from ..keys import State, renamed, split_qkv
-from ..versions import OLDER_TOWERS, skip_without
-from .siglip import interpolate_any
+from ..versions import skip_without
+from .siglip import SIZES, interpolate_any
+
+OLDER = ("transformers", "5.18", "the parameters of its Dinov2Model have other names")
+"""Why the tower is not compared with an older reference."""
+
 
 DINO_NARROW = {"hidden_size": 64, "num_attention_heads": 4, "mlp_ratio": 2}
 """Widths of small towers, by the names of transformers' configs."""
@@ -35,7 +40,7 @@ _COORDINATES = modeling_dinov3_vit.get_patches_center_coordinates.__wrapped__
 
 def dinov2_reference(config: Config) -> nn.Module:
     """Build transformers' Dinov2Model, or Dinov2WithRegistersModel."""
-    skip_without(*OLDER_TOWERS["dinov2"])
+    skip_without(*OLDER)
     kind = {key: value for key, value in config.items() if key != "model_type"}
     model: Any
     if config["model_type"] == "dinov2":
@@ -132,3 +137,38 @@ def image_of(rows: Tensor, h: int, w: int) -> Tensor:
     """Return the patches [h*w, 3*p*p] of one image as a batch of that image."""
     side = round((rows.shape[1] / 3) ** 0.5)
     return rearrange(rows, "(h w) (c p q) -> 1 c (h p) (w q)", h=h, w=w, p=side, q=side)
+
+
+ROWS = [
+    make_row(
+        "dinov2", "facebook/dinov2-base", dinov2_reference, dinov2_keys, dino_output,
+        shallow={"num_hidden_layers": 2},
+        narrow=DINO_NARROW,
+        tiny={**DINO_NARROW, "num_hidden_layers": 3, "image_size": 112},
+        renamed=True,
+    ),
+    make_row(
+        "dinov2_registers", "facebook/dinov2-with-registers-giant", dinov2_reference, dinov2_keys,
+        dino_output,
+        shallow={"num_hidden_layers": 1},
+        narrow=DINO_NARROW,
+        tiny={**DINO_NARROW, "num_hidden_layers": 3, "image_size": 112},
+        variant=True,
+    ),
+    make_row(
+        "dinov3", "facebook/dinov3-vitb16-pretrain-lvd1689m", dinov3_reference, dinov3_keys,
+        dino_output,
+        shallow={"num_hidden_layers": 2},
+        narrow=SIZES,
+        tiny={**SIZES, "num_hidden_layers": 3},
+        renamed=True,
+    ),
+    make_row(
+        "dinov3_plus", "facebook/dinov3-vith16plus-pretrain-lvd1689m", dinov3_reference,
+        dinov3_keys, dino_output,
+        shallow={"num_hidden_layers": 1},
+        narrow=SIZES,
+        tiny={**SIZES, "num_hidden_layers": 3},
+        variant=True,
+    ),
+]  # fmt: skip

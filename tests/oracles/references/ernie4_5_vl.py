@@ -12,6 +12,7 @@ from transformers.models.ernie4_5_vl_moe import modeling_ernie4_5_vl_moe as mode
 from encoders.contract import EncoderOutput
 
 from ..configs import Config, vision_of
+from ..family import make_row
 from ..keys import State
 
 ERNIE_NARROW = {"embed_dim": 64, "hidden_size": 64, "mlp_ratio": 2, "num_heads": 4, "llm_width": 48}
@@ -76,3 +77,14 @@ def ernie_output(reference: Any, pixels: Tensor, grid_thw: Tensor) -> EncoderOut
     hook.remove()
     hidden = states[0][torch.tensor(kept, device=pixels.device)]
     return EncoderOutput(hidden, reference.resampler_model(normed, whole), ())
+
+
+ROWS = [
+    make_row(
+        "ernie4_5_vl", "baidu/ERNIE-4.5-VL-28B-A3B-PT", ErnieReference, ernie_keys, ernie_output,
+        shallow={"depth": 2}, narrow=ERNIE_NARROW, tiny={**ERNIE_NARROW, "depth": 3},
+        slow=True,
+        eager=True,
+        joins=True,
+    ),
+]  # fmt: skip

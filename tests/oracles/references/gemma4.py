@@ -14,7 +14,9 @@ from transformers.models.gemma4.modeling_gemma4 import Gemma4MultimodalEmbedder,
 from encoders.contract import EncoderOutput
 
 from ..configs import Config, vision_of
+from ..family import make_row
 from ..keys import State, renamed
+from ..sizes import GEMMA4_NARROW
 
 
 def gemma4_reference(config: Config) -> nn.Module:
@@ -76,3 +78,23 @@ def gemma4_keys(state: State) -> State:
     out = renamed(split, rules)
     assert has_bounds == any("input_min" in key for key in out)
     return out
+
+
+ROWS = [
+    make_row(
+        "gemma4", "google/gemma-4-31B-it", gemma4_reference, gemma4_keys, gemma4_output,
+        shallow={"num_hidden_layers": 2},
+        narrow=GEMMA4_NARROW,
+        tiny={**GEMMA4_NARROW, "num_hidden_layers": 3, "pooling_kernel_size": 2},
+        slow=True,
+        eager=True,
+    ),
+    make_row(
+        "gemma4_e2b", "google/gemma-4-E2B-it", gemma4_reference, gemma4_keys, gemma4_output,
+        shallow={"num_hidden_layers": 2},
+        narrow=GEMMA4_NARROW,
+        tiny={**GEMMA4_NARROW, "num_hidden_layers": 3, "pooling_kernel_size": 2},
+        variant=True,
+        eager=True,
+    ),
+]  # fmt: skip

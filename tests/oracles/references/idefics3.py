@@ -11,8 +11,9 @@ from transformers.models.idefics3 import configuration_idefics3, modeling_idefic
 from encoders.contract import EncoderOutput
 
 from ..configs import Config, vision_of
+from ..family import make_row
 from ..keys import State
-from .siglip import siglip_keys
+from .siglip import SIZES, siglip_keys
 
 
 def idefics3_reference(config: Config) -> nn.Module:
@@ -59,3 +60,15 @@ def idefics3_output(reference: Any, pixels: Tensor, grid_thw: Tensor) -> Encoder
     ]
     projected = [connector.modality_projection(token) for token in tokens]
     return EncoderOutput(out.hidden_states[-1], torch.stack(projected, 1).flatten(0, 1), ())
+
+
+ROWS = [
+    make_row(
+        "idefics3", "HuggingFaceM4/Idefics3-8B-Llama3", idefics3_reference, idefics3_keys,
+        idefics3_output,
+        shallow={"num_hidden_layers": 1},
+        narrow={**SIZES, "llm_width": 48},
+        tiny={**SIZES, "num_hidden_layers": 3, "image_size": 112, "llm_width": 48},
+        variant=True,
+    ),
+]  # fmt: skip

@@ -10,6 +10,9 @@ from transformers import InternVLConfig, InternVLModel
 from encoders.contract import EncoderOutput
 
 from ..configs import Config
+from ..family import make_row
+from ..keys import intern_keys
+from ..sizes import INTERN_NARROW, INTERN_TILE
 
 
 def intern_reference(config: Config) -> nn.Module:
@@ -76,3 +79,21 @@ def intern_output(reference: Any, pixels: Tensor, grid_thw: Tensor) -> EncoderOu
     hidden = out.hidden_states[layer] if keep else out.last_hidden_state
     tokens = reference.pixel_shuffle(hidden[:, 1:].unflatten(1, (h, w)), scale_factor=0.5)
     return EncoderOutput(hidden, reference.multi_modal_projector(tokens).flatten(0, 2), ())
+
+
+ROWS = [
+    make_row(
+        "intern_vit_300m", "OpenGVLab/InternVL2_5-1B", intern_reference, intern_keys, intern_output,
+        shallow={"num_hidden_layers": 2},
+        narrow=INTERN_NARROW,
+        tiny={**INTERN_NARROW, "num_hidden_layers": 3, **INTERN_TILE},
+        eager=True,
+    ),
+    make_row(
+        "intern_vit_6b", "OpenGVLab/InternVL2_5-38B", intern_reference, intern_keys, intern_output,
+        shallow={"num_hidden_layers": 1},
+        narrow={**INTERN_NARROW, "hidden_size": 60, "num_attention_heads": 3},
+        tiny={**INTERN_NARROW, "num_hidden_layers": 3, **INTERN_TILE},
+        eager=True,
+    ),
+]  # fmt: skip

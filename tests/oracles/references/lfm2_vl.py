@@ -9,10 +9,12 @@ from torch import Tensor, nn
 from transformers.models.lfm2_vl import configuration_lfm2_vl, modeling_lfm2_vl
 
 from encoders.contract import EncoderOutput
+from encoders.lfm.lfm2_vl import Lfm2VLTower
 
 from ..configs import Config, vision_of
+from ..family import make_row
 from ..keys import State
-from .siglip import siglip2_output, siglip2_reference, siglip_keys
+from .siglip import SIZES, siglip2_output, siglip2_reference, siglip_keys
 
 _FIELDS = ("downsample_factor", "projector_hidden_size", "projector_bias", "projector_hidden_act")
 
@@ -49,3 +51,23 @@ def lfm2_output(reference: Any, pixels: Tensor, grid_thw: Tensor) -> EncoderOutp
     ]
     width = reference["projector"].linear_2.out_features
     return EncoderOutput(hidden, torch.cat([*tokens, normed.new_zeros(0, width)]), ())
+
+
+ROWS = [
+    make_row(
+        "lfm2_vl", "LiquidAI/LFM2-VL-450M", lfm2_reference, lfm2_keys, lfm2_output,
+        shallow={"num_hidden_layers": 2},
+        narrow={**SIZES, "llm_width": 48},
+        tiny={**SIZES, "num_hidden_layers": 3, "llm_width": 48},
+        tower=Lfm2VLTower,
+        slow=True,
+    ),
+    make_row(
+        "lfm2_5_vl", "LiquidAI/LFM2.5-VL-1.6B", lfm2_reference, lfm2_keys, lfm2_output,
+        shallow={"num_hidden_layers": 2},
+        narrow={**SIZES, "llm_width": 48},
+        tiny={**SIZES, "num_hidden_layers": 3, "llm_width": 48},
+        variant=True,
+        tower=Lfm2VLTower,
+    ),
+]  # fmt: skip

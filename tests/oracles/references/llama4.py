@@ -14,6 +14,7 @@ from transformers.models.llama4 import configuration_llama4, modeling_llama4
 from encoders.contract import EncoderOutput
 
 from ..configs import Config, vision_of
+from ..family import make_row
 from ..keys import State, renamed, split_qkv
 
 LLAMA4_NARROW = {
@@ -98,3 +99,16 @@ def _shuffle(patches: Tensor, ratio: float, h: int, w: int) -> Tensor:
         maps[:, r : r + 2, c : c + 2].flatten(1) for r in range(0, h, 2) for c in range(0, w, 2)
     ]
     return torch.stack(tokens, 1)
+
+
+ROWS = [
+    make_row(
+        "llama4", "meta-llama/Llama-4-Scout-17B-16E-Instruct", llama4_reference, llama4_keys,
+        llama4_output,
+        shallow={"num_hidden_layers": 1},
+        narrow=LLAMA4_NARROW,
+        tiny={**LLAMA4_NARROW, "num_hidden_layers": 3, "image_size": 112},
+        slow=True,
+        eager=True,
+    ),
+]  # fmt: skip

@@ -12,9 +12,14 @@ from transformers.models.minimax_m3_vl import modeling_minimax_m3_vl as modeling
 from encoders.contract import EncoderOutput
 
 from ..configs import Config, vision_of
+from ..family import make_row
 from ..keys import State, renamed, split_qkv
-from ..versions import OLDER_TOWERS, skip_without
+from ..versions import skip_without
 from .moonvit import cut
+
+OLDER = ("transformers", "5.23", "in its tower, one image attends to another")
+"""Why the tower is not compared with an older reference."""
+
 
 MINIMAX_M3_NARROW = {
     "hidden_size": 64,
@@ -30,7 +35,7 @@ class MiniMaxM3Reference(nn.Module):
 
     def __init__(self, config: Config) -> None:
         super().__init__()
-        skip_without(*OLDER_TOWERS["minimax_m3"])
+        skip_without(*OLDER)
         published = vision_of(config)
         self.frames = published["vision_segment_max_frames"]
         fields = {k: v for k, v in published.items() if k != "model_type"}
@@ -70,3 +75,15 @@ def minimax_m3_output(reference: Any, pixels: Tensor, grid_thw: Tensor) -> Encod
     segments = torch.tensor(cut(grid_thw.tolist(), reference.frames), device=pixels.device)
     hidden = reference.tower(pixels, grid_thw=segments).last_hidden_state[0]
     return EncoderOutput(hidden, reference.projector(hidden), ())
+
+
+ROWS = [
+    make_row(
+        "minimax_m3", "MiniMaxAI/MiniMax-M3", MiniMaxM3Reference, minimax_m3_keys,
+        minimax_m3_output, shallow={"num_hidden_layers": 1},
+        narrow=MINIMAX_M3_NARROW, tiny={**MINIMAX_M3_NARROW, "num_hidden_layers": 3},
+        slow=True,
+        eager=True,
+        segment_rows=4,
+    ),
+]  # fmt: skip

@@ -15,6 +15,7 @@ from transformers.models.kimi_k25.modeling_kimi_k25 import (
 from encoders.contract import EncoderOutput
 
 from ..configs import Config, vision_of
+from ..family import make_row
 from ..keys import State, renamed, split_qkv
 from .step import HeadsInHalves
 
@@ -105,3 +106,22 @@ def moonvit_keys(state: State) -> State:
             (r"^(patch_embed|layers|final_layernorm)\.", r"vision_tower.\1."),
         ],
     )
+
+
+ROWS = [
+    make_row(
+        "moonvit", "moonshotai/Kimi-K2.5", MoonViTReference, moonvit_keys, moonvit_output,
+        shallow={"vt_num_hidden_layers": 2},
+        narrow=KIMI_K25, tiny={**KIMI_K25, "vt_num_hidden_layers": 3},
+        slow=True,
+        eager=True,
+        joins=True,
+        segment_rows=4,
+    ),
+    make_row(
+        "kimi_vl", "moonshotai/Kimi-VL-A3B-Instruct", MoonViTReference, moonvit_keys,
+        moonvit_output, shallow={"num_hidden_layers": 2},
+        narrow=KIMI_VL, tiny={**KIMI_VL, "num_hidden_layers": 3}, variant=True,
+        eager=True,
+    ),
+]  # fmt: skip

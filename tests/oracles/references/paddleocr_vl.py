@@ -10,14 +10,19 @@ from transformers.models.paddleocr_vl import configuration_paddleocr_vl, modelin
 from encoders.contract import EncoderOutput
 
 from ..configs import Config, vision_of
+from ..family import make_row
 from ..keys import State
-from ..versions import OLDER_TOWERS, skip_without
+from ..sizes import PADDLE_NARROW
+from ..versions import skip_without
 from .siglip import siglip_keys
+
+OLDER = ("transformers", "5.23", "it interpolates positions with aligned corners")
+"""Why the tower is not compared with an older reference."""
 
 
 def paddle_reference(config: Config) -> nn.Module:
     """Build transformers' tower and projector."""
-    skip_without(*OLDER_TOWERS["paddleocr_vl"])
+    skip_without(*OLDER)
     fields = {name: value for name, value in vision_of(config).items() if name != "model_type"}
     wrapped = configuration_paddleocr_vl.PaddleOCRVLConfig(
         vision_config=fields, text_config={"hidden_size": config["hidden_size"]}
@@ -52,3 +57,14 @@ def paddle_output(reference: Any, pixels: Tensor, grid_thw: Tensor) -> EncoderOu
     normed = reference["tower"](patches, grid_thw).last_hidden_state
     hook.remove()
     return EncoderOutput(seen[0], reference["projector"](normed, grid_thw), ())
+
+
+ROWS = [
+    make_row(
+        "paddleocr_vl", "PaddlePaddle/PaddleOCR-VL", paddle_reference, paddle_keys, paddle_output,
+        shallow={"num_hidden_layers": 1},
+        narrow={**PADDLE_NARROW, "llm_width": 48},
+        tiny={**PADDLE_NARROW, "num_hidden_layers": 3, "llm_width": 48},
+        slow=True,
+    ),
+]  # fmt: skip

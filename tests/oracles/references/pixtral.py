@@ -16,8 +16,9 @@ from transformers.models.pixtral.modeling_pixtral import PixtralVisionModel
 from encoders.contract import EncoderOutput
 
 from ..configs import Config
-from ..family import Grids
+from ..family import Grids, make_row
 from ..keys import State, renamed, split_qkv
+from ..sizes import PIXTRAL_NARROW
 
 
 class PixtralReference(nn.Module):
@@ -102,3 +103,24 @@ def pixtral_keys(state: State) -> State:
             (r"\.mlp\.", ".feed_forward."),
         ],
     )
+
+
+ROWS = [
+    make_row(
+        "pixtral", "mistralai/Mistral-Small-3.1-24B-Instruct-2503",
+        PixtralReference, pixtral_keys, pixtral_output,
+        shallow={"num_hidden_layers": 2},
+        narrow=PIXTRAL_NARROW,
+        tiny={**PIXTRAL_NARROW, "num_hidden_layers": 3},
+        slow=True,
+        eager=True,
+    ),
+    make_row(
+        "pixtral_12b", "mistral-community/pixtral-12b",
+        PixtralReference, pixtral_keys, pixtral_output,
+        shallow={"num_hidden_layers": 2},
+        narrow={**PIXTRAL_NARROW, "hidden_act": "gelu"},
+        tiny={**PIXTRAL_NARROW, "num_hidden_layers": 3, "hidden_act": "gelu"},
+        variant=True,
+    ),
+]  # fmt: skip

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from encoders.contract import EncoderOutput
 
 from ..configs import Config, vision_of
-from ..family import Grids
+from ..family import Grids, make_row
+from ..keys import omni2_5_keys, omni3_keys, same_keys
+from ..sizes import QWEN2_5_NARROW, QWEN2_5_SHALLOW, QWEN2_NARROW, QWEN3_NARROW, QWEN3_SHALLOW
 
 
 def qwen_reference(module: str, name: str) -> Callable[[Config], nn.Module]:
@@ -75,3 +77,75 @@ def window_walk(grids: Grids, side: int = 4, merge: int = 2) -> list[int]:
                             order.append(start + (frame * rows + r) * columns + c)
         start += t * rows * columns
     return order
+
+
+ROWS = [
+    make_row(
+        "qwen2_vl", "Qwen/Qwen2-VL-7B-Instruct",
+        qwen_reference("qwen2_vl", "Qwen2VisionTransformerPretrainedModel"),
+        same_keys, qwen_output,
+        shallow={"depth": 2},
+        narrow=QWEN2_NARROW,
+        tiny={**QWEN2_NARROW, "depth": 3},
+        slow=True,
+        eager=True,
+    ),
+    make_row(
+        "qwen2_5_vl", "Qwen/Qwen2.5-VL-7B-Instruct",
+        qwen_reference("qwen2_5_vl", "Qwen2_5_VisionTransformerPretrainedModel"),
+        same_keys, qwen2_5_output,
+        shallow=QWEN2_5_SHALLOW,
+        narrow=QWEN2_5_NARROW,
+        tiny={**QWEN2_5_NARROW, **QWEN2_5_SHALLOW},
+        eager=True,
+    ),
+    make_row(
+        "qwen2_5_omni", "Qwen/Qwen2.5-Omni-7B",
+        qwen_reference("qwen2_5_omni", "Qwen2_5OmniVisionEncoder"),
+        omni2_5_keys, qwen2_5_output,
+        shallow=QWEN2_5_SHALLOW,
+        narrow=QWEN2_5_NARROW,
+        tiny={**QWEN2_5_NARROW, **QWEN2_5_SHALLOW},
+        variant=True,
+        eager=True,
+    ),
+    make_row(
+        "exaone4_5", "LGAI-EXAONE/EXAONE-4.5-33B",
+        qwen_reference("exaone4_5", "Exaone4_5_VisionModel"),
+        same_keys, qwen2_5_output,
+        shallow={"depth": 2, "fullatt_block_indexes": [1]},
+        narrow={**QWEN2_5_NARROW, "num_key_value_heads": 2},
+        tiny={**QWEN2_5_NARROW, **QWEN2_5_SHALLOW, "num_key_value_heads": 2},
+        variant=True,
+        eager=True,
+    ),
+    make_row(
+        "qwen3_vl", "Qwen/Qwen3-VL-8B-Instruct",
+        qwen_reference("qwen3_vl", "Qwen3VLVisionModel"),
+        same_keys, qwen_output,
+        shallow=QWEN3_SHALLOW,
+        narrow=QWEN3_NARROW,
+        tiny={**QWEN3_NARROW, **QWEN3_SHALLOW},
+        eager=True,
+    ),
+    make_row(
+        "qwen3_omni", "Qwen/Qwen3-Omni-30B-A3B-Instruct",
+        qwen_reference("qwen3_omni_moe", "Qwen3OmniMoeVisionEncoder"),
+        omni3_keys, qwen_output,
+        shallow=QWEN3_SHALLOW,
+        narrow=QWEN3_NARROW,
+        tiny={**QWEN3_NARROW, **QWEN3_SHALLOW},
+        variant=True,
+        eager=True,
+    ),
+    make_row(
+        "qwen3_5", "Qwen/Qwen3.5-27B",
+        qwen_reference("qwen3_5", "Qwen3_5VisionModel"),
+        same_keys, qwen_output,
+        shallow={"depth": 2},
+        narrow=QWEN3_NARROW,
+        tiny={**QWEN3_NARROW, "depth": 3},
+        variant=True,
+        eager=True,
+    ),
+]  # fmt: skip

@@ -10,6 +10,7 @@ from transformers.models.sam3 import configuration_sam3, modeling_sam3
 from encoders.contract import EncoderOutput
 
 from ..configs import Config, vision_of
+from ..family import make_row
 from ..keys import State, renamed, split_qkv
 
 SAM3_NARROW = {
@@ -67,3 +68,22 @@ def sam3_output(reference: Any, pixels: Tensor, grid_thw: Tensor) -> EncoderOutp
     hidden, levels = sam3_maps(reference, pixels)
     level = levels[reference.config.scale_factors.index(1.0)]
     return EncoderOutput(hidden, level.flatten(2).mT.flatten(0, 1), ())
+
+
+ROWS = [
+    make_row(
+        "sam3", "facebook/sam3", sam3_reference, sam3_keys, sam3_output,
+        shallow={
+            "num_hidden_layers": 2, "global_attn_indexes": [1], "window_size": 2,
+            "scale_factors": [1.0],
+        },
+        narrow=SAM3_NARROW,
+        tiny={
+            **SAM3_NARROW, "num_hidden_layers": 3, "global_attn_indexes": [1], "image_size": 112,
+        },
+        slow=True,
+        eager=True,
+        six={"num_hidden_layers": 6, "global_attn_indexes": [2, 5], "window_size": 8},
+        unread=("neck.0.", "neck.1.", "neck.3."),
+    ),
+]  # fmt: skip

@@ -14,6 +14,7 @@ from transformers.models.siglip2 import configuration_siglip2, modeling_siglip2
 from encoders.contract import EncoderOutput
 
 from ..configs import Config, vision_of
+from ..family import make_row
 from ..keys import State, renamed, split_qkv
 
 _NAMES = [
@@ -133,3 +134,33 @@ def siglip2_output(reference: Any, pixels: Tensor, grid_thw: Tensor) -> EncoderO
         out = reference(**inputs, output_hidden_states=True)
     keep = inputs["pixel_attention_mask"].bool()
     return EncoderOutput(out.hidden_states[-1][keep], out.last_hidden_state[keep], ())
+
+
+ROWS = [
+    make_row(
+        "siglip2", "google/siglip2-so400m-patch16-naflex", siglip2_reference, siglip_keys,
+        siglip2_output,
+        shallow={**HEADLESS, "num_hidden_layers": 2},
+        narrow={**HEADLESS, **SIZES},
+        tiny={**HEADLESS, **SIZES, "num_hidden_layers": 3},
+    ),
+    make_row(
+        "siglip", "google/siglip2-so400m-patch14-384", siglip_reference, siglip_keys, siglip_output,
+        shallow={**HEADLESS, "num_hidden_layers": 2},
+        narrow={**HEADLESS, **SIZES},
+        tiny={**HEADLESS, **SIZES, "num_hidden_layers": 3, "image_size": 112},
+        variant=True,
+        eager=True,
+    ),
+    make_row(
+        "gemma3", "google/gemma-3-4b-it", gemma3_reference, gemma3_keys, gemma3_output,
+        shallow={"num_hidden_layers": 1, "mm_tokens_per_image": 1024},
+        narrow={**SIZES, "mm_tokens_per_image": 1024, "llm_width": 48},
+        tiny={
+            **SIZES, "num_hidden_layers": 3, "image_size": 112, "mm_tokens_per_image": 16,
+            "llm_width": 48,
+        },
+        variant=True,
+        eager=True,
+    ),
+]  # fmt: skip

@@ -17,9 +17,13 @@ from transformers.models.step3p7.configuration_step3p7 import Step3p7VisionConfi
 from transformers.models.step3p7.modeling_step3p7 import Step3p7VisionModel
 
 from encoders.contract import EncoderOutput
+from encoders.step.step3 import Step3Tower
+from encoders.step.step3_vl import Step3VLTower
 
 from ..configs import Config, vision_of
-from ..keys import State, renamed, split_qkv
+from ..family import make_row
+from ..keys import State, renamed, same_keys, split_qkv
+from ..sizes import STEP3_NARROW, STEP3_VL_NARROW
 from ..versions import STEP_ROTATION, skip_without
 
 
@@ -222,3 +226,24 @@ def step3_output(reference: Any, pixels: Tensor, grid_thw: Tensor) -> EncoderOut
     """Run this reference, which stays on the CPU, on every view."""
     hidden, tokens = zip(*(reference(view) for view in pixels.double().cpu()), strict=True)
     return EncoderOutput(torch.stack(hidden), torch.cat(tokens), ()).to(pixels.device)
+
+
+ROWS = [
+    make_row(
+        "step3_vl", "stepfun-ai/Step3-VL-10B", Step3VLReference, step3_vl_keys, step3_vl_output,
+        shallow={"layers": 1},
+        narrow=STEP3_VL_NARROW,
+        tiny={**STEP3_VL_NARROW, "layers": 3, "image_size": 112},
+        tower=Step3VLTower,
+        renamed=True,
+    ),
+    make_row(
+        "step3", "stepfun-ai/step3", Step3Reference, same_keys, step3_output,
+        shallow={"num_hidden_layers": 1},
+        narrow=STEP3_NARROW,
+        tiny={**STEP3_NARROW, "num_hidden_layers": 3, "image_size": 112},
+        variant=True,
+        tower=Step3Tower,
+        slow=True,
+    ),
+]  # fmt: skip

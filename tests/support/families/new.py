@@ -1,9 +1,9 @@
 """Writes the skeleton of a new family: a copy of the nearest one under new names, which runs.
 
 ``python -m tests.support.families.new MAKER NAME CLASS --like FAMILY``, for example ``... acme
-acme_vl AcmeVL --like idefics3``, copies the tower, its pixels, the record and the facts of
-``FAMILY``, and adds a line wherever families are listed. From then on, each edit of the copy can be
-tested. ``docs/add_an_encoder.md`` says what to edit.
+acme_vl AcmeVL --like idefics3``, copies the tower, its pixels, the record, the facts and the
+reference of ``FAMILY``, and adds a line wherever families are listed. From then on, each edit of
+the copy can be tested. ``docs/add_an_encoder.md`` says what to edit.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ LISTS = (
     "vitgraph/types.py",
 )
 """The files that have lines for each family."""
-ORACLES = "tests/oracles/families.py"
-"""The file with the sizes and the reference by which each tower is compared."""
+REFERENCES = "tests/oracles/references"
+"""The folder with a module per family: its reference, and all else that tests know of it."""
 _MODEL_TYPES = re.compile(r"model_types=(with_vision\([^()]*\)|\(([^()]|\([^()]*\))*\)),")
 
 
@@ -64,8 +64,8 @@ def write_skeleton(root: Path, maker: str, name: str, prefix: str, like: str) ->
             f"--like {like}: {record.name} has several records, or a class whose name does not end "
             "in Encoder; copy another family, such as idefics3 (tiles) or minimax_m3 (patches)"
         )
-    oracles = (root / ORACLES).read_text("utf-8")
-    row, row_repo = _row(oracles, like)
+    reference = root / f"{REFERENCES}/{like}.py"
+    row_repo = _repo_of_row(reference, like)
     words = {like.replace("_", "-"): name.replace("_", "-")} if "_" in like else {}
     words |= {their_prefix: prefix, like.upper(): name.upper(), like: name}
 
@@ -94,8 +94,9 @@ def write_skeleton(root: Path, maker: str, name: str, prefix: str, like: str) ->
         layers = root / "pyproject.toml"
         new_files[layers] = _with_maker(layers.read_text("utf-8"), their_maker, maker)
     repo_id = renamed(_moved(row_repo, maker))
-    copy = row.replace(f'"{like}"', f'"{name}"').replace(row_repo, repo_id)
-    new_files[root / ORACLES] = oracles.replace(row, row + copy)
+    new_files[root / f"{REFERENCES}/{name}.py"] = (
+        reference.read_text("utf-8").replace(f'"{like}"', f'"{name}"').replace(row_repo, repo_id)
+    )
     for path in (root / file for file in LISTS):
         new_files[path] = "".join(
             _with_copies(path.read_text("utf-8"), renamed, (their_prefix, like.upper()))
@@ -138,12 +139,14 @@ def _with_maker(text: str, their_maker: str, maker: str) -> str:
     return text.replace(line, f'  "{" | ".join(makers)}",')
 
 
-def _row(oracles: str, like: str) -> tuple[str, str]:
-    """Return the row of a family in the table of references, and the repo id in it."""
-    row = re.search(rf'    make_row\(\n +"{like}", "([^"]+)",.*?\n    \),\n', oracles, re.S)
-    if row is None:
-        raise ValueError(f"--like {like}: has no row in {ORACLES}; copy another family")
-    return row[0], row[1]
+def _repo_of_row(reference: Path, like: str) -> str:
+    """Return the repo id in the row of a family, which its module of references has."""
+    row = reference.exists() and re.search(
+        rf'make_row\(\s+"{like}",\s+"([^"]+)"', reference.read_text("utf-8")
+    )
+    if not row:
+        raise ValueError(f"--like {like}: has no module in {REFERENCES}; copy another family")
+    return row[1]
 
 
 def _with_copies(text: str, renamed: Callable[[str], str], names: tuple[str, str]) -> Iterator[str]:

@@ -21,7 +21,7 @@ from transformers.models.unlimited_ocr.modeling_unlimited_ocr import (
 
 from encoders import Encoder, VisionInputs
 from graphwrap import GraphedEncoder
-from tests.oracles import BY_NAME, build_pair, draw_pixels, grids_for, window_walk
+from tests.oracles import BY_NAME, FAMILIES, build_pair, draw_pixels, grids_for, window_walk
 from tests.support.photographs import china, hopper
 from tests.support.towers.deepseek import build, build_reference
 from tests.support.towers.step3_paths import IMAGES as RANDOM_IMAGES
@@ -33,12 +33,7 @@ from vitgraph.analysis.attention import maps_of_inputs
 from vitgraph.seeded import SEEDED, write_seeded_checkpoint
 from weights import load_encoder
 
-EAGER = [
-    *("qwen2_vl", "qwen2_5_vl", "qwen2_5_omni", "exaone4_5", "qwen3_vl", "qwen3_omni", "qwen3_5"),
-    *("intern_vit_300m", "intern_vit_6b", "deepseek_vl", "deepseek_vl_hybrid", "deepseek_ocr"),
-    *("glm4v", "glm_ocr", "glm5_next", "pixtral", "siglip", "gemma3", "gemma4", "gemma4_e2b"),
-    *("moonvit", "kimi_vl", "llama4", "minimax_m3", "ernie4_5_vl", "sam3"),
-]
+EAGER = [family.name for family in FAMILIES if family.eager]
 """The towers whose references have an eager attention."""
 
 

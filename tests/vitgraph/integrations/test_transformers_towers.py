@@ -13,7 +13,8 @@ from transformers import CONFIG_MAPPING, PreTrainedModel, SiglipConfig, SiglipMo
 from encoders import Lfm2VLEncoder
 from graphwrap import GraphedEncoder
 from tests.oracles import BY_NAME, build_pair, slow
-from tests.oracles.versions import OLDER_TOWERS, skip_without
+from tests.oracles.references import minimax_m3
+from tests.oracles.versions import skip_without
 from tests.support.language_models.projected import CASES, build
 from vitgraph.integrations.model_towers.records import CALLS, REFUSED
 from vitgraph.integrations.transformers import as_vision_tower
@@ -40,7 +41,7 @@ def graphs(encoder: Any) -> GraphedEncoder:
 
 
 OLDER = {
-    "minimax_m3_vl": OLDER_TOWERS["minimax_m3"],
+    "minimax_m3_vl": minimax_m3.OLDER,
     "smolvlm": ("transformers", "5.21", "its features come in rows of the patch's size"),
 }
 """Models that an older transformers computes otherwise."""

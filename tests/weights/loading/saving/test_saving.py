@@ -23,6 +23,7 @@ from tests.support.hub.server import HubServer
 from tests.support.hub.transformers_towers import (
     AUTO,
     RENAMED,
+    ROWS,
     TRANSFORMERS,
     TRANSFORMERS_TOWERS,
     misread,
@@ -37,10 +38,6 @@ TOWER = "model.safetensors"
 
 def seeded(folder: Path, family: str = "qwen3_vl") -> VisionEncoder:
     return load_encoder(write_seeded_checkpoint(folder, family, width=64), progress=False)
-
-
-UNREAD = {"llava": ("blocks.1.", "norm."), "sam3": ("neck.0.", "neck.1.", "neck.3.")}
-"""Recipe -> the parameters that are loaded, but that no forward reads."""
 
 
 def train(encoder: Encoder) -> None:
@@ -87,10 +84,9 @@ def test_a_saved_encoder_is_what_extract_writes(
 
 def loads_back(written: Written, tmp_path: Path, family: str, dtype: torch.dtype) -> None:
     encoder = load_encoder(written(family), progress=False)
+    unread = ROWS[family].unread
     read = {
-        name: weight
-        for name, weight in encoder.named_parameters()
-        if not name.startswith(UNREAD.get(family, ()))
+        name: weight for name, weight in encoder.named_parameters() if not name.startswith(unread)
     }
     before = {name: weight.clone() for name, weight in read.items()}
     encoder.to(dtype)
@@ -302,7 +298,7 @@ def test_the_model_card_names_what_reads_the_folder(
     card = (saved / "README.md").read_text()
     assert 'vitgraph.load_encoder("saved")' in card
     if family in TRANSFORMERS:
-        _, name = TRANSFORMERS[family]
+        name = TRANSFORMERS[family].name
         assert f"`{name}`" in card
         loader = "AutoModel" if family in AUTO else name
         assert f'{loader}.from_pretrained("saved")' in card
