@@ -1,4 +1,4 @@
-"""The tensor names under which Google publishes the vision towers of Gemma 4."""
+"""The tensor names under which Google publishes the vision towers of Gemma 4 and its kin."""
 
 from __future__ import annotations
 
@@ -15,7 +15,12 @@ _LAYER, _BLOCK = "encoder.layers.N", "blocks.N"
 _ATTENTION, _MLP = f"{_LAYER}.self_attn", f"{_LAYER}.mlp"
 _GEMMA4 = Layout(
     name="gemma4",
-    prefixes=(Prefix("model.", "vision_tower."), Prefix("", "vision_tower."), Prefix("", "")),
+    prefixes=(
+        Prefix("model.encoder.", "vision_tower."),  # google/diffusiongemma-*
+        Prefix("model.", "vision_tower."),
+        Prefix("", "vision_tower."),  # google/embeddinggemma-2
+        Prefix("", ""),
+    ),
     marks=("patch_embedder.",),
     projector=("embed_vision.",),
     joins={

@@ -116,6 +116,7 @@ MOONVIT = Family(
     fields=_CONFIG_FIELDS,
     outer_fields={("text_config.hidden_size",): length("projector.linear_2.weight", 0)},
     refusals={
+        "locateanything": "its projector normalises the 2x2 patches of a token together",
         "kimi_k3": "its tower has RMS norms, no biases, and attention wider than the tower",
     },
 )

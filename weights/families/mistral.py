@@ -55,7 +55,8 @@ _NATIVE = Layout(  # Mistral's own code rotates neighbouring columns of queries 
     marks=("transformer.layers.0.attention.wq.",),
     refusal=(
         "holds Mistral's own names (wq, w1, vision_language_adapter), as consolidated.safetensors "
-        "does: load the file with transformers' names, model.safetensors or its index"
+        "does: load the file with transformers' names, model.safetensors or its index, or convert "
+        "the weights if there is none, as for Mistral-Large-4"
     ),
 )
 

@@ -231,4 +231,8 @@ QWEN3_VL = Family(
     },
     fields=_QWEN3_FIELDS,
     timm=_TIMM,
+    refusals=dict.fromkeys(
+        ("bailing_moe_v3_vl", "qwen3_moe_vit"),
+        "its merger has only a norm, and a projector of other names follows outside the tower",
+    ),
 )

@@ -260,7 +260,30 @@ DERIVATIVES: dict[str, tuple[str, str | None, dict[str, Any], dict[str, Any]]] =
         {"model_type": "interns1_pro"},
         {"model_type": "qwen3_vl_moe"},
     ),
-    "clef-flash": ("qwen3_5", None, {"model_type": "clef_flash"}, {"model_type": "qwen3_5"}),
+    "Cloudflare/clef-flash": (
+        "qwen3_5",
+        None,
+        {"model_type": "clef_flash"},
+        {"model_type": "qwen3_5"},
+    ),
+    "google/embeddinggemma-2": (
+        "gemma4_e2b",
+        "vision_tower.",
+        {"model_type": "embedding_gemma2"},
+        {},
+    ),
+    "google/diffusiongemma-26B-A4B-it": (
+        "gemma4",
+        "model.encoder.vision_tower.",
+        {"model_type": "diffusion_gemma"},
+        {},
+    ),
+    "stepfun-ai/Step-5-Preview": (
+        "step3_vl",
+        None,
+        {"model_type": "step5", "architectures": ["Step5ForConditionalGeneration"]},
+        {},
+    ),
     "internlm/Intern-S2-Preview": (
         "qwen3_5",
         None,
@@ -311,6 +334,25 @@ def test_a_model_that_differs_around_its_intern_vit_is_refused(
         load_encoder(folder)
     with pytest.raises(CheckpointError, match=reason):
         load_encoder(folder, family="intern_vit")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "outer", "inner", "reason"),
+    [
+        ("qwen3_vl", "bailing_moe_v3_vl", "qwen3_moe_vit", "its merger has only a norm"),
+        ("kimi_vl", "locateanything", "moonvit", "normalises the 2x2 patches of a token together"),
+    ],
+)
+def test_a_tower_with_another_projector_is_refused(
+    tmp_path: Path, recipe: str, outer: str, inner: str, reason: str
+) -> None:
+    folder = written(tmp_path, recipe)
+    edit_config(
+        folder,
+        lambda c: (c.update(model_type=outer), c["vision_config"].update(model_type=inner)),
+    )
+    with pytest.raises(CheckpointError, match=f"is not supported: .*{reason}"):
+        load_encoder(folder)
 
 
 # --- Unlimited-OCR -------------------------------------------------------------------------------

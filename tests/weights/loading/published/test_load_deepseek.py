@@ -12,7 +12,7 @@ import torch
 
 from encoders import DeepseekVL2Config
 from encoders.deepseek.deepseek_vl2 import Projector
-from tests.support.hub.checkpoints import edit_config
+from tests.support.hub.checkpoints import edit_config, edit_tensors, same_weights
 from tests.support.towers.deepseek import tiny_config
 from vitgraph.seeded import TEXT_WIDTH, write_seeded_checkpoint
 from weights import FAMILIES, CheckpointError, load_encoder
@@ -49,6 +49,16 @@ def test_a_tower_that_runs_otherwise_is_refused(
     (field,) = fields
     with pytest.raises(ValueError, match=f"config field {field}=.* is not implemented: must be"):
         FAMILIES[name].config.from_hf(changed(name, way, fields))
+
+
+def test_janus_pro_is_read_without_the_half_that_makes_images(tmp_path: Path) -> None:
+    plain = load_encoder(write_seeded_checkpoint(tmp_path / "plain", "deepseek_vl", width=64))
+    folder = write_seeded_checkpoint(tmp_path / "janus", "deepseek_vl", width=64)
+    sections = {"gen_aligner_config": {"params": {"n_embed": 8}}, "gen_vision_config": {}}
+    edit_config(folder, lambda config: config.update(sections))
+    names = ("gen_aligner.layers.0.weight", "gen_vision_model.encoder.conv_in.weight")
+    edit_tensors(folder, lambda tensors: tensors.update(dict.fromkeys(names, torch.zeros(8))))
+    assert same_weights(load_encoder(folder), plain)
 
 
 @pytest.mark.parametrize(("depth", "layers"), [(1, 2), (2, 2), (3, 3)])
