@@ -19,10 +19,11 @@ packages import the names in ``__all__`` from here, not from the modules.
 """
 
 from .clips import read_item, read_video
+from .exact_resize import is_exact_on
 from .image_files import FileLike, learn_heif, open_image, prefix_errors
-from .images import StagedItem, resize
+from .images import StagedItem, normalize, resize
 from .intake import AnyArray, ImageLike, ItemLike, Video, VideoLike, read_images, to_rgb
-from .patches import PatchPreprocessor
+from .patches import PatchPreprocessor, cut_frames
 from .processor_files import image_section
 from .sampling import sample_frames
 from .sizes import smart_resize, smart_resize_video
@@ -40,8 +41,11 @@ __all__ = [
     "VideoFrames",
     "VideoLike",
     "ViewPreprocessor",
+    "cut_frames",
     "image_section",
+    "is_exact_on",
     "learn_heif",
+    "normalize",
     "open_image",
     "prefix_errors",
     "read_images",

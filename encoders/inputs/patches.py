@@ -196,23 +196,13 @@ class PatchPreprocessor(StagedPreprocessor):
         return VisionInputs(rows, grid_tensor([part.grid for part in parts]))
 
     def _cut(self, frames: Tensor) -> Tensor:
-        """Cut frames [f, H, W, 3] into patches [P, 3, F*p*p], or [P, F*p*p, 3] (channels_last).
-
-        The last frame is repeated where f is not a multiple of F.
-        """
-        count, pair = len(frames), self.temporal_patch_size
-        if count % pair:
-            last = frames[-1:].expand(pair - count % pair, -1, -1, -1)
-            frames = torch.cat((frames, last))
-        row = "(f p q) c" if self.channels_last else "c (f p q)"
-        return rearrange(
+        """Cut frames [f, H, W, 3] into patches [P, 3, F*p*p], or [P, F*p*p, 3] (channels_last)."""
+        return cut_frames(
             frames,
-            f"(t f) (r a p) (s b q) c -> (t r s a b) {row}",
-            f=pair,
-            a=self.merge_size,
-            b=self.merge_size,
-            p=self.patch_size,
-            q=self.patch_size,
+            self.patch_size,
+            self.merge_size,
+            self.temporal_patch_size,
+            channels_last=self.channels_last,
         )
 
     def _read(
@@ -282,3 +272,39 @@ class PatchPreprocessor(StagedPreprocessor):
         old_height, old_width = frame.shape[1:]
         content = content_size(count, old_height, old_width, height, width, rules.min_pixels)
         return lay_over(resize(frame, *content), height, width, 0, 0, BLACK)
+
+
+def cut_frames(
+    frames: Tensor,
+    patch_size: int,
+    merge_size: int,
+    temporal_patch_size: int = 1,
+    *,
+    channels_last: bool = False,
+) -> Tensor:
+    """Cut an image or the frames of a clip into patches, in merge-block order.
+
+    Args:
+        frames: [f, H, W, 3] of any dtype. If f is not a multiple of F, the last one is repeated.
+        patch_size: side of a patch in pixels, p.
+        merge_size: side of a token in patches; H and W are multiples of a token's side.
+        temporal_patch_size: frames of a patch, F.
+        channels_last: whether the channels of a pixel are next to each other in a patch.
+
+    Returns:
+        [P, 3, F*p*p], or [P, F*p*p, 3] with ``channels_last``, of the dtype of the frames.
+    """
+    count, pair = len(frames), temporal_patch_size
+    if count % pair:
+        last = frames[-1:].expand(pair - count % pair, -1, -1, -1)
+        frames = torch.cat((frames, last))
+    row = "(f p q) c" if channels_last else "c (f p q)"
+    return rearrange(
+        frames,
+        f"(t f) (r a p) (s b q) c -> (t r s a b) {row}",
+        f=pair,
+        a=merge_size,
+        b=merge_size,
+        p=patch_size,
+        q=patch_size,
+    )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import traceback
 from pathlib import Path
@@ -45,11 +46,26 @@ def prompts(job: dict[str, Any]) -> list[dict[str, Any]]:
     }
     one, video = job.get("marks") or MARKS.get(job["family"], QWEN)
     images = [image(64, 96), image(160, 128)]
+    single = {"prompt": f"{one}What is it?", "multi_modal_data": {"image": image(96, 64)}}
+    sizes = [image(300, 250), image(200, 30), image(64, 96), image(31, 33)]
+    limits = {"min_pixels": 56 * 56, "max_pixels": 40_000}
     known: dict[str, dict[str, Any]] = {
         "text": {"prompt": "What is a graph?"},
-        "image": {"prompt": f"{one}What is it?", "multi_modal_data": {"image": image(96, 64)}},
+        "image": single,
+        "again": single,  # which the processor's cache has
         "images": {"prompt": f"{one}{one}Compare.", "multi_modal_data": {"image": images}},
         "clip": {"prompt": f"{video}Tell.", "multi_modal_data": {"video": [(frames, clip)]}},
+        "sizes": {"prompt": f"{one * 4}Compare.", "multi_modal_data": {"image": sizes}},
+        "limits": {
+            "prompt": f"{one}What is it?",
+            "multi_modal_data": {"image": image(600, 500)},
+            "mm_processor_kwargs": limits,
+        },
+        "too many": {"prompt": f"{one * 5}Count.", "multi_modal_data": {"image": [*sizes] * 2}},
+        "too long": {
+            "prompt": f"{one * 2}Why?",
+            "multi_modal_data": {"image": [image(64, 64), image(900, 4)]},
+        },
     }
     asked = [known[name] for name in job["prompts"]]
     return [as_chunks(one) for one in asked] if job.get("chunks") else asked
@@ -105,11 +121,37 @@ def hide_numba() -> None:
     ffi._lib_wrapper.__getattr__ = look_up
 
 
-def run(job: dict[str, Any]) -> dict[str, Any]:
+def count_raw() -> list[int]:
+    """The numbers of images that our plug-in cuts in this process, which fill up later."""
+    from vitgraph.integrations.vllm_plugin import raw_images
+
+    cut, counts = raw_images.cut_images, []
+
+    def cut_images(pixels: Any, sizes: Any, *more: Any) -> Any:
+        counts.append(len(sizes))
+        return cut(pixels, sizes, *more)
+
+    raw_images.cut_images = cut_images
+    return counts
+
+
+def refuse(engine: Any, job: dict[str, Any]) -> list[str]:
+    """The errors of requests that vLLM refuses, without addresses of objects."""
+    errors = []
+    for request in prompts(job | {"prompts": job.get("refused", [])}):
+        try:
+            engine.generate([request], use_tqdm=False)
+        except ValueError as error:
+            errors.append(re.sub("0x[0-9a-f]+", "", f"{error!r} {error.__cause__!r}"))
+    return errors
+
+
+def run(job: dict[str, Any], counts: list[int]) -> dict[str, Any]:
     """The answers of one engine, or the error that ended it."""
     from vllm import LLM, SamplingParams
     from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
+    counts.clear()
     if job["ours"] is not None:
         from vitgraph.integrations.vllm_plugin import register
 
@@ -121,6 +163,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     try:
         engine = LLM(**job["engine"])
         requests = prompts(job)
+        errors = refuse(engine, job)
         outputs = engine.generate(requests, sampling, use_tqdm=False)
         del engine
     except (ValueError, RuntimeError) as error:
@@ -132,18 +175,20 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         {"tokens": list(one.outputs[0].token_ids), "logprob": one.outputs[0].cumulative_logprob}
         for one in outputs
     ]
-    return dict(zip(job["prompts"], answers, strict=True))
+    found = dict(zip(job["prompts"], answers, strict=True))
+    return {**found, "about": {"raw": sum(counts), "errors": errors}}
 
 
 def main() -> None:
     """Run every job, and write the answers by the jobs' names."""
     jobs = json.loads(Path(sys.argv[1]).read_text())
     answers = {}
+    counts = count_raw()
     prune_on_cpu()
     hide_numba()
     for name, job in jobs.items():
         print(f"### {name}", flush=True)
-        answers[name] = run(job)
+        answers[name] = run(job, counts)
         Path(sys.argv[2]).write_text(json.dumps(answers))
 
 

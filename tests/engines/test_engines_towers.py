@@ -23,10 +23,12 @@ pytestmark = pytest.mark.engines
 
 ROOT = Path(__file__).parents[2]
 EVERYTHING = ["text", "image", "images", "clip"]
+RAW = [*EVERYTHING, "again", "sizes", "limits"]
+"""With images of several sizes, limits of a request, and an image for the second time."""
 CASES = {
-    "qwen2_vl": EVERYTHING,
-    "qwen2_5_vl": EVERYTHING,
-    "qwen3_vl": EVERYTHING,
+    "qwen2_vl": RAW,
+    "qwen2_5_vl": RAW,
+    "qwen3_vl": RAW,
     "internvl": ["text", "image", "images"],
 }
 """Model -> what it is asked."""
@@ -87,10 +89,12 @@ def job(family: str, folder: Path, ours: dict[str, Any] | None, **more: Any) -> 
     """An engine and what it is asked; ``ours`` are the options of our tower, None for vLLM's."""
     limits = {"image": 4} if family == "internvl" else {"image": 4, "video": 1}
     asked = more.pop("prompts", None) or CASES[family]
+    refused = ["too many", "too long"] if family == "qwen2_vl" else []
     engine = {**ENGINE, "model": str(folder), "limit_mm_per_prompt": limits}
     if family == "internvl":
         engine["trust_remote_code"] = True  # for the class of its config
-    return {"family": family, "ours": ours, "prompts": asked, "engine": {**engine, **more}}
+    about = {"family": family, "ours": ours, "prompts": asked, "refused": refused}
+    return {**about, "engine": {**engine, **more}}
 
 
 def drive(folder: Path, jobs: dict[str, dict[str, Any]], **environment: str) -> Answers:
@@ -164,7 +168,9 @@ def answers(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Answers:
     }
     for family in DRAWN:
         jobs[f"{family} ours"] = job(family, models / f"{family}-ours", {}, **drawn)
-    jobs["dummy ours"] = job("qwen3_vl", models / "qwen3_vl-dummies", {}, **dummy)
+    jobs["qwen2_vl ours"]["engine"]["mm_processor_cache_gb"] = 0
+    patches = {"raw_images": False}
+    jobs["dummy ours"] = job("qwen3_vl", models / "qwen3_vl-dummies", patches, **dummy)
     jobs["none ours"] = job("qwen3_vl", models / "qwen3_vl-none", {}, **none)
     jobs["broken ours"] = job("qwen3_vl", models / "broken", {})
     read = read_jobs(models, READ)
@@ -177,7 +183,8 @@ def answers(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Answers:
 def compare(ours: dict[str, Any], stock: dict[str, Any]) -> None:
     """Equal tokens, and log-probabilities within the bound."""
     assert "error" not in ours
-    for name, answer in ours.items():
+    for name in ours.keys() - {"about"}:
+        answer = ours[name]
         assert answer["tokens"] == stock[name]["tokens"], name
         assert abs(answer["logprob"] - stock[name]["logprob"]) < LOGPROB, name
 
@@ -203,6 +210,19 @@ def test_tokens_are_those_of_vllms_own_tower(answers: Answers, family: str) -> N
 @pytest.mark.parametrize("model", ["dummy", *DRAWN])
 def test_weights_that_vllm_draws_give_the_same_tokens(answers: Answers, model: str) -> None:
     compare(answers[f"{model} ours"], answers[f"{model} stock"])
+
+
+def test_images_are_sent_raw_unless_that_is_switched_off(answers: Answers) -> None:
+    for family in ("qwen2_vl", "qwen2_5_vl", *DRAWN):
+        assert answers[f"{family} ours"]["about"]["raw"] > 4
+        assert answers[f"{family} stock"]["about"]["raw"] == 0
+    assert answers["dummy ours"]["about"]["raw"] == 0
+
+
+def test_requests_that_vllm_refuses_have_vllms_errors(answers: Answers) -> None:
+    ours, stock = (answers[f"qwen2_vl {side}"]["about"]["errors"] for side in ("ours", "stock"))
+    assert len(stock) == 2
+    assert ours == stock
 
 
 def test_pruning_of_video_tokens_follows_our_tower(answers: Answers) -> None:

@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -22,6 +23,7 @@ from encoders.base.paths_encoder import PathsEncoder
 from encoders.base.vision_encoder import VisionEncoder
 from tests.support.fakes.vllm import LinearBase, UnquantizedLinearMethod, fake_vllm
 from vitgraph.integrations import vllm_plugin
+from vitgraph.integrations.vllm_plugin import raw_processor
 from vitgraph.integrations.vllm_plugin.records import MODELS
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import load_encoder
@@ -152,10 +154,19 @@ CASES = [
 ]
 
 
+@dataclass(frozen=True)
+class Factories:
+    """The classes from which vLLM builds the processor of a model."""
+
+    info: type = SimpleNamespace
+    processor: type = SimpleNamespace
+
+
 class TheirModel(nn.Module):
     """A model class of vLLM: a tower and a projector, and weights that go to children by name."""
 
     paths: tuple[str, ...] = ()
+    _processor_factory = Factories()
 
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         super().__init__()
@@ -203,7 +214,10 @@ def models(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 def build(models: Any, architecture: str, config: Any) -> Any:
     model = SimpleNamespace(
-        model="a-model", enforce_eager=True, hf_config=SimpleNamespace(to_dict=lambda: config)
+        model="a-model",
+        enforce_eager=True,
+        dtype=torch.float32,
+        hf_config=SimpleNamespace(to_dict=lambda: config),
     )
     settings = SimpleNamespace(
         model_config=model,
@@ -330,6 +344,8 @@ def test_every_record_names_a_tower_that_reads_its_batches(models: Any, architec
     assert issubclass(made, (models.ReadsInputs, models.ReadsViews)) == bool(record.reader)
     assert reads <= vars(models.InternVL).keys()
     assert made.__name__ == architecture
+    processor = made._processor_factory.processor
+    assert issubclass(processor, raw_processor.RawProcessor) == record.sends_images
     assert made is getattr(models, architecture)
 
 

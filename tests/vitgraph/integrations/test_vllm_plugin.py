@@ -27,7 +27,12 @@ from vitgraph.integrations.vllm_plugin.records import MODELS, Record
 
 ROOT = Path(__file__).parents[3]
 FAKE = """
-import os
+import os, sys, types
+parts = "vllm.model_executor.models.config".split(".")
+for end in range(2, 5):
+    sys.modules[".".join(parts[:end])] = types.ModuleType(parts[end - 1])
+known = {}
+vars(sys.modules[".".join(parts)]).update(MODELS_CONFIG_MAP=known, VerifyAndUpdateConfig=object)
 __version__ = os.environ["FAKE_VLLM"]
 class ModelRegistry:
     @staticmethod
@@ -41,6 +46,8 @@ REPORT = """
 import sys
 from vitgraph.integrations.vllm_plugin import register
 register()
+if "vllm" in sys.modules:
+    print("marks", *sys.modules["vllm"].known)
 heavy = ("torch", "numpy", "PIL", "encoders", "graphwrap", "weights", "vllm")
 print("imported", *[name for name in heavy if name in sys.modules])
 print("modules", *sorted(name for name in sys.modules if name.startswith("vitgraph")))
@@ -72,7 +79,9 @@ def test_without_the_variable_nothing_is_imported(tmp_path: Path) -> None:
 
 
 def test_models_are_registered_by_name_and_imported_later(tmp_path: Path) -> None:
-    *registered, imported, _ = run_register(tmp_path, "1")
+    *registered, marks, imported, _ = run_register(tmp_path, "1")
+    raw = {name for name, record in MODELS.items() if record.sends_images}
+    assert set(marks.split()[1:]) == raw > {"Qwen3VLForConditionalGeneration"}
     places = dict(line.split() for line in registered)
     assert imported == "imported vllm"
     assert places == {name: f"{vllm_plugin.__name__}.models:{name}" for name in MODELS}
@@ -80,12 +89,13 @@ def test_models_are_registered_by_name_and_imported_later(tmp_path: Path) -> Non
 
 def test_models_that_a_version_of_vllm_lacks_are_not_registered(tmp_path: Path) -> None:
     known = ["Qwen3VLForConditionalGeneration", "OtherModel"]
-    (registered, _, _) = run_register(tmp_path, "1", supported=known)
+    registered, *_ = run_register(tmp_path, "1", supported=known)
     assert registered.split()[0] == "Qwen3VLForConditionalGeneration"
 
 
 def test_an_unknown_version_keeps_vllms_towers_and_says_so(tmp_path: Path) -> None:
-    first, _, warning = run_register(tmp_path, "1", "0.40.1")
+    marks, first, _, warning = run_register(tmp_path, "1", "0.40.1")
+    assert marks == "marks"
     assert first == "imported vllm"
     assert "vLLM keeps its own vision towers: this is vLLM 0.40.1, and vitgraph knows" in warning
 
@@ -144,6 +154,7 @@ def config_for(tower: nn.Module, vision: dict[str, Any] = VISION, **more: Any) -
     model = SimpleNamespace(
         model="a-model",
         enforce_eager=False,
+        dtype=torch.float32,
         hf_config=SimpleNamespace(to_dict=lambda: whole),
     )
     settings = {

@@ -8,6 +8,8 @@ after vLLM has built it.
 - ``records``: vLLM's model classes, and how each uses its tower; ``models``: makes the subclasses
 - ``replacing``: replaces the tower; ``tower``: an encoder with the interface of vLLM's towers
 - ``inputs``: reads vLLM's batches as packed rows; ``engine_config``: types of vLLM's config
+- ``raw_processor``: sends images as uint8; ``raw_images``: cuts them in the engine's process;
+  ``raw_switch``: whether it is so
 - ``options``: the user's settings; ``versions``: what differs between versions of vLLM
 
 Source: vLLM 0.26.0 and 0.33.0, ``plugins/__init__.py`` and ``model_executor/models/registry.py``.
@@ -39,11 +41,17 @@ def register() -> None:
         return
     import vllm
 
+    from .raw_switch import mark_configs
     from .records import MODELS
     from .versions import refusal
 
     if reason := refusal(vllm.__version__):
         LOGGER.warning("vitgraph: vLLM keeps its own vision towers: %s", reason)
         return
-    for name in MODELS.keys() & vllm.ModelRegistry.get_supported_archs():
+    names = MODELS.keys() & vllm.ModelRegistry.get_supported_archs()
+    for name in names:
         vllm.ModelRegistry.register_model(name, f"{__name__}.models:{name}")
+    from vllm.model_executor.models.config import MODELS_CONFIG_MAP, VerifyAndUpdateConfig
+
+    sending = [name for name in names if MODELS[name].sends_images]
+    mark_configs(MODELS_CONFIG_MAP, VerifyAndUpdateConfig, sending)

@@ -7,7 +7,10 @@ vLLM is not imported here. Source: ``config/vllm.py``, ``config/model.py``, ``co
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import torch
 
 
 class ModelFile(Protocol):
@@ -27,6 +30,9 @@ class ModelSettings(Protocol):
 
     @property
     def enforce_eager(self) -> bool: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
 
 
 class LoraSettings(Protocol):

@@ -16,6 +16,7 @@ from vllm.model_executor.models.vision import run_dp_sharded_vision_model
 from encoders import PathsEncoder
 
 from .inputs import CLIP_READERS, READERS, BatchInputs, Embeddings, Packed, read_views
+from .raw_processor import raw_factories
 from .records import MODELS
 from .replacing import ReplacesTower
 
@@ -94,5 +95,7 @@ def __getattr__(name: str) -> type:
     if record.module == "internvl":
         mixin = InternVL
     text = f"The class of vLLM with a vision tower of the family {record.family}."
-    facts = {"record": record, "__module__": __name__, "__doc__": text}
+    facts: dict[str, object] = {"record": record, "__module__": __name__, "__doc__": text}
+    if record.sends_images:
+        facts["_processor_factory"] = raw_factories(vllm_class._processor_factory)  # type: ignore[attr-defined]
     return new_class(name, (mixin, vllm_class), exec_body=lambda body: body.update(facts))

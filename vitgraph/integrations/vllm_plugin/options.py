@@ -15,7 +15,7 @@ VARIABLE = "VITGRAPH_VLLM_OPTIONS"
 
 @dataclass(frozen=True)
 class PluginOptions:
-    """The settings of a tower in vLLM, which are arguments of ``GraphedEncoder``.
+    """The settings of a tower in vLLM; all but ``raw_images`` are arguments of ``GraphedEncoder``.
 
     None means the default of ``GraphedEncoder``; for ``table``, that nothing is kept.
     """
@@ -31,6 +31,8 @@ class PluginOptions:
     max_graphs: int = 48
     table: str | None = "auto"
     """Where times of graphs are kept: a file, "auto" for the folder of kept tables, or None."""
+    raw_images: bool = True
+    """Whether images are sent to the engine's process as uint8, and resized and cut there."""
 
     def backend_for(self, *, enforce_eager: bool) -> str:
         """Return the backend to use; vLLM's ``enforce_eager`` excludes CUDA graphs."""
@@ -86,4 +88,5 @@ def _is_of(kind: str, value: object) -> bool:
         return kind.endswith("None")
     if kind.startswith("Sequence"):
         return isinstance(value, list) and all(type(item) is int for item in value)
-    return isinstance(value, str) if kind.startswith("str") else type(value) is int
+    known = {"str": str, "bool": bool, "int": int}
+    return type(value) is known[kind.split(" ")[0]]

@@ -42,6 +42,11 @@ class Record(NamedTuple):
         is_full_name = self.module.startswith("vllm.")
         return self.module if is_full_name else f"vllm.model_executor.models.{self.module}"
 
+    @property
+    def sends_images(self) -> bool:
+        """Whether vLLM's processor may send images as uint8, which the engine's process cuts."""
+        return not self.reader and self.module != "internvl"
+
 
 _VISION, _PROJECTOR = "vision_tower", ("multi_modal_projector",)
 _COLQWEN3 = Record("colqwen3", "qwen3_vl", name="ColQwen3Model")

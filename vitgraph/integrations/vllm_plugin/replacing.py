@@ -27,6 +27,8 @@ from . import LOGGER, versions
 from .engine_config import EngineConfig
 from .inputs import BatchInputs, Embeddings
 from .options import read_options
+from .raw_images import check_resizing, with_patches
+from .raw_switch import is_raw
 from .records import Record
 from .tower import PackedTower, TileTower, Tower, build_encoder
 
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
         def embed_multimodal(self, **inputs: object) -> Embeddings: ...
 
         def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]: ...
+
+        def _parse_and_validate_image_input(self, **inputs: object) -> BatchInputs | None: ...
 
         def _process_image_input(self, image_input: BatchInputs) -> Embeddings: ...
 
@@ -68,6 +72,12 @@ class ReplacesTower(ModelClass):
     def __init__(self, *, vllm_config: EngineConfig, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         self.vision_tower_ours = False
+        self._model_dtype = vllm_config.model_config.dtype
+        if is_raw(vllm_config.model_config):
+            # vLLM's graphs take patches, and would get the bytes of images.
+            vllm_config.compilation_config.cudagraph_mm_encoder = False
+            check_resizing(torch.get_default_device())
+            LOGGER.info("vitgraph resizes images in this process, which gets them as uint8")
         if reason := self._find_obstacle(vllm_config) or self._replace(vllm_config):
             LOGGER.warning("vitgraph: vLLM keeps its own vision tower: %s", reason)
             return
@@ -161,6 +171,11 @@ class ReplacesTower(ModelClass):
         if self.vision_tower_ours:
             self.capture_tower()
         return super().embed_multimodal(**inputs)
+
+    def _parse_and_validate_image_input(self, **inputs: object) -> BatchInputs | None:
+        """Read images by vLLM's method of this name, after those sent as bytes became patches."""
+        patches = with_patches(inputs, self._model_dtype)
+        return super()._parse_and_validate_image_input(**patches)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Load the weights of the whole model by vLLM's method; check that the encoder got all of

@@ -151,6 +151,7 @@ class Tower(nn.Module):
         if self._graphed is not None:
             return self._graphed
         settings = {**asdict(self._options), "backend": self._backend}
+        del settings["raw_images"]
         with torch.inference_mode(mode=False), torch.no_grad():
             graphed = GraphedEncoder(self.encoder, clone=False, **settings)
             waits = graphed.table is not None and graphed.backend == "cudagraph"

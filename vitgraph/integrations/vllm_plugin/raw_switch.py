@@ -1,0 +1,86 @@
+"""Whether images are sent as uint8, as a mark on the config that all processes of an engine share.
+
+vLLM checks and completes the config of an engine by a class per architecture, before it starts
+other processes. The plug-in derives from these classes, and marks the config of models whose images
+are sent raw. Processes unpickle the config when they start; the mark then checks that the plug-in
+is there, too.
+
+vLLM is not imported here. Source: ``VllmConfig.try_verify_and_update_config`` and
+``model_executor/models/config.py`` of vLLM 0.26.0, 0.32.0 and 0.33.0.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, MutableMapping
+from types import new_class
+
+from .engine_config import EngineConfig, ModelSettings
+from .options import read_options
+
+MARK = "vitgraph_raw_images"
+"""The attribute of a model's config (``hf_config``) that says that images are sent raw."""
+
+
+class Mark(str):
+    """The value of the mark; a process that unpickles it must have the plug-in switched on."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[Callable[[str], Mark], tuple[str]]:
+        return require_plugin, (str(self),)
+
+
+def require_plugin(text: str) -> Mark:
+    """Return the mark, in a process that has the plug-in and knows how images are sent.
+
+    Raises:
+        ValueError: the plug-in is off in this process, or is of another version.
+    """
+    if os.environ.get("VITGRAPH_VLLM") != "1":
+        raise ValueError(
+            "VITGRAPH_VLLM=1 is not set in this process of vLLM, but in that which sends images: "
+            "set it for every process (with Ray, VLLM_RAY_EXTRA_ENV_VARS_TO_COPY="
+            "VITGRAPH_VLLM,VITGRAPH_VLLM_OPTIONS), or send patches: "
+            """VITGRAPH_VLLM_OPTIONS='{"raw_images": false}'"""
+        )
+    if text != FORM:
+        raise ValueError(
+            f"images are sent in form {text!r}, and vitgraph reads {FORM!r} in this process of "
+            "vLLM: install one version of vitgraph on every machine"
+        )
+    return Mark(text)
+
+
+FORM = "1"
+"""The version of the form in which images are sent; it changes with ``raw_images``."""
+
+
+def is_raw(model_config: ModelSettings) -> bool:
+    """Return whether the images of a model are sent raw; ``model_config`` is vLLM's."""
+    return MARK in vars(model_config.hf_config)
+
+
+def mark_configs(known: MutableMapping[str, type], base: type, names: Iterable[str]) -> None:
+    """Let vLLM mark the configs of architectures whose images are sent raw.
+
+    Args:
+        known: vLLM's classes that complete the config of an engine, by architecture; changed.
+        base: vLLM's base class of these classes.
+        names: the architectures.
+    """
+    for name in names:
+        theirs = known.get(name, base)
+        if not issubclass(theirs, Marks):
+            known[name] = new_class(theirs.__name__, (Marks, theirs))
+
+
+class Marks:
+    """Mixin for a class of vLLM that completes the config of an engine."""
+
+    @classmethod
+    def verify_and_update_config(cls, vllm_config: EngineConfig) -> None:
+        """Complete the config as vLLM does, and mark it unless the option ``raw_images`` is off."""
+        super().verify_and_update_config(vllm_config)  # type: ignore[misc]
+        if read_options(vllm_config.additional_config, os.environ).raw_images:
+            setattr(vllm_config.model_config.hf_config, MARK, Mark(FORM))
