@@ -13,8 +13,8 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -42,6 +42,7 @@ MODES = {
     "stock": "vLLM's tower without encoder graphs",
     "graphs": "vLLM's tower with its own encoder graphs",
     "ours": "vitgraph's tower with graphs",
+    "raw": "the same, and images are sent raw to the engine",
 }
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(2**30), "MALLOC_TRIM_THRESHOLD_": str(2**32)}
 """Environment variables that make glibc keep freed memory. By default it returns large blocks to
@@ -67,13 +68,7 @@ class Engine:
     """A vLLM engine inside this process."""
 
     def __init__(self, folder: Path, mode: str, *, compiled: bool, **more: Any) -> None:
-        os.environ |= {
-            "VITGRAPH_VLLM": "1" if mode == "ours" else "0",
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-            "HF_HUB_OFFLINE": "1",
-            "VLLM_NO_USAGE_STATS": "1",
-            "VLLM_USE_FLASHINFER_SAMPLER": "0",  # an optional package; sampling is greedy
-        }
+        os.environ |= variables(mode) | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
         # vLLM's V2 model runner does not report the tower's times (0.26).
         os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
         from vllm import LLM
@@ -109,6 +104,21 @@ class Engine:
             "encoder": sum(one.get("encoder_forward_secs", 0.0) for one in found),
             "preprocess": sum(one.get("preprocessor_total_secs", 0.0) for one in found),
         }
+
+
+def variables(mode: str) -> dict[str, str]:
+    """Return the environment variables of an engine for a mode, a key of :data:`MODES`.
+
+    Options of our tower that are set already are kept.
+    """
+    options = json.loads(os.environ.get("VITGRAPH_VLLM_OPTIONS") or "{}")
+    return {
+        "VITGRAPH_VLLM": "1" if mode in ("ours", "raw") else "0",
+        "VITGRAPH_VLLM_OPTIONS": json.dumps({**options, "raw_images": mode == "raw"}),
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",  # an optional package; sampling is greedy
+    }
 
 
 def settings(folder: Path, mode: str, *, compiled: bool) -> dict[str, Any]:
@@ -161,7 +171,11 @@ def time_request(engine: AnswersRequests, cell: str, number: int) -> dict[str, f
 
 
 def serve(
-    pipe: Connection, start: Callable[..., AnswersRequests], *about: Any, **more: Any
+    pipe: Connection,
+    start: Callable[..., Any],
+    clock: Callable[..., dict[str, Any]],
+    *about: Any,
+    **more: Any,
 ) -> None:
     """Start an engine, send its startup seconds, and time requests until the pipe is closed."""
     began = time.perf_counter()
@@ -169,7 +183,7 @@ def serve(
     pipe.send(round(time.perf_counter() - began, 1))
     with suppress(EOFError):
         while True:
-            pipe.send(time_request(engine, *pipe.recv()))
+            pipe.send(clock(engine, *pipe.recv()))
 
 
 class Apart:
@@ -188,7 +202,8 @@ class Apart:
         *,
         compiled: bool,
         share: float,
-        start: Callable[..., AnswersRequests] = Engine,
+        start: Callable[..., Any] = Engine,
+        clock: Callable[..., dict[str, Any]] = time_request,
         allocator: Mapping[str, str] = ALLOCATOR,
     ) -> None:
         for name in ALLOCATOR:
@@ -198,14 +213,14 @@ class Apart:
         self._pipe, theirs = context.Pipe()
         more = {"compiled": compiled, "gpu_memory_utilization": share}
         self._process = context.Process(
-            target=serve, args=(theirs, start, folder, mode), kwargs=more
+            target=serve, args=(theirs, start, clock, folder, mode), kwargs=more
         )
         self._process.start()
         theirs.close()
         self.start_seconds: float = self._pipe.recv()
 
-    def ask(self, cell: str, number: int) -> dict[str, float]:
-        """Time a request of the workload ``cell`` whose images have the seed ``number``."""
+    def ask(self, cell: str, number: int) -> dict[str, Any]:
+        """Time the workload ``cell`` with images of the seed ``number``, by ``clock``."""
         self._pipe.send((cell, number))
         return dict(self._pipe.recv())
 
@@ -283,6 +298,25 @@ def measure(
         runs: number of timed requests; None takes :data:`RUNS`.
         start: starts an engine in a process of its own.
     """
+    with started(model, modes, layers, compiled=compiled, start=start) as engines:
+        common = {"model": model, "layers": layers or "all", "compiled": compiled}
+        common["flash"] = version_of("flash-attn-4", EXTRAS["flash-attn-4"]) is not None
+        for cell in cells:
+            for mode, row in measure_cell(engines, cell, runs).items():
+                seconds = engines[mode].start_seconds
+                record({**common, "mode": mode, "cell": cell, **row, "start_seconds": seconds})
+
+
+@contextmanager
+def started(
+    model: str,
+    modes: Sequence[str],
+    layers: int | None,
+    *,
+    compiled: bool,
+    start: Callable[..., Apart],
+) -> Iterator[dict[str, Apart]]:
+    """Start a model's engines by mode, and end them afterwards; see :func:`measure`."""
     with tempfile.TemporaryDirectory() as folder:
         place = write_model(Path(folder), model, layers)
         engines: dict[str, Apart] = {}
@@ -291,12 +325,7 @@ def measure(
                 engines[mode] = start(place, mode, compiled=compiled, share=0.9 / len(modes))
             except EOFError:
                 print(f"# the engine {mode} did not start", flush=True)
-        common = {"model": model, "layers": layers or "all", "compiled": compiled}
-        common["flash"] = version_of("flash-attn-4", EXTRAS["flash-attn-4"]) is not None
-        for cell in cells:
-            for mode, row in measure_cell(engines, cell, runs).items():
-                seconds = engines[mode].start_seconds
-                record({**common, "mode": mode, "cell": cell, **row, "start_seconds": seconds})
+        yield engines
         for engine in engines.values():
             engine.end()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sys
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 from benchmarks.engines import __main__ as command
-from benchmarks.engines import check, measure, processor, table, vllm_towers
+from benchmarks.engines import check, load, measure, processor, table, vllm_towers
 from benchmarks.engines.models import IDS, MODELS, write_model
 from benchmarks.towers import TOWERS, Tower
 
@@ -116,7 +117,7 @@ def test_engines_get_the_same_requests_in_turn() -> None:
     modes, cells = list(measure.MODES), ["1x224", "8x448"]
     measure.measure("Qwen3-VL-8B", modes, cells, 4, rows.append, compiled=True, start=FakeApart)
     asked = [one for one in FakeApart.asked if one[1] == "1x224"]
-    turns = [asked[start : start + 3] for start in range(0, len(asked), 3)]
+    turns = [asked[start : start + 4] for start in range(0, len(asked), 4)]
     assert [sorted(turn) for turn in turns] == [
         sorted((mode, "1x224", number) for mode in modes) for number in range(4)
     ]
@@ -126,7 +127,7 @@ def test_engines_get_the_same_requests_in_turn() -> None:
         *((cells[0], mode) for mode in modes),
         *((cells[1], mode) for mode in modes if mode != "graphs"),
     ]
-    assert sum(cell == "end" for _, cell, _ in FakeApart.asked) == 3
+    assert sum(cell == "end" for _, cell, _ in FakeApart.asked) == 4
 
 
 @pytest.mark.slow
@@ -278,7 +279,76 @@ def test_the_page_shows_what_was_measured(tmp_path: Path, monkeypatch: pytest.Mo
     measure.measure("Qwen3-VL-8B", modes, ["1x224"], 4, record, compiled=False, start=FakeApart)
     text = table.drawn()
     name = "Qwen3-VL-8B, 4, not compiled, without flash-attn-4"
-    assert f"| {name} | 1x224 | 0.5 | 1.0 | 1.0 | 1.0 | 6.0 | 6.0 | 6.0 |" in text
+    assert f"| {name} | 1x224 | 0.5 | 1.0 | 1.0 | 1.0 | 1.0 | 6.0 | 6.0 | 6.0 | 6.0 |" in text
+
+
+@pytest.mark.parametrize(
+    ("mode", "on", "raw"), [("graphs", "0", False), ("ours", "1", False), ("raw", "1", True)]
+)
+def test_an_engine_of_a_mode_sends_images_raw_or_not(
+    monkeypatch: pytest.MonkeyPatch, mode: str, on: str, *, raw: bool
+) -> None:
+    monkeypatch.setenv("VITGRAPH_VLLM_OPTIONS", '{"backend": "eager"}')
+    found = measure.variables(mode)
+    assert found["VITGRAPH_VLLM"] == on
+    assert json.loads(found["VITGRAPH_VLLM_OPTIONS"]) == {"backend": "eager", "raw_images": raw}
+
+
+class FakeLoaded:
+    """An engine whose first tokens take a known time, which counts requests at once."""
+
+    def __init__(self, folder: Path, mode: str, *, compiled: bool, share: float) -> None:
+        assert json.loads((folder / "config.json").read_text())["text_config"]
+        self.start_seconds, self.mode = 1.0, mode
+        self.at_once: list[int] = []
+        self.names: list[str] = []
+        self.running = 0
+
+    def ask(self, cell: str, number: int) -> dict[str, Any]:
+        return load.time_round(self, cell, number)
+
+    def end(self) -> None:
+        self.names.append("end")
+
+    def run(self, work: Any) -> Any:
+        return asyncio.run(work)
+
+    async def first_token(self, request: dict[str, Any], name: str) -> float:
+        assert request["multi_modal_data"]["image"].size in load.SIZES
+        self.running += 1
+        self.at_once.append(self.running)
+        self.names.append(name)
+        await asyncio.sleep(0)
+        self.running -= 1
+        return 0.001 * len(self.names)
+
+
+def test_load_is_measured_by_clients_that_wait_for_their_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[FakeLoaded] = []
+
+    def start(*given: Any, **more: Any) -> FakeLoaded:
+        made.append(FakeLoaded(*given, **more))
+        return made[-1]
+
+    monkeypatch.setattr(load, "REQUESTS", 10)
+    monkeypatch.setattr(load, "SIZES", ((8, 8), (16, 8)))
+    monkeypatch.setattr(load, "describe", lambda: ABOUT)
+    file = tmp_path / "load.json"
+    given = ["--json", str(file), "--modes", "stock,raw", "--clients", "1,4", "--rounds", "2"]
+    load.main(given, start)
+    rows = json.loads(file.read_text())["rows"]
+    names = [(row["mode"], row["cell"]) for row in rows]
+    assert names == [(mode, f"{n} clients") for n in (1, 4) for mode in ("stock", "raw")]
+    assert [row["requests"] for row in rows] == [20] * 4  # the first round warms up
+    assert rows[0]["p50_ms"] == 20.5  # of the first tokens 11 to 30
+    assert rows[0]["p99_ms"] == 29.81
+    for engine in made:
+        assert max(engine.at_once[:30]) == 1
+        assert max(engine.at_once[30:]) == 4
+        assert len(set(engine.names[:30])) == 30
+        assert engine.names[-1] == "end"
 
 
 class FakeTowerEngine:

@@ -137,11 +137,13 @@ def count_raw() -> list[int]:
 
 def refuse(engine: Any, job: dict[str, Any]) -> list[str]:
     """The errors of requests that vLLM refuses, without addresses of objects."""
+    from vllm.exceptions import VLLMValidationError
+
     errors = []
     for request in prompts(job | {"prompts": job.get("refused", [])}):
         try:
             engine.generate([request], use_tqdm=False)
-        except ValueError as error:
+        except (ValueError, VLLMValidationError) as error:
             errors.append(re.sub("0x[0-9a-f]+", "", f"{error!r} {error.__cause__!r}"))
     return errors
 

@@ -21,6 +21,7 @@ THEIR_SIGNATURES = {
     ("transformers", "forward"),
     *(("sentence_transformers", name) for name in ("preprocess", "forward", "save", "load")),
     ("replacing", "embed_multimodal"),
+    ("raw_processor", "get_hf_processor"),
 }
 """Functions of ``integrations`` with another library's signature, by file and name."""
 

@@ -50,7 +50,9 @@ if TYPE_CHECKING:
     class Backend:
         """For type checkers: the methods of transformers' classes that the mixins call."""
 
-        def resize(self, image: Tensor, size: Size, *args: object, **more: object) -> Tensor: ...
+        def resize(
+            self, image: Tensor, size: Size, resample: object = None, antialias: bool = True
+        ) -> Tensor: ...
 
         def rescale_and_normalize(self, images: Tensor, *args: object) -> Tensor: ...
 
@@ -92,11 +94,13 @@ else:
 class SizesAlone(Backend):
     """Mixin between an image processor and its backend: tensors without data change their size."""
 
-    def resize(self, image: Tensor, size: Size, *args: object, **more: object) -> Tensor:
+    def resize(
+        self, image: Tensor, size: Size, resample: object = None, antialias: bool = True
+    ) -> Tensor:
         """Return a tensor without data in the new size for one without data."""
         if image.is_meta and size.height and size.width:
             return image.new_empty(*image.shape[:-2], size.height, size.width)
-        return super().resize(image, size, *args, **more)
+        return super().resize(image, size, resample, antialias)
 
     def rescale_and_normalize(self, images: Tensor, *args: object) -> Tensor:
         """Return a tensor without data as it is."""
