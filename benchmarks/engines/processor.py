@@ -3,9 +3,9 @@
     python -m benchmarks.engines.processor --json benchmarks/results/engine_processor_cpu.json
 
 Two processes run with the plug-in and two without, to show how much processes with the same code
-differ. All get the same images in turn, in a new random order per request. The processor has the
-settings of the models' repos. Every workload is measured twice: with glibc set to keep freed
-memory, and with its default.
+differ; a fifth one sends images raw. All get the same images in turn, in a new random order per
+request. The processor has the settings of the models' repos. Every workload is measured twice: with
+glibc set to keep freed memory, and with its default.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from typing import Any
 
 from benchmarks.engines.measure import ALLOCATOR, Apart, describe, measure, recorder
 from benchmarks.engines.models import MODELS
+from vitgraph.integrations.vllm_plugin import raw_switch
 
-KINDS = ("stock", "ours", "stock again", "ours again")
+KINDS = ("stock", "ours", "stock again", "ours again", "raw")
 CELLS = ("1x448", "8x448", "1x1920x1080")
 ALLOCATORS: dict[str, dict[str, str]] = {"keeps memory": ALLOCATOR, "default": {}}
 LAYERS = 2
@@ -33,7 +34,7 @@ class Processor:
 
     def __init__(self, folder: Path, kind: str, **_: Any) -> None:
         os.environ |= {
-            "VITGRAPH_VLLM": "1" if kind.startswith("ours") else "0",
+            "VITGRAPH_VLLM": "0" if kind.startswith("stock") else "1",
             "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
         }
@@ -50,6 +51,8 @@ class Processor:
             limit_mm_per_prompt={"image": 8, "video": 0},
             mm_processor_cache_gb=0,
         )
+        if kind == "raw":  # as when vLLM completes the config of an engine
+            setattr(config.hf_config, raw_switch.MARK, raw_switch.Mark(raw_switch.FORM))
         self.processor = MULTIMODAL_REGISTRY.create_processor(config)
         self.seconds = 0.0
 

@@ -160,12 +160,12 @@ def test_the_processor_alone_is_measured_in_two_processes_of_each_kind(
     rows = json.loads(file.read_text())["rows"]
     assert [row["mode"] for row in rows] == list(processor.KINDS) * 2
     parts = [row["part"] for row in rows]
-    assert parts == ["allocator: keeps memory"] * 4 + ["allocator: default"] * 4
+    assert parts == ["allocator: keeps memory"] * 5 + ["allocator: default"] * 5
     assert all(row["preprocess_ms"] == 0.5 for row in rows)
     assert all(row["preprocess_to_stock"] == 1.0 for row in rows)
 
 
-@pytest.mark.parametrize(("kind", "wanted"), [("stock again", "0"), ("ours", "1")])
+@pytest.mark.parametrize(("kind", "wanted"), [("stock again", "0"), ("ours", "1"), ("raw", "1")])
 def test_the_processor_of_a_kind_has_the_plug_in_or_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, wanted: str
 ) -> None:
@@ -176,9 +176,11 @@ def test_the_processor_of_a_kind_has_the_plug_in_or_not(
         parse_mm_data=lambda data: len(data["image"]),
     )
     fake = SimpleNamespace(info=info, apply=lambda inputs, timing: applied.append(inputs))
+    marks = SimpleNamespace()
+    model = SimpleNamespace(hf_config=marks)
     contents: dict[str, dict[str, Any]] = {
         "vllm": {},
-        "vllm.config": {"ModelConfig": lambda folder, **settings: folder},
+        "vllm.config": {"ModelConfig": lambda folder, **settings: model},
         "vllm.multimodal": {
             "MULTIMODAL_REGISTRY": SimpleNamespace(create_processor=lambda config: fake)
         },
@@ -198,6 +200,7 @@ def test_the_processor_of_a_kind_has_the_plug_in_or_not(
         monkeypatch.setenv(name, "")
     made: Any = processor.Processor(tmp_path, kind, compiled=False)
     assert loaded == [wanted]
+    assert bool(vars(marks)) == (kind == "raw")
     found = measure.time_request(made, "8x448", 0)
     assert found["preprocess"] == 0.25
     ((prompt, images),) = applied

@@ -144,7 +144,7 @@ def refuse(engine: Any, job: dict[str, Any]) -> list[str]:
         try:
             engine.generate([request], use_tqdm=False)
         except (ValueError, VLLMValidationError) as error:
-            errors.append(re.sub("0x[0-9a-f]+", "", f"{error!r} {error.__cause__!r}"))
+            errors.append(re.sub("at 0x[0-9A-F]+", "", f"{error!r} {error.__cause__!r}"))
     return errors
 
 

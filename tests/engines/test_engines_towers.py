@@ -214,7 +214,7 @@ def test_weights_that_vllm_draws_give_the_same_tokens(answers: Answers, model: s
 
 def test_images_are_sent_raw_unless_that_is_switched_off(answers: Answers) -> None:
     for family in ("qwen2_vl", "qwen2_5_vl", *DRAWN):
-        assert answers[f"{family} ours"]["about"]["raw"] > 4
+        assert answers[f"{family} ours"]["about"]["raw"] >= 3
         assert answers[f"{family} stock"]["about"]["raw"] == 0
     assert answers["dummy ours"]["about"]["raw"] == 0
 
