@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 from encoders.contract import GraphableEncoder, Metadata
 
 from .budgets import Budget
-from .outputs import output_fields
+from .outputs import Unit, output_fields, unit_of
 from .torch_internals import (
     PoolHandle,
     StreamNumbers,
@@ -121,26 +121,34 @@ class Arena:
     """Static buffers of one input path of an encoder, as large as its largest budget needs.
 
     Args:
-        shape: shape of the pixels, [rows, *row_shape].
+        counts: the most input rows, output tokens and segments of a budget.
+        row_shape: shape of one row of the pixels.
         dtype: dtype of the pixels.
         device: device of all buffers.
         metadata_size: bytes of the metadata.
     """
 
     def __init__(
-        self, shape: Sequence[int], dtype: torch.dtype, device: torch.device, metadata_size: int
+        self,
+        counts: Mapping[Unit, int],
+        row_shape: Sequence[int],
+        dtype: torch.dtype,
+        device: torch.device,
+        metadata_size: int,
     ) -> None:
-        self.pixels = torch.zeros(*shape, dtype=dtype, device=device)
+        self.counts = counts
+        self.pixels = torch.zeros(counts["rows"], *row_shape, dtype=dtype, device=device)
         self.metadata_bytes = torch.zeros(metadata_size, dtype=torch.uint8, device=device)
         self.outputs: dict[str, Tensor] = {}
 
     def output(self, name: str, value: Tensor) -> Tensor:
         """Return as many first rows of the output buffer ``name`` as the tensor ``value`` has.
 
-        The first call allocates the buffer as large as ``value``, so the largest graph comes first.
+        The first call allocates the buffer for all budgets.
         """
         if name not in self.outputs:
-            self.outputs[name] = torch.zeros_like(value, memory_format=torch.contiguous_format)
+            count = max(value.shape[0], self.counts[unit_of(name)])
+            self.outputs[name] = value.new_zeros(count, *value.shape[1:])
         return self.outputs[name][: value.shape[0]]
 
     @property

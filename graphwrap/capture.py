@@ -1,5 +1,8 @@
 """Captures graphs, one per budget, the largest first, and times their replays.
 
+Where a table has the times, a first call captures only the largest budgets and what it needs: the
+pool then has room for every other budget, which is captured at its first use.
+
 An encoder may have several input paths, such as one for whole images and one for tiles; each has
 static buffers and budgets of its own, and the graphs of all compute in one pool.
 """
@@ -9,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from operator import index
 from typing import NoReturn
@@ -18,14 +21,15 @@ import torch
 from torch import nn
 from tqdm.auto import tqdm
 
-from encoders.contract import warn_caller
+from encoders.contract import is_library, warn_caller
 
 from .budgets import Budget, BudgetSet
 from .buffers import Arena, BudgetGraph, Memory, MetadataFormat
 from .costs import Costs, CostTable
 from .encoder_forms import EncoderForm, capacity_metadata
 from .guards import WeightGuard, all_modules, as_module, plain_tensors, plain_values
-from .measuring import fingerprint, measure, still_hold
+from .measuring import checked_budgets, fingerprint, measure, still_hold
+from .outputs import Unit
 from .packing import Packer
 from .replay import Captured, Executor, PathGraphs
 from .stats import BudgetStats, GraphStats
@@ -45,6 +49,7 @@ def capture_encoder(
     *,
     bounded: bool,
     clone: bool,
+    everything: bool,
     progress: bool,
 ) -> Captured:
     """Capture the budgets of every input path of an encoder into one pool.
@@ -57,6 +62,7 @@ def capture_encoder(
         counts: statistics to which the captured and the dropped budgets are added.
         bounded: leave out inferred budgets that do not fit memory; paths get equal shares of it.
         clone: calls will return copies; else views of the static buffers.
+        everything: capture all budgets, and leave none to its first use.
         progress: show a progress bar.
 
     Raises:
@@ -83,16 +89,17 @@ def capture_encoder(
         for name, path_form in forms.items()
     }
     with tqdm(total=0, desc="capture", unit="budget", disable=not (progress and pads)) as bar:
-        path_graphs = {name: capturer.capture(bar) for name, capturer in capturers.items()}
+        path_graphs = {
+            name: capturer.capture(bar, everything=everything)
+            for name, capturer in capturers.items()
+        }
     guard = WeightGuard(roots, attributes, values, hooks=form.has_graphs)
     paths = {}
     for name, graphs in path_graphs.items():
         paths[name] = Executor(forms[name], graphs, guard, counts, clone)
-        counts.budgets += [graphs.stats[budget] for budget in sorted(graphs.stats)]
-        counts.dropped += graphs.dropped
-    memory.mark_use()
-    counts.capture_seconds = time.perf_counter() - start_time
-    return Captured(paths, memory, guard, lends=not clone)
+    captured = Captured(paths, memory, guard, counts, lends=not clone)
+    captured.finish_capture(start_time)
+    return captured
 
 
 @dataclass
@@ -118,32 +125,54 @@ class Capturer:
         if self.table is not None and self.table.kept and not self.table.covers(self.budget_set):
             self.table = None
 
-    def capture(self, bar: tqdm[NoReturn]) -> PathGraphs:
+    def capture(self, bar: tqdm[NoReturn], *, everything: bool) -> PathGraphs:
         """Capture every budget, largest first, and show each on ``bar``.
 
         A budget that fails is dropped with a warning; if all fail, and not for want of memory, the
-        last error is raised.
+        last error is raised. Unless ``everything`` is asked for, only the budgets that a kept table
+        is checked with are captured, if a table has the times of all. An encoder of another package
+        may keep tensors that its next run replaces, so all its budgets are captured together.
         """
         arena, formats = self._prepare()
-        graphs = PathGraphs(arena, self._packer(Costs.unmeasured(())))
+        graphs = PathGraphs(arena, self._packer(Costs.unmeasured(())), self, formats)
         self.memory.arenas.append(graphs.arena)
-        bar.total = bar.n + len(formats)
-        for budget in sorted(formats, key=lambda budget: (-budget.rows, -budget.segments)):
-            self._capture(graphs, budget, formats[budget])
+        may_wait = not everything and self.memory.stream and is_library(self.form.encoder)
+        first: Iterable[Budget] = formats
+        if formats and self.table is not None and may_wait:
+            first = checked_budgets(formats) if self.table.kept else _largest_first(formats)[:1]
+        self.add(graphs, first, bar)
+        costs = Costs.unmeasured(graphs.by_budget)
+        if self.memory.stream is not None and graphs.by_budget:
+            costs = self._cost(graphs, bar)
+            graphs.measured_here = self.table is None
+            torch.cuda.empty_cache()  # returns the memory of warm-ups and timings
+        self._price(graphs, costs)
+        return graphs
+
+    def add(self, graphs: PathGraphs, budgets: Iterable[Budget], bar: tqdm[NoReturn]) -> None:
+        """Capture some of the waiting budgets into ``graphs``, largest first.
+
+        A budget that fails is dropped with a warning; see :meth:`capture`.
+        """
+        order = _largest_first(budgets)
+        bar.total = bar.n + len(order)
+        for budget in order:
+            self._capture(graphs, budget, graphs.waiting[budget])
+            del graphs.waiting[budget]
             pool_mib = self.memory.pool_bytes / 2**20
             bar.set_postfix_str(f"{budget.tokens} tokens, {pool_mib:.0f} MiB")
             bar.update()
+        self.memory.wait_for_captures()
         self._report(graphs)
-        costs = Costs.unmeasured(graphs.by_budget)
-        if self.memory.stream is not None and graphs.by_budget:
-            self.memory.wait_for_captures()
-            costs = self._cost(graphs.by_budget)
-            graphs.measured_here = self.table is None
-            torch.cuda.empty_cache()  # returns the memory of warm-ups and timings
+        self._price(graphs, graphs.packer.costs)
+
+    def _price(self, graphs: PathGraphs, costs: Costs) -> None:
+        """Pack by these costs from here on, and by none of a budget that was dropped."""
+        usable = graphs.by_budget.keys() | graphs.waiting.keys()
+        times = {budget: cost for budget, cost in costs.replays.items() if budget in usable}
         for budget, stats in graphs.stats.items():
-            stats.replay_ms = costs.replays[budget] if costs.measured else None
-        graphs.packer = self._packer(costs)
-        return graphs
+            stats.replay_ms = times.get(budget) if costs.measured else None
+        graphs.packer = self._packer(replace(costs, replays=times))
 
     def _packer(self, costs: Costs) -> Packer:
         """Return a packer that compares ``costs``, and that bounds the tokens of an eager run.
@@ -157,29 +186,30 @@ class Capturer:
             largest = max(largest, index(self.form.encoder.budget_range[1]))
         return Packer(costs, self.budget_set.max_batch_size, 2 * largest)
 
-    def _cost(self, graphs: dict[Budget, BudgetGraph]) -> Costs:
-        """Return the costs of the captured ``graphs``: from a table if one was loaded or kept.
+    def _cost(self, graphs: PathGraphs, bar: tqdm[NoReturn]) -> Costs:
+        """Return the costs of the budgets in ``graphs``: from a table if one was loaded or kept.
 
-        Otherwise, or if a kept table no longer holds, they are measured. Without memory for an
-        eager run beside the graphs, a warning is given, and the returned costs have every item
-        replayed that fits a budget.
+        Otherwise, or if a kept table no longer holds, all are captured and measured. Without memory
+        for an eager run beside the graphs, a warning is given, and the returned costs have every
+        item replayed that fits a budget.
         """
-        form = self.form
+        form, by_budget = self.form, graphs.by_budget
         try:
             if self.table is not None:
-                times = {budget: self.table.costs.replays[budget] for budget in graphs}
+                times = {b: self.table.costs.replays[b] for b in (*by_budget, *graphs.waiting)}
                 costs = replace(self.table.costs, replays=times)
-                if not self.table.kept or still_hold(form.encoder, graphs, costs, form.device):
+                if not self.table.kept or still_hold(form.encoder, by_budget, costs, form.device):
                     return costs
                 self.table = None
-            return measure(form.encoder, graphs, form.device)
+                self.add(graphs, graphs.waiting, bar)
+            return measure(form.encoder, by_budget, form.device)
         except RuntimeError as error:
             _raise_bugs(error)
         warn_caller(
             "eager runs could not be timed, there is no memory for one beside the graphs: all that "
             "fits a budget is replayed; give fewer tokens (max_budget, budgets) to have them timed"
         )
-        return Costs.unmeasured(graphs)
+        return Costs.unmeasured(by_budget)
 
     def _prepare(self) -> tuple[Arena, dict[Budget, MetadataFormat]]:
         """Allocate the static buffers, and return them with the metadata format of each budget.
@@ -203,10 +233,14 @@ class Capturer:
         return self._arena(formats), formats
 
     def _arena(self, formats: dict[Budget, MetadataFormat]) -> Arena:
-        rows = max((budget.rows for budget in formats), default=0)
+        counts: dict[Unit, int] = {
+            "rows": max((budget.rows for budget in formats), default=0),
+            "tokens": max((budget.tokens for budget in formats), default=0),
+            "segments": max((budget.segments for budget in formats), default=0),
+        }
         metadata_size = max((format.nbytes for format in formats.values()), default=0)
         form = self.form
-        return Arena((rows, *form.encoder.row_shape), form.dtype, form.device, metadata_size)
+        return Arena(counts, form.encoder.row_shape, form.dtype, form.device, metadata_size)
 
     def _capture(self, graphs: PathGraphs, budget: Budget, format: MetadataFormat) -> None:
         start_time, memory, accelerator = time.perf_counter(), self.memory, self.form.accelerator
@@ -314,6 +348,10 @@ class Capturer:
         bytes_before = torch.cuda.memory_allocated(device)
         graph.body()
         return (torch.cuda.max_memory_allocated(device) - bytes_before + arena.nbytes) / budget.rows
+
+
+def _largest_first(budgets: Iterable[Budget]) -> list[Budget]:
+    return sorted(budgets, key=lambda budget: (-budget.rows, -budget.segments))
 
 
 def _raise_bugs(error: RuntimeError) -> None:

@@ -230,6 +230,10 @@ class GraphedEncoder(EncodesItems[PartialOutput], Generic[E]):
     def capture(self, progress: bool = True) -> GraphedEncoder[E]:
         """Capture all budgets, largest first, and time them; does nothing if already captured.
 
+        Without it the first call does so. If a table has the times of all budgets, that call
+        captures the largest budget, for which memory is reserved, and what it needs; the others are
+        captured at their first use, in the thread of the caller.
+
         Runs without autocast, gradients and inference mode, whatever is set around it.
 
         Args:
@@ -249,10 +253,13 @@ class GraphedEncoder(EncodesItems[PartialOutput], Generic[E]):
         """
         guards.check_alone(self._lock, self.device)
         with self._lock:
-            self._ready(progress)
+            captured = self._ready(everything=True, progress=progress)
+            if captured.waits():
+                with CAPTURE_LOCK, guards.settle_modes(self.device):
+                    captured.capture_rest(progress=progress)
         return self
 
-    def _ready(self, progress: bool = False) -> Captured:
+    def _ready(self, *, everything: bool = False, progress: bool = False) -> Captured:
         """Return the captured graphs, and capture them first if that has not been done.
 
         On the eager backend, device and dtype are read again if weights changed after the capture.
@@ -267,14 +274,14 @@ class GraphedEncoder(EncodesItems[PartialOutput], Generic[E]):
             if captured is None or self.backend != "eager":
                 self._counts = GraphStats(self.backend)
             with CAPTURE_LOCK, guards.settle_modes(self.device):
-                self._captured = self._capture(progress)
+                self._captured = self._capture(everything=everything, progress=progress)
         except BaseException as error:  # also after an interrupt, no partial capture may remain
             traceback.clear_frames(error.__traceback__)  # the traceback refers to the buffers
             self._free()
             raise
         return self._captured
 
-    def _capture(self, progress: bool) -> Captured:
+    def _capture(self, *, everything: bool, progress: bool) -> Captured:
         """Capture with the times of a table, or measure them and keep a table."""
         file = self._table_file()
         captured = capture_encoder(
@@ -285,6 +292,7 @@ class GraphedEncoder(EncodesItems[PartialOutput], Generic[E]):
             self._counts,
             bounded=self._bounded,
             clone=self.clone,
+            everything=everything,
             progress=progress,
         )
         tables = self._measured_tables(captured)
@@ -451,6 +459,9 @@ class GraphedEncoder(EncodesItems[PartialOutput], Generic[E]):
                 guards.check_pixels(pixels, captured.paths[name].row_shape, self.device)
                 captured.guard.check_gradients(pixels)
             with guards.settle_modes(self.device):
+                if captured.waits():
+                    with CAPTURE_LOCK:
+                        captured.capture_for(inputs)
                 return captured.encode(inputs, refuses=self.on_overflow == "raise")
 
     def item_encoder(self) -> ItemEncoder[PartialOutput]:

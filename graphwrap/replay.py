@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Generic, NamedTuple, NoReturn, Protocol, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
+from tqdm.auto import tqdm
 
 from encoders.contract import GridLike, Metadata, PartialOutput, is_library
 from encoders.grids import read_grid
 
 from .budgets import Batch, Budget, read_specs
-from .buffers import Arena, BudgetGraph, Memory
+from .buffers import Arena, BudgetGraph, Memory, MetadataFormat
 from .encoder_forms import EncoderForm, capacity_metadata
 from .guards import WeightGuard
 from .outputs import as_output, copy_shared, output_fields, share_storage, unit_of
@@ -88,12 +90,23 @@ class Prepared(NamedTuple):
         return versions_of([*self.metadata.values()]) == self.versions
 
 
+class CapturesBudgets(Protocol):
+    """Captures budgets of one input path, also after the first capture."""
+
+    def add(self, graphs: PathGraphs, budgets: Iterable[Budget], bar: tqdm[NoReturn]) -> None:
+        """Capture some of the waiting budgets, largest first; those that fail are dropped."""
+        ...
+
+
 @dataclass
 class PathGraphs:
     """The captured graphs of one input path ("tiles"), and the packer that divides its items."""
 
     arena: Arena
     packer: Packer
+    capturer: CapturesBudgets
+    waiting: dict[Budget, MetadataFormat]
+    """The budgets that are captured at their first use, with the format of their metadata."""
     by_budget: dict[Budget, BudgetGraph] = field(default_factory=dict)
     stats: dict[Budget, BudgetStats] = field(default_factory=dict)
     dropped: list[str] = field(default_factory=list)
@@ -159,6 +172,21 @@ class Executor:
         schedule = make_schedule(key, specs, groups)
         self.schedules.put(key, schedule, max(len(key), 1))
         return schedule
+
+    def waiting(self, grid_thw: GridLike | None) -> list[Budget]:
+        """Return the budgets that a call with this grid needs and that are not captured yet."""
+        if not self.graphs.waiting:
+            return []
+        steps = self.schedule(grid_thw).steps
+        return [step.budget for step in steps if step.budget in self.graphs.waiting]
+
+    def capture(self, budgets: Iterable[Budget], bar: tqdm[NoReturn]) -> None:
+        """Capture these waiting budgets, and forget what was packed with those that failed."""
+        dropped = len(self.graphs.dropped)
+        self.written_key = None  # the static buffers are overwritten
+        self.graphs.capturer.add(self.graphs, set(budgets), bar)
+        if len(self.graphs.dropped) > dropped:
+            self.schedules.clear()
 
     def execute(self, schedule: Schedule, pixels: Tensor) -> dict[str, Tensor]:
         """Run every step of a schedule, and return the wanted output fields by name.
@@ -290,8 +318,46 @@ class Captured:
     """The executor of each input path of the encoder, by the name of the path."""
     memory: Memory
     guard: WeightGuard
+    counts: GraphStats
     lends: bool
     """Whether results are views of static buffers, which the caller may still be reading."""
+
+    def waits(self) -> bool:
+        """Return whether there are budgets that are captured at their first use."""
+        return any(path.graphs.waiting for path in self.paths.values())
+
+    def capture_for(self, inputs: Mapping[str, Inputs]) -> None:
+        """Capture the budgets that a call with these inputs needs and that are not captured yet."""
+        for name, (pixels, grid) in inputs.items():
+            path = self.paths[name]
+            path.schedule(grid, pixels.shape[0])  # refuses a wrong grid
+            while budgets := path.waiting(grid):  # without a dropped budget, others are needed
+                self._capture(path, budgets, progress=False)
+
+    def capture_rest(self, *, progress: bool) -> None:
+        """Capture all budgets that are not captured yet, the largest first."""
+        for path in self.paths.values():
+            if path.graphs.waiting:
+                self._capture(path, path.graphs.waiting, progress=progress)
+
+    def _capture(self, path: Executor, budgets: Iterable[Budget], *, progress: bool) -> None:
+        start_time = time.perf_counter()
+        self.guard.check()
+        self.memory.wait_for_last_use(reads=self.lends)
+        try:
+            with tqdm(total=0, desc="capture", unit="budget", disable=not progress) as bar:
+                path.capture(budgets, bar)
+        finally:
+            self.finish_capture(start_time)
+
+    def finish_capture(self, start_time: float) -> None:
+        """Count what is captured since ``start_time``, and mark the memory as in use."""
+        paths = [executor.graphs for executor in self.paths.values()]
+        self.counts.budgets = [path.stats[key] for path in paths for key in sorted(path.stats)]
+        self.counts.dropped = [name for path in paths for name in path.dropped]
+        self.memory.wait_for_captures()
+        self.memory.mark_use()
+        self.counts.capture_seconds += time.perf_counter() - start_time
 
     @property
     def measured_here(self) -> bool:

@@ -106,6 +106,13 @@ def test_each_capacity_alone_makes_an_item_overflow(change: dict[str, int], reas
     assert budget.exceeded_by(Batch.of([fits._replace(**change)])) == reason
 
 
+def test_a_smaller_budget_may_have_the_most_segments() -> None:
+    """Its rows before the patches, which are one for each segment, fit the static buffers."""
+    graphed = static(tower("dinov2"), [64, 100], max_graphs=3).capture(progress=False)
+    assert {stats.segments for stats in graphed.stats().budgets} == {8, 64}
+    assert graphed.stats().dropped == []
+
+
 def test_the_short_shapes_longest_segment_is_rounded_up() -> None:
     short = max(choose_budgets(ToyEncoder(), [7]).budgets, key=lambda budget: budget.segments)
     assert (short.rows, short.longest_segment) == (14, 2)

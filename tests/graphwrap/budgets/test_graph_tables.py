@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from tqdm.auto import tqdm
 
 from encoders import Qwen3VLEncoder
 from encoders.qwen.qwen3_vl import Qwen3VLConfig
@@ -195,7 +196,8 @@ def test_budgets_are_compared_before_anything_is_captured(tmp_path: Path) -> Non
 def test_a_loaded_table_has_the_costs_of_what_was_captured(tmp_path: Path) -> None:
     table = read(saved(tmp_path / "table.json", toy().budgets))
     runners = dict(list(executor_of(toy()).graphs.by_budget.items())[1:])
-    costs = capturer_with(table, [4, 8, 16, 32])._cost(runners)
+    graphs = dataclasses.replace(executor_of(toy()).graphs, by_budget=runners)
+    costs = capturer_with(table, [4, 8, 16, 32])._cost(graphs, tqdm(disable=True))
     assert costs.replays == {budget: table.costs.replays[budget] for budget in runners}
     assert (costs.eager_runs, costs.measured) == (table.costs.eager_runs, True)
 

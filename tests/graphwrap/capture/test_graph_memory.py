@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from tqdm.auto import tqdm
 
 from encoders.contract import EncoderOutput, Metadata
 from graphwrap import GraphedEncoder, capture, costs
@@ -154,6 +155,7 @@ def test_a_largest_budget_that_the_user_gave_is_taken_as_it_is(
         graphed.stats(),
         bounded=graphed._bounded,
         clone=True,
+        everything=True,
         progress=False,
     )
     assert divisors == [3] * bounded
@@ -284,7 +286,8 @@ def test_without_memory_to_time_eager_runs_all_is_replayed(
     encoder = ToyEncoder()
     form = EncoderForm(encoder, None, CPU, torch.float32, (), "static", FormSettings())
     capturer = Capturer(form, choose_budgets(encoder, [8, 16]), Memory(CPU, False))
-    runners = executor_of(toy([8, 16])).graphs.by_budget
+    graphs = executor_of(toy([8, 16])).graphs
+    bar: Any = tqdm(disable=True)
 
     def measure(*_: object) -> None:
         raise RuntimeError(message)
@@ -292,7 +295,7 @@ def test_without_memory_to_time_eager_runs_all_is_replayed(
     monkeypatch.setattr(capture, "measure", measure)
     if "memory" in message:
         with pytest.warns(UserWarning, match="could not be timed.*all that fits a budget is repl"):
-            assert capturer._cost(runners) == costs.Costs.unmeasured(runners)
+            assert capturer._cost(graphs, bar) == costs.Costs.unmeasured(graphs.by_budget)
     else:
         with pytest.raises(RuntimeError, match="a shape is wrong"):
-            capturer._cost(runners)
+            capturer._cost(graphs, bar)
