@@ -278,6 +278,36 @@ def test_a_saved_table_makes_the_same_choices_without_measuring(tmp_path: Path) 
         graphed.release()
 
 
+def test_budgets_captured_at_first_use_give_the_same_bits(tmp_path: Path) -> None:
+    """Graphs captured earlier stay valid, and the pool does not grow beyond that of one capture."""
+    encoder = tower("qwen2_5_vl")
+    whole, lazy = (GraphedEncoder(encoder, [64, 256, 1024], outputs=EVERY_FIELD) for _ in range(2))
+    whole.capture(progress=False).save_table(tmp_path / "table.json")
+    lazy.load_table(tmp_path / "table.json")
+    calls = list(calls_of("qwen2_5_vl").values())
+    for number, grids in enumerate([*calls, *reversed(calls)]):
+        pixels = on_gpu(encoder, grids)
+        assert_same_bits(lazy(pixels, grids), whole(pixels, grids))
+        if not number:
+            assert len(lazy.stats().budgets) < len(whole.stats().budgets)
+    lazy.capture(progress=False)
+    stats = [graphed.stats() for graphed in (lazy, whole)]
+    assert len(stats[0].budgets) == len(stats[1].budgets)
+    assert stats[0].arena_bytes == stats[1].arena_bytes
+    assert stats[0].pool_bytes <= 1.1 * stats[1].pool_bytes
+    assert stats[0].pool_bytes == sum(budget.graph_bytes for budget in stats[0].budgets)
+    for graphed in (lazy, whole):
+        graphed.release()
+
+
+def test_a_second_encoder_reads_what_the_first_has_kept(tmp_path: Path) -> None:
+    encoder = tower("qwen2_5_vl")
+    for _ in range(2):
+        GraphedEncoder(encoder, [64, 1024]).capture(progress=False).release()
+        (file,) = (tmp_path / "kept-tables").iterdir()
+    assert file.name.startswith("Qwen2_5VLEncoder-")
+
+
 def test_every_budget_is_timed_and_counted() -> None:
     graphed = GraphedEncoder(tower("intern_vit"), [256, 1024]).capture(progress=False)
     stats = graphed.stats()
