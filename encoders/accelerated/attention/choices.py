@@ -33,8 +33,10 @@ ERROR = {torch.float16: 2e-3, torch.bfloat16: 1e-2}
 RELATIVE = "triton, relative positions"
 """The key of the kernel for relative positions in ``KernelChoices.dropped``."""
 RELATIVE_NEEDS = "relative positions need 'triton', half precision and heads of 16 to 128 columns"
-ENOUGH_MS = 50.0
+ENOUGH_MS = 20.0
 """A kernel is not timed again once its timed runs have taken this many milliseconds."""
+CLASS_BITS = 2
+"""The significant bits of a size by which shapes are told apart."""
 TRIALS = ((1, 17, 64, 200, 333), (2500, 60))
 """Segment lengths, in rows, of two trials for correctness: short and long, with partial tiles."""
 SHORT_TRIALS = ((64, 1, 17, 64),)
@@ -254,17 +256,20 @@ def saved_rows(rows: object) -> Iterator[Mapping[str, object]]:
 
 
 def _class_of(shape: AttentionShape) -> AttentionShape:
-    """Return a shape with its rows, segments and longest length rounded to three significant bits.
+    """Return a shape with its rows, segments and longest length rounded up to two significant bits.
 
-    Shapes that are equal after rounding share one choice of a kernel.
+    Shapes that are equal after rounding share one choice of a kernel, so that the default budgets
+    of a tower time each kernel about twenty times.
     """
-    rows, segments, longest = map(rounded, (shape.rows, shape.segments, shape.longest))
+    rows, segments, longest = (
+        rounded(number, CLASS_BITS) for number in (shape.rows, shape.segments, shape.longest)
+    )
     return shape._replace(rows=rows, segments=segments, longest=longest)
 
 
-def rounded(number: int) -> int:
-    """Return a number rounded up to three significant bits."""
-    step = 1 << max(number.bit_length() - 3, 0)
+def rounded(number: int, bits: int = 3) -> int:
+    """Return a number rounded up to so many significant bits."""
+    step = 1 << max(number.bit_length() - bits, 0)
     return -(-number // step) * step
 
 
