@@ -28,7 +28,10 @@ def check_search(options: argparse.Namespace) -> None:
         raise ValueError(f"--top {options.top}: must be at least 1")
     check_names(None, options.device)
     if options.html:
-        _check_page(options.html)
+        from ..pages import check_page
+        from ..search.page import KIND
+
+        check_page(options.html, KIND)
     if (options.query is None) == (options.pairs is None):
         raise ValueError(
             "give either a query (an image, a clip or words) or --pairs, such as --pairs 0.95"
@@ -67,18 +70,6 @@ def _check_query(options: argparse.Namespace) -> None:
     images, videos = ([], [path]) if is_video(path) else ([path], [])
     names = {"images": images, "video": videos, "repo": "REPO_OR_FOLDER", "out": "OUT"}
     check_media(argparse.Namespace(**names))
-
-
-def _check_page(page: Path) -> None:
-    if page.suffix.lower() not in (".html", ".htm"):
-        raise ValueError(f"--html {page}: the page is HTML; let its name end in .html")
-    if page.is_dir() or not page.parent.is_dir():
-        raise ValueError(f"--html {page}: must be a file in a folder that exists")
-    if page.exists() and page.stat().st_size:
-        from ..search.page import is_page
-
-        if not is_page(page):
-            raise ValueError(f"--html {page}: exists and is not a search page; give another name")
 
 
 def _check_pairs(options: argparse.Namespace) -> None:

@@ -2,36 +2,28 @@
 
 A click on a picture opens the file of the job from which it was made, if that is on this machine.
 
-Names and texts are escaped. Pictures are JPEGs made here, embedded as data: URIs. The page's
-Content-Security-Policy allows data: pictures and, by its hash, the page's style; nothing else.
+The page has no script.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import io
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
-from PIL import Image
 from torch import Tensor
 
-from encoders.inputs import VideoFrames, to_rgb
-from weights.files import write_atomic
+from encoders.inputs import VideoFrames
 
-from ..devices import enough_disk
 from ..embedding.sources.reading import File, ImageReader, Readable
 from ..embedding.sources.suffixes import is_clip
-from ..terminal import printable
+from ..pages import JPEG, escaped, jpeg_uri, write_html
 from .vectors import Hit
 
 THUMBNAIL = 320
 """The most pixels along the longer side of a picture in the page."""
-MARK = '<meta name="generator" content="vitgraph search">'
-"""The HTML that marks a page of search results; a file without it is not overwritten."""
+KIND = "search"
+"""The kind of these pages; a file of anything else is not overwritten."""
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #d5d7dc; --soft: #5d6470; --card: #f5f6f8; }
@@ -58,11 +50,6 @@ b { font-variant-numeric: tabular-nums; }
 .set { grid-column: 1 / -1; display: flex; flex-wrap: wrap; gap: 1rem; }
 .set figure { flex: 0 1 12rem; height: auto; }
 """.strip()
-_POLICY = (
-    "default-src 'none'; img-src data:; base-uri 'none'; form-action 'none'; style-src 'sha256-"
-    + base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
-    + "'"
-)
 
 
 class Found(NamedTuple):
@@ -130,22 +117,10 @@ def _write(
 ) -> None:
     """Write a page: a heading of ``title`` and ``name``, a figure, facts, and items of a list."""
     lines = "\n".join(
-        f"<dt>{_text(label)}</dt><dd>{_text(value)}</dd>" for label, value in facts.items()
+        f"<dt>{escaped(label)}</dt><dd>{escaped(value)}</dd>" for label, value in facts.items()
     )
     list_items = "\n".join(items)
-    page = f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{escape(_POLICY)}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="referrer" content="no-referrer">
-{MARK}
-<title>{_text(f"{title} {name}".strip())}</title>
-<style>{_STYLE}</style>
-</head>
-<body>
-<h1>{_text(title)} <bdi>{_text(name)}</bdi></h1>
+    body = f"""<h1>{escaped(title)} <bdi>{escaped(name)}</bdi></h1>
 <header>
 {figure}
 <dl>
@@ -155,37 +130,28 @@ def _write(
 <ol>
 {list_items}
 </ol>
-</body>
-</html>
 """
-    with enough_disk(path):
-        write_atomic(path, page.encode())
-
-
-def is_page(path: Path) -> bool:
-    """Return whether the first 2,048 bytes of a file mark it as a page of search results."""
-    with path.open("rb") as file:
-        return MARK.encode() in file.read(2048)
+    write_html(path, KIND, f"{title} {name}".strip(), body, _STYLE)
 
 
 def _figure(picture: str, key: str, note: str, link: str = "") -> str:
     """Return the HTML of a picture with a caption."""
     body = (
-        f'<img src="{picture}" alt="{_text(key)}">'
-        if picture.startswith("data:image/jpeg;base64,")
-        else f'<div class="none">no picture: {_text(picture)}</div>'
+        f'<img src="{picture}" alt="{escaped(key)}">'
+        if picture.startswith(JPEG)
+        else f'<div class="none">no picture: {escaped(picture)}</div>'
     )
     if link:
-        body = f'<a href="{_text(link)}" target="_blank" rel="noopener noreferrer">{body}</a>'
+        body = f'<a href="{escaped(link)}" target="_blank" rel="noopener noreferrer">{body}</a>'
     return (
-        f"<figure>{body}<figcaption><b>{_text(note)}</b><br><bdi>{_text(key)}</bdi></figcaption>"
+        f"<figure>{body}<figcaption><b>{escaped(note)}</b><br><bdi>{escaped(key)}</bdi></figcaption>"
         "</figure>"
     )
 
 
 def _query_figure(query: Path) -> str:
     picture = _middle_frame(query) if is_clip(query.name) else query.read_bytes()
-    return _figure(_thumbnail(picture), query.name, "the query")
+    return _figure(jpeg_uri(picture, THUMBNAIL), query.name, "the query")
 
 
 def _image(key: str, file: File | None, note: str, reader: ImageReader) -> str:
@@ -212,8 +178,8 @@ def _picture_of(file: File | None, reader: ImageReader) -> str:
         if file.media == "clip":
             if changed := reader.changed([file]):
                 return changed[0]
-            return _thumbnail(_middle_frame(reader.clip(file)))
-        return _thumbnail(reader.read(file))
+            return jpeg_uri(_middle_frame(reader.clip(file)), THUMBNAIL)
+        return jpeg_uri(reader.read(file), THUMBNAIL)
     except (OSError, ValueError) as error:
         return str(error)
 
@@ -222,17 +188,3 @@ def _middle_frame(clip: Path | str | Readable) -> Tensor:
     """Return the frame in the middle of a clip, uint8 [3, H, W]."""
     frames = VideoFrames(clip)
     return frames[len(frames) // 2]
-
-
-def _thumbnail(content: bytes | Tensor) -> str:
-    """Return a small JPEG of an image as a data: URI."""
-    picture = Image.fromarray(to_rgb(content).permute(1, 2, 0).contiguous().numpy())
-    picture.thumbnail((THUMBNAIL, THUMBNAIL))
-    jpeg = io.BytesIO()
-    picture.save(jpeg, "JPEG", quality=80)
-    return f"data:image/jpeg;base64,{base64.b64encode(jpeg.getvalue()).decode()}"
-
-
-def _text(text: str) -> str:
-    """Escape a text for use in HTML; control characters become visible escape sequences."""
-    return escape(printable(text))
