@@ -1,8 +1,8 @@
-"""Draws the pictures of docs/analysis.md and docs/embedding.md: attention, CKA, a search page.
+"""Draws the pictures of docs/analysis.md and docs/embedding.md: attention, CKA, HTML pages.
 
 ``python -m benchmarks.analysis_pictures docs`` writes ``attention.png`` and ``similarity.png`` into
-the folder. With ``--page``, it also embeds crops of two photographs, runs ``vitgraph search`` on
-them, and takes a screenshot of the HTML page with Chromium, which must be installed. The vision
+the folder. With ``--page``, it also takes screenshots of HTML pages with Chromium, which must be
+installed: of ``vitgraph search`` on crops of two photographs, and of ``write_explorer``. The vision
 towers are small and have seeded random weights.
 """
 
@@ -72,17 +72,32 @@ def draw_page(checkpoint: Path, images: list[Image.Image], path: Path) -> None:
         asked = ["search", vectors, str(place / "query.png"), "--top", "10", "--html", str(page)]
         vitgraph_command([*asked, "--no-progress"])
         page.write_text(page.read_text().replace(f"{checkpoint.parent}/", "").replace(name, "."))
-        options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
-        picture = [f"--screenshot={path}", "--window-size=900,640", page.as_uri()]
-        subprocess.run(["chromium", *options, *picture], check=True)
-    Image.open(path).convert("RGB").quantize(128).save(path, optimize=True)
+        take_screenshot(page, path, "900,640")
+
+
+def draw_maps(encoder: Encoder, photographs: list[Path], path: Path) -> None:
+    """Write the page of attention and nearest patches of two photographs, and a screenshot of it."""
+    with TemporaryDirectory() as name:
+        page = Path(name) / "maps.html"
+        vitgraph.write_explorer(page, encoder, photographs, progress=False)
+        take_screenshot(page, path, "1160,820")
+
+
+def take_screenshot(page: Path, path: Path, size: str) -> None:
+    """Take a screenshot of an HTML page with Chromium, in a window of "width,height" pixels."""
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
+    shot = page.with_suffix(".png")
+    picture = [f"--screenshot={shot}", f"--window-size={size}", "--virtual-time-budget=5000"]
+    subprocess.run(["chromium", *options, *picture, page.as_uri()], check=True)
+    taken = Image.open(shot).convert("RGB")
+    (taken.quantize(128) if path.suffix == ".png" else taken).save(path, optimize=True, quality=85)
 
 
 def main() -> None:
     """Write the pictures into the folder that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--page", action="store_true", help="also the page of a search")
+    parser.add_argument("--page", action="store_true", help="also the HTML pages")
     options = parser.parse_args()
     photographs = [Image.open(path).convert("RGB") for path in sample_photographs().values()]
     images = [part for one in photographs[:2] for part in windows(one, 4, 3)]
@@ -92,6 +107,8 @@ def main() -> None:
         draw_attention(encoder, photographs[1], options.folder / "attention.png")
         draw_similarity(encoder, images, options.folder / "similarity.png")
         if options.page:
+            paths = list(sample_photographs().values())[:2]
+            draw_maps(encoder, paths, options.folder.resolve() / "maps.jpg")
             draw_page(checkpoint, images, options.folder.resolve() / "search.png")
 
 

@@ -11,11 +11,12 @@ in ``__all__`` are public, and so is what ``features``, ``integrations``, ``plot
 - ``search``: the images of an embedding job that are most similar to a photograph or a text
 - ``parallel``: one call divided among several GPUs
 - ``integrations``: encoders inside other libraries, one module per library
-- ``analysis``: finds similar blocks and nearest patches; ``plots``: draws these and feature maps
+- ``analysis``: compares blocks, and finds nearest patches; ``plots``: draws these and feature maps
 - ``fetching``: images read from the web; ``video``: video files read and written
 - ``cli``, ``commands``, ``terminal``: the command line
 - ``seeded``: small checkpoints with random weights
 - ``timing``: times functions that run in turn
+- ``pages``: HTML pages of one file
 - ``devices``: where encoders run; ``packages``: whether optional packages are installed
 - ``shadows``: raises an error if a file of the user hides a package of this library
 """
@@ -101,6 +102,7 @@ if TYPE_CHECKING:
     from .plots import plot_feature_maps as plot_feature_maps
     from .plots import plot_nearest_patches as plot_nearest_patches
     from .plots import plot_similarity as plot_similarity
+    from .plots import write_explorer as write_explorer
     from .search.texts import embed_texts as embed_texts
 
 __version__ = "0.2.0.dev0"

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from . import __version__
-from .commands import bench, cache, demo, embed, encode, search, towers
+from .commands import bench, cache, demo, embed, encode, maps, search, towers
 from .commands.arguments import (
     COMMANDS,
     Parser,
@@ -88,6 +88,7 @@ def build_parser() -> argparse.ArgumentParser:
         ("encode", encode.add_encode, encode.encode),
         ("embed", embed.add_embed, embed.embed),
         ("search", search.add_search, search.search),
+        ("maps", maps.add_maps, maps.maps),
         ("list", towers.add_list, towers.list_towers),
         ("inspect", _add_inspect, inspect),
         ("extract", _add_extract, extract),

@@ -148,7 +148,8 @@ def test_documented_searches_run(
 def test_documented_analysis_runs(
     workplace: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run_page("docs/analysis.md", {REPO_ID: str(checkpoint), "[0, 8, 16, -1]": "[0, -1]"}, capsys)
+    names = {REPO_ID: str(checkpoint), "[0, 8, 16, -1]": "[0, -1]", **OF_TWO_BLOCKS}
+    run_page("docs/analysis.md", names, capsys)
     assert (workplace / "attention.png").stat().st_size > 10_000
 
 

@@ -11,8 +11,8 @@ them, H heads, K head size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import count, pairwise
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import torch
@@ -82,14 +82,40 @@ def attention_maps(
         ValueError: an accelerated or wrapped encoder, what ``preprocess`` rejects, a block, point
             or path that does not exist, or no class token.
     """
+    require_plain(encoder)
+    limits = Limits(min_pixels, max_pixels, max_tiles, max_soft_tokens, fps, num_frames)
+    inputs = encoder.preprocess(images, videos, **limits._asdict())
+    return maps_of_inputs(encoder, inputs, blocks=blocks, queries=queries, heads=heads, path=path)
+
+
+def require_plain(encoder: object) -> None:
+    """Check that an encoder is not wrapped, as in CUDA graphs.
+
+    Raises:
+        ValueError: a wrapper, or anything else that is no encoder.
+    """
     if not isinstance(encoder, Encoder):
         raise ValueError(
             f"{type(encoder).__name__} gives no attention maps: pass the encoder that it was made "
             "from, its attribute encoder"
         )
-    limits = Limits(min_pixels, max_pixels, max_tiles, max_soft_tokens, fps, num_frames)
-    inputs = encoder.preprocess(images, videos, **limits._asdict())
-    return maps_of_inputs(encoder, inputs, blocks=blocks, queries=queries, heads=heads, path=path)
+
+
+def spread_blocks(encoder: Encoder, path: str, count: int) -> list[int]:
+    """Return the numbers of at most ``count`` blocks, evenly spread from the first to the last.
+
+    Args:
+        encoder: an encoder of one input path or of several.
+        path: as :func:`attention_maps` takes it.
+        count: the number of blocks, at least 2.
+
+    Raises:
+        ValueError: an accelerated encoder, or a path that does not exist.
+    """
+    name, inner = _read_path(encoder, path)
+    depth = _depth(encoder.paths[name], inner)
+    most = min(count, depth)
+    return [round(number * (depth - 1) / max(most - 1, 1)) for number in range(most)]
 
 
 @torch.no_grad()
@@ -117,36 +143,149 @@ def maps_of_inputs(
     """
     if heads not in get_args(Heads):
         raise ValueError(f'heads={heads!r}: must be "mean" or "all"')
-    name, inner = _read_path(encoder, path)
-    tower = encoder.paths[name]
-    indices = block_indices(blocks, tower.config.depth if inner is None else len(inner.blocks))
-    if not inputs.paths[name].items or not indices:
+    run = _PathRun(encoder, inputs, blocks, path)
+    if run.is_empty:
         return [[] for _ in inputs.grid_thw]
-    pixels, grid_thw, _ = inputs.paths[name]
-    metadata = tower.prepare_encoder_metadata(grid_thw)
-    stack = tower.blocks if inner is None else inner.blocks
-    hidden = tower.embed_patches(pixels, metadata) if inner is None else inner.embed_patches(pixels)
-
-    def arrange(rows: Tensor) -> dict[int, Tensor]:
-        ordered = tower.in_input_order(rows, metadata) if inner is None else rows
-        return _maps_of_path(encoder, inputs, path, ordered)
-
-    shape = hidden.shape[:-1]
-    rows = arrange(torch.arange(shape.numel(), device=hidden.device).view(*shape, 1))
-    class_rows = None if inner else metadata.get("prefix_index")  # of packed segments
-    query_weights = _query_weights(rows, queries, shape, class_rows)
-    steps = tower.steps(stack, hidden, metadata, stop=max(indices) + 1)
-    maps_by_block = {}
-    for number, (block, step) in enumerate(zip(stack, steps, strict=False)):
-        with _CallsOfAttention() as observed:
-            hidden = step(hidden)
-        if number in indices:
-            weights = _weights_of_block(block, _only_call(observed, number, block), query_weights)
-            maps_by_block[number] = _shown(weights, heads, arrange)
+    query_weights = run.query_weights(queries)
+    maps_by_block = {
+        number: _shown(
+            _weights_of_block(block, call, query_weights, heads).squeeze(-1), heads, run.arrange
+        )
+        for number, block, call, _ in run.steps()
+    }
     return [
-        [maps_by_block[number][item] for number in indices if item in rows]
+        [maps_by_block[number][item] for number in run.indices if item in run.rows]
         for item in range(len(inputs.grid_thw))
     ]
+
+
+class CellStates(NamedTuple):
+    """Features and attention of one block in the cells of an image; a cell is f x f patches."""
+
+    block: int
+
+    features: Tensor
+    """The mean hidden state after the block, [h, w, D]."""
+    attention: Tensor
+    """The attention weight on each cell [h, w] (last two axes) from each cell, [h*w, h, w]: the
+    mean over the patches and heads of the asking cell, the sum over those that it attends to."""
+
+
+@torch.no_grad()
+def states_of_cells(
+    encoder: Encoder,
+    inputs: VisionInputs,
+    *,
+    blocks: int | Sequence[int] | None,
+    path: str = "image",
+    most_cells: int,
+) -> tuple[int, tuple[int, int], list[CellStates]]:
+    """Return features and attention of the cells of one image, after several blocks.
+
+    Args:
+        encoder: an encoder of one input path or of several.
+        inputs: the result of ``encoder.preprocess`` for one image.
+        blocks, path: as :func:`attention_maps` takes them.
+        most_cells: the most cells; a cell is one patch if there are no more patches.
+
+    Returns:
+        The side f of a cell in patches, the height and width of the image in patches, and per block
+        its states, in float32 on the CPU. Cells at the right and the bottom may be cut off.
+
+    Raises:
+        ValueError: an accelerated encoder, blocks or a path that do not exist, or an image that
+            does not use the path.
+    """
+    run = _PathRun(encoder, inputs, blocks, path)
+    if run.is_empty:
+        raise ValueError(f"path={path!r}: this image has no views of this path; leave path out")
+    (numbers,) = run.rows.values()
+    _, height, width, _ = numbers.shape
+    side = next(f for f in count(1) if -(-height // f) * -(-width // f) <= most_cells)
+    high, wide = -(-height // side), -(-width // side)
+    cells = torch.arange(height)[:, None] // side * wide + torch.arange(width) // side
+    cells = cells.flatten().to(numbers.device)
+    sizes = cells.bincount(minlength=high * wide)[:, None]
+
+    def sums(rows: Tensor) -> Tensor:
+        """Return the sum of the patches of each cell, [cells, ..]."""
+        (maps,) = run.arrange(rows).values()
+        flat = maps[0].flatten(0, 1)
+        return flat.new_zeros(len(sizes), flat.shape[1]).index_add_(0, cells, flat)
+
+    query_weights = torch.zeros(run.shape.numel(), len(sizes), device=cells.device)
+    query_weights[numbers.flatten(), cells] = 1 / sizes[cells, 0].to(query_weights.dtype)
+    states = {}
+    for number, block, call, hidden in run.steps():
+        weights = _weights_of_block(block, call, query_weights.view(*run.shape, -1), "mean")
+        features = sums(hidden.float()) / sizes
+        states[number] = CellStates(
+            number,
+            features.unflatten(0, (high, wide)).cpu(),
+            sums(weights.squeeze(-2).float()).T.unflatten(1, (high, wide)).cpu(),
+        )
+    return side, (height, width), [states[number] for number in run.indices]
+
+
+class _PathRun:
+    """A run of chosen blocks of one input path, in which the calls of attention are observed.
+
+    Args:
+        encoder: an encoder of one input path or of several.
+        inputs: the result of ``encoder.preprocess``.
+        blocks, path: as :func:`attention_maps` takes them.
+
+    Raises:
+        ValueError: an accelerated encoder, or blocks or a path that do not exist.
+    """
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        inputs: VisionInputs,
+        blocks: int | Sequence[int] | None,
+        path: str,
+    ) -> None:
+        name, inner = _read_path(encoder, path)
+        tower = encoder.paths[name]
+        self._encoder, self._inputs, self._path = encoder, inputs, path
+        self._tower, self._inner = tower, inner
+        self._stack = tower.blocks if inner is None else inner.blocks
+        self.indices = block_indices(blocks, _depth(tower, inner))
+        self.is_empty = not inputs.paths[name].items or not self.indices
+        if self.is_empty:
+            return
+        pixels, grid_thw, _ = inputs.paths[name]
+        self._metadata = tower.prepare_encoder_metadata(grid_thw)
+        self._hidden = (
+            tower.embed_patches(pixels, self._metadata)
+            if inner is None
+            else inner.embed_patches(pixels)
+        )
+        self.shape = self._hidden.shape[:-1]
+        self.rows = self.arrange(
+            torch.arange(self.shape.numel(), device=self._hidden.device).view(*self.shape, 1)
+        )
+
+    def arrange(self, rows: Tensor) -> dict[int, Tensor]:
+        """Return rows as a map [t, h, w, C] by the number of an item."""
+        ordered = self._tower.in_input_order(rows, self._metadata) if self._inner is None else rows
+        return _maps_of_path(self._encoder, self._inputs, self._path, ordered)
+
+    def query_weights(self, queries: Queries) -> Tensor:
+        """Return the factor of each row in the mean over the queries of its item, [.., 1]."""
+        class_rows = None if self._inner else self._metadata.get("prefix_index")  # of segments
+        return _query_weights(self.rows, queries, self.shape, class_rows)
+
+    def steps(self) -> Iterator[tuple[int, nn.Module, AttentionCall, Tensor]]:
+        """Yield number, block, its call of attention, and its output, for each chosen block."""
+        hidden = self._hidden
+        steps = self._tower.steps(self._stack, hidden, self._metadata, stop=max(self.indices) + 1)
+        for number, (block, step) in enumerate(zip(self._stack, steps, strict=False)):
+            with _CallsOfAttention() as observed:
+                hidden = step(hidden)
+            if number in self.indices:
+                yield number, block, _only_call(observed, number, block), hidden
 
 
 def _shown(
@@ -154,8 +293,13 @@ def _shown(
 ) -> dict[int, Tensor]:
     """Return a map [t, h, w] by item, or [H, t, h, w] of all heads, of ``weights`` [.., H]."""
     if heads == "mean":
-        return {item: x.squeeze(-1) for item, x in arrange(weights.mean(-1, keepdim=True)).items()}
+        return {item: x.squeeze(-1) for item, x in arrange(weights).items()}
     return {item: x.movedim(-1, 0) for item, x in arrange(weights).items()}
+
+
+def _depth(tower: VisionEncoder, inner: InnerStack | None) -> int:
+    """Return the number of blocks of a tower, or of a stack of blocks that it runs before them."""
+    return tower.config.depth if inner is None else len(inner.blocks)
 
 
 def _read_path(encoder: Encoder, path_name: str) -> tuple[str, InnerStack | None]:
@@ -231,21 +375,29 @@ def _only_call(observed: _CallsOfAttention, number: int, block: nn.Module) -> At
     return observed.calls[0]
 
 
-def _weights_of_block(block: nn.Module, call: AttentionCall, query_weights: Tensor) -> Tensor:
-    """Return the attention weights that each row gets in one block, [.., H]."""
+def _weights_of_block(
+    block: nn.Module, call: AttentionCall, query_weights: Tensor, heads: Heads
+) -> Tensor:
+    """Return the attention weights that each row gets in one block, [.., H, G] or [.., 1, G]."""
 
     def attend(query_weights: Tensor) -> Tensor:
-        return torch.unflatten(_weights(call, query_weights.flatten()), 0, query_weights.shape[:-1])
+        weights = _weights(call, query_weights.flatten(0, -2), heads).flatten(1)
+        return weights.unflatten(0, query_weights.shape[:-1])
 
-    return (
+    weights = (
         block.cut_views(attend, query_weights)
         if isinstance(block, CutsViews)
         else attend(query_weights)
     )
+    return weights.unflatten(-1, (-1, query_weights.shape[-1]))
 
 
-def _weights(call: AttentionCall, query_weights: Tensor) -> Tensor:
-    """Return the softmax weights that each row gets as a key, summed over queries, [T, H]."""
+def _weights(call: AttentionCall, query_weights: Tensor, heads: Heads) -> Tensor:
+    """Return the softmax weights that each row gets as a key, summed over queries.
+
+    ``query_weights`` are [T, G], the factors of each row in G sums. The result is [T, H, G], or
+    [T, 1, G] with the mean over the heads.
+    """
     q, k = call.q, call.k
     if call.cu_seqlens is None:  # q and k are [S, H, n, K], S segments of n rows each
         offsets = list(range(0, len(q) * q.shape[2] + 1, q.shape[2]))
@@ -253,16 +405,19 @@ def _weights(call: AttentionCall, query_weights: Tensor) -> Tensor:
     else:
         offsets = call.cu_seqlens.tolist()
     dtype = torch.promote_types(q.dtype, torch.float32)
-    weights = torch.zeros(q.shape[:2], dtype=dtype, device=q.device)
+    shape = (len(q), q.shape[1] if heads == "all" else 1, query_weights.shape[1])
+    weights = torch.zeros(shape, dtype=dtype, device=q.device)
     for start, end in pairwise(offsets):
-        query_rows = start + query_weights[start:end].nonzero().flatten()
+        query_rows = start + query_weights[start:end].any(1).nonzero().flatten()
         keys = k[start:end].to(dtype).permute(1, 2, 0)
         for part in query_rows.split(max(SCORES_AT_ONCE // max(q.shape[1] * (end - start), 1), 1)):
             scores = (q[part].to(dtype) * call.scale).transpose(0, 1) @ keys
-            received = torch.einsum(
-                "h q n, q -> n h", scores.softmax(-1), query_weights[part].to(dtype)
+            received = scores.softmax(-1)
+            if heads == "mean":
+                received = received.mean(0, keepdim=True)
+            weights[start:end] += torch.einsum(
+                "h q n, q g -> n h g", received, query_weights[part].to(dtype)
             )
-            weights[start:end] += received
     return weights
 
 

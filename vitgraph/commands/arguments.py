@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from weights import Fetch
 
 _GROUPS = {
-    "features": ("encode", "embed", "search"),
+    "features": ("encode", "embed", "search", "maps"),
     "checkpoints": ("list", "inspect", "extract", "cache"),
     "trying and measuring": ("demo", "bench"),
 }
@@ -44,6 +44,10 @@ COMMANDS = {
     "search": CommandHelp(
         "Find the images and clips of an embedding job that are nearest to an image or a clip.",
         "vitgraph search vectors street.jpg --html street.html",
+    ),
+    "maps": CommandHelp(
+        "Write a page that shows the attention and the nearest patches of the patch you click.",
+        "vitgraph maps Qwen/Qwen3-VL-2B-Instruct street.jpg --html maps.html",
     ),
     "list": CommandHelp(
         "List the published towers, with every repo id that has each.",
@@ -129,16 +133,19 @@ def before_dashes(arguments: Sequence[str]) -> list[str]:
     return list(takewhile(lambda argument: argument != "--", arguments))
 
 
-def add_source(parser: argparse.ArgumentParser, optional: bool = False) -> None:
+def add_source(
+    parser: argparse.ArgumentParser, optional: bool = False, several: bool = False
+) -> None:
     """Add the arguments that name a checkpoint and say how to download it (repo, revision, ...).
 
     Args:
         parser: the parser of the command.
         optional: whether the user may leave out the checkpoint.
+        several: whether there may be several, as ``options.repos`` in place of ``options.repo``.
     """
     parser.add_argument(
-        "repo",
-        nargs="?" if optional else None,
+        "repos" if several else "repo",
+        nargs="+" if several else "?" if optional else None,
         metavar="REPO_OR_FOLDER",
         help="Hugging Face repo id, or a folder",
     )
@@ -246,6 +253,22 @@ def add_sampling(group: argparse._ActionsContainer, note: str = "") -> None:
 def is_video(file: Path) -> bool:
     """Return whether a file is a video, judged only by its suffix."""
     return is_clip(file.name)
+
+
+def read_blocks(text: str | None) -> list[int] | None:
+    """Read the value of ``--blocks``, such as "0,6,-1"; None without the option.
+
+    Raises:
+        ValueError: it is no list of whole numbers.
+    """
+    if text is None:
+        return None
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(
+            f"--blocks {text}: must be numbers of blocks with commas between them, as 0,6,-1"
+        ) from None
 
 
 def check_names(dtype: str | None, device: str | None) -> None:

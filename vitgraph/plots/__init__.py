@@ -7,14 +7,16 @@ From photographs to a figure::
     plot_feature_maps(photos, maps).savefig("maps.png")
 
 Figures are made without pyplot: nothing global is touched, and no display is needed. The numbers in
-a figure are computed by ``vitgraph.analysis``. Each module but the last draws one kind of figure:
+a figure are computed by ``vitgraph.analysis``. Each module but the last draws one kind of picture:
 
 - ``feature_maps``: photographs and their feature maps; ``attention``: attention over a photograph
 - ``nearest``: patches and the most similar patches; ``similarity``: the similarity of blocks
+- ``explorer``: a page on which one clicks a patch, without matplotlib
 - ``figures``: writes a figure to a file, and draws a picture into a panel (one set of axes)
 """
 
 from .attention import plot_attention
+from .explorer import write_explorer
 from .feature_maps import crop_padding, plot_feature_maps
 from .figures import write_figure
 from .nearest import plot_nearest_patches
@@ -26,5 +28,6 @@ __all__ = [
     "plot_feature_maps",
     "plot_nearest_patches",
     "plot_similarity",
+    "write_explorer",
     "write_figure",
 ]
