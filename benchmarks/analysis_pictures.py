@@ -76,7 +76,7 @@ def draw_page(checkpoint: Path, images: list[Image.Image], path: Path) -> None:
 
 
 def draw_maps(encoder: Encoder, photographs: list[Path], path: Path) -> None:
-    """Write the page of attention and nearest patches of two photographs, and a screenshot of it."""
+    """Write the page of attention and nearest patches of photographs, and a screenshot of it."""
     with TemporaryDirectory() as name:
         page = Path(name) / "maps.html"
         vitgraph.write_explorer(page, encoder, photographs, progress=False)

@@ -90,6 +90,7 @@ if TYPE_CHECKING:
     from . import video as video
     from .analysis.attention import attention_maps as attention_maps
     from .analysis.nearest import nearest_patches as nearest_patches
+    from .analysis.probes import probe_blocks as probe_blocks
     from .analysis.similarity import similarity_of_blocks as similarity_of_blocks
     from .embedding.activation_dataset import ActivationDataset as ActivationDataset
     from .embedding.batch import EmbedBatch as EmbedBatch
@@ -101,6 +102,7 @@ if TYPE_CHECKING:
     from .plots import plot_attention as plot_attention
     from .plots import plot_feature_maps as plot_feature_maps
     from .plots import plot_nearest_patches as plot_nearest_patches
+    from .plots import plot_probes as plot_probes
     from .plots import plot_similarity as plot_similarity
     from .plots import write_explorer as write_explorer
     from .search.texts import embed_texts as embed_texts

@@ -23,6 +23,15 @@ def require_pyarrow() -> None:
     _require("pyarrow", "parquet files need pyarrow: pip install 'pyarrow>=15'")
 
 
+def require_sklearn() -> None:
+    """Check that scikit-learn is installed.
+
+    Raises:
+        ValueError: scikit-learn is not installed; the message says how to install it.
+    """
+    _require("sklearn", "probes need scikit-learn: pip install 'scikit-learn>=1.4'")
+
+
 def require_transformers() -> None:
     """Check that transformers is installed.
 

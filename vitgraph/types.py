@@ -90,6 +90,8 @@ from .analysis.attention import Heads as Heads
 from .analysis.attention import Queries as Queries
 from .analysis.colours import Maps as Maps
 from .analysis.nearest import NearestPatch as NearestPatch
+from .analysis.probes import Accuracy as Accuracy
+from .analysis.probes import BlockScores as BlockScores
 from .embedding.activations import Activations as Activations
 
 __all__ = sorted(name for name in globals() if name[0].isupper())

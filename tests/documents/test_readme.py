@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 import vitgraph
 from encoders.inputs.intake import to_rgb
@@ -23,6 +24,7 @@ from tests.support.hub.server import HubServer
 from tests.support.hub.two_towers import write_two_towers
 from vitgraph.cli import main
 from vitgraph.commands.demo_pictures import panned_clip, sample_photographs
+from vitgraph.seeded import write_seeded_checkpoint
 from vitgraph.video import write_video
 from weights import FAMILIES, load_encoder
 
@@ -148,7 +150,15 @@ def test_documented_searches_run(
 def test_documented_analysis_runs(
     workplace: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    other = write_seeded_checkpoint(workplace / "other", "qwen3_vl", depth=1, width=32)
+    for label, name in (("garden", "flower"), ("town", "street")):
+        (workplace / "labelled" / label).mkdir(parents=True)
+        for number in range(5):
+            Image.open(f"{name}.jpg").resize((64, 64 + 8 * number)).save(
+                workplace / "labelled" / label / f"{number}.png"
+            )
     names = {REPO_ID: str(checkpoint), "[0, 8, 16, -1]": "[0, -1]", **OF_TWO_BLOCKS}
+    names["google/siglip2-base-patch16-224"] = str(other)
     run_page("docs/analysis.md", names, capsys)
     assert (workplace / "attention.png").stat().st_size > 10_000
 

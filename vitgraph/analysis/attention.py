@@ -382,14 +382,14 @@ def _weights_of_block(
 
     def attend(query_weights: Tensor) -> Tensor:
         weights = _weights(call, query_weights.flatten(0, -2), heads).flatten(1)
-        return weights.unflatten(0, query_weights.shape[:-1])
+        return torch.unflatten(weights, 0, query_weights.shape[:-1])
 
     weights = (
         block.cut_views(attend, query_weights)
         if isinstance(block, CutsViews)
         else attend(query_weights)
     )
-    return weights.unflatten(-1, (-1, query_weights.shape[-1]))
+    return torch.unflatten(weights, -1, (-1, query_weights.shape[-1]))
 
 
 def _weights(call: AttentionCall, query_weights: Tensor, heads: Heads) -> Tensor:

@@ -80,11 +80,35 @@ def similarity_of_blocks(
                 else:
                     means.append([state.mean(0) for state in states])
             bar.update()
-    if samples == "images":
-        blocks = [block for means in tower_means for block in zip(*means, strict=True)]
-        total = _hsic([torch.stack(block) for block in blocks])
-    cka = total / torch.outer(total.diagonal(), total.diagonal()).clamp(min=0).sqrt()
-    return cka if a is b else cka[: len(tower_means[0][0]), len(tower_means[0][0]) :]
+    if samples == "patches":
+        return _cka(total)
+    stacked = [[torch.stack(block) for block in zip(*means, strict=True)] for means in tower_means]
+    return cka_of_vectors(stacked[0], stacked[-1])
+
+
+def cka_of_vectors(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
+    """Return linear CKA between the blocks of two towers, from one vector per image.
+
+    Args:
+        a: the vectors [n, D] after each block of a tower, in float64.
+        b: the vectors [n, D'] after each block of another, of the same images.
+
+    Returns:
+        CKA [L, L'] in float64.
+
+    Raises:
+        ValueError: fewer than 4 images.
+    """
+    if len(a[0]) < FEWEST:
+        raise ValueError(f"{len(a[0])} images: the estimator needs at least {FEWEST}")
+    if a is b:
+        return _cka(_hsic(a))
+    return _cka(_hsic([*a, *b]))[: len(a), len(a) :]
+
+
+def _cka(hsic: Tensor) -> Tensor:
+    """Normalise the HSIC of every pair of blocks."""
+    return hsic / torch.outer(hsic.diagonal(), hsic.diagonal()).clamp(min=0).sqrt()
 
 
 def _patches_of_blocks(encoder: Encoder, image: Tensor) -> list[Tensor]:

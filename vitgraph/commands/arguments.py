@@ -69,7 +69,7 @@ COMMANDS = {
         "vitgraph demo --out demo",
     ),
     "bench": CommandHelp(
-        "Measure the speed or the error of a checkpoint on this machine.",
+        "Measure the speed, the error or the features of a checkpoint on this machine.",
         "vitgraph bench speed Qwen/Qwen3-VL-2B-Instruct --device cuda",
     ),
 }

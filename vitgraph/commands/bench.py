@@ -1,4 +1,4 @@
-"""The parser of ``vitgraph bench`` with its subcommands ``speed`` and ``accuracy``.
+"""The parser of ``vitgraph bench`` with its subcommands ``speed``, ``accuracy`` and ``features``.
 
 The measurements that the documentation shows are in ``benchmarks/RESULTS.md`` of the repository.
 """
@@ -9,11 +9,12 @@ import argparse
 
 from .arguments import add_source
 from .bench_accuracy import add_accuracy
+from .bench_features import add_features
 from .bench_speed import add_speed
 
 
 def add_bench(parser: argparse.ArgumentParser) -> None:
-    """Add the subcommands ``speed`` and ``accuracy`` with their arguments to ``parser``."""
+    """Add the subcommands ``speed``, ``accuracy`` and ``features`` to ``parser``."""
     subjects = parser.add_subparsers(title="subjects", metavar="NAME", required=True)
     for name, add, summary in (
         ("speed", add_speed, "Measure your own checkpoint on this machine."),
@@ -22,18 +23,21 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
             add_accuracy,
             "Compare precisions and kernels with float32 on your photographs.",
         ),
+        ("features", add_features, "Measure what can be read off each block, on labelled images."),
     ):
         subject = subjects.add_parser(name, help=summary, description=summary)
-        add_source(subject)
+        add_source(subject, several=name == "features")
         add(subject)
         subject.add_argument("--device", help="cpu, cuda, cuda:1, ...; by default a GPU")
-        subject.add_argument(
-            "--kernels",
-            nargs="+",
-            default=["auto"],
-            metavar="NAME",
-            help="attention kernels to measure one after another: auto, torch, or a kernel's name",
-        )
+        if name != "features":
+            subject.add_argument(
+                "--kernels",
+                nargs="+",
+                default=["auto"],
+                metavar="NAME",
+                help="attention kernels to measure one after another: auto, torch, or a kernel's "
+                "name",
+            )
         subject.add_argument("--json", action="store_true", help="for programs")
         subject.add_argument("--debug", action="store_true", help="show the traceback of an error")
         subject.set_defaults(parser=subject)

@@ -11,6 +11,7 @@ a figure are computed by ``vitgraph.analysis``. Each module but the last draws o
 
 - ``feature_maps``: photographs and their feature maps; ``attention``: attention over a photograph
 - ``nearest``: patches and the most similar patches; ``similarity``: the similarity of blocks
+- ``probes``: the accuracy of probes after each block
 - ``explorer``: a page on which one clicks a patch, without matplotlib
 - ``figures``: writes a figure to a file, and draws a picture into a panel (one set of axes)
 """
@@ -20,6 +21,7 @@ from .explorer import write_explorer
 from .feature_maps import crop_padding, plot_feature_maps
 from .figures import write_figure
 from .nearest import plot_nearest_patches
+from .probes import plot_probes
 from .similarity import plot_similarity
 
 __all__ = [
@@ -27,6 +29,7 @@ __all__ = [
     "plot_attention",
     "plot_feature_maps",
     "plot_nearest_patches",
+    "plot_probes",
     "plot_similarity",
     "write_explorer",
     "write_figure",

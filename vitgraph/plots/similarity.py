@@ -9,6 +9,7 @@ from torch import Tensor
 from ..packages import require_matplotlib
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -38,19 +39,26 @@ def plot_similarity(
     """
     require_matplotlib()
     from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
 
     if not isinstance(similarity, Tensor) or similarity.ndim != 2 or not similarity.numel():
         raise ValueError("similarity: must be a matrix [L, L'], as similarity_of_blocks returns it")
     rows, columns = similarity.shape
     figure = Figure((1.6 + 3.2 * columns / max(rows, columns), 3.9), layout="constrained")
-    axes = figure.subplots()
+    draw_similarity(figure, figure.subplots(), similarity, names, low)
+    figure.suptitle(title or "", fontsize=11)
+    return figure
+
+
+def draw_similarity(
+    figure: Figure, axes: Axes, similarity: Tensor, names: tuple[str, str], low: float | None
+) -> None:
+    """Draw a matrix of similarities into a panel, with its colour bar; see plot_similarity."""
+    from matplotlib.ticker import MaxNLocator
+
     picture = axes.imshow(
         similarity.cpu().numpy(), vmin=low, vmax=1, cmap="viridis", origin="lower"
     )
     axes.set(ylabel=names[0], xlabel=names[1])
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(MaxNLocator(integer=True))
-    figure.colorbar(picture, label="linear CKA (1: equal up to rotation and scale)")
-    figure.suptitle(title or "", fontsize=11)
-    return figure
+    figure.colorbar(picture, ax=axes, label="linear CKA (1: equal up to rotation and scale)")
