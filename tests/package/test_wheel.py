@@ -57,7 +57,7 @@ def test_wheel_holds_every_source_file_and_nothing_else(wheel: ZipFile) -> None:
         str(path.relative_to(ROOT))
         for package in PACKAGES
         for path in (ROOT / package).rglob("*")
-        if path.suffix in (".py", ".json") or path.name == "py.typed"
+        if path.suffix in (".py", ".json", ".css", ".js") or path.name == "py.typed"
     }
     assert {name for name in wheel.namelist() if name.split("/")[0] in PACKAGES} == sources
 
