@@ -20,6 +20,11 @@ from tests.gpu.gpu_towers import NEEDS_CUDA
 from tests.support.photographs import china, flower, hopper, panning_clip, photographs
 from tests.support.resizing import FILTERS, Case, by_library, cases
 from tests.support.towers.streams import tower
+from vitgraph.integrations.vllm_plugin.raw_images import (
+    cut_images,
+    describe_norm,
+    describe_sizes,
+)
 from weights import FAMILIES
 
 pytestmark = NEEDS_CUDA
@@ -169,3 +174,19 @@ def test_a_kernel_that_differs_is_warned_of_once_and_not_used(
         encoder.preprocess(images, device="cuda")
     check_equal("qwen3_vl", made, encoder.preprocess(images))
     assert not is_exact_on(torch.device("cuda"))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, None])
+def test_images_sent_to_vllms_engine_are_cut_as_on_the_cpu(dtype: torch.dtype | None) -> None:
+    """The bytes of an image may begin anywhere; without a dtype patches stay uint8."""
+    dice = torch.Generator().manual_seed(0)
+    sizes = [(65, 97), (1080, 1920), (33, 31), (448, 448)]
+    targets = [(56, 112), (1064, 1932), (28, 28), (448, 448)]
+    images = [torch.randint(256, (3, *size), generator=dice, dtype=torch.uint8) for size in sizes]
+    pixels = torch.cat([image.permute(1, 2, 0).flatten() for image in images])
+    described = describe_sizes(images, targets, 14, 2, 2)
+    norms = None if dtype is None else describe_norm(CLIP_MEAN, CLIP_STD, len(images))
+    wanted = cut_images(pixels, described, norms, dtype or torch.float32)
+    found = cut_images(pixels.cuda(), described, norms, dtype or torch.float32)
+    assert found.dtype == (dtype or torch.uint8)
+    assert torch.equal(found.cpu(), wanted)
