@@ -24,7 +24,7 @@ from benchmarks.scale.__main__ import generated_parts
 from benchmarks.table import __main__ as speed
 from benchmarks.table.charts import draw_bars, draw_picture
 from benchmarks.table.results import graphed, median, over_vllm, theirs, vllm_best
-from vitgraph.integrations.model_towers.records import CALLS, REFUSED
+from vitgraph.integrations.model_towers.records import CALLS, NO_MODEL, REFUSED
 
 MARKED = re.compile(r"(<!-- begin: (.+?) -->\s*).*?(\s*<!-- end -->)", re.S)
 DOCS = tuple(f"docs/{path.name}" for path in sorted(ROOT.glob("docs/*.md")))
@@ -48,6 +48,7 @@ def tower_classes() -> str:
             parts = " and ".join(f"`{part}`" for part in place if part)
             rows.append((f"`{encoder.__name__}`", ", ".join(names), parts))
     refused = [(f"`{encoder.__name__}`", reason) for encoder, reason in REFUSED.items()]
+    refused.append(("all others", NO_MODEL))
     head = ("encoder", "models of transformers, by `model_type`", "replaced")
     return f"{markdown(head, rows)}\n\n{markdown(('not supported', 'why'), refused)}"
 

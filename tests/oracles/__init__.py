@@ -29,6 +29,7 @@ from .keys import timm_keys
 from .lift import NO_LIFT, LiftFloat32
 from .references.qwen import window_walk
 from .towers import (
+    BY_FAMILY,
     BY_NAME,
     EVERY_KIND,
     EVERY_TOWER,
@@ -47,6 +48,7 @@ from .towers import (
 )
 
 __all__ = [
+    "BY_FAMILY",
     "BY_NAME",
     "EVERY_KIND",
     "EVERY_TOWER",

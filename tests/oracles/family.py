@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from encoders.base.encoder import Encoder
@@ -23,6 +24,12 @@ from .keys import State
 
 Grids = list[list[int]]
 """The grids [t, h, w] of the items of one call."""
+
+
+def by_frame(encoder: VisionEncoder, grids: Grids, seen: list[Any]) -> list[Tensor]:
+    """Join what a reference of three blocks returned frame by frame, without its prefix rows."""
+    patches = [x[0][encoder.prefix_rows :] for x in seen]
+    return [torch.cat(patches[block::3]) for block in range(3)]
 
 
 @dataclass(frozen=True)
@@ -60,6 +67,24 @@ class Family:
     """Whether several rows of the grid, four frames or a pair, make one set of tokens."""
     segment_rows: int = 1
     """The most rows of the grid whose patches attend to each other."""
+    blocks: Callable[[Any], Iterable[nn.Module]] = lambda reference: reference.blocks
+    """A function that returns the blocks of the reference."""
+    block_rows: Callable[[VisionEncoder, Grids, list[Any]], list[Tensor]] = (
+        lambda encoder, grids, seen: seen
+    )
+    """A function that takes our tower, the grids, and what the reference's blocks returned in one
+    call, and returns the rows of each block in the order and shape of ours."""
+    casts: tuple[tuple[str, ...], ...] | None = None
+    """Of each group of casts in the reference, the float64 test must see one; None for the usual
+    ones, of rotary angles and inverse frequencies, for a tower over patches."""
+    alone: Callable[[Any, Tensor, Tensor], Tensor] | None = None
+    """A function that runs the class of transformers that is the tower alone, on pixels and grids,
+    and returns what is our ``pooler_output``."""
+    required: tuple[str, ...] = ()
+    """The keys of a tower without which a config is refused though transformers has a default:
+    sizes of no published tower, and heads, which no tensor shows."""
+    not_in_tensors: tuple[str, ...] = ()
+    """The fields of the config that no tensor shows, beside those of many families."""
     unread: tuple[str, ...] = ()
     """How the names of parameters begin that a checkpoint has, but no forward reads."""
     renamed: bool = False

@@ -16,6 +16,8 @@ def slow(name: str) -> Any:
 
 
 BY_NAME = {family.name: family for family in FAMILIES}
+BY_FAMILY = {family.record.name: family for family in reversed(FAMILIES)}
+"""The first row of each family, by the name of its record."""
 TOWERS = [family.name for family in FAMILIES if not family.variant]
 """Names of the towers whose maths differ; most tests run over these."""
 EVERY_TOWER = [BY_NAME[name] for name in TOWERS]

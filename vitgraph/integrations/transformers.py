@@ -30,9 +30,10 @@ from encoders.contract import Grid, Limits, PathInputs, VisionInputs
 from encoders.layers.torch_internals import share_modules
 from encoders.streams import ImagesLike, VideosLike
 from graphwrap import GraphedEncoder
+from weights import FAMILIES
 
 from .model_towers.calls import Passing
-from .model_towers.records import CALLS, REFUSED, Call
+from .model_towers.records import CALLS, NO_MODEL, REFUSED, Call
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -239,7 +240,8 @@ def _call_of(encoder: Encoder) -> Call:
     kind = type(encoder)
     if kind in CALLS:
         return CALLS[kind]
-    reason = REFUSED.get(kind, "it is one path of an encoder")
+    is_whole = any(kind is family.encoder for family in FAMILIES.values())
+    reason = REFUSED.get(kind, NO_MODEL if is_whole else "it is one path of an encoder")
     raise ValueError(
         f"as_vision_tower does not take {kind.__name__}, since {reason}: call "
         "encoder.encode(images) for the features of each image"

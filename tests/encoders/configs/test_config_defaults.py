@@ -12,6 +12,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import CONFIG_MAPPING
 
 from encoders import GlmOCRConfig
+from tests.oracles import BY_FAMILY
 from tests.oracles.configs import Config
 from weights import FAMILIES, Family
 from weights.published import PUBLISHED
@@ -19,17 +20,6 @@ from weights.published import PUBLISHED
 NOT_KEYS = {"model_type", "architectures", "dtype", "transformers_version", "_name_or_path"}
 TEXT_KEYS = ("hidden_size", "rms_norm_eps")
 """The keys of a language model that towers read."""
-REQUIRED = {
-    "qwen2_5_vl": {"hidden_size", "intermediate_size", "out_hidden_size"},
-    **{
-        name: {"num_attention_heads"}
-        for name in (
-            *("clip", "siglip", "siglip2", "gemma3", "lfm2_vl", "dinov2", "dinov3", "c_radio"),
-        )
-    },
-}
-"""The keys of a tower without which a config is refused though transformers has a default: sizes
-of no published tower, and heads, which no tensor shows."""
 OTHER_NAMES = ("unlimited_ocr",)
 """The model types whose configs have names of transformers that no published checkpoint has."""
 SECTIONS = ("thinker_config", "vision_config", "high_res_vision_config", "text_config")
@@ -103,7 +93,7 @@ def test_a_missing_key_has_the_default_of_transformers(
 ) -> None:
     theirs = CONFIG_MAPPING[kind].from_dict(deepcopy(config))
     whole = spelled_out(theirs)
-    required = REQUIRED.get(family.name, set()) | {"text_config.hidden_size"}
+    required = {*BY_FAMILY[family.name].required, "text_config.hidden_size"}
     assert read(family, whole) is not None
     for path in paths(whole):
         less = changed(whole, path)

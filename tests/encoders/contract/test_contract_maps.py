@@ -28,7 +28,6 @@ from tests.oracles import (
     grids_for,
     tiny,
 )
-from tests.oracles.references.pixtral import in_merge_order
 
 BY_FRAME = [name for name in MERGING_TOWERS if name not in JOINING_TOWERS]
 """Towers whose frames, or pairs of them, make tokens of their own."""
@@ -160,57 +159,19 @@ def test_a_block_that_does_not_exist_is_an_error(name: str, wanted: Any) -> None
         encoder.forward_intermediates(draw_pixels(encoder, grids), grids, wanted)
 
 
-def blocks_of(name: str, reference: Any) -> Any:
-    if name == "gemma4":
-        return reference["vision_tower"].encoder.layers
-    if name == "clip":
-        return reference["vision_model"].encoder.layers
-    if name == "llama4":
-        return reference["tower"].model.layers
-    if name == "paddleocr_vl":
-        return reference["tower"].vision_model.encoder.layers
-    if name in ("dinov2", "c_radio"):
-        return reference.encoder.layer
-    if name == "dinov3":
-        return reference.model.layer
-    if name == "sam3":
-        return reference.backbone.layers
-    return reference.vision_tower.encoder.layer if name.startswith("intern") else reference.blocks
-
-
 @pytest.mark.parametrize("name", [name for name in TOWERS if name not in ("siglip2", "lfm2_vl")])
 def test_every_intermediate_matches_the_references_block(name: str) -> None:
     """Hooks read the reference's blocks; window order is undone before the comparison."""
     family = BY_NAME[name]
     encoder, reference = build_pair(family, family.tiny)
-    blocks = blocks_of(name, reference)
     seen: list[Tensor] = []
-    for block in blocks:
+    for block in family.blocks(reference):
         block.register_forward_hook(lambda module, args, out: seen.append(out))
     grids = [[2, 8, 8]] if family.tiled else [[2, 4, 6], [1, 10, 12]]
     pixels, grid_thw = draw_pixels(encoder, grids), torch.tensor(grids)
     family.output(reference, pixels, grid_thw)
-    if name == "qwen2_5_vl":
-        order = encoder.prepare_encoder_metadata(grids)["reverse_index"]
-        seen = [x.unflatten(0, (-1, 4))[order].flatten(0, 1) for x in seen]
-    if name == "pixtral":
-        seen = [in_merge_order(x[0], grids, 2) for x in seen]
-    if name == "llama4":  # the reference puts the class token last
-        seen = [x[0].roll(1, dims=1) for x in seen]
-    if name == "sam3":
-        seen = [x.flatten(1, 2) for x in seen]
-    if name == "minimax_m3":
-        seen = [x[0] for x in seen]
-    if name == "c_radio":  # which has packed rows
-        patches = encoder.prepare_encoder_metadata(grids)["patch_index"]
-        seen = [x[0][patches] for x in seen]
-    if name in ("gemma4", "dinov2", "dinov3"):  # whose references run frame by frame
-        seen = [x[0][encoder.prefix_rows :] for x in seen]
-        seen = [torch.cat(seen[block::3]) for block in range(3)]
-    if name == "moonvit":  # the reference runs once per segment
-        seen = [torch.cat(seen[number :: len(blocks)]) for number in range(len(blocks))]
     ours = encoder.forward_intermediates(pixels, grids)
-    for mine, theirs in zip(ours, seen, strict=True):
+    for mine, theirs in zip(ours, family.block_rows(encoder, grids, seen), strict=True):
         assert distance(mine, theirs) <= 1e-5
 
 

@@ -138,6 +138,16 @@ ROWS = [
         tiny={**C_RADIO_NARROW, "num_hidden_layers": 3, "max_img_size": 192},
         renamed=True,
         filled=("input_conditioner.norm_mean", "input_conditioner.norm_std", "summary_idxs"),
+        required=("num_attention_heads",),
+        not_in_tensors=("summary",),
+        casts=(("to", "float"),),  # of positions: by ``to``, and from 5.24 on by ``float``
+        blocks=lambda reference: reference.encoder.layer,
+        block_rows=lambda encoder, grids, seen: [
+            x[0][encoder.prepare_encoder_metadata(grids)["patch_index"]] for x in seen
+        ],
+        alone=lambda model, pixels, grids: c_radio_output(
+            model, unnormalised(pixels), grids
+        ).pooler_output,
     ),
     make_row(
         "c_radio_v3", "nvidia/C-RADIOv3-B", c_radio_v3_reference, c_radio_v3_keys,
@@ -146,5 +156,6 @@ ROWS = [
         narrow=C_RADIO_NARROW,
         tiny={**C_RADIO_NARROW, "num_hidden_layers": 3, "max_img_size": 192},
         variant=True,
+        casts=(("to", "float"),),  # of positions: by ``to``, and from 5.24 on by ``float``
     ),
 ]  # fmt: skip

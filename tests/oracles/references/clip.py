@@ -87,6 +87,8 @@ ROWS = [
         shallow={**UNPROJECTED, "num_hidden_layers": 2},
         narrow={**UNPROJECTED, **SIZES},
         tiny={**UNPROJECTED, **SIZES, "num_hidden_layers": 3, "image_size": 112},
+        required=("num_attention_heads",),
+        blocks=lambda reference: reference["vision_model"].encoder.layers,
     ),
     make_row(
         "llava", "llava-hf/llava-1.5-7b-hf", llava_reference, clip_keys, llava_output,

@@ -22,7 +22,7 @@ from transformers.models.dinov3_vit import configuration_dinov3_vit, modeling_di
 from encoders.contract import EncoderOutput
 
 from ..configs import Config
-from ..family import make_row
+from ..family import by_frame, make_row
 from ..keys import State, renamed, split_qkv
 from ..versions import skip_without
 from .siglip import SIZES, interpolate_any
@@ -146,6 +146,10 @@ ROWS = [
         narrow=DINO_NARROW,
         tiny={**DINO_NARROW, "num_hidden_layers": 3, "image_size": 112},
         renamed=True,
+        required=("num_attention_heads",),
+        casts=(("to", "float"),),  # of positions: by ``to``, and from 5.24 on by ``float``
+        blocks=lambda reference: reference.encoder.layer, block_rows=by_frame,
+        alone=lambda model, pixels, grids: dino_output(model, pixels, grids).pooler_output,
     ),
     make_row(
         "dinov2_registers", "facebook/dinov2-with-registers-giant", dinov2_reference, dinov2_keys,
@@ -154,6 +158,8 @@ ROWS = [
         narrow=DINO_NARROW,
         tiny={**DINO_NARROW, "num_hidden_layers": 3, "image_size": 112},
         variant=True,
+        casts=(("to", "float"),),  # of positions: by ``to``, and from 5.24 on by ``float``
+        alone=lambda model, pixels, grids: dino_output(model, pixels, grids).pooler_output,
     ),
     make_row(
         "dinov3", "facebook/dinov3-vitb16-pretrain-lvd1689m", dinov3_reference, dinov3_keys,
@@ -162,6 +168,10 @@ ROWS = [
         narrow=SIZES,
         tiny={**SIZES, "num_hidden_layers": 3},
         renamed=True,
+        required=("num_attention_heads",),
+        casts=(("arange",),),
+        blocks=lambda reference: reference.model.layer, block_rows=by_frame,
+        alone=lambda model, pixels, grids: dino_output(model, pixels, grids).pooler_output,
     ),
     make_row(
         "dinov3_plus", "facebook/dinov3-vith16plus-pretrain-lvd1689m", dinov3_reference,
@@ -170,5 +180,7 @@ ROWS = [
         narrow=SIZES,
         tiny={**SIZES, "num_hidden_layers": 3},
         variant=True,
+        casts=(("arange",),),
+        alone=lambda model, pixels, grids: dino_output(model, pixels, grids).pooler_output,
     ),
 ]  # fmt: skip

@@ -14,7 +14,7 @@ from transformers.models.gemma4.modeling_gemma4 import Gemma4MultimodalEmbedder,
 from encoders.contract import EncoderOutput
 
 from ..configs import Config, vision_of
-from ..family import make_row
+from ..family import by_frame, make_row
 from ..keys import State, renamed
 from ..sizes import GEMMA4_NARROW
 
@@ -88,6 +88,8 @@ ROWS = [
         tiny={**GEMMA4_NARROW, "num_hidden_layers": 3, "pooling_kernel_size": 2},
         slow=True,
         eager=True,
+        blocks=lambda reference: reference["vision_tower"].encoder.layers,
+        block_rows=by_frame,
     ),
     make_row(
         "gemma4_e2b", "google/gemma-4-E2B-it", gemma4_reference, gemma4_keys, gemma4_output,

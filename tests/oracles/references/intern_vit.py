@@ -88,6 +88,7 @@ ROWS = [
         narrow=INTERN_NARROW,
         tiny={**INTERN_NARROW, "num_hidden_layers": 3, **INTERN_TILE},
         eager=True,
+        blocks=lambda reference: reference.vision_tower.encoder.layer,
     ),
     make_row(
         "intern_vit_6b", "OpenGVLab/InternVL2_5-38B", intern_reference, intern_keys, intern_output,
@@ -95,5 +96,6 @@ ROWS = [
         narrow={**INTERN_NARROW, "hidden_size": 60, "num_attention_heads": 3},
         tiny={**INTERN_NARROW, "num_hidden_layers": 3, **INTERN_TILE},
         eager=True,
+        blocks=lambda reference: reference.vision_tower.encoder.layer,
     ),
 ]  # fmt: skip

@@ -61,6 +61,8 @@ ROWS = [
         tiny={**SIZES, "num_hidden_layers": 3, "llm_width": 48},
         tower=Lfm2VLTower,
         slow=True,
+        required=("num_attention_heads",),
+        casts=(("to", "float"),),  # of positions: by ``to``, and from 5.24 on by ``float``
     ),
     make_row(
         "lfm2_5_vl", "LiquidAI/LFM2.5-VL-1.6B", lfm2_reference, lfm2_keys, lfm2_output,
@@ -69,5 +71,6 @@ ROWS = [
         tiny={**SIZES, "num_hidden_layers": 3, "llm_width": 48},
         variant=True,
         tower=Lfm2VLTower,
+        casts=(("to", "float"),),  # of positions: by ``to``, and from 5.24 on by ``float``
     ),
 ]  # fmt: skip

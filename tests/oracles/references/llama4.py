@@ -110,5 +110,8 @@ ROWS = [
         tiny={**LLAMA4_NARROW, "num_hidden_layers": 3, "image_size": 112},
         slow=True,
         eager=True,
+        blocks=lambda reference: reference["tower"].model.layers,
+        # The reference puts the class token last.
+        block_rows=lambda encoder, grids, seen: [x[0].roll(1, dims=1) for x in seen],
     ),
 ]  # fmt: skip

@@ -85,5 +85,6 @@ ROWS = [
         slow=True,
         eager=True,
         segment_rows=4,
+        block_rows=lambda encoder, grids, seen: [x[0] for x in seen],
     ),
 ]  # fmt: skip

@@ -66,5 +66,6 @@ ROWS = [
         narrow={**PADDLE_NARROW, "llm_width": 48},
         tiny={**PADDLE_NARROW, "num_hidden_layers": 3, "llm_width": 48},
         slow=True,
+        blocks=lambda reference: reference["tower"].vision_model.encoder.layers,
     ),
 ]  # fmt: skip

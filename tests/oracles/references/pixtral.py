@@ -114,6 +114,7 @@ ROWS = [
         tiny={**PIXTRAL_NARROW, "num_hidden_layers": 3},
         slow=True,
         eager=True,
+        block_rows=lambda encoder, grids, seen: [in_merge_order(x[0], grids, 2) for x in seen],
     ),
     make_row(
         "pixtral_12b", "mistral-community/pixtral-12b",

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from encoders.base.vision_encoder import VisionEncoder
 from encoders.contract import EncoderOutput
 
 from ..configs import Config, vision_of
@@ -79,6 +80,12 @@ def window_walk(grids: Grids, side: int = 4, merge: int = 2) -> list[int]:
     return order
 
 
+def _in_input_order(encoder: VisionEncoder, grids: Grids, seen: list[Tensor]) -> list[Tensor]:
+    """Undo the order of windows of Qwen2.5's blocks."""
+    order = encoder.prepare_encoder_metadata(grids)["reverse_index"]
+    return [x.unflatten(0, (-1, 4))[order].flatten(0, 1) for x in seen]
+
+
 ROWS = [
     make_row(
         "qwen2_vl", "Qwen/Qwen2-VL-7B-Instruct",
@@ -98,6 +105,8 @@ ROWS = [
         narrow=QWEN2_5_NARROW,
         tiny={**QWEN2_5_NARROW, **QWEN2_5_SHALLOW},
         eager=True,
+        required=("hidden_size", "intermediate_size", "out_hidden_size"),
+        block_rows=_in_input_order,
     ),
     make_row(
         "qwen2_5_omni", "Qwen/Qwen2.5-Omni-7B",

@@ -85,5 +85,8 @@ ROWS = [
         eager=True,
         six={"num_hidden_layers": 6, "global_attn_indexes": [2, 5], "window_size": 8},
         unread=("neck.0.", "neck.1.", "neck.3."),
+        not_in_tensors=("global_blocks",),
+        blocks=lambda reference: reference.backbone.layers,
+        block_rows=lambda encoder, grids, seen: [x.flatten(1, 2) for x in seen],
     ),
 ]  # fmt: skip

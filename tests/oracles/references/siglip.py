@@ -143,6 +143,8 @@ ROWS = [
         shallow={**HEADLESS, "num_hidden_layers": 2},
         narrow={**HEADLESS, **SIZES},
         tiny={**HEADLESS, **SIZES, "num_hidden_layers": 3},
+        required=("num_attention_heads",),
+        casts=(("to", "float"),),  # of positions: by ``to``, and from 5.24 on by ``float``
     ),
     make_row(
         "siglip", "google/siglip2-so400m-patch14-384", siglip_reference, siglip_keys, siglip_output,
@@ -151,6 +153,7 @@ ROWS = [
         tiny={**HEADLESS, **SIZES, "num_hidden_layers": 3, "image_size": 112},
         variant=True,
         eager=True,
+        required=("num_attention_heads",),
     ),
     make_row(
         "gemma3", "google/gemma-3-4b-it", gemma3_reference, gemma3_keys, gemma3_output,
@@ -162,5 +165,6 @@ ROWS = [
         },
         variant=True,
         eager=True,
+        required=("num_attention_heads",),
     ),
 ]  # fmt: skip

@@ -10,14 +10,13 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.oracles import FAMILIES
+from tests.oracles import BY_FAMILY
 from vitgraph.seeded import SEEDED
 from weights.families.family import TransformersClass
 
 from .checkpoints import first_of_each
 
-_ROWS = {row.record.name: row for row in reversed(FAMILIES)}
-ROWS = {recipe: _ROWS[seeded.family.name] for recipe, seeded in SEEDED.items()}
+ROWS = {recipe: BY_FAMILY[seeded.family.name] for recipe, seeded in SEEDED.items()}
 """Recipe -> the first row of its family's towers."""
 
 

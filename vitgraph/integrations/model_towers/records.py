@@ -15,13 +15,8 @@ from torch import Tensor
 
 from encoders import (
     ClipEncoder,
-    CRadioEncoder,
-    DeepseekOCREncoder,
-    DeepseekVL2Encoder,
     DeepseekVLEncoder,
     DeepseekVLHybridEncoder,
-    Dinov2Encoder,
-    Dinov3Encoder,
     Encoder,
     Ernie4_5VLEncoder,
     Gemma3Encoder,
@@ -43,7 +38,6 @@ from encoders import (
     Sam3Encoder,
     Siglip2Encoder,
     SiglipEncoder,
-    Step3Encoder,
     Step3VLEncoder,
     VisionEncoder,
 )
@@ -119,19 +113,14 @@ CALLS: Mapping[type[Encoder], Call] = {
 }
 """Class of an encoder that can replace a tower of transformers -> how models call that tower."""
 
-_NO_MODEL = "transformers has no model with this tower"
+NO_MODEL = "transformers has no model of images and text with this tower"
 REFUSED: Mapping[type[Encoder], str] = {
     ClipEncoder: "its model in transformers projects the class token, not the tokens",
-    CRadioEncoder: "transformers has no model of images and text with this tower",
-    Dinov2Encoder: "transformers has no model of images and text with this tower",
-    Dinov3Encoder: "transformers has no model of images and text with this tower",
     Sam3Encoder: "its model in transformers reads all levels of the neck",
     LlavaEncoder: "its model in transformers reads an inner layer of its tower",
     Siglip2Encoder: "the head of its model in transformers reads padded tokens",
     DeepseekVLHybridEncoder: "its projector in transformers takes what two towers return",
-    DeepseekVL2Encoder: _NO_MODEL,
-    DeepseekOCREncoder: _NO_MODEL,
-    Step3Encoder: _NO_MODEL,
     Step3VLEncoder: "its model in transformers calls its tower once per kind of view",
 }
-"""Class of an encoder that can replace no tower of transformers -> the reason, for the error."""
+"""Class of an encoder that can replace no tower of transformers for a special reason -> the reason,
+for the error. For other encoders outside :data:`CALLS` it is :data:`NO_MODEL`."""

@@ -12,9 +12,6 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel
 
 from encoders import (
-    CRadioEncoder,
-    Dinov2Encoder,
-    Dinov3Encoder,
     Ernie4_5VLEncoder,
     Llama4Encoder,
     LlavaEncoder,
@@ -26,8 +23,6 @@ from encoders import (
 from encoders.base.patch_encoder import PatchEncoder
 from encoders.base.vision_encoder import VisionEncoder
 from tests.oracles import slow
-from tests.oracles.references.c_radio import c_radio_output, unnormalised
-from tests.oracles.references.dino import dino_output
 from tests.oracles.references.pixtral import in_merge_order, pixtral_states
 from tests.oracles.references.siglip import siglip2_inputs
 from tests.oracles.versions import STEP_ROTATION, skip_without
@@ -43,6 +38,7 @@ from tests.support.hub.transformers_towers import (
     AUTO,
     RENAMED,
     RESAVED,
+    ROWS,
     TRANSFORMERS_TOWERS,
     misread,
     stored_in,
@@ -138,14 +134,8 @@ def test_transformers_computes_what_the_encoder_does(extracted: Written, family:
             found, wanted = out.hidden_states[-1].flatten(0, 1), hidden.view(-1, 64)
             if (head := image.pooling_head) is not None:
                 torch.testing.assert_close(head.apply([pooled]), out.pooler_output)
-        elif isinstance(image, Dinov2Encoder | Dinov3Encoder):
-            out = dino_output(model, pixels, torch.tensor(grid))
-            found, wanted = out.pooler_output, pooled
-        elif isinstance(image, CRadioEncoder):
-            found, wanted = (
-                c_radio_output(model, unnormalised(pixels), torch.tensor(grid))[1],
-                pooled,
-            )
+        elif (run := ROWS[family].alone) is not None:
+            found, wanted = run(model, pixels, torch.tensor(grid)), pooled
         elif isinstance(image, PixtralEncoder):
             found, _ = pixtral_states(model, pixels, [[*grid[0]]], 2)
             found, wanted = in_merge_order(found, [[*grid[0]]], 2), hidden
