@@ -68,6 +68,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     (``test_parity_towers.py``), a forward in half precision (``test_contract_forward.py``), a
     packed pair (``test_parity_packed.py``). Without ``--family``, tests of every family stay.
     """
+    if OWN_PROCESS not in os.environ:
+        begin_with_own_processes(items)
     named = [(item, set(named_by(item))) for item in items]
     if any(names & {*family_names(), *SEEDED} for _, names in named):
         slow = slow_towers()
@@ -82,6 +84,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     kept = [item for item in items if family_of(id_of(item)) == family]
     config.hook.pytest_deselected(items=list(set(items).difference(kept)))
     items[:] = kept
+
+
+def begin_with_own_processes(items: list[pytest.Item]) -> None:
+    """Move the tests of third-party packages to the front, and leave their fixtures out here.
+
+    Of several processes, the first then runs all of them: pytest-xdist steals from the end of what
+    a process has left, and a second process would run all such tests of a file once more. Fixtures
+    are made in the tests' own process.
+    """
+    items.sort(key=lambda item: item.get_closest_marker("integrations") is None)
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("integrations"):
+            item.fixturenames.clear()
 
 
 def slow_towers() -> set[str]:
