@@ -145,7 +145,7 @@ def _describe(file: Path) -> KeptTable:
     try:
         tables = read_tables(file, json.loads(file.read_text()))
         made_on = next(iter(tables.values())).made_on
-    except (OSError, ValueError, TypeError, StopIteration):
+    except (OSError, ValueError, TypeError, RecursionError, StopIteration):
         return KeptTable(file.stem, "", "", "", 0, size)
     budgets = sum(len(table.costs.replays) for table in tables.values())
     encoder, dtype, device = (made_on.get(name, "") for name in ("encoder", "dtype", "device"))

@@ -16,7 +16,9 @@ from tests.oracles import Grids
 from tests.support.graphs.cases import executor_of, new_tower, pixels_for, tower
 from tests.support.graphs.fake_gpu import FakeGpu
 from tests.support.graphs.outputs import EVERY_FIELD, assert_same_bits
+from tests.support.graphs.path_cases import CALLS, SMALL, assert_agrees, graphed_of
 from tests.support.towers.toy_encoder import ToyEncoder
+from tests.support.towers.toy_paths import inputs_of
 
 TOKENS = (16, 32, 48, 64, 96)
 CHECKED = [96, 96, 48]
@@ -126,6 +128,20 @@ def test_an_encoder_of_another_package_is_captured_at_once(gpu: FakeGpu) -> None
         own = GraphedEncoder(ToyEncoder(), [4, 8, 16, 32], max_graphs=4)
         own(pixels_for(own.encoder, [[1, 1, 6]]), [[1, 1, 6]])
         assert gpu.captured == [32, 16, 8, 4]
+
+
+def test_each_path_captures_its_own_budgets_at_first_use(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("graphwrap.capture.is_library", lambda encoder: True)
+    graphed_of("cudagraph").capture(progress=False)
+    lazy = graphed_of("cudagraph")
+    assert_agrees(lazy, inputs_of(SMALL))
+    few = [stats.path for stats in lazy.stats().budgets]
+    for items in CALLS.values():
+        assert_agrees(lazy, inputs_of(items))
+    assert set(few) == {"image", "tiles"}
+    assert len(few) < len(lazy.stats().budgets)
 
 
 def test_a_named_table_needs_no_budget_for_checks(gpu: FakeGpu, tmp_path: Path) -> None:

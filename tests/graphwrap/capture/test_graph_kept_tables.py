@@ -267,13 +267,14 @@ def test_tables_are_listed_and_removed_by_name(gpu: FakeGpu) -> None:
     captured(FastToy())
     damaged = kept()[0].with_name("damaged.json")
     damaged.write_text("{}")
+    damaged.with_name("deep.json").write_text("[" * 100_000)
     listed = {table.name: table for table in list_tables()}
-    assert sorted(table.encoder for table in listed.values()) == ["", "FastToy", "ToyEncoder"]
+    assert sorted(table.encoder for table in listed.values()) == ["", "", "FastToy", "ToyEncoder"]
     (toy,) = [table for table in listed.values() if table.encoder == "ToyEncoder"]
     assert (toy.dtype, toy.device, toy.budgets > 0) == ("torch.float32", "cpu", True)
     with pytest.raises(ValueError, match="no table other is kept; there are: FastToy-"):
         remove_tables(["damaged", "other"])
     assert remove_tables(["damaged"]) == 2
-    assert len(list_tables()) == 2
+    assert len(list_tables()) == 3
     remove_tables()
     assert list_tables() == kept() == []
