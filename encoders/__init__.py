@@ -3,8 +3,8 @@
 Each maker or line of models has a folder with its towers, one file each, and its pixels
 (``*_pixels``; those of Qwen and GLM are in ``inputs.patches``, because others use them): ``qwen``,
 ``intern``, ``siglip``, ``clip``, ``glm``, ``gemma``, ``deepseek``, ``step``, ``kimi``, ``mistral``,
-``minimax``, ``baidu``, ``llama``, ``idefics``, ``lfm``, ``dino``, ``nvidia`` and ``meta``. Gemma 3
-is in ``siglip``, because it has SigLIP's tower.
+``minimax``, ``baidu``, ``llama``, ``idefics``, ``lfm``, ``dino``, ``nvidia``, ``meta`` and
+``rednote``. Gemma 3 is in ``siglip``, because it has SigLIP's tower.
 
 All other files and folders are shared; in the order in which a value travels:
 
@@ -103,6 +103,8 @@ from .qwen.qwen2_vl import Qwen2VLConfig as Qwen2VLConfig
 from .qwen.qwen2_vl import Qwen2VLEncoder as Qwen2VLEncoder
 from .qwen.qwen3_vl import Qwen3VLConfig as Qwen3VLConfig
 from .qwen.qwen3_vl import Qwen3VLEncoder as Qwen3VLEncoder
+from .rednote.dots_ocr import DotsOCRConfig as DotsOCRConfig
+from .rednote.dots_ocr import DotsOCREncoder as DotsOCREncoder
 from .siglip.siglip import Gemma3Config as Gemma3Config
 from .siglip.siglip import Gemma3Encoder as Gemma3Encoder
 from .siglip.siglip import SiglipConfig as SiglipConfig

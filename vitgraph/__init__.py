@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from encoders import DeepseekVLHybridEncoder as DeepseekVLHybridEncoder
     from encoders import Dinov2Encoder as Dinov2Encoder
     from encoders import Dinov3Encoder as Dinov3Encoder
+    from encoders import DotsOCREncoder as DotsOCREncoder
     from encoders import Encoder as Encoder
     from encoders import EncoderItemSpec as EncoderItemSpec
     from encoders import EncoderOutput as EncoderOutput

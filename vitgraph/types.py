@@ -13,6 +13,7 @@ from encoders import DeepseekVLConfig as DeepseekVLConfig
 from encoders import DeepseekVLHybridConfig as DeepseekVLHybridConfig
 from encoders import Dinov2Config as Dinov2Config
 from encoders import Dinov3Config as Dinov3Config
+from encoders import DotsOCRConfig as DotsOCRConfig
 from encoders import EncoderConfig as EncoderConfig
 from encoders import Ernie4_5VLConfig as Ernie4_5VLConfig
 from encoders import FeatureRows as FeatureRows

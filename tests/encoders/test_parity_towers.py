@@ -71,7 +71,10 @@ QWEN_SLOW: list[Grids] = [
 ]
 NARROW_ONLY: list[Grids] = [[[1, 48, 48]], [[1, 52, 50]]]
 """Grids as large as the position table, and larger on both axes."""
-WITHOUT_TABLE = ("qwen2_", "exaone4_5", "pixtral", "minimax_m3", "ernie4_5_vl", "gemma4")
+WITHOUT_TABLE = (
+    *("qwen2_", "exaone4_5", "pixtral", "minimax_m3", "ernie4_5_vl", "gemma4"),
+    "dots_ocr",
+)
 """Towers with rotary positions alone, and Gemma 4, whose tables those two grids do not reach."""
 
 INTERN_FAST: list[Grids] = [[[1, 4, 4]], [[2, 8, 8]], [[1, 6, 10]]]

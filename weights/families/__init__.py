@@ -28,6 +28,7 @@ from .minimax import MINIMAX_M3
 from .mistral import PIXTRAL
 from .nvidia import C_RADIO
 from .qwen import QWEN2_5_VL, QWEN2_VL, QWEN3_VL
+from .rednote import DOTS_OCR
 from .siglip import GEMMA3, SIGLIP, SIGLIP2
 from .step import STEP3, STEP3_VL
 
@@ -64,6 +65,7 @@ FAMILIES: Mapping[str, Family] = {
         DINOV3,
         SAM3,
         C_RADIO,
+        DOTS_OCR,
     )
 }
 """Every family by name."""

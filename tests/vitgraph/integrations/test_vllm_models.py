@@ -148,6 +148,7 @@ CASES = [
     ("Lfm2VlForConditionalGeneration", "lfm2_vl", padded),
     ("Ernie4_5_VLMoeForConditionalGeneration", "ernie4_5_vl", rows_alone),
     ("MiniMaxM3SparseForConditionalGeneration", "minimax_m3", rows_alone),
+    ("DotsOCRForCausalLM", "dots_ocr", rows_alone),
     ("Llama4ForConditionalGeneration", "llama4", chunked_tiles),
     ("Gemma4ForConditionalGeneration", "gemma4", positions),
     ("Gemma4ForConditionalGeneration", "gemma4_e2b", positions),

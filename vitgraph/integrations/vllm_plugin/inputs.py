@@ -129,7 +129,7 @@ def read_grids(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
 
 
 def read_patches(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
-    """Take the images' patches of PaddleOCR-VL, ERNIE-4.5-VL or MiniMax-M3 out of a vLLM batch.
+    """Take patches out of a vLLM batch of images of PaddleOCR-VL, dots.ocr, ERNIE or MiniMax-M3.
 
     P patches become rows [P, columns] with the grid of each image. vLLM has [P, columns] or, for
     patches of p x p pixels, [P, C, p, p]; before 0.33 it has for PaddleOCR-VL a list of such

@@ -112,6 +112,9 @@ MODELS: Mapping[str, Record] = {
         "views",
         published_names=True,
     ),
+    "DotsOCRForCausalLM": Record(
+        *("dots_ocr", "dots_ocr", _VISION, (), "patches"), published_names=True
+    ),
     "Gemma4ForConditionalGeneration": Record(
         "gemma4_mm", "gemma4", _VISION, ("embed_vision",), "positions"
     ),

@@ -1,0 +1,1 @@
+"""The tower of dots.ocr, of rednote (Xiaohongshu): ``dots_ocr``."""
