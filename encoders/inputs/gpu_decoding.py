@@ -34,7 +34,7 @@ nvJPEG does not notice; the CPU then decides."""
 
 
 class DeviceImage(NamedTuple):
-    """An image file that was decoded on a device."""
+    """An image that was decoded, on the device where it is resized."""
 
     pixels: Tensor
     """uint8 [H, W, 3], upright."""
@@ -48,6 +48,14 @@ class _Codec(Protocol):
     ) -> Sequence[object | None]: ...
 
 
+class _Decoded(NamedTuple):
+    """The CUDA stream on which files were decoded."""
+
+    stream: torch.cuda.Stream
+    event: torch.cuda.Event
+    """The event after which other streams may read the pixels."""
+
+
 class _File:
     """A JPEG file that waits for its turn, and its pixels once it was decoded."""
 
@@ -55,8 +63,8 @@ class _File:
         self.data, self.size, self.turn = data, size, turn
         self.pixels: Tensor | None = None
         self.done = False
-        self.event: torch.cuda.Event | None = None
-        """The CUDA event after which the pixels may be read; None on the CPU."""
+        self.decoded: _Decoded | None = None
+        """The CUDA stream that decoded the file; None on the CPU."""
 
 
 class GpuDecoder:
@@ -118,12 +126,14 @@ class GpuDecoder:
                             one.done = True
         if file.pixels is None:
             return None
-        if file.event is not None:
+        if file.decoded is not None:
             stream = torch.cuda.current_stream(self.device)
-            stream.wait_event(file.event)
-            file.pixels.record_stream(stream)
+            if stream != file.decoded.stream:
+                stream.wait_event(file.decoded.event)
+                file.pixels.record_stream(stream)
         swapped, flipped = file.turn
-        return (file.pixels.swapaxes(0, 1) if swapped else file.pixels).flip(flipped)
+        pixels = file.pixels.swapaxes(0, 1) if swapped else file.pixels
+        return pixels.flip(flipped) if flipped else pixels
 
     def _decode(self, files: Sequence[_File]) -> None:
         stream = torch.cuda.current_stream(self.device) if self.device.type == "cuda" else None
@@ -143,9 +153,9 @@ class GpuDecoder:
                     self._decode([file])
             return
         if stream is not None:
-            event = stream.record_event()
+            decoded = _Decoded(stream, stream.record_event())
             for file in files:
-                file.event = event
+                file.decoded = decoded
 
 
 def _read(image: object) -> _File | None:

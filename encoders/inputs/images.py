@@ -307,7 +307,8 @@ def finish_path(
 
     Args:
         parts: the pixels of the items.
-        cut: cuts pixels [n, H, W, 3] into rows, which have their three channels on ``axis``.
+        cut: cuts the pixels of items of one shape, [items, n, H, W, 3], into rows, which have their
+            three channels on ``axis``.
         axis: the axis of the channels.
         row: the shape of a row. A row of one axis is flattened after it is normalised.
         device: the device of the result if there are no items.
@@ -317,10 +318,20 @@ def finish_path(
     """
     made = [torch.empty(0, *row, device=device)] if not parts else []
     for (mean, std, _), group in groupby(parts, lambda part: (*part[2:], part.pixels.dtype)):
-        rows = [cut(part.pixels) for part in group]
+        pixels = (part.pixels for part in group)
+        rows = [cut(_stack([*same])) for _, same in groupby(pixels, lambda x: x.shape)]
         normal = normalize(rows[0] if len(rows) == 1 else torch.cat(rows), mean, std, axis)
         made.append(normal.flatten(1) if len(row) == 1 else normal)
     return made[0] if len(made) == 1 else torch.cat(made)
+
+
+def channels_first(views: Tensor) -> Tensor:
+    """Return the views of items, [items, n, H, W, 3], as [items*n, 3, H, W]."""
+    return views.flatten(0, 1).permute(0, 3, 1, 2)
+
+
+def _stack(pixels: Sequence[Tensor]) -> Tensor:
+    return pixels[0][None] if len(pixels) == 1 else torch.stack(list(pixels))
 
 
 def grid_tensor(grids: Sequence[Grid]) -> Tensor:

@@ -196,7 +196,7 @@ class PatchPreprocessor(StagedPreprocessor):
         return VisionInputs(rows, grid_tensor([part.grid for part in parts]))
 
     def _cut(self, frames: Tensor) -> Tensor:
-        """Cut frames [f, H, W, 3] into patches [P, 3, F*p*p], or [P, F*p*p, 3] (channels_last)."""
+        """Cut items [n, f, H, W, 3] into patches [P, 3, F*p*p], or [P, F*p*p, 3] (channels_last)."""
         return cut_frames(
             frames,
             self.patch_size,
@@ -282,10 +282,11 @@ def cut_frames(
     *,
     channels_last: bool = False,
 ) -> Tensor:
-    """Cut an image or the frames of a clip into patches, in merge-block order.
+    """Cut images, or the frames of clips, into patches, in merge-block order.
 
     Args:
-        frames: [f, H, W, 3] of any dtype. If f is not a multiple of F, the last one is repeated.
+        frames: n items of f frames, [n, f, H, W, 3] of any dtype. If f is not a multiple of F, the
+            last frame of each item is repeated.
         patch_size: side of a patch in pixels, p.
         merge_size: side of a token in patches; H and W are multiples of a token's side.
         temporal_patch_size: frames of a patch, F.
@@ -294,14 +295,16 @@ def cut_frames(
     Returns:
         [P, 3, F*p*p], or [P, F*p*p, 3] with ``channels_last``, of the dtype of the frames.
     """
-    count, pair = len(frames), temporal_patch_size
-    if count % pair:
-        last = frames[-1:].expand(pair - count % pair, -1, -1, -1)
-        frames = torch.cat((frames, last))
+    count, pair = frames.shape[1], temporal_patch_size
+    if count == 1:
+        frames = frames.expand(-1, pair, -1, -1, -1)
+    elif count % pair:
+        last = frames[:, -1:].expand(-1, pair - count % pair, -1, -1, -1)
+        frames = torch.cat((frames, last), dim=1)
     row = "(f p q) c" if channels_last else "c (f p q)"
     return rearrange(
         frames,
-        f"(t f) (r a p) (s b q) c -> (t r s a b) {row}",
+        f"n (t f) (r a p) (s b q) c -> (n t r s a b) {row}",
         f=pair,
         a=merge_size,
         b=merge_size,

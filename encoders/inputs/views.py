@@ -22,6 +22,7 @@ from .images import (
     StagedPath,
     StagedPreprocessor,
     check_limits,
+    channels_first,
     finish_path,
     grid_tensor,
     resize,
@@ -171,7 +172,7 @@ class ViewPreprocessor(StagedPreprocessor):
             side: the side of a view in pixels.
             device: the device of the result if there are no items.
         """
-        return finish_path(parts, _channels_first, 1, (3, side, side), device)
+        return finish_path(parts, channels_first, 1, (3, side, side), device)
 
     def read(
         self, images: ImagesLike, videos: VideosLike, limits: Limits, device: torch.device = CPU
@@ -209,11 +210,6 @@ class ViewPreprocessor(StagedPreprocessor):
             return "this family takes images in views of fixed sizes; leave it out"
         keywords = f"{', '.join(others)} or {last}" if others else last
         return f"this family has no such limit; pass {keywords} instead"
-
-
-def _channels_first(views: Tensor) -> Tensor:
-    """Return views [n, s, s, 3] as [n, 3, s, s]."""
-    return views.permute(0, 3, 1, 2)
 
 
 @dataclass(frozen=True)

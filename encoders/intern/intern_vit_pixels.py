@@ -30,6 +30,7 @@ from ..inputs.images import (
     StagedPath,
     StagedPreprocessor,
     check_limits,
+    channels_first,
     finish_path,
     grid_tensor,
     resize,
@@ -139,7 +140,7 @@ class TilePreprocessor(StagedPreprocessor):
     def finish(self, items: Sequence[StagedItem]) -> VisionInputs:
         """Normalise the tiles of items, float32 [n, 3, s, s], on the device of their pixels."""
         parts, size = [item.paths["image"] for item in items], self.image_size
-        pixels = finish_path(parts, lambda tiles: tiles.permute(0, 3, 1, 2), 1, (3, size, size))
+        pixels = finish_path(parts, channels_first, 1, (3, size, size))
         tilings = [item.tiles for item in items if item.tiles is not None]
         return VisionInputs(pixels, grid_tensor([part.grid for part in parts]), tilings)
 

@@ -218,8 +218,8 @@ class PatchTilesPreprocessor(ViewPreprocessor):
         return finish_path(parts, self._cut, 2, (3 * self.patch_size**2,), device)
 
     def _cut(self, views: Tensor) -> Tensor:
-        """Cut views [n, H, W, 3] into patches [P, p*p, 3]."""
-        pattern = "n (h p) (w q) c -> (n h w) (p q) c"
+        """Cut the views of items, [items, n, H, W, 3], into patches [P, p*p, 3]."""
+        pattern = "i n (h p) (w q) c -> (i n h w) (p q) c"
         return rearrange(views, pattern, p=self.patch_size, q=self.patch_size)
 
 

@@ -190,10 +190,22 @@ class ItemEncoder(Generic[Output]):
         ``limit`` is the largest number of output tokens per call of the encoder, or None.
         """
         paths = inputs.paths.items()
+        if limit is None:
+            outputs = {name: self._whole(name, path) for name, path in paths if path.items}
+            yield from self.encoder.join(outputs, inputs)
+            return
         entries = {name: self._entries(name, path, limit) for name, path in paths}
         for item in split_inputs(inputs, self.paths):
             path_names = [name for name, path in item.paths.items() if path.items]
             yield self.encoder.join({name: next(entries[name]) for name in path_names}, item)[0]
+
+    def _whole(self, name: str, inputs: PathInputs) -> Output:
+        """Run the encoder of input path ``name`` once, on all items that use it."""
+        grids = read_grid(inputs.grid_thw)
+        tokens = sum(spec.output_tokens for spec in self.paths[name].item_specs(grids))
+        with advising_limit(tokens, self.device):
+            output = self.calls[name](inputs.pixel_values, grids)
+        return output if self.owns_results or len(self.paths) == 1 else output.clone()
 
     def _entries(self, name: str, inputs: PathInputs, limit: int | None) -> Iterator[Output]:
         """Run the encoder of input path ``name`` and yield the output of each item that uses it."""

@@ -6,13 +6,14 @@ Threads prepare the items, and the consumer's own thread encodes batches of them
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence, Sized
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from operator import length_hint
-from typing import Literal, NamedTuple, TypeAlias, TypedDict, get_args
+from typing import Literal, NamedTuple, TypeAlias, TypedDict, cast, get_args
 
 import torch
 from torch import Tensor
@@ -20,9 +21,9 @@ from torch import Tensor
 from ..data import EncoderOutput, Grid, Limits, PartialOutput, VisionInputs
 from ..grids import read_grid
 from ..inputs.clips import read_item
-from ..inputs.gpu_decoding import Decode, check_decode, decoding
-from ..inputs.images import StagedItem
-from ..inputs.intake import ItemLike, is_one_item
+from ..inputs.gpu_decoding import Decode, DeviceImage, check_decode, decoding
+from ..inputs.images import StagedItem, to_resize
+from ..inputs.intake import ImageLike, ItemLike, is_one_item, read_images
 from .calls import EitherItemEncoder, MakeInputs, ResultSettings, join_inputs
 from .device import DeviceQueue
 from .finite import NOT_FINITE, finite_flags, tensors_of
@@ -180,6 +181,12 @@ class _StreamItem:
     """The result of the item, or its exception; None before the item is encoded."""
 
 
+def _send(image: Tensor, device: torch.device) -> ImageLike:
+    """Send a decoded image, uint8 [3, H, W], to the device where it is resized."""
+    sent = DeviceImage(to_resize(image, device).permute(1, 2, 0))
+    return cast("ImageLike", sent)  # to_rgb takes it, too, but users pass none
+
+
 class _Started(NamedTuple):
     """A batch that is being encoded, or that the device has yet to encode."""
 
@@ -208,6 +215,9 @@ class _Stream:
         self.batch_tokens, self.keep, self.decode = batch_tokens, keep, decode
         self.queue = DeviceQueue(item_encoder.device)
         self.stager = item_encoder.stager if self.queue.stages else None
+        self.turn = threading.Lock()
+        """Held by the thread that makes the pixels of an image. Nearly all of it is Python's work,
+        so that several threads at once would only take Python's global lock from each other."""
         self.seconds = {"decoding": 0.0, "encoding": 0.0, "the consumer": 0.0}
         """The seconds that the stream spent waiting for each of these three."""
         self.tokens, self.start_time = 0, 0.0
@@ -249,7 +259,9 @@ class _Stream:
             if self.stager is not None:
                 device = item_encoder.device
                 with self.queue.staging(), decoding(self.decode, device):
-                    (inputs,) = self.stager.stage(images, videos, self.limits, device)
+                    sent = [_send(image, device) for image in read_images(images)]
+                    with self.turn if sent else nullcontext():
+                        (inputs,) = self.stager.stage(sent, videos, self.limits, device)
                     item.staged = self.queue.mark_staged()
                 layout = inputs.layout(item_encoder.paths)
             else:

@@ -258,7 +258,7 @@ def test_nan_in_pad_rows_changes_no_bit_of_the_real_rows(name: str) -> None:
         padding = 15 * encoder.config.spatial_merge_size**2
     rows = pixels.shape[0] + padding
     metadata = encoder.prepare_encoder_metadata(
-        grids, max_frames_per_batch=6, max_input_size=rows, max_windows_per_batch=12
+        grids, max_frames_per_batch=6, max_input_size=rows, max_windows_per_batch=32
     )
     outputs = []
     for fill in (0.0, float("nan")):
