@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from ..inputs.images import resize
+from ..inputs.images import ResizePlan
 from ..inputs.processor_files import (
     CLIP_MEAN,
     CLIP_STD,
@@ -28,11 +28,11 @@ from ..inputs.processor_files import (
     require_supported,
 )
 from ..inputs.sizes import fit_short_side
-from ..inputs.views import OnePathViews, Views
+from ..inputs.views import OneView
 
 
 @dataclass(frozen=True)
-class CentreCropPreprocessor(OnePathViews):
+class CentreCropPreprocessor(OneView):
     """Resizes the short side of each image, and takes the square in the middle."""
 
     mean: PerChannel = CLIP_MEAN
@@ -42,22 +42,14 @@ class CentreCropPreprocessor(OnePathViews):
     stretch: bool = False
     """Whether images are stretched to a square instead, so that nothing is cut off."""
 
-    def views(self, image: Tensor, max_tiles: int | None) -> Views:
-        """Return the square in the middle of the image as the only view; there are no tiles."""
-        size, side = self.image_size, self.sides["image"]
+    def one_view(self, image: Tensor) -> ResizePlan:
+        """Return how the square in the middle of an image is made; there are no tiles."""
+        size, side, (height, width) = self.image_size, self.sides["image"], image.shape[1:]
         if self.stretch:
-            view = resize(image, size, size, self.resample)
-        else:
-            view = self._centre(image)
-        return Views({"image": [view[:, :side, :side]]})
-
-    def _centre(self, image: Tensor) -> Tensor:
-        """Return the middle [3, s, s] of an image [3, H, W] whose short side was resized."""
-        size, (height, width) = self.image_size, image.shape[1:]
-        new_height, new_width = fit_short_side(height, width, self.short_side or size)
-        resized = resize(image, new_height, new_width, self.resample)
-        top, left = (new_height - size) // 2, (new_width - size) // 2
-        return resized[:, top : top + size, left : left + size]
+            return ResizePlan(size, size, self.resample, (0, 0, side, side))
+        height, width = fit_short_side(height, width, self.short_side or size)
+        top, left = (height - size) // 2, (width - size) // 2
+        return ResizePlan(height, width, self.resample, (top, left, side, side))
 
     def with_section(self, label: str, section: Section) -> CentreCropPreprocessor:
         """Return a copy with the sizes, the mean, the std and the resampling of a processor file.

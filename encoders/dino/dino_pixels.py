@@ -68,10 +68,14 @@ class DinoPreprocessor(FixedSizePreprocessor):
         size = {"shortest_edge": 224}
         return self._follow(*entry, CLIP_MEAN, CLIP_STD, resample="bicubic", size=size, crops=True)
 
-    def _resize(self, frame: Tensor, height: int, width: int) -> Tensor:
-        """Resize a frame, uint8 [3, H, W], as uint8 or as float32 from 0 to 1."""
-        source = frame.to(torch.float32) * (1 / 255) if self.in_float else frame
-        return super()._resize(source, height, width)
+    @property
+    def resizes_floats(self) -> bool:
+        """Whether images are resized as float32 (DINOv3), not as uint8."""
+        return self.in_float
+
+    def _source(self, frame: Tensor) -> Tensor:
+        """Return a frame, uint8 [3, H, W], or the same as float32 from 0 to 1."""
+        return frame.to(torch.float32) * (1 / 255) if self.in_float else frame
 
 
 def _of_unit_scale(path: StagedPath) -> StagedPath:

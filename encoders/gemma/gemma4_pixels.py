@@ -100,9 +100,14 @@ class SoftTokenPreprocessor(PatchPreprocessor):
     ) -> list[tuple[list[Tensor], PixelRules, Grid]]:
         if limits.max_soft_tokens is None:
             return super()._read(images, videos, limits)
-        rules = _rules(self._side, _checked(limits.max_soft_tokens))
+        rules = self._image_rules(limits)
         limited = replace(self, images=rules, videos=rules)
         return limited._read(images, videos, limits._replace(max_soft_tokens=None))
+
+    def _image_rules(self, limits: Limits) -> PixelRules:
+        if limits.max_soft_tokens is None:
+            return super()._image_rules(limits)
+        return _rules(self._side, _checked(limits.max_soft_tokens))
 
     def _grid(self, frames: Sequence[Tensor], rules: PixelRules) -> Grid:
         height, width = frames[0].shape[1:]

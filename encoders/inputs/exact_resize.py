@@ -18,7 +18,8 @@ from __future__ import annotations
 import math
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import cache, lru_cache
 from importlib.util import find_spec
 from typing import Literal, NamedTuple, TypeAlias
@@ -172,15 +173,71 @@ def resize_exactly(
     Returns:
         uint8 [N, height, width, C], contiguous; ``pixels`` itself if it has that size already.
     """
-    from .resize_kernel import resize_axis
+    return resize_many([pixels], [(height, width)], mode, library)[0]
 
-    old, new = (pixels.shape[1], pixels.shape[2]), (height, width)
-    with torch.cuda.device_of(pixels):
-        cuda_stream = torch.cuda.current_stream().stream_id if pixels.is_cuda else 0
-        for axis in axes_in_order(old, new, library):
-            weights = _weights_on(old[axis], new[axis], mode, library, pixels.device, cuda_stream)
-            pixels = resize_axis(pixels.contiguous(), weights.table, weights.shift, axis + 1)
-    return pixels
+
+def resize_many(
+    images: Sequence[Tensor],
+    sizes: Sequence[tuple[int, int]],
+    mode: Resample,
+    library: Library = "torch",
+) -> list[Tensor]:
+    """Resize images of several sizes as :func:`resize_exactly` does, in one launch per axis.
+
+    Args:
+        images: uint8 [N, H, W, C] each, all on one CUDA device, or on the CPU in Triton's
+            interpreter.
+        sizes: the height and width in pixels to which each is resized.
+        mode: the filter.
+        library: the library whose result it is.
+
+    Returns:
+        uint8 [N, height, width, C] for each, contiguous; the image itself if it has that size.
+    """
+    made = [image.contiguous() for image in images]
+    orders = [
+        axes_in_order((image.shape[1], image.shape[2]), size, library)
+        for image, size in zip(made, sizes, strict=True)
+    ]
+    with torch.cuda.device_of(made[0]) if made else nullcontext():
+        for axis, takes in (  # most images have their width resized first
+            (0, lambda order: order == [0, 1]),
+            (1, lambda order: 1 in order),
+            (0, lambda order: order in ([0], [1, 0])),
+        ):
+            numbers = [number for number, order in enumerate(orders) if takes(order)]
+            if numbers:
+                lengths = [sizes[number][axis] for number in numbers]
+                resized = _resize_axis([made[n] for n in numbers], lengths, axis, mode, library)
+                for number, image in zip(numbers, resized, strict=True):
+                    made[number] = image
+    return made
+
+
+def _resize_axis(
+    images: Sequence[Tensor], lengths: Sequence[int], axis: int, mode: Resample, library: Library
+) -> list[Tensor]:
+    """Resize the height (``axis`` 0) or the width (1) of images to ``lengths``, in one launch."""
+    from .resize_kernel import AxisJob, resize_axis
+
+    device = images[0].device
+    cuda_stream = torch.cuda.current_stream().stream_id if device.type == "cuda" else 0
+    shapes = [
+        (n, length, w, c) if axis == 0 else (n, h, length, c)
+        for (n, h, w, c), length in zip((x.shape for x in images), lengths, strict=True)
+    ]
+    sizes = [math.prod(shape) for shape in shapes]
+    parts = torch.empty(sum(sizes), dtype=torch.uint8, device=device).split(sizes)
+    outs = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+    jobs = []
+    for image, out, length in zip(images, outs, lengths, strict=True):
+        n, h, w, c = image.shape
+        outer, old, inner = (n, h, w * c) if axis == 0 else (n * h, w, c)
+        table, shift = _weights_on(old, length, mode, library, device, cuda_stream)
+        addresses = image.data_ptr(), out.data_ptr(), table.data_ptr()
+        jobs.append(AxisJob(*addresses, outer, old, length, inner, table.shape[1] - 1, shift))
+    resize_axis(jobs, axis + 1, device)
+    return outs
 
 
 def library_of(mode: Resample) -> Library:

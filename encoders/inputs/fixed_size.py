@@ -22,7 +22,7 @@ from typing import TypeVar
 from torch import Tensor
 
 from ..data import Grid
-from .images import resize
+from .images import ResizePlan
 from .patches import PatchPreprocessor
 from .pixel_rules import PixelRules
 from .processor_files import (
@@ -138,24 +138,18 @@ class FixedSizePreprocessor(PatchPreprocessor):
             fit_short_side(height, width, rules.short_side, _FIX)  # rejects huge images early
         return 1, rules.height // self.patch_size, rules.width // self.patch_size
 
-    def _resized(
-        self, frame: Tensor, rules: PixelRules, count: int, height: int, width: int
-    ) -> Tensor:
-        """Resize a frame by ``rules``, and cut it to ``height`` x ``width`` pixels."""
+    def _plan(self, frame: Tensor, rules: PixelRules, grid: Grid, count: int) -> ResizePlan:
+        """Return how a frame is resized by ``rules``, and which part of it makes whole patches."""
         assert isinstance(rules, FixedSizeRules)
         if not rules.is_fixed:
-            return self._resize(frame, height, width)
-        if not rules.short_side:
-            return self._resize(frame, rules.height, rules.width)[:, :height, :width]
-        _, old_height, old_width = frame.shape
-        new_height, new_width = fit_short_side(old_height, old_width, rules.short_side, _FIX)
-        top, left = (new_height - rules.height) // 2, (new_width - rules.width) // 2
-        resized = self._resize(frame, new_height, new_width)
-        return resized[:, top : top + height, left : left + width]
-
-    def _resize(self, frame: Tensor, height: int, width: int) -> Tensor:
-        """Resize a frame, uint8 [3, H, W]."""
-        return resize(frame, height, width, self.resample)
+            return super()._plan(frame, rules, grid, count)
+        height, width, top, left = rules.height, rules.width, 0, 0
+        if rules.short_side:
+            _, old_height, old_width = frame.shape
+            height, width = fit_short_side(old_height, old_width, rules.short_side, _FIX)
+            top, left = (height - rules.height) // 2, (width - rules.width) // 2
+        window = top, left, grid[1] * self.patch_size, grid[2] * self.patch_size
+        return ResizePlan(height, width, self.resample, window)
 
 
 def _read_sizes(

@@ -22,15 +22,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..data import Grid, Limits, PathInputs, Tiling, VisionInputs
-from .exact_resize import is_exact_on, library_of, resize_exactly, resize_on_cpu
+from .exact_resize import is_exact_on, library_of, resize_exactly, resize_many, resize_on_cpu
 from .intake import ImagesLike, VideosLike
 from .processor_files import PerChannel, Resample
 from .sampling import read_rate
 from .sizes import MOST_PIXELS
 
 CPU = torch.device("cpu")
+BLACK = (0.0, 0.0, 0.0)
+"""The colour of the canvas around frames that do not fill it: black."""
 _STRIP = 1 << 18
 """Numbers that are normalised at a time on a CPU: 1 MiB, which fits the second-level cache."""
+_TOGETHER = 1 << 28
+"""Bytes of images that are resized at a time."""
 _DEVICE_STRIP = 1 << 24
 """Numbers that are looked up at a time on a GPU: 64 MiB of indices, whatever the batch."""
 
@@ -69,6 +73,36 @@ class StagedItem(NamedTuple):
         return VisionInputs(*paths.pop("image")[:2], tiles, paths)
 
 
+class ResizePlan(NamedTuple):
+    """How an image becomes one view: it is resized, then cut or laid over a canvas."""
+
+    height: int
+    """The height in pixels to which the image is resized."""
+    width: int
+    mode: Resample = "bicubic"
+    window: tuple[int, int, int, int] | None = None
+    """Top, left, height and width of the part that is kept; None keeps everything."""
+    canvas: tuple[int, int] | None = None
+    """Height and width of a black canvas, in whose upper left corner the image lies; or None."""
+
+
+class PlannedImage(NamedTuple):
+    """A decoded image on its device, and how it becomes the pixels of a tower."""
+
+    image: Tensor
+    """uint8 [3, H, W]."""
+    plan: ResizePlan
+    grid: Grid
+    mean: PerChannel
+    std: PerChannel
+    tiles: Tiling | None = None
+
+    def layout(self) -> VisionInputs:
+        """Return the grid and the tiles of the item without its pixels."""
+        tiles = None if self.tiles is None else [self.tiles]
+        return VisionInputs(torch.empty(0, device=CPU), grid_tensor([self.grid]), tiles)
+
+
 class StagedPreprocessor(ABC):
     """A preprocessor in two steps: decoding and resizing, then normalising and cutting.
 
@@ -92,6 +126,17 @@ class StagedPreprocessor(ABC):
         Raises:
             ValueError: a bad image or video, or a keyword without meaning for this family.
         """
+
+    def plan(self, image: Tensor, limits: Limits) -> PlannedImage | None:
+        """Return how an image, uint8 [3, H, W], becomes one view, without resizing it yet.
+
+        Returns:
+            None for families that make several views of an image, or resize in floating point.
+
+        Raises:
+            ValueError: an image of a size that the family does not take.
+        """
+        return None
 
     @abstractmethod
     def finish(self, items: Sequence[StagedItem]) -> VisionInputs:
@@ -160,6 +205,75 @@ def resize(image: Tensor, height: int, width: int, mode: Resample = "bicubic") -
         image = torch.stack(image.unbind(), dim=-1).permute(2, 0, 1)
     batch = image.as_strided((1, *image.shape), (image.numel(), *image.stride()))
     return resize_on_cpu(batch, height, width, mode)[0]
+
+
+def resize_planned(
+    plans: Sequence[tuple[Tensor, ResizePlan]], source: Callable[[Tensor], Tensor]
+) -> Iterator[Tensor]:
+    """Resize images by their plans; on a GPU, several at once.
+
+    Args:
+        plans: images, uint8 [3, H, W], and the plan of each.
+        source: makes of an image what is resized, uint8 or floating point, on its device.
+
+    Returns:
+        [3, h, w] per image, in order. About 256 MiB of sources are on the device at a time.
+    """
+    for group in _groups(plans):
+        images = [source(image) for image, _ in group]
+        for image, (_, plan) in zip(_resize_all(images, group), group, strict=True):
+            yield _place(image, plan)
+
+
+def _groups(
+    plans: Sequence[tuple[Tensor, ResizePlan]],
+) -> Iterator[list[tuple[Tensor, ResizePlan]]]:
+    """Yield the plans of consecutive images with one filter that have ``_TOGETHER`` bytes."""
+    group: list[tuple[Tensor, ResizePlan]] = []
+    size = 0
+    for image, plan in plans:
+        if group and (size + image.nbytes > _TOGETHER or plan.mode != group[0][1].mode):
+            yield group
+            group, size = [], 0
+        group.append((image, plan))
+        size += image.nbytes
+    if group:
+        yield group
+
+
+def _resize_all(
+    images: Sequence[Tensor], plans: Sequence[tuple[Tensor, ResizePlan]]
+) -> list[Tensor]:
+    """Resize images [3, H, W] of one dtype on one device to the sizes of their plans."""
+    sizes, mode = [(plan.height, plan.width) for _, plan in plans], plans[0][1].mode
+    if images[0].dtype != torch.uint8 or not is_exact_on(images[0].device):
+        return [resize(image, *size, mode) for image, size in zip(images, sizes, strict=True)]
+    pixels = [image.permute(1, 2, 0)[None] for image in images]
+    made = resize_many(pixels, sizes, mode, library_of(mode))
+    return [one[0].permute(2, 0, 1) for one in made]
+
+
+def _place(image: Tensor, plan: ResizePlan) -> Tensor:
+    """Cut a resized image, or lay it over the canvas of its plan."""
+    if plan.window is not None:
+        top, left, height, width = plan.window
+        return image[:, top : top + height, left : left + width]
+    if plan.canvas is not None and plan.canvas != tuple(image.shape[1:]):
+        return lay_over(image, *plan.canvas, 0, 0, BLACK)
+    return image
+
+
+def stage_planned(items: Sequence[PlannedImage], device: torch.device) -> list[StagedItem]:
+    """Resize the planned images of several items at once; their pixels lie on ``device`` then."""
+    plans = [(item.image, item.plan) for item in items]
+    views = resize_planned(plans, lambda image: image)
+    return [
+        StagedItem(
+            {"image": StagedPath(stack_frames([view], device), item.grid, item.mean, item.std)},
+            item.tiles,
+        )
+        for view, item in zip(views, items, strict=True)
+    ]
 
 
 def lay_over(

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from typing import ClassVar, TypeVar
 
 import torch
@@ -33,14 +34,15 @@ from .clips import IMAGES_ALONE, read_videos, refuse_sampling
 from .image_files import prefix_errors
 from .images import (
     CPU,
+    PlannedImage,
+    ResizePlan,
     StagedItem,
     StagedPath,
     StagedPreprocessor,
     check_limits,
     finish_path,
     grid_tensor,
-    lay_over,
-    resize,
+    resize_planned,
     stack_frames,
     to_resize,
 )
@@ -64,8 +66,6 @@ from .sizes import (
     smart_resize_video,
 )
 
-BLACK = (0.0, 0.0, 0.0)
-"""The colour of the canvas around frames that do not fill it: black."""
 Own = TypeVar("Own", bound="PatchPreprocessor")
 
 
@@ -178,15 +178,31 @@ class PatchPreprocessor(StagedPreprocessor):
         self, images: ImagesLike, videos: VideosLike, limits: Limits, device: torch.device = CPU
     ) -> list[StagedItem]:
         """Decode and resize images, then videos; see :class:`StagedPreprocessor`."""
-        p, items = self.patch_size, []
-        for frames, rules, grid in self._read(images, videos, limits):
-            size, count = (grid[1] * p, grid[2] * p), len(frames)
-            resized = [
-                self._resized(to_resize(frame, device), rules, count, *size) for frame in frames
-            ]
-            pixels = stack_frames(resized, device)
-            items.append(StagedItem({"image": StagedPath(pixels, grid, rules.mean, rules.std)}))
-        return items
+        items = self._read(images, videos, limits)
+        plans = [
+            (frame, self._plan(frame, rules, grid, len(frames)))
+            for frames, rules, grid in items
+            for frame in frames
+        ]
+        resized = resize_planned(plans, lambda frame: self._source(to_resize(frame, device)))
+        staged = []
+        for frames, rules, grid in items:
+            pixels = stack_frames(list(islice(resized, len(frames))), device)
+            staged.append(StagedItem({"image": StagedPath(pixels, grid, rules.mean, rules.std)}))
+        return staged
+
+    def plan(self, image: Tensor, limits: Limits) -> PlannedImage | None:
+        """Return how an image is resized; see :class:`StagedPreprocessor`."""
+        if self.resizes_floats:
+            return None
+        rules = self._image_rules(limits)
+        grid = self._grid([image], rules)
+        plan = self._plan(image, rules, grid, 1)
+        return PlannedImage(image, plan, grid, rules.mean, rules.std)
+
+    def _image_rules(self, limits: Limits) -> PixelRules:
+        """Return the rules of images within the bounds of a call."""
+        return self.images.bounded(limits.min_pixels, limits.max_pixels)
 
     def finish(self, items: Sequence[StagedItem]) -> VisionInputs:
         """Normalise items and cut them into patches [P, 3*F*p*p], on the device of their pixels."""
@@ -258,20 +274,27 @@ class PatchPreprocessor(StagedPreprocessor):
             height, width = smart_resize(height, width, factor, low, high)
         return -(-len(frames) // pair), height // self.patch_size, width // self.patch_size
 
-    def _resized(
-        self, frame: Tensor, rules: PixelRules, count: int, height: int, width: int
-    ) -> Tensor:
-        """Resize a frame, uint8 [3, H, W], to ``height`` x ``width`` pixels.
+    @property
+    def resizes_floats(self) -> bool:
+        """Whether images are resized as float32, not as uint8."""
+        return False
 
-        If ``rules.canvas`` is set, it is resized to fit a black canvas of this size instead.
-        ``count`` is the number of frames of its item.
+    def _source(self, frame: Tensor) -> Tensor:
+        """Return what is resized of a frame, uint8 [3, H, W]: the frame, or floats made of it."""
+        return frame
+
+    def _plan(self, frame: Tensor, rules: PixelRules, grid: Grid, count: int) -> ResizePlan:
+        """Return how a frame of an item of ``count`` frames is resized to ``grid``.
+
+        If ``rules.canvas`` is set, it is resized to fit a black canvas of this size.
         """
+        height, width = grid[1] * self.patch_size, grid[2] * self.patch_size
         if not rules.canvas:
-            return resize(frame, height, width, self.resample)
+            return ResizePlan(height, width, self.resample)
         count = max(count, self.temporal_patch_size)
         old_height, old_width = frame.shape[1:]
         content = content_size(count, old_height, old_width, height, width, rules.min_pixels)
-        return lay_over(resize(frame, *content), height, width, 0, 0, BLACK)
+        return ResizePlan(*content, canvas=(height, width))
 
 
 def cut_frames(

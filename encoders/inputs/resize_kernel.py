@@ -9,85 +9,96 @@ This module imports Triton, so it is imported when an image is resized on a GPU,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
 import triton
 import triton.language as tl
-from torch import Tensor
-
-_SIZES = ["in_length", "out_length", "inner", "taps", "shift"]
-"""Arguments for whose values, which differ from image to image, no kernel is compiled anew."""
 
 KERNEL_ERRORS = (RuntimeError, OSError, AssertionError, TypeError, ValueError, triton.TritonError)
 """The exceptions that mean that the kernel cannot be compiled or run."""
 
 
-@triton.jit(do_not_specialize=_SIZES)
+class AxisJob(NamedTuple):
+    """One axis of the images [N, H, W, C] of one tensor, to be resized; sizes are of numbers."""
+
+    pixels: int
+    """The address of the pixels, uint8, contiguous."""
+    out: int
+    """The address of the result, uint8, contiguous."""
+    table: int
+    """The address of the table, int32 [out_length, 1 + taps]: per output row or column the number
+    of the first input row or column, and the weights of that and the next ones."""
+    outer: int
+    """The product of the sizes before the axis: N for the height, N*H for the width."""
+    in_length: int
+    out_length: int
+    inner: int
+    """The product of the sizes after the axis: W*C for the height, C for the width."""
+    taps: int
+    shift: int
+    """The number of bits after the point in the weights."""
+
+
+@triton.jit
 def _resize_kernel(
-    pixels: tl.tensor,
-    table: tl.tensor,
-    out: tl.tensor,
-    in_length: tl.tensor,
-    out_length: tl.tensor,
-    inner: tl.tensor,
-    taps: tl.tensor,
-    shift: tl.tensor,
-    BLOCK_OUT: tl.constexpr,
-    BLOCK_INNER: tl.constexpr,
+    jobs: tl.tensor, FIELDS: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_INNER: tl.constexpr
 ) -> None:
+    job = jobs + tl.program_id(1) * FIELDS
+    pixels = tl.load(job).to(tl.pointer_type(tl.uint8))
+    out = tl.load(job + 1).to(tl.pointer_type(tl.uint8))
+    table = tl.load(job + 2).to(tl.pointer_type(tl.int32))
+    outer_length = tl.load(job + 3)
+    in_length = tl.load(job + 4)
+    out_length = tl.load(job + 5)
+    inner = tl.load(job + 6)
+    taps = tl.load(job + 7).to(tl.int32)
+    shift = tl.load(job + 8).to(tl.int32)
     out_blocks = tl.cdiv(out_length, BLOCK_OUT)
     inner_blocks = tl.cdiv(inner, BLOCK_INNER)
     program = tl.program_id(0)
-    outer = (program // (out_blocks * inner_blocks)).to(tl.int64)
-    block = program % (out_blocks * inner_blocks)
-    place = (block // inner_blocks) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
-    column = (block % inner_blocks) * BLOCK_INNER + tl.arange(0, BLOCK_INNER)
-    in_range = place < out_length
-    mask = in_range[:, None] & (column < inner)[None, :]
-    row = table + place.to(tl.int64) * (taps + 1)
-    first = tl.load(row, mask=in_range, other=0)
-    total = tl.zeros([BLOCK_OUT, BLOCK_INNER], tl.int32) + (1 << (shift - 1))
-    for tap in range(taps):
-        weight = tl.load(row + 1 + tap, mask=in_range, other=0)
-        # A window that is shorter than the longest one ends in weights of zero.
-        source = outer * in_length + tl.minimum(first + tap, in_length - 1)
-        level = tl.load(pixels + source[:, None] * inner + column[None, :], mask=mask, other=0)
-        total += weight[:, None] * level.to(tl.int32)
-    level = tl.minimum(tl.maximum(total >> shift, 0), 255).to(tl.uint8)
-    target = (outer * out_length + place)[:, None] * inner + column[None, :]
-    tl.store(out + target, level, mask=mask)
+    outer = program // (out_blocks * inner_blocks)
+    if outer < outer_length:  # another job of the launch may need more programs
+        block = program % (out_blocks * inner_blocks)
+        place = (block // inner_blocks) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
+        column = (block % inner_blocks) * BLOCK_INNER + tl.arange(0, BLOCK_INNER)
+        in_range = place < out_length
+        mask = in_range[:, None] & (column < inner)[None, :]
+        row = table + place * (taps + 1)
+        first = tl.load(row, mask=in_range, other=0)
+        total = tl.zeros([BLOCK_OUT, BLOCK_INNER], tl.int32) + (1 << (shift - 1))
+        for tap in range(taps):
+            weight = tl.load(row + 1 + tap, mask=in_range, other=0)
+            # A window that is shorter than the longest one ends in weights of zero.
+            source = outer * in_length + tl.minimum(first + tap, in_length - 1)
+            level = tl.load(pixels + source[:, None] * inner + column[None, :], mask=mask, other=0)
+            total += weight[:, None] * level.to(tl.int32)
+        level = tl.minimum(tl.maximum(total >> shift, 0), 255).to(tl.uint8)
+        target = (outer * out_length + place)[:, None] * inner + column[None, :]
+        tl.store(out + target, level, mask=mask)
 
 
-def resize_axis(pixels: Tensor, table: Tensor, shift: int, axis: int) -> Tensor:
-    """Resize images along one axis.
+def resize_axis(jobs: Sequence[AxisJob], axis: int, device: torch.device) -> None:
+    """Resize one axis of several images in one launch.
 
     Args:
-        pixels: uint8 [N, H, W, C], contiguous.
-        table: int32 [size, 1 + taps]: per output row or column the number of the first input row
-            or column, and the weights of that and the next ones.
-        shift: the number of bits after the point in the weights.
+        jobs: at least one job. Its tensors lie on ``device``, and live until the launch has ended.
         axis: 1 for the height, 2 for the width.
-
-    Returns:
-        uint8 like ``pixels``, with ``size`` rows or columns.
+        device: the device of the images.
     """
-    size, taps = len(table), table.shape[1] - 1
-    shape = [*pixels.shape]
-    outer = shape[0] if axis == 1 else shape[0] * shape[1]
-    inner = shape[2] * shape[3] if axis == 1 else shape[3]
-    in_length, shape[axis] = shape[axis], size
-    out = pixels.new_empty(shape)
-    block_out, block_inner = (4, 256) if axis == 1 else (256, triton.next_power_of_2(inner))
-    programs = outer * triton.cdiv(size, block_out) * triton.cdiv(inner, block_inner)
-    _resize_kernel[(programs,)](
-        pixels,
+    most_inner = max(job.inner for job in jobs)
+    block_out, block_inner = (4, 256) if axis == 1 else (256, triton.next_power_of_2(most_inner))
+    programs = max(
+        job.outer * -(-job.out_length // block_out) * -(-job.inner // block_inner) for job in jobs
+    )
+    table = torch.tensor(jobs, dtype=torch.int64, device="cpu")
+    if device.type == "cuda":
+        table = table.pin_memory().to(device, non_blocking=True)
+    _resize_kernel[(programs, len(jobs))](
         table,
-        out,
-        in_length,
-        size,
-        inner,
-        taps,
-        shift,
+        FIELDS=len(AxisJob._fields),
         BLOCK_OUT=block_out,
         BLOCK_INNER=block_inner,
         num_warps=4,
     )
-    return out

@@ -18,14 +18,16 @@ from .clips import refuse_sampling, refuse_videos
 from .image_files import prefix_errors
 from .images import (
     CPU,
+    PlannedImage,
+    ResizePlan,
     StagedItem,
     StagedPath,
     StagedPreprocessor,
-    check_limits,
     channels_first,
+    check_limits,
     finish_path,
     grid_tensor,
-    resize,
+    resize_planned,
     stack_frames,
     to_resize,
 )
@@ -240,15 +242,33 @@ class OnePathViews(ViewPreprocessor):
         return f"resample={self.resample!r}, mean={self.mean}, std={self.std}", ""
 
 
+class OneView(OnePathViews):
+    """Makes one view of an image, which is resized once and perhaps cut."""
+
+    @abstractmethod
+    def one_view(self, image: Tensor) -> ResizePlan:
+        """Return how an image, uint8 [3, H, W], becomes the view."""
+
+    def views(self, image: Tensor, max_tiles: int | None) -> Views:
+        """Return the only view of an image; there are no tiles."""
+        plan = self.one_view(image)
+        return Views({"image": list(resize_planned([(image, plan)], lambda image: image))})
+
+    def plan(self, image: Tensor, limits: Limits) -> PlannedImage:
+        """Return how an image is resized; see :class:`StagedPreprocessor`."""
+        side = self.sides["image"] // self.patch_size
+        grid, (mean, std) = (1, side, side), self.mean_std("image")
+        return PlannedImage(image, self.one_view(image), grid, mean, std, (1, 1, False))
+
+
 @dataclass(frozen=True)
-class StretchedViews(OnePathViews):
+class StretchedViews(OneView):
     """Resizes each image to a square, whatever its shape.
 
     Rows and columns of pixels at the right and bottom that make no whole patch are cut off.
     """
 
-    def views(self, image: Tensor, max_tiles: int | None) -> Views:
-        """Return the whole image, resized to a square, as the only view; there are no tiles."""
-        side = self.sides["image"]
-        view = resize(image, self.image_size, self.image_size, self.resample)
-        return Views({"image": [view[:, :side, :side]]})
+    def one_view(self, image: Tensor) -> ResizePlan:
+        """Return how the whole image is resized to a square; there are no tiles."""
+        side, size = self.sides["image"], self.image_size
+        return ResizePlan(size, size, self.resample, (0, 0, side, side))

@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from ..data import Grid
-from ..inputs.images import lay_over, resize
-from ..inputs.patches import BLACK, PatchPreprocessor
+from ..inputs.images import ResizePlan
+from ..inputs.patches import PatchPreprocessor
 from ..inputs.pixel_rules import PixelRules, check_sizes
 from ..inputs.processor_files import (
     CLIP_MEAN,
@@ -155,16 +155,11 @@ class NavitPreprocessor(PatchPreprocessor):
         )
         return len(frames), rows, columns
 
-    def _resized(
-        self, frame: Tensor, rules: PixelRules, count: int, height: int, width: int
-    ) -> Tensor:
-        """Shrink a frame and lay it on the upper left corner of a black canvas."""
-        old_height, old_width = frame.shape[1:]
-        content = self._content(old_height, old_width, rules)
-        resized = resize(frame, *content)
-        if content == (height, width):
-            return resized
-        return lay_over(resized, height, width, 0, 0, BLACK)
+    def _plan(self, frame: Tensor, rules: PixelRules, grid: Grid, count: int) -> ResizePlan:
+        """Return how a frame is shrunk and laid on the upper left corner of a black canvas."""
+        height, width = frame.shape[1:]
+        canvas = grid[1] * self.patch_size, grid[2] * self.patch_size
+        return ResizePlan(*self._content(height, width, rules), canvas=canvas)
 
     def _content(self, height: int, width: int, rules: PixelRules) -> tuple[int, int]:
         """Return height and width in pixels that an image is shrunk to before it is padded."""

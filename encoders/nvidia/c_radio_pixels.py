@@ -17,7 +17,6 @@ from torch import Tensor
 
 from ..data import Grid
 from ..inputs.fixed_size import FixedSizePreprocessor, FixedSizeRules
-from ..inputs.images import resize
 from ..inputs.patches import PatchPreprocessor
 from ..inputs.pixel_rules import PixelRules, check_sizes
 from ..inputs.processor_files import (
@@ -104,11 +103,14 @@ class NemotronPreprocessor(PatchPreprocessor):
         low, high = rules.min_pixels // area, rules.max_pixels // area
         return 1, *even_grid(height / self.patch_size, width / self.patch_size, low, high)
 
-    def _resized(
-        self, frame: Tensor, rules: PixelRules, count: int, height: int, width: int
-    ) -> Tensor:
-        """Resize a frame, uint8 [3, H, W], as float32 that is not clamped to 0 and 255."""
-        return resize(frame.to(torch.float32), height, width, self.resample)
+    @property
+    def resizes_floats(self) -> bool:
+        """Return True: images are resized as float32 that is not clamped to 0 and 255."""
+        return True
+
+    def _source(self, frame: Tensor) -> Tensor:
+        """Return a frame, uint8 [3, H, W], as float32."""
+        return frame.to(torch.float32)
 
 
 def even_grid(height: float, width: float, low: int, high: int) -> tuple[int, int]:

@@ -10,10 +10,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence, Sized
-from contextlib import closing, nullcontext
+from contextlib import closing
 from dataclasses import dataclass
 from operator import length_hint
-from typing import Literal, NamedTuple, TypeAlias, TypedDict, cast, get_args
+from typing import Literal, NamedTuple, TypeAlias, TypedDict, TypeGuard, cast, get_args
 
 import torch
 from torch import Tensor
@@ -22,8 +22,8 @@ from ..data import EncoderOutput, Grid, Limits, PartialOutput, VisionInputs
 from ..grids import read_grid
 from ..inputs.clips import read_item
 from ..inputs.gpu_decoding import Decode, DeviceImage, check_decode, decoding
-from ..inputs.images import StagedItem, to_resize
-from ..inputs.intake import ImageLike, ItemLike, is_one_item, read_images
+from ..inputs.images import PlannedImage, StagedItem, stage_planned, to_resize
+from ..inputs.intake import ImageLike, ItemLike, VideoLike, is_one_item, read_images
 from .calls import EitherItemEncoder, MakeInputs, ResultSettings, join_inputs
 from .device import DeviceQueue
 from .finite import NOT_FINITE, finite_flags, tensors_of
@@ -47,6 +47,10 @@ Encoded: TypeAlias = EncoderOutput | PartialOutput | Tensor
 """An item that was encoded: its whole output, or a vector [D]."""
 _FAILED_TOKENS = 64
 """The tokens that an item which could not be prepared counts as, so that batches stay bounded."""
+
+
+_RESIZED_TOGETHER, _RESIZED_BYTES = 16, 1 << 26
+"""The images, and their bytes, of which one is enough for those that wait to be resized at once."""
 
 
 class ItemResult(NamedTuple):
@@ -173,7 +177,7 @@ class _StreamItem:
     paired: bool
     tokens: int = _FAILED_TOKENS
     grid: Grid | None = None
-    inputs: VisionInputs | StagedItem | None = None
+    inputs: VisionInputs | StagedItem | PlannedImage | None = None
     staged: torch.cuda.Event | None = None
     """The CUDA event after which the pixels of a staged item may be read; None on the CPU."""
     layout: VisionInputs | None = None
@@ -181,10 +185,9 @@ class _StreamItem:
     """The result of the item, or its exception; None before the item is encoded."""
 
 
-def _send(image: Tensor, device: torch.device) -> ImageLike:
-    """Send a decoded image, uint8 [3, H, W], to the device where it is resized."""
-    sent = DeviceImage(to_resize(image, device).permute(1, 2, 0))
-    return cast("ImageLike", sent)  # to_rgb takes it, too, but users pass none
+def is_planned(inputs: object) -> TypeGuard[PlannedImage]:
+    """Return whether the inputs of an item are an image that is still to be resized."""
+    return isinstance(inputs, PlannedImage)
 
 
 class _Started(NamedTuple):
@@ -215,9 +218,9 @@ class _Stream:
         self.batch_tokens, self.keep, self.decode = batch_tokens, keep, decode
         self.queue = DeviceQueue(item_encoder.device)
         self.stager = item_encoder.stager if self.queue.stages else None
+        self.planned: list[_StreamItem] = []
+        """The items whose images wait to be resized with others, guarded by ``turn``."""
         self.turn = threading.Lock()
-        """Held by the thread that makes the pixels of an image. Nearly all of it is Python's work,
-        so that several threads at once would only take Python's global lock from each other."""
         self.seconds = {"decoding": 0.0, "encoding": 0.0, "the consumer": 0.0}
         """The seconds that the stream spent waiting for each of these three."""
         self.tokens, self.start_time = 0, 0.0
@@ -255,15 +258,12 @@ class _Stream:
         item_encoder = self.item_encoder
         try:
             images, videos = read_item(item_or_pair)
-            inputs: VisionInputs | StagedItem
+            inputs: VisionInputs | StagedItem | PlannedImage
             if self.stager is not None:
                 device = item_encoder.device
                 with self.queue.staging(), decoding(self.decode, device):
-                    sent = [_send(image, device) for image in read_images(images)]
-                    with self.turn if sent else nullcontext():
-                        (inputs,) = self.stager.stage(sent, videos, self.limits, device)
+                    inputs, layout = self._stage(images, videos, device)
                     item.staged = self.queue.mark_staged()
-                layout = inputs.layout(item_encoder.paths)
             else:
                 with decoding(self.decode, item_encoder.device):
                     inputs = item_encoder.preprocess(images, videos, self.limits)
@@ -276,7 +276,57 @@ class _Stream:
         else:
             item.inputs, item.layout = inputs, layout
             item.grid, item.tokens = read_grid(layout.grid_thw)[0], item_encoder.tokens(layout)
+            if is_planned(inputs):
+                self._resize_later(item)
         return item, item.tokens
+
+    def _stage(
+        self, images: Sequence[ImageLike], videos: Sequence[VideoLike], device: torch.device
+    ) -> tuple[StagedItem | PlannedImage, VisionInputs]:
+        """Return the pixels of an item, or an image that is resized with others, and its layout."""
+        assert self.stager is not None
+        for image in read_images(images):
+            sent = to_resize(image, device)
+            planned = (
+                self.stager.plan(sent, self.limits) if sent.device.type == device.type else None
+            )
+            if planned is not None:
+                return planned, planned.layout()
+            images = [cast("ImageLike", DeviceImage(sent.permute(1, 2, 0)))]
+        (staged,) = self.stager.stage(images, videos, self.limits, device)
+        return staged, staged.layout(self.item_encoder.paths)
+
+    def _resize_later(self, item: _StreamItem) -> None:
+        """Keep an item with a planned image until enough of them wait to be resized at once."""
+        with self.turn:
+            self.planned.append(item)
+            waiting = [one.inputs.image for one in self.planned if is_planned(one.inputs)]
+            is_much = sum(image.nbytes for image in waiting) >= _RESIZED_BYTES
+        if is_much or len(waiting) >= _RESIZED_TOGETHER:
+            self._resize_planned()
+
+    def _resize_planned(self) -> None:
+        """Resize all planned images at once; if that fails, one by one."""
+        with self.turn, self.queue.staging():
+            items, self.planned = self.planned, []
+            if not items:
+                return
+            try:
+                self._stage_planned(items)
+            except FAILURES:
+                for item in items:
+                    try:
+                        self._stage_planned([item])
+                    except FAILURES as error:
+                        item.value = without_traceback(error) if self.keep else error
+                        item.inputs = None
+
+    def _stage_planned(self, items: Sequence[_StreamItem]) -> None:
+        images = [item.inputs for item in items if is_planned(item.inputs)]
+        staged = stage_planned(images, self.item_encoder.device)
+        mark = self.queue.mark_staged()
+        for item, pixels in zip(items, staged, strict=True):
+            item.inputs, item.staged = pixels, mark
 
     def _batches(self, items: Iterable[_StreamItem]) -> Iterator[list[_StreamItem]]:
         """Yield batches of consecutive items with at most ``batch_tokens`` tokens; a larger item is
@@ -295,6 +345,7 @@ class _Stream:
     def _start(self, batch: list[_StreamItem]) -> _Started:
         """Encode a batch; on a GPU, only queue its work."""
         start_time = time.perf_counter()
+        self._resize_planned()
         facts = [(item.index, item.tokens, type(item.value).__name__) for item in batch]
         self.item_encoder.agree(repr(facts))
         with torch.no_grad(), self.queue.running():

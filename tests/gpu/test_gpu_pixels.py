@@ -158,14 +158,14 @@ def not_compared() -> Iterator[None]:
 def test_a_kernel_that_differs_is_warned_of_once_and_not_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from encoders.inputs import resize_kernel
+    from encoders.inputs import exact_resize
 
-    whole = resize_kernel.resize_axis
+    whole = exact_resize.resize_many
 
-    def wrong(*given: Any) -> Tensor:
-        return whole(*given) ^ 1
+    def wrong(*given: Any) -> list[Tensor]:
+        return [image ^ 1 for image in whole(*given)]
 
-    monkeypatch.setattr(resize_kernel, "resize_axis", wrong)
+    monkeypatch.setattr(exact_resize, "resize_many", wrong)
     encoder: Any = tower("qwen3_vl")
     images = photographs()[:2]
     with pytest.warns(UserWarning, match="resized on the CPU, not on cuda:0") as caught:

@@ -91,7 +91,7 @@ def cut_images(pixels: Tensor, sizes: Tensor, norms: object, dtype: torch.dtype)
         height, width, new_height, new_width, patch, merge, frames = row
         image = part.view(height, width, 3).permute(2, 0, 1)
         resized = resize(image, new_height, new_width).permute(1, 2, 0)[None]
-        cells = cut_frames(resized, patch, merge, frames)
+        cells = cut_frames(resized[None], patch, merge, frames)
         if isinstance(norms, Tensor):
             (r, g, b), (s, t, u) = norms[number].contiguous().view(torch.float32).tolist()
             cells = normalize(cells, (r, g, b), (s, t, u)).to(dtype)
