@@ -212,7 +212,7 @@ class PatchPreprocessor(StagedPreprocessor):
         return VisionInputs(rows, grid_tensor([part.grid for part in parts]))
 
     def _cut(self, frames: Tensor) -> Tensor:
-        """Cut items [n, f, H, W, 3] into patches [P, 3, F*p*p], or [P, F*p*p, 3] (channels_last)."""
+        """Cut items [n, f, H, W, 3] into patches [P, 3, F*p*p] or, channels last, [P, F*p*p, 3]."""
         return cut_frames(
             frames,
             self.patch_size,
