@@ -199,11 +199,17 @@ def merge_order_positions(grids: Sequence[Grid], merge: int, rows: int) -> Tenso
     positions = torch.zeros(rows, 2, dtype=torch.int64, device="cpu")
     start = 0
     for t, h, w in grids:
-        cells = torch.cartesian_prod(torch.arange(h, device="cpu"), torch.arange(w, device="cpu"))
-        cells = cells.view(h // merge, merge, w // merge, merge, 2).transpose(1, 2).reshape(-1, 2)
-        positions[start : start + t * h * w] = cells.repeat(t, 1)
+        part = positions[start : start + t * h * w]
+        cells = part.view(t, h // merge, w // merge, merge, merge, 2)
+        cells[..., 0] = torch.arange(h, device="cpu").view(-1, 1, merge, 1)
+        cells[..., 1] = torch.arange(w, device="cpu").view(-1, 1, merge)
         start += t * h * w
     return positions
+
+
+def longest_side(grids: Sequence[Grid]) -> int:
+    """Return the largest height or width of grids in patches, 1 without any."""
+    return max((max(h, w) for _, h, w in grids), default=1)
 
 
 def merge_order(grids: Sequence[Grid], merge: int, rows: int) -> Tensor:

@@ -36,7 +36,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..base.checks import check_input_size
-from ..base.patch_encoder import PatchEncoder, merge_order_positions
+from ..base.patch_encoder import PatchEncoder, longest_side, merge_order_positions
 from ..block_parts import BlockParts
 from ..data import EncoderOutput, Grid, GridLike, Metadata
 from ..hf_config import (
@@ -195,7 +195,8 @@ class Glm4VEncoder(PatchEncoder):
         merge, head = self.config.spatial_merge_size, self.config.head_size
         rows = check_input_size(sum(t * h * w for t, h, w in grids), max_input_size, merge**2)
         positions = merge_order_positions(grids, merge, rows)
-        cos, sin = rotary_cos_sin(positions, head, self.config.rope_theta, dtype)
+        side = longest_side(grids)
+        cos, sin = rotary_cos_sin(positions, head, self.config.rope_theta, dtype, side)
         index, weights = grid_taps(positions, grids, self.config.position_side, dtype)
         return {
             "rotary_pos_emb_cos": cos,

@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..base.checks import check_input_size
-from ..base.patch_encoder import PatchEncoder, merge_order_positions
+from ..base.patch_encoder import PatchEncoder, longest_side, merge_order_positions
 from ..block_parts import BlockParts
 from ..data import EncoderOutput, Grid, GridLike, Metadata
 from ..hf_config import (
@@ -181,7 +181,8 @@ class GlmOCREncoder(PatchEncoder):
         merge, head = self.config.spatial_merge_size, self.config.head_size
         rows = check_input_size(sum(t * h * w for t, h, w in grids), max_input_size, merge**2)
         positions = merge_order_positions(grids, merge, rows)
-        cos, sin = rotary_cos_sin(positions, head, self.config.rope_theta, dtype)
+        side = longest_side(grids)
+        cos, sin = rotary_cos_sin(positions, head, self.config.rope_theta, dtype, side)
         return {
             "rotary_pos_emb_cos": cos,
             "rotary_pos_emb_sin": sin,

@@ -33,7 +33,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..base.checks import check_input_size
-from ..base.patch_encoder import PatchEncoder, merge_order_positions
+from ..base.patch_encoder import PatchEncoder, longest_side, merge_order_positions
 from ..block_parts import BlockParts
 from ..data import EncoderItemSpec, EncoderOutput, Grid, GridLike, Metadata
 from ..hf_config import (
@@ -205,7 +205,8 @@ class Qwen2_5VLEncoder(PatchEncoder):
         rows = check_input_size(sum(t * h * w for t, h, w in grids), max_input_size, merge**2)
         index, windows = window_order(grids, merge, self.config.window_side, rows // merge**2)
         positions = self._reorder(merge_order_positions(grids, merge, rows), index)
-        cos, sin = rotary_cos_sin(positions, head, self.config.rope_theta, dtype)
+        side = longest_side(grids)
+        cos, sin = rotary_cos_sin(positions, head, self.config.rope_theta, dtype, side)
         capacity, longest = max_windows_per_batch, self.config.window_rows
         cu_windows = padded_offsets(windows, capacity, "max_windows_per_batch", "windows")
         return {

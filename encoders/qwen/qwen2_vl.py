@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from ..base.checks import check_input_size
-from ..base.patch_encoder import PatchEncoder, merge_order_positions
+from ..base.patch_encoder import PatchEncoder, longest_side, merge_order_positions
 from ..block_parts import BlockParts, plain_parts
 from ..data import EncoderOutput, Grid, GridLike, Metadata
 from ..hf_config import (
@@ -156,9 +156,8 @@ class Qwen2VLEncoder(PatchEncoder):
         dtype = torch.promote_types(self.patch_embed.proj.weight.dtype, torch.float32)
         merge, head = self.config.spatial_merge_size, self.config.head_size
         rows = check_input_size(sum(t * h * w for t, h, w in grids), max_input_size, merge**2)
-        cos, sin = rotary_cos_sin(
-            merge_order_positions(grids, merge, rows), head, self.config.rope_theta, dtype
-        )
+        positions, side = merge_order_positions(grids, merge, rows), longest_side(grids)
+        cos, sin = rotary_cos_sin(positions, head, self.config.rope_theta, dtype, side)
         return {
             "rotary_pos_emb_cos": cos,
             "rotary_pos_emb_sin": sin,

@@ -34,7 +34,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..base.checks import check_input_size
-from ..base.patch_encoder import PatchEncoder, merge_order_positions
+from ..base.patch_encoder import PatchEncoder, longest_side, merge_order_positions
 from ..block_parts import BlockParts
 from ..data import EncoderOutput, Grid, GridLike, Metadata
 from ..hf_config import (
@@ -199,7 +199,8 @@ class Qwen3VLEncoder(PatchEncoder):
         merge, head = self.config.spatial_merge_size, self.config.head_size
         rows = check_input_size(sum(t * h * w for t, h, w in grids), max_input_size, merge**2)
         positions = merge_order_positions(grids, merge, rows)
-        cos, sin = rotary_cos_sin(positions, head, self.config.rope_theta, dtype)
+        side = longest_side(grids)
+        cos, sin = rotary_cos_sin(positions, head, self.config.rope_theta, dtype, side)
         index, weights = position_taps(grids, merge, self.config.position_side, rows, dtype)
         return {
             "rotary_pos_emb_cos": cos,
@@ -313,17 +314,27 @@ def position_taps(
     weight = torch.zeros(rows, 4, dtype=dtype, device="cpu")
     start = 0
     for t, h, w in grids:
-        count = h * w
-        cells = merge_order_positions([(1, h, w)], merge, count)
-        spacing = [(side - 1) / max(h - 1, 1), (side - 1) / max(w - 1, 1)]
-        coordinates = cells.to(dtype) * torch.tensor(spacing, dtype=dtype, device="cpu")
-        low = coordinates.to(torch.int64)
-        high = (low + 1).clamp(max=side - 1)
-        fraction = coordinates - low
-        (r0, c0), (r1, c1), (fr, fc) = (pair.unbind(1) for pair in (low, high, fraction))
-        taps = [r0 * side + c0, r0 * side + c1, r1 * side + c0, r1 * side + c1]
-        weights = [(1 - fr) * (1 - fc), (1 - fr) * fc, fr * (1 - fc), fr * fc]
-        index[start : start + t * count] = torch.stack(taps, 1).repeat(t, 1)
-        weight[start : start + t * count] = torch.stack(weights, 1).repeat(t, 1)
-        start += t * count
+        r, row_weights = _axis_taps(h, side, dtype)
+        c, column_weights = _axis_taps(w, side, dtype)
+        taps = (r * side)[:, None, :, None] + c[:, None]
+        weights = row_weights[:, None, :, None] * column_weights[:, None]
+        stop = start + t * h * w
+        for target, values in ((index, taps), (weight, weights)):
+            blocks = values.view(h // merge, merge, w // merge, merge, 4).transpose(1, 2)
+            target[start:stop].view(t, *blocks.shape).copy_(blocks)
+        start = stop
     return index, weight
+
+
+def _axis_taps(length: int, side: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return the two entries around each of ``length`` positions, int64 [length, 2], and weights.
+
+    The entries are those of an axis of ``side`` entries, whose ends are the first and the last
+    position; the weights are [length, 2] in ``dtype``.
+    """
+    spacing = torch.tensor((side - 1) / max(length - 1, 1), dtype=dtype, device="cpu")
+    coordinates = torch.arange(length, dtype=dtype, device="cpu") * spacing
+    low = coordinates.to(torch.int64)
+    fraction = coordinates - low
+    entries = torch.stack((low, (low + 1).clamp(max=side - 1)), 1)
+    return entries, torch.stack((1 - fraction, fraction), 1)
