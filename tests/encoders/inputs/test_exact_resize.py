@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from encoders.inputs.exact_resize import Library, library_of, resize_exactly
+from encoders.inputs.exact_resize import Library, library_of, resize_exactly, resize_many
 from encoders.inputs.images import resize
 from encoders.inputs.processor_files import Resample
 from tests.oracles import slow
@@ -52,6 +52,19 @@ def test_the_kernel_gives_the_pixels_of_the_weights(library: Library) -> None:
         for pixels, image in zip(made, batch, strict=True):
             wanted = by_weights(case._replace(pixels=image), mode, library)
             assert torch.equal(pixels, wanted), case
+
+
+@needs_triton
+@needs_interpreter
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_images_of_several_sizes_are_resized_at_once(library: Library) -> None:
+    sizes = [((5, 9), (3, 4)), ((130, 1), (4, 2)), ((4, 7), (9, 7)), ((6, 6), (6, 6))]
+    images = [torch.randint(0, 256, (2, *old, 3), dtype=torch.uint8) for old, _ in sizes]
+    together = resize_many(images, [new for _, new in sizes], "bicubic", library)
+    for image, (_, new), made in zip(images, sizes, together, strict=True):
+        assert torch.equal(made, resize_exactly(image, *new, "bicubic", library))
+        assert made.is_contiguous()
+    assert resize_many([], [], "bicubic", library) == []
 
 
 @needs_triton

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from encoders import Video
+from encoders import ItemError, Video
 from encoders.contract import Limits
-from encoders.inputs.images import StagedPreprocessor
+from encoders.inputs.images import PlannedImage, StagedItem, StagedPreprocessor
 from encoders.inputs.patches import PatchPreprocessor
 from encoders.intern.intern_vit_pixels import TilePreprocessor
+from encoders.streams import stream
 from encoders.streams.device import DeviceQueue
 from graphwrap import GraphedEncoder
 from tests.oracles import slow
@@ -98,8 +100,8 @@ def test_a_staged_stream_gives_the_bits_of_encode(name: str, dtype: torch.dtype)
     alone = [encoder.encode([items[n]], **limits)[0] for n in (0, 2)]
     alone[1:1] = encoder.encode(videos=[items[1]], **limits)
     for made in (encoder, GraphedEncoder(encoder, backend="eager")):
-        stream = made.encode_many(items, batch_tokens=1, progress=False, **limits)
-        for one, other in zip(stream, alone, strict=True):
+        found = made.encode_many(items, batch_tokens=1, progress=False, **limits)
+        for one, other in zip(found, alone, strict=True):
             assert torch.equal(one.pooler_output, other.pooler_output)
 
 
@@ -109,17 +111,35 @@ def test_a_staged_stream_takes_encoders_of_several_paths(name: str) -> None:
     encoder = tower(name)
     items = [china(), hopper().resize((40, 60))]
     wanted = [encoder.encode([item])[0] for item in items]
-    stream = encoder.encode_many(items, batch_tokens=10**6, progress=False)
-    for one, other in zip(stream, wanted, strict=True):
+    found = encoder.encode_many(items, batch_tokens=10**6, progress=False)
+    for one, other in zip(found, wanted, strict=True):
         assert one.pooler_output.shape == other.pooler_output.shape
         assert torch.allclose(one.pooler_output, other.pooler_output, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.usefixtures("staged")
+def test_images_that_fail_together_are_resized_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder, whole = tower("qwen3_vl"), stream.stage_planned
+
+    def fails(items: Sequence[PlannedImage], device: torch.device) -> list[StagedItem]:
+        if len(items) > 1 or items[0].image.shape[1:] == (90, 100):
+            raise torch.OutOfMemoryError("no memory is left")
+        return whole(items, device)
+
+    images = [hopper(), hopper().resize((100, 90)), china().resize((64, 64))]
+    wanted = list(encoder.embed_many([images[0], images[2]], progress=False))
+    monkeypatch.setattr(stream, "stage_planned", fails)
+    made = list(encoder.embed_many(images, progress=False, on_error="keep"))
+    assert torch.equal(made[0], wanted[0])
+    assert isinstance(made[1], ItemError)
+    assert torch.equal(made[2], wanted[1])
+
+
+@pytest.mark.usefixtures("staged")
 def test_bad_items_of_a_staged_stream_are_kept() -> None:
-    stream = tower("qwen3_vl").embed_many(
+    found = tower("qwen3_vl").embed_many(
         ["missing.jpg", hopper()], on_error="keep", pool="mean", progress=False
     )
-    error, vector = stream
+    error, vector = found
     assert str(error.error).startswith("missing.jpg: there is no such file")
     assert vector.shape == (96,)
