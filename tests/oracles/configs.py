@@ -9,8 +9,8 @@ Config = dict[str, Any]
 
 def vision_of(config: Config) -> Config:
     """Return the tower's part of a published config, which may be of a tower alone."""
-    outer = config.get("thinker_config") or config.get("detector_config") or config
-    vision: Config = outer["vision_config"] if "vision_config" in outer else outer
+    outer: Config = config.get("thinker_config") or config.get("detector_config") or config
+    vision: Config = outer.get("vision_config", outer)
     return vision
 
 
