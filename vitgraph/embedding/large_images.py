@@ -57,7 +57,7 @@ class LargestFiles:
         try:
             images, videos = read_item(reader.item(file))
             inputs = item_encoder.preprocess(images, videos, limits)
-        except Exception:  # noqa: BLE001  # the job reports this image in errors.csv
+        except Exception:  # noqa: BLE001  # as in `_area`; errors.csv names the image
             return False
         return warn_if_large(file.key, item_encoder.tokens(inputs))
 

@@ -105,7 +105,7 @@ def take_sample(
                 data = read_file(file)
                 seconds = time.perf_counter() - start_time
                 all_figures.append(_measure(data, seconds, encoder, limits, written_bytes))
-            except Exception as error:  # noqa: BLE001  # one bad image must not end the estimate
+            except Exception as error:  # noqa: BLE001  # drivers of remote stores raise any class
                 errors.append(f"{file.key}: {error}")
     if not all_figures:
         raise ValueError(f"none of {len(files)} sampled images can be read; {errors[0]}")
