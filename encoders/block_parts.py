@@ -37,7 +37,8 @@ class BlockParts(NamedTuple):
     """The block, its attention and its MLP: the modules on which a hook could be registered."""
     norm1: PartNorm
     qkv: nn.Linear
-    """The fused projection of queries, keys and values: rows are [Q; K; V], each head-major."""
+    """The fused projection of queries, keys and values: rows are [Q; K; V], each head-major. With
+    ``key_value`` it projects queries only."""
     proj: nn.Linear
     norm2: PartNorm
     up: nn.Linear
@@ -71,6 +72,11 @@ class BlockParts(NamedTuple):
     None: the distance is the number of angles of a row, K/2 if all K columns of a head rotate."""
     relative: RelativePositions | None = None
     """The relative position biases of a block of SAM; None for all other blocks."""
+    key_value: tuple[nn.Linear, nn.Linear] | None = None
+    """The projections of keys and of values, if they are layers of their own."""
+    causal_half: bool = False
+    """Whether the first half of each view attends to that half, and each row of the second half to
+    the rows up to itself."""
 
 
 @runtime_checkable

@@ -34,6 +34,7 @@ from .shadows import refuse_shadows
 if TYPE_CHECKING:
     from encoders import ClipEncoder as ClipEncoder
     from encoders import CRadioEncoder as CRadioEncoder
+    from encoders import DeepseekOCR2Encoder as DeepseekOCR2Encoder
     from encoders import DeepseekOCREncoder as DeepseekOCREncoder
     from encoders import DeepseekVL2Encoder as DeepseekVL2Encoder
     from encoders import DeepseekVLEncoder as DeepseekVLEncoder

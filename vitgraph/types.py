@@ -7,6 +7,7 @@ made by ``from_hf`` of its class, or read from ``encoder.config``.
 from encoders import BlockSizes as BlockSizes
 from encoders import ClipConfig as ClipConfig
 from encoders import CRadioConfig as CRadioConfig
+from encoders import DeepseekOCR2Config as DeepseekOCR2Config
 from encoders import DeepseekOCRConfig as DeepseekOCRConfig
 from encoders import DeepseekVL2Config as DeepseekVL2Config
 from encoders import DeepseekVLConfig as DeepseekVLConfig

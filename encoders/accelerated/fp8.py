@@ -75,6 +75,8 @@ class Fp8Products:
         halves = 2 if step == "mlp" and parts.gate_in_up else 1
         if columns % MULTIPLE or (inner % (halves * MULTIPLE) and not padded):
             return False
+        if step == "qkv" and any(len(layer.weight) % MULTIPLE for layer in layers):
+            return False
         if not all(map(self._is_even, layers)):
             return False
         key = StepShape(step, rounded(len(rows)), columns, inner)
@@ -174,7 +176,7 @@ def _layers(step: str, parts: BlockParts) -> tuple[nn.Linear, ...]:
     """Return the linear layers of one step of a block: "qkv", "proj" or "mlp"."""
     if step == "mlp":
         return tuple(x for x in (parts.gate, parts.up, parts.down) if x is not None)
-    return (parts.qkv if step == "qkv" else parts.proj,)
+    return (parts.qkv, *(parts.key_value or ())) if step == "qkv" else (parts.proj,)
 
 
 def _fits(layer: nn.Module) -> bool:

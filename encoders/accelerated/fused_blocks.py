@@ -176,7 +176,7 @@ class FusedForward:
         def call() -> None:
             trial.residual, trial.writable = self.norms.Sum(residual), True
             if step == "qkv":
-                trial._apply_linear(parts.qkv, trial._apply_norm(parts.norm1, quantised=fp8))
+                trial._project_heads(parts, trial._apply_norm(parts.norm1, quantised=fp8))
             elif step == "proj":
                 trial._project(parts, attended, fp8)
                 trial._apply_norm(parts.norm2)
@@ -266,10 +266,17 @@ class FusedForward:
 
     def _attend(self, parts: BlockParts, rows: Rows) -> Tensor:
         """Return a block's attention before the output product, from its normed input [T, D]."""
+        return self.attention.attend(parts, self._project_heads(parts, rows))
+
+    def _project_heads(self, parts: BlockParts, rows: Rows) -> Tensor:
+        """Return queries, keys and values [T, columns], which attention may overwrite."""
         qkv = self._apply_linear(parts.qkv, rows)
+        if parts.key_value is not None:
+            others = (self._apply_linear(layer, rows) for layer in parts.key_value)
+            return torch.cat((qkv, *others), dim=-1)
         if not self._is_own(parts.qkv):  # a hook may hold this result, which attention overwrites
             qkv = qkv.clone(memory_format=torch.contiguous_format)
-        return self.attention.attend(parts, qkv)
+        return qkv
 
     def _project(self, parts: BlockParts, attended: Tensor, fp8: bool) -> None:
         """Apply a block's output product to ``attended``, and add it to the residual."""

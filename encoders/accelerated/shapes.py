@@ -28,6 +28,9 @@ class AttentionShape(NamedTuple):
     """The dtype as a string, such as "torch.bfloat16"."""
     group: int = 1
     """Query heads that share one head of keys and values."""
+    causal_half: bool = False
+    """Whether rows of a segment's second half attend to the rows up to themselves, and those of the
+    first half to that half."""
 
     @property
     def pads(self) -> bool:

@@ -1,6 +1,7 @@
-"""Preprocessing of images for DeepSeek-OCR: a view of the whole image, and tiles.
+"""Preprocessing of images for DeepSeek-OCR and OCR-2: a view of the whole image, and tiles.
 
-Source: ``DeepseekOCRProcessor`` of deepseek-ai/DeepSeek-OCR at commit e4ac34e.
+Source: ``DeepseekOCRProcessor`` of deepseek-ai/DeepSeek-OCR at commit e4ac34e, and
+``DeepseekOcr2ImageProcessor`` of transformers 5.24.0.
 
 Shapes: s side of a view in pixels.
 
@@ -10,17 +11,20 @@ Deliberate differences:
   differs by at most one level at most scales.
 - An image is cut into at most six tiles, as in DeepSeek-OCR's processor for vLLM. The code beside
   the weights on the Hub cuts it into up to nine; ``max_tiles=9`` does that here.
+- Where an odd number of pixels is left beside an image, DeepSeek's code and this one round half of
+  it to the even number, transformers rounds it down.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from einops import rearrange
 from torch import Tensor
 
 from ..inputs.images import pad_to_canvas, resize
-from ..inputs.sizes import best_tiling, check_area
+from ..inputs.processor_files import Section, read_positive, require_supported
+from ..inputs.sizes import MOST_TILES, best_tiling, check_area
 from ..inputs.views import ViewPreprocessor, Views
 
 
@@ -72,3 +76,19 @@ class OcrPreprocessor(ViewPreprocessor):
         canvas = resize(image, rows * side, columns * side)
         tiles = list(rearrange(canvas, "c (r h) (q w) -> (r q) c h w", h=side, w=side))
         return Views({"image": [whole_view], "tiles": tiles}, (columns, rows, True))
+
+    def with_section(self, label: str, section: Section) -> OcrPreprocessor:
+        """Return a copy with the mean, the std and the most tiles that a processor file sets.
+
+        Args:
+            label: name of the section in errors.
+            section: the part of the file that describes images.
+
+        Raises:
+            ValueError: a value that is not implemented, or tiles of another size.
+        """
+        fixed = {"tile_size": self.tile_size, "min_patches": 2, "crop_to_patches": True}
+        require_supported(label, section, {**fixed, "background_color": [127, 127, 127]})
+        most = section.get("max_patches")
+        tiles = read_positive(label, "max_patches", most, self.max_tiles, MOST_TILES)
+        return replace(super().with_section(label, section), max_tiles=tiles)

@@ -160,6 +160,38 @@ def test_gradients_match_the_masked_softmax() -> None:
         assert torch.equal(mine[12:], torch.zeros_like(mine[12:]))
 
 
+def causal_halves(q: Tensor, k: Tensor, v: Tensor, rows: int) -> Tensor:
+    """Softmax by a mask in float64, a view of ``rows`` rows at a time."""
+    mask = torch.ones(rows, rows, dtype=torch.bool).tril()
+    mask[:, : rows // 2] = True
+    views = (x.double().unflatten(0, (-1, rows)).transpose(1, 2) for x in (q, k, v))
+    out = torch.nn.functional.scaled_dot_product_attention(*views, attn_mask=mask)
+    return out.transpose(1, 2).flatten(0, 1)
+
+
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+def test_causal_halves_match_a_masked_softmax(dtype: torch.dtype) -> None:
+    q, k, v = draw(36, 3, 16, dtype)
+    out = run(q, k, v, [0, 12, 24, 24], segment_rows=12, causal_half=True)
+    assert error(out[:24], causal_halves(q[:24], k[:24], v[:24], 12)) <= BOUNDS[dtype]
+    assert torch.equal(out[24:], torch.zeros_like(out[24:]))
+
+
+def test_gradients_of_causal_halves_match_the_masked_softmax() -> None:
+    tensors, offsets = draw(24, 2, 16, torch.float64), torch.tensor([0, 12, 24], dtype=torch.int32)
+    weight = torch.randn(24, 2, 16, generator=torch.Generator().manual_seed(9)).double()
+    node, longest = torch.ops.vitgraph.segment_attention, torch.tensor(12, dtype=torch.int32)
+    theirs = gradients(lambda *qkv: causal_halves(*qkv, 12), tensors, weight)
+    for ours in (
+        gradients(
+            lambda *qkv: run(*qkv, [0, 12, 24], segment_rows=12, causal_half=True), tensors, weight
+        ),
+        gradients(lambda *qkv: node(*qkv, offsets, longest, None, 12, True), tensors, weight),
+    ):
+        for mine, truth in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(mine, truth, rtol=0, atol=1e-12)
+
+
 def node_arguments(requires_grad: bool) -> tuple:
     tensors = [x.requires_grad_(requires_grad) for x in draw(15, 2, 16, torch.float32)]
     offsets = torch.tensor([0, 5, 5, 12], dtype=torch.int32)

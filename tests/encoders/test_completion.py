@@ -48,6 +48,7 @@ OFFERED = {
     "deepseek_vl_hybrid": SEVERAL_PATHS,
     "deepseek_vl2": SEVERAL_PATHS,
     "deepseek_ocr": SEVERAL_PATHS | {"at_mode"},
+    "deepseek_ocr2": SEVERAL_PATHS,
     "gemma4": PACKED,
     "step3": SEVERAL_PATHS,
     "step3_vl": SEVERAL_PATHS,

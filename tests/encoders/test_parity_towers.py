@@ -91,15 +91,32 @@ INTERN_SLOW: list[Grids] = [
 ]
 INTERN_NARROW_ONLY: list[Grids] = [[[1, 34, 40]], [[1, 40, 2]]]
 
+OCR2_FAST: list[Grids] = [[[1, 16, 16]], [[2, 12, 12], [1, 12, 12]], [[1, 5, 30]]]
+OCR2_SLOW: list[Grids] = [
+    *OCR2_FAST,
+    *([[1, *sides]] for sides in ((8, 32), (32, 8), (4, 64), (64, 4), (4, 36), (36, 4), (7, 29))),
+    *(
+        [[1, *sides]]
+        for sides in ((9, 9), (10, 12), (11, 9), (13, 16), (14, 14), (15, 13), (3, 34))
+    ),
+    [[3, 16, 16], [1, 16, 16], [2, 16, 16]],
+    [[1, 12, 12], [4, 12, 12]],
+    [[2, 4, 36], [1, 4, 36]],
+]
+"""Views of 9 or of 16 cells, for which the small DeepSeek-OCR-2 has queries."""
+
 
 def test_the_slow_tier_has_twenty_grids_a_family() -> None:
     assert len(QWEN_SLOW) >= 20
     assert len(INTERN_SLOW) >= 20
+    assert len(OCR2_SLOW) >= 20
 
 
 def grids_of(family: Family, tier: str) -> list[Grids]:
     if family.variant and not family.tiled and tier == "fast":
         return QWEN_FAST[:2]
+    if family.name == "deepseek_ocr2":
+        return OCR2_FAST if tier == "fast" else OCR2_SLOW
     if family.name.startswith(WITHOUT_TABLE) and tier == "narrow":
         return QWEN_SLOW
     lists = {

@@ -28,7 +28,9 @@ pytestmark = NEEDS_CUDA
 CALLS = [IMAGES, IMAGES[::-1], IMAGES[:1], IMAGES[-1:]]
 
 
-@pytest.fixture(scope="module", params=[*NAMES, "deepseek_vl_hybrid", "deepseek_ocr"])
+@pytest.fixture(
+    scope="module", params=[*NAMES, "deepseek_vl_hybrid", "deepseek_ocr", "deepseek_ocr2"]
+)
 def encoder(request: pytest.FixtureRequest) -> PathsEncoder:
     """A small encoder of several paths on the GPU, in bfloat16 and accelerated."""
     name = request.param

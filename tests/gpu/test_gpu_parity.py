@@ -130,6 +130,21 @@ def test_equal_segments_match_a_masked_softmax_beside_whole_segments_of_nan(
 
 
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+def test_causal_halves_match_those_of_the_cpu_in_float64(dtype: torch.dtype) -> None:
+    """Flash's rule, memory-efficient attention's and a mask are one."""
+    tensors = draw(3 * 288, 64, dtype, tail=2 * 288)
+    offsets = torch.tensor([0, 288, 576, 864, 864, 864], dtype=torch.int32, device="cuda")
+    with any_sync_is_an_error():
+        out = attention(*tensors, offsets, torch.tensor(288), segment_rows=288, causal_half=True)
+    q, k, v = (x[:864].double().cpu() for x in tensors)
+    truth = attention(
+        q, k, v, offsets[:4].cpu(), torch.tensor(288), segment_rows=288, causal_half=True
+    )
+    assert error(out[:864], truth.cuda()) <= BOUNDS[dtype]
+    assert torch.equal(out[864:], torch.zeros_like(out[864:]))
+
+
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
 def test_a_longer_longest_segment_and_padding_made_beforehand_change_no_bit(
     dtype: torch.dtype,
 ) -> None:

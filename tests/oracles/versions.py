@@ -13,6 +13,10 @@ UNLIMITED_OCR = ("transformers", "5.18", "it has no UnlimitedOcrModel")
 """Why DeepSeek-OCR is not compared with an older transformers."""
 
 
+DEEPSEEK_OCR2 = ("transformers", "5.19", "it has no DeepseekOcr2VisionModel")
+"""Why DeepSeek-OCR-2 is not compared with an older transformers."""
+
+
 def needs(package: str, than: str, otherwise: str) -> pytest.MarkDecorator:
     """Skip a test where a package is older than a version; ``otherwise`` says what that does."""
     reason = f"{package} {version(package)} is older than {than}: {otherwise}"

@@ -338,6 +338,9 @@ class AttentionCall(NamedTuple):
     k: Tensor
     cu_seqlens: Tensor | None
     scale: float
+    causal_half: bool = False
+    """Whether the first half of a segment attends to that half, and each row of the second half to
+    the rows up to itself; if not, all rows attend to all."""
 
 
 class _CallsOfAttention(TorchFunctionMode):
@@ -412,6 +415,10 @@ def _weights(call: AttentionCall, query_weights: Tensor, heads: Heads) -> Tensor
         keys = k[start:end].to(dtype).permute(1, 2, 0)
         for part in query_rows.split(max(SCORES_AT_ONCE // max(q.shape[1] * (end - start), 1), 1)):
             scores = (q[part].to(dtype) * call.scale).transpose(0, 1) @ keys
+            if call.causal_half:
+                last = (part - start).clamp(min=(end - start) // 2 - 1)
+                hidden = torch.arange(end - start, device=q.device) > last[:, None]
+                scores = scores.masked_fill(hidden, -torch.inf)
             received = scores.softmax(-1)
             if heads == "mean":
                 received = received.mean(0, keepdim=True)
@@ -452,12 +459,13 @@ def _class_rows(numbers: Tensor, queries: str, shape: torch.Size, prefix: Tensor
         return of_segments[segment]
     length = shape[-1] if len(shape) == 2 else numbers.numel()
     first: Tensor = (numbers.flatten() // length).unique() * length
-    class_count = length - numbers.numel() // len(first) if len(shape) == 2 else 0
-    if not class_count:
+    rows = (first[:, None] + torch.arange(length, device=first.device)).flatten()
+    others = rows[~torch.isin(rows, numbers)]
+    if len(shape) != 2 or not len(others):
         raise ValueError(
             "queries='cls': this encoder has no class token; take None for all patches, or points"
         )
-    return (first[:, None] + torch.arange(class_count, device=first.device)).flatten()
+    return others
 
 
 def _rows_of_points(numbers: Tensor, queries: Queries) -> Tensor:

@@ -225,9 +225,10 @@ def _dense_attention(lengths: dict[int, list[int]]) -> _Attend:
         max_seqlen: Tensor,
         padding: Tensor | None,
         segment_rows: int,
+        causal_half: bool = False,
     ) -> Tensor:
         if segment_rows:
-            return _attend_equal(q, k, v, segment_rows)
+            return _attend_equal(q, k, v, segment_rows, causal_half)
         if not lengths:
             return _attend_masked(q, k, v, cu_seqlens)
         return _attend_runs(q, k, v, lengths[cu_seqlens.shape[0]])
@@ -235,9 +236,13 @@ def _dense_attention(lengths: dict[int, list[int]]) -> _Attend:
     return attend
 
 
-def _attend_equal(q: Tensor, k: Tensor, v: Tensor, rows: int) -> Tensor:
+def _attend_equal(q: Tensor, k: Tensor, v: Tensor, rows: int, causal_half: bool = False) -> Tensor:
     q, k, v = (x.unflatten(0, (-1, rows)).transpose(1, 2) for x in (q, k, v))
-    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(0, 1)
+    mask = None
+    if causal_half:  # each row sees the first half, and those of the second also what precedes them
+        mask = torch.ones(rows, rows, dtype=torch.bool, device=q.device).tril()
+        mask[:, : rows // 2] = True
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(0, 1)
 
 
 def _attend_runs(q: Tensor, k: Tensor, v: Tensor, lengths: list[int]) -> Tensor:

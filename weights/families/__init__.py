@@ -13,7 +13,13 @@ from collections.abc import Mapping
 
 from .baidu import ERNIE4_5_VL, PADDLEOCR_VL
 from .clip import CLIP, LLAVA
-from .deepseek import DEEPSEEK_OCR, DEEPSEEK_VL, DEEPSEEK_VL2, DEEPSEEK_VL_HYBRID
+from .deepseek import (
+    DEEPSEEK_OCR,
+    DEEPSEEK_OCR2,
+    DEEPSEEK_VL,
+    DEEPSEEK_VL2,
+    DEEPSEEK_VL_HYBRID,
+)
 from .dino import DINOV2, DINOV3
 from .family import Family
 from .gemma import GEMMA4
@@ -42,6 +48,7 @@ FAMILIES: Mapping[str, Family] = {
         STEP3_VL,
         STEP3,
         DEEPSEEK_OCR,
+        DEEPSEEK_OCR2,
         DEEPSEEK_VL,
         DEEPSEEK_VL_HYBRID,
         DEEPSEEK_VL2,

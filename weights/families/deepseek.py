@@ -1,10 +1,12 @@
-"""The published layouts of DeepSeek-VL, DeepSeek-VL2, DeepSeek-OCR and Unlimited-OCR."""
+"""The published layouts of DeepSeek-VL and VL2, DeepSeek-OCR and OCR-2, and Unlimited-OCR."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from encoders import (
+    DeepseekOCR2Config,
+    DeepseekOCR2Encoder,
     DeepseekOCRConfig,
     DeepseekOCREncoder,
     DeepseekVL2Config,
@@ -17,7 +19,7 @@ from encoders import (
 
 from ..layouts import Layout, Prefix
 from ..published import family_facts
-from .family import Family, TransformersClass, length
+from .family import Family, TransformersClass, length, with_vision
 from .siglip import QKV, siglip_names
 
 # DeepSeek-VL
@@ -160,20 +162,23 @@ DEEPSEEK_VL2 = Family(
 
 _CLIP_POSITIONS = "vision_model.embeddings.position_embedding"
 _CLIP_LAYER = "vision_model.transformer.layers.N"
+_SAM_NAMES = {
+    "pos_embed": "sam_model.pos_embed",
+    "patch_embed": "sam_model.patch_embed",
+    "blocks.N.mlp.lin1": "sam_model.blocks.N.mlp.fc1",
+    "blocks.N.mlp.lin2": "sam_model.blocks.N.mlp.fc2",
+    "blocks.N": "sam_model.blocks.N",
+    "neck": "sam_model.neck",
+    "net_2": "sam_model.net_2",
+    "net_3": "sam_model.net_3",
+}
 _OCR_LAYOUT = Layout(
     name="deepseek-ocr",
     prefixes=(Prefix("model.", "sam_model."), Prefix("", "")),
     marks=("net_2.",),
     projector=("vision_model.", "projector.", "image_newline", "view_seperator"),
     renames={
-        "pos_embed": "sam_model.pos_embed",
-        "patch_embed": "sam_model.patch_embed",
-        "blocks.N.mlp.lin1": "sam_model.blocks.N.mlp.fc1",
-        "blocks.N.mlp.lin2": "sam_model.blocks.N.mlp.fc2",
-        "blocks.N": "sam_model.blocks.N",
-        "neck": "sam_model.neck",
-        "net_2": "sam_model.net_2",
-        "net_3": "sam_model.net_3",
+        **_SAM_NAMES,
         f"{_CLIP_POSITIONS}.weight": _CLIP_POSITIONS,
         f"{_CLIP_LAYER}.layer_norm1": "vision_model.blocks.N.norm1",
         f"{_CLIP_LAYER}.layer_norm2": "vision_model.blocks.N.norm2",
@@ -192,4 +197,34 @@ DEEPSEEK_OCR = Family(
     model_types=("vision", "deepseek_vl_v2", "unlimited-ocr", "unlimited_ocr"),
     signs=(("net_3.weight", "vision_model.pre_layrnorm.weight"),),
     layouts=(_OCR_LAYOUT,),
+)
+
+# DeepSeek-OCR-2
+
+_STACK = "qwen2_model.model.model"
+_OCR2_LAYOUT = Layout(
+    name="deepseek-ocr2",
+    prefixes=_OCR_LAYOUT.prefixes,
+    marks=("net_2.",),
+    projector=("qwen2_model.", "projector.", "view_seperator"),
+    renames={
+        **_SAM_NAMES,
+        f"{_STACK}.layers.N.input_layernorm": "blocks.N.norm1",
+        f"{_STACK}.layers.N.post_attention_layernorm": "blocks.N.norm2",
+        f"{_STACK}.layers.N.self_attn": "blocks.N.attn",
+        f"{_STACK}.layers.N": "blocks.N",
+        f"{_STACK}.norm": "norm",
+        "qwen2_model.query_768": "query_768",
+        "qwen2_model.query_1024": "query_1024",
+    },
+    ignored=(f"{_STACK}.embed_tokens",),  # the blocks read cells and queries, no words
+    processor_files=family_facts("deepseek_ocr2").processors["deepseek-ocr2"],
+)
+DEEPSEEK_OCR2 = Family(
+    name="deepseek_ocr2",
+    encoder=DeepseekOCR2Encoder,
+    config=DeepseekOCR2Config,
+    model_types=("vision", "deepseek_vl_v2", *with_vision("deepseek_ocr2")),
+    signs=(("net_3.weight", "query_768.weight"),),
+    layouts=(_OCR2_LAYOUT,),
 )

@@ -144,7 +144,7 @@ def _reference(
     rows = shape.longest if shape.equal else 0
     if shape.group > 1:
         k, v = (x.repeat_interleave(shape.group, 1) for x in (k, v))
-    return attention(q, k, v, offsets, longest, segment_rows=rows)
+    return attention(q, k, v, offsets, longest, segment_rows=rows, causal_half=shape.causal_half)
 
 
 def _takes_half(shape: AttentionShape, dtype: torch.dtype, max_size: int) -> bool:

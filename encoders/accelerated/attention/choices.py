@@ -84,12 +84,15 @@ class KernelChoices:
         return [
             name
             for name in names
-            if is_installed(KERNELS[name].package)
+            if not shape.causal_half
+            and is_installed(KERNELS[name].package)
             and KERNELS[name].takes(shape, q.dtype, capability)
         ]
 
     def _fall_back(self, shape: AttentionShape, dtype: torch.dtype) -> str:
         """Return the name of the reference attention, for a shape that no kernel takes.
+
+        It is also the only one for halves that are causal: it is flash attention by torch's rule.
 
         If the user asked for a kernel by name, a warning says why that kernel cannot run.
         """
@@ -222,7 +225,7 @@ class KernelChoices:
         chosen, relative = {}, {}
         try:
             for row in saved_rows(choices["attention"]):
-                shape = AttentionShape._make(row[name] for name in AttentionShape._fields)
+                shape = AttentionShape(**{n: row[n] for n in AttentionShape._fields if n in row})
                 chosen[shape] = str(row["kernel"])
             for row in saved_rows(choices.get("relative_positions", ())):
                 views = RelativeShape._make(row[name] for name in RelativeShape._fields)

@@ -64,8 +64,8 @@ class FusedAttention:
                 "grid_thw of these pixels"
             )
         self.buffer: Tensor | None = None
-        self.picks: dict[bool, tuple[AttentionShape, AttentionKernel]] = {}
-        """Shape and attention kernel, for window attention (True) and full attention (False)."""
+        self.picks: dict[tuple[bool, bool], tuple[AttentionShape, AttentionKernel]] = {}
+        """Shape and attention kernel, by whether it is window attention and half of it causal."""
 
     def takes(self, parts: BlockParts, hidden: Tensor) -> bool:
         """Return whether :meth:`attend` can compute the attention of a block, for states [T, D]."""
@@ -96,12 +96,14 @@ class FusedAttention:
         cos, sin = self._angles(parts)
         if self.buffer is None:  # zeros, because kernels leave padded rows unwritten
             self.buffer = torch.zeros_like(q, memory_format=torch.contiguous_format)
-        if parts.windowed not in self.picks:
+        kind = parts.windowed, parts.causal_half
+        if kind not in self.picks:
             shape = self._shape_of(q, len(offsets) - 1, longest, heads // shared)
+            shape = shape._replace(causal_half=parts.causal_half)
             name = self.choices.pick(q, shape)
-            self.picks[parts.windowed] = shape, self.choices.kernel(name)
+            self.picks[kind] = shape, self.choices.kernel(name)
             self.run_record.kernels.add(name)
-        shape, kernel = self.picks[parts.windowed]
+        shape, kernel = self.picks[kind]
         scale = parts.softmax_scale
         factor = 1.0 if scale is None else scale * q.shape[-1] ** 0.5  # kernels scale by K ** -0.5
         # The rotation of queries and keys clears padding, too.

@@ -16,13 +16,14 @@ from transformers import (
 
 from encoders.contract import EncoderOutput
 from encoders.deepseek.deepseek_ocr import DeepseekOCRTower
+from encoders.deepseek.deepseek_ocr2 import DeepseekOCR2Tower
 from encoders.deepseek.deepseek_vl import LowResolution
 from weights import FAMILIES
 
 from ..configs import Config
 from ..family import make_row
 from ..keys import State, renamed, split_qkv
-from ..versions import UNLIMITED_OCR, skip_without
+from ..versions import DEEPSEEK_OCR2, UNLIMITED_OCR, skip_without
 
 NARROW = {"width": 64, "heads": 4, "intermediate_size": 112}
 SAM_NARROW = {
@@ -33,6 +34,7 @@ SAM_NARROW = {
     "window_size": 5,
     "downsample_channels": [48, 96],
 }
+STACK_NARROW = {"dim": 64, "heads": 4, "num_key_value_heads": 2, "intermediate_size": 112}
 SAM_TINY = {**SAM_NARROW, "layers": 3, "global_attn_indexes": [1], "image_size": 128}
 """Sizes of small towers, by the names of DeepSeek's configs."""
 
@@ -57,6 +59,13 @@ def ocr(clip: Config, sam: Config) -> Config:
     """Return changes to the sizes of both towers of DeepSeek-OCR."""
     towers = _published("deepseek_ocr")["width"]
     changed = {"clip-l-14-224": clip, "sam_vit_b": sam}
+    return {"width": {name: towers[name] | new for name, new in changed.items()}}
+
+
+def ocr2(stack: Config, sam: Config) -> Config:
+    """Return changes to the sizes of SAM and of the blocks of DeepSeek-OCR-2."""
+    towers = _published("deepseek_ocr2")["width"]
+    changed = {"qwen2-0-5b": stack, "sam_vit_b": sam}
     return {"width": {name: towers[name] | new for name, new in changed.items()}}
 
 
@@ -161,6 +170,45 @@ def ocr_reference(config: Config) -> nn.Module:
     return model
 
 
+def ocr2_reference(config: Config) -> nn.Module:
+    """Build transformers' tower of DeepSeek-OCR-2, with its projector and separator beside it.
+
+    Its queries have a fixed number of rows, so that those of smaller views take their place.
+    """
+    skip_without(*DEEPSEEK_OCR2)
+    from transformers.models.deepseek_ocr2 import configuration_deepseek_ocr2 as configs
+    from transformers.models.deepseek_ocr2.modeling_deepseek_ocr2 import DeepseekOcr2VisionModel
+
+    vision = config["vision_config"]
+    sam, stack = vision["width"]["sam_vit_b"], vision["width"]["qwen2-0-5b"]
+    wrapped = configs.DeepseekOcr2VisionConfig(
+        sam_config={
+            **_sam({"image_size": vision["image_size"], **sam}),
+            "downsample_channels": sam["downsample_channels"],
+        },
+        encoder_config={
+            "hidden_size": stack["dim"],
+            "intermediate_size": stack.get("intermediate_size", 4864),
+            "num_hidden_layers": stack.get("layers", 24),
+            "num_attention_heads": stack.get("heads", 14),
+            "num_key_value_heads": stack.get("num_key_value_heads", 2),
+            "rope_parameters": {"rope_theta": 1e6, "rope_type": "default"},
+        },
+    )
+    model = DeepseekOcr2VisionModel._from_config(wrapped, attn_implementation="sdpa")
+    for name, side in ocr2_sides(vision["image_size"]).items():
+        setattr(model, f"query_{name}_resolution", nn.Embedding((side // 64) ** 2, stack["dim"]))
+    width = config["projector_config"]["n_embed"]
+    whole = nn.ModuleDict({"tower": model, "projector": nn.Linear(stack["dim"], width)})
+    whole.register_parameter("separator", nn.Parameter(torch.zeros(width)))
+    return whole
+
+
+def ocr2_sides(image_size: int) -> dict[str, int]:
+    """Return the sides of views in pixels, by the published ones that name the queries."""
+    return {"768": image_size * 3 // 4, "1024": image_size}
+
+
 _SIGLIP_NAMES = [
     (r"vision\.pos_embed$", "vision.embeddings.position_embedding.weight"),
     (r"vision\.patch_embed\.proj\.", "vision.embeddings.patch_embedding."),
@@ -263,6 +311,30 @@ def ocr_keys(state: State) -> State:
     }
 
 
+def ocr2_keys(state: State) -> State:
+    """Map to transformers' DeepseekOcr2VisionModel, and the layers beside it."""
+    sam = _part(state, "sam_model.")
+    nets = {"net_2.weight": "proj.conv1.weight", "net_3.weight": "proj.conv2.weight"}
+    blocks = renamed(
+        _under("layers.", _part(state, "blocks.")),
+        [
+            (r"\.norm1\.", ".input_layernorm."),
+            (r"\.norm2\.", ".post_attention_layernorm."),
+            (r"\.attn\.", ".self_attn."),
+        ],
+    )
+    return {
+        **_under("tower.sam_encoder.", _sam_keys({k: x for k, x in sam.items() if k not in nets})),
+        **{f"tower.sam_encoder.{nets[key]}": sam[key] for key in nets},
+        **_under("tower.vision_encoder.", blocks),
+        "tower.vision_encoder.norm.weight": state["norm.weight"],
+        "tower.query_768_resolution.weight": state["query_768.weight"],
+        "tower.query_1024_resolution.weight": state["query_1024.weight"],
+        **_under("projector.", _part(state, "projector.layers.")),
+        "separator": state["view_seperator"],
+    }
+
+
 def vl_output(reference: Any, pixels: Tensor, grid_thw: Tensor) -> EncoderOutput:
     """Run transformers' DeepSeek-VL on views."""
     out = reference.get_image_features(pixels, interpolate_pos_encoding=True)
@@ -280,6 +352,24 @@ def ocr_output(reference: Any, pixels: Tensor, grid_thw: Tensor) -> EncoderOutpu
     """Run transformers' tower and projector on views of one size."""
     hidden = reference.vision_tower(pixels).last_hidden_state
     return EncoderOutput(hidden, reference.multi_modal_projector(hidden).flatten(0, 1), ())
+
+
+def ocr2_output(reference: Any, pixels: Tensor, grid_thw: Tensor) -> EncoderOutput:
+    """Run transformers' tower without its last norm, then norm and projector, on views of one size.
+
+    transformers takes the queries for 768 pixels if there are up to 144 cells of a view.
+    """
+    tower = reference["tower"]
+    cells = -(-pixels.shape[2] // 64) * -(-pixels.shape[3] // 64)
+    small, norm = tower.query_768_resolution, tower.vision_encoder.norm
+    large = tower.query_1024_resolution
+    tower.query_768_resolution = large if cells == len(large.weight) else small
+    tower.vision_encoder.norm = nn.Identity()
+    try:
+        hidden = tower(pixels).last_hidden_state
+    finally:
+        tower.query_768_resolution, tower.vision_encoder.norm = small, norm
+    return EncoderOutput(hidden, reference["projector"](norm(hidden)).flatten(0, 1), ())
 
 
 ROWS = [
@@ -324,5 +414,25 @@ ROWS = [
         side=128,
         eager=True,
         six=ocr(clip={"layers": 6}, sam={"layers": 6, "global_attn_indexes": [2, 5]}),
+    ),
+    make_row(
+        "deepseek_ocr2", "deepseek-ai/DeepSeek-OCR-2", ocr2_reference, ocr2_keys, ocr2_output,
+        shallow={
+            **ocr2(stack={"layers": 1}, sam={"layers": 2, "global_attn_indexes": [1]}),
+            "image_size": 256,
+        },
+        narrow={
+            **ocr2(stack=STACK_NARROW, sam={**SAM_NARROW, "downsample_channels": [40, 64]}),
+            "image_size": 256, "llm_width": 48,
+        },
+        tiny={
+            **ocr2(
+                stack={**STACK_NARROW, "layers": 3},
+                sam={**SAM_TINY, "image_size": 256, "downsample_channels": [40, 64]},
+            ),
+            "image_size": 256, "llm_width": 48,
+        },
+        variant=True,
+        tower=DeepseekOCR2Tower,
     ),
 ]  # fmt: skip

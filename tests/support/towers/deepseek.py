@@ -18,8 +18,11 @@ from encoders.deepseek.deepseek_ocr_pixels import OcrPreprocessor
 from tests.oracles import NO_LIFT, draw_weights
 from tests.oracles.configs import Config
 from tests.oracles.references.deepseek import (
+    STACK_NARROW,
     hybrid_keys,
     hybrid_reference,
+    ocr2_keys,
+    ocr2_reference,
     ocr_keys,
     ocr_reference,
     vl_keys,
@@ -65,17 +68,27 @@ def _ocr(config: Config) -> None:
     config["projector_config"]["n_embed"] = 48
 
 
+def _ocr2(config: Config) -> None:
+    towers = config["vision_config"]["width"]
+    towers["qwen2-0-5b"].update(STACK_NARROW, layers=3)
+    towers["sam_vit_b"].update(_SAM, downsample_channels=[40, 64])
+    config["vision_config"]["image_size"] = 256
+    config["projector_config"]["n_embed"] = 48
+
+
 _SHRINK: dict[str, Callable[[Config], None]] = {
     "deepseek_vl": _vl,
     "deepseek_vl_hybrid": _hybrid,
     "deepseek_vl2": _vl2,
     "deepseek_ocr": _ocr,
+    "deepseek_ocr2": _ocr2,
 }
 _REFERENCES: dict[str, tuple[Callable[[Config], nn.Module], Callable[[Any], Any]]] = {
     "deepseek_vl": (vl_reference, vl_keys),
     "deepseek_vl_hybrid": (hybrid_reference, hybrid_keys),
     "deepseek_vl2": (VL2Reference, lambda state: state),
     "deepseek_ocr": (ocr_reference, ocr_keys),
+    "deepseek_ocr2": (ocr2_reference, ocr2_keys),
 }
 SIDES = {"image": 128, "tiles": 64}
 """Sides of the views of the tiny DeepSeek-OCR in pixels, in place of 1024 and 640."""
@@ -85,6 +98,7 @@ TILES: dict[str, list[tuple[int, int, bool]]] = {
     "deepseek_vl_hybrid": [(1, 1, False)] * 3,
     "deepseek_vl2": VL2_TILES,
     "deepseek_ocr": OCR_TILES,
+    "deepseek_ocr2": OCR_TILES,
 }
 """Tiles of the images that the families of several views are tested with."""
 FAMILIES = list(TILES)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from encoders import (
     ClipEncoder,
+    DeepseekOCR2Encoder,
     DeepseekVLEncoder,
     DeepseekVLHybridEncoder,
     Encoder,
@@ -120,6 +121,7 @@ REFUSED: Mapping[type[Encoder], str] = {
     LlavaEncoder: "its model in transformers reads an inner layer of its tower",
     Siglip2Encoder: "the head of its model in transformers reads padded tokens",
     DeepseekVLHybridEncoder: "its projector in transformers takes what two towers return",
+    DeepseekOCR2Encoder: "its model in transformers calls its tower once per kind of view",
     Step3VLEncoder: "its model in transformers calls its tower once per kind of view",
 }
 """Class of an encoder that can replace no tower of transformers for a special reason -> the reason,
