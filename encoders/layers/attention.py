@@ -27,7 +27,6 @@ import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
 from torch.overrides import handle_torch_function, has_torch_function
 
 from .segments import BELONGING_METADATA, padding_rows
@@ -141,6 +140,8 @@ def _attend_dense(q: Tensor, k: Tensor, v: Tensor, segments: int, causal_half: b
     q, k, v = (rearrange(x, "(s n) h k -> s h n k", s=segments) for x in (q, k, v))
     if not causal_half:
         return rearrange(F.scaled_dot_product_attention(q, k, v), "s h n k -> (s n) h k")
+    from torch.nn.attention.bias import causal_lower_right  # imports Triton
+
     half = q.shape[2] // 2
     first = F.scaled_dot_product_attention(*(x[:, :, :half] for x in (q, k, v)))
     rule = causal_lower_right(half, 2 * half)
