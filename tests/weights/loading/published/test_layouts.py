@@ -294,7 +294,7 @@ def test_families_of_one_model_type_are_told_apart_by_their_tensors() -> None:
 
 
 def test_a_shared_model_type_with_other_tensors_is_refused() -> None:
-    names = ["model.sam_model.net_3.weight", "model.qwen2_model.query_768.weight"]
+    names = ["model.sam_model.net_3.weight", "model.other_model.queries.weight"]
     config = {"model_type": "deepseek_vl_v2", "vision_config": {"model_type": "vision"}}
     with pytest.raises(CheckpointError, match="'vision', with tensors of no known tower"):
         find_family(contents(config, names))
