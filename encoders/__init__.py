@@ -4,7 +4,7 @@ Each maker or line of models has a folder with its towers, one file each, and it
 (``*_pixels``; those of Qwen and GLM are in ``inputs.patches``, because others use them): ``qwen``,
 ``intern``, ``siglip``, ``clip``, ``glm``, ``gemma``, ``deepseek``, ``step``, ``kimi``, ``mistral``,
 ``minimax``, ``baidu``, ``llama``, ``idefics``, ``lfm``, ``dino``, ``nvidia``, ``meta`` and
-``rednote``. Gemma 3 is in ``siglip``, because it has SigLIP's tower.
+``rednote``. Gemma 3 and PaliGemma are in ``siglip``, because they have SigLIP's tower.
 
 All other files and folders are shared; in the order in which a value travels:
 
@@ -109,6 +109,8 @@ from .rednote.dots_ocr import DotsOCRConfig as DotsOCRConfig
 from .rednote.dots_ocr import DotsOCREncoder as DotsOCREncoder
 from .siglip.siglip import Gemma3Config as Gemma3Config
 from .siglip.siglip import Gemma3Encoder as Gemma3Encoder
+from .siglip.siglip import PaliGemmaConfig as PaliGemmaConfig
+from .siglip.siglip import PaliGemmaEncoder as PaliGemmaEncoder
 from .siglip.siglip import SiglipConfig as SiglipConfig
 from .siglip.siglip import SiglipEncoder as SiglipEncoder
 from .siglip.siglip2 import Siglip2Config as Siglip2Config

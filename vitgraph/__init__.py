@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from encoders import MiniMaxM3Encoder as MiniMaxM3Encoder
     from encoders import MoonViTEncoder as MoonViTEncoder
     from encoders import PaddleOCRVLEncoder as PaddleOCRVLEncoder
+    from encoders import PaliGemmaEncoder as PaliGemmaEncoder
     from encoders import PathsEncoder as PathsEncoder
     from encoders import PixtralEncoder as PixtralEncoder
     from encoders import Qwen2_5VLEncoder as Qwen2_5VLEncoder

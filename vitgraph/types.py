@@ -36,6 +36,7 @@ from encoders import ModeName as ModeName
 from encoders import MoonViTConfig as MoonViTConfig
 from encoders import OutputField as OutputField
 from encoders import PaddleOCRVLConfig as PaddleOCRVLConfig
+from encoders import PaliGemmaConfig as PaliGemmaConfig
 from encoders import PartialOutput as PartialOutput
 from encoders import PatchConfig as PatchConfig
 from encoders import PathInputs as PathInputs

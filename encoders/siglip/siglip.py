@@ -1,13 +1,17 @@
-"""SigLIP and SigLIP2 of one image size, and Gemma 3's encoder, which has the same tower.
+"""SigLIP and SigLIP2 of one image size, and Gemma 3's and PaliGemma's encoders with that tower.
 
 A pre-norm ViT over square views without a class token: learned positions, layer norms, a final
 norm. SigLIP's head turns the tokens of an image into one vector (``embed(pool="head")``). Gemma 3
-has no head; it takes the mean of 4x4 patches, normalises it and projects it.
+has no head; it takes the mean of 4x4 patches, normalises it and projects it. PaliGemma projects
+each patch.
 
-Source: ``SiglipVisionModel`` and ``Gemma3MultiModalProjector`` of transformers 5.23.0.
+Source: ``SiglipVisionModel``, ``Gemma3MultiModalProjector`` and ``PaliGemmaMultiModalProjector`` of
+transformers 5.23.0.
 Repo ids: google/siglip-{base,large}-patch16-*, google/siglip-so400m-patch14-{224,384},
 google/siglip2-{base,large,so400m,giant-opt}-patch{14,16,32}-*, google/gemma-3-{4b,12b,27b}-{pt,it},
-google/medgemma-4b-{pt,it}. Repos whose names end in naflex have the tower of ``siglip2.py``.
+google/medgemma-4b-{pt,it}, google/paligemma-3b-{pt,mix}-{224,448,896},
+google/paligemma2-{3b,10b,28b}-{pt,mix}-{224,448,896}, vidore/colpali-v1.{2,3}-hf. Repos whose names
+end in naflex have the tower of ``siglip2.py``.
 
 Shapes: B views, n patches of a view, D width, N tokens.
 
@@ -151,6 +155,27 @@ class Gemma3Config(SiglipConfig):
         )
 
 
+@dataclass(frozen=True)
+class PaliGemmaConfig(SiglipConfig):
+    """The sizes of a SigLIP tower and of PaliGemma's projector behind it."""
+
+    out_hidden_size: int = 2048
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, object]) -> PaliGemmaConfig:
+        """Read the ``config.json`` of a PaliGemma or ColPali model.
+
+        Raises:
+            ValueError: a config value that is not supported, or sizes that disagree.
+        """
+        model = {**config, **find_section(config, "vlm_config")}
+        vision = find_section(config, "vision_config", "vlm_config.vision_config")
+        return cls(
+            **vars(SiglipConfig.from_hf(vision)),
+            out_hidden_size=read_size(model, "projection_dim", default=2048),
+        )
+
+
 class SiglipEncoder(TileEncoder):
     """Encodes views of one size to hidden states and one normed token per patch."""
 
@@ -182,7 +207,7 @@ class SiglipEncoder(TileEncoder):
 
         Returns:
             ``last_hidden_state`` [B, n, D] before the last norm, ``pooler_output`` [N, out] after
-            the last norm (and projector, in Gemma 3), no DeepStack features.
+            the last norm (and projector, if there is one), no DeepStack features.
         """
         metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
         hidden = self.embed_patches(pixel_values, metadata)
@@ -232,6 +257,19 @@ class Gemma3Encoder(SiglipEncoder):
     def _token_grid(self, h: int, w: int) -> tuple[int, int]:
         """Return rows and columns of tokens of ``h`` x ``w`` patches: one per square of patches."""
         return h // self.config.pool_size, w // self.config.pool_size
+
+
+class PaliGemmaEncoder(SiglipEncoder):
+    """Encodes views of one size to hidden states and one projected token per patch."""
+
+    def __init__(self, config: PaliGemmaConfig, preprocessor: Preprocessor | None = None) -> None:
+        super().__init__(config, preprocessor)
+        self.config: PaliGemmaConfig = config
+        self.projector = nn.Linear(config.hidden_size, config.out_hidden_size)
+
+    def _tokens(self, normed: Tensor, h: int, w: int) -> Tensor:
+        tokens: Tensor = self.projector(normed)
+        return tokens.flatten(0, 1)
 
 
 class Projector(nn.Module):

@@ -35,7 +35,7 @@ from .mistral import PIXTRAL
 from .nvidia import C_RADIO
 from .qwen import QWEN2_5_VL, QWEN2_VL, QWEN3_VL
 from .rednote import DOTS_OCR
-from .siglip import GEMMA3, SIGLIP, SIGLIP2
+from .siglip import GEMMA3, PALIGEMMA, SIGLIP, SIGLIP2
 from .step import STEP3, STEP3_VL
 
 FAMILIES: Mapping[str, Family] = {
@@ -59,6 +59,7 @@ FAMILIES: Mapping[str, Family] = {
         SIGLIP,
         SIGLIP2,
         GEMMA3,
+        PALIGEMMA,
         PIXTRAL,
         GEMMA4,
         PADDLEOCR_VL,

@@ -1,6 +1,7 @@
-"""SigLIP and SigLIP2 as Google publishes them, and Gemma 3, whose tower is SigLIP's.
+"""SigLIP and SigLIP2 as Google publishes them, and Gemma 3 and PaliGemma, whose tower is SigLIP's.
 
-Source of the names: ``SiglipModel``, ``Siglip2Model`` and ``Gemma3Model`` of transformers 5.23.0.
+Source of the names: ``SiglipModel``, ``Siglip2Model``, ``Gemma3Model``, ``PaliGemmaModel`` and
+``ColPaliForRetrieval`` of transformers 5.23.0.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from collections.abc import Mapping
 from encoders import (
     Gemma3Config,
     Gemma3Encoder,
+    PaliGemmaConfig,
+    PaliGemmaEncoder,
     Siglip2Config,
     Siglip2Encoder,
     SiglipConfig,
@@ -71,6 +74,23 @@ _GEMMA3 = Layout(
     },
     processor_files=family_facts("gemma3").processors["gemma3"],
 )
+_PALIGEMMA = Layout(
+    name="paligemma",
+    prefixes=(
+        Prefix("", "vision_tower.vision_model."),  # google/paligemma*
+        Prefix("", "vision_tower."),  # as transformers 5.23.0 saves it
+        Prefix("model.", "vision_tower.vision_model."),  # as transformers 4.52 to 4.57 saved it
+        Prefix("vlm.", "vision_tower.vision_model."),  # vidore/colpali-v1.*-hf
+        Prefix("vlm.", "vision_tower."),
+        Prefix("vlm.model.", "vision_tower.vision_model."),
+        Prefix("", ""),
+    ),
+    marks=_SIGLIP.marks,
+    projector=(f"{_PROJECTOR}.",),
+    joins=_SIGLIP.joins,
+    renames={**_NAMES, f"{_PROJECTOR}.linear": "projector"},
+    processor_files=family_facts("paligemma").processors["paligemma"],
+)
 _NAFLEX = Layout(
     name="siglip2-naflex",
     prefixes=_SIGLIP.prefixes,
@@ -130,4 +150,15 @@ GEMMA3 = Family(
     classes={"gemma3": _SIGLIP_CLASS},
     fields=_CONFIG_FIELDS,
     outer_fields={("text_config.hidden_size",): length("projector.projection", 1)},
+)
+PALIGEMMA = Family(
+    name="paligemma",
+    encoder=PaliGemmaEncoder,
+    config=PaliGemmaConfig,
+    model_types=("paligemma", "colpali", "siglip_vision_model"),
+    signs=((f"{_PROJECTOR}.linear.weight", "post_layernorm.weight"),),
+    layouts=(_PALIGEMMA,),
+    classes={"paligemma": _SIGLIP_CLASS},
+    fields=_CONFIG_FIELDS,
+    outer_fields={("projection_dim",): length("projector.weight", 0)},
 )

@@ -1,13 +1,15 @@
-"""The references of SigLIP, SigLIP2 NaFlex and Gemma 3, which are models of transformers."""
+"""The references of SigLIP, NaFlex, Gemma 3 and PaliGemma, which are models of transformers."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 from transformers.models.gemma3 import configuration_gemma3, modeling_gemma3
+from transformers.models.paligemma import modeling_paligemma
 from transformers.models.siglip import configuration_siglip, modeling_siglip
 from transformers.models.siglip2 import configuration_siglip2, modeling_siglip2
 
@@ -72,6 +74,24 @@ def gemma3_keys(state: State) -> State:
     }
 
 
+def paligemma_reference(config: Config) -> nn.Module:
+    """Build the tower and the projector of transformers' PaliGemmaModel."""
+    tower: Any = siglip_reference(config)
+    tower.config.projection_dim = config["projection_dim"]
+    sizes = SimpleNamespace(vision_config=tower.config)
+    projector = modeling_paligemma.PaliGemmaMultiModalProjector(sizes)
+    return nn.ModuleDict({"tower": tower, "projector": projector})
+
+
+def paligemma_keys(state: State) -> State:
+    """Map to the tower and the projector of transformers' PaliGemmaModel."""
+    body = {key: x for key, x in state.items() if not key.startswith("projector.")}
+    return {
+        **{f"tower.{key}": x for key, x in siglip_keys(body).items()},
+        **{f"projector.linear.{x}": state[f"projector.{x}"] for x in ("weight", "bias")},
+    }
+
+
 def siglip_output(reference: Any, pixels: Tensor, grid_thw: Tensor) -> EncoderOutput:
     """Run transformers' tower on views; its last hidden state is what follows the norm."""
     tokens, hidden = _run(reference, pixels=pixels)
@@ -96,6 +116,12 @@ def gemma3_output(reference: Any, pixels: Tensor, grid_thw: Tensor) -> EncoderOu
     normed = projector.mm_soft_emb_norm(maps.flatten(2).transpose(1, 2))
     projected = normed @ projector.mm_input_projection_weight
     return EncoderOutput(hidden, projected.flatten(0, 1), ())
+
+
+def paligemma_output(reference: Any, pixels: Tensor, grid_thw: Tensor) -> EncoderOutput:
+    """Run transformers' tower on views, then its projector on every patch."""
+    tokens, hidden = _run(reference["tower"], pixels)
+    return EncoderOutput(hidden, reference["projector"](tokens).flatten(0, 1), ())
 
 
 def siglip2_inputs(pixels: Tensor, grid_thw: Tensor) -> dict[str, Tensor]:
@@ -163,6 +189,16 @@ ROWS = [
             **SIZES, "num_hidden_layers": 3, "image_size": 112, "mm_tokens_per_image": 16,
             "llm_width": 48,
         },
+        variant=True,
+        eager=True,
+        required=("num_attention_heads",),
+    ),
+    make_row(
+        "paligemma", "google/paligemma-3b-pt-224", paligemma_reference, paligemma_keys,
+        paligemma_output,
+        shallow={"num_hidden_layers": 1},
+        narrow={**SIZES, "projection_dim": 48},
+        tiny={**SIZES, "num_hidden_layers": 3, "image_size": 112, "projection_dim": 48},
         variant=True,
         eager=True,
         required=("num_attention_heads",),

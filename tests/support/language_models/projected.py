@@ -139,6 +139,7 @@ CASES: dict[str, Case] = {
         "gemma3", {"model_type": "gemma3_text", "layer_types": _LAYERS}, tiles, (16, 16, 16),
         {"mm_tokens_per_image": 16},
     ),
+    "paligemma": Case("paligemma", {"model_type": "gemma"}, tiles, (64, 64, 64)),
     "gemma4": Case(
         "gemma4",
         {"model_type": "gemma4_text", "layer_types": _LAYERS, "global_head_dim": 12,

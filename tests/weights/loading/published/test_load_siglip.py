@@ -1,4 +1,4 @@
-"""Checkpoints of SigLIP, SigLIP2 NaFlex and Gemma 3: sparse configs, decoys, strict errors."""
+"""Checkpoints of SigLIP, NaFlex, Gemma 3 and PaliGemma: sparse configs, decoys, strict errors."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from tests.support.hub.server import HubServer
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, inspect_checkpoint, load_encoder
 
-KINDS = ("siglip", "siglip2", "gemma3")
+KINDS = ("siglip", "siglip2", "gemma3", "paligemma")
 TOWER = {
     "siglip": "vision_model.",
     "siglip2": "vision_model.",
     "gemma3": "vision_tower.vision_model.",
+    "paligemma": "vision_tower.vision_model.",
 }
 
 
