@@ -1,13 +1,14 @@
-"""Idefics3's and SmolVLM's encoder: SigLIP over square tiles of an image and the whole image.
+"""The encoder of Idefics3, SmolVLM and ModernVBERT: SigLIP over tiles and the whole image.
 
 A pre-norm ViT without a class token: learned positions, layer norms, a final norm; then squares of
 patches are put side by side and projected to one token. An image is cut into tiles of one size;
 the whole image, resized to such a tile, comes last.
 
-Source: ``Idefics3VisionTransformer``, ``Idefics3Connector`` and ``SmolVLMVisionTransformer`` of
-transformers 5.23.0.
+Source: ``Idefics3VisionTransformer``, ``Idefics3Connector``, ``SmolVLMVisionTransformer``,
+``SiglipVisionModel`` and ``ModernVBertConnector`` of transformers 5.23.0.
 Repo ids: HuggingFaceM4/Idefics3-8B-Llama3, HuggingFaceTB/SmolVLM-{256M,500M}-Instruct,
-HuggingFaceTB/SmolVLM-Instruct, HuggingFaceTB/SmolVLM2-{256M,500M,2.2B}-*.
+HuggingFaceTB/SmolVLM-Instruct, HuggingFaceTB/SmolVLM2-{256M,500M,2.2B}-*,
+ModernVBERT/{modernvbert,colmodernvbert-merged}.
 
 Shapes: B tiles, n patches of a tile, D width, N tokens.
 
@@ -39,11 +40,14 @@ from ..hf_config import (
     require_sizes,
     require_value,
 )
-from ..layers.blocks import Block, BlockSizes
+from ..layers.blocks import Block, BlockSizes, resize_table
 from ..layers.products import PatchEmbed
 
 if TYPE_CHECKING:
     from ..contract import Preprocessor
+
+_SIGLIP = {"hidden_size": 768, "num_attention_heads": 12, "patch_size": 16}
+"""Defaults of ``SiglipVisionConfig``, the tower of ModernVBERT, that differ from Idefics3's."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,8 @@ class Idefics3Config:
     out_hidden_size: int
     in_channels: int = 3
     layer_norm_eps: float = 1e-6
+    bicubic_positions: bool = False
+    """Whether tiles of another size have interpolated positions (ModernVBERT), or nearest ones."""
 
     def __post_init__(self) -> None:
         require_sizes(vars(self))
@@ -84,13 +90,19 @@ class Idefics3Config:
 
     @classmethod
     def from_hf(cls, config: Mapping[str, object]) -> Idefics3Config:
-        """Read the ``config.json`` of a checkpoint.
+        """Read the ``config.json`` of a checkpoint; ColModernVBERT's has the model in a section.
 
         Raises:
             ValueError: a config value that is not supported, or sizes that disagree.
         """
-        vision = find_section(config, "vision_config")
+        model = {**config, **find_section(config, "vlm_config")}
+        name = str(model.get("model_type"))
+        modern = name.endswith("modernvbert") or "pixel_shuffle_factor" in model
+        vision = find_section(config, "vision_config", "vlm_config.vision_config")
+        vision = {**_SIGLIP, **vision} if modern else vision
         require_value(vision, "hidden_act", "gelu_pytorch_tanh")
+        scale = 4 if modern else 2
+        text = {**find_section(config, "text_config"), **find_section(model, "text_config")}
         return cls(
             depth=read_size(vision, "num_hidden_layers", default=12, limit=1024),
             hidden_size=read_size(vision, "hidden_size", default=1152),
@@ -98,10 +110,13 @@ class Idefics3Config:
             num_heads=read_size(vision, "num_attention_heads", default=16),
             image_size=read_size(vision, "image_size", default=224),
             patch_size=read_size(vision, "patch_size", default=32),
-            scale_factor=read_size(config, "scale_factor", default=2, limit=64),
-            out_hidden_size=read_size(find_section(config, "text_config"), "hidden_size"),
+            scale_factor=read_size(
+                model, "scale_factor", "pixel_shuffle_factor", default=scale, limit=64
+            ),
+            out_hidden_size=read_size(text, "hidden_size", default=768 if modern else None),
             in_channels=read_size(vision, "num_channels", default=3),
             layer_norm_eps=read_epsilon(vision, "layer_norm_eps", default=1e-6),
+            bicubic_positions=modern,
         )
 
 
@@ -162,7 +177,9 @@ class Idefics3Encoder(TileEncoder):
         return h // self.config.scale_factor, w // self.config.scale_factor
 
     def _positions(self, h: int, w: int) -> Tensor:
-        """Return position embeddings [h*w, D]: the table or, for another grid, nearest entries."""
+        """Return position embeddings [h*w, D]: the table, or its entries for another grid."""
+        if self.config.bicubic_positions:
+            return resize_table(self.pos_embed, h, w, antialias=False)
         side = self.config.side
         if (h, w) == (side, side):
             return self.pos_embed

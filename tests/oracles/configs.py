@@ -21,8 +21,9 @@ CHAT_KEYS = (
     "mm_tokens_per_image",
     "projector_hidden_size",
     "projection_dim",
+    "pixel_shuffle_factor",
 )
-"""Keys that InternVL's chat models, Gemma 3, MiniMax-M3 and CLIP have outside the vision part."""
+"""Keys that InternVL's chat models, Gemma 3, MiniMax-M3 and others have outside the vision part."""
 
 
 def edited(config: Config, **changes: Any) -> Config:

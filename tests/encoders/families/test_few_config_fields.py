@@ -15,6 +15,7 @@ from weights import CheckpointError, load_encoder
 STRANGERS = {
     "idefics3": "model.connector.perceiver.latents",
     "smolvlm": "model.connector.perceiver.latents",
+    "modernvbert": "model.connector.perceiver.latents",
     "llama4": "vision_model.global_transformer.layers.0.gate",
     "minimax_m3": "vision_tower.vision_model.post_layernorm.weight",
     "lfm2_vl": "model.multi_modal_projector.linear_3.weight",

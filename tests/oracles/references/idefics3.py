@@ -33,26 +33,30 @@ def idefics3_reference(config: Config) -> nn.Module:
     )
 
 
-def idefics3_keys(state: State) -> State:
+def idefics3_keys(state: State, projection: str = "modality_projection.proj") -> State:
     """Map to the tower and the connector of transformers."""
     body = {key: x for key, x in state.items() if not key.startswith("projector.")}
     return {
         **{f"tower.{key}": x for key, x in siglip_keys(body).items()},
-        "connector.modality_projection.proj.weight": state["projector.weight"],
+        f"connector.{projection}.weight": state["projector.weight"],
     }
 
 
 def idefics3_output(reference: Any, pixels: Tensor, grid_thw: Tensor) -> EncoderOutput:
-    """Run transformers' tower, and its connector on square tiles.
-
-    Of other tiles, the squares of patches are laid side by side here, by plain indexing.
-    """
+    """Run transformers' tower, and its connector on square tiles."""
     out = reference["tower"](pixels, output_hidden_states=True)
+    return connected(reference["connector"], out, grid_thw, "scale_factor")
+
+
+def connected(connector: Any, out: Any, grid_thw: Tensor, factor: str) -> EncoderOutput:
+    """Project what a tower returned; ``factor`` is the connector's attribute for a square's side.
+
+    Of tiles that are no squares, the squares of patches are laid side by side by plain indexing.
+    """
     normed, (h, w) = out.last_hidden_state, grid_thw[0, 1:].tolist()
-    connector = reference["connector"]
     if h == w:
         return EncoderOutput(out.hidden_states[-1], connector(normed).flatten(0, 1), ())
-    side, maps = connector.scale_factor, normed.unflatten(1, (h, w))
+    side, maps = getattr(connector, factor), normed.unflatten(1, (h, w))
     tokens = [
         maps[:, r : r + side, c : c + side].flatten(1)
         for r in range(0, h, side)
