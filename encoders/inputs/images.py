@@ -107,7 +107,7 @@ class StagedPreprocessor(ABC):
     """A preprocessor in two steps: decoding and resizing, then normalising and cutting.
 
     Both steps run on any device, and their results are bitwise equal on all (families that resize
-    in floating point agree within 1e-6). Between them the pixels are uint8, a quarter of the bytes
+    in floating point agree within 1e-5). Between them the pixels are uint8, a quarter of the bytes
     of float32.
     """
 

@@ -52,7 +52,8 @@ def test_streams_decoded_on_the_gpu_give_near_vectors(workers: int) -> None:
     whole = encoder.embed(items, decode="gpu")
     for one, other, third in zip(found, wanted, whole, strict=True):
         assert float((one - other).norm() / other.norm()) <= 0.05
-        assert float((one - third).norm() / third.norm()) <= 1e-4
+        # nvImageCodec's pixels depend on the batch: up to 3 levels between a file alone and in 16.
+        assert float((one - third).norm() / third.norm()) <= 1e-3
     encoder.cpu()
 
 

@@ -75,7 +75,7 @@ class DotsReference(nn.Module):
         head = like.shape[1] // self.heads
         rates = [10000.0 ** (-4 * number / head) for number in range(head // 4)]
         angles = [[row * r for r in rates] + [column * r for r in rates] for row, column in places]
-        radians = torch.tensor(angles, dtype=torch.float64, device=like.device).to(like.dtype)
+        radians = torch.tensor(angles, dtype=torch.float64, device=like.device).to(wide_of(like))
         return torch.polar(torch.ones_like(radians), radians)
 
 
@@ -122,9 +122,14 @@ class DotsBlock(nn.Module):
 
 def _turned(rows: Tensor, turns: Tensor) -> Tensor:
     """Turn channels i and i + K/2 of a head as the real and imaginary part of a number."""
-    first, second = rows.chunk(2, dim=1)
+    first, second = rows.to(wide_of(rows)).chunk(2, dim=1)
     product = torch.complex(first, second) * turns
-    return torch.cat([product.real, product.imag], dim=1)
+    return torch.cat([product.real, product.imag], dim=1).to(rows.dtype)
+
+
+def wide_of(rows: Tensor) -> torch.dtype:
+    """The dtype in which rows are turned: float32 at least, because no half is a complex number."""
+    return torch.promote_types(rows.dtype, torch.float32)
 
 
 def dots_keys(state: State) -> State:
