@@ -1,15 +1,15 @@
-"""DeepSeek-VL: SigLIP-L alone (1.3B), or SigLIP-L and SAM-B over the same image (7B).
+"""DeepSeek-VL and Janus: SigLIP-L alone (1.3B, Janus), or SigLIP-L and SAM-B over one image (7B).
 
-The 1.3B encodes a view of 384x384 pixels and projects each patch. The 7B also encodes a view of
-1024x1024 pixels with SAM, whose features two strided convolutions bring to the same 24x24 grid,
-once from the last block and once from the first block with global attention; both towers are
+The 1.3B and Janus encode a view of 384x384 pixels and project each patch. The 7B also encodes a
+view of 1024x1024 pixels with SAM, whose features two strided convolutions bring to the same 24x24
+grid, once from the last block and once from the first block with global attention; both towers are
 projected to half the width, put side by side and projected once more.
 
 Source: ``MultiModalityCausalLM``, ``CLIPVisionTower``, ``HybridVisionTower`` and ``MlpProjector``
-of deepseek-ai/DeepSeek-VL at commit 681bffb; ``DeepseekVLModel`` and ``DeepseekVLHybridModel`` of
-transformers 5.23.0.
+of deepseek-ai/DeepSeek-VL at commit 681bffb; ``DeepseekVLModel``, ``DeepseekVLHybridModel`` and
+``JanusModel`` of transformers 5.23.0.
 Repo ids: deepseek-ai/deepseek-vl-{1.3b,7b}-{base,chat}, and deepseek-community's repos of these
-names, which are in transformers' format.
+names and deepseek-community/Janus-Pro-{1B,7B}, which are in transformers' format.
 
 Shapes: B views, n patches of a view, D width, N = B*n tokens of a path.
 
@@ -32,7 +32,14 @@ from torch import Tensor, nn
 from ..base.paths_encoder import PathsEncoder, extras_of_paths
 from ..base.tile_encoder import TileEncoder
 from ..data import EncoderOutput, GridLike, Metadata, Output, VisionInputs, output_like
-from ..hf_config import find_section, read_size, require_divisible, require_sizes, require_value
+from ..hf_config import (
+    find_section,
+    read_ratio,
+    read_size,
+    require_divisible,
+    require_sizes,
+    require_value,
+)
 from ..layers.blocks import BlockSizes, nested_sizes
 from ..layers.products import convolve
 from .deepseek_siglip import Siglip, read_siglip
@@ -73,12 +80,14 @@ class DeepseekVLConfig:
 
     @classmethod
     def from_hf(cls, config: Mapping[str, object]) -> DeepseekVLConfig:
-        """Read the ``config.json`` of the 1.3B model, in the original or transformers' format.
+        """Read the ``config.json`` of the 1.3B model or Janus, the original or transformers' one.
 
         Raises:
             ValueError: a config value that is not supported.
         """
         vision = find_section(config, "vision_config.params", "vision_config")
+        if config.get("model_type") == "janus" or "use_qk_norm" in vision:
+            return cls(read_size(vision, "projection_dim", default=2048), **_read_janus(vision))
         aligner = find_section(config, "aligner_config.params")
         # Pixels are normalised by the processor, not by the tower.
         require_value(vision, "pixel_mean", None)
@@ -154,6 +163,16 @@ def read_width(config: Mapping[str, object]) -> int:
     if "text_config" in config:
         return read_size(find_section(config, "text_config"), "hidden_size", default=4096)
     return read_size(find_section(config, "aligner_config.params"), "n_embed")
+
+
+def _read_janus(vision: Mapping[str, object]) -> dict[str, int]:
+    """Return the sizes of SigLIP in the vision section of a config of Janus for transformers."""
+    require_value(vision, "use_qk_norm", False)
+    require_value(vision, "attention_bias", True)
+    require_value(vision, "depth", 2)  # of the aligner
+    width = read_size(vision, "hidden_size", default=1024)
+    inner = int(width * read_ratio(vision, "mlp_ratio", default=4.0))
+    return read_siglip({**vision, "intermediate_size": inner}, converted=False)
 
 
 class SiglipViews(TileEncoder):

@@ -1,7 +1,7 @@
-"""Preprocessing of images for DeepSeek-VL: one padded square view, or two of different sizes.
+"""Preprocessing for DeepSeek-VL and Janus: one padded square view, or two of different sizes.
 
 Source: ``VLMImageProcessor`` and ``HybridVisionTower`` of deepseek-ai/DeepSeek-VL at commit
-681bffb.
+681bffb; ``JanusImageProcessor`` of transformers 5.23.0.
 
 Shapes: s side of a view in pixels.
 
@@ -10,7 +10,7 @@ Deliberate differences:
 - Images are resized by torch's uint8 kernel as in the other families; the sources use PIL, which
   differs by at most one level at most scales.
 - transformers' DeepseekVLImageProcessor and DeepseekVLHybridImageProcessor round the shorter side
-  to the nearest pixel; the source rounds it down, as is done here for transformers' repos, too. The
+  to the nearest pixel; the source rounds it down, as is done here for these repos, too. The
   hybrid class also rounds the pixels of the small view to integers. A ``background_color`` in their
   files is not read: as in these classes, the padding has the colour of the mean.
 """
@@ -44,6 +44,8 @@ class SquarePreprocessor(ViewPreprocessor):
     image_size: int = 384
     min_size: int = 14
     """The least number of pixels to which the shorter side of an image is resized."""
+    nearest: bool = False
+    """Whether the shorter side is rounded to the nearest pixel (Janus), or down."""
 
     @property
     def sides(self) -> dict[str, int]:
@@ -68,11 +70,11 @@ class SquarePreprocessor(ViewPreprocessor):
         """Return the image resized and padded to a square of s x s pixels, uint8 [3, s, s]."""
         height, width = image.shape[1:]
         longer, side = max(height, width), self.image_size
-        small = resize(
-            image,
-            max(int(height / longer * side), self.min_size),
-            max(int(width / longer * side), self.min_size),
+        rows, columns = (
+            round(length * (side / longer)) if self.nearest else int(length / longer * side)
+            for length in (height, width)
         )
+        small = resize(image, max(rows, self.min_size), max(columns, self.min_size))
         free_rows, free_columns = side - small.shape[1], side - small.shape[2]
         return lay_over(small, side, side, free_rows // 2, free_columns // 2, self.colour)
 
@@ -90,8 +92,10 @@ class SquarePreprocessor(ViewPreprocessor):
         require_supported(label, section, {"do_pad": True})
         mean, std = read_mean_std(
             label, section, CLIP_MEAN, CLIP_STD
-        )  # the defaults of transformers' DeepseekVLImageProcessor
-        return replace(self, mean=mean, std=std, min_size=self.smallest(label, section))
+        )  # the defaults of transformers' DeepseekVLImageProcessor and JanusImageProcessor
+        nearest = str(section.get("image_processor_type")).startswith("Janus")
+        smallest = self.smallest(label, section)
+        return replace(self, mean=mean, std=std, min_size=smallest, nearest=nearest)
 
     def smallest(self, label: str, section: Section) -> int:
         """Return the least side of an image in pixels, ``min_size`` of a processor file."""

@@ -26,6 +26,10 @@ CHAT_KEYS = (
 """Keys that InternVL's chat models, Gemma 3, MiniMax-M3 and others have outside the vision part."""
 
 
+def _is_inner(config: Config, key: str) -> bool:
+    return key not in config and key in config.get("vision_config", {})
+
+
 def edited(config: Config, **changes: Any) -> Config:
     """Return a published config with other values in its vision part.
 
@@ -37,7 +41,8 @@ def edited(config: Config, **changes: Any) -> Config:
     for outer in ("thinker_config", "detector_config"):
         if outer in config:
             return {**config, outer: edited(config[outer], **changes)}
-    config = {**config, **{key: changes.pop(key) for key in CHAT_KEYS if key in changes}}
+    outer_keys = [key for key in CHAT_KEYS if key in changes and not _is_inner(config, key)]
+    config = {**config, **{key: changes.pop(key) for key in outer_keys}}
     if "llm_width" in changes and "language_config" in config:
         name = "aligner_config" if "aligner_config" in config else "projector_config"
         width = {"n_embed": changes.pop("llm_width")}

@@ -1,4 +1,4 @@
-"""The published layouts of DeepSeek-VL and VL2, DeepSeek-OCR and OCR-2, and Unlimited-OCR."""
+"""The published layouts of DeepSeek-VL and VL2, Janus, DeepSeek-OCR, OCR-2, and Unlimited-OCR."""
 
 from __future__ import annotations
 
@@ -84,6 +84,18 @@ _VL_HF_LAYOUT = Layout(
     ignored=("head",),  # DeepSeek-VL does not use SigLIP's pooling head
     processor_files=family_facts("deepseek_vl").processors["deepseek-vl-hf"],
 )
+_JANUS_LAYOUT = replace(  # deepseek-community/Janus-*
+    _VL_HF_LAYOUT,
+    name="janus-hf",
+    prefixes=(Prefix("model.", "vision_model."), Prefix("", "vision_model."), Prefix("", "")),
+    marks=("encoder.layers.0.self_attn.projection_layer.",),
+    renames={
+        **{name.replace(".out_proj", ".projection_layer"): x for name, x in _HF_SIGLIP.items()},
+        "aligner.fc1": "aligner.layers.0",
+        "aligner.hidden_layers.0": "aligner.layers.2",
+    },
+    processor_files=family_facts("deepseek_vl").processors["janus-hf"],
+)
 _HF_SAM = "high_res_vision_model.vision_encoder"
 _HF_NECK = ("conv1", "layer_norm1", "conv2", "layer_norm2")
 _HYBRID_HF_LAYOUT = replace(  # SAM lies outside the tower's prefix, so it counts as projector
@@ -117,14 +129,21 @@ DEEPSEEK_VL = Family(
     name="deepseek_vl",
     encoder=DeepseekVLEncoder,
     config=DeepseekVLConfig,
-    model_types=("vision", "multi_modality", "siglip_vision_model", "deepseek_vl"),
+    model_types=(
+        *("vision", "multi_modality", "siglip_vision_model", "deepseek_vl"),
+        *("janus", "janus_vision_model"),
+    ),
     signs=(
         ("pos_embed", "aligner.layers.0.weight"),
         ("aligner.linear1.weight", "aligner.linear2.weight"),
+        ("self_attn.projection_layer.weight", "aligner.hidden_layers.0.weight"),
     ),
-    layouts=(_VL_LAYOUT, _VL_HF_LAYOUT),
+    layouts=(_VL_LAYOUT, _JANUS_LAYOUT, _VL_HF_LAYOUT),
     classes={
-        "deepseek-vl-hf": TransformersClass("siglip", "SiglipVisionModel", "siglip_vision_model")
+        "deepseek-vl-hf": TransformersClass("siglip", "SiglipVisionModel", "siglip_vision_model"),
+        "janus-hf": TransformersClass(
+            "janus", "JanusVisionModel", "janus_vision_model", auto=False
+        ),
     },
 )
 DEEPSEEK_VL_HYBRID = Family(

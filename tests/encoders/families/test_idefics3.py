@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +21,10 @@ from encoders.inputs.intake import to_rgb
 from tests.oracles import BY_NAME, build_encoder, build_pair, distance, draw_pixels
 from tests.oracles.references.idefics3 import idefics3_output
 from tests.oracles.versions import needs
+from tests.support.hub.checkpoints import edit_tensors, read_json, same_weights
 from tests.support.photographs import china, flower, photographs
+from vitgraph.seeded import write_seeded_checkpoint
+from weights import CheckpointError, load_encoder
 
 HALF = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 
@@ -88,6 +93,28 @@ def test_tokens_of_a_published_tile_are_those_of_transformers(side: int, scale: 
     ours, theirs = encoder(pixels, grid), idefics3_output(reference, pixels, torch.tensor(grid))
     assert distance(ours.pooler_output, theirs.pooler_output) <= 1e-5
     assert len(ours.pooler_output) == 2 * (patches // scale) ** 2
+
+
+def test_colmodernvbert_has_the_model_in_a_section(tmp_path: Path) -> None:
+    folder = write_seeded_checkpoint(tmp_path / "one", "modernvbert", width=64)
+    inner = write_seeded_checkpoint(
+        tmp_path / "col", "modernvbert", width=64, prefix="vlm.vision_model."
+    )
+    model = read_json(folder / "config.json")
+    del model["pixel_shuffle_factor"], model["text_config"]["hidden_size"]
+    (inner / "config.json").write_text(
+        json.dumps({"model_type": "colmodernvbert", "vlm_config": model})
+    )
+    whole, found = load_encoder(folder), load_encoder(inner)
+    assert same_weights(found, whole)
+    assert found.config == whole.config
+
+
+def test_modernvbert_without_its_connector_is_refused(tmp_path: Path) -> None:
+    folder = write_seeded_checkpoint(tmp_path, "modernvbert", width=64)
+    edit_tensors(folder, lambda t: t.pop("model.connector.modality_projection.weight"))
+    with pytest.raises(CheckpointError, match=r"missing \(1\): model.connector"):
+        load_encoder(folder)
 
 
 def test_maps_join_the_tiles_and_leave_the_whole_image_out() -> None:

@@ -1,4 +1,4 @@
-"""The references of DeepSeek-VL and DeepSeek-OCR, which are models of transformers."""
+"""The references of DeepSeek-VL, Janus and DeepSeek-OCR, which are models of transformers."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from transformers import (
     DeepseekVLHybridModel,
     DeepseekVLModel,
 )
+from transformers.models.janus import configuration_janus, modeling_janus
 
 from encoders.contract import EncoderOutput
 from encoders.deepseek.deepseek_ocr import DeepseekOCRTower
@@ -20,7 +21,7 @@ from encoders.deepseek.deepseek_ocr2 import DeepseekOCR2Tower
 from encoders.deepseek.deepseek_vl import LowResolution
 from weights import FAMILIES
 
-from ..configs import Config
+from ..configs import Config, vision_of
 from ..family import make_row
 from ..keys import State, renamed, split_qkv
 from ..versions import DEEPSEEK_OCR2, UNLIMITED_OCR, skip_without
@@ -115,6 +116,14 @@ def vl_reference(config: Config) -> nn.Module:
     model = DeepseekVLModel._from_config(wrapped, attn_implementation="sdpa")
     model.language_model = nn.Identity()
     return model
+
+
+def janus_reference(config: Config) -> nn.Module:
+    """Build the tower and the aligner of transformers' JanusModel."""
+    wrapped = configuration_janus.JanusVisionConfig(**vision_of(config))
+    tower = modeling_janus.JanusVisionModel._from_config(wrapped, attn_implementation="sdpa")
+    aligner = modeling_janus.JanusVisionAlignerMLP(wrapped)
+    return nn.ModuleDict({"tower": tower, "aligner": aligner})
 
 
 def hybrid_reference(config: Config) -> nn.Module:
@@ -263,6 +272,17 @@ def vl_keys(state: State) -> State:
     return renamed(_siglip_keys(state), names)
 
 
+def janus_keys(state: State) -> State:
+    """Map to the tower and the aligner of transformers' JanusModel."""
+    names = [
+        (r"^vision_model\.", "tower."),
+        (r"\.out_proj\.", ".projection_layer."),
+        (r"^aligner\.layers\.0\.", "aligner.fc1."),
+        (r"^aligner\.layers\.2\.", "aligner.hidden_layers.0."),
+    ]
+    return renamed(_siglip_keys(state), names)
+
+
 def hybrid_low_keys(state: State) -> State:
     """Map the path "image" to the part of the hybrid for it."""
     return renamed(_siglip_keys(state), [(r"^aligner\.", "vision_proj.")])
@@ -341,6 +361,12 @@ def vl_output(reference: Any, pixels: Tensor, grid_thw: Tensor) -> EncoderOutput
     return EncoderOutput(out.last_hidden_state, out.pooler_output.flatten(0, 1), ())
 
 
+def janus_output(reference: Any, pixels: Tensor, grid_thw: Tensor) -> EncoderOutput:
+    """Run the tower and the aligner of transformers' Janus on views."""
+    hidden = reference["tower"](pixels, interpolate_pos_encoding=True).last_hidden_state
+    return EncoderOutput(hidden, reference["aligner"](hidden).flatten(0, 1), ())
+
+
 def hybrid_low_output(reference: Any, pixels: Tensor, grid_thw: Tensor) -> EncoderOutput:
     """Run SigLIP and its projection of transformers' hybrid on views."""
     out = reference["vision_model"](pixels, interpolate_pos_encoding=True)
@@ -384,6 +410,17 @@ ROWS = [
         variant=True,
         eager=True,
         six=siglip(layers=6),
+    ),
+    make_row(
+        "janus", "deepseek-community/Janus-Pro-1B", janus_reference, janus_keys, janus_output,
+        shallow={"num_hidden_layers": 1},
+        narrow={"hidden_size": 64, "num_attention_heads": 4, "projection_dim": 48},
+        tiny={
+            "hidden_size": 64, "num_attention_heads": 4, "mlp_ratio": 1.75, "projection_dim": 48,
+            "num_hidden_layers": 3, "image_size": 128,
+        },
+        variant=True,
+        eager=True,
     ),
     make_row(
         "deepseek_vl_hybrid", "deepseek-ai/deepseek-vl-7b-chat", hybrid_low_reference,

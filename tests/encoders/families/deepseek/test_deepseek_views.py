@@ -14,6 +14,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 from transformers.models.deepseek_vl import DeepseekVLImageProcessor
 from transformers.models.deepseek_vl_hybrid import DeepseekVLHybridImageProcessor
+from transformers.models.janus.image_processing_janus import JanusImageProcessor
 from transformers.models.unlimited_ocr import UnlimitedOcrImageProcessor
 
 from encoders.deepseek.deepseek_ocr_pixels import OcrPreprocessor
@@ -207,6 +208,16 @@ def test_vl_pixels_are_within_a_level_of_transformers(size: tuple[int, int]) -> 
     image = photograph(*size)
     theirs = DeepseekVLImageProcessor(**HALF)([image], return_tensors="pt")["pixel_values"]
     assert float((VL([image]).pixel_values - theirs).abs().max()) <= 1.001 * LEVEL
+
+
+@pytest.mark.parametrize("file", [HALF, {}], ids=["half", "clip"])
+def test_views_of_janus_are_those_of_its_processor(file: dict[str, Any]) -> None:
+    files = {"preprocessor_config": {"image_processor_type": "JanusImageProcessor", **file}}
+    ours, reference = VL.with_files(files), JanusImageProcessor(**file)
+    for width, height in ((640, 480), (333, 100), (97, 211), (10, 10), (4000, 30)):
+        image = photograph(width, height)
+        theirs = reference([image], return_tensors="pt")["pixel_values"]
+        torch.testing.assert_close(ours([image]).pixel_values, theirs, rtol=0, atol=1e-5)
 
 
 @needs("transformers", "5.21", "it pads the large view with grey in place of the mean")

@@ -69,6 +69,16 @@ def test_vl2_projects_with_at_least_two_layers(depth: int, layers: int) -> None:
     assert sum(isinstance(layer, torch.nn.Linear) for layer in projector.layers) == layers
 
 
+@pytest.mark.parametrize(
+    "fields", [{"use_qk_norm": True}, {"attention_bias": False}, {"depth": 3}], ids=str
+)
+def test_a_janus_that_runs_otherwise_is_refused(tmp_path: Path, fields: dict[str, Any]) -> None:
+    folder = write_seeded_checkpoint(tmp_path, "janus", width=32, depth=1)
+    edit_config(folder, lambda config: config["vision_config"].update(fields))
+    with pytest.raises(CheckpointError, match=r"is not implemented: must be"):
+        load_encoder(folder)
+
+
 def test_a_section_that_is_no_object_is_refused_or_inferred(tmp_path: Path) -> None:
     ocr = write_seeded_checkpoint(tmp_path / "ocr", "deepseek_ocr", width=32, depth=1)
     edit_config(ocr, lambda c: c["vision_config"]["width"].update({"clip-l-14-224": None}))

@@ -80,6 +80,27 @@ def test_gemma_as_transformers_saves_it_loads(tmp_path: Path, prefix: str) -> No
     assert same_weights(load_encoder(new), load_encoder(folder))
 
 
+def test_colpali_has_the_model_of_paligemma_in_a_section(tmp_path: Path) -> None:
+    folder = write_seeded_checkpoint(tmp_path / "paligemma", "paligemma", width=64)
+    inner = write_seeded_checkpoint(
+        tmp_path / "colpali", "paligemma", width=64, prefix="vlm.vision_tower."
+    )
+    whole = load_encoder(folder)
+
+    def enclose(config: dict[str, Any]) -> None:
+        model = {**config}
+        config.clear()
+        config.update(model_type="colpali", vlm_config=model)
+
+    edit_config(inner, enclose)
+    assert same_weights(load_encoder(inner), whole)
+    edit_config(inner, lambda config: config["vlm_config"].pop("projection_dim"))
+    found = load_encoder(inner)
+    assert found.config == whole.config
+    found.save_pretrained(tmp_path / "saved")
+    assert same_weights(load_encoder(tmp_path / "saved"), whole)
+
+
 def test_a_tower_without_a_head_has_none(tmp_path: Path) -> None:
     folder = write_seeded_checkpoint(tmp_path / "siglip2", "siglip2", width=64)
 
