@@ -242,7 +242,8 @@ def test_published_files_change_nothing(name: str) -> None:
     config = record.config.from_hf(record.facts.published[0].config)
     ours: Any = record.on_meta(config).preprocessor
     for layout in record.layouts:
-        assert ours.with_files(layout.processor_files) == ours
+        rounding = {"nearest": True} if layout.name == "janus-hf" else {}
+        assert ours.with_files(layout.processor_files) == replace(ours, **rounding)
 
 
 def test_files_set_mean_and_std() -> None:
