@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import Any
 
-from benchmarks import budget_waste, encode_many, fetch, first_token, fp8
+from benchmarks import budget_waste, encode_many, fetch, first_token, fp8, image_towers
 from benchmarks.engines.table import drawn
 from benchmarks.measuring.machine import ROOT
 from benchmarks.measuring.tables import markdown
@@ -112,6 +112,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "first load": lambda: fetch.table(results("fetch")),
     "streams": lambda: encode_many.sentence(results("encode_many_h200")),
     "first token": lambda: first_token.table(results("first_token_h200")),
+    "image towers": lambda: image_towers.table(results("image_towers_h100")),
     "engines": drawn,
     "models of transformers": tower_classes,
     **{name: partial(generated_parts().__getitem__, name) for name in generated_parts()},
