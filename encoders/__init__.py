@@ -91,6 +91,8 @@ from .lfm.lfm2_vl import Lfm2VLConfig as Lfm2VLConfig
 from .lfm.lfm2_vl import Lfm2VLEncoder as Lfm2VLEncoder
 from .llama.llama4 import Llama4Config as Llama4Config
 from .llama.llama4 import Llama4Encoder as Llama4Encoder
+from .meta.muse_glimmer import MuseGlimmerConfig as MuseGlimmerConfig
+from .meta.muse_glimmer import MuseGlimmerEncoder as MuseGlimmerEncoder
 from .meta.sam3 import Sam3Config as Sam3Config
 from .meta.sam3 import Sam3Encoder as Sam3Encoder
 from .minimax.minimax_m3 import MiniMaxM3Config as MiniMaxM3Config

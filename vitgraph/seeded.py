@@ -262,6 +262,8 @@ def _shrink(section: JsonDict, small: JsonObject, depth: int) -> None:
             continue
         if _field(name) in small:
             section[name] = small[_field(name)]
+        elif name == "layer_types" and isinstance(value, list):  # the last block is unlike others
+            section[name] = value[-depth:]
         elif name.endswith("_indexes") and isinstance(value, list):
             count = min(len(value), max(depth // 2, 1))
             section[name] = [depth * (number + 1) // count - 1 for number in range(count)]

@@ -1,8 +1,8 @@
 """The rules by which each family's video processor samples frames from a video.
 
-Source: ``sample_frames`` of the Qwen2-VL, Qwen3-VL, InternVL, GLM-4.1V, GLM-4.6V, GLM-5 and
-ERNIE-4.5-VL video processors, and ``default_sample_indices_fn`` (the "uniform" rule), of
-transformers 5.23.0.
+Source: ``sample_frames`` of the Qwen2-VL, Qwen3-VL, InternVL, GLM-4.1V, GLM-4.6V, GLM-5,
+ERNIE-4.5-VL and Muse-Glimmer video processors, and ``default_sample_indices_fn`` (the "uniform"
+rule), of transformers 5.23.0.
 
 Deliberate differences:
 
@@ -29,7 +29,15 @@ from typing import Literal, SupportsFloat, TypeAlias
 import torch
 
 SamplingRule: TypeAlias = Literal[
-    "qwen2_vl", "qwen3_vl", "internvl", "glm4v", "glm46v", "glm5_next", "uniform", "ernie"
+    "qwen2_vl",
+    "qwen3_vl",
+    "internvl",
+    "glm4v",
+    "glm46v",
+    "glm5_next",
+    "uniform",
+    "ernie",
+    "muse_glimmer",
 ]
 
 _TICKS = 1000
@@ -118,6 +126,12 @@ def sample_frames(
     if rule == "uniform":
         count = num_frames if num_frames is not None else max(int(target_count), 1)
         return [frame * total // count for frame in range(_check_count(count, total, fps, 1))]
+    if rule == "muse_glimmer":
+        count = _check_count(int(target_count), total, fps, 1) if fps is None else 0
+        if fps is not None:
+            pairs = min(int(target_count), max_frames, total) // temporal_patch_size
+            count = min(max(pairs, 1) * temporal_patch_size, total)
+        return torch.linspace(0, total - 1, count, device="cpu").long().tolist()
     if rule == "internvl":
         count = _check_count(int(target_count), total, fps, 1)
         start = total / count / 2 if initial_shift is True else float(initial_shift)

@@ -1,1 +1,1 @@
-"""The towers of Meta: ``sam3``."""
+"""The towers of Meta: ``sam3`` and ``muse_glimmer``."""

@@ -1,5 +1,4 @@
 """The towers of Qwen: ``qwen2_vl``, ``qwen2_5_vl`` and ``qwen3_vl`` (3.5 and 3.6 too).
 
-``windows`` is the order of Qwen2.5-VL's tokens, window by window. Their pixels are the patches of
-``encoders.inputs.patches``.
+Their pixels are the patches of ``encoders.inputs.patches``.
 """

@@ -49,7 +49,7 @@ from ..layers.attention import attention
 from ..layers.products import FlatPatchEmbed
 from ..layers.rotary import rotary_cos_sin, rotate
 from ..layers.segments import RotarySegments, padded_offsets
-from .windows import window_order
+from ..layers.windows import window_order
 
 if TYPE_CHECKING:
     from ..contract import Preprocessor

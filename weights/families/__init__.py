@@ -29,7 +29,7 @@ from .intern import INTERN_VIT
 from .kimi import MOONVIT
 from .lfm import LFM2_VL
 from .llama import LLAMA4
-from .meta import SAM3
+from .meta import MUSE_GLIMMER, SAM3
 from .minimax import MINIMAX_M3
 from .mistral import PIXTRAL
 from .nvidia import C_RADIO
@@ -72,6 +72,7 @@ FAMILIES: Mapping[str, Family] = {
         DINOV2,
         DINOV3,
         SAM3,
+        MUSE_GLIMMER,
         C_RADIO,
         DOTS_OCR,
     )

@@ -1,16 +1,18 @@
-"""SAM 3's image encoder, as Meta publishes it and transformers saves it.
+"""SAM 3's image encoder and Muse-Glimmer's tower, as Meta publishes and transformers saves them.
 
-Source of the names: ``Sam3VisionModel``, ``Sam3Model`` and ``Sam3VideoModel`` of transformers
-5.24.0.
+Source of the names: ``Sam3VisionModel``, ``Sam3Model``, ``Sam3VideoModel`` and
+``MuseGlimmerModel`` of transformers 5.24.0.
 """
 
 from __future__ import annotations
 
-from encoders import Sam3Config, Sam3Encoder
+from math import isqrt
+
+from encoders import MuseGlimmerConfig, MuseGlimmerEncoder, Sam3Config, Sam3Encoder
 
 from ..layouts import Layout, Prefix
 from ..published import family_facts
-from .family import Family, TransformersClass, block_count, length, square
+from .family import Family, TransformersClass, block_count, length, square, with_vision
 
 _BLOCK = "backbone.layers.N"
 _SAM3 = Layout(
@@ -56,5 +58,41 @@ SAM3 = Family(
         "sam3_tracker": "its neck lies outside of the tower, under tracker_neck",
         "sam3_tracker_video": "its neck lies outside of the tower, under tracker_neck",
         "sam3_vit_model": "it has no neck",
+    },
+)
+
+_LAYER = "layers.N"
+_MUSE_GLIMMER = Layout(
+    name="muse-glimmer",
+    prefixes=(Prefix("model.", "vision_tower."), Prefix("", "vision_tower."), Prefix("", "")),
+    marks=("patch_embedder.",),
+    projector=("vision_adapter.", "vision_projection."),
+    joins={"blocks.N.attn.qkv": tuple(f"{_LAYER}.attn.{part}_proj" for part in "qkv")},
+    renames={
+        "patch_embedder.patch_embedding": "patch_embed",
+        "patch_embedder.position_embedding_table": "pos_embed",
+        _LAYER: "blocks.N",
+        "vision_adapter": "projector",
+        "vision_projection": "projector.projection",
+    },
+    processor_files=family_facts("muse_glimmer").processors["muse-glimmer"],
+)
+MUSE_GLIMMER = Family(
+    name="muse_glimmer",
+    encoder=MuseGlimmerEncoder,
+    config=MuseGlimmerConfig,
+    model_types=with_vision("muse_glimmer", "muse_spark"),
+    signs=(("patch_embedder.position_embedding_table.weight", "vision_adapter.fc1.weight"),),
+    layouts=(_MUSE_GLIMMER,),
+    fields={  # the number of heads and the blocks without windows cannot be inferred from shapes
+        ("hidden_size",): length("patch_embed.weight", 0),
+        ("intermediate_size",): length("blocks.0.mlp.fc1.weight", 0),
+        ("num_hidden_layers",): block_count("blocks."),
+        ("pos_emb_height",): lambda shapes: isqrt(shapes["pos_embed.weight"][0]),
+        ("pos_emb_width",): lambda shapes: isqrt(shapes["pos_embed.weight"][0]),
+    },
+    outer_fields={
+        ("text_config.hidden_size",): length("projector.projection.weight", 0),
+        ("projector_hidden_size",): length("projector.fc1.weight", 0),
     },
 )

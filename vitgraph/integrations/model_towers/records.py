@@ -31,6 +31,7 @@ from encoders import (
     LlavaEncoder,
     MiniMaxM3Encoder,
     MoonViTEncoder,
+    MuseGlimmerEncoder,
     PaddleOCRVLEncoder,
     PaliGemmaEncoder,
     PixtralEncoder,
@@ -119,6 +120,7 @@ CALLS: Mapping[type[Encoder], Call] = {
 NO_MODEL = "transformers has no model of images and text with this tower"
 REFUSED: Mapping[type[Encoder], str] = {
     ClipEncoder: "its model in transformers projects the class token, not the tokens",
+    MuseGlimmerEncoder: "its model in transformers normalises the tokens of its projector",
     Sam3Encoder: "its model in transformers reads all levels of the neck",
     LlavaEncoder: "its model in transformers reads an inner layer of its tower",
     Siglip2Encoder: "the head of its model in transformers reads padded tokens",
