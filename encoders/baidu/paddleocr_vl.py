@@ -20,7 +20,7 @@ Deliberate differences:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -46,6 +46,7 @@ from ..layers.blocks import MLP, BlockSizes
 from ..layers.products import FlatPatchEmbed
 from ..layers.rotary import rotary_cos_sin, rotate
 from ..layers.segments import RotarySegments
+from ..layers.table_taps import bilinear_taps
 
 if TYPE_CHECKING:
     from ..contract import Preprocessor
@@ -180,7 +181,7 @@ class PaddleOCRVLEncoder(RasterEncoder):
         rows = check_input_size(sum(t * h * w for t, h, w in grids), max_input_size, merge**2)
         positions = merge_order_positions(grids, 1, rows)
         cos, sin = rotary_cos_sin(positions, self.config.head_size, self.config.rope_theta, dtype)
-        index, weights = position_taps(grids, side, positions, dtype)
+        index, weights = bilinear_taps(positions, grids, side, dtype)
         return {
             "rotary_pos_emb_cos": cos,
             "rotary_pos_emb_sin": sin,
@@ -241,35 +242,3 @@ class Projector(nn.Module):
     def forward(self, patches: Tensor) -> Tensor:
         rows = self.pre_norm(patches).view(-1, self.width)
         return self.linear_2(F.gelu(self.linear_1(rows)))
-
-
-def position_taps(
-    grids: Sequence[Grid], side: int, positions: Tensor, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """Return the four rows of the position table around each patch, and their bilinear weights.
-
-    The outer edges of the grid map to the outer edges of the table; there is no antialiasing.
-
-    Args:
-        grids: ``(t, h, w)`` per item, in patches.
-        side: rows and columns of the position table.
-        positions: row and column of each patch, int64 [rows, 2]; padding may follow.
-        dtype: dtype of the weights.
-
-    Returns:
-        Row numbers int64 [rows, 4] in the order (r, c), (r, c+1), (r+1, c), (r+1, c+1), and weights
-        [rows, 4] in ``dtype``; both are 0 beyond the patches.
-    """
-    patches = [t * h * w for t, h, w in grids]
-    counts = torch.tensor(patches, dtype=torch.int64, device="cpu")
-    sizes = torch.tensor([(h, w) for _, h, w in grids], dtype=dtype, device="cpu").view(-1, 2)
-    sizes = sizes.repeat_interleave(counts, 0, output_size=sum(patches))
-    coordinates = (positions[: len(sizes)].to(dtype) + 0.5) * side / sizes - 0.5
-    coordinates = coordinates.clamp(0, side - 1)
-    low = coordinates.to(torch.int64)
-    high, fraction = (low + 1).clamp(max=side - 1), coordinates - low
-    (r0, c0), (r1, c1), (fr, fc) = (pair.unbind(1) for pair in (low, high, fraction))
-    taps = [r0 * side + c0, r0 * side + c1, r1 * side + c0, r1 * side + c1]
-    weights = [(1 - fr) * (1 - fc), (1 - fr) * fc, fr * (1 - fc), fr * fc]
-    padding = (0, 0, 0, len(positions) - len(sizes))
-    return F.pad(torch.stack(taps, 1), padding), F.pad(torch.stack(weights, 1), padding)

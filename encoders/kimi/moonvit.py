@@ -1,14 +1,18 @@
-"""MoonViT, the vision tower of Kimi-VL, and MoonViT-3D, that of Kimi-K2.5 and Kimi-K2.6.
+"""MoonViT, the vision tower of Kimi-VL, and MoonViT-3D, that of Kimi-K2.5, K2.6 and K3.
 
 A pre-norm ViT over packed patches of any image size: a learned 64x64 position table interpolated
 bicubically to the grid, 2D rotary positions, layer norms, full attention inside each image, and a
 projector that takes 2x2 patches to one token. MoonViT-3D takes up to four frames of a clip as one
 segment: their patches attend to each other, patches get a sinusoidal embedding of the frame's
-number, and the frames are averaged after the last norm.
+number, and the frames are averaged after the last norm. Kimi-K3's tower has RMS norms, no biases,
+bilinear interpolation of the table, heads that are wider together than the tower, and a projector
+whose norm comes last.
 
-Source: ``Kimi_K25VisionModel`` and ``Kimi_K25MultimodalProjection`` of transformers 5.23.0, and
-``moonvit.py`` of vLLM 0.33.0, whose tower of Kimi-VL is the same for images.
-Repo ids: moonshotai/Kimi-VL-A3B-{Instruct,Thinking,Thinking-2506}, moonshotai/Kimi-K2.{5,6}.
+Source: ``Kimi_K25VisionModel`` and ``Kimi_K25MultimodalProjection`` of transformers 5.23.0,
+``moonvit.py`` of vLLM 0.33.0, whose tower of Kimi-VL is the same for images, and
+``kimi_k25_vit.py`` there for Kimi-K3.
+Repo ids: moonshotai/Kimi-VL-A3B-{Instruct,Thinking,Thinking-2506}, moonshotai/Kimi-K2.{5,6},
+moonshotai/Kimi-K3.
 
 Shapes: P patches row by row, N tokens, D width, H heads, K head size, S segments, F frames,
 T packed rows of a block.
@@ -24,6 +28,8 @@ Deliberate differences:
 - Positions in space and time are added to patches in float32 or wider and rounded once, and so is
   the mean over frames.
 - The rotation multiplies in float32 and rounds to the tower's dtype once.
+- Kimi-K3's norms, which name no epsilon, have float32's in every dtype, 1.19e-7, as torch takes it
+  for bfloat16, float16 and float32.
 """
 
 from __future__ import annotations
@@ -42,7 +48,9 @@ from ..block_parts import BlockParts, plain_parts
 from ..data import EncoderOutput, Grid, GridLike, Metadata
 from ..hf_config import (
     find_section,
+    read_choice,
     read_epsilon,
+    read_flag,
     read_rope_theta,
     read_size,
     require_divisible,
@@ -53,7 +61,7 @@ from ..layers.attention import attention
 from ..layers.products import FlatPatchEmbed
 from ..layers.rotary import rotate_pairs
 from ..layers.segments import RotarySegments
-from ..layers.table_taps import frame_rows, frame_table, grid_taps, pooled_rows
+from ..layers.table_taps import bilinear_taps, frame_rows, frame_table, grid_taps, pooled_rows
 
 if TYPE_CHECKING:
     from ..contract import Preprocessor
@@ -73,6 +81,16 @@ class MoonViTConfig:
     Kimi-VL, which takes only images."""
     position_side: int = 64
     """The number of rows, and of columns, of the learned table of positions."""
+    qkv_hidden_size: int | None = None
+    """The width of all heads together; None: that of the tower."""
+    rms_norm: bool = False
+    """Whether the norms of the tower are RMS norms, as in Kimi-K3, and not layer norms."""
+    bias: bool = True
+    """Whether linear layers of tower and projector have biases."""
+    bilinear: bool = False
+    """Whether the table of positions is interpolated bilinearly, and not bicubically."""
+    norm_last: bool = False
+    """Whether the projector normalises its tokens (RMS), and not the patches before it."""
     patch_size: int = 14
     spatial_merge_size: int = 2
     in_channels: int = 3
@@ -80,13 +98,19 @@ class MoonViTConfig:
     rope_theta: float = 10000.0
 
     def __post_init__(self) -> None:
-        require_sizes(vars(self))
+        require_sizes({**vars(self), "head_size": self.head_size})
+        require_divisible("width of all heads", self.heads_width, "num_heads", self.num_heads)
         require_divisible("head size", self.head_size, "rotary axes * 2", 4)
+
+    @property
+    def heads_width(self) -> int:
+        """The width of all heads together."""
+        return self.qkv_hidden_size or self.hidden_size
 
     @property
     def head_size(self) -> int:
         """Width of one attention head."""
-        return self.hidden_size // self.num_heads
+        return self.heads_width // max(self.num_heads, 1)
 
     @property
     def patch_dim(self) -> int:
@@ -102,21 +126,26 @@ class MoonViTConfig:
         """
         vision = find_section(config, "vision_config")
         language = find_section(config, "text_config")
-        flat = "moonvit" in (vision.get("model_type"), config.get("model_type"))
-        width = read_size(vision, "vt_hidden_size", "hidden_size", default=1152)
+        types = (vision.get("model_type"), config.get("model_type"))
+        flat, third = "moonvit" in types, bool({"kimi_k3", "kimi_k3_vision"}.intersection(types))
+        usual = _K3 if third else _K2_5
+        width = read_size(vision, "vt_hidden_size", "hidden_size", default=usual["hidden_size"])
+        heads_width = read_size(vision, "qkv_hidden_size", default=1536 if third else width)
         side = read_size(vision, "init_pos_emb_height", "pos_emb_height", default=64)
         for name in ("init_pos_emb_width", "pos_emb_width"):
             require_value(vision, name, side)
-        require_value(vision, "hidden_act", "gelu_pytorch_tanh")
+        for name in ("hidden_act", "activation_func"):
+            require_value(vision, name, "gelu_pytorch_tanh")
         require_value(vision, "pos_emb_type", "divided_fixed")
-        require_value(vision, "pos_emb_interpolation_mode", "bicubic")
-        require_value(vision, "norm_type", "layernorm")
+        require_value(vision, "mlp_type", "mlp2")
         require_value(vision, "video_attn_type", "spatial_temporal")
         require_value(vision, "merge_type", "sd2_tpool")
-        require_value(vision, "mm_projector_type", "patchmerger")
         require_value(vision, "projector_hidden_act", "gelu")
         require_value(vision, "mm_hidden_size", width, None)
         require_value(config, "projection_hidden_size", width, None)
+        bias = read_flag(vision, "linear_bias", default=not third)
+        for name in ("attn_bias", "patch_embed_proj_bias"):
+            require_value(vision, name, bias)
         frames = read_size(vision, "init_pos_emb_time", "pos_emb_time", default=4, limit=64)
         eps = read_epsilon(vision, "projector_ln_eps", default=1e-5)
         return cls(
@@ -125,19 +154,36 @@ class MoonViTConfig:
             ),
             hidden_size=width,
             intermediate_size=read_size(
-                vision, "vt_intermediate_size", "intermediate_size", default=4304
+                *(vision, "vt_intermediate_size", "intermediate_size"),
+                default=usual["intermediate_size"],
             ),
             num_heads=read_size(
-                vision, "vt_num_attention_heads", "num_attention_heads", default=16
+                *(vision, "vt_num_attention_heads", "num_attention_heads"),
+                default=usual["num_heads"],
             ),
             out_hidden_size=read_size(language, "hidden_size"),
             segment_frames=1 if flat or config.get("model_type") == "kimi_vl" else frames,
             position_side=side,
+            qkv_hidden_size=None if heads_width == width else heads_width,
+            rms_norm=_says(vision, "norm_type", "layernorm", "rmsnorm", third),
+            bias=bias,
+            bilinear=_says(vision, "pos_emb_interpolation_mode", "bicubic", "bilinear", third),
+            norm_last=_says(vision, "mm_projector_type", "patchmerger", "patchmergerv2", third),
             patch_size=read_size(vision, "patch_size", default=14),
             spatial_merge_size=read_size(vision, "merge_kernel_size", default=2),
             projector_norm_eps=read_epsilon(config, "projection_layer_norm_eps", default=eps),
             rope_theta=read_rope_theta(vision),
         )
+
+
+_K2_5 = {"hidden_size": 1152, "intermediate_size": 4304, "num_heads": 16}
+_K3 = {"hidden_size": 1024, "intermediate_size": 4096, "num_heads": 12}
+"""The sizes of Kimi-K3 where its config leaves them out; ``_K2_5`` has those of the others."""
+
+
+def _says(section: Mapping[str, object], name: str, no: str, yes: str, default: bool) -> bool:
+    """Return whether the field ``name`` is ``yes``, not ``no``; ``default`` if it is missing."""
+    return read_choice(section, name, no, yes, default=yes if default else no) == yes
 
 
 class MoonViTEncoder(RasterEncoder):
@@ -148,18 +194,19 @@ class MoonViTEncoder(RasterEncoder):
         self.config: MoonViTConfig = config
         self._preprocessor = preprocessor
         self._segment_frames = self._token_frames = config.segment_frames
-        self.patch_embed = FlatPatchEmbed(config.hidden_size, config.patch_size, config.in_channels)
+        self.patch_embed = FlatPatchEmbed(
+            config.hidden_size, config.patch_size, config.in_channels, bias=config.bias
+        )
         self.pos_embed = nn.Embedding(config.position_side**2, config.hidden_size)
         self.blocks: nn.ModuleList = nn.ModuleList(Block(config) for _ in range(config.depth))
-        self.norm = nn.LayerNorm(config.hidden_size, eps=1e-5)
+        self.norm = make_norm(config)
         self.projector = Projector(config)
 
     def _default_preprocessor(self) -> Preprocessor:
         from .moonvit_pixels import NavitPreprocessor
 
-        return NavitPreprocessor.kimi(
-            self.config.patch_size, self.config.spatial_merge_size, self.config.segment_frames
-        )
+        sizes = self.config.patch_size, self.config.spatial_merge_size, self.config.segment_frames
+        return NavitPreprocessor.kimi(*sizes, third=self.config.norm_last)
 
     def forward(
         self,
@@ -197,8 +244,9 @@ class MoonViTEncoder(RasterEncoder):
         """Return the metadata tensors of the packed patches of images and clips, by name.
 
         ``rotary_pos_emb_cos`` and ``rotary_pos_emb_sin`` are [P, head_size / 2].
-        ``pos_embed_index`` int64 and ``pos_embed_weight`` [P, 16] interpolate the learned position
-        table, ``frame_index`` int64 [P] is a patch's row of ``frame_table`` [F+1, D] for F frames.
+        ``pos_embed_index`` int64 and ``pos_embed_weight`` [P, 16], [P, 4] if bilinear, interpolate
+        the learned position table, ``frame_index`` int64 [P] is a patch's row of ``frame_table``
+        [F+1, D] for F frames.
         ``merge_index`` int64 and ``merge_weight`` [N*4, F] average N tokens over time. P is
         ``max_input_size``, with padding at the end, or the number of patches of ``grids``.
         """
@@ -207,7 +255,8 @@ class MoonViTEncoder(RasterEncoder):
         rows = check_input_size(sum(t * h * w for t, h, w in grids), max_input_size, merge**2)
         positions = merge_order_positions(grids, 1, rows)
         cos, sin = rotary_cos_sin(positions, self.config.head_size, self.config.rope_theta, dtype)
-        index, weight = grid_taps(positions, grids, self.config.position_side, dtype)
+        taps = bilinear_taps if self.config.bilinear else grid_taps
+        index, weight = taps(positions, grids, self.config.position_side, dtype)
         if max_input_size is None:
             rows = sum(h * w for _, h, w in grids)
             max_frames = max((frames for frames, _, _ in grids), default=1)
@@ -237,9 +286,9 @@ class Block(nn.Module):
 
     def __init__(self, config: MoonViTConfig) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(config.hidden_size, eps=1e-5)
+        self.norm1 = make_norm(config)
         self.attn = Attention(config)
-        self.norm2 = nn.LayerNorm(config.hidden_size, eps=1e-5)
+        self.norm2 = make_norm(config)
         self.mlp = MLP(config)
 
     def forward(self, hidden: Tensor, context: RotarySegments) -> Tensor:
@@ -259,8 +308,8 @@ class Attention(nn.Module):
     def __init__(self, config: MoonViTConfig) -> None:
         super().__init__()
         self.num_heads = config.num_heads
-        self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size)
-        self.proj = nn.Linear(config.hidden_size, config.hidden_size)
+        self.qkv = nn.Linear(config.hidden_size, 3 * config.heads_width, bias=config.bias)
+        self.proj = nn.Linear(config.heads_width, config.hidden_size, bias=config.bias)
 
     def forward(self, x: Tensor, context: RotarySegments) -> Tensor:
         qkv_T3HK = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))
@@ -276,26 +325,36 @@ class MLP(nn.Module):
 
     def __init__(self, config: MoonViTConfig) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size)
-        self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size)
+        self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.bias)
+        self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fc2(F.gelu(self.fc1(x), approximate="tanh"))
 
 
 class Projector(nn.Module):
-    """Normalises each patch again and projects the 2x2 patches of a token."""
+    """Projects the 2x2 patches of a token, normalised before; or after, as a token."""
 
     def __init__(self, config: MoonViTConfig) -> None:
         super().__init__()
-        self.merged_width = config.hidden_size * config.spatial_merge_size**2
-        self.pre_norm = nn.LayerNorm(config.hidden_size, eps=config.projector_norm_eps)
-        self.linear_1 = nn.Linear(self.merged_width, self.merged_width)
-        self.linear_2 = nn.Linear(self.merged_width, config.out_hidden_size)
+        self.merged_width = width = config.hidden_size * config.spatial_merge_size**2
+        eps, out = config.projector_norm_eps, config.out_hidden_size
+        last = config.norm_last
+        self.pre_norm = nn.Identity() if last else nn.LayerNorm(config.hidden_size, eps=eps)
+        self.linear_1 = nn.Linear(width, width, bias=config.bias)
+        self.linear_2 = nn.Linear(width, out, bias=config.bias)
+        self.post_norm = nn.RMSNorm(out, eps=eps) if last else nn.Identity()
 
     def forward(self, patches: Tensor) -> Tensor:
         tokens = self.pre_norm(patches).view(-1, self.merged_width)
-        return self.linear_2(F.gelu(self.linear_1(tokens)))
+        return self.post_norm(self.linear_2(F.gelu(self.linear_1(tokens))))
+
+
+def make_norm(config: MoonViTConfig) -> nn.LayerNorm | nn.RMSNorm:
+    """Make a norm of patches, of the kind that a config says."""
+    if config.rms_norm:
+        return nn.RMSNorm(config.hidden_size, eps=torch.finfo(torch.float32).eps)
+    return nn.LayerNorm(config.hidden_size, eps=1e-5)
 
 
 def rotary_cos_sin(

@@ -1,12 +1,19 @@
 """Preprocessing of images and clips for MoonViT: shrunk to a limit, padded to whole tokens.
 
-Source: ``Kimi_K25ImageProcessor`` and ``Kimi_K25VideoProcessor`` of transformers 5.23.0, and
-``KimiVLImageProcessor`` of moonshotai/Kimi-VL-A3B-Instruct with ``pad_input``.
+Source: ``Kimi_K25ImageProcessor`` and ``Kimi_K25VideoProcessor`` of transformers 5.23.0,
+``KimiVLImageProcessor`` of moonshotai/Kimi-VL-A3B-Instruct with ``pad_input``, and
+``kimi_k3_vision_processing.py`` of moonshotai/Kimi-K3.
 
 Deliberate differences:
 
 - The frames of a clip are one item; the tower divides it into segments of four frames.
 - An image with a side over the limit is shrunk for Kimi-VL, too; its own processor raises an error.
+- Images of Kimi-K3 are resized by torch's uint8 kernel as in the other families; its source uses
+  PIL, which differs by at most 1 of 255 levels.
+- Transparent images of Kimi-K3 are laid over white before they are resized, as in the other
+  families; its processor lays them over white and grey squares afterwards
+  (``transparent_bg_config`` of its file, which is not read).
+- Kimi-K3 takes clips, as its tower and the limit in its file allow; its processor has images only.
 """
 
 from __future__ import annotations
@@ -63,7 +70,9 @@ class NavitPreprocessor(PatchPreprocessor):
     }
 
     @classmethod
-    def kimi(cls, patch_size: int, token_size: int, segment_frames: int) -> NavitPreprocessor:
+    def kimi(
+        cls, patch_size: int, token_size: int, segment_frames: int, *, third: bool = False
+    ) -> NavitPreprocessor:
         """Return a preprocessor with the published rules of a Kimi model.
 
         Args:
@@ -71,8 +80,9 @@ class NavitPreprocessor(PatchPreprocessor):
             token_size: side of a token in patches.
             segment_frames: frames that become one set of tokens; 1 stands for Kimi-VL, which takes
                 only images, more for Kimi-K2.5.
+            third: whether the model is Kimi-K3, whose limits are four times as large.
         """
-        area, images_alone = patch_size**2, segment_frames == 1
+        area, images_alone = patch_size**2 * (4 if third else 1), segment_frames == 1
         images = PixelRules(1, (_FRAME if images_alone else _IMAGE) * area, HALF, HALF)
         videos = PixelRules(1, _FRAME * area, HALF, HALF, sampling="uniform")
         return cls(

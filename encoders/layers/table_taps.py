@@ -45,6 +45,38 @@ def grid_taps(
     return index, weight
 
 
+def bilinear_taps(
+    positions: Tensor, grids: Sequence[Grid], side: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Return the four rows of a table around each patch of all items, and their bilinear weights.
+
+    The outer edges of the grid map to the outer edges of the table; there is no antialiasing.
+
+    Args:
+        positions: row and column of each patch, int64 [P, 2]; padding may follow.
+        grids: ``(t, h, w)`` per item, in patches.
+        side: rows and columns of the table.
+        dtype: dtype of the weights.
+
+    Returns:
+        Row numbers int64 [P, 4] in the order (r, c), (r, c+1), (r+1, c), (r+1, c+1), and weights
+        [P, 4] in ``dtype``; both are 0 beyond the patches.
+    """
+    patches = [t * h * w for t, h, w in grids]
+    counts = torch.tensor(patches, dtype=torch.int64, device="cpu")
+    sizes = torch.tensor([(h, w) for _, h, w in grids], dtype=dtype, device="cpu").view(-1, 2)
+    sizes = sizes.repeat_interleave(counts, 0, output_size=sum(patches))
+    coordinates = (positions[: len(sizes)].to(dtype) + 0.5) * side / sizes - 0.5
+    coordinates = coordinates.clamp(0, side - 1)
+    low = coordinates.to(torch.int64)
+    high, fraction = (low + 1).clamp(max=side - 1), coordinates - low
+    (r0, c0), (r1, c1), (fr, fc) = (pair.unbind(1) for pair in (low, high, fraction))
+    taps = [r0 * side + c0, r0 * side + c1, r1 * side + c0, r1 * side + c1]
+    weights = [(1 - fr) * (1 - fc), (1 - fr) * fc, fr * (1 - fc), fr * fc]
+    padding = (0, 0, 0, len(positions) - len(sizes))
+    return F.pad(torch.stack(taps, 1), padding), F.pad(torch.stack(weights, 1), padding)
+
+
 def bicubic_taps(positions: Tensor, height: int, width: int, side: int) -> tuple[Tensor, Tensor]:
     """Return the sixteen rows of a table around each patch, and their bicubic weights.
 

@@ -22,8 +22,9 @@ TOWERS = [family.name for family in FAMILIES if not family.variant]
 """Names of the towers whose maths differ; most tests run over these."""
 EVERY_TOWER = [BY_NAME[name] for name in TOWERS]
 """The same towers as rows, for tests that are fast with each of them: no name marks these slow."""
-EVERY_KIND = [*TOWERS, "exaone4_5", "deepseek_ocr"]
-"""The same, and of the others one with shared keys and one with relative positions (SAM)."""
+EVERY_KIND = [*TOWERS, "exaone4_5", "kimi_k3", "deepseek_ocr"]
+"""The same, and of the others one with shared keys, one with heads that are wider together than the
+tower, and one with relative positions (SAM)."""
 WHOLE = [name for name in TOWERS if BY_NAME[name].tower_class is BY_NAME[name].encoder_class]
 """Names of the towers that are encoders by themselves and not a path of one."""
 FEW_FAST = [name if name in ("intern_vit_300m", "qwen2_5_vl") else slow(name) for name in TOWERS]

@@ -1,7 +1,7 @@
-"""Kimi-VL, Kimi-K2.5 and K2.6: checkpoints as Moonshot publishes them, and transformers' names.
+"""Kimi-VL, Kimi-K2.5, K2.6 and K3: checkpoints as Moonshot publishes them, and transformers' names.
 
-Sources: ``Kimi_K25Model`` of transformers 5.23.0 and its conversion of names; ``kimi_vl.py`` and
-``kimi_k25.py`` of vLLM 0.33.0.
+Sources: ``Kimi_K25Model`` of transformers 5.23.0 and its conversion of names; ``kimi_vl.py``,
+``kimi_k25.py`` and ``models/kimi_k3`` of vLLM 0.33.0.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from encoders import MoonViTConfig, MoonViTEncoder
 
 from ..layouts import Layout, Prefix
 from ..published import family_facts
-from .family import Family, Fields, Shapes, TransformersClass, block_count, length
+from .family import Family, Fields, Shapes, TransformersClass, block_count, length, with_vision
 
 _FACTS = family_facts("moonvit")
 _BLOCK = "encoder.blocks.N"
@@ -37,17 +37,26 @@ _KIMI_VL = Layout(
     processor_files=_FACTS.processors["kimi-vl"],
     images_only=_FACTS.images_only["kimi-vl"],
 )
+_PROJECTOR = {
+    "mm_projector.proj.0": "projector.linear_1",
+    "mm_projector.proj.2": "projector.linear_2",
+}
+_KIMI_K3 = Layout(
+    name="kimi-k3",
+    prefixes=_PREFIXES,
+    marks=_KIMI_VL.marks,
+    projector=("mm_projector.",),
+    needed=("mm_projector.post_norm.",),
+    renames={**_NAMES, **_PROJECTOR, "mm_projector.post_norm": "projector.post_norm"},
+    reshapes=_TABLE,
+    processor_files=_FACTS.processors["kimi-k3"],
+)
 _KIMI_K25 = Layout(
     name="kimi-k25",
     prefixes=_PREFIXES,
     marks=_KIMI_VL.marks,
     projector=("mm_projector.",),
-    renames={
-        **_NAMES,
-        "mm_projector.pre_norm": "projector.pre_norm",
-        "mm_projector.proj.0": "projector.linear_1",
-        "mm_projector.proj.2": "projector.linear_2",
-    },
+    renames={**_NAMES, **_PROJECTOR, "mm_projector.pre_norm": "projector.pre_norm"},
     reshapes=_TABLE,
     processor_files=_FACTS.processors["kimi-k25"],
 )
@@ -84,6 +93,7 @@ _CONFIG_FIELDS: Fields = {  # the number of heads cannot be inferred from shapes
     ("vt_num_hidden_layers", "num_hidden_layers"): block_count("blocks."),
     ("vt_hidden_size", "hidden_size"): length(_PATCH, 0),
     ("vt_intermediate_size", "intermediate_size"): length("blocks.0.mlp.fc1.weight", 0),
+    ("qkv_hidden_size",): length("blocks.0.attn.proj.weight", 1),
     ("patch_size",): length(_PATCH, 3),
     ("init_pos_emb_height", "pos_emb_height"): _side,
 }
@@ -106,17 +116,16 @@ MOONVIT = Family(
     name="moonvit",
     encoder=MoonViTEncoder,
     config=MoonViTConfig,
-    model_types=("moonvit", "kimi_vl", "kimi_k25", "kimi_k25_vision"),
+    model_types=("moonvit", "kimi_vl", *with_vision("kimi_k25", "kimi_k3")),
     signs=(
         ("encoder.blocks.0.wqkv.weight", "encoder.final_layernorm.weight"),
         ("patch_embed.pos_emb.position_embeddings", "final_layernorm.weight"),
     ),
-    layouts=(_KIMI_VL, _KIMI_K25, _KIMI_K25_HF),
+    layouts=(_KIMI_VL, _KIMI_K3, _KIMI_K25, _KIMI_K25_HF),
     classes={"kimi-k25-hf": _CLASS},
     fields=_CONFIG_FIELDS,
     outer_fields={("text_config.hidden_size",): length("projector.linear_2.weight", 0)},
     refusals={
         "locateanything": "its projector normalises the 2x2 patches of a token together",
-        "kimi_k3": "its tower has RMS norms, no biases, and attention wider than the tower",
     },
 )

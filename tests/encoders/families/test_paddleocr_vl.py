@@ -13,8 +13,9 @@ from transformers.models.paddleocr_vl.image_processing_paddleocr_vl import (
     PaddleOCRVLImageProcessor,
 )
 
-from encoders.baidu.paddleocr_vl import merge_order, position_taps
+from encoders.baidu.paddleocr_vl import merge_order
 from encoders.baidu.paddleocr_vl_pixels import RasterPreprocessor
+from encoders.layers.table_taps import bilinear_taps
 from tests.oracles import tiny
 from tests.support.hub.checkpoints import edit_config, edit_tensors, same_weights
 from tests.support.hub.client import REPO
@@ -54,7 +55,7 @@ def test_taps_are_those_of_bilinear_interpolation(grid: tuple[int, int]) -> None
     h, w = grid
     table = torch.randn(27, 27, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(h))
     cells = torch.cartesian_prod(torch.arange(h), torch.arange(w))
-    index, weight = position_taps([(1, h, w)], 27, cells, torch.float64)
+    index, weight = bilinear_taps(cells, [(1, h, w)], 27, torch.float64)
     ours = (table.flatten(0, 1)[index] * weight[..., None]).sum(1)
     wanted = F.interpolate(table.permute(2, 0, 1)[None], size=grid, mode="bilinear")[0]
     torch.testing.assert_close(ours, wanted.flatten(1).T, rtol=0, atol=1e-12)

@@ -142,6 +142,7 @@ CASES = [
     ("Mistral3ForConditionalGeneration", "pixtral", images),
     ("KimiVLForConditionalGeneration", "kimi_vl", grids),
     ("KimiK25ForConditionalGeneration", "kimi_k25", chunks),
+    ("KimiK3ForConditionalGeneration", "kimi_k3", chunks),
     ("PaddleOCRVLForConditionalGeneration", "paddleocr_vl", lists),
     ("PaddleOCRVLForConditionalGeneration", "paddleocr_vl", flat),
     ("PaddleOCRVLForConditionalGeneration", "paddleocr_vl", stacked),

@@ -87,6 +87,10 @@ MODELS: Mapping[str, Record] = {
     "KimiK25ForConditionalGeneration": Record(
         "kimi_k25", "moonvit", _VISION, ("mm_projector",), "chunks", published_names=True
     ),
+    "KimiK3ForConditionalGeneration": Record(
+        *("vllm.models.kimi_k3", "moonvit", _VISION, ("mm_projector",), "chunks"),
+        published_names=True,
+    ),
     "PaddleOCRVLForConditionalGeneration": Record(
         "paddleocr_vl", "paddleocr_vl", "visual", ("mlp_AR",), "patches"
     ),

@@ -25,6 +25,7 @@ from tests.support.photographs import china, panning_clip, photographs
 from weights.published import family_facts
 
 KIMI = NavitPreprocessor.kimi(14, 2, 4)
+KIMI_K3 = NavitPreprocessor.kimi(14, 2, 4, third=True)
 ALONE = NavitPreprocessor.kimi(14, 2, 1)
 FILES = family_facts("moonvit").processors
 
@@ -99,6 +100,25 @@ def test_a_clip_is_sampled_where_it_is_asked_for() -> None:
 def test_published_files_give_the_published_rules(name: str) -> None:
     assert KIMI.with_files(FILES[name]) == KIMI
     assert ALONE.with_files(FILES["kimi-vl"]) == ALONE
+    assert KIMI_K3.with_files(FILES["kimi-k3"]) == KIMI_K3
+
+
+@pytest.mark.parametrize(
+    ("size", "content", "padded"),
+    [
+        ((1080, 1920), (1080, 1920), (1092, 1932)),
+        ((480, 640), (480, 640), (504, 644)),
+        ((4000, 3000), (4000, 3000), (4004, 3024)),
+        ((10, 10), (10, 10), (28, 28)),
+        ((6000, 8000), (3107, 4142), (3108, 4144)),
+        ((100, 9000), (79, 7168), (84, 7168)),
+    ],
+)
+def test_kimi_k3_shrinks_images_less(
+    size: tuple[int, int], content: tuple[int, int], padded: tuple[int, int]
+) -> None:
+    assert KIMI_K3._content(*size, KIMI_K3.images) == content
+    assert grid_of(KIMI_K3, *size) == [1, padded[0] // 14, padded[1] // 14]
 
 
 def test_files_bound_patches_and_sides() -> None:

@@ -8,7 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from encoders import MoonViTConfig
+from encoders import MoonViTConfig, MoonViTEncoder
+from encoders.kimi.moonvit_pixels import NavitPreprocessor
 from tests.support.hub.checkpoints import edit_config, same_weights
 from tests.support.hub.server import HubServer
 from tests.support.photographs import panning_clip
@@ -42,18 +43,39 @@ def test_a_repo_id_loads_the_tower_alone(hub: HubServer, folder: Path) -> None:
     assert encoder.preprocessor == load_encoder(folder).preprocessor
 
 
-def test_kimi_k3_is_refused_by_name(folder: Path) -> None:
-    edit_config(folder, lambda config: config.update(model_type="kimi_k3"))
-    with pytest.raises(CheckpointError, match=r"kimi_k3.*its tower has RMS norms"):
-        load_encoder(folder)
+def test_kimi_k3_has_another_norm_table_and_projector(tmp_path: Path) -> None:
+    folder = write_seeded_checkpoint(tmp_path, "kimi_k3", width=64, shards=1)
+    encoder = load_encoder(folder)
+    assert isinstance(encoder, MoonViTEncoder)
+    config = encoder.config
+    assert (config.rms_norm, config.bilinear, config.norm_last, config.bias) == (*[True] * 3, False)
+    assert (config.heads_width, config.segment_frames) == (96, 4)
+    assert not [name for name in encoder.state_dict() if name.endswith("bias")]
+    assert encoder.norm.eps == pytest.approx(2.0**-23)
+    assert encoder.preprocessor == NavitPreprocessor.kimi(14, 2, 4, third=True)
+
+
+def test_the_type_of_kimi_k3_says_what_its_config_leaves_out(tmp_path: Path) -> None:
+    folder = write_seeded_checkpoint(tmp_path, "kimi_k3", width=64, shards=1)
+    whole = load_encoder(folder).config
+    kept = ("vt_num_attention_heads", "patch_size")
+    edit_config(
+        folder,
+        lambda config: config.update(
+            vision_config={name: config["vision_config"][name] for name in kept}
+        ),
+    )
+    assert load_encoder(folder).config == whole
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("norm_type", "rmsnorm"),
-        ("pos_emb_interpolation_mode", "bilinear"),
-        ("mm_projector_type", "patchmergerv2"),
+        ("norm_type", "batchnorm"),
+        ("pos_emb_interpolation_mode", "nearest"),
+        ("mm_projector_type", "mlp"),
+        ("mlp_type", "swiglu"),
+        ("attn_bias", False),
         ("merge_type", "sd2"),
         ("init_pos_emb_width", 32),
         ("hidden_size", 128),
