@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from encoders import EncoderItemSpec, Video
@@ -59,8 +60,9 @@ def test_a_stream_gives_one_result_per_clip() -> None:
     assert [len(result.pooler_output) for result in results] == [6, 18, 6]
 
 
-def test_clips_of_uneven_segments_replay_beside_images() -> None:
-    encoder, grids = tiny("moonvit"), [[1, 4, 6], [10, 2, 4], [3, 4, 4], [1, 2, 2]]
+@pytest.mark.parametrize("name", ["moonvit", "kimi_k3"])
+def test_clips_of_uneven_segments_replay_beside_images(name: str) -> None:
+    encoder, grids = tiny(name), [[1, 4, 6], [10, 2, 4], [3, 4, 4], [1, 2, 2]]
     graphed = static(encoder, [256], outputs=("last_hidden_state", "pooler_output"))
     pixels = draw_pixels(encoder, grids)
     assert worst_distance(graphed(pixels, grids), encoder(pixels, grids)) <= 2e-6
