@@ -35,12 +35,9 @@ class Half(NamedTuple):
     """The name in ``module`` of what makes the language model."""
     frames: int = 2
     """The frames in a row of packed patches."""
-    names: tuple[str, str, str, str] = (
-        *("pixel_values", "image_grid_thw"),
-        *("pixel_values_videos", "video_grid_thw"),
-    )
-    """The inputs with the pixels and grids of images, and those of clips. Where they are the same
-    inputs, images alone are in them."""
+    chunks: str = ""
+    """The name of the grids of images and clips together, where one input has all their patches,
+    each of them [3, p, p]; else empty."""
     views: bool = False
     """Whether images are whole views with tiles of another size, and not packed patches."""
     config: dict[str, Any] = {}
@@ -93,7 +90,7 @@ HALVES = {
         "KimiK3ForConditionalGeneration",
         "vllm.models.kimi_k3.nvidia.model",
         frames=1,
-        names=("pixel_values", "grid_thws") * 2,
+        chunks="grid_thws",
         config={"text_config": {**_TEXT, "model_type": "kimi_linear", "hidden_size": 96}},
     ),
     "step3": Half(
@@ -128,8 +125,15 @@ def write_batch(file: Path, half: Half, patch: int) -> None:
             batch[name] = torch.randn(count, 3, side, side, generator=dice)
         save_file({**batch, "num_patches": torch.tensor([0, 3])}, file)
         return
-    grids_of_inputs = {half.names[2:]: CLIPS, half.names[:2]: IMAGES}
-    for (name, grid_name), grids in grids_of_inputs.items():
+    if half.chunks:
+        rows = sum(t * h * w for t, h, w in IMAGES + CLIPS)
+        batch = {"pixel_values": torch.randn(rows, 3, patch, patch, generator=dice)}
+        save_file({**batch, half.chunks: torch.tensor(IMAGES + CLIPS)}, file)
+        return
+    for name, grid_name, grids in (
+        ("pixel_values", "image_grid_thw", IMAGES),
+        ("pixel_values_videos", "video_grid_thw", CLIPS),
+    ):
         rows = sum(t * h * w for t, h, w in grids)
         batch[name] = torch.randn(rows, 3 * half.frames * patch**2, generator=dice)
         batch[grid_name] = torch.tensor(grids)
@@ -171,8 +175,7 @@ def test_features_of_the_vision_half_are_those_of_vllms_tower(
     features: dict[str, list[Tensor]], kind: str
 ) -> None:
     stock, ours = features[f"{kind} stock"], features[f"{kind} ours"]
-    alone = HALVES[kind].views or HALVES[kind].names[0] == HALVES[kind].names[2]
-    assert len(stock) == len(ours) == (2 if alone else len(IMAGES) + len(CLIPS))
+    assert len(stock) == len(ours) == (2 if HALVES[kind].views else len(IMAGES) + len(CLIPS))
     for theirs, found in zip(stock, ours, strict=True):
         assert found.shape == theirs.shape
         assert float((found - theirs).norm() / theirs.norm()) < BOUND

@@ -41,7 +41,9 @@ pytestmark = [
 
 
 @pytest.mark.usefixtures("fused_in_interpreter")
-@pytest.mark.parametrize("name", [*FEW_FAST, *map(slow, ["qwen2_5_omni", "exaone4_5", "qwen3_5", "kimi_k3"])])
+@pytest.mark.parametrize(
+    "name", [*FEW_FAST, *map(slow, ["qwen2_5_omni", "exaone4_5", "qwen3_5", "kimi_k3"])]
+)
 def test_every_output_is_that_of_the_reference(name: str) -> None:
     encoder = tiny(name)
     fast = encoder.accelerated()
