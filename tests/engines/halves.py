@@ -37,9 +37,6 @@ class NoLayers(nn.Module):
     def make_empty_intermediate_tensors(self, *_: object) -> None:
         """Return nothing, as there is no layer before which a pipeline could end."""
 
-    def process_weights_after_loading(self) -> None:
-        """Do nothing; Kimi-K3's class calls it."""
-
     def forward(self, *, intermediate_tensors: None = None) -> None:
         """Return nothing; vLLM reads the names of the arguments."""
 

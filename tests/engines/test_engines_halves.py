@@ -35,9 +35,6 @@ class Half(NamedTuple):
     """The name in ``module`` of what makes the language model."""
     frames: int = 2
     """The frames in a row of packed patches."""
-    chunks: str = ""
-    """The name of the grids of images and clips together, where one input has all their patches,
-    each of them [3, p, p]; else empty."""
     views: bool = False
     """Whether images are whole views with tiles of another size, and not packed patches."""
     config: dict[str, Any] = {}
@@ -86,13 +83,6 @@ HALVES = {
         views=True,
         config={**_CODE, "text_config": {**_TEXT, "model_type": "qwen3", "hidden_size": 96}},
     ),
-    "kimi_k3": Half(
-        "KimiK3ForConditionalGeneration",
-        "vllm.models.kimi_k3.nvidia.model",
-        frames=1,
-        chunks="grid_thws",
-        config={"text_config": {**_TEXT, "model_type": "kimi_linear", "hidden_size": 96}},
-    ),
     "step3": Half(
         "Step3VLForConditionalGeneration", "vllm.model_executor.models.step3_vl", views=True
     ),
@@ -124,11 +114,6 @@ def write_batch(file: Path, half: Half, patch: int) -> None:
         for name, count, side in (("pixel_values", 2, 728), ("patch_pixel_values", 3, 504)):
             batch[name] = torch.randn(count, 3, side, side, generator=dice)
         save_file({**batch, "num_patches": torch.tensor([0, 3])}, file)
-        return
-    if half.chunks:
-        rows = sum(t * h * w for t, h, w in IMAGES + CLIPS)
-        batch = {"pixel_values": torch.randn(rows, 3, patch, patch, generator=dice)}
-        save_file({**batch, half.chunks: torch.tensor(IMAGES + CLIPS)}, file)
         return
     for name, grid_name, grids in (
         ("pixel_values", "image_grid_thw", IMAGES),

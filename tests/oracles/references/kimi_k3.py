@@ -2,8 +2,7 @@
 
 transformers has no such tower, and vLLM's classes need vLLM's process groups. This one takes a clip
 at a time, with torch's interpolation of the table, complex numbers for the rotation, and sums in
-place of the layers that the encoder uses, so that one mistake is unlikely to stand in both. In
-``tests/engines``, the encoder stands in for the classes of vLLM.
+place of the layers that the encoder uses, so that one mistake is unlikely to stand in both.
 """
 
 from __future__ import annotations
