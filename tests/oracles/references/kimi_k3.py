@@ -59,7 +59,8 @@ class KimiK3Reference(nn.Module):
     def forward(self, patches: Tensor, t: int, h: int, w: int) -> tuple[Tensor, Tensor]:
         """From one clip [t*h*w, 588] to rows of the last block and tokens [h*w/4, out]."""
         hidden = patches @ self.patch.T + self._positions(t, h, w).to(patches.dtype)
-        for block in self.blocks:
+        blocks: Any = self.blocks
+        for block in blocks:
             hidden = hidden + self._attention(block, _rms(hidden, block["norm0"]), t, h, w)
             inner = F.gelu(_rms(hidden, block["norm1"]) @ block["fc0"].T, approximate="tanh")
             hidden = hidden + inner @ block["fc1"].T
