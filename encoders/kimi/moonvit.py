@@ -98,7 +98,8 @@ class MoonViTConfig:
     rope_theta: float = 10000.0
 
     def __post_init__(self) -> None:
-        require_sizes({**vars(self), "head_size": self.head_size})
+        own_heads = {} if self.qkv_hidden_size is None else {"head_size": self.head_size}
+        require_sizes({**vars(self), **own_heads})
         require_divisible("width of all heads", self.heads_width, "num_heads", self.num_heads)
         require_divisible("head size", self.head_size, "rotary axes * 2", 4)
 
