@@ -100,7 +100,7 @@ class MoonViTConfig:
     def __post_init__(self) -> None:
         own_heads = {} if self.qkv_hidden_size is None else {"head_size": self.head_size}
         require_sizes({**vars(self), **own_heads})
-        require_divisible("width of all heads", self.heads_width, "num_heads", self.num_heads)
+        require_divisible("qkv_hidden_size", self.heads_width, "num_heads", self.num_heads)
         require_divisible("head size", self.head_size, "rotary axes * 2", 4)
 
     @property
