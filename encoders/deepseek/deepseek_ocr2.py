@@ -189,6 +189,7 @@ class DeepseekOCR2Encoder(TilesThenImage):
     """Encodes a whole image (input path "image") and tiles of it ("tiles") with one tower."""
 
     config: DeepseekOCR2Config
+    view_seperator: nn.Parameter  # of the tower
 
     def __init__(
         self, config: DeepseekOCR2Config, preprocessor: Preprocessor | None = None

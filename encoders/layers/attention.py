@@ -143,7 +143,8 @@ def _attend_dense(q: Tensor, k: Tensor, v: Tensor, segments: int, causal_half: b
     from torch.nn.attention.bias import causal_lower_right  # imports Triton
 
     half = q.shape[2] // 2
-    first = F.scaled_dot_product_attention(*(x[:, :, :half] for x in (q, k, v)))
+    first_q, first_k, first_v = (x[:, :, :half] for x in (q, k, v))
+    first = F.scaled_dot_product_attention(first_q, first_k, first_v)
     rule = causal_lower_right(half, 2 * half)
     second = F.scaled_dot_product_attention(q[:, :, half:], k, v, attn_mask=rule)
     return rearrange(torch.cat((first, second), dim=2), "s h n k -> (s n) h k")

@@ -225,7 +225,8 @@ class KernelChoices:
         chosen, relative = {}, {}
         try:
             for row in saved_rows(choices["attention"]):
-                shape = AttentionShape(**{n: row[n] for n in AttentionShape._fields if n in row})
+                whole = {**AttentionShape._field_defaults, **row}  # older rows lack a field
+                shape = AttentionShape._make(whole[name] for name in AttentionShape._fields)
                 chosen[shape] = str(row["kernel"])
             for row in saved_rows(choices.get("relative_positions", ())):
                 views = RelativeShape._make(row[name] for name in RelativeShape._fields)

@@ -20,7 +20,7 @@ NAMELESS = {
 }
 """The class for published files that name none."""
 NAMES = {"image_processor_type", "video_processor_type", "processor_class"}
-OF_THE_TOWER = {"patch_size"}
+OF_THE_TOWER = {"patch_size", "temporal_patch_size"}
 """Keys whose default in a class is another size than towers have that come with the class."""
 NO_FLAGS = {"initial_shift"}
 """Keys with a number or true; transformers' class fails with null."""
