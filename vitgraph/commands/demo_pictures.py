@@ -146,7 +146,7 @@ def run_demo(out: Path, repos: Sequence[str] = (), every_family: bool = False) -
         draw(media[:2], four, heading, out / "readme.jpg", dpi=130)
         draw_nearest(out / "nearest_patches.jpg")
         media, encoded = media[:1], {title: items[:1] for title, items in encoded.items()}
-    draw(media, encoded, heading, picture, dpi=130)
+    draw(media, encoded, heading, picture, dpi=100 if every_family else 130)  # fits a screen
     summary = f"{counted(len(encoded), 'tower')} in {time.perf_counter() - start:.0f} s"
     print(f"{summary}; wrote {picture}")
     return picture
