@@ -128,7 +128,7 @@ def test_transformers_computes_what_the_encoder_does(extracted: Written, family:
     hidden, pooled, *_ = image(pixels, grid)
     naflex = family in ("siglip2", "lfm2_vl", "lfm2_5_vl")
     with torch.no_grad():
-        siglip = family in ("siglip", "gemma3", "paligemma", "modernvbert")
+        siglip = family in ("siglip", "gemma3", "paligemma", "colpali", "modernvbert")
         if siglip or naflex or family in ("idefics3", "smolvlm"):
             inputs = siglip2_inputs(pixels, torch.tensor(grid)) if naflex else {}
             out = model(**(inputs or {"pixel_values": pixels}), output_hidden_states=True)
