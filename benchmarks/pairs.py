@@ -68,8 +68,8 @@ def by_faiss(matrix: Floats, threshold: float) -> dict[str, Any]:
     limits, _, _ = index.range_search(rows, threshold)
     return {
         "version": faiss.__version__,
-        "seconds": round(time.perf_counter() - began, 2),
-        "cpu_seconds": round(time.process_time() - cpu, 2),
+        "seconds": round(time.perf_counter() - began, 4),
+        "cpu_seconds": round(time.process_time() - cpu, 4),
         "pairs": int(limits[-1] - len(rows)) // 2,
     }
 
@@ -91,8 +91,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "threshold": options.threshold,
         "pairs": found.found,
         "groups": len(found.groups),
-        "seconds": round(seconds, 2),
-        "cpu_seconds": round(cpu_seconds, 2),
+        "seconds": round(seconds, 4),
+        "cpu_seconds": round(cpu_seconds, 4),
         "GFLOP per second": round(products / seconds / 1e9, 1),
     }
     if device.type == "cpu" and find_spec("faiss"):
