@@ -13,7 +13,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence, Sized
 from contextlib import closing
 from dataclasses import dataclass
 from operator import length_hint
-from typing import Literal, NamedTuple, TypeAlias, TypedDict, TypeGuard, cast, get_args
+from typing import Literal, NamedTuple, TypeAlias, TypedDict, cast, get_args
 
 import torch
 from torch import Tensor
@@ -50,7 +50,7 @@ _FAILED_TOKENS = 64
 
 
 _RESIZED_TOGETHER, _RESIZED_BYTES = 16, 1 << 26
-"""The images, and their bytes, of which one is enough for those that wait to be resized at once."""
+"""So many images, or so many bytes of images, are resized at once without waiting for more."""
 
 
 class ItemResult(NamedTuple):
@@ -185,11 +185,6 @@ class _StreamItem:
     """The result of the item, or its exception; None before the item is encoded."""
 
 
-def is_planned(inputs: object) -> TypeGuard[PlannedImage]:
-    """Return whether the inputs of an item are an image that is still to be resized."""
-    return isinstance(inputs, PlannedImage)
-
-
 class _Started(NamedTuple):
     """A batch that is being encoded, or that the device has yet to encode."""
 
@@ -218,8 +213,8 @@ class _Stream:
         self.batch_tokens, self.keep, self.decode = batch_tokens, keep, decode
         self.queue = DeviceQueue(item_encoder.device)
         self.stager = item_encoder.stager if self.queue.stages else None
-        self.planned: list[_StreamItem] = []
-        """The items whose images wait to be resized with others, guarded by ``turn``."""
+        self.planned: list[tuple[_StreamItem, PlannedImage]] = []
+        """The items and images that wait to be resized with others, guarded by ``turn``."""
         self.turn = threading.Lock()
         self.seconds = {"decoding": 0.0, "encoding": 0.0, "the consumer": 0.0}
         """The seconds that the stream spent waiting for each of these three."""
@@ -276,8 +271,8 @@ class _Stream:
         else:
             item.inputs, item.layout = inputs, layout
             item.grid, item.tokens = read_grid(layout.grid_thw)[0], item_encoder.tokens(layout)
-            if is_planned(inputs):
-                self._resize_later(item)
+            if isinstance(inputs, PlannedImage):
+                self._resize_later(item, inputs)
         return item, item.tokens
 
     def _stage(
@@ -285,47 +280,48 @@ class _Stream:
     ) -> tuple[StagedItem | PlannedImage, VisionInputs]:
         """Return the pixels of an item, or an image that is resized with others, and its layout."""
         assert self.stager is not None
-        for image in read_images(images):
+        if images:
+            (image,) = read_images(images)
             sent = to_resize(image, device)
-            planned = (
-                self.stager.plan(sent, self.limits) if sent.device.type == device.type else None
-            )
+            is_there = sent.device.type == device.type
+            planned = self.stager.plan(sent, self.limits) if is_there else None
             if planned is not None:
                 return planned, planned.layout()
             images = [cast("ImageLike", DeviceImage(sent.permute(1, 2, 0)))]
         (staged,) = self.stager.stage(images, videos, self.limits, device)
         return staged, staged.layout(self.item_encoder.paths)
 
-    def _resize_later(self, item: _StreamItem) -> None:
+    def _resize_later(self, item: _StreamItem, image: PlannedImage) -> None:
         """Keep an item with a planned image until enough of them wait to be resized at once."""
         with self.turn:
-            self.planned.append(item)
-            waiting = [one.inputs.image for one in self.planned if is_planned(one.inputs)]
-            is_much = sum(image.nbytes for image in waiting) >= _RESIZED_BYTES
-        if is_much or len(waiting) >= _RESIZED_TOGETHER:
+            self.planned.append((item, image))
+            size = sum(waiting.image.nbytes for _, waiting in self.planned)
+            is_enough = size >= _RESIZED_BYTES or len(self.planned) >= _RESIZED_TOGETHER
+        if is_enough:
             self._resize_planned()
 
     def _resize_planned(self) -> None:
         """Resize all planned images at once; if that fails, one by one."""
         with self.turn, self.queue.staging():
-            items, self.planned = self.planned, []
-            if not items:
+            planned, self.planned = self.planned, []
+            if not planned:
                 return
             try:
-                self._stage_planned(items)
+                self._stage_planned(planned)
+            except torch.AcceleratorError:
+                raise  # a CUDA device does not recover from this error
             except FAILURES:
-                for item in items:
+                for item, image in planned:
                     try:
-                        self._stage_planned([item])
+                        self._stage_planned([(item, image)])
                     except FAILURES as error:
                         item.value = without_traceback(error) if self.keep else error
                         item.inputs = None
 
-    def _stage_planned(self, items: Sequence[_StreamItem]) -> None:
-        images = [item.inputs for item in items if is_planned(item.inputs)]
-        staged = stage_planned(images, self.item_encoder.device)
+    def _stage_planned(self, planned: Sequence[tuple[_StreamItem, PlannedImage]]) -> None:
+        staged = stage_planned([image for _, image in planned], self.item_encoder.device)
         mark = self.queue.mark_staged()
-        for item, pixels in zip(items, staged, strict=True):
+        for (item, _), pixels in zip(planned, staged, strict=True):
             item.inputs, item.staged = pixels, mark
 
     def _batches(self, items: Iterable[_StreamItem]) -> Iterator[list[_StreamItem]]:
