@@ -354,7 +354,7 @@ class BudgetGraph:
         else:
             self.body()
 
-    def capture(self, memory: Memory) -> None:
+    def capture(self, memory: Memory, *, warms_up: bool) -> None:
         """Run :meth:`body` once, then capture it; on a backend without graphs, only run it.
 
         ``torch.cuda.graph`` is not used: it collects garbage and empties the cache for every graph.
@@ -368,6 +368,8 @@ class BudgetGraph:
         Args:
             memory: the pool of the graph, and the stream it is captured on; a ``memory.stream`` of
                 None means that there are no graphs.
+            warms_up: whether to run :meth:`body` before the capture, in which nothing can be chosen
+                or kept.
         """
         if memory.stream is None:
             return self.body()
@@ -375,7 +377,8 @@ class BudgetGraph:
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.stream(memory.stream):
-                self.body()
+                if warms_up:
+                    self.body()
                 clear_cublas_workspaces()
                 if memory.empty:
                     torch.cuda.empty_cache()

@@ -249,7 +249,7 @@ class Capturer:
             empty = format.to_bytes(capacity_metadata(self.form.encoder, budget, []), rows=0)
             memory.wait_for_captures()  # the last warm-up may still be reading its metadata
             graph.metadata_bytes.copy_(empty)
-            graph.capture(memory)
+            graph.capture(memory, warms_up=self._warms_up(graphs))
         except (RuntimeError, MemoryError) as error:
             # On a MIG slice of a GPU, a lack of memory fails an assertion inside torch's allocator,
             # which is a RuntimeError and no OutOfMemoryError.
@@ -265,6 +265,14 @@ class Capturer:
             graph_bytes=memory.growth(),
             kernel=accelerator.kernels_used if accelerator is not None else "reference",
         )
+
+    def _warms_up(self, graphs: PathGraphs) -> bool:
+        """Return whether the encoder must run before the next capture into ``graphs``.
+
+        The first run pads weights, and every run may choose kernels that no table names. An encoder
+        of another package may do more.
+        """
+        return not graphs.by_budget or self.table is None or not is_library(self.form.encoder)
 
     def _drop(self, budget: Budget, error: Exception) -> None:
         """Record that capturing ``budget`` failed, and free tensors that the traceback holds."""

@@ -26,19 +26,22 @@ ROW_DIVISORS = (8, 4, 2, 1)
 """Eager runs are timed with the rows of the largest budget divided by each of these numbers, and
 once with the smallest item. With costs between these five sizes, 226 of 229 choices between replay
 and eager run were the faster one on an H200."""
-ENOUGH_MS = 60.0
-"""A call is timed at least twice, and again until the times sum to so many milliseconds or there
-are seven of them: from two times alone, an eager run of 13 ms was priced at 23.5 ms on an H200."""
-SETTLING = 2
-"""The number of untimed warm-up calls before an eager run and a replay are compared: after a pause,
-a replay took 67.1, 70.9, 72.4 and 72.8 ms on an H200."""
+ENOUGH_MS, MOST_CALLS = 20.0, 7
+"""A replay is timed until its times sum to so many milliseconds, at most so many times. A replay of
+68 ms that was timed twice in a row took up to 7 % longer a minute later on an H200: a second time
+makes the first no better."""
+ROUNDS, ENOUGH_ROUNDS_MS, MOST_ROUNDS = 2, 120.0, 7
+"""An eager run and a replay are compared in at least so many rounds, and again until these took so
+many milliseconds: from two times alone, an eager run of 13 ms was priced at 23.5 ms on an H200. One
+more round before is not counted: after a pause, a replay took 67.1, 70.9, 72.4 and 72.8 ms."""
 CLOSE = 0.98
 """Factor on the time of an eager run. Times are accurate to 2 %, so an eager run is preferred to a
 replay that is as fast within that. Of 229 choices on an H200, one was then 4 to 7 % slower than its
 alternative; with a factor of 1.0 one or two were, and with 0.96 up to seven."""
 OFF, TRIES = 1.2, 3
-"""A kept table is measured anew if a time differs from the table's by more than this factor, in so
-many measurements: one measurement was off at the start of a process on an H100 that was idle."""
+"""A kept table is measured anew if a replay's time differs from the table's by more than this
+factor, in so many measurements. No eager run is timed again: a small one takes as long as Python
+does, from 15 to 20 ms within one process on an H200."""
 
 
 def measure(
@@ -46,15 +49,16 @@ def measure(
 ) -> Costs:
     """Return the measured costs of replaying each budget of ``graphs`` and of five eager runs.
 
-    An eager run is timed back to back with the replay of the same rows, because the clocks of a GPU
-    vary by several per cent with its work before. The ``device`` is a CUDA device.
+    An eager run is timed in turn with the replay of the same rows, because the clocks of a GPU vary
+    by several per cent with its work before. The ``device`` is a CUDA device.
     """
     large = max(graphs, key=lambda budget: (budget.rows, budget.longest_segment))
     pixels = _random_rows(graphs[large])
     by_rows = {budget.rows: graph for budget, graph in graphs.items()}
-    times = {rows: _replay_ms(encoder, graph, [], pixels) for rows, graph in by_rows.items()}
+    times = {rows: _replay_ms(encoder, graph, pixels) for rows, graph in by_rows.items()}
     small_grids = _smallest_grids(encoder, graphs)
-    points = [(_rows(encoder, small_grids), CLOSE * _eager_ms(encoder, small_grids, pixels))]
+    (eager_ms,) = _in_turn([_eager(encoder, small_grids, pixels)], device)
+    points = [(_rows(encoder, small_grids), CLOSE * eager_ms)]
     for divisor in ROW_DIVISORS:
         distances = {
             abs(candidate.rows - large.rows / divisor): candidate
@@ -63,10 +67,12 @@ def measure(
         budget = distances[min(distances)]
         grids = full_grids(encoder, budget)
         if (rows := _rows(encoder, grids)) > points[-1][0]:
-            full = _replay_ms(encoder, graphs[budget], grids, pixels, SETTLING)
-            ms = _eager_ms(encoder, grids, pixels, SETTLING)
-            padding = _replay_ms(encoder, graphs[budget], [], pixels, SETTLING)
-            ms = times[budget.rows] * (ms - full + padding) / padding
+            calls = [
+                _eager(encoder, grids, pixels),
+                _replay(encoder, graphs[budget], grids, pixels),
+            ]
+            eager_ms, replay_ms = _in_turn(calls, device)
+            ms = times[budget.rows] + eager_ms - replay_ms
             points.append((rows, max(CLOSE * ms, points[-1][1])))  # more rows never cost less
     return Costs({budget: times[budget.rows] for budget in graphs}, points)
 
@@ -77,26 +83,24 @@ def still_hold(
     costs: Costs,
     device: torch.device,
 ) -> bool:
-    """Return whether three calls take as long as ``costs`` say, within 20 %.
+    """Return whether three replays take as long as ``costs`` say, within 20 %.
 
-    They are a replay of the largest budget and one of a middle budget, and the smallest eager run.
-    A table may have been measured on a GPU, or beside a host, that was busy with other work.
+    A table may have been measured on a GPU that was busy with other work.
     """
     pixels = _random_rows(graphs[_by_size(graphs)[0]])
-    for budget in checked_budgets(graphs):
-        graph = graphs[budget]
-        replay = partial(_replay_ms, encoder, graph, [], pixels, SETTLING)
-        if not _takes(costs.replays[budget], replay):
-            return False
-    grids = _smallest_grids(encoder, costs.replays)
-    kept_ms = costs.eager(_rows(encoder, grids)) / CLOSE
-    return _takes(kept_ms, partial(_eager_ms, encoder, grids, pixels, SETTLING))
+    return all(
+        _takes(costs.replays[budget], partial(_replay_ms, encoder, graphs[budget], pixels))
+        for budget in checked_budgets(graphs)
+    )
 
 
 def checked_budgets(budgets: Iterable[Budget]) -> list[Budget]:
-    """Return the budgets whose replays are timed again for a kept table: the largest, a middle."""
+    """Return the budgets whose replays are timed again for a kept table.
+
+    They are the largest, a middle and the smallest one.
+    """
     by_size = _by_size(budgets)
-    return [by_size[0], by_size[len(by_size) // 2]]
+    return list(dict.fromkeys([by_size[0], by_size[len(by_size) // 2], by_size[-1]]))
 
 
 def _by_size(budgets: Iterable[Budget]) -> list[Budget]:
@@ -140,54 +144,63 @@ def _rows(encoder: GraphableEncoder, grids: Sequence[Grid]) -> int:
     return Batch.of(read_specs(encoder, grids)).rows
 
 
-def _replay_ms(
-    encoder: GraphableEncoder,
-    graph: BudgetGraph,
-    grids: Sequence[Grid],
-    pixels: Tensor,
-    skip_count: int = 0,
-) -> float:
-    """Return the milliseconds of one replay, with the copies of inputs and outputs."""
+def _replay_ms(encoder: GraphableEncoder, graph: BudgetGraph, pixels: Tensor) -> float:
+    """Return the milliseconds of one replay of padding, with the copies of inputs and outputs.
+
+    It is the least of a few times: disturbances only make a call slower.
+    """
+    call, times = _replay(encoder, graph, [], pixels), list[float]()
+    while len(times) < MOST_CALLS and sum(times) < ENOUGH_MS:
+        times.append(_milliseconds(call, pixels.device))
+    return min(times)
+
+
+def _replay(
+    encoder: GraphableEncoder, graph: BudgetGraph, grids: Sequence[Grid], pixels: Tensor
+) -> Callable[[], None]:
     metadata = capacity_metadata(encoder, graph.budget, grids)
-    metadata_bytes = graph.format.to_bytes(metadata, _rows(encoder, grids))
-    graph.metadata_bytes.copy_(metadata_bytes)
+    # On the device, where the metadata of grids that were seen before are kept, too.
+    metadata_bytes = graph.format.to_bytes(metadata, _rows(encoder, grids)).to(pixels.device)
 
     def call() -> None:
-        if graph.writes_metadata:
-            graph.metadata_bytes.copy_(metadata_bytes)
+        graph.metadata_bytes.copy_(metadata_bytes)
         graph.pixels.copy_(pixels[: graph.budget.rows])
         graph.replay()
         for output in graph.outputs.values():
             output.clone()
 
-    return _milliseconds(call, pixels.device, skip_count)
+    return call
 
 
-def _eager_ms(
-    encoder: GraphableEncoder, grids: Sequence[Grid], pixels: Tensor, skip_count: int = 0
-) -> float:
-    """Return the milliseconds of an eager run of items with these grids, metadata included."""
+def _eager(
+    encoder: GraphableEncoder, grids: Sequence[Grid], pixels: Tensor
+) -> Callable[[], object]:
+    """Return a call that runs items with these grids eagerly, and prepares their metadata."""
     rows = pixels[: _rows(encoder, grids)]
-    encoder(rows, list(grids))  # untimed: an accelerated encoder chooses kernels in its first run
-    return _milliseconds(lambda: encoder(rows, list(grids)), pixels.device, skip_count)
+    return lambda: encoder(rows, list(grids))
 
 
-def _milliseconds(call: Callable[[], object], device: torch.device, skip_count: int = 0) -> float:
-    """Return the least milliseconds of a few calls of ``call``: disturbances only make it slower.
+def _in_turn(calls: Sequence[Callable[[], object]], device: torch.device) -> list[float]:
+    """Return the least milliseconds of each call, timed in turn after an untimed round.
 
-    Each is timed between two synchronisations of ``device``; the first ``skip_count`` do not count.
+    An accelerated encoder chooses kernels in its first run.
     """
-    times: list[float] = []
-    max_calls = skip_count + 7
-    while len(times) < skip_count + 2 or (
-        len(times) < max_calls and sum(times[skip_count:]) < ENOUGH_MS
-    ):
-        torch.cuda.synchronize(device)
-        start_time = time.perf_counter()
+    rounds, total = list[list[float]](), 0.0
+    for call in calls:
         call()
-        torch.cuda.synchronize(device)
-        times.append((time.perf_counter() - start_time) * 1e3)
-    return min(times[skip_count:])
+    while len(rounds) < ROUNDS or (len(rounds) < MOST_ROUNDS and total < ENOUGH_ROUNDS_MS):
+        rounds.append([_milliseconds(call, device) for call in calls])
+        total += sum(rounds[-1])
+    return [min(times) for times in zip(*rounds, strict=True)]
+
+
+def _milliseconds(call: Callable[[], object], device: torch.device) -> float:
+    """Return the milliseconds of a call, between two synchronisations of ``device``."""
+    torch.cuda.synchronize(device)
+    start_time = time.perf_counter()
+    call()
+    torch.cuda.synchronize(device)
+    return (time.perf_counter() - start_time) * 1e3
 
 
 def fingerprint(encoder: nn.Module, form: EncoderForm) -> dict[str, str]:

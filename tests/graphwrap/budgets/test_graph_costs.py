@@ -12,11 +12,25 @@ from graphwrap import measuring
 from graphwrap.budgets import Batch, choose_budgets
 from graphwrap.buffers import BudgetGraph
 from graphwrap.costs import Costs
-from graphwrap.measuring import CLOSE, _milliseconds, full_grids, measure
+from graphwrap.measuring import CLOSE, _in_turn, full_grids, measure
 from tests.support.graphs.cases import executor_of, pixels_for, toy
 from tests.support.graphs.outputs import assert_same_bits
 from tests.support.graphs.packing import default_budgets_of
 from tests.support.towers.toy_encoder import ToyEncoder
+
+
+class Clock:
+    """A clock that moves only when a call says how long it took, and a device that never waits."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.seconds, self.factor = 0.0, 1.0
+        patch.setattr(torch.cuda, "synchronize", lambda device: None)
+        patch.setattr(measuring.time, "perf_counter", lambda: self.seconds)
+
+    def pass_(self, ms: float, factor: float = 1.0) -> None:
+        """Let so many milliseconds pass, times the largest factor that was given so far."""
+        self.factor = max(self.factor, factor)
+        self.seconds += self.factor * ms / 1e3
 
 
 @pytest.mark.parametrize("warm", [1.0, 1.07], ids=["steady clocks", "slower when warm"])
@@ -26,53 +40,48 @@ def test_an_eager_run_costs_the_time_of_host_and_device(
 ) -> None:
     """Whatever the clocks were, an eager run is compared with a replay in the same state."""
     runners, encoder = executor_of(toy([4, 16, 64, 256])).graphs.by_budget, ToyEncoder()
+    clock = Clock(monkeypatch)
 
-    def replay(
-        encoder: Any, runner: BudgetGraph, grids: Any, pixels: Tensor, skipped: int = 0
-    ) -> float:
-        return (2.0 + 0.1 * runner.budget.rows + 5.0 * len(grids)) * (warm if skipped else 1.0)
+    def replay(encoder: Any, runner: BudgetGraph, grids: Any, pixels: Tensor) -> Any:
+        return lambda: clock.pass_(2.0 + 0.1 * runner.budget.rows + 5.0 * len(grids))
 
-    def eager(encoder: Any, grids: Any, pixels: Tensor, skipped: int = 0) -> float:
+    def eager(encoder: Any, grids: Any, pixels: Tensor) -> Any:
         rows = Batch.of(encoder.item_specs(grids)).rows
         ms = max(host_ms, 2.0 + 0.1 * rows) + 5.0 * len(grids) * (len(grids) > 1)
-        return ms * (warm if skipped else 1.0)
+        # The clocks of the GPU stay lower after the first eager run.
+        return lambda: clock.pass_(ms, warm)
 
-    monkeypatch.setattr(measuring, "_replay_ms", replay)
-    monkeypatch.setattr(measuring, "_eager_ms", eager)
+    monkeypatch.setattr(measuring, "_replay", replay)
+    monkeypatch.setattr(measuring, "_eager", eager)
     measured_ = measure(encoder, runners, torch.device("cpu"))
     for budget in runners:
         assert measured_.replays[budget] == pytest.approx(2.0 + 0.1 * budget.rows)
     few, most = min(runners).rows, max(runners).rows
     for rows in (few, most // 4, most // 2, most):
-        assert measured_.eager(rows) == pytest.approx(CLOSE * max(host_ms, 2.0 + 0.1 * rows))
+        expected = CLOSE * max(host_ms, 2.0 + 0.1 * rows)
+        assert measured_.eager(rows) == pytest.approx(expected, rel=warm - 1 + 1e-6)
 
 
-def test_calls_of_a_gpu_that_has_idled_can_be_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_after_a_pause_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """A large replay on an H200 took 67.1, 70.9, 72.4 and 72.8 ms in a row."""
-    clock, took = [0.0], iter([67.1, 70.9, 72.8, 72.4])
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    monkeypatch.setattr(measuring.time, "perf_counter", lambda: clock[0])
-
-    def call() -> None:
-        clock[0] += next(took) / 1e3
-
-    assert _milliseconds(call, torch.device("cpu"), 2) == pytest.approx(72.4)
+    clock, took = Clock(monkeypatch), iter([67.1, 72.8, 72.4])
+    (ms,) = _in_turn([lambda: clock.pass_(next(took))], torch.device("cpu"))
+    assert ms == pytest.approx(72.4)
 
 
-@pytest.mark.parametrize(("ms", "calls"), [(0.5, 7), (11.0, 6), (70.0, 2)])
-def test_a_pause_of_the_host_spoils_one_call_of_several(
+@pytest.mark.parametrize(("ms", "calls"), [(0.5, 8), (13.0, 6), (70.0, 3)])
+def test_a_pause_of_the_host_spoils_one_round_of_several(
     monkeypatch: pytest.MonkeyPatch, ms: float, calls: int
 ) -> None:
     """An eager run of 13 ms was once taken to cost 23.5 ms on an H200, after two timed calls."""
-    clock, made = [0.0], []
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    monkeypatch.setattr(measuring.time, "perf_counter", lambda: clock[0])
+    clock, made = Clock(monkeypatch), list[float]()
 
-    def call() -> None:
+    def eager() -> None:
         made.append(ms)
-        clock[0] += ms / 1e3
+        clock.pass_(ms + 10.5 * (len(made) in (1, 2)))
 
-    assert _milliseconds(call, torch.device("cpu")) == pytest.approx(ms)
+    found = _in_turn([eager, lambda: clock.pass_(ms)], torch.device("cpu"))
+    assert found == pytest.approx([ms, ms])
     assert len(made) == calls
 
 

@@ -20,9 +20,7 @@ class FakeGpu:
         self.captured: list[int] = []
         """The tokens of the budgets captured, in order."""
 
-    def milliseconds(
-        self, call: Callable[[], object], device: torch.device, skip_count: int = 0
-    ) -> float:
+    def milliseconds(self, call: Callable[[], object], device: torch.device) -> float:
         call()
         self.timed += 1
         return self.ms
@@ -30,7 +28,7 @@ class FakeGpu:
     def install(self, patch: pytest.MonkeyPatch) -> None:
         """Take the place of CUDA for encoders on the CPU."""
 
-        def capture(graph: BudgetGraph, memory: Memory) -> None:
+        def capture(graph: BudgetGraph, memory: Memory, *, warms_up: bool) -> None:
             self.captured.append(graph.budget.tokens)
             graph.body()
 
