@@ -14,7 +14,7 @@ compiled kernels (Triton's, flash-attn-4's, the driver's) and an empty folder of
 A measurement begins when the weights are on the device, so it contains what is imported later.
 ``parts`` says where the time went: ``kernels`` compiles, checks and times attention kernels,
 ``fit`` runs the tower once to see which budgets fit memory, ``prepare`` makes metadata and buffers,
-``graphs`` warms up and captures, ``check`` times three entries of a kept table again, ``measure``
+``graphs`` warms up and captures, ``check`` times three replays of a kept table again, ``measure``
 times replays and eager runs; none of them contains another's seconds, and ``rest`` is all else.
 The whole takes about six minutes.
 """

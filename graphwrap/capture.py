@@ -249,7 +249,7 @@ class Capturer:
             empty = format.to_bytes(capacity_metadata(self.form.encoder, budget, []), rows=0)
             memory.wait_for_captures()  # the last warm-up may still be reading its metadata
             graph.metadata_bytes.copy_(empty)
-            graph.capture(memory, warms_up=self._warms_up(graphs))
+            self._record(graph, graphs)
         except (RuntimeError, MemoryError) as error:
             # On a MIG slice of a GPU, a lack of memory fails an assertion inside torch's allocator,
             # which is a RuntimeError and no OutOfMemoryError.
@@ -266,13 +266,24 @@ class Capturer:
             kernel=accelerator.kernels_used if accelerator is not None else "reference",
         )
 
-    def _warms_up(self, graphs: PathGraphs) -> bool:
-        """Return whether the encoder must run before the next capture into ``graphs``.
+    def _record(self, graph: BudgetGraph, graphs: PathGraphs) -> None:
+        """Capture a graph, after a run of the encoder where that may choose or prepare something.
 
-        The first run pads weights, and every run may choose kernels that no table names. An encoder
-        of another package may do more.
+        The first run pads weights, and every run may choose kernels that no table names; an encoder
+        of another package may do more. Where a table names the kernels, the budgets that it is
+        checked with warm them up, and others only if a capture fails: cuDNN allocates memory in its
+        first run.
         """
-        return not graphs.by_budget or self.table is None or not is_library(self.form.encoder)
+        checked = checked_budgets([*graphs.by_budget, *graphs.waiting])
+        known = self.table is not None and is_library(self.form.encoder)
+        if not known or graph.budget in checked or not graphs.by_budget:
+            return graph.capture(self.memory, warms_up=True)
+        try:
+            graph.capture(self.memory, warms_up=False)
+        except RuntimeError as error:
+            if is_memory_error(error):
+                raise
+            graph.capture(self.memory, warms_up=True)
 
     def _drop(self, budget: Budget, error: Exception) -> None:
         """Record that capturing ``budget`` failed, and free tensors that the traceback holds."""

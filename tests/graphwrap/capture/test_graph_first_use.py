@@ -12,6 +12,7 @@ from torch import Tensor
 from encoders.base.vision_encoder import VisionEncoder
 from encoders.contract import EncoderOutput
 from graphwrap import GraphedEncoder
+from graphwrap.buffers import BudgetGraph, Memory
 from tests.oracles import Grids
 from tests.support.graphs.cases import executor_of, new_tower, pixels_for, tower
 from tests.support.graphs.fake_gpu import FakeGpu
@@ -211,4 +212,24 @@ def test_an_interrupted_first_use_is_tried_again(
         patch.setattr("graphwrap.buffers.BudgetGraph.body", interrupt)
         with pytest.raises(KeyboardInterrupt):
             call(lazy, GRIDS["32"])
+    assert_same_bits(call(lazy, GRIDS["32"])[1], answer(encoder, GRIDS["32"]))
+
+
+def test_a_kernel_that_cannot_start_in_a_capture_is_run_before(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """cuDNN allocates memory in its first run, which a capture does not allow."""
+    warmed = list[int]()
+    capture = BudgetGraph.capture
+
+    def picky(graph: BudgetGraph, memory: Memory, *, warms_up: bool) -> None:
+        if not warms_up and graph.budget.tokens == 64:
+            raise RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED")
+        warmed.extend([graph.budget.tokens] * warms_up)
+        capture(graph, memory, warms_up=warms_up)
+
+    monkeypatch.setattr(BudgetGraph, "capture", picky)
+    encoder = tower("qwen3_vl")
+    lazy = graphed(encoder).capture(progress=False)
+    assert warmed == [96, 64, 48, 16]
     assert_same_bits(call(lazy, GRIDS["32"])[1], answer(encoder, GRIDS["32"]))
