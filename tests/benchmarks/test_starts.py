@@ -12,7 +12,7 @@ from benchmarks import starts
 from tests.support.graphs.cases import new_tower
 from tests.support.graphs.fake_gpu import FakeGpu
 
-BUDGETS = [16, 96, 400]
+BUDGETS = [16, 96, 200, 400]
 
 
 def test_every_stage_of_a_tower_is_measured(
@@ -25,7 +25,7 @@ def test_every_stage_of_a_tower_is_measured(
     def stage_of(tower: str, stage: str, folder: Path) -> dict[str, Any]:
         tables = starts.environment(folder, stage)["VITGRAPH_TABLES"]
         monkeypatch.setenv("VITGRAPH_TABLES", tables)
-        return starts.measure(encoder, stage, budgets=BUDGETS, max_graphs=3)
+        return starts.measure(encoder, stage, budgets=BUDGETS, max_graphs=4)
 
     file = tmp_path / "starts.json"
     starts.main(["--towers", "Qwen3-VL-8B", "--json", str(file)], stage_of)
@@ -33,7 +33,7 @@ def test_every_stage_of_a_tower_is_measured(
     assert [row["stage"] for row in rows] == list(starts.STAGES)
     assert ["measure" in row["parts"] for row in rows] == [True, True, False, False]
     assert ["check" in row["parts"] for row in rows] == [False, False, True, True]
-    assert [row["budgets"] for row in rows] == [3, 3, 3, 2]
+    assert [row["budgets"] for row in rows] == [4, 4, 4, 3]
     for row in rows:
         assert sum(row["parts"].values()) == pytest.approx(row["seconds"], rel=0.01)
     assert rows[-1]["again_seconds"] > 0
