@@ -5,10 +5,10 @@
 Small towers of published sizes with random weights in bfloat16, and photographs of seven sizes.
 ``replays`` are back-to-back graph replays with pixels on the GPU, and ``decoding`` decodes the same
 files in as many threads: the job can be no faster than the slower of them. timm and open_clip run
-their tower, compiled, behind a DataLoader with as many workers and their own transform;
-``transformers`` runs its processor and tower on the main thread in batches of 32, as
-``encode`` of sentence-transformers does. Figures are medians of repeats. A
-library that is not installed is left out.
+their tower, compiled (but for ``--no-compile``), behind a DataLoader with as many workers and their
+own transform; ``transformers`` runs its processor and tower on the main thread in batches of 32, as
+``encode`` of sentence-transformers does. ``--peers`` names the libraries to run. Figures are
+medians of repeats. A library that is not installed is left out.
 """
 
 from __future__ import annotations
@@ -65,6 +65,7 @@ PROCESSORS: dict[str, tuple[str, tuple[str, ...]]] = {
     "dinov3": ("DINOv3ViTImageProcessorFast", ("height", "width")),
 }
 """The processors of transformers, and the fields of their sizes, by family."""
+PEERS = ("timm", "open_clip", "transformers")
 GOAL = 0.90
 """The images per second of the job over the smaller of replays and decoding, at least."""
 
@@ -104,7 +105,8 @@ def peers(name: str, setup: Setup, options: argparse.Namespace) -> dict[str, Cal
     """Return the functions that run the libraries that are installed on a list of files."""
     runs: dict[str, Callable[[Any], None]] = {}
     device = setup.encoder.device
-    if importlib.util.find_spec("timm"):
+    prepare = partial(ready, device=device, compiles=not options.no_compile)
+    if "timm" in options.peers and importlib.util.find_spec("timm"):
         timm: Any = importlib.import_module("timm")
 
         sizes = {"embed_dim": 64, "depth": 2, "num_heads": 2} if setup.tiny else {}
@@ -114,21 +116,24 @@ def peers(name: str, setup: Setup, options: argparse.Namespace) -> dict[str, Cal
         if given:
             data["input_size"] = (3, SIDES[name], SIDES[name])
         transform = timm.data.create_transform(**data)
-        runs["timm, DataLoader"] = partial(by_loader, ready(tower, device), transform, options)
+        runs["timm, DataLoader"] = partial(by_loader, prepare(tower), transform, options)
     open_clip_name = IMAGE_TOWERS[name].open_clip if name in IMAGE_TOWERS else None
-    if open_clip_name and not setup.tiny and importlib.util.find_spec("open_clip"):
+    wanted = "open_clip" in options.peers and not setup.tiny
+    if wanted and open_clip_name and importlib.util.find_spec("open_clip"):
         open_clip: Any = importlib.import_module("open_clip")
 
         model, _, transform = open_clip.create_model_and_transforms(open_clip_name)
-        tower = ready(model.visual, device)
+        tower = prepare(model.visual)
         runs["open_clip, DataLoader"] = partial(by_loader, tower, transform, options)
     return runs
 
 
-def ready(tower: Any, device: torch.device) -> Any:
-    """Return a tower in bfloat16 on a device; compiled on a GPU."""
+def ready(tower: Any, device: torch.device, compiles: bool) -> Any:
+    """Return a tower in bfloat16 on a device; compiled on a GPU if asked for."""
     tower = tower.to(device, torch.bfloat16).eval().requires_grad_(False)
-    return torch.compile(tower, mode="max-autotune") if device.type == "cuda" else tower
+    if compiles and device.type == "cuda":
+        return torch.compile(tower, mode="max-autotune")
+    return tower
 
 
 def by_transformers(checkpoint: Path, name: str, setup: Setup) -> Callable[[Any], None]:
@@ -187,8 +192,9 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
             "replays": replay,
             "decoding": lambda part: decode_in_threads(part, "cpu", options.workers, None),
             **peers(name, setup, options),
-            "transformers": by_transformers(checkpoint, name, setup),
         }
+        if "transformers" in options.peers:
+            runs["transformers"] = by_transformers(checkpoint, name, setup)
         found = rates(runs, [paths], options.repeats)
         seconds = time_jobs(checkpoint, photos, Path(folder), options)
         found["vitgraph embed"] = [len(files) / one for one in seconds]
@@ -228,6 +234,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--workers", type=int, default=16, help="threads and processes that decode")
     parser.add_argument("--batch", type=int, default=128, help="images per batch of a DataLoader")
     parser.add_argument("--batch-tokens", type=int, default=32768, help="tokens per batch")
+    parser.add_argument("--peers", nargs="*", default=list(PEERS), choices=PEERS)
+    parser.add_argument("--no-compile", action="store_true", help="run the other towers eagerly")
     parser.add_argument("--tiny", action="store_true", help="small towers and files, for a test")
     options = parser.parse_args(arguments)
     body: dict[str, Any] = {"about": about(options.repeats), "towers": []}
