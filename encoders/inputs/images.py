@@ -83,7 +83,11 @@ class ResizePlan(NamedTuple):
     window: tuple[int, int, int, int] | None = None
     """Top, left, height and width of the part that is kept; None keeps everything."""
     canvas: tuple[int, int] | None = None
-    """Height and width of a black canvas, in whose upper left corner the image lies; or None."""
+    """Height and width of a canvas of one colour, over which the image is laid; or None."""
+    corner: tuple[int, int] = (0, 0)
+    """Row and column of the canvas where the image begins."""
+    colour: PerChannel = BLACK
+    """Red, green and blue of the canvas, from 0 to 1."""
 
 
 class PlannedImage(NamedTuple):
@@ -259,7 +263,7 @@ def _place(image: Tensor, plan: ResizePlan) -> Tensor:
         top, left, height, width = plan.window
         return image[:, top : top + height, left : left + width]
     if plan.canvas is not None and plan.canvas != tuple(image.shape[1:]):
-        return lay_over(image, *plan.canvas, 0, 0, BLACK)
+        return lay_over(image, *plan.canvas, *plan.corner, plan.colour)
     return image
 
 
@@ -302,9 +306,6 @@ def lay_over(
 def pad_to_canvas(image: Tensor, height: int, width: int, colour: PerChannel) -> Tensor:
     """Resize an image, keeping its aspect ratio, and centre it on a canvas that it just fits.
 
-    This is PIL's ``ImageOps.pad``, with Python's ``round`` (half to even). A side that is rounded
-    to 0, where PIL leaves the image out, has one pixel here.
-
     Args:
         image: uint8 [3, h, w].
         height: height of the canvas in pixels.
@@ -314,14 +315,27 @@ def pad_to_canvas(image: Tensor, height: int, width: int, colour: PerChannel) ->
     Returns:
         uint8 [3, height, width].
     """
+    plan = plan_on_canvas(image, height, width, colour)
+    small = resize(image, plan.height, plan.width)
+    return lay_over(small, height, width, *plan.corner, colour)
+
+
+def plan_on_canvas(image: Tensor, height: int, width: int, colour: PerChannel) -> ResizePlan:
+    """Return how :func:`pad_to_canvas` resizes and places an image.
+
+    This is PIL's ``ImageOps.pad``, with Python's ``round`` (half to even). A side that is rounded
+    to 0, where PIL leaves the image out, has one pixel here.
+    """
     shape, canvas = image.shape[2] / image.shape[1], width / height
     image_height, image_width = height, width
     if shape > canvas:
         image_height = max(round(image.shape[1] / image.shape[2] * width), 1)
     elif shape < canvas:
         image_width = max(round(image.shape[2] / image.shape[1] * height), 1)
-    top, left = round((height - image_height) * 0.5), round((width - image_width) * 0.5)
-    return lay_over(resize(image, image_height, image_width), height, width, top, left, colour)
+    corner = round((height - image_height) * 0.5), round((width - image_width) * 0.5)
+    return ResizePlan(
+        image_height, image_width, canvas=(height, width), corner=corner, colour=colour
+    )
 
 
 def stack_frames(frames: Sequence[Tensor], device: torch.device) -> Tensor:
