@@ -62,6 +62,8 @@ from .deepseek.deepseek_ocr import DeepseekOCREncoder as DeepseekOCREncoder
 from .deepseek.deepseek_ocr import ModeName as ModeName
 from .deepseek.deepseek_ocr2 import DeepseekOCR2Config as DeepseekOCR2Config
 from .deepseek.deepseek_ocr2 import DeepseekOCR2Encoder as DeepseekOCR2Encoder
+from .deepseek.deepseek_v4 import DeepseekV4Config as DeepseekV4Config
+from .deepseek.deepseek_v4 import DeepseekV4Encoder as DeepseekV4Encoder
 from .deepseek.deepseek_vl import DeepseekVLConfig as DeepseekVLConfig
 from .deepseek.deepseek_vl import DeepseekVLEncoder as DeepseekVLEncoder
 from .deepseek.deepseek_vl import DeepseekVLHybridConfig as DeepseekVLHybridConfig

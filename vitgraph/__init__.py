@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from encoders import CRadioEncoder as CRadioEncoder
     from encoders import DeepseekOCR2Encoder as DeepseekOCR2Encoder
     from encoders import DeepseekOCREncoder as DeepseekOCREncoder
+    from encoders import DeepseekV4Encoder as DeepseekV4Encoder
     from encoders import DeepseekVL2Encoder as DeepseekVL2Encoder
     from encoders import DeepseekVLEncoder as DeepseekVLEncoder
     from encoders import DeepseekVLHybridEncoder as DeepseekVLHybridEncoder

@@ -124,9 +124,10 @@ def write_seeded_checkpoint(
             f"shards={shards}, decoy_shards={decoy_shards}: at least 1 file must hold the tower"
         )
     tower_prefix = _find_prefix(seeded, prefix)
-    # A tower whose names have no prefix is alone in its repo. In the repo of Cosmos3 the names of
-    # the language model (``around[0]``) have none either.
-    has_no_prefix = not tower_prefix.full and seeded.around[0] != ""
+    # A tower whose names have no prefix is alone in its repo. In the repo of Cosmos3 neither its
+    # names nor those of the language model (``around[0]``) have one.
+    in_one_model = seeded.model.prefix == seeded.around[0] == ""
+    has_no_prefix = not tower_prefix.full and not in_one_model
     if decoy_shards and has_no_prefix:
         raise ValueError(
             f"decoy_shards={decoy_shards}: a tower without a prefix is alone in its repo"

@@ -9,6 +9,7 @@ from encoders import ClipConfig as ClipConfig
 from encoders import CRadioConfig as CRadioConfig
 from encoders import DeepseekOCR2Config as DeepseekOCR2Config
 from encoders import DeepseekOCRConfig as DeepseekOCRConfig
+from encoders import DeepseekV4Config as DeepseekV4Config
 from encoders import DeepseekVL2Config as DeepseekVL2Config
 from encoders import DeepseekVLConfig as DeepseekVLConfig
 from encoders import DeepseekVLHybridConfig as DeepseekVLHybridConfig

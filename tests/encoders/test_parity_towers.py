@@ -73,7 +73,7 @@ NARROW_ONLY: list[Grids] = [[[1, 48, 48]], [[1, 52, 50]]]
 """Grids as large as the position table, and larger on both axes."""
 WITHOUT_TABLE = (
     *("qwen2_", "exaone4_5", "pixtral", "minimax_m3", "ernie4_5_vl", "gemma4"),
-    "dots_ocr",
+    *("dots_ocr", "deepseek_v4"),
 )
 """Towers with rotary positions alone, and Gemma 4, whose tables those two grids do not reach."""
 
@@ -174,7 +174,7 @@ def worst_distances(
         rows: lists share a call of up to so many rows, which saves most of the time of deep towers.
     """
     encoder, reference = build_pair(family, changes, dtype, lift)
-    if not family.tiled:
+    if not family.tiled and not family.ragged:
         grid_lists = [in_tokens_of(encoder, grids) for grids in grid_lists]
     worst: dict[str, float] = {}
     for number, lists in enumerate(in_calls(family, grid_lists, rows)):

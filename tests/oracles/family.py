@@ -63,6 +63,8 @@ class Family:
     """Whether a plain `pytest` leaves out the tests that have the name of the tower in their id."""
     eager: bool = False
     """Whether the reference has an eager attention, whose weights tests compare."""
+    ragged: bool = False
+    """Whether a side of a grid may have any number of patches, not those of whole tokens alone."""
     joins: bool = False
     """Whether several rows of the grid, four frames or a pair, make one set of tokens."""
     segment_rows: int = 1

@@ -16,6 +16,7 @@ from .clip import CLIP, LLAVA
 from .deepseek import (
     DEEPSEEK_OCR,
     DEEPSEEK_OCR2,
+    DEEPSEEK_V4,
     DEEPSEEK_VL,
     DEEPSEEK_VL2,
     DEEPSEEK_VL_HYBRID,
@@ -52,6 +53,7 @@ FAMILIES: Mapping[str, Family] = {
         DEEPSEEK_VL,
         DEEPSEEK_VL_HYBRID,
         DEEPSEEK_VL2,
+        DEEPSEEK_V4,
         GLM4V,
         GLM_OCR,
         CLIP,

@@ -1,4 +1,4 @@
-"""The published layouts of DeepSeek-VL and VL2, Janus, DeepSeek-OCR, OCR-2, and Unlimited-OCR."""
+"""The published layouts of DeepSeek-VL, VL2, V4 and V4.1, Janus, DeepSeek-OCR, OCR-2."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from encoders import (
     DeepseekOCR2Encoder,
     DeepseekOCRConfig,
     DeepseekOCREncoder,
+    DeepseekV4Config,
+    DeepseekV4Encoder,
     DeepseekVL2Config,
     DeepseekVL2Encoder,
     DeepseekVLConfig,
@@ -19,7 +21,7 @@ from encoders import (
 
 from ..layouts import Layout, Prefix
 from ..published import family_facts
-from .family import Family, TransformersClass, length, with_vision
+from .family import Family, TransformersClass, block_count, length, with_vision
 from .siglip import QKV, siglip_names
 
 # DeepSeek-VL
@@ -246,4 +248,32 @@ DEEPSEEK_OCR2 = Family(
     model_types=("vision", "deepseek_vl_v2", *with_vision("deepseek_ocr2")),
     signs=(("net_3.weight", "query_768.weight"),),
     layouts=(_OCR2_LAYOUT,),
+)
+
+# DeepSeek-V4 and V4.1, whose language models have names without a prefix
+
+_V4_LAYOUT = Layout(
+    name="deepseek-v4",
+    prefixes=(Prefix("", "vision."), Prefix("", "")),
+    marks=("patch_embed.proj.", "blocks.0.attn.wqkv."),
+    projector=("aligner.", "image_start", "image_newline", "image_end", "image_pad"),
+    renames={
+        "patch_embed.proj": "patch_embed",
+        "blocks.N.attn.wqkv": "blocks.N.attn.qkv",
+        "blocks.N.attn.wo": "blocks.N.attn.proj",
+        "blocks.N.mlp.w1": "blocks.N.mlp.gate_up",
+        "blocks.N.mlp.w2": "blocks.N.mlp.down",
+        "aligner.w1": "aligner.fc1",
+        "aligner.w2": "aligner.fc2",
+    },
+)
+DEEPSEEK_V4 = Family(
+    name="deepseek_v4",
+    encoder=DeepseekV4Encoder,
+    config=DeepseekV4Config,
+    model_types=with_vision("deepseek_v4", "deepseek_v41"),
+    signs=(("attn.wqkv.weight", "image_newline"),),
+    layouts=(_V4_LAYOUT,),
+    fields={("num_hidden_layers",): block_count("blocks.")},
+    outer_fields={("text_config.hidden_size",): length("aligner.fc2.weight", 0)},
 )

@@ -16,6 +16,7 @@ from torch import Tensor
 from encoders import (
     ClipEncoder,
     DeepseekOCR2Encoder,
+    DeepseekV4Encoder,
     DeepseekVLEncoder,
     DeepseekVLHybridEncoder,
     Encoder,
@@ -126,6 +127,7 @@ REFUSED: Mapping[type[Encoder], str] = {
     Siglip2Encoder: "the head of its model in transformers reads padded tokens",
     DeepseekVLHybridEncoder: "its projector in transformers takes what two towers return",
     DeepseekOCR2Encoder: "its model in transformers calls its tower once per kind of view",
+    DeepseekV4Encoder: "its model in transformers has no vision tower",
     Step3VLEncoder: "its model in transformers calls its tower once per kind of view",
 }
 """Class of an encoder that can replace no tower of transformers for a special reason -> the reason,
