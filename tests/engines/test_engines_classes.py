@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor
 
-from encoders import DotsOCRConfig, DotsOCREncoder
+from encoders import DeepseekV4Config, DeepseekV4Encoder, DotsOCRConfig, DotsOCREncoder
 
 pytest.importorskip("vllm")
 pytestmark = pytest.mark.engines
@@ -69,6 +72,13 @@ def vllm_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
+def ready(theirs: Any) -> None:
+    """Set what vLLM sets as it loads weights: the product of each linear layer."""
+    for module in theirs.modules():
+        if "quant_method" in vars(module):
+            module.cpu_linear = F.linear
+
+
 @torch.no_grad()
 def test_dots_ocr_computes_what_vllms_tower_does(in_vllm: None) -> None:
     from vllm.model_executor.models.dots_ocr import DotsVisionTransformer
@@ -78,9 +88,7 @@ def test_dots_ocr_computes_what_vllms_tower_does(in_vllm: None) -> None:
     encoder.load_state_dict(drawn(encoder.state_dict()))
     theirs: Any = DotsVisionTransformer(DotsVisionConfig(**SIZES)).eval()
     theirs.load_state_dict(vllm_names(encoder.state_dict()), strict=True)
-    for module in theirs.modules():
-        if "quant_method" in vars(module):
-            module.cpu_linear = F.linear  # which vLLM sets as it loads weights
+    ready(theirs)
     states: list[Tensor] = []
     theirs.blocks[-1].register_forward_hook(lambda *args: states.append(args[2]))
     for grids in [*([grid] for grid in GRIDS), GRIDS]:
@@ -88,3 +96,75 @@ def test_dots_ocr_computes_what_vllms_tower_does(in_vllm: None) -> None:
         tokens, ours = theirs(pixels, grids), encoder(pixels, grids)
         for mine, wanted in ((ours.last_hidden_state, states.pop()), (ours.pooler_output, tokens)):
             assert (mine - wanted).norm() / wanted.norm() <= 1e-5, grids
+
+
+V4_CONFIG: dict[str, Any] = {
+    "vision_n_layers": 3,
+    "vision_dim": 64,
+    "vision_n_heads": 4,
+    "vision_inter_dim": 176,
+    "hidden_size": 48,
+}
+V4_NAMES = {".attn.qkv.": ".attn.wqkv.", ".attn.proj.": ".attn.wo.", ".fc1.": ".w1."}
+V4_NAMES |= {".fc2.": ".w2.", ".gate_up.": ".w1.", ".down.": ".w2."}
+V4_NAMES |= {"patch_embed.": "patch_embed.proj."}
+
+
+@torch.no_grad()
+def test_deepseek_v4_computes_what_vllms_tower_does(in_vllm: None) -> None:
+    from vllm.models.deepseek_v4.common.vision import DeepseekV4Aligner, DeepseekV4ViT
+
+    encoder = DeepseekV4Encoder(DeepseekV4Config.from_hf(V4_CONFIG)).eval()
+    encoder.load_state_dict(drawn(encoder.state_dict()))
+    sizes = {"patch_size": 14, "rope_theta": 10000.0, "downsample_ratio": 3}
+    config = SimpleNamespace(**V4_CONFIG, **{f"vision_{key}": x for key, x in sizes.items()})
+    tower: Any = DeepseekV4ViT(config).eval()
+    aligner: Any = DeepseekV4Aligner(config).eval()
+    state = {}
+    for name, tensor in encoder.state_dict().items():
+        for ours, vllms in V4_NAMES.items():
+            name = name.replace(ours, vllms)
+        state[name] = tensor
+    whole: Any = torch.nn.ModuleDict({"tower": tower, "aligner": aligner})
+    names = {name: name.removeprefix("tower.") for name in whole.state_dict()}
+    whole.load_state_dict({name: state[ours] for name, ours in names.items()}, strict=True)
+    ready(whole)
+    grids = [*([1, h, w - 1] for h, w in SIDES), [1, 1, 1], [1, 9, 9]]
+    pixels = torch.randn(sum(h * w for _, h, w in grids), 588)
+    tokens, rows = [], pixels.split([h * w for _, h, w in grids])
+    for part, (_, h, w) in zip(rows, grids, strict=True):
+        tokens.append(aligner(tower(part, h, w), h, w))
+    for item, wanted in zip(encoder.split(encoder(pixels, grids), grids), tokens, strict=True):
+        assert (item.pooler_output - wanted).norm() / wanted.norm() <= 1e-5
+
+
+SIZES_OF_IMAGES = [(1080, 1920), (224, 224), (3, 7), (480, 640), (1500, 1100), (60, 2000)]
+SIZES_OF_IMAGES += [(3000, 20), (200, 1600), (201, 1600), (700, 701), (543, 545), (400, 30)]
+V41_CONFIG = {"vision_config": {"num_hidden_layers": 1}, "text_config": {"hidden_size": 48}}
+
+
+@pytest.mark.parametrize(
+    ("version", "published"), [("deepseek_v4", V4_CONFIG), ("deepseek_v41", V41_CONFIG)]
+)
+def test_deepseek_v4_cuts_images_as_vllm_does(version: str, published: dict[str, Any]) -> None:
+    theirs: Any = import_module(f"vllm.models.{version}.common.mm_preprocess")
+    config = DeepseekV4Config.from_hf(published)
+    with torch.device("meta"):
+        preprocess = DeepseekV4Encoder(config).preprocessor
+    limits = {"max_n_token": config.max_image_tokens, "min_pixels": config.min_pixels}
+    for height, width in SIZES_OF_IMAGES:
+        image = Image.new("RGB", (width, height))
+        _, rows, columns, *_ = theirs.load_image(
+            image, patch_size=14, downsample_ratio=3, max_wh_ratio=config.max_aspect, **limits
+        )
+        assert preprocess([image]).grid_thw.tolist() == [[1, rows, columns]], (height, width)
+
+
+def test_deepseek_v41_makes_the_sequence_that_vllm_does() -> None:
+    theirs: Any = import_module("vllm.models.deepseek_v41.common.vl_cudagraph")
+    mixin = theirs.DeepseekV4VLEncoderCudaGraphMixin
+    types = import_module("vllm.models.deepseek_v41.common.mm_preprocess").image_token_types(2, 3)
+    encoder = DeepseekV4Encoder(DeepseekV4Config.from_hf(V41_CONFIG))
+    tokens = torch.randn(6, 48)
+    (ours,) = encoder.sequences(tokens, [[1, 5, 7]])
+    assert torch.equal(ours, mixin._build_image_span(encoder, tokens, types))
