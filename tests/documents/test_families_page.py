@@ -12,7 +12,7 @@ pytestmark = pytest.mark.integrations
 
 
 def test_the_page_of_families_is_what_its_script_prints() -> None:
-    assert PAGE.read_text("utf-8") == page(), "run PYTHONPATH=tests python -m support.families.page"
+    assert PAGE.read_text("utf-8") == page(), "run python -m tests.support.families.page"
 
 
 def test_every_tower_that_is_not_here_has_one_reason() -> None:
