@@ -49,6 +49,7 @@ from .data import (
     PathInputs,
     Tiling,
     VisionInputs,
+    is_of_prefix,
     output_like,
 )
 
@@ -86,6 +87,7 @@ __all__ = [
     "Step",
     "VisionInputs",
     "is_library",
+    "is_of_prefix",
     "output_like",
     "warn_caller",
 ]
@@ -347,7 +349,8 @@ class GivesExtras(Protocol):
     def with_extras(self, names: Sequence[str]) -> nn.Module:
         """Return an encoder over the same weights whose outputs have the extras ``names``.
 
-        An extra has one entry per row of ``pixel_values``, as the hidden state after a block has.
+        An extra has one entry per row of ``pixel_values``, as the hidden state after a block has,
+        or per attention segment if its name ends in ".prefix".
 
         Raises:
             ValueError: this encoder has no such extra; the message lists those that it has.

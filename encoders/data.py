@@ -43,6 +43,16 @@ OutputField: TypeAlias = Literal["last_hidden_state", "pooler_output", "deepstac
 """The name of a field of ``EncoderOutput``."""
 OUTPUT_FIELDS: tuple[OutputField, ...] = get_args(OutputField)
 """The names of the fields of ``EncoderOutput``, in the order of the tuple."""
+PREFIX = "prefix"
+"""The name, or its last part after a dot, of extras with the rows before patches."""
+
+
+def is_of_prefix(name: str) -> bool:
+    """Return whether an extra has the rows before patches [segments, r, D], as "blocks.6.prefix".
+
+    Other extras of blocks have the rows of ``last_hidden_state``.
+    """
+    return name.rpartition(".")[2] == PREFIX
 
 
 class EncoderOutput(NamedTuple):

@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias, cast
 
 from torch import Tensor
 
-from encoders.contract import OUTPUT_FIELDS, EncoderOutput, PartialOutput
+from encoders.contract import OUTPUT_FIELDS, EncoderOutput, PartialOutput, is_of_prefix
 
 Unit: TypeAlias = Literal["rows", "tokens", "segments"]
 """What an output field has one entry for: an input row, an output token, or a segment."""
@@ -15,7 +15,7 @@ Unit: TypeAlias = Literal["rows", "tokens", "segments"]
 
 def unit_of(name: str) -> Unit:
     """Return what the field or extra ``name`` of an output has one entry for."""
-    if name == "prefix":
+    if is_of_prefix(name):
         return "segments"
     is_of_tokens = name.startswith(("pooler_output", "deepstack_features"))
     return "tokens" if is_of_tokens else "rows"

@@ -2,7 +2,9 @@
 
 An output is named as the module that makes it: ``"blocks.6"`` is the hidden state (the residual)
 after block 6, ``"blocks.6.attn"`` and ``"blocks.6.mlp"`` are what its attention and its MLP return,
-before a layer scale or a norm of the branch. ``"sam.blocks.6"`` is of the inner stack "sam".
+before a layer scale or a norm of the branch. ``"sam.blocks.6"`` is of the inner stack "sam". In
+towers with rows before the patches, such as class tokens, ``"blocks.6.prefix"`` are these rows of
+``"blocks.6"``, and ``"blocks.6.mlp.prefix"`` those of its MLP.
 """
 
 from __future__ import annotations
@@ -15,32 +17,39 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from ..block_parts import CutsViews
+from ..data import PREFIX
 from ..layers.torch_internals import with_child
 
 if TYPE_CHECKING:
     from ..contract import Step
 
-_NAME = re.compile(r"(?:(.+)\.)?blocks\.(\d+)(?:\.(attn|mlp))?")
-"""Stack (None for ``blocks``), number of the block, and branch (None for the whole block)."""
+_NAME = re.compile(r"(?:(.+)\.)?blocks\.(\d+)(?:\.(?:attn|mlp))?(?:\.prefix)?")
+"""Stack (None for ``blocks``) and number of the block of an output."""
 _CHILDREN = {"attn": ("attn", "self_attn"), "mlp": ("mlp",)}
 """The names that families give to the module of a branch."""
 
 
-def check_names(names: Collection[str], stacks: Mapping[str, Sequence[nn.Module]]) -> None:
+def check_names(
+    names: Collection[str],
+    stacks: Mapping[str, Sequence[nn.Module]],
+    prefixed: Collection[str],
+) -> None:
     """Check that blocks make the outputs ``names``.
 
     Args:
         names: names such as "blocks.6", "blocks.6.attn" or "sam.blocks.2".
         stacks: the blocks that a forward runs, by the beginning of their names: "" or "sam.".
+        prefixed: the stacks whose outputs have rows before the patches.
 
     Raises:
         ValueError: no block makes one of these outputs; the message lists what blocks make.
     """
     known = {
-        f"{stack}blocks.{number}{branch}"
+        f"{stack}blocks.{number}{branch}{part}"
         for stack, blocks in stacks.items()
         for number, block in enumerate(blocks)
         for branch in ("", *(f".{name}" for name in _CHILDREN if _child(block, name)))
+        for part in ("", f".{PREFIX}")[: 1 + (stack in prefixed)]
     }
     if unknown := [name for name in names if name not in known]:
         ranges = [
@@ -51,6 +60,8 @@ def check_names(names: Collection[str], stacks: Mapping[str, Sequence[nn.Module]
         raise ValueError(
             f"{unknown[0]!r} is no output of this encoder: its blocks make {', '.join(ranges)}, "
             "and of each also the branches, as blocks.0.attn and blocks.0.mlp"
+            + ", and the rows before the patches, as blocks.0.prefix"
+            * bool(prefixed)
         )
 
 
@@ -62,7 +73,7 @@ class BlockRecorder:
     """
 
     def __init__(self, names: Collection[str]) -> None:
-        self._wanted = names
+        self._wanted = frozenset(names)
         self.outputs: dict[str, Tensor] = {}
         """The outputs kept so far, by name."""
 
@@ -80,7 +91,8 @@ class BlockRecorder:
 
     def _watch(self, name: str, block: nn.Module) -> nn.Module:
         for branch in _CHILDREN:
-            if (wanted := f"{name}.{branch}") in self._wanted:
+            wanted = f"{name}.{branch}"
+            if not self._wanted.isdisjoint((wanted, f"{wanted}.{PREFIX}")):
                 child = _child(block, branch)
                 if child is None:
                     raise ValueError(
@@ -96,6 +108,7 @@ class BlockRecorder:
         blocks: Sequence[nn.Module],
         steps: Iterable[Step],
         order: Callable[[Tensor], Tensor],
+        prefix: Callable[[Tensor], Tensor],
     ) -> list[Step]:
         """Return steps that keep the wanted outputs of their blocks, in the order of pixels.
 
@@ -104,10 +117,11 @@ class BlockRecorder:
             blocks: the blocks that the steps run.
             steps: functions of the hidden state; of blocks with a wanted output they return it.
             order: brings rows of blocks into the order of ``pixel_values``.
+            prefix: returns the rows before the patches among rows of blocks.
         """
         wanted, pairs = self.numbers(stack), enumerate(zip(blocks, steps, strict=True))
         return [
-            partial(self._run, f"{stack}blocks.{number}", block, step, order)
+            partial(self._run, f"{stack}blocks.{number}", block, step, order, prefix)
             if number in wanted
             else step
             for number, (block, step) in pairs
@@ -119,16 +133,19 @@ class BlockRecorder:
         block: nn.Module,
         step: Step,
         order: Callable[[Tensor], Tensor],
+        prefix: Callable[[Tensor], Tensor],
         hidden: Tensor,
     ) -> Tensor:
         """Run a block, and keep its output and the results of its branches that are wanted."""
-        hidden = step(hidden)
+        results = {name: step(hidden)}
         for branch in _CHILDREN:
-            if (wanted := f"{name}.{branch}") in self._wanted:
-                self.outputs[wanted] = order(self._rows(wanted, branch, block, hidden))
-        if name in self._wanted:
-            self.outputs[name] = order(hidden)
-        return hidden
+            if (kept := f"{name}.{branch}") in self.outputs:
+                results[kept] = self._rows(kept, branch, block, results[name])
+        for kept, rows in results.items():
+            for wanted, part in ((kept, order), (f"{kept}.{PREFIX}", prefix)):
+                if wanted in self._wanted:
+                    self.outputs[wanted] = part(rows)
+        return results[name]
 
     def _rows(self, name: str, branch: str, block: nn.Module, hidden: Tensor) -> Tensor:
         """Return the result of a branch with the rows of ``hidden``, also if it saw windows."""

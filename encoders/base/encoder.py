@@ -158,7 +158,9 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
                 block 6, in input order and in the shape of ``last_hidden_state``;
                 ``"blocks.6.attn"`` and ``"blocks.6.mlp"`` are what its attention and MLP return. An
                 input path besides "image" comes first, as in ``"tiles.blocks.6"``, and then a stack
-                of ``inner_stacks``, as in ``"sam.blocks.2"``, in rows [B, h, w, D].
+                of ``inner_stacks``, as in ``"sam.blocks.2"``, in rows [B, h, w, D]. In towers with
+                class tokens or registers, ``".prefix"`` at the end of a name, but for inner stacks,
+                is these rows of that output, [segments, r, D].
 
         Returns:
             The encoder; its outputs are the same, with one more entry in ``extras`` per name. An

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from ..data import EncoderItemSpec, EncoderOutput, Grid, GridLike, Metadata, Tiling
+from ..data import PREFIX, EncoderItemSpec, EncoderOutput, Grid, GridLike, Metadata, Tiling
 from ..grids import read_grid
 from ..layers.segments import BlockContext, RotarySegments, prefix_metadata
 from .checks import check_rows, require_metadata
@@ -112,11 +112,15 @@ class PatchEncoder(VisionEncoder):
             metadata: the result of ``prepare_encoder_metadata``.
         """
         rows, tokens = self.in_input_order(hidden, metadata), self.in_input_order(normed, metadata)
-        return EncoderOutput(rows, tokens, (), {"prefix": normed[metadata["prefix_index"]]})
+        return EncoderOutput(rows, tokens, (), {PREFIX: self.rows_of_prefix(normed, metadata)})
 
     def in_input_order(self, rows: Tensor, metadata: Metadata) -> Tensor:
         """Return the rows of patches [P, ..] in input order, without those before the patches."""
         return rows[metadata["patch_index"]] if self.prefix_rows else rows
+
+    def rows_of_prefix(self, rows: Tensor, metadata: Metadata) -> Tensor:
+        """Return the rows before the patches [segments, r, D] among packed rows [T, D]."""
+        return rows[metadata["prefix_index"]]
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> BlockContext:
         """Return the tensors that blocks read: rotary angles, offsets of segments, padding."""

@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..data import EncoderOutput, GridLike, Metadata, Output, VisionInputs, output_like
+from ..data import (
+    PREFIX,
+    EncoderOutput,
+    GridLike,
+    Metadata,
+    Output,
+    VisionInputs,
+    output_like,
+)
 from ..layers.torch_internals import share_modules
 from .block_records import check_names
 from .encoder import Encoder
@@ -99,7 +107,8 @@ class PathsEncoder(Encoder):
         }
 
     def with_extras(self: Self, names: Sequence[str]) -> Self:
-        check_names(names, self._named_blocks)
+        prefixed = [_with_path(path, "") for path, tower in self.paths.items() if tower.prefix_rows]
+        check_names(names, self._named_blocks, prefixed)
         giving = copy.copy(self)  # the copy shares modules, parameters and hooks
         own: dict[str, list[str]] = {path: [] for path in self.paths}
         for name in names:
@@ -172,7 +181,7 @@ def extras_of_paths(outputs: Mapping[str, Output]) -> dict[str, Tensor]:
         _with_path(path, name): rows
         for path, output in outputs.items()
         for name, rows in output.extras.items()
-        if name != "prefix"
+        if name != PREFIX
     }
 
 
@@ -221,10 +230,10 @@ class TilesThenImage(PathsEncoder):
             views = [x[:, first:].flatten(0, -2) for x in hidden]
             rows = torch.cat(views) if views else None
             tokens = torch.cat(pooled) if pooled else None
-            prefixes = [part.extras["prefix"] for part in ordered if "prefix" in part.extras]
+            prefixes = [part.extras[PREFIX] for part in ordered if PREFIX in part.extras]
             extras = extras_of_paths(parts)
             if prefixes:
-                extras["prefix"] = torch.cat(prefixes)
+                extras[PREFIX] = torch.cat(prefixes)
             deepstack = ordered[0].deepstack_features
             results.append(output_like(ordered[0], rows, tokens, deepstack, extras))
         return results

@@ -24,6 +24,7 @@ from ..data import (
     Metadata,
     Output,
     VisionInputs,
+    is_of_prefix,
     output_like,
 )
 from ..grids import split_rows
@@ -197,6 +198,13 @@ class VisionEncoder(Encoder):
         """Return rows in the order of ``pixel_values``, from rows in the order of the blocks."""
         return rows
 
+    def rows_of_prefix(self, rows: Tensor, metadata: Metadata) -> Tensor:
+        """Return the rows before the patches [segments, r, D] among rows in the order of blocks.
+
+        These are class tokens and registers; ``r`` is ``prefix_rows``, which must not be 0.
+        """
+        return rows[:, : self.prefix_rows]
+
     def block_outputs(
         self, pixel_values: Tensor, grid_thw: GridLike, numbers: Sequence[int]
     ) -> Iterator[Tensor]:
@@ -235,7 +243,7 @@ class VisionEncoder(Encoder):
         return {**run, "": run[""][: self._blocks_run]}
 
     def with_extras(self: Self, names: Sequence[str]) -> Self:
-        check_names(names, self._named_blocks)
+        check_names(names, self._named_blocks, ("",) if self.prefix_rows else ())
         giving = copy.copy(self)  # the copy shares modules, parameters and hooks
         giving._extra_names = tuple(dict.fromkeys(names))
         return giving
@@ -279,7 +287,7 @@ class VisionEncoder(Encoder):
             deepstack = [tuple(layer[item] for layer in layers) for item in range(len(specs))]
         extras: list[dict[str, Tensor]] = [{} for _ in specs]
         for name, rows_of_all in output.extras.items():
-            counts = [s.segments for s in specs] if name == "prefix" else rows
+            counts = [s.segments for s in specs] if is_of_prefix(name) else rows
             for of_item, part in zip(extras, rows_of_all[: sum(counts)].split(counts), strict=True):
                 of_item[name] = part
         fields = zip(hidden, pooled, deepstack, extras, strict=True)
@@ -365,7 +373,8 @@ class VisionEncoder(Encoder):
         def order(rows: Tensor) -> Tensor:
             return rows if stack else self.in_input_order(rows, metadata)
 
-        return recorder.steps(stack, run, steps, order)
+        prefix = partial(self.rows_of_prefix, metadata=metadata)
+        return recorder.steps(stack, run, steps, order, prefix)
 
     def _steps(
         self,

@@ -23,6 +23,7 @@ ONE_PATH = EVERY | {
     *("accelerator", "gradient_checkpointing"),
     *("budget_range", "row_shape", "grid_for", "item_specs", "split"),
     *("embed_patches", "steps", "in_input_order", "block_outputs", "inner_stacks", "prefix_rows"),
+    "rows_of_prefix",
 }
 PACKED = ONE_PATH | {"pack", "prefixed_output"}
 SEVERAL_PATHS = EVERY | {"split_paths"}

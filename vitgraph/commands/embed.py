@@ -350,11 +350,12 @@ def _settings(command: Command, manifest: Manifest | None) -> JobSettings:
 
 def _load(command: Command, commit: str) -> Encoder | GraphedEncoder:
     """Load the encoder of a job at a commit; capture CUDA graphs on CUDA, or with ``--graph``."""
+    from encoders.contract import OUTPUT_FIELDS
     from graphwrap import GraphedEncoder
     from weights import load_encoder
 
     from ..devices import enough_memory, read_device
-    from ..embedding.block_fields import is_block
+    from ..embedding.activations import outputs_of
     from ..embedding.sources.files import FILES, checkpoint_state
 
     options, is_folder = command.options, commit.startswith(FILES)
@@ -372,8 +373,9 @@ def _load(command: Command, commit: str) -> Encoder | GraphedEncoder:
     if is_folder and checkpoint_state(options.repo, options.subfolder) != commit:
         raise ValueError(f"{options.repo}: has changed while it was loaded; begin again")
     graphs = device.type == "cuda" if options.graph is None else options.graph
+    outputs = outputs_of(encoder.paths, command.fields)
     if not graphs:
         encoder = encoder.accelerated(precision="fp8") if options.precision == "fp8" else encoder
-        return encoder.with_extras([name for name in command.fields if is_block(name)])
-    graphed = GraphedEncoder(encoder, outputs=command.fields, precision=options.precision)
+        return encoder.with_extras([name for name in outputs if name not in OUTPUT_FIELDS])
+    graphed = GraphedEncoder(encoder, outputs=outputs, precision=options.precision)
     return graphed.capture(progress=not options.no_progress)

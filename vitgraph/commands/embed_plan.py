@@ -18,6 +18,7 @@ from graphwrap import GraphedEncoder
 from weights import HubOptions, describe_encoder, inspect_checkpoint
 
 from ..devices import DTYPES
+from ..embedding.activations import outputs_of
 from ..embedding.block_fields import is_block
 from ..embedding.planning.estimate import THREADS_PER_GPU, Estimate, report
 from ..embedding.planning.sample import committed_rate, measure_rate, sample_files, take_sample
@@ -94,15 +95,17 @@ def count_written(
         width = encoder.embed(pool=pool).shape[1]
         return lambda image: width, f"vectors [{width}]"
 
-    giving = encoder.with_extras([name for name in fields if is_block(name)])
+    of_blocks = outputs_of(encoder.paths, fields) if is_block(fields[0]) else ()
+    giving = encoder.with_extras(of_blocks)
 
     def count(image: Tensor) -> int:
         with torch.no_grad():
             (output,) = giving.encode([image], **limits._asdict())
-        if is_block(fields[0]):
-            states = [output.extras[name] for name in fields if name in output.extras]
-            rows = [state.shape[:-1].numel() for state in states]
-            return sum(min(n, sample or n) * x.shape[-1] for n, x in zip(rows, states, strict=True))
+        if of_blocks:
+            states = {name: output.extras[name] for name in of_blocks if name in output.extras}
+            rows = {name: state.shape[:-1].numel() for name, state in states.items()}
+            rows |= {name: min(rows[name], sample or rows[name]) for name in fields if name in rows}
+            return sum(rows[name] * state.shape[-1] for name, state in states.items())
         values = [output._asdict()[name] for name in fields]
         tensors = [x for field in values for x in (field if isinstance(field, tuple) else [field])]
         return sum(tensor.numel() for tensor in tensors)

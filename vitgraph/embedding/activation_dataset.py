@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from .activations import IMAGE, POSITION, Activations
-from .block_fields import is_block
+from .block_fields import PREFIX, is_block
 from .manifest import FileList, Manifest
 from .shards import finished_shards
 from .storage import open_storage
@@ -34,17 +34,19 @@ class ActivationDataset(IterableDataset[Activations]):
 
     A row is a dict of tensors: one [D] per field in the dtype of the job, ``"image"``, the number
     of its image in ``keys``, and ``"position"`` [3], the frame or tile, row and column of its
-    patch.
+    patch. Class tokens and registers are read by ``rows="prefix"``; the position of one is its
+    frame or tile, -1, and its number from 0 in the order of the tower.
 
     Args:
         folder: the folder of a finished job of ``vitgraph embed --pool none --fields blocks.6``.
         fields: the outputs to read, such as ["blocks.6"]; None reads all that the job wrote.
+        rows: "patches" for the rows of patches, or "prefix" for the rows before them.
         block_rows: the number of rows that are in memory and shuffled at a time.
         seed: determines the order, with the number that :meth:`set_epoch` sets.
 
     Raises:
-        ValueError: the job is not finished, wrote no outputs of blocks or not these, or is on a
-            remote store; or ``block_rows`` is not positive.
+        ValueError: the job is not finished, wrote no outputs of blocks, not these or not such rows,
+            or is on a remote store; or ``block_rows`` is not positive.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class ActivationDataset(IterableDataset[Activations]):
         folder: str | os.PathLike[str],
         *,
         fields: Sequence[str] | None = None,
+        rows: Literal["patches", "prefix"] = "patches",
         block_rows: int = 65536,
         seed: int = 0,
     ) -> None:
@@ -67,12 +70,20 @@ class ActivationDataset(IterableDataset[Activations]):
             raise ValueError(f"{storage.name}: is a remote store; copy the job to a local folder")
         if unknown := [name for name in fields or () if name not in written]:
             raise ValueError(f"fields: {unknown[0]!r} is none of {', '.join(written)}")
+        if rows not in ("patches", "prefix"):
+            raise ValueError(f"rows={rows!r}: must be 'patches' or 'prefix'")
         if block_rows < 1:
             raise ValueError(f"block_rows={block_rows}: must be at least 1")
         self.fields = tuple(written if fields is None else fields)
         self.block_rows, self.seed, self.epoch = block_rows, seed, 0
         self._files, self._shard_count = FileList(storage, manifest), manifest.shards
         self._shards = finished_shards(storage, manifest)
+        self.rows, self._end = rows, PREFIX if rows == "prefix" else ""
+        if self._end and not self._shards[0].has_array(f"{IMAGE}{PREFIX}"):
+            raise ValueError(
+                f"rows='prefix': {storage.name} has no rows before the patches, such as class "
+                "tokens, because the tower has none; leave rows out"
+            )
 
     @cached_property
     def keys(self) -> list[str]:
@@ -82,7 +93,8 @@ class ActivationDataset(IterableDataset[Activations]):
 
     @cached_property
     def _row_counts(self) -> list[int]:
-        return [sum(int(line["tokens"]) for line in shard.read_table()) for shard in self._shards]
+        column = "rows" if self._end else "tokens"
+        return [sum(int(line[column]) for line in shard.read_table()) for shard in self._shards]
 
     def __len__(self) -> int:
         """Return the number of rows of the job, over all images."""
@@ -132,7 +144,9 @@ class ActivationDataset(IterableDataset[Activations]):
         waiting: list[dict[str, Array]] = []
         for place in generator.permutation(len(pieces))[number::workers]:
             shard, start, stop = pieces[place]
-            waiting.append(shard.read_span([*self.fields, IMAGE, POSITION], start, stop))
+            names = [f"{name}{self._end}" for name in (*self.fields, IMAGE, POSITION)]
+            part = shard.read_span(names, start, stop)
+            waiting.append({name.removesuffix(self._end): part[name] for name in names})
             if sum(len(part[IMAGE]) for part in waiting) >= self.block_rows:
                 yield _shuffled(waiting, generator)
                 waiting = []

@@ -1,12 +1,14 @@
 """Rows of activations: the outputs of blocks at the patches of an image, all or a sample of them.
 
+Class tokens and other rows before the patches are all written, in arrays of their own.
+
 Shapes: n rows of one image (its patches or a sample of them), D tower width.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -16,18 +18,15 @@ from torch import Tensor
 from encoders import VisionEncoder
 from encoders.contract import VisionInputs
 
+from .block_fields import PREFIX, is_block, stack_of
 from .parquet_files import Array
 
 Activations: TypeAlias = dict[str, Tensor]
 """Tensors by name: one or more rows of activations per block, ``"image"`` and ``"position"``."""
 IMAGE, POSITION = "image", "position"
 """The names of the arrays beside the activations: the number of the image [n], counted from 0 over
-all images of the job, and (frame or tile, row, column) of the patch [n, 3]."""
-BESIDE: Mapping[str, Array] = {
-    IMAGE: np.zeros(0, np.int32),
-    POSITION: np.zeros((0, 3), np.int32),
-}
-"""These arrays without rows."""
+all images of the job, and (frame or tile, row, column) of the patch [n, 3]. A row before the
+patches is at (frame or tile, -1, its number). Of these rows, the names end in :data:`PREFIX`."""
 
 
 class Sampling(NamedTuple):
@@ -51,6 +50,51 @@ class Sampling(NamedTuple):
         return np.sort(generator.choice(patches, self.most, replace=False))
 
 
+def outputs_of(paths: Mapping[str, VisionEncoder], fields: Sequence[str]) -> tuple[str, ...]:
+    """Return the outputs that an encoder gives if a job writes ``fields``.
+
+    These are the fields and, of outputs of blocks in towers that have them, the rows before the
+    patches: "blocks.6.prefix". ``paths`` are the input paths of the encoder.
+    """
+    blocks = [field for field in fields if is_block(field)]
+    if not blocks:
+        return tuple(fields)
+    stack = stack_of(blocks)
+    path = _path_of(paths, stack)
+    is_inner = stack.removeprefix(f"{path}.") != ""
+    if is_inner or not paths[path].prefix_rows:
+        return tuple(fields)
+    return (*fields, *(f"{field}{PREFIX}" for field in fields))
+
+
+def beside(image: int, positions: Tensor, end: str = "") -> dict[str, Array]:
+    """Return the arrays beside the activations of one image, with ``end`` after their names.
+
+    Args:
+        image: the number of the image in the job.
+        positions: (frame or tile, row, column) of its rows, int64 [n, 3].
+        end: :data:`PREFIX` for rows before the patches.
+    """
+    return {
+        f"{IMAGE}{end}": np.full(len(positions), image, np.int32),
+        f"{POSITION}{end}": positions.numpy().astype(np.int32),
+    }
+
+
+def positions_of_prefix(shape: torch.Size) -> Tensor:
+    """Return (frame or tile, -1, number) of all rows before patches, int64 [segments * r, 3].
+
+    ``shape`` is [segments, r].
+    """
+    segments, rows = (torch.arange(size) for size in shape)
+    return torch.cartesian_prod(segments, torch.tensor([-1]), rows)
+
+
+def _path_of(paths: Mapping[str, VisionEncoder], stack: str) -> str:
+    """Return the input path that a stack of blocks, "", "tiles." or "tiles.sam.", belongs to."""
+    return next((name for name in paths if stack.startswith(f"{name}.")), "image")
+
+
 def rows_of_patches(
     paths: Mapping[str, VisionEncoder], stack: str, layout: VisionInputs, shape: torch.Size
 ) -> tuple[Tensor, Tensor]:
@@ -67,7 +111,7 @@ def rows_of_patches(
     Returns:
         int64 [patches], and (frame or tile, row, column) int64 [patches, 3] in raster order.
     """
-    path = next((name for name in paths if stack.startswith(f"{name}.")), "image")
+    path = _path_of(paths, stack)
     numbers = torch.arange(shape.numel()).view(*shape, 1)
     if len(shape) < 3:  # rows [views, h, w] of an inner stack, as of SAM, are a map already
         numbers = paths[path].feature_maps(numbers, layout.paths[path].grid_thw)[0]

@@ -5,12 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
+PREFIX = ".prefix"
+"""The end of the names of arrays with the rows before patches, such as "blocks.6.prefix"."""
 _BLOCK = re.compile(r"(.+\.)?blocks\.\d+(\.attn|\.mlp)?")
 
 
 def is_block(field: str) -> bool:
     """Return whether a field is the output of a block, as "blocks.6" or "tiles.blocks.6.mlp"."""
     return _BLOCK.fullmatch(field) is not None
+
+
+def has_rows_apart(name: str) -> bool:
+    """Return whether an array of an image has other rows than the tokens or patches of the image.
+
+    These are ``last_hidden_state``, and in jobs of blocks the rows before the patches.
+    """
+    return name == "last_hidden_state" or name.endswith(PREFIX)
 
 
 def stack_of(fields: Collection[str]) -> str:

@@ -9,7 +9,6 @@ from contextlib import closing
 from math import prod
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,8 +27,14 @@ from graphwrap import GraphedEncoder
 
 from ..devices import DTYPES, cast_in_range, device_text
 from ..terminal import counted, readable
-from .activations import BESIDE, IMAGE, POSITION, Sampling, rows_of_patches
-from .block_fields import is_block, stack_of
+from .activations import (
+    Sampling,
+    beside,
+    outputs_of,
+    positions_of_prefix,
+    rows_of_patches,
+)
+from .block_fields import PREFIX, is_block, stack_of
 from .feature_store import FeatureStore, language_rows
 from .large_images import MOST_TOKENS, warn_if_large
 from .manifest import FileList, Manifest
@@ -172,7 +177,8 @@ class Job:
             )
         empty = self._empty_arrays(encoder)
         if self.pool == "none":
-            total, description = self._estimate(item_encoder, empty)
+            prefix_rows = max(path.prefix_rows for path in _paths_of(encoder).values())
+            total, description = self._estimate(item_encoder, empty, prefix_rows)
         else:
             encoder.preprocess([_blank()], **limits._asdict())
             width = empty[VECTORS].shape[1]
@@ -205,8 +211,11 @@ class Job:
             blank = _blank(TILED if has_path else 64)
             (output,) = encoder.encode([blank], **self.calls.limits._asdict())
         if self.sampling is not None:
-            rows = {name: output.extras[name].flatten(0, -2)[:0] for name in fields}
-            return {**self._converted(rows), **BESIDE}
+            nothing = torch.zeros(0, 3, dtype=torch.int64)
+            names = outputs_of(_paths_of(encoder), fields)
+            rows = {name: output.extras[name].flatten(0, -2)[:0] for name in names}
+            arrays = self._converted(rows) | beside(0, nothing)
+            return arrays | (beside(0, nothing, PREFIX) if len(names) > len(fields) else {})
         arrays = {name: array[:0] for name, array in self._arrays(output).items()}
         if not arrays:
             raise ValueError(
@@ -227,9 +236,12 @@ class Job:
             )
 
     def _estimate(
-        self, item_encoder: EitherItemEncoder, empty: Mapping[str, Array]
+        self, item_encoder: EitherItemEncoder, empty: Mapping[str, Array], prefix_rows: int
     ) -> tuple[float, str]:
-        """Estimate the bytes of a job that writes all tokens, from the sizes of up to 16 images."""
+        """Estimate the bytes of a job that writes all tokens, from the sizes of up to 16 images.
+
+        ``prefix_rows`` is the number of rows before the patches of a segment.
+        """
         sizes = []
         count = self.manifest.items
         for number in range(0, count, -(-count // SAMPLED)):
@@ -247,6 +259,8 @@ class Job:
             if self.sampling is not None:
                 patches = sum(prod(grid) for grid in inputs.grid_thw.tolist())
                 rows = dict.fromkeys(empty, min(self.sampling.most or patches, patches))
+                before = sum(spec.segments for spec in specs) * prefix_rows
+                rows |= {name: before for name in empty if name.endswith(PREFIX)}
             if "last_hidden_state" in rows:
                 rows["last_hidden_state"] = sum(spec.input_size for spec in specs)
             numbers = sum(rows[name] * prod(array.shape[1:]) for name, array in empty.items())
@@ -342,8 +356,9 @@ class Job:
     ) -> dict[str, Array]:
         """Return the outputs of blocks at the chosen patches of one image, and which these are.
 
-        The result is empty if the image has no view in the input path of the blocks. The ``place``
-        is the number of the image among all of the job.
+        Rows before the patches are all among them, in arrays of their own. The result is empty if
+        the image has no view in the input path of the blocks. The ``place`` is the number of the
+        image among all of the job.
         """
         assert self.sampling is not None
         assert result.layout is not None
@@ -356,8 +371,11 @@ class Job:
         chosen = torch.from_numpy(self.sampling.choose(key, len(rows)))
         index = rows[chosen].to(extras[fields[0]].device)
         arrays = self._converted({name: extras[name].flatten(0, -2)[index] for name in fields})
-        arrays[IMAGE] = np.full(len(chosen), place, np.int32)
-        arrays[POSITION] = positions[chosen].numpy().astype(np.int32)
+        arrays |= beside(place, positions[chosen])
+        names = outputs_of(paths, fields)[len(fields) :]
+        if names:
+            arrays |= self._converted({name: extras[name].flatten(0, 1) for name in names})
+            arrays |= beside(place, positions_of_prefix(extras[names[0]].shape[:2]), PREFIX)
         return arrays
 
     def _converted(self, tensors: Mapping[str, Tensor]) -> dict[str, Array]:

@@ -3,9 +3,10 @@
 If the job pools, the columns are ``key``, ``kind`` ("image" or "clip") and ``embedding``, a list of
 fixed size D. If it writes all tokens (``pool="none"``), they are ``key`` and ``kind``; the patch
 grid ``t``, ``h``, ``w``; ``tokens``, the number of tokens of the image in ``pooler_output`` and in
-each DeepStack feature; ``rows``, the number of its rows in ``last_hidden_state`` (0 if that field
-is not written); and one column per field, a list of rows. Each row is a list of fixed size D; in
-the ``last_hidden_state`` of encoders that take tiles, a row is a tile, a list of lists of size D.
+each DeepStack feature; ``rows``, the number of its rows in ``last_hidden_state`` or, in jobs of
+blocks, before its patches (0 if these are not written); and one column per field, a list of rows.
+Each row is a list of fixed size D; in the ``last_hidden_state`` of encoders that take tiles, a row
+is a tile, a list of lists of size D.
 
 Text in parquet is UTF-8. In ``key``, a byte of a file name that is not valid UTF-8 is written as
 six characters: 0xff becomes ``\\udcff``. The shard's CSV file of keys keeps such bytes.
@@ -18,6 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
+
+from .block_fields import has_rows_apart
 
 if TYPE_CHECKING:
     import pyarrow as arrow
@@ -69,9 +72,10 @@ def write_tokens(
     import pyarrow as arrow
 
     none = [0] * len(keys)
-    tokens = next((counts[name] for name in counts if name != "last_hidden_state"), none)
+    tokens = next((counts[name] for name in counts if not has_rows_apart(name)), none)
+    rows = next((counts[name] for name in counts if has_rows_apart(name)), none)
     sizes = [*zip(*grids, strict=True)] or [(), (), ()]
-    sizes += [tuple(tokens), tuple(counts.get("last_hidden_state", none))]
+    sizes += [tuple(tokens), tuple(rows)]
     columns = {
         name: arrow.array(values, arrow.int32())
         for name, values in zip(_BESIDE[2:], sizes, strict=True)

@@ -23,6 +23,8 @@ is written under a temporary name that ends in ``.tmp``, and renamed when it is 
 
 If the fields are outputs of blocks (``blocks.6``), there is a row per patch that was chosen, and
 two more arrays have these rows (:mod:`vitgraph.embedding.activations`): ``image``, ``position``.
+Rows before the patches, such as class tokens, have arrays of their own, whose names end in
+``.prefix``; ``rows`` and ``row_offset`` of the row table say which of them belong to an image.
 
 With ``format="vllm"`` each image has a file of its own (:mod:`vitgraph.embedding.feature_store`);
 the column ``uuid`` of the row table has its key there.
@@ -47,6 +49,7 @@ from safetensors.numpy import save_file
 
 from weights.files import file_crc32
 
+from .block_fields import has_rows_apart
 from .parquet_files import VECTORS, Array, read_arrays, write_tokens, write_vectors
 from .records import Format, ShardStats, WrittenStats
 from .storage import STORED, TENSOR, Storage
@@ -215,11 +218,11 @@ class Shard:
         offset = row_offset = 0
         for row in rows:
             t, h, w = row.grid
-            hidden = row.arrays.get("last_hidden_state")
-            tokens = max(
-                (len(a) for name, a in row.arrays.items() if name != "last_hidden_state"), default=0
+            lengths = {name: len(array) for name, array in row.arrays.items()}
+            tokens, count = (
+                max((n for name, n in lengths.items() if has_rows_apart(name) is apart), default=0)
+                for apart in (False, True)
             )
-            count = 0 if hidden is None else len(hidden)
             yield (
                 row.key,
                 row.kind,
@@ -306,6 +309,12 @@ class Shard:
                     arrays[name] = np.load(path, mmap_mode="r" if self.storage.is_local else None)
         return arrays
 
+    def has_array(self, name: str) -> bool:
+        """Return whether a shard of tokens has an array or a column of this name."""
+        if self.format == "npy":
+            return self.storage.exists(self._name(self.tag, f"{name}.npy"))
+        return name in self.read_arrays(name)
+
     def read_span(self, names: Sequence[str], start: int, stop: int) -> dict[str, Array]:
         """Return some rows of some arrays by name; of a parquet file, all rows are read for that.
 
@@ -352,8 +361,8 @@ class Shard:
             )
             parts = {}
             for name, array in arrays.items():
-                hidden = name == "last_hidden_state"
-                start, length = (row_offset, count) if hidden else (offset, tokens)
+                apart = has_rows_apart(name)
+                start, length = (row_offset, count) if apart else (offset, tokens)
                 parts[name] = array[start : start + length]
                 ends[name] = start + length
             uuid = line.get("uuid", "")

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from encoders.contract import EncoderItemSpec, Grid, VisionInputs
+from encoders.contract import EncoderItemSpec, Grid, VisionInputs, is_of_prefix
 from encoders.grids import read_grid
 from encoders.streams import ItemPath
 
@@ -114,7 +114,7 @@ class Shares(NamedTuple):
         """Return each item's number of rows in an output field; 1 for the field "vectors"."""
         if field == "vectors":
             return [1] * len(self.grids)
-        if field == "prefix":
+        if is_of_prefix(field):
             return [spec.segments for spec in self.specs]
         merged = field in ("pooler_output", "deepstack_features")
         return [spec.output_tokens if merged else spec.input_size for spec in self.specs]

@@ -63,6 +63,26 @@ def test_extras_are_what_plain_hooks_see(name: str) -> None:
     assert all(torch.equal(output[f"blocks.{n}"], state) for n, state in enumerate(states))
 
 
+@pytest.mark.parametrize("name", ["clip", "dinov3", "c_radio", "llama4"])
+@torch.no_grad()
+def test_rows_before_patches_are_what_plain_hooks_see(name: str) -> None:
+    encoder, grids = tiny(name), grids_for(name)
+    pixels, count = draw_pixels(encoder, grids), encoder.prefix_rows
+    names = [f"blocks.1{branch}" for branch in BRANCHES]
+    modules = modules_of(encoder.blocks)
+    with results_of({name: modules[name] for name in names}) as seen:
+        encoder(pixels, grids)
+    output = encoder.with_extras([f"{name}.prefix" for name in names])(pixels, grids)
+    starts = encoder.prepare_encoder_metadata(grids)["cu_seqlens"][:-1].tolist()
+    for extra in names:
+        rows = seen[extra].flatten(0, -2)
+        expected = torch.stack([rows[start : start + count] for start in starts])
+        assert torch.equal(output[f"{extra}.prefix"], expected), extra
+        assert extra not in output.extras
+    parts = [item["blocks.1.prefix"] for item in encoder.split(output, grids)]
+    assert torch.equal(torch.cat(parts), output["blocks.1.prefix"])
+
+
 @torch.no_grad()
 def test_inner_stacks_and_paths_have_extras_of_their_own() -> None:
     encoder = deepseek.build("deepseek_ocr")
@@ -105,6 +125,23 @@ def test_both_resolutions_have_extras_in_every_item() -> None:
     low = encoder.forward_intermediates(inputs, indices=[0])["image"][0]
     assert torch.equal(torch.cat([item["blocks.0"] for item in items]), low)
     assert all(item["high.blocks.1.attn"].shape[:1] == (1,) for item in items)
+
+
+@torch.no_grad()
+def test_paths_have_rows_before_patches_of_their_own() -> None:
+    encoder = shared("step3_vl")
+    plain = deepseek.build("deepseek_ocr")
+    for name in ("sam.blocks.0.prefix", "tiles.sam.blocks.1.prefix"):
+        with pytest.raises(ValueError, match=r"as blocks\.0\.prefix"):
+            plain.with_extras([name])
+    with pytest.raises(ValueError, match="no output"):
+        encoder.with_extras(["blocks.0.prefix"])
+    inputs = deepseek.draw_inputs(plain, deepseek.OCR_TILES)
+    items = plain.with_extras(["tiles.blocks.2", "tiles.blocks.2.prefix"])(inputs)
+    tiled = [item for item in items if item.extras]
+    assert tiled
+    for item in tiled:
+        assert torch.equal(item["tiles.blocks.2.prefix"], item["tiles.blocks.2"][:, :1])
 
 
 @pytest.mark.parametrize(

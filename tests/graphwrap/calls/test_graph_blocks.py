@@ -68,6 +68,23 @@ def test_blocks_of_many_items_come_in_their_order(mix: str, backend: str) -> Non
 
 
 @pytest.mark.parametrize("backend", ["static", "eager"])
+@pytest.mark.parametrize("name", ["clip", "dinov3"])
+def test_rows_before_patches_are_packed_and_split(name: str, backend: str) -> None:
+    encoder, names = tower(name), ("blocks.1.prefix", "blocks.0.mlp.prefix", "blocks.1")
+    graphed = GraphedEncoder(encoder, budgets_of(name), outputs=names, backend=backend)
+    grids = mixes(name)["with one over every budget"]
+    pixels = pixels_for(encoder, grids)
+    expected, output = encoder.with_extras(names)(pixels, grids), graphed(pixels, grids)
+    for extra in names:
+        ours, theirs = output.extras[extra], expected[extra]
+        assert ours.shape == theirs.shape
+        assert (ours - theirs).norm() <= 2e-6 * theirs.norm()
+    counts = [spec.segments for spec in encoder.item_specs(grids)]
+    items = encoder.split(output, grids)
+    assert [len(item["blocks.1.prefix"]) for item in items] == counts
+
+
+@pytest.mark.parametrize("backend", ["static", "eager"])
 def test_blocks_of_several_paths_are_those_of_the_encoder(backend: str) -> None:
     encoder = deepseek.build("deepseek_ocr")
     inputs = deepseek.draw_inputs(encoder, deepseek.OCR_TILES)

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 import vitgraph
 from encoders.base.vision_encoder import VisionEncoder
-from tests.support.commands.embed_jobs import close
+from tests.support.commands.embed_jobs import close, run_job
 from tests.support.photographs import china, flower, hopper
 from vitgraph.cli import main
 from vitgraph.embedding.shards import read_embeddings
@@ -104,17 +104,49 @@ def test_an_interrupted_job_goes_on_to_the_same_bytes(
     assert before == {path.name: path.read_bytes() for path in files}
 
 
-def test_class_tokens_are_left_out_and_tiles_are_numbered(tmp_path: Path, photos: Path) -> None:
-    repo = write_seeded_checkpoint(tmp_path / "intern", "intern_vit_300m", width=32, depth=2)
+@pytest.mark.parametrize(
+    ("family", "format"),
+    [
+        ("intern_vit_300m", "npy"),
+        ("dinov3", "safetensors"),
+        pytest.param("dinov3", "parquet", marks=NEEDS_PYARROW),
+    ],
+)
+def test_class_tokens_lie_apart_and_tiles_are_numbered(
+    tmp_path: Path, photos: Path, family: str, format: str
+) -> None:
+    repo = write_seeded_checkpoint(tmp_path / "tower", family, width=32, depth=2)
     encoder = load_encoder(repo, dtype="float32")
-    out, block = tmp_path / "out", ["--pool", "none", "--fields", "blocks.0", "--no-progress"]
-    command = ["embed", str(repo), str(photos), "--out", str(out), "--sample", "9", "--limit", "1"]
-    assert main([*command, "--dtype", "float32", *block]) == 0
-    inputs = encoder.preprocess([photos / KEYS[0]])
-    state = encoder.forward_intermediates(inputs, indices=[0])["image"][0]
-    (maps,) = encoder.paths["image"].feature_maps(state, inputs.grid_thw)
-    for row in vitgraph.ActivationDataset(out):
-        assert close(row["blocks.0"], maps[tuple(row["position"].tolist())])
+    assert isinstance(encoder, VisionEncoder)
+    out, names = tmp_path / "out", ["blocks.0", "blocks.0.prefix"]
+    chosen = ("--sample", 9, "--format", format, "--shard-items", 2, "--graph")
+    assert run_job(repo, photos, out, "--pool", "none", "--fields", "blocks.0", *chosen) == 0
+    assert list(find_faults(str(out))) == []
+    inputs = [encoder.preprocess([photos / key]) for key in KEYS]
+    with torch.no_grad():
+        outputs = [encoder.with_extras(names)(one)[0] for one in inputs]
+    patches = list(vitgraph.ActivationDataset(out))
+    assert len(patches) == 27
+    for row in patches:
+        image, (t, h, w) = int(row["image"]), row["position"].tolist()
+        grid = inputs[image].grid_thw
+        (maps,) = encoder.feature_maps(outputs[image]["blocks.0"], grid)
+        assert close(row["blocks.0"], maps[t, h, w])
+    dataset = vitgraph.ActivationDataset(out, rows="prefix", block_rows=4)
+    rows = list(dataset)
+    assert len(rows) == len(dataset) == sum(map(before, outputs))
+    for row in rows:
+        t, h, number = row["position"].tolist()
+        assert h == -1
+        assert close(row["blocks.0"], outputs[int(row["image"])]["blocks.0.prefix"][t, number])
+    assert len({(int(row["image"]), *row["position"].tolist()) for row in rows}) == len(rows)
+    keys, items = read_embeddings(out, "blocks.0.prefix")
+    assert (keys, [len(item) for item in items]) == (KEYS, [*map(before, outputs)])
+
+
+def before(output: Any) -> int:
+    """Return the number of rows before the patches of an image, over all of its segments."""
+    return int(output["blocks.0.prefix"].shape[:2].numel())
 
 
 def test_rows_of_a_path_are_written_with_that_path(tmp_path: Path, photos: Path) -> None:
@@ -183,3 +215,7 @@ def test_other_jobs_and_fields_are_no_activations(
     assert embed(photos, *BLOCKS, "--sample", 2, out="acts") == 0
     with pytest.raises(ValueError, match=r"'blocks\.5' is none of blocks\.0, blocks\.1\.mlp"):
         vitgraph.ActivationDataset(tmp_path / "acts", fields=["blocks.5"])
+    with pytest.raises(ValueError, match="has no rows before the patches"):
+        vitgraph.ActivationDataset(tmp_path / "acts", rows="prefix")
+    with pytest.raises(ValueError, match="must be 'patches' or 'prefix'"):
+        vitgraph.ActivationDataset(tmp_path / "acts", rows="all")  # type: ignore[arg-type]
