@@ -1,8 +1,8 @@
 """JPEG files decoded on a CUDA device by NVIDIA's nvImageCodec, which is asked for.
 
-Its pixels differ from PIL's by rounding: ``docs/embedding.md`` says by how much. PIL reads the
-header, so its limits stay, and the CPU decodes what the device is not given (other formats, CMYK,
-a JPEG file without an end) and what nvImageCodec cannot decode.
+Its pixels differ from PIL's by rounding: ``docs/embedding.md`` says by how much. PIL reads
+every header but the plainest, so its limits stay, and the CPU decodes what the device is not given
+(other formats, CMYK, a JPEG file without an end) and what nvImageCodec cannot decode.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from PIL.JpegImagePlugin import JpegImageFile
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
-from .image_files import Readable, Turn, find_turn, read_image_file
+from .image_files import Readable, Turn, find_turn, jpeg_bytes, read_image_file
+from .jpeg_files import decoding_to_pinned_memory, plain_size
 
 Decode: TypeAlias = Literal["cpu", "gpu"]
 """Where JPEG files are decoded: by threads of the CPU, or by nvImageCodec on the CUDA device."""
@@ -164,6 +165,10 @@ def _read(image: object) -> _File | None:
         image = image.get("bytes") or image.get("path")
     if not isinstance(image, str | os.PathLike | bytes | bytearray | memoryview | Readable):
         return None
+    data = jpeg_bytes(image)
+    size = None if data is None or not data.endswith(_END) else plain_size(data)
+    if data is not None and size is not None:
+        return _File(data, (size[1], size[0]), Turn(False, ()))
     try:
         return read_image_file(image, _file_of)
     except ValueError:
@@ -209,7 +214,9 @@ def decoding(decode: Decode, device: torch.device) -> AbstractContextManager[Non
         ValueError: what :func:`check_decode` raises.
     """
     check_decode(decode, device)
-    return nullcontext() if decode == "cpu" else decoding_by(decoder_of(device))
+    if decode == "gpu":
+        return decoding_by(decoder_of(device))
+    return decoding_to_pinned_memory() if device.type == "cuda" else nullcontext()
 
 
 def active_decoder() -> GpuDecoder | None:

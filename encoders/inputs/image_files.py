@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import os
+import stat
 import struct
 import threading
 import zlib
@@ -16,9 +17,11 @@ from pathlib import Path
 from typing import IO, NamedTuple, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
 
 import numpy as np
+import torch
 from PIL import ExifTags, Image, UnidentifiedImageError
+from torch import Tensor
 
-from .jpeg_files import Pixels, decode_jpeg
+from .jpeg_files import decode_jpeg, decode_plain
 
 Decoded = TypeVar("Decoded")
 
@@ -59,6 +62,8 @@ DAMAGED = (
     Image.DecompressionBombError,
 )
 """The exceptions that PIL's decoders raise for damaged files."""
+_CHUNK, _JPEG = 1 << 16, b"\xff\xd8\xff"
+"""The bytes that are read of a file before it is known to be JPEG, and how a JPEG file begins."""
 _HEAD = 32
 """Bytes read to tell a HEIF file: it begins with a size, "ftyp", a brand, a version and brands."""
 _HEIF_BRANDS = frozenset((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"))
@@ -99,20 +104,40 @@ def open_image(source: FileLike) -> Image.Image:
     return read_image_file(source, _load)
 
 
-def decode_image(source: FileLike) -> Image.Image | Pixels:
+def decode_image(source: FileLike) -> Image.Image | Tensor:
     """Decode an image file as :func:`open_image` does, where possible without PIL's lock.
 
     Args:
         source: the path of the file, its bytes, or the open binary file.
 
     Returns:
-        The upright image: RGB pixels, uint8 [H, W, 3], of a JPEG that :func:`decode_jpeg` decodes,
-        else the PIL image in the mode of the file.
+        The upright image: RGB pixels, uint8 [H, W, 3], of a JPEG that PIL need not decode, else the
+        PIL image in the mode of the file.
 
     Raises:
         ValueError: what :func:`open_image` raises for the file.
     """
-    return read_image_file(source, _load_fast)
+    data = jpeg_bytes(source)
+    pixels = None if data is None else decode_plain(data)
+    return read_image_file(source, _load_fast) if pixels is None else pixels
+
+
+def jpeg_bytes(source: object) -> bytes | None:
+    """Return the bytes of a source that begins like a JPEG file; None for any other source."""
+    if isinstance(source, bytes):
+        return source
+    if isinstance(source, bytearray | memoryview):
+        return bytes(source)
+    if not isinstance(source, str | os.PathLike):
+        return None
+    try:
+        if not stat.S_ISREG(os.stat(source).st_mode):  # opening a pipe would wait for its writer
+            return None
+        with open(source, "rb", buffering=0) as file:
+            head = file.read(_CHUNK)
+            return head + file.read() if head.startswith(_JPEG) else None
+    except (OSError, ValueError):  # another reader says what is wrong with the path
+        return None
 
 
 def read_image_file(source: FileLike, load: Callable[[Image.Image], Decoded]) -> Decoded:
@@ -203,7 +228,7 @@ def _load(image: Image.Image) -> Image.Image:
     return upright
 
 
-def _load_fast(image: Image.Image) -> Image.Image | Pixels:
+def _load_fast(image: Image.Image) -> Image.Image | Tensor:
     """Decode an image and turn it by its EXIF orientation, a JPEG without PIL if possible."""
     pixels = decode_jpeg(image)
     if pixels is None:
@@ -211,7 +236,8 @@ def _load_fast(image: Image.Image) -> Image.Image | Pixels:
     swapped, flipped = find_turn(image)
     if not swapped and not flipped:
         return pixels
-    return np.flip(pixels.swapaxes(0, 1) if swapped else pixels, flipped).copy()
+    rows = pixels.numpy().swapaxes(0, 1) if swapped else pixels.numpy()
+    return torch.from_numpy(np.flip(rows, flipped).copy())  # by NumPy: see ``stack_frames``
 
 
 def find_turn(image: Image.Image) -> Turn:

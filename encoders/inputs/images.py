@@ -91,7 +91,7 @@ class ResizePlan(NamedTuple):
 
 
 class PlannedImage(NamedTuple):
-    """A decoded image on its device, and how it becomes the pixels of a tower."""
+    """A decoded image, and how it becomes the pixels of a tower."""
 
     image: Tensor
     """uint8 [3, H, W]."""
@@ -177,7 +177,27 @@ def to_resize(image: Tensor, device: torch.device) -> Tensor:
     """
     if not is_exact_on(device):
         return image.cpu()
-    return image if image.is_cuda else stack_frames([image], device)[0].permute(2, 0, 1)
+    if image.is_cuda:
+        return image
+    rows = image.permute(1, 2, 0)
+    if rows.is_contiguous() and rows.is_pinned():  # decoded where the copy reads it
+        return rows.to(device, non_blocking=True).permute(2, 0, 1)
+    return stack_frames([image], device)[0].permute(2, 0, 1)
+
+
+def hold_to_resize(image: Tensor, device: torch.device) -> Tensor:
+    """Return a decoded image, uint8 [3, H, W], where :func:`to_resize` reads it without a copy.
+
+    Its memory then does not change with an array of the caller, and a GPU copies it asynchronously.
+    """
+    if image.device != CPU or not is_exact_on(device):
+        return image
+    rows = image.permute(1, 2, 0)
+    if device.type != "cuda" or (rows.is_contiguous() and rows.is_pinned()):
+        return image
+    out = torch.empty(rows.shape, dtype=torch.uint8, device=CPU, pin_memory=True)
+    np.copyto(out.numpy(), rows.numpy())
+    return out.permute(2, 0, 1)
 
 
 def resize(image: Tensor, height: int, width: int, mode: Resample = "bicubic") -> Tensor:
@@ -259,7 +279,7 @@ def _resize_all(
 
 def _place(image: Tensor, plan: ResizePlan) -> Tensor:
     """Cut a resized image, or lay it over the canvas of its plan."""
-    if plan.window is not None:
+    if plan.window is not None and plan.window != (0, 0, *image.shape[1:]):
         top, left, height, width = plan.window
         return image[:, top : top + height, left : left + width]
     if plan.canvas is not None and plan.canvas != tuple(image.shape[1:]):
@@ -270,7 +290,7 @@ def _place(image: Tensor, plan: ResizePlan) -> Tensor:
 def stage_planned(items: Sequence[PlannedImage], device: torch.device) -> list[StagedItem]:
     """Resize the planned images of several items at once; their pixels lie on ``device`` then."""
     plans = [(item.image, item.plan) for item in items]
-    views = resize_planned(plans, lambda image: image)
+    views = resize_planned(plans, lambda image: to_resize(image, device))
     return [
         StagedItem(
             {"image": StagedPath(stack_frames([view], device), item.grid, item.mean, item.std)},

@@ -35,7 +35,6 @@ from torch import Tensor
 from .decoders import VideoDecoder
 from .gpu_decoding import DeviceImage, active_decoder
 from .image_files import DAMAGED, FileLike, Readable, decode_image, lock_of, prefix_errors
-from .jpeg_files import Pixels
 
 if TYPE_CHECKING:
     from ..data import Array
@@ -153,7 +152,8 @@ def read_images(images: ImagesLike) -> list[Tensor]:
     Raises:
         ValueError: an image that :func:`to_rgb` rejects; the message has the number of the image.
     """
-    several: object = [images] if is_one_image(images) else images
+    is_list = type(images) is list  # asking whether it is an open file takes many microseconds
+    several: object = images if is_list or not is_one_image(images) else [images]
     if not isinstance(several, Iterable):
         raise ValueError(
             f"images is one {type(images).__name__}: pass an image, or a list of images"
@@ -192,10 +192,8 @@ def is_one_item(items: object) -> bool:
     return is_one_image(items)
 
 
-def _from_decoded(image: Image.Image | Pixels) -> Tensor:
-    if isinstance(image, Image.Image):
-        return _from_pil(image)
-    return torch.from_numpy(image).permute(2, 0, 1)
+def _from_decoded(image: Image.Image | Tensor) -> Tensor:
+    return _from_pil(image) if isinstance(image, Image.Image) else image.permute(2, 0, 1)
 
 
 def _from_pil(image: Image.Image) -> Tensor:

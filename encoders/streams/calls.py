@@ -33,7 +33,7 @@ from ..inputs.images import StagedPreprocessor
 from ..inputs.intake import ImagesLike, VideosLike
 from .finite import tensors_of
 from .item_errors import advising_limit
-from .pooling import Pool, PoolingHead, check_fields, check_pool, pool_items
+from .pooling import Pool, PoolingHead, check_fields, check_pool, pool_batch
 
 
 class ItemPath(Protocol):
@@ -133,8 +133,10 @@ class ItemEncoder(Generic[Output]):
             for spec in path.item_specs(inputs.paths[name].grid_thw)
         )
 
-    def agree(self, batch: str) -> None:
-        """Check that other processes have the same ``batch``, if they share the work.
+    def agree(self, batch: Callable[[], str]) -> None:
+        """Check that other processes have the same batch, if they share the work.
+
+        ``batch`` returns what identifies it.
 
         Raises:
             ValueError: another process has another batch.
@@ -177,9 +179,9 @@ class ItemEncoder(Generic[Output]):
         check_pool(results.pool, results.normalize)
         self.check(results)
         outputs = self._outputs(make_inputs(), results.max_tokens_per_call)
-        vectors = pool_items(outputs, results.pool, results.normalize, self.head)
-        if vectors:
-            return torch.stack(vectors)
+        vectors = pool_batch(outputs, results.pool, results.normalize, self.head)
+        if vectors is not None:
+            return vectors
         # Only an output says how wide vectors are: a head or a join of paths may change the width.
         blank = torch.zeros(3, 64, 64, dtype=torch.uint8, device="cpu")
         return self.embed(lambda: self.preprocess([blank], (), Limits()), results)[:0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 
@@ -46,12 +46,13 @@ class DeviceQueue:
         """Return a CUDA event that comes after what was staged so far; None without CUDA."""
         return self._copies.record_event() if self._on_cuda else None
 
-    def take(self, mark: torch.cuda.Event | None, parts: Sequence[Tensor]) -> None:
-        """Let later batches read the tensors of an item that was staged before the event."""
-        if mark is not None:
-            self._runs.wait_event(mark)
-            for part in parts:  # torch must not reuse the memory before the batch has read it
-                part.record_stream(self._runs)
+    def take(self, marks: Iterable[torch.cuda.Event | None], parts: Sequence[Tensor]) -> None:
+        """Let later batches read the tensors of items that were staged before the events."""
+        for mark in marks:
+            if mark is not None:
+                self._runs.wait_event(mark)
+        for part in parts if self._on_cuda else ():
+            part.record_stream(self._runs)  # torch must not reuse it before the batch has read it
 
     def send(self, parts: Sequence[Tensor]) -> list[Tensor]:
         """Return copies of tensors on a CUDA device; for other devices, the tensors themselves."""

@@ -51,16 +51,35 @@ def pool_items(
     Raises:
         ValueError: what :func:`pool` raises, or ``method="head"`` without a head.
     """
-    if method != "head":
-        return [pool(output, method, normalize) for output in outputs]
-    if head is None:
+    vectors = pool_batch(outputs, method, normalize, head)
+    return [] if vectors is None else [*vectors]
+
+
+def pool_batch(
+    outputs: Iterable[EncoderOutput | PartialOutput],
+    method: Pool,
+    normalize: bool = False,
+    head: PoolingHead | None = None,
+) -> Tensor | None:
+    """Make one vector of each output, [items, D], as :func:`pool_items`; None of no items.
+
+    Items of one size are pooled in one operation.
+    """
+    check_pool(method, normalize)
+    if method == "head" and head is None:
         raise ValueError(_NO_HEAD)
-    features = [_rows(output, head.reads, method) for output in outputs]
+    name = head.reads if method == "head" and head else "prefix" if method == "cls" else None
+    features = [_rows(output, name or "pooler_output", method) for output in outputs]
     if not features:
-        return []
-    vectors = head.apply(features)
-    vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
-    return [*(F.normalize(vectors, dim=1) if normalize else vectors)]
+        return None
+    if method == "head" and head is not None:
+        vectors = head.apply(features)
+        vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
+    elif len(features) > 1 and all(rows.shape == features[0].shape for rows in features):
+        vectors = _pool_rows(torch.stack(features), method)
+    else:
+        vectors = torch.stack([_pool_rows(rows, method) for rows in features])
+    return F.normalize(vectors, dim=1) if normalize else vectors
 
 
 def pool(output: EncoderOutput | PartialOutput, method: Pool, normalize: bool = False) -> Tensor:
@@ -83,13 +102,17 @@ def pool(output: EncoderOutput | PartialOutput, method: Pool, normalize: bool = 
     check_pool(method, normalize)
     if method == "head":
         raise ValueError("pool='head' needs the encoder's head: call embed(pool='head')")
-    if method == "cls":
-        rows = _rows(output, "prefix", method)[:, 0]
-    else:
-        rows = _rows(output, "pooler_output", method)
-    dtype = torch.promote_types(rows.dtype, torch.float32)
-    vector = rows.amax(0).to(dtype) if method == "max" else rows.mean(0, dtype=dtype)
+    rows = _rows(output, "prefix" if method == "cls" else "pooler_output", method)
+    vector = _pool_rows(rows, method)
     return F.normalize(vector, dim=0) if normalize else vector
+
+
+def _pool_rows(rows: Tensor, method: Pool) -> Tensor:
+    """Return the vector [D] of the features of an item, or [items, D] of several of one size."""
+    if method == "cls":  # [segments, r, D]
+        rows = rows[..., 0, :]
+    dtype = torch.promote_types(rows.dtype, torch.float32)
+    return rows.amax(-2).to(dtype) if method == "max" else rows.mean(-2, dtype=dtype)
 
 
 def check_pool(method: Pool, normalize: bool) -> None:

@@ -58,7 +58,7 @@ class Prefetch(Generic[Given, Prepared]):
         """The number of items that have been prepared, and the sum of their sizes."""
         self._wanted_number = -1
         """The number of the item that the consumer waits for, or that it got last."""
-        self._ended = False
+        self._ended = self._waits_for_room = False
         self.wait_seconds = 0.0
         """Seconds that the consumer has waited for results."""
         self._threads = [
@@ -87,22 +87,29 @@ class Prefetch(Generic[Given, Prepared]):
 
     def __iter__(self) -> Iterator[Prepared]:
         """Yield results in order, up to the first item that raised; ``check`` raises its error."""
-        while True:
-            start_time = time.perf_counter()
-            with self._condition:
-                self._wanted_number += 1
-                self._condition.notify_all()
+        while ready := self._next_ready():
+            for result in ready:
+                if isinstance(result, _Failure):
+                    self._failure = result
+                    return
+                yield result
+
+    def _next_ready(self) -> list[Prepared | _Failure]:
+        """Wait for the next result, and return it with those after it that are there, too."""
+        start_time = time.perf_counter()
+        with self._condition:
+            self._wanted_number += 1
+            if self._wanted_number not in self._results:
+                self._condition.notify_all()  # the consumer waits: one more item may be taken
                 self._condition.wait_for(
                     lambda: self._wanted_number in self._results or self._is_over()
                 )
-                if self._wanted_number not in self._results:
-                    return
-                result = self._results.pop(self._wanted_number)
-            self.wait_seconds += time.perf_counter() - start_time
-            if isinstance(result, _Failure):
-                self._failure = result
-                return
-            yield result
+            ready: list[Prepared | _Failure] = []
+            while (number := self._wanted_number + len(ready)) in self._results:
+                ready.append(self._results.pop(number))
+            self._wanted_number += max(len(ready) - 1, 0)
+        self.wait_seconds += time.perf_counter() - start_time
+        return ready
 
     def check(self) -> None:
         """Raise the error that ended the iteration early, if one did.
@@ -120,7 +127,8 @@ class Prefetch(Generic[Given, Prepared]):
         """
         with self._condition:
             self._held_size -= size
-            self._condition.notify_all()
+            if self._waits_for_room:
+                self._condition.notify_all()
 
     def _work(self) -> None:
         while (numbered_item := self._take()) is not None:
@@ -142,7 +150,9 @@ class Prefetch(Generic[Given, Prepared]):
         """Wait until ``limit`` allows one more item; return (its number, item), None at the end."""
         with self._source:
             with self._condition:
+                self._waits_for_room = True
                 self._condition.wait_for(lambda: self._ended or self._has_room())
+                self._waits_for_room = False
                 if self._ended:
                     return None
             number = self._taken_count  # only a holder of ``_source`` changes it
@@ -169,7 +179,9 @@ class Prefetch(Generic[Given, Prepared]):
         self._prepared_size += size
         self._held_size += size
         self._results[number] = result
-        self._condition.notify_all()
+        # The mean size of items has changed, which the taker reads; the consumer waits for one.
+        if self._waits_for_room or number == self._wanted_number:
+            self._condition.notify_all()
 
     def _is_over(self) -> bool:
         return self._ended and self._wanted_number >= self._taken_count

@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence, Sized
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from operator import length_hint
 from typing import Literal, NamedTuple, TypeAlias, TypedDict, cast, get_args
@@ -21,8 +21,9 @@ from torch import Tensor
 from ..data import EncoderOutput, Grid, Limits, PartialOutput, VisionInputs
 from ..grids import read_grid
 from ..inputs.clips import read_item
+from ..inputs.exact_resize import is_exact_on
 from ..inputs.gpu_decoding import Decode, DeviceImage, check_decode, decoding
-from ..inputs.images import PlannedImage, StagedItem, stage_planned, to_resize
+from ..inputs.images import PlannedImage, StagedItem, hold_to_resize, stage_planned
 from ..inputs.intake import ImageLike, ItemLike, VideoLike, is_one_item, read_images
 from .calls import EitherItemEncoder, MakeInputs, ResultSettings, join_inputs
 from .device import DeviceQueue
@@ -49,6 +50,8 @@ _FAILED_TOKENS = 64
 """The tokens that an item which could not be prepared counts as, so that batches stay bounded."""
 
 
+_KNOWN_SIZES = 4096
+"""The most sizes of images whose plans a stream keeps."""
 _RESIZED_TOGETHER, _RESIZED_BYTES = 16, 1 << 26
 """So many images, or so many bytes of images, are resized at once without waiting for more."""
 
@@ -168,7 +171,16 @@ def as_given(results: Generator[ItemResult, None, None]) -> Iterator[object]:
             yield result.value if plain else (result.key, result.value)
 
 
-@dataclass
+class _Prepared(NamedTuple):
+    """An item that was preprocessed as far as threads do it."""
+
+    inputs: VisionInputs | StagedItem | PlannedImage
+    layout: VisionInputs
+    grid: Grid
+    tokens: int
+
+
+@dataclass(slots=True)
 class _StreamItem:
     """One item of a stream, from its preprocessing to its result."""
 
@@ -215,6 +227,9 @@ class _Stream:
         self.stager = item_encoder.stager if self.queue.stages else None
         self.planned: list[tuple[_StreamItem, PlannedImage]] = []
         """The items and images that wait to be resized with others, guarded by ``turn``."""
+        self.planned_bytes = 0
+        self.known: dict[torch.Size, _Prepared] = {}
+        """What is the same for all images of a size: all but their pixels."""
         self.turn = threading.Lock()
         self.seconds = {"decoding": 0.0, "encoding": 0.0, "the consumer": 0.0}
         """The seconds that the stream spent waiting for each of these three."""
@@ -236,7 +251,7 @@ class _Stream:
                 started.append(self._start(batch))
                 if len(started) > self.queue.ahead:
                     yield from self._finish(started.popleft(), prefetch, progress)
-            self.item_encoder.agree("no more batches")
+            self.item_encoder.agree(lambda: "no more batches")
             while started:
                 yield from self._finish(started.popleft(), prefetch, progress)
             prefetch.check()
@@ -250,73 +265,101 @@ class _Stream:
         item = _StreamItem(index, None, paired=False)
         if isinstance(item_or_pair, tuple) and len(item_or_pair) == 2:
             (item.key, item_or_pair), item.paired = item_or_pair, True
-        item_encoder = self.item_encoder
         try:
             images, videos = read_item(item_or_pair)
-            inputs: VisionInputs | StagedItem | PlannedImage
-            if self.stager is not None:
-                device = item_encoder.device
-                with self.queue.staging(), decoding(self.decode, device):
-                    inputs, layout = self._stage(images, videos, device)
-                    item.staged = self.queue.mark_staged()
-            else:
-                with decoding(self.decode, item_encoder.device):
-                    inputs = item_encoder.preprocess(images, videos, self.limits)
-                inputs = inputs.with_pixels(self.queue.hold)
-                layout = inputs.with_pixels(lambda pixels: pixels.new_empty(0))
+            made = self._stage(images, videos, item) if self.stager else self._hold(images, videos)
         except Exception as error:  # noqa: BLE001
             # Reading an item runs the user's code (a member of a zip file, a lazy data set, a
             # store), which may raise any class; other items may still be good.
             item.value = without_item_name(without_traceback(error) if self.keep else error)
         else:
-            item.inputs, item.layout = inputs, layout
-            item.grid, item.tokens = read_grid(layout.grid_thw)[0], item_encoder.tokens(layout)
-            if isinstance(inputs, PlannedImage):
-                self._resize_later(item, inputs)
+            item.inputs, item.layout, item.grid, item.tokens = made
+            if isinstance(item.inputs, PlannedImage):
+                self._resize_later(item, item.inputs)
         return item, item.tokens
 
+    def _hold(self, images: Sequence[ImageLike], videos: Sequence[VideoLike]) -> _Prepared:
+        """Preprocess an item; return its pixels where they can be sent to the device."""
+        with decoding(self.decode, self.item_encoder.device):
+            inputs = self.item_encoder.preprocess(images, videos, self.limits)
+        layout = inputs.with_pixels(lambda pixels: pixels.new_empty(0))
+        return self._measured(inputs.with_pixels(self.queue.hold), layout)
+
+    def _measured(
+        self, inputs: VisionInputs | StagedItem | PlannedImage, layout: VisionInputs
+    ) -> _Prepared:
+        """Return inputs with their layout, and the grid and tokens that it says."""
+        tokens = self.item_encoder.tokens(layout)
+        return _Prepared(inputs, layout, read_grid(layout.grid_thw)[0], tokens)
+
     def _stage(
-        self, images: Sequence[ImageLike], videos: Sequence[VideoLike], device: torch.device
-    ) -> tuple[StagedItem | PlannedImage, VisionInputs]:
-        """Return the pixels of an item, or an image that is resized with others, and its layout."""
+        self, images: Sequence[ImageLike], videos: Sequence[VideoLike], item: _StreamItem
+    ) -> _Prepared:
+        """Return the pixels of ``item``, or an image that is resized with others."""
         assert self.stager is not None
-        if images:
-            (image,) = read_images(images)
-            sent = to_resize(image, device)
-            is_there = sent.device.type == device.type
-            planned = self.stager.plan(sent, self.limits) if is_there else None
-            if planned is not None:
-                return planned, planned.layout()
-            images = [cast("ImageLike", DeviceImage(sent.permute(1, 2, 0)))]
-        (staged,) = self.stager.stage(images, videos, self.limits, device)
-        return staged, staged.layout(self.item_encoder.paths)
+        device = self.item_encoder.device
+        on_gpu = self.queue.staging() if self.decode == "gpu" else nullcontext()
+        with on_gpu, decoding(self.decode, device):
+            if images:
+                (image,) = read_images(images)
+                image = hold_to_resize(image, device)
+                if (planned := self._plan(image)) is not None:
+                    return planned
+                images = [cast("ImageLike", DeviceImage(image.permute(1, 2, 0)))]
+            with self.queue.staging():
+                (staged,) = self.stager.stage(images, videos, self.limits, device)
+                item.staged = self.queue.mark_staged()
+        return self._measured(staged, staged.layout(self.item_encoder.paths))
+
+    def _plan(self, image: Tensor) -> _Prepared | None:
+        """Return how an image is resized with others; None if it is to be staged alone."""
+        assert self.stager is not None
+        device = self.item_encoder.device
+        if image.device.type != device.type and not is_exact_on(device):
+            return None  # images are resized on the CPU
+        known = self.known.get(image.shape)
+        if known is None:
+            planned = self.stager.plan(image, self.limits)
+            if planned is None:
+                return None
+            if len(self.known) >= _KNOWN_SIZES:
+                self.known.clear()
+            known = self._measured(planned._replace(image=image.new_empty(0)), planned.layout())
+            self.known[image.shape] = known
+        assert isinstance(known.inputs, PlannedImage)
+        return known._replace(inputs=known.inputs._replace(image=image))
 
     def _resize_later(self, item: _StreamItem, image: PlannedImage) -> None:
         """Keep an item with a planned image until enough of them wait to be resized at once."""
         with self.turn:
             self.planned.append((item, image))
-            size = sum(waiting.image.nbytes for _, waiting in self.planned)
-            is_enough = size >= _RESIZED_BYTES or len(self.planned) >= _RESIZED_TOGETHER
+            self.planned_bytes += image.image.nbytes
+            is_enough = (
+                self.planned_bytes >= _RESIZED_BYTES or len(self.planned) >= _RESIZED_TOGETHER
+            )
         if is_enough:
             self._resize_planned()
 
     def _resize_planned(self) -> None:
         """Resize all planned images at once; if that fails, one by one."""
-        with self.turn, self.queue.staging():
-            planned, self.planned = self.planned, []
-            if not planned:
-                return
-            try:
-                self._stage_planned(planned)
-            except torch.AcceleratorError:
-                raise  # a CUDA device does not recover from this error
-            except FAILURES:
-                for item, image in planned:
-                    try:
-                        self._stage_planned([(item, image)])
-                    except FAILURES as error:
-                        item.value = without_traceback(error) if self.keep else error
-                        item.inputs = None
+        with self.turn:
+            if self.planned:
+                with self.queue.staging():
+                    self._resize_waiting()
+
+    def _resize_waiting(self) -> None:
+        planned, self.planned, self.planned_bytes = self.planned, [], 0
+        try:
+            self._stage_planned(planned)
+        except torch.AcceleratorError:
+            raise  # a CUDA device does not recover from this error
+        except FAILURES:
+            for item, image in planned:
+                try:
+                    self._stage_planned([(item, image)])
+                except FAILURES as error:
+                    item.value = without_traceback(error) if self.keep else error
+                    item.inputs = None
 
     def _stage_planned(self, planned: Sequence[tuple[_StreamItem, PlannedImage]]) -> None:
         staged = stage_planned([image for _, image in planned], self.item_encoder.device)
@@ -342,8 +385,7 @@ class _Stream:
         """Encode a batch; on a GPU, only queue its work."""
         start_time = time.perf_counter()
         self._resize_planned()
-        facts = [(item.index, item.tokens, type(item.value).__name__) for item in batch]
-        self.item_encoder.agree(repr(facts))
+        self.item_encoder.agree(lambda: _facts(batch))
         with torch.no_grad(), self.queue.running():
             self._encode([item for item in batch if item.inputs is not None])
             encoded = [item for item in batch if not isinstance(item.value, Exception)]
@@ -376,9 +418,9 @@ class _Stream:
     def _values(self, make_inputs: MakeInputs) -> Sequence[Encoded]:
         """Return the outputs or vectors of items, each in its own memory."""
         if self.settings.pool != "none":
-            return [
-                vector.clone() for vector in self.item_encoder.embed(make_inputs, self.settings)
-            ]
+            vectors = self.item_encoder.embed(make_inputs, self.settings)
+            copies: list[Tensor] = torch.ops.aten.unbind_copy.int(vectors)  # in one call of torch
+            return copies
         outputs = self.item_encoder.encode(make_inputs, self.settings.max_tokens_per_call)
         # A wrapper may return views of its static buffers, which the next batch overwrites.
         return outputs if self.item_encoder.owns_results else [one.clone() for one in outputs]
@@ -388,12 +430,12 @@ class _Stream:
         staged_inputs = [item.inputs for item in items if isinstance(item.inputs, StagedItem)]
         plain = [item.inputs for item in items if isinstance(item.inputs, VisionInputs)]
         if self.stager is not None:
-            for item, inputs in zip(items, staged_inputs, strict=True):
-                self.queue.take(item.staged, [path.pixels for path in inputs.paths.values()])
+            parts = [path.pixels for inputs in staged_inputs for path in inputs.paths.values()]
+            self.queue.take({item.staged for item in items}, parts)
             return self.stager.finish(staged_inputs)
         rows = [path.pixel_values for inputs in plain for path in inputs.paths.values()]
-        parts = iter(self.queue.send(rows))
-        return join_inputs([inputs.with_pixels(lambda _: next(parts)) for inputs in plain])
+        sent = iter(self.queue.send(rows))
+        return join_inputs([inputs.with_pixels(lambda _: next(sent)) for inputs in plain])
 
     def _finish(
         self,
@@ -451,3 +493,8 @@ class _Stream:
         rate = self.tokens / max(time.perf_counter() - self.start_time, 1e-9)
         slowest = max(self.seconds, key=self.seconds.__getitem__)
         progress.note = f"{rate:,.0f} tokens/s, waiting for {slowest}"
+
+
+def _facts(batch: Sequence[_StreamItem]) -> str:
+    """Return what processes that share a batch compare of it."""
+    return repr([(item.index, item.tokens, type(item.value).__name__) for item in batch])

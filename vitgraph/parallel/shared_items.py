@@ -20,8 +20,8 @@ class SharedItemEncoder(ItemEncoder[PartialOutput]):
     agree_shared: Callable[[str], object] = field(kw_only=True)
     """Raises an error if the ranks do not all pass the same string."""
 
-    def agree(self, batch: str) -> None:
-        self.agree_shared(batch)
+    def agree(self, batch: Callable[[], str]) -> None:
+        self.agree_shared(batch())
 
     def encode(self, make_inputs: MakeInputs, limit: int | None = None) -> list[PartialOutput]:
         return self.encode_shared(make_inputs, limit)

@@ -165,3 +165,28 @@ def test_pil_decodes_jpegs_if_its_libjpeg_is_another(monkeypatch: pytest.MonkeyP
         require_equal(FILES["subsampling 2"])
     finally:
         jpeg_files._is_fast.cache_clear()
+
+
+@pytest.mark.parametrize("name", ["subsampling 0", "grey", "progressive, subsampling 2"])
+def test_plain_headers_are_read_without_pil(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    wanted = of_pil(FILES[name])
+    path = tmp_path / "plain.jpg"
+    path.write_bytes(FILES[name])
+    monkeypatch.setattr(Image, "open", None)
+    assert isinstance(wanted, Tensor)
+    for source in (FILES[name], bytearray(FILES[name]), path):
+        assert torch.equal(to_rgb(source), wanted)
+
+
+def test_damaged_headers_have_the_pixels_or_the_error_of_pil() -> None:
+    rng = random.Random(1)
+    whole = [saved((30, 20), subsampling=n, icc_profile=bytes(40), comment=b"x") for n in range(3)]
+    whole += [data[:2] + ADOBE_RGB + data[2:] for data in whole]
+    for number in range(300):
+        damaged = bytearray(whole[number % len(whole)])
+        damaged[rng.randrange(2, 260)] = rng.choice((0, 1, 2, 0xC0, 0xDA, 0xFF, rng.randrange(256)))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            require_equal(bytes(damaged))
