@@ -2,12 +2,13 @@
 
 A pre-norm ViT without a class token: learned positions, layer norms, a final norm; then squares of
 patches are put side by side and projected to one token. An image is cut into tiles of one size;
-the whole image, resized to such a tile, comes last.
+the whole image, resized to such a tile, comes last. A frame of a video is one tile.
 
 Source: ``Idefics3VisionTransformer``, ``Idefics3Connector``, ``SmolVLMVisionTransformer``,
 ``SiglipVisionModel`` and ``ModernVBertConnector`` of transformers 5.23.0.
 Repo ids: HuggingFaceM4/Idefics3-8B-Llama3, HuggingFaceTB/SmolVLM-{256M,500M}-Instruct,
 HuggingFaceTB/SmolVLM-Instruct, HuggingFaceTB/SmolVLM2-{256M,500M,2.2B}-*,
+ibm-granite/granite-docling-258M, docling-project/SmolDocling-256M-preview,
 ModernVBERT/{modernvbert,colmodernvbert-merged}.
 
 Shapes: B tiles, n patches of a tile, D width, N tokens.
@@ -17,7 +18,6 @@ Deliberate differences:
 - The patch embedding is a Linear over the stored Conv2d weight: same sums, one matrix product.
 - A tile is rounded down to whole patches: of 384x384 pixels and patches of 14, the source's
   convolution never reads the last 6 rows and columns.
-- Videos raise an error: pass frames as images.
 """
 
 from __future__ import annotations

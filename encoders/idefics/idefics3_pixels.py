@@ -1,6 +1,9 @@
-"""Preprocessing of images for Idefics3 and SmolVLM: square tiles, then the whole image.
+"""Preprocessing for Idefics3 and SmolVLM: square tiles of an image, then the whole of it.
 
-Source: ``Idefics3ImageProcessor`` and ``SmolVLMImageProcessor`` of transformers 5.23.0.
+A frame of a video is one view: it is resized as the whole of an image.
+
+Source: ``Idefics3ImageProcessor``, ``SmolVLMImageProcessor`` and ``SmolVLMVideoProcessor`` of
+transformers 5.23.0.
 
 Shapes: s side of a tile in pixels.
 
@@ -8,30 +11,43 @@ Deliberate differences:
 
 - A tile is cropped to whole patches; the source's tower never reads the pixels beyond them.
 - Images are not padded to the largest number of tiles of a batch.
+- The processor of Idefics3 takes no videos; here their frames are views as SmolVLM's.
+- Frames are sampled only on request (``fps=``, ``num_frames=``); from a repo's files only the most
+  frames are read.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 
+import torch
 from einops import rearrange
 from torch import Tensor
 
-from ..inputs.images import resize
+from ..data import Limits
+from ..inputs.clips import read_videos
+from ..inputs.images import CPU, StagedItem, check_limits, resize, to_resize
+from ..inputs.intake import ImagesLike, VideosLike
 from ..inputs.processor_files import (
+    ProcessorFiles,
     Section,
     read_mean_std,
     read_positive,
     read_resample,
     require_supported,
+    video_section,
 )
+from ..inputs.sampling import sample_frames
 from ..inputs.sizes import check_area
 from ..inputs.views import OnePathViews, Views
 
 MOST_PER_SIDE = 4096
 """The most pixels of the longer side to which transformers' processor resizes an image."""
+_MOST_FRAMES = 10_000
+"""The largest number of frames that a processor file may name."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +59,69 @@ class SplitPreprocessor(OnePathViews):
     """The number of pixels to which the longer side of an image is resized before it is cut."""
     split: bool = True
     """Whether images are cut into tiles; otherwise only the whole image is encoded."""
+    max_frames: int = 64
+    """The most frames that ``fps`` takes of a video."""
+    frames: SplitPreprocessor | None = None
+    """The rules for frames of videos; None: those for images, without tiles."""
+    video_error: ValueError | None = field(default=None, compare=False)
+    """The error of a call with a video, if the repo's rules for videos cannot be followed."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         tiles = -(-min(self.longest_edge, MOST_PER_SIDE) // self.image_size)
         check_area(tiles**2 if self.split else 1, self.image_size)
+
+    def stage(
+        self, images: ImagesLike, videos: VideosLike, limits: Limits, device: torch.device = CPU
+    ) -> list[StagedItem]:
+        """Decode images and videos, and make their views; see :class:`StagedPreprocessor`."""
+        check_limits(limits)
+        items = super().stage(images, (), limits._replace(fps=None, num_frames=None), device)
+        choose = partial(
+            sample_frames,
+            rule="smolvlm",
+            fps=limits.fps,
+            num_frames=limits.num_frames,
+            max_frames=self.max_frames,
+        )
+        frames = self.frames or replace(self, split=False)
+        for clip in read_videos(videos, choose, self.video_error):
+            views = [frames.views(to_resize(frame, device), None) for frame in clip]
+            pixels = [view for frame in views for view in frame.paths["image"]]
+            items.append(frames._staged(Views({"image": pixels}), device))
+        return items
+
+    def with_files(
+        self, files: ProcessorFiles, error: Callable[[str], ValueError] = ValueError
+    ) -> SplitPreprocessor:
+        """Return a copy of the preprocessor with the defaults of a repo's processor files.
+
+        Args:
+            files: parsed JSON per file name without ``.json``.
+            error: makes the exception for a bad value from its message.
+
+        Raises:
+            ValueError: a value for images that is not implemented, or that disagrees with the
+                tower. For a bad value for videos, the first call with a video raises it.
+        """
+        images, entry = super().with_files(files, error), video_section(files)
+        if entry is None:
+            return images
+        label, section = entry
+        sampling = section.get("video_sampling")
+        sampling = sampling if isinstance(sampling, Mapping) else {}  # as SmolVLM2 is published
+        section = {"size": sampling.get("video_size"), **section}
+        try:
+            frames = replace(self.with_section(label, section), split=False)
+            most = section.get("num_frames", sampling.get("max_frames"))
+            count = read_positive(label, "num_frames", most, self.max_frames, _MOST_FRAMES)
+        except ValueError as bad:
+            return replace(images, video_error=error(str(bad)))
+        return replace(images, frames=frames, max_frames=count, video_error=None)
+
+    def without_videos(self, error: ValueError) -> SplitPreprocessor:
+        """Return a copy of the preprocessor that raises ``error`` when it is given videos."""
+        return replace(self, video_error=error)
 
     def views(self, image: Tensor, max_tiles: int | None) -> Views:
         """Return the tiles of an image row by row, then the whole image; ignores ``max_tiles``."""

@@ -1,8 +1,8 @@
 """The rules by which each family's video processor samples frames from a video.
 
 Source: ``sample_frames`` of the Qwen2-VL, Qwen3-VL, InternVL, GLM-4.1V, GLM-4.6V, GLM-5,
-ERNIE-4.5-VL and Muse-Glimmer video processors, and ``default_sample_indices_fn`` (the "uniform"
-rule), of transformers 5.23.0.
+ERNIE-4.5-VL, Muse-Glimmer and SmolVLM video processors, and ``default_sample_indices_fn`` (the
+"uniform" rule), of transformers 5.23.0.
 
 Deliberate differences:
 
@@ -14,7 +14,8 @@ Deliberate differences:
   frame number.
 - At least one frame is sampled; the GLM-4.6V and GLM-5 rules of transformers take none of a clip
   that is shorter than the step between two frames.
-- With ``num_frames``, which the GLM rules of transformers do not read, frames are evenly spaced.
+- With ``num_frames``, which the GLM rules of transformers do not read, frames are evenly spaced. By
+  the rule of SmolVLM they are as many as asked for; transformers takes fewer of a short video.
 - The ernie rule takes any ``num_frames``; transformers raises for fewer than ``min_frames`` and for
   more than ``max_frames``.
 """
@@ -38,6 +39,7 @@ SamplingRule: TypeAlias = Literal[
     "uniform",
     "ernie",
     "muse_glimmer",
+    "smolvlm",
 ]
 
 _TICKS = 1000
@@ -132,6 +134,11 @@ def sample_frames(
             pairs = min(int(target_count), max_frames, total) // temporal_patch_size
             count = min(max(pairs, 1) * temporal_patch_size, total)
         return torch.linspace(0, total - 1, count, device="cpu").long().tolist()
+    if rule == "smolvlm":
+        if fps is None:
+            count = _check_count(num_frames or 0, total, None, 1)
+            return list(map(int, _evenly(0, total - 1, count)))
+        return _between_ends(total, _source_rate(source_fps), _rate(fps), max_frames)
     if rule == "internvl":
         count = _check_count(int(target_count), total, fps, 1)
         start = total / count / 2 if initial_shift is True else float(initial_shift)
@@ -206,6 +213,18 @@ def _evenly(first: float, last: float, count: int) -> list[float]:
         return [first]
     step = (last - first) / (count - 1)
     return [first + number * step for number in range(count - 1)] + [last]
+
+
+def _between_ends(total: int, source_rate: float, target_rate: float, max_count: int) -> list[int]:
+    """Return evenly spaced frame numbers by SmolVLM's rule: of a long video, without a second at
+    both ends.
+    """
+    duration, first, last = total / source_rate, 0, total - 1
+    if duration - 2 > max_count * target_rate:
+        start, stop = int(source_rate), min(int(total - source_rate), last)
+        first, last = (start, stop) if start < stop else (first, last)
+    count = max(min(round(target_rate * duration), max_count), 1)
+    return list(dict.fromkeys(map(int, _evenly(first, last, count))))
 
 
 def _sample_glm(

@@ -1,4 +1,4 @@
-"""Idefics3 and SmolVLM: tiles and pixels of transformers' processors, positions, loading."""
+"""Idefics3 and SmolVLM: pixels of transformers' processors, videos, positions, loading."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ import torch
 from torch import Tensor
 from transformers.models.idefics3.image_processing_idefics3 import Idefics3ImageProcessor
 from transformers.models.smolvlm.image_processing_smolvlm import SmolVLMImageProcessor
+from transformers.models.smolvlm.video_processing_smolvlm import SmolVLMVideoProcessor
+from transformers.video_utils import VideoMetadata
 
 from encoders.idefics.idefics3 import nearest_below
 from encoders.idefics.idefics3_pixels import SplitPreprocessor
 from encoders.inputs.exact_resize import torch_has_lanczos
 from encoders.inputs.images import resize
 from encoders.inputs.intake import to_rgb
+from encoders.inputs.sampling import sample_frames
 from tests.oracles import BY_NAME, build_encoder, build_pair, distance, draw_pixels
 from tests.oracles.references.idefics3 import idefics3_output
 from tests.oracles.versions import needs
@@ -60,6 +63,53 @@ def test_without_splitting_there_is_the_whole_image_alone() -> None:
     ours = SplitPreprocessor(14, image_size=70).with_files({"preprocessor_config": file})
     wanted = Idefics3ImageProcessor(**file)([flower()], return_tensors="pt")["pixel_values"]
     assert torch.equal(ours([flower()]).pixel_values, wanted[0])
+
+
+SAMPLING = {"fps": 1, "max_frames": 3, "video_size": {"longest_edge": 112}}
+
+
+@with_lanczos
+@pytest.mark.parametrize("size", [(40, 60), (300, 90), (112, 112)])
+@pytest.mark.parametrize("files", ["own", "published", "without size"])
+def test_frames_are_those_of_the_video_processor(size: tuple[int, int], files: str) -> None:
+    clip = torch.stack([to_rgb(china().resize(size)), to_rgb(flower().resize(size))])
+    image, video = section(56, 4), {**section(56, 2), "image_mean": [0.4] * 3}
+    if files == "own":
+        texts = {"preprocessor_config": image, "video_preprocessor_config": video}
+    else:
+        video = {**image, "video_sampling": SAMPLING}
+        if files == "without size":
+            del video["size"]
+        texts = {"preprocessor_config": video}
+    ours = SplitPreprocessor(14, image_size=56).with_files(texts)
+    wanted = SmolVLMVideoProcessor(**json.loads(json.dumps(video)))([clip], return_tensors="pt")
+    got = ours(videos=[clip])
+    assert torch.equal(got.pixel_values, wanted["pixel_values"][0])
+    assert (got.grid_thw.tolist(), got.tiles) == ([[2, 4, 4]], [(1, 1, False)])
+    both = ours([china()], [clip])
+    assert torch.equal(both.pixel_values[-2:], got.pixel_values)
+    if files != "own":
+        assert ours.max_frames == 3
+
+
+@pytest.mark.parametrize("total", [1, 7, 90, 400, 5000])
+@pytest.mark.parametrize("fps", [0.1, 1, 2.5])
+def test_frames_are_chosen_as_by_the_video_processor(total: int, fps: float) -> None:
+    processor = SmolVLMVideoProcessor(num_frames=16, fps=1)
+    for rate in (12.0, 23.976, 30.0):
+        about = VideoMetadata(total, fps=rate, duration=total / rate)
+        wanted = processor.sample_frames(about, fps=fps).tolist()
+        assert sample_frames(total, "smolvlm", fps=fps, source_fps=rate, max_frames=16) == wanted
+
+
+def test_a_bad_rule_for_videos_is_told_with_the_first_video() -> None:
+    files = {"preprocessor_config": section(56, 4), "video_preprocessor_config": section(70, 4)}
+    ours = SplitPreprocessor(14, image_size=56).with_files(files)
+    assert len(ours([china()]).pixel_values) > 1
+    with pytest.raises(ValueError, match="max_image_size=70 but the tower takes tiles of 56"):
+        ours(videos=[torch.zeros(1, 3, 9, 9, dtype=torch.uint8)])
+    with pytest.raises(ValueError, match="none of these"):
+        ours.without_videos(ValueError("none of these"))(videos=["clip.mp4"])
 
 
 @pytest.mark.parametrize(
