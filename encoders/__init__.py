@@ -81,6 +81,8 @@ from .glm.glm4v import Glm4VConfig as Glm4VConfig
 from .glm.glm4v import Glm4VEncoder as Glm4VEncoder
 from .glm.glm_ocr import GlmOCRConfig as GlmOCRConfig
 from .glm.glm_ocr import GlmOCREncoder as GlmOCREncoder
+from .ibm.granite_docling import GraniteDoclingConfig as GraniteDoclingConfig
+from .ibm.granite_docling import GraniteDoclingEncoder as GraniteDoclingEncoder
 from .idefics.idefics3 import Idefics3Config as Idefics3Config
 from .idefics.idefics3 import Idefics3Encoder as Idefics3Encoder
 from .intern.intern_vit import InternViT as InternViT

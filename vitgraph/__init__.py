@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from encoders import Gemma4Encoder as Gemma4Encoder
     from encoders import Glm4VEncoder as Glm4VEncoder
     from encoders import GlmOCREncoder as GlmOCREncoder
+    from encoders import GraniteDoclingEncoder as GraniteDoclingEncoder
     from encoders import GraphableEncoder as GraphableEncoder
     from encoders import Idefics3Encoder as Idefics3Encoder
     from encoders import InternViT as InternViT

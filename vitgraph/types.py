@@ -24,6 +24,7 @@ from encoders import Gemma3Config as Gemma3Config
 from encoders import Gemma4Config as Gemma4Config
 from encoders import Glm4VConfig as Glm4VConfig
 from encoders import GlmOCRConfig as GlmOCRConfig
+from encoders import GraniteDoclingConfig as GraniteDoclingConfig
 from encoders import Grid as Grid
 from encoders import GridLike as GridLike
 from encoders import Idefics3Config as Idefics3Config

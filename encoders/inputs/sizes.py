@@ -271,7 +271,12 @@ def _up(length: int, factor: int) -> int:
 
 @lru_cache(maxsize=1024)
 def best_tiling(
-    width: int, height: int, min_tiles: int, max_tiles: int, tile: int
+    width: int,
+    height: int,
+    min_tiles: int,
+    max_tiles: int,
+    tile: int,
+    most_per_side: int | None = None,
 ) -> tuple[int, int]:
     """Return the grid of tiles whose shape is nearest to the shape of an image (InternViT).
 
@@ -284,6 +289,7 @@ def best_tiling(
         min_tiles: smallest number of tiles.
         max_tiles: largest number of tiles.
         tile: side of a tile in pixels.
+        most_per_side: the most columns and the most rows; None bounds only their product.
 
     Returns:
         Columns and rows of the grid.
@@ -300,7 +306,7 @@ def best_tiling(
     if max_tiles > MOST_TILES:
         raise ValueError(f"max_tiles={max_tiles}: at most {MOST_TILES}; models were trained on 12")
     best, nearest = (1, 1), math.inf
-    for columns, rows in _tile_grids(min_tiles, max_tiles):
+    for columns, rows in _tile_grids(min_tiles, max_tiles, most_per_side or max_tiles):
         distance = abs(width / height - columns / rows)
         larger = 2 * width * height > tile * tile * columns * rows
         if distance < nearest or (distance == nearest and larger):
@@ -318,11 +324,11 @@ def check_area(tiles: int, side: int) -> None:
 
 
 @lru_cache(maxsize=64)
-def _tile_grids(min_tiles: int, max_tiles: int) -> list[tuple[int, int]]:
+def _tile_grids(min_tiles: int, max_tiles: int, most_per_side: int) -> list[tuple[int, int]]:
     grids = [
         (columns, rows)
-        for columns in range(1, max_tiles + 1)
-        for rows in range(1, max_tiles // columns + 1)
+        for columns in range(1, min(max_tiles, most_per_side) + 1)
+        for rows in range(1, min(max_tiles // columns, most_per_side) + 1)
         if columns * rows >= min_tiles
     ]
     return sorted(grids, key=math.prod)

@@ -25,6 +25,7 @@ from .dino import DINOV2, DINOV3
 from .family import Family
 from .gemma import GEMMA4
 from .glm import GLM4V, GLM_OCR
+from .ibm import GRANITE_DOCLING
 from .idefics import IDEFICS3
 from .intern import INTERN_VIT
 from .kimi import MOONVIT
@@ -66,6 +67,7 @@ FAMILIES: Mapping[str, Family] = {
         GEMMA4,
         PADDLEOCR_VL,
         IDEFICS3,
+        GRANITE_DOCLING,
         MOONVIT,
         LLAMA4,
         LFM2_VL,

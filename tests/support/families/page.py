@@ -23,6 +23,7 @@ from encoders.deepseek.deepseek_ocr_pixels import OcrPreprocessor
 from encoders.deepseek.deepseek_vl2_pixels import CandidatePreprocessor
 from encoders.deepseek.deepseek_vl_pixels import HybridPreprocessor, SquarePreprocessor
 from encoders.gemma.gemma4_pixels import SoftTokenPreprocessor
+from encoders.ibm.granite_docling_pixels import PagePreprocessor
 from encoders.idefics.idefics3_pixels import SplitPreprocessor
 from encoders.inputs.fixed_size import FixedSizePreprocessor, FixedSizeRules
 from encoders.inputs.patches import PatchPreprocessor
@@ -51,6 +52,7 @@ PARTS = {
     "mlp1": "projector",
     "aligner": "projector",
     "projector": "projector",
+    "connector": "connector",
     "resampler": "resampler",
     "embed_vision": "projector",
     "vit_large_projector": "projector",
@@ -189,6 +191,9 @@ def image_sizes(rules: Any) -> str:
             return f"{size}, or any size with `max_pixels`"
         case PatchPreprocessor():
             return f"any size, {area(rules.images)}"
+        case PagePreprocessor():
+            count = f"{rules.min_tiles} to {rules.max_tiles} tiles of {square(rules.image_size)}"
+            return f"{count}, and the whole image"
         case TilePreprocessor():
             count = f"{rules.min_tiles} to {rules.max_tiles} tiles of {square(rules.image_size)}"
             return f"{count}, and a thumbnail" if rules.use_thumbnail else count
