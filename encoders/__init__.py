@@ -3,7 +3,7 @@
 Each maker or line of models has a folder with its towers, one file each, and its pixels
 (``*_pixels``; those of Qwen and GLM are in ``inputs.patches``, because others use them): ``qwen``,
 ``intern``, ``siglip``, ``clip``, ``glm``, ``gemma``, ``deepseek``, ``step``, ``kimi``, ``mistral``,
-``minimax``, ``baidu``, ``llama``, ``idefics``, ``lfm``, ``dino``, ``nvidia``, ``meta`` and
+``minimax``, ``baidu``, ``llama``, ``idefics``, ``ibm``, ``lfm``, ``dino``, ``nvidia``, ``meta`` and
 ``rednote``. Gemma 3 and PaliGemma are in ``siglip``, because they have SigLIP's tower.
 
 All other files and folders are shared; in the order in which a value travels:
@@ -105,6 +105,8 @@ from .mistral.pixtral import PixtralConfig as PixtralConfig
 from .mistral.pixtral import PixtralEncoder as PixtralEncoder
 from .nvidia.c_radio import CRadioConfig as CRadioConfig
 from .nvidia.c_radio import CRadioEncoder as CRadioEncoder
+from .nvidia.cosmos3_edge import Cosmos3EdgeConfig as Cosmos3EdgeConfig
+from .nvidia.cosmos3_edge import Cosmos3EdgeEncoder as Cosmos3EdgeEncoder
 from .qwen.qwen2_5_vl import Qwen2_5VLConfig as Qwen2_5VLConfig
 from .qwen.qwen2_5_vl import Qwen2_5VLEncoder as Qwen2_5VLEncoder
 from .qwen.qwen2_vl import Qwen2VLConfig as Qwen2VLConfig

@@ -33,6 +33,7 @@ from .shadows import refuse_shadows
 
 if TYPE_CHECKING:
     from encoders import ClipEncoder as ClipEncoder
+    from encoders import Cosmos3EdgeEncoder as Cosmos3EdgeEncoder
     from encoders import CRadioEncoder as CRadioEncoder
     from encoders import DeepseekOCR2Encoder as DeepseekOCR2Encoder
     from encoders import DeepseekOCREncoder as DeepseekOCREncoder

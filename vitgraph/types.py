@@ -6,6 +6,7 @@ made by ``from_hf`` of its class, or read from ``encoder.config``.
 
 from encoders import BlockSizes as BlockSizes
 from encoders import ClipConfig as ClipConfig
+from encoders import Cosmos3EdgeConfig as Cosmos3EdgeConfig
 from encoders import CRadioConfig as CRadioConfig
 from encoders import DeepseekOCR2Config as DeepseekOCR2Config
 from encoders import DeepseekOCRConfig as DeepseekOCRConfig

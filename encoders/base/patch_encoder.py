@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ..data import PREFIX, EncoderItemSpec, EncoderOutput, Grid, GridLike, Metadata, Tiling
 from ..grids import read_grid
 from ..layers.segments import BlockContext, RotarySegments, prefix_metadata
+from ..layers.table_taps import axis_weights
 from .checks import check_rows, require_metadata
 from .raster import raster_maps, stitch_items
 from .vision_encoder import VisionEncoder
@@ -209,6 +210,55 @@ def merge_order_positions(grids: Sequence[Grid], merge: int, rows: int) -> Tenso
         cells[..., 1] = torch.arange(w, device="cpu").view(-1, 1, merge)
         start += t * h * w
     return positions
+
+
+def table_weights(
+    grids: Sequence[Grid], merge: int, side: int, rows: int, dtype: torch.dtype
+) -> Metadata:
+    """Return the weights, per patch, of the rows and columns of a table of positions (SigLIP2).
+
+    The weight of an entry of the table is its row's times its column's; :func:`table_positions`
+    adds the entries up.
+
+    Args:
+        grids: ``(t, h, w)`` per item, in patches.
+        merge: side in patches of a block; 1 for patches in raster order.
+        side: rows and columns of the table.
+        rows: rows of the result, at least the number of patches.
+        dtype: dtype of the weights.
+
+    Returns:
+        ``pos_embed_rows`` and ``pos_embed_columns`` [rows, side], 0 beyond the patches.
+    """
+    taps = torch.zeros(2, rows, side, dtype=dtype, device="cpu")
+    sizes = {size for _, h, w in grids for size in (h, w)}
+    weights_of = {size: axis_weights(side, size) for size in sizes}
+    start = 0
+    for t, h, w in grids:
+        cells = merge_order_positions([(1, h, w)], merge, h * w)
+        for axis, size in enumerate((h, w)):
+            weights = weights_of[size][cells[:, axis]]
+            taps[axis, start : start + t * h * w] = weights.repeat(t, 1)
+        start += t * h * w
+    return {"pos_embed_rows": taps[0], "pos_embed_columns": taps[1]}
+
+
+def table_positions(metadata: Metadata, table: Tensor, patches: int) -> Tensor:
+    """Return the position of every patch, [patches, D] in the dtype of the weights.
+
+    Args:
+        metadata: what :func:`table_weights` returned, among other entries.
+        table: [side*side, D], row by row.
+        patches: the number of rows of ``pixel_values``.
+
+    Raises:
+        ValueError: no metadata, or metadata of another number of patches.
+    """
+    require_metadata(metadata, "pos_embed_rows")
+    rows, columns = metadata["pos_embed_rows"], metadata["pos_embed_columns"]
+    check_rows(patches, rows.shape[0], "but encoder_metadata is for")
+    weights = (rows[:, :, None] * columns[:, None]).flatten(1)
+    return weights @ table.to(weights.dtype)
 
 
 def longest_side(grids: Sequence[Grid]) -> int:

@@ -39,7 +39,7 @@ class PixelRules:
     std: PerChannel = CLIP_STD
     bounds_all_frames: bool = False
     """Whether ``min_pixels`` and ``max_pixels`` bound the area of all frames together (Qwen3-VL,
-    GLM), not that of each frame; an image then counts as two frames."""
+    GLM), not that of each frame; an image then counts as the frames of a patch, mostly two."""
     min_frames: int = 4
     max_frames: int = 768
     sampling: SamplingRule = "qwen2_vl"
@@ -96,8 +96,9 @@ _ERNIE = PixelRules(56 * 56, 6177 * 28**2, sampling="ernie")
 _ERNIE_VIDEOS = PixelRules(
     299 * 28**2, 1196 * 28**2, min_frames=16, max_frames=180, sampling="ernie", joined_frames=2
 )
+_COSMOS3_EDGE = replace(QWEN3_VIDEOS, min_pixels=256**2, max_pixels=4096**2)
 PatchRule: TypeAlias = Literal[
-    "qwen2_vl", "qwen3_vl", "glm4v", "glm46v", "glm5_next", "minimax_m3", "ernie"
+    "qwen2_vl", "qwen3_vl", "glm4v", "glm46v", "glm5_next", "minimax_m3", "ernie", "cosmos3_edge"
 ]
 PATCH_RULES: Mapping[PatchRule, tuple[PixelRules, PixelRules]] = {
     "qwen2_vl": (QWEN2_IMAGES, QWEN2_VIDEOS),
@@ -110,6 +111,7 @@ PATCH_RULES: Mapping[PatchRule, tuple[PixelRules, PixelRules]] = {
     "glm5_next": (_GLM5, replace(_GLM5, max_pixels=240_000 * _TOKEN, max_frames=2048)),
     "minimax_m3": (_MINIMAX_M3, replace(_MINIMAX_M3, max_pixels=768 * 28**2)),
     "ernie": (_ERNIE, _ERNIE_VIDEOS),
+    "cosmos3_edge": (_COSMOS3_EDGE, replace(_COSMOS3_EDGE, min_pixels=64**2, max_pixels=24 << 20)),
 }
 """The rules of images and the rules of videos by family, and for GLM by version."""
 _IMAGE_CLASSES = {
@@ -120,6 +122,7 @@ _IMAGE_CLASSES = {
     "Glm46VImageProcessor": _GLM46V,
     "Glm5NextImageProcessor": _GLM5,
     "Ernie4_5_VLMoeImageProcessor": _ERNIE,
+    "Cosmos3EdgeImageProcessor": _COSMOS3_EDGE,
 }
 _VIDEO_CLASSES = {
     "MiniMaxM3VLVideoProcessor": PATCH_RULES["minimax_m3"][1],
@@ -129,6 +132,7 @@ _VIDEO_CLASSES = {
     "Glm46VVideoProcessor": PATCH_RULES["glm46v"][1],
     "Glm5NextVideoProcessor": PATCH_RULES["glm5_next"][1],
     "Ernie4_5_VLMoeVideoProcessor": _ERNIE_VIDEOS,
+    "Cosmos3EdgeVideoProcessor": PATCH_RULES["cosmos3_edge"][1],
 }
 
 

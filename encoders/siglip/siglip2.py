@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from ..base.checks import check_input_size, check_rows, require_metadata
-from ..base.patch_encoder import RasterEncoder, merge_order_positions
+from ..base.checks import check_input_size
+from ..base.patch_encoder import RasterEncoder, table_positions, table_weights
 from ..data import EncoderOutput, Grid, GridLike, Metadata
 from ..hf_config import (
     find_section,
@@ -42,7 +42,6 @@ from ..hf_config import (
 )
 from ..layers.blocks import Block, BlockSizes
 from ..layers.segments import TileSegments, padding_rows
-from ..layers.table_taps import axis_weights
 from ..streams.pooling import PoolingHead
 from .head import Head
 
@@ -162,12 +161,9 @@ class Siglip2Encoder(RasterEncoder):
     def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
         """Embed patches [P, patch_dim], and add interpolated positions, [P, D]."""
         pixels = self._admit_pixels(pixel_values, self.pos_embed)
-        require_metadata(metadata, "pos_embed_rows")
-        rows, columns = metadata["pos_embed_rows"], metadata["pos_embed_columns"]
-        check_rows(pixels.shape[0], rows.shape[0], "but encoder_metadata is for")
+        positions = table_positions(metadata, self.pos_embed, pixels.shape[0])
         patches: Tensor = self.patch_embed(pixels)
-        weights = (rows[:, :, None] * columns[:, None]).flatten(1)
-        return patches + (weights @ self.pos_embed.to(weights.dtype)).to(patches.dtype)
+        return patches + positions.to(patches.dtype)
 
     @property
     def pooling_head(self) -> PoolingHead | None:
@@ -190,15 +186,4 @@ class Siglip2Encoder(RasterEncoder):
         """
         dtype = torch.promote_types(self.pos_embed.dtype, torch.float32)
         rows = check_input_size(sum(t * h * w for t, h, w in grids), max_input_size)
-        side = self.config.position_side
-        taps = torch.zeros(2, rows, side, dtype=dtype, device="cpu")
-        sizes = {size for _, h, w in grids for size in (h, w)}
-        weights_of = {size: axis_weights(side, size) for size in sizes}
-        start = 0
-        for t, h, w in grids:
-            cells = merge_order_positions([(1, h, w)], 1, h * w)
-            for axis, size in enumerate((h, w)):
-                weights = weights_of[size][cells[:, axis]]
-                taps[axis, start : start + t * h * w] = weights.repeat(t, 1)
-            start += t * h * w
-        return {"pos_embed_rows": taps[0], "pos_embed_columns": taps[1]}
+        return table_weights(grids, 1, self.config.position_side, rows, dtype)

@@ -34,7 +34,7 @@ from .llama import LLAMA4
 from .meta import MUSE_GLIMMER, SAM3
 from .minimax import MINIMAX_M3
 from .mistral import PIXTRAL
-from .nvidia import C_RADIO
+from .nvidia import C_RADIO, COSMOS3_EDGE
 from .qwen import QWEN2_5_VL, QWEN2_VL, QWEN3_VL
 from .rednote import DOTS_OCR
 from .siglip import GEMMA3, PALIGEMMA, SIGLIP, SIGLIP2
@@ -78,6 +78,7 @@ FAMILIES: Mapping[str, Family] = {
         SAM3,
         MUSE_GLIMMER,
         C_RADIO,
+        COSMOS3_EDGE,
         DOTS_OCR,
     )
 }

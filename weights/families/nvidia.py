@@ -1,7 +1,7 @@
-"""C-RADIO as NVIDIA, transformers and timm publish it.
+"""C-RADIO as NVIDIA, transformers and timm publish it, and the tower of Cosmos3-Edge.
 
-Source of the names: ``RadioModel`` of transformers 5.23.0 with the names that it reads, and
-``VisionTransformer`` and ``NaFlexVit`` of timm 1.0.31.
+Source of the names: ``RadioModel`` and ``Cosmos3EdgeModel`` of transformers 5.23.0 with the names
+that they read, and ``VisionTransformer`` and ``NaFlexVit`` of timm 1.0.31.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import isqrt
 
-from encoders import CRadioConfig, CRadioEncoder
+from encoders import Cosmos3EdgeConfig, Cosmos3EdgeEncoder, CRadioConfig, CRadioEncoder
 
 from ..layouts import Layout, Prefix
 from ..published import family_facts
 from ..strict_json import JsonDict, JsonObject
 from .clip import timm_processor
-from .family import Family, Fields, Shapes, TransformersClass, block_count, length
+from .family import Family, Fields, Shapes, TransformersClass, block_count, length, with_vision
+from .siglip import QKV, siglip_names
 
 _ROOT, _PATCHES = "radio_model.model", "radio_model.model.patch_generator"
 _UNSCALED = Layout(  # nvidia/C-RADIOv3-{H,g}, nvidia/C-RADIOv4-*
@@ -217,4 +218,49 @@ C_RADIO = Family(
         ("NemotronH_Nano_VL_V2", "Llama_Nemotron_Nano_VL"),
         "its tower is C-RADIO v2, whose positions and tiles no installed library has",
     ),
+)
+
+_EDGE_LAYER = "encoder.layers.N"
+_EDGE = Layout(
+    name="cosmos3-edge",
+    prefixes=(Prefix("model.", "visual."), Prefix("", "")),
+    marks=("encoder.layers.0.self_attn.q_proj.",),
+    projector=("projector.",),
+    joins={"blocks.N.attn.qkv": QKV},
+    renames={**siglip_names("", "patch_embed"), "projector": "merger"},
+    processor_files=family_facts("cosmos3_edge").processors["cosmos3-edge"],
+)
+_EDGE_SAVED = replace(  # as transformers saves it, with names of the language model's layers
+    _EDGE,
+    name="cosmos3-edge-saved",
+    marks=("encoder.layers.0.self_attn.to_q.",),
+    joins={"blocks.N.attn.qkv": tuple(f"{_EDGE_LAYER}.self_attn.to_{part}" for part in "qkv")},
+    renames={
+        f"{_EDGE_LAYER}.mlp.up_proj": "blocks.N.mlp.fc1",
+        f"{_EDGE_LAYER}.mlp.down_proj": "blocks.N.mlp.fc2",
+        **dict(item for item in _EDGE.renames.items() if not item[0].endswith(".mlp")),
+    },
+)
+COSMOS3_EDGE = Family(
+    name="cosmos3_edge",
+    encoder=Cosmos3EdgeEncoder,
+    config=Cosmos3EdgeConfig,
+    model_types=with_vision("cosmos3_edge"),
+    signs=(("projector.linear_fc1.weight", "post_layernorm.weight"),),
+    layouts=(_EDGE, _EDGE_SAVED),
+    classes={
+        "cosmos3-edge": TransformersClass(
+            "cosmos3_edge", "Cosmos3EdgeVisionModel", "cosmos3_edge_vision"
+        )
+    },
+    fields={  # the number of heads cannot be inferred from shapes
+        ("hidden_size",): length("patch_embed.weight", 0),
+        ("intermediate_size",): length("blocks.0.mlp.fc1.weight", 0),
+        ("num_hidden_layers",): block_count("blocks."),
+        ("num_patches",): length("pos_embed", 0),
+    },
+    outer_fields={
+        ("text_config.hidden_size",): length("merger.linear_fc2.weight", 0),
+        ("projector_hidden_size",): length("merger.linear_fc1.weight", 0),
+    },
 )

@@ -190,7 +190,8 @@ def image_sizes(rules: Any) -> str:
             size = f"the middle {size}" if fixed.short_side else f"stretched to {size}"
             return f"{size}, or any size with `max_pixels`"
         case PatchPreprocessor():
-            return f"any size, {area(rules.images)}"
+            single = rules.temporal_patch_size == 1
+            return f"any size, {area(rules.images, single=single)}"
         case PagePreprocessor():
             count = f"{rules.min_tiles} to {rules.max_tiles} tiles of {square(rules.image_size)}"
             return f"{count}, and the whole image"
@@ -257,11 +258,14 @@ def soft_tokens(rules: SoftTokenPreprocessor, limits: PixelRules) -> int:
     return limits.max_pixels // (rules.patch_size * rules.pool) ** 2
 
 
-def area(rules: PixelRules, of: str = "") -> str:
-    """Describe the bounds on an area in pixels; ``of`` says what has that area."""
+def area(rules: PixelRules, of: str = "", single: bool = False) -> str:
+    """Describe the bounds on an area in pixels; ``of`` says what has that area.
+
+    ``single`` says whether patches have one frame, so that an image counts once.
+    """
     if rules.longest_edge is not None:
         return f"longest side {rules.longest_edge}"
-    twice = ", counted twice" if rules.bounds_all_frames and not of else ""
+    twice = ", counted twice" if rules.bounds_all_frames and not (of or single) else ""
     least = f"{rules.min_pixels:,} to " if rules.min_pixels > 1 else "at most "
     return f"{least}{rules.max_pixels:,} pixels{of}{twice}"
 

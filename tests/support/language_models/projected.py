@@ -168,6 +168,11 @@ CASES: dict[str, Case] = {
     "minimax_m3_vl": Case(
         "minimax_m3", {"model_type": "minimax_m3_vl_text", **_MINIMAX}, patches, (6, 3)
     ),
+    "cosmos3_edge": Case(
+        "cosmos3_edge", {"model_type": "cosmos3_edge_text", "rope_parameters": _MROPE}, patches,
+        (6, 3),
+        counts_kinds=True,
+    ),
     "ernie4_5_vl_moe": Case(
         "ernie4_5_vl", {"model_type": "ernie4_5_vl_moe_text", **_ERNIE}, patches, (6, 3),
         counts_kinds=True,

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from encoders import (
     ClipEncoder,
+    Cosmos3EdgeEncoder,
     DeepseekOCR2Encoder,
     DeepseekV4Encoder,
     DeepseekVLEncoder,
@@ -116,6 +117,7 @@ CALLS: Mapping[type[Encoder], Call] = {
     Ernie4_5VLEncoder: Call(
         {"ernie4_5_vl_moe": TowerAttributes(_VISION, "resampler_model")}, run_flat
     ),
+    Cosmos3EdgeEncoder: Call({"cosmos3_edge": TowerAttributes("visual", "projector")}, run_flat),
 }
 """Class of an encoder that can replace a tower of transformers -> how models call that tower."""
 

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel
 
 from encoders import (
+    Cosmos3EdgeEncoder,
     Ernie4_5VLEncoder,
     Llama4Encoder,
     LlavaEncoder,
@@ -150,6 +151,8 @@ def test_transformers_computes_what_the_encoder_does(extracted: Written, family:
         elif isinstance(image, MoonViTEncoder):
             out = model(pixels.unflatten(1, (3, 14, 14)), torch.tensor(grid))
             found, wanted = out.last_hidden_state, image.norm(hidden)
+        elif isinstance(image, Cosmos3EdgeEncoder):
+            found, wanted = model(pixels, torch.tensor(grid)).last_hidden_state, image.norm(hidden)
         elif isinstance(image, Ernie4_5VLEncoder):
             found, wanted = model(pixels, torch.tensor(grid)).last_hidden_state, image.ln(hidden)
         elif isinstance(image, PatchEncoder):
