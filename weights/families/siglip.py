@@ -21,7 +21,15 @@ from encoders import (
 
 from ..layouts import Layout, Prefix
 from ..published import family_facts
-from .family import Family, Fields, TransformersClass, block_count, length, square
+from .family import (
+    Family,
+    Fields,
+    TransformersClass,
+    block_count,
+    length,
+    square,
+    with_vision,
+)
 
 _BLOCK = "encoder.layers.N"
 QKV = tuple(f"{_BLOCK}.self_attn.{part}_proj" for part in "qkv")
@@ -118,6 +126,7 @@ _NAFLEX_FIELDS: Fields = {
 }
 
 _SIGLIP_CLASS = TransformersClass("siglip", "SiglipVisionModel", "siglip_vision_model")
+_MOLMO2 = "its tokens pool patches of overlapping crops together, by attention"
 SIGLIP = Family(
     name="siglip",
     encoder=SiglipEncoder,
@@ -127,6 +136,7 @@ SIGLIP = Family(
     layouts=(_SIGLIP,),
     classes={"siglip": _SIGLIP_CLASS},
     fields=_CONFIG_FIELDS,
+    refusals=dict.fromkeys(with_vision("molmo2"), _MOLMO2),
 )
 SIGLIP2 = Family(
     name="siglip2",
