@@ -77,7 +77,12 @@ def test_patches_of_clips_are_those_of_the_video_processor(frames: int) -> None:
 def test_a_saved_model_of_transformers_loads_in_either_form(tmp_path: Path) -> None:
     """With its own names of layers, and with those that it takes from the language model."""
     vision = {"hidden_size": 64, "intermediate_size": 112, "num_attention_heads": 4}
-    text = {"hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 32}
+    text: dict[str, object] = {
+        "hidden_size": 48,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "vocab_size": 32,
+    }
     text |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 12}
     text["rope_parameters"] = {
         "rope_type": "default",
