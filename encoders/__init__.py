@@ -83,6 +83,7 @@ from .glm.glm_ocr import GlmOCRConfig as GlmOCRConfig
 from .glm.glm_ocr import GlmOCREncoder as GlmOCREncoder
 from .ibm.granite_docling import GraniteDoclingConfig as GraniteDoclingConfig
 from .ibm.granite_docling import GraniteDoclingEncoder as GraniteDoclingEncoder
+from .ibm.granite_docling import RouteName as RouteName
 from .idefics.idefics3 import Idefics3Config as Idefics3Config
 from .idefics.idefics3 import Idefics3Encoder as Idefics3Encoder
 from .intern.intern_vit import InternViT as InternViT

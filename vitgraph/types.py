@@ -51,6 +51,7 @@ from encoders import Publication as Publication
 from encoders import Qwen2_5VLConfig as Qwen2_5VLConfig
 from encoders import Qwen2VLConfig as Qwen2VLConfig
 from encoders import Qwen3VLConfig as Qwen3VLConfig
+from encoders import RouteName as RouteName
 from encoders import Sam3Config as Sam3Config
 from encoders import SamSizes as SamSizes
 from encoders import Siglip2Config as Siglip2Config

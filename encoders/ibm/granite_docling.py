@@ -51,7 +51,7 @@ from ..layers.products import PatchEmbed
 if TYPE_CHECKING:
     from ..contract import Preprocessor
 
-Route: TypeAlias = Literal["coarse", "fine"]
+RouteName: TypeAlias = Literal["coarse", "fine"]
 """The route of the connector: tokens of 4x4 patches, or of 2x2."""
 
 
@@ -98,9 +98,9 @@ class GraniteDoclingConfig:
         return self.image_size // self.patch_size
 
     @property
-    def factors(self) -> dict[Route, int]:
+    def factors(self) -> dict[RouteName, int]:
         """The side of a token in patches by the name of the route, of those that there are."""
-        fine: dict[Route, int] = {"fine": self.scale_factor // 2} if self.use_fine_route else {}
+        fine: dict[RouteName, int] = {"fine": self.scale_factor // 2} if self.use_fine_route else {}
         return {"coarse": self.scale_factor, **fine}
 
     @property
@@ -138,7 +138,7 @@ class GraniteDoclingEncoder(TileEncoder):
     """Encodes tiles to hidden states, tokens and DeepStack features."""
 
     _grid_multiple_name = "the connector"
-    _route: Route = "coarse"
+    _route: RouteName = "coarse"
 
     def __init__(
         self, config: GraniteDoclingConfig, preprocessor: Preprocessor | None = None
@@ -154,7 +154,7 @@ class GraniteDoclingEncoder(TileEncoder):
         self.norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
         self.connector = Connector(config)
 
-    def at_route(self, route: Route) -> GraniteDoclingEncoder:
+    def at_route(self, route: RouteName) -> GraniteDoclingEncoder:
         """Return a copy of this encoder for a route, which shares its parameters.
 
         Args:
@@ -243,25 +243,25 @@ class Connector(nn.Module):
         out = config.out_hidden_size
         self.ln_in = nn.LayerNorm(config.hidden_size)
         for route, factor in config.factors.items():
-            self.add_module(route, Path(config, factor))
+            self.add_module(route, RouteLayers(config, factor))
         self.ln_mid = nn.LayerNorm(out)
         self.mlp_fc2 = nn.Linear(out, out, bias=False)
         self.ln_out = nn.LayerNorm(out)
 
-    def path(self, route: Route) -> Path:
+    def path(self, route: RouteName) -> RouteLayers:
         """Return the layers of one route."""
         path = self.get_submodule(route)
-        assert isinstance(path, Path)
+        assert isinstance(path, RouteLayers)
         return path
 
-    def forward(self, squares: Tensor, positions: Tensor, path: Path) -> Tensor:
+    def forward(self, squares: Tensor, positions: Tensor, path: RouteLayers) -> Tensor:
         tokens = path.projection(squares)
         tokens = self.ln_mid(tokens + positions.to(tokens.dtype))
         out: Tensor = self.ln_out(self.mlp_fc2(F.gelu(tokens)))
         return out
 
 
-class Path(nn.Module):
+class RouteLayers(nn.Module):
     """The layers of one route: a projection, and a DeepStack merger per block that is read."""
 
     def __init__(self, config: GraniteDoclingConfig, factor: int) -> None:
