@@ -18,6 +18,7 @@ from typing import Any
 
 from benchmarks import budget_waste, encode_many, fetch, first_token, fp8, image_towers
 from benchmarks.engines.table import drawn
+from benchmarks.engines.table import speed as engine_times
 from benchmarks.measuring.machine import ROOT
 from benchmarks.measuring.tables import markdown
 from benchmarks.scale.__main__ import generated_parts
@@ -114,6 +115,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "first token": lambda: first_token.table(results("first_token_h200")),
     "image towers": lambda: image_towers.table(results("image_towers_h100")),
     "engines": drawn,
+    "engines, raw images": lambda: "\n".join(engine_times(results("engines_raw_h200"))),
     "models of transformers": tower_classes,
     **{name: partial(generated_parts().__getitem__, name) for name in generated_parts()},
 }

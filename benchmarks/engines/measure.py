@@ -42,7 +42,7 @@ MODES = {
     "stock": "vLLM's tower without encoder graphs",
     "graphs": "vLLM's tower with its own encoder graphs",
     "ours": "vitgraph's tower with graphs",
-    "raw": "the same, and images are sent raw to the engine",
+    "raw": "vitgraph's tower with graphs, and images sent raw to the engine",
 }
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(2**30), "MALLOC_TRIM_THRESHOLD_": str(2**32)}
 """Environment variables that make glibc keep freed memory. By default it returns large blocks to
