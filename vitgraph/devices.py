@@ -71,12 +71,22 @@ def cast_in_range(tensor: Tensor, dtype: torch.dtype | None, name: str) -> Tenso
     converted = tensor if dtype is None else tensor.to(dtype)
     overflows = converted.isinf() & tensor.isfinite()
     if overflows.any():
-        raise ValueError(
-            f"{name}: has features of up to {tensor[overflows].abs().max():g}, and "
-            f"{str(converted.dtype).removeprefix('torch.')} ends at "
-            f"{torch.finfo(converted.dtype).max:g}: write a wider dtype (--out-dtype)"
-        )
+        raise range_error(name, float(tensor[overflows].abs().max()), converted.dtype)
     return converted
+
+
+def range_error(name: str, largest: float, dtype: torch.dtype) -> ValueError:
+    """Return the error for features that are too large for a dtype.
+
+    Args:
+        name: the features that have such a value.
+        largest: their greatest magnitude.
+        dtype: the dtype that was asked for.
+    """
+    return ValueError(
+        f"{name}: has features of up to {largest:g}, and {str(dtype).removeprefix('torch.')} ends "
+        f"at {torch.finfo(dtype).max:g}: write a wider dtype (--out-dtype)"
+    )
 
 
 @contextmanager

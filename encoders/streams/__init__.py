@@ -8,6 +8,7 @@ Encoders and their wrappers, such as ``GraphedEncoder``, inherit the methods fro
 - ``calls``: turns preprocessed items into one result each, in one or several calls of the encoder
 - ``stream``: turns the items of an iterable into results, in order and in bounded memory
 - ``item_errors``: the results of items that could not be encoded; ``finite``: finds NaN in results
+- ``collecting``: results as arrays on the host, copied by batch
 - ``prefetch``: the threads that prepare items ahead
 - ``device``: copies batches to a device, and runs them there
 - ``progress``: shows progress as a bar on a terminal, as lines in a log
@@ -36,6 +37,10 @@ if TYPE_CHECKING:
     from .calls import join_inputs as join_inputs
     from .calls import join_outputs as join_outputs
     from .calls import select_items as select_items
+    from .collecting import Arrays as Arrays
+    from .collecting import Collected as Collected
+    from .collecting import EncodedItem as EncodedItem
+    from .finite import NOT_FINITE as NOT_FINITE
     from .finite import require_finite as require_finite
     from .item_errors import ItemError as ItemError
     from .items import EncodesItems as EncodesItems

@@ -162,6 +162,19 @@ class ItemEncoder(Generic[Output]):
         outputs = self._outputs(make_inputs(), limit)
         return [_in_own_memory(output) if self.owns_results else output for output in outputs]
 
+    def views(self, inputs: VisionInputs, limit: int | None = None) -> Iterator[Output]:
+        """Yield the outputs of items as :meth:`encode` returns them, but without copying them.
+
+        They may be views of the output of a whole call, and of static buffers, which the next call
+        overwrites.
+
+        Args:
+            inputs: the preprocessed inputs of any number of items.
+            limit: the largest number of output tokens per call of the encoder; None for one call.
+        """
+        self.check(ResultSettings(max_tokens_per_call=limit))
+        return self._outputs(inputs, limit)
+
     def embed(self, make_inputs: MakeInputs, results: ResultSettings) -> Tensor:
         """Encode items to one vector each.
 

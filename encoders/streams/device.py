@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 
@@ -14,7 +14,8 @@ class DeviceQueue:
     """Runs batches on one device; on a GPU, the next batch is queued before results are read.
 
     On CUDA, pixels are copied from page-locked memory, and resized, on one CUDA stream while the
-    batch before them runs on another. Neither is the caller's current stream.
+    batch before them runs on another, and results of the batch before that are copied to the host
+    on a third one. None is the caller's current stream.
 
     Attributes:
         ahead: number of batches that are queued after the one whose results are read: 0 or 1.
@@ -27,7 +28,7 @@ class DeviceQueue:
         self._on_cuda = self.pins = self.stages = device.type == "cuda"
         self.ahead = int(self._on_cuda)
         if self._on_cuda:
-            self._copies, self._runs = _streams(device)
+            self._copies, self._runs, self._returns = _streams(device)
 
     def begin(self) -> None:
         """Make all later batches wait for the work queued so far on the caller's CUDA stream."""
@@ -69,13 +70,33 @@ class DeviceQueue:
         """Return the context manager to encode a batch in: on a GPU, a CUDA stream for batches."""
         return torch.cuda.stream(self._runs) if self._on_cuda else nullcontext()
 
-    def mark(self) -> torch.cuda.Event | None:
-        """Return a CUDA event that comes after everything queued so far; None without CUDA."""
+    def fetch(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return tensors on the host, whose values are there after the next :meth:`mark`.
+
+        Call it after batches whose results they are, inside :meth:`running`. Tensors on the CPU are
+        returned themselves.
+        """
+        if not self._on_cuda:
+            return {name: tensor.cpu() for name, tensor in tensors.items()}
+        self._returns.wait_stream(self._runs)
+        fetched: dict[str, Tensor] = {}
+        with torch.cuda.stream(self._returns):
+            for name, tensor in tensors.items():
+                host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
+                fetched[name] = host.copy_(tensor, non_blocking=True)
+                tensor.record_stream(self._returns)  # later batches must not reuse its memory yet
+        return fetched
+
+    def mark(self, *, fetched: bool = False) -> torch.cuda.Event | None:
+        """Return a CUDA event that comes after all batches queued so far; None without CUDA.
+
+        If ``fetched``, it also comes after the copies that :meth:`fetch` queued.
+        """
         if not self._on_cuda:
             return None
         # Waiting for a blocking event leaves the core to threads that decode images.
         event = torch.cuda.Event(blocking=True)
-        event.record(self._runs)
+        event.record(self._returns if fetched else self._runs)
         return event
 
     def wait(self, mark: torch.cuda.Event | None, results: Sequence[Tensor]) -> None:
@@ -92,10 +113,12 @@ class DeviceQueue:
 
 
 @cache
-def _streams(device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
-    """Return two CUDA streams of a device, one for copies and one for batches.
+def _streams(
+    device: torch.device,
+) -> tuple[torch.cuda.Stream, torch.cuda.Stream, torch.cuda.Stream]:
+    """Return three CUDA streams of a device: for copies to it, for batches, for copies to the host.
 
-    Every call returns the same two streams, because torch keeps freed memory, and 32 MiB for
+    Every call returns the same streams, because torch keeps freed memory, and 32 MiB for
     cuBLAS, for each stream that was ever used.
     """
-    return torch.cuda.Stream(device), torch.cuda.Stream(device)
+    return torch.cuda.Stream(device), torch.cuda.Stream(device), torch.cuda.Stream(device)

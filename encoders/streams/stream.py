@@ -26,6 +26,7 @@ from ..inputs.gpu_decoding import Decode, DeviceImage, check_decode, decoding
 from ..inputs.images import PlannedImage, StagedItem, hold_to_resize, stage_planned
 from ..inputs.intake import ImageLike, ItemLike, VideoLike, is_one_item, read_images
 from .calls import EitherItemEncoder, MakeInputs, ResultSettings, join_inputs
+from .collecting import Arrays, Collect, Collected, EncodedItem
 from .device import DeviceQueue
 from .finite import NOT_FINITE, finite_flags, tensors_of
 from .item_errors import (
@@ -62,8 +63,9 @@ class ItemResult(NamedTuple):
     number: int
     """Number of the item, from 0."""
     key: object
-    value: Encoded | ItemError
-    """The whole output, a vector [D], or the error if the item failed."""
+    value: Encoded | Arrays | ItemError
+    """The whole output, a vector [D], or the error if the item failed; arrays on the host if the
+    stream has ``collect``."""
     grid: Grid | None
     """The grid (t, h, w) of the item, None if it could not be prepared."""
     layout: VisionInputs | None
@@ -85,6 +87,8 @@ class StreamOptions(NamedTuple):
     """The number of items per line of the progress in a log, see :class:`Progress`."""
     decode: Decode = "cpu"
     """Where JPEG files are decoded: "cpu", or "gpu" for the encoder's CUDA device."""
+    collect: Collect | None = None
+    """Makes arrays on the host of the results of each batch; None leaves them on the device."""
 
 
 class StreamKeywords(TypedDict, total=False):
@@ -159,7 +163,7 @@ def stream_items(
     if total is None and isinstance(items, Sized):
         total = length_hint(items)  # a loader of an iterable dataset is Sized, and has no len()
     keep = options.on_error == "keep"
-    stream = _Stream(item_encoder, limits, settings, tokens, keep, options.decode)
+    stream = _Stream(item_encoder, limits, settings, tokens, keep, options)
     return stream.results(iterator, workers, Progress(total, options.progress, options.per_line))
 
 
@@ -193,8 +197,16 @@ class _StreamItem:
     staged: torch.cuda.Event | None = None
     """The CUDA event after which the pixels of a staged item may be read; None on the CPU."""
     layout: VisionInputs | None = None
-    value: Encoded | Exception | None = None
+    value: Encoded | Arrays | Exception | None = None
     """The result of the item, or its exception; None before the item is encoded."""
+
+
+class _Fetched(NamedTuple):
+    """Items whose results are copied to the host, and what is made of the copies."""
+
+    items: list[_StreamItem]
+    collected: Collected
+    host: dict[str, Tensor]
 
 
 class _Started(NamedTuple):
@@ -205,6 +217,8 @@ class _Started(NamedTuple):
     """The items that have results and no errors."""
     finite: Tensor
     """bool [encoded]: whether all numbers of the result of each are finite."""
+    fetched: list[_Fetched]
+    """The results that are copied to the host; empty if the stream leaves them on the device."""
     mark: torch.cuda.Event | None
     """The CUDA event that comes after the work of the batch; None on the CPU."""
 
@@ -219,10 +233,11 @@ class _Stream:
         settings: ResultSettings,
         batch_tokens: int,
         keep: bool,
-        decode: Decode,
+        options: StreamOptions,
     ) -> None:
         self.item_encoder, self.limits, self.settings = item_encoder, limits, settings
-        self.batch_tokens, self.keep, self.decode = batch_tokens, keep, decode
+        self.batch_tokens, self.keep, self.decode = batch_tokens, keep, options.decode
+        self.collect = options.collect
         self.queue = DeviceQueue(item_encoder.device)
         self.stager = item_encoder.stager if self.queue.stages else None
         self.planned: list[tuple[_StreamItem, PlannedImage]] = []
@@ -387,23 +402,28 @@ class _Stream:
         self._resize_planned()
         self.item_encoder.agree(lambda: _facts(batch))
         with torch.no_grad(), self.queue.running():
-            self._encode([item for item in batch if item.inputs is not None])
-            encoded = [item for item in batch if not isinstance(item.value, Exception)]
+            fetched = self._encode([item for item in batch if item.inputs is not None])
+            is_left = self.collect is None
+            encoded = [item for item in batch if is_left and not isinstance(item.value, Exception)]
             finite = finite_flags([item.value for item in encoded])
         for item in batch:
             item.inputs = None
         self.seconds["encoding"] += time.perf_counter() - start_time
-        return _Started(batch, encoded, finite, self.queue.mark())
+        return _Started(batch, encoded, finite, fetched, self.queue.mark(fetched=bool(fetched)))
 
-    def _encode(self, items: list[_StreamItem]) -> None:
+    def _encode(self, items: list[_StreamItem]) -> list[_Fetched]:
         """Encode items as one batch; if that fails and errors are kept, encode them one by one."""
         if not items:
-            return
-        values: Sequence[Encoded | Exception]
+            return []
+        values: Sequence[Encoded | Exception | None]
+        fetched: list[_Fetched] = []
         try:
             with advising_limit(sum(item.tokens for item in items), self.item_encoder.device):
                 inputs = self._inputs(items)
-            values = self._values(lambda: inputs)
+            if self.collect is None:
+                values = self._values(lambda: inputs)
+            else:
+                fetched, values = [self._fetch(self.collect, items, inputs)], [None] * len(items)
         except torch.AcceleratorError:
             raise  # a CUDA device does not recover from this error
         except FAILURES as error:
@@ -411,9 +431,24 @@ class _Stream:
         for item, value in zip(items, values, strict=True):
             item.value = value
         if self.keep and len(items) > 1 and isinstance(values[0], Exception):
-            for item in items:
-                self._encode([item])
+            fetched = [part for item in items for part in self._encode([item])]
             raise_if_not_the_items([item.value for item in items])
+        return fetched
+
+    def _fetch(self, collect: Collect, items: list[_StreamItem], inputs: VisionInputs) -> _Fetched:
+        """Encode items as one batch, and queue the copies of its results to the host."""
+        values: Iterable[Encoded]
+        if self.settings.pool == "none":
+            values = self.item_encoder.views(inputs, self.settings.max_tokens_per_call)
+        else:
+            values = self.item_encoder.embed(lambda: inputs, self.settings)
+        encoded = [
+            EncodedItem(item.key, value, item.layout)
+            for item, value in zip(items, values, strict=True)
+            if item.layout is not None  # it is not: these items have inputs
+        ]
+        collected = collect(encoded)
+        return _Fetched(items, collected, self.queue.fetch(collected.tensors))
 
     def _values(self, make_inputs: MakeInputs) -> Sequence[Encoded]:
         """Return the outputs or vectors of items, each in its own memory."""
@@ -445,8 +480,11 @@ class _Stream:
     ) -> Iterator[ItemResult]:
         """Yield the results of a batch once the device has reached the event recorded after it."""
         start_time = time.perf_counter()
-        batch, encoded, finite, mark = started
+        batch, encoded, finite, fetched, mark = started
         self.queue.wait(mark, [tensor for item in batch for tensor in tensors_of(item.value)])
+        for items, collected, host in fetched:
+            for item, arrays in zip(items, collected.results(host), strict=True):
+                item.value = arrays
         for item, is_finite in zip(encoded, finite.tolist(), strict=True):
             if not is_finite:
                 item.value = ValueError(NOT_FINITE)
@@ -465,7 +503,7 @@ class _Stream:
         )
 
     def _result(self, item: _StreamItem) -> ItemResult:
-        value: Encoded | Exception | ItemError | None = item.value
+        value: Encoded | Arrays | Exception | ItemError | None = item.value
         if isinstance(value, Exception):
             if self.keep:
                 value = ItemError(item.index, item.key, value)

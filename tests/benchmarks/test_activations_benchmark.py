@@ -20,6 +20,8 @@ def test_shards_of_activations_are_measured_beside_tower_and_disk(tmp_path: Path
     rows = json.loads(path.read_text())["towers"]
     assert [row["tower"] for row in rows] == towers
     for row in rows:
-        assert set(row["images per second"]) == {"tower", "with blocks", "vitgraph embed"}
-        assert row["over the slower"] > 0
-        assert row["bytes per image"] > 4 * 2 * 64
+        assert set(row["images per second"]) == {"reading", "tower", "with blocks"}
+        assert set(row["jobs"]) == {"sample of 4", "all patches"}
+        for job in row["jobs"].values():
+            assert min(job["whole over the slower"], job["steady over the slower"]) > 0
+        assert row["jobs"]["sample of 4"]["bytes per image"] > 4 * 2 * 64

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from tests.gpu.gpu_towers import NEEDS_CUDA
+from vitgraph import ActivationDataset
 from vitgraph.cli import main
 from vitgraph.features import load_features
 from vitgraph.seeded import write_seeded_checkpoint
@@ -39,3 +42,26 @@ def test_encode_through_graphs_gives_the_features_of_encode_without(
         assert ours is not None
         assert theirs is not None
         assert float((ours - theirs).norm() / theirs.norm()) <= 1e-5
+
+
+@pytest.mark.parametrize(("name", "rows"), [("dinov3", "prefix"), ("qwen3_vl", "patches")])
+def test_a_job_of_activations_writes_what_a_cpu_writes(
+    name: str, rows: Any, tmp_path: Path
+) -> None:
+    checkpoint = write_seeded_checkpoint(tmp_path / "checkpoint", name)
+    (tmp_path / "photos").mkdir()
+    chance = np.random.default_rng(0)
+    for number in range(12):
+        pixels = chance.integers(0, 256, (96 + 32 * (number % 3), 160, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "photos" / f"{number}.png")
+    found = {}
+    for device in ("cpu", "cuda"):
+        command = ["embed", checkpoint, tmp_path / "photos", "--out", tmp_path / device]
+        command += ["--pool", "none", "--fields", "blocks.0,blocks.1.mlp", "--sample", "7"]
+        command += ["--dtype", "float32", "--batch-tokens", "200", "--shard-items", "5"]
+        assert main([*map(str, command), "--device", device]) == 0
+        batches = ActivationDataset(tmp_path / device, rows=rows).batches(10**6)
+        (found[device],) = batches
+    for ours, theirs in zip(found["cuda"].values(), found["cpu"].values(), strict=True):
+        assert (ours.double() - theirs.double()).norm() <= 1e-4 * theirs.double().norm()
+    assert torch.equal(found["cuda"]["position"], found["cpu"]["position"])

@@ -7,10 +7,12 @@ processes (workers) encode and write as files into one folder.
 - ``workers``: finds out which of the workers this process is
 - ``manifest``: the settings of a job, and the list of its images; ``records``: the types of the
   settings, and of the statistics that are written with each shard
-- ``job``: encodes the shards that are not written yet, in order
+- ``job``: encodes the shards that are not written yet, in order; ``collector``: makes the arrays of
+  a shard from batches on the device
 - ``large_images``: warns about images that make very many tokens
 - ``report``: counts the encoded images at the end of a process
-- ``shard``: writes and reads the files of one shard; ``shards``: all shards of a job
+- ``shard``: writes and reads the files of one shard; ``shards``: all shards of a job;
+  ``shard_writer``: writes shards while the next one is encoded
 - ``storage``: the folder of a job, on a disk or on a remote store
 - ``parquet_files``: shards as parquet files, which pandas and polars read
 - ``activations``: outputs of blocks at all patches of an image or a sample; ``block_fields``: their

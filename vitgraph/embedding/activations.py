@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -16,7 +17,6 @@ import torch
 from torch import Tensor
 
 from encoders import VisionEncoder
-from encoders.contract import VisionInputs
 
 from .block_fields import PREFIX, is_block, stack_of
 from .parquet_files import Array
@@ -60,60 +60,60 @@ def outputs_of(paths: Mapping[str, VisionEncoder], fields: Sequence[str]) -> tup
     if not blocks:
         return tuple(fields)
     stack = stack_of(blocks)
-    path = _path_of(paths, stack)
+    path = path_of(paths, stack)
     is_inner = stack.removeprefix(f"{path}.") != ""
     if is_inner or not paths[path].prefix_rows:
         return tuple(fields)
     return (*fields, *(f"{field}{PREFIX}" for field in fields))
 
 
-def beside(image: int, positions: Tensor, end: str = "") -> dict[str, Array]:
-    """Return the arrays beside the activations of one image, with ``end`` after their names.
-
-    Args:
-        image: the number of the image in the job.
-        positions: (frame or tile, row, column) of its rows, int64 [n, 3].
-        end: :data:`PREFIX` for rows before the patches.
-    """
-    return {
-        f"{IMAGE}{end}": np.full(len(positions), image, np.int32),
-        f"{POSITION}{end}": positions.numpy().astype(np.int32),
-    }
-
-
-def positions_of_prefix(shape: torch.Size) -> Tensor:
-    """Return (frame or tile, -1, number) of all rows before patches, int64 [segments * r, 3].
+def places_of_prefix(shape: torch.Size) -> Array:
+    """Return (frame or tile, -1, number) of all rows before patches, int32 [segments * r, 3].
 
     ``shape`` is [segments, r].
     """
     segments, rows = (torch.arange(size) for size in shape)
-    return torch.cartesian_prod(segments, torch.tensor([-1]), rows)
+    return torch.cartesian_prod(segments, torch.tensor([-1]), rows).numpy().astype(np.int32)
 
 
-def _path_of(paths: Mapping[str, VisionEncoder], stack: str) -> str:
-    """Return the input path that a stack of blocks, "", "tiles." or "tiles.sam.", belongs to."""
-    return next((name for name in paths if stack.startswith(f"{name}.")), "image")
+def images_of(arrays: Mapping[str, Array], image: int) -> dict[str, Array]:
+    """Return the arrays that have the number of an image in each row, one per array of positions.
+
+    Args:
+        arrays: the other arrays of the image by name.
+        image: its number among all of the job.
+    """
+    return {
+        f"{IMAGE}{name.removeprefix(POSITION)}": np.full(len(array), image, np.int32)
+        for name, array in arrays.items()
+        if name.startswith(POSITION)
+    }
 
 
-def rows_of_patches(
-    paths: Mapping[str, VisionEncoder], stack: str, layout: VisionInputs, shape: torch.Size
-) -> tuple[Tensor, Tensor]:
+def places_of_patches(
+    tower: VisionEncoder, shape: Sequence[int], grid: Sequence[int]
+) -> tuple[Array, Array]:
     """Return where the patches of one image lie among the rows of a block, and their positions.
 
     Rows before the patches, such as class tokens, are left out.
 
     Args:
-        paths: the input paths of the encoder.
-        stack: the stack of the blocks, "", "tiles." or "tiles.sam.".
-        layout: the grids of the image.
-        shape: the shape of the output of a block without its last axis.
+        tower: the tower of the blocks.
+        shape: the shape of the output of a block without its last axis. Three axes [views, h, w]
+            are those of an inner stack, as of SAM, and a map already.
+        grid: (t, h, w) of the image in the input path of the tower.
 
     Returns:
-        int64 [patches], and (frame or tile, row, column) int64 [patches, 3] in raster order.
+        int64 [patches], and (frame or tile, row, column) int32 [patches, 3] in raster order.
     """
-    path = _path_of(paths, stack)
-    numbers = torch.arange(shape.numel()).view(*shape, 1)
-    if len(shape) < 3:  # rows [views, h, w] of an inner stack, as of SAM, are a map already
-        numbers = paths[path].feature_maps(numbers, layout.paths[path].grid_thw)[0]
+    numbers = torch.arange(prod(shape)).view(*shape, 1)
+    if len(shape) < 3:
+        numbers = tower.feature_maps(numbers, torch.tensor([grid]))[0]
     axes = [torch.arange(size) for size in numbers.shape[:3]]
-    return numbers.flatten(), torch.cartesian_prod(*axes)
+    positions = torch.cartesian_prod(*axes)
+    return numbers.flatten().numpy(), positions.numpy().astype(np.int32)
+
+
+def path_of(paths: Mapping[str, VisionEncoder], stack: str) -> str:
+    """Return the input path that a stack of blocks, "", "tiles." or "tiles.sam.", belongs to."""
+    return next((name for name in paths if stack.startswith(f"{name}.")), "image")

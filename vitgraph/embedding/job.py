@@ -17,6 +17,7 @@ from encoders.contract import EncoderOutput, Limits, PartialOutput
 from encoders.inputs import ItemLike, read_item
 from encoders.streams import (
     EitherItemEncoder,
+    EncodedItem,
     ItemError,
     ItemResult,
     ResultSettings,
@@ -25,25 +26,21 @@ from encoders.streams import (
 )
 from graphwrap import GraphedEncoder
 
-from ..devices import DTYPES, cast_in_range, device_text
+from ..devices import DTYPES, device_text
 from ..terminal import counted, readable
-from .activations import (
-    Sampling,
-    beside,
-    outputs_of,
-    positions_of_prefix,
-    rows_of_patches,
-)
+from .activations import images_of
 from .block_fields import PREFIX, is_block, stack_of
-from .feature_store import FeatureStore, language_rows
+from .collector import Collector
+from .feature_store import FeatureStore
 from .large_images import MOST_TOKENS, warn_if_large
 from .manifest import FileList, Manifest
 from .parquet_files import VECTORS, Array
 from .records import ShardStats
 from .shard import Row, rows_by_place
+from .shard_writer import ShardWriter
 from .shards import missing_of, read_all_stats, shards_of
 from .sources.reading import File, ImageReader
-from .storage import TENSOR, Storage
+from .storage import Storage
 from .workers import Worker
 
 SAMPLED = 16
@@ -94,10 +91,8 @@ class Job:
         self.commit = settings["commit"]
         self.pool = settings["pool"]
         self.dtype: torch.dtype = DTYPES[settings["out_dtype"]]
-        self.sampling: Sampling | None = None
-        """The patches whose outputs of blocks are written; None if the job writes other fields."""
-        if any(map(is_block, settings["fields"])):
-            self.sampling = Sampling(settings["sample"], settings["seed"] or 0)
+        self.of_blocks = any(map(is_block, settings["fields"]))
+        """Whether the job writes outputs of blocks."""
         self.shards = shards_of(storage, manifest)
         self.missing = missing_of(self.shards)
         missing = set(self.missing)
@@ -128,13 +123,15 @@ class Job:
         total = sum(
             len(failed[number]) if number in failed else self._items(number) for number in self.todo
         )
-        empty = self._empty_arrays(encoder)
-        options = self.calls.stream._replace(total=total, per_line=items_per_shard)
-        item_encoder = encoder.item_encoder()
+        empty, item_encoder = self._empty_arrays(encoder), encoder.item_encoder()
+        collector = Collector(self.manifest.settings, _paths_of(encoder))
+        options = self.calls.stream._replace(
+            total=total, per_line=items_per_shard, collect=collector
+        )
         results = stream_items(item_encoder, self._tasks(), *self.calls[:2], options)
-        with closing(results):
+        with closing(results), ShardWriter() as writer:
             for number in self.todo:
-                self._write_shard(number, results, item_encoder, _paths_of(encoder), empty)
+                self._write_shard(number, results, item_encoder, empty, writer)
             next(results, None)  # lets the generator end, so that its progress bar is completed
 
     def _warn_if_large(
@@ -203,24 +200,21 @@ class Job:
 
         The arrays have the dtypes and widths of the results but no rows.
         """
+        item_encoder, paths = encoder.item_encoder(), _paths_of(encoder)
+        fields = self.manifest.settings["fields"]
+        has_path = self.of_blocks and stack_of(fields)
+        inputs = item_encoder.preprocess([_blank(TILED if has_path else 64)], (), self.calls.limits)
+        value: EncoderOutput | PartialOutput | Tensor
         with torch.no_grad():
-            if self.pool != "none":
-                return self._arrays(encoder.embed(pool=self.pool))
-            fields = self.manifest.settings["fields"]
-            has_path = self.sampling is not None and stack_of(fields)
-            blank = _blank(TILED if has_path else 64)
-            (output,) = encoder.encode([blank], **self.calls.limits._asdict())
-        if self.sampling is not None:
-            nothing = torch.zeros(0, 3, dtype=torch.int64)
-            names = outputs_of(_paths_of(encoder), fields)
-            rows = {name: output.extras[name].flatten(0, -2)[:0] for name in names}
-            arrays = self._converted(rows) | beside(0, nothing)
-            return arrays | (beside(0, nothing, PREFIX) if len(names) > len(fields) else {})
-        arrays = {name: array[:0] for name, array in self._arrays(output).items()}
+            if self.pool == "none":
+                (value,) = item_encoder.encode(lambda: inputs)
+            else:
+                (value,) = item_encoder.embed(lambda: inputs, self.calls.results)
+        arrays = Collector(self.manifest.settings, paths).empty(EncodedItem("", value, inputs))
         if not arrays:
             raise ValueError(
-                f"--fields {','.join(self.manifest.settings['fields'])}: this encoder has no "
-                "DeepStack features; name another field"
+                f"--fields {','.join(fields)}: this encoder has no DeepStack features; name "
+                "another field"
             )
         return arrays
 
@@ -256,9 +250,10 @@ class Job:
                 for spec in item_encoder.paths[name].item_specs(path.grid_thw)
             ]
             rows = dict.fromkeys(empty, sum(spec.output_tokens for spec in specs))
-            if self.sampling is not None:
+            if self.of_blocks:
+                most = self.manifest.settings["sample"]
                 patches = sum(prod(grid) for grid in inputs.grid_thw.tolist())
-                rows = dict.fromkeys(empty, min(self.sampling.most or patches, patches))
+                rows = dict.fromkeys(empty, min(most or patches, patches))
                 before = sum(spec.segments for spec in specs) * prefix_rows
                 rows |= {name: before for name in empty if name.endswith(PREFIX)}
             if "last_hidden_state" in rows:
@@ -298,10 +293,10 @@ class Job:
         number: int,
         results: Iterator[ItemResult],
         item_encoder: EitherItemEncoder,
-        paths: Mapping[str, VisionEncoder],
         empty: Mapping[str, Array],
+        writer: ShardWriter,
     ) -> None:
-        """Write shard ``number`` from the next results of the encoder, one per image.
+        """Have ``writer`` write shard ``number`` of the next results of the encoder, one per image.
 
         If no image of the shard could be encoded, the arrays without rows in ``empty`` are written.
         """
@@ -317,11 +312,11 @@ class Job:
                 errors[index] = " ".join(str(result.value.error).split())
             else:
                 assert result.grid is not None
-                if self.sampling is None:
-                    arrays = self._arrays(result.value)
-                else:
+                assert isinstance(result.value, dict)
+                arrays = result.value or {**empty}  # no view in the input path of the blocks
+                if self.of_blocks:
                     place = number * self.manifest.items_per_shard + index
-                    arrays = self._activations(result, paths, file.key, place) or {**empty}
+                    arrays |= images_of(arrays, place)
                 uuid = self.reader.keys.get(file, "")
                 rows[index] = Row(file.key, result.grid, arrays, file.media, uuid)
             self.reader.keys.pop(file, None)
@@ -342,63 +337,8 @@ class Job:
             ],
         }
         sorted_rows = [rows[index] for index in sorted(rows)]
-        self.shards[number].write(sorted_rows, empty, stats, replace=number in self.failed)
+        writer.write(self.shards[number], sorted_rows, empty, stats, number in self.failed)
         del self._files_of[number]
-
-    def _arrays(self, value: EncoderOutput | PartialOutput | Tensor) -> dict[str, Array]:
-        """Return one image's result as numpy arrays by name, in the dtype that the job writes."""
-        return self._converted(
-            {VECTORS: value} if isinstance(value, Tensor) else self._fields(value)
-        )
-
-    def _activations(
-        self, result: ItemResult, paths: Mapping[str, VisionEncoder], key: str, place: int
-    ) -> dict[str, Array]:
-        """Return the outputs of blocks at the chosen patches of one image, and which these are.
-
-        Rows before the patches are all among them, in arrays of their own. The result is empty if
-        the image has no view in the input path of the blocks. The ``place`` is the number of the
-        image among all of the job.
-        """
-        assert self.sampling is not None
-        assert result.layout is not None
-        assert isinstance(result.value, EncoderOutput | PartialOutput)
-        fields, extras = self.manifest.settings["fields"], result.value.extras
-        if fields[0] not in extras:
-            return {}
-        shape = extras[fields[0]].shape[:-1]
-        rows, positions = rows_of_patches(paths, stack_of(fields), result.layout, shape)
-        chosen = torch.from_numpy(self.sampling.choose(key, len(rows)))
-        index = rows[chosen].to(extras[fields[0]].device)
-        arrays = self._converted({name: extras[name].flatten(0, -2)[index] for name in fields})
-        arrays |= beside(place, positions[chosen])
-        names = outputs_of(paths, fields)[len(fields) :]
-        if names:
-            arrays |= self._converted({name: extras[name].flatten(0, 1) for name in names})
-            arrays |= beside(place, positions_of_prefix(extras[names[0]].shape[:2]), PREFIX)
-        return arrays
-
-    def _converted(self, tensors: Mapping[str, Tensor]) -> dict[str, Array]:
-        """Return tensors as numpy arrays on the CPU, in the dtype that the job writes."""
-        arrays: dict[str, Array] = {}
-        for name, tensor in tensors.items():
-            converted = cast_in_range(tensor, self.dtype, name).cpu()
-            # Numpy has no bfloat16; float32 represents all of its values exactly.
-            is_bf16 = converted.dtype == torch.bfloat16
-            arrays[name] = (converted.float() if is_bf16 else converted).numpy()
-        return arrays
-
-    def _fields(self, output: EncoderOutput | PartialOutput) -> dict[str, Tensor]:
-        tensors: dict[str, Tensor] = {}
-        if self.manifest.settings["format"] == "vllm":
-            return {TENSOR: language_rows(output)}
-        for name in self.manifest.settings["fields"]:
-            field = output._asdict()[name]
-            if isinstance(field, tuple):
-                tensors |= {f"deepstack.{number}": layer for number, layer in enumerate(field)}
-            else:
-                tensors[name] = field
-        return tensors
 
 
 def _as_it_is(file: File) -> File:

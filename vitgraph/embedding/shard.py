@@ -39,9 +39,11 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from zlib import crc32
 
 import numpy as np
 from safetensors import safe_open
@@ -57,6 +59,10 @@ from .storage import STORED, TENSOR, Storage
 if TYPE_CHECKING:
     from encoders.streams import Pool
 
+Write: TypeAlias = Callable[[Path], "int | None"]
+"""Writes a file, and returns its CRC-32 if it computed that on the way."""
+WRITTEN_AT_ONCE = 4
+"""The most files of a shard that are written at once."""
 _STATS = frozenset(("items", "rows", "seconds", "worker", "written", "errors", "tag", "files"))
 """The keys that a shard's JSON file of statistics must have; otherwise it is damaged."""
 
@@ -141,38 +147,46 @@ class Shard:
         """Write the arrays and the row table of ``rows``; return (size in bytes, CRC-32) of each
         file by its name.
         """
-        files: dict[str, tuple[int, int]] = {}
-        arrays: dict[str, Array] = {}
         if self.format == "vllm":
-            files |= self._store_items(rows)
+            files = dict(self._store_items(rows))
         else:
-            join = np.stack if self.pool != "none" else np.concatenate
-            for name, none in empty.items():
-                arrays[name] = join([row.arrays[name] for row in rows]) if rows else none
-        for ending, write in self._writers(rows, arrays):
-            name = self._name(self.storage.tag, ending)
-            with self.storage.writing(name) as temporary:
-                write(temporary)
-                files[name] = (temporary.stat().st_size, file_crc32(temporary))
-        return files
+            files = {}
+        with ThreadPoolExecutor(WRITTEN_AT_ONCE, thread_name_prefix="files") as pool:
+            return files | dict(pool.map(self._write_file, self._writers(rows, empty)))
+
+    def _write_file(self, file: tuple[str, Write]) -> tuple[str, tuple[int, int]]:
+        """Write one file; return its name and (size in bytes, CRC-32)."""
+        ending, write = file
+        name = self._name(self.storage.tag, ending)
+        with self.storage.writing(name) as temporary:
+            crc = write(temporary)
+            size = temporary.stat().st_size
+            return name, (size, file_crc32(temporary) if crc is None else crc)
 
     def _writers(
-        self, rows: Sequence[Row], arrays: dict[str, Array]
-    ) -> Iterator[tuple[str, Callable[[Path], object]]]:
+        self, rows: Sequence[Row], empty: Mapping[str, Array]
+    ) -> Iterator[tuple[str, Write]]:
         """Yield, per file of the shard, the end of its name and a function that writes it."""
         keys, kinds = [row.key for row in rows], [row.kind for row in rows]
-        if self.format == "safetensors":
-            yield "safetensors", partial(save_file, arrays)
-        elif self.format == "parquet" and self.pool != "none":
-            yield "parquet", lambda path: write_vectors(path, keys, kinds, arrays[VECTORS])
-        elif self.format == "parquet":
-            grids = [row.grid for row in rows]
-            counts = {name: [len(row.arrays[name]) for row in rows] for name in arrays}
-            yield "parquet", lambda path: write_tokens(path, keys, kinds, grids, arrays, counts)
-        else:
-            for name, array in arrays.items():
-                yield ("npy" if name == VECTORS else f"{name}.npy"), partial(_save_npy, array)
-        yield "csv", lambda path: path.write_bytes(csv_bytes(list(self._lines(rows))))
+        parts = {name: [row.arrays[name] for row in rows] for name in empty}
+        if self.pool != "none" and rows:
+            parts = {name: [np.stack(vectors)] for name, vectors in parts.items()}
+        if self.format == "npy":
+            for name, none in empty.items():
+                ending = "npy" if name == VECTORS else f"{name}.npy"
+                yield ending, partial(_write_npy, [none, *parts[name]])
+        elif self.format != "vllm":
+            arrays = {name: np.concatenate([none, *parts[name]]) for name, none in empty.items()}
+            if self.format == "safetensors":
+                yield "safetensors", partial(save_file, arrays)
+            elif self.pool != "none":
+                yield "parquet", lambda path: write_vectors(path, keys, kinds, arrays[VECTORS])
+            else:
+                grids = [row.grid for row in rows]
+                counts = {name: [len(part) for part in parts[name]] for name in arrays}
+                yield "parquet", lambda path: write_tokens(path, keys, kinds, grids, arrays, counts)
+        table = csv_bytes(list(self._lines(rows)))
+        yield "csv", partial(_write_bytes, table)
 
     def _store_items(self, rows: Sequence[Row]) -> Iterator[tuple[str, tuple[int, int]]]:
         """Write one file per image into the feature store for vLLM; yield (name, (size in bytes,
@@ -381,9 +395,26 @@ def rows_by_place(shard: Shard) -> dict[int, Row]:
     return dict(zip(places, shard.read_rows_in_order(), strict=True))
 
 
-def _save_npy(array: Array, path: Path) -> None:
-    with open(path, "wb") as file:  # to a path that does not end in .npy, numpy would add it
-        np.save(file, array)
+def _write_npy(parts: Sequence[Array], path: Path) -> int:
+    """Write arrays as one, joined along their first axis, like ``np.save``; return its CRC-32."""
+    shape = (sum(map(len, parts)), *parts[0].shape[1:])
+    header = io.BytesIO()
+    describe = np.lib.format.dtype_to_descr
+    fields = {"descr": describe(parts[0].dtype), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(header, fields)
+    crc = crc32(header.getvalue())
+    with open(path, "wb") as file:
+        file.write(header.getvalue())
+        for part in parts:
+            if part.size:
+                data = np.ascontiguousarray(part).reshape(-1).view(np.uint8).data
+                file.write(data)
+                crc = crc32(data, crc)
+    return crc
+
+
+def _write_bytes(content: bytes, path: Path) -> None:
+    path.write_bytes(content)
 
 
 def csv_bytes(table: Sequence[Sequence[object]]) -> bytes:

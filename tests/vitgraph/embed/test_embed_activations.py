@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import re
+import threading
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +20,7 @@ from encoders.base.vision_encoder import VisionEncoder
 from tests.support.commands.embed_jobs import close, run_job
 from tests.support.photographs import china, flower, hopper
 from vitgraph.cli import main
+from vitgraph.embedding.shard import Shard
 from vitgraph.embedding.shards import read_embeddings
 from vitgraph.embedding.verify import find_faults
 from vitgraph.seeded import write_seeded_checkpoint
@@ -70,6 +73,18 @@ def test_each_row_is_the_output_of_its_block_at_its_patch(
     assert len(places) == 15
 
 
+def test_npy_files_have_the_bytes_that_numpy_writes(
+    embed: Embed, photos: Path, tmp_path: Path
+) -> None:
+    assert embed(photos, *BLOCKS, "--sample", 3, "--out-dtype", "float16") == 0
+    files = sorted((tmp_path / "out").glob("*.npy"))
+    assert len(files) == 4
+    for path in files:
+        again = io.BytesIO()
+        np.save(again, np.load(path))
+        assert path.read_bytes() == again.getvalue()
+
+
 def test_without_a_sample_every_patch_is_written(
     embed: Embed, photos: Path, tmp_path: Path, encoder: VisionEncoder
 ) -> None:
@@ -102,6 +117,22 @@ def test_an_interrupted_job_goes_on_to_the_same_bytes(
         path.unlink()
     assert embed(photos, *chosen, "--shard", "1/3") == 0
     assert before == {path.name: path.read_bytes() for path in files}
+
+
+def test_the_next_shard_is_encoded_while_one_is_written(
+    embed: Embed, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, second = Shard.write, threading.Event()
+
+    def held(shard: Shard, *arguments: Any) -> None:
+        if shard.number == 1:
+            second.set()
+        assert second.wait(60), "the first shard held up the second one"
+        write(shard, *arguments)
+
+    monkeypatch.setattr(Shard, "write", held)
+    assert embed(photos, *BLOCKS, "--sample", 2, "--shard-items", 1) == 0
+    assert list(find_faults(str(tmp_path / "out"))) == []
 
 
 @pytest.mark.parametrize(

@@ -168,7 +168,7 @@ def test_a_disk_that_fills_up_stops_the_job_and_breaks_nothing(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    out, plain = tmp_path / "out", np.save
+    out = tmp_path / "out"
     free = iter([10**9, 10**9, 10**9, 10**5])
     with monkeypatch.context() as patched:
         patched.setattr(shutil, "disk_usage", lambda _: Disk(10**9, 0, next(free)))
@@ -179,12 +179,12 @@ def test_a_disk_that_fills_up_stops_the_job_and_breaks_nothing(
     )
     assert written(out) == [0, 1]
 
-    def fill_up(file: Any, array: Any) -> None:
-        plain(file, array[:1])
+    def fill_up(parts: Any, path: Path) -> None:
+        path.write_bytes(b"a part of it")
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(np, "save", fill_up)
+        patched.setattr("vitgraph.embedding.shard._write_npy", fill_up)
         assert main(command) == 2
     assert "No space left on device" in capsys.readouterr().err
     assert sorted(path.name[:5] for path in out.glob("*.npy")) == ["00000", "00001"]

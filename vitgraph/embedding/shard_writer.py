@@ -1,0 +1,58 @@
+"""Writes shards in threads of its own, while the encoder makes the results of the next ones."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+
+from .parquet_files import Array
+from .records import ShardStats
+from .shard import Row, Shard
+
+WRITTEN_AT_ONCE = 2
+"""The most shards that are being written, and so are in memory beside the next one."""
+
+
+class ShardWriter:
+    """Writes shards in threads; as a context manager it waits for them at the end."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(WRITTEN_AT_ONCE, thread_name_prefix="shards")
+        self._running: deque[Future[None]] = deque()
+
+    def write(
+        self,
+        shard: Shard,
+        rows: Sequence[Row],
+        empty: Mapping[str, Array],
+        stats: ShardStats,
+        replace: bool,
+    ) -> None:
+        """Begin to write a shard, as :meth:`Shard.write`, once few enough others are being written.
+
+        Raises:
+            OSError: a shard before this one could not be written.
+        """
+        while len(self._running) >= WRITTEN_AT_ONCE:
+            self._running.popleft().result()
+        self._running.append(self._pool.submit(shard.write, rows, empty, stats, replace))
+
+    def __enter__(self) -> ShardWriter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Wait for all shards; without another error, raise the first one of theirs.
+
+        Raises:
+            OSError: a shard could not be written.
+        """
+        self._pool.shutdown(wait=True)
+        while self._running and error is None:
+            self._running.popleft().result()
