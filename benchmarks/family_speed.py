@@ -41,7 +41,7 @@ from vitgraph.timing import medians
 TOWERS = (
     *("glm4v", "glm_ocr", "glm5_next", "pixtral", "siglip", "siglip2", "gemma3", "gemma4"),
     *("gemma4_e2b", "moonvit", "paddleocr_vl", "idefics3", "lfm2_vl", "lfm2_5_vl", "llama4"),
-    *("minimax_m3", "ernie4_5_vl"),
+    *("minimax_m3", "ernie4_5_vl", "granite_docling", "cosmos3_edge"),
 )
 """The towers that are measured, by their names in ``tests/oracles/references``."""
 RIGHT_SINCE = {"minimax_m3": Version("5.23")}
@@ -195,6 +195,12 @@ def ernie_call(reference: Any, pixels: Tensor, grids: Grids) -> Call:
     return lambda: resampler(tower(pixels, grid_thw).last_hidden_state, grid_thw)
 
 
+def cosmos3_edge_call(reference: Any, pixels: Tensor, grids: Grids) -> Call:
+    """Return a function that runs Cosmos3-Edge's tower and merger."""
+    tower, grid_thw = reference["tower"], torch.tensor(grids, device=pixels.device)
+    return lambda: reference["merger"](tower(pixels, grid_thw).last_hidden_state)
+
+
 CALLS: dict[str, Callable[[Any, Tensor, Grids], Call]] = {
     "glm4v": glm_call,
     "glm_ocr": glm_call,
@@ -213,6 +219,8 @@ CALLS: dict[str, Callable[[Any, Tensor, Grids], Call]] = {
     "llama4": llama4_call,
     "minimax_m3": minimax_call,
     "ernie4_5_vl": ernie_call,
+    "granite_docling": lambda reference, pixels, grids: lambda: reference(pixels).pooler_output,
+    "cosmos3_edge": cosmos3_edge_call,
 }
 
 
