@@ -143,6 +143,8 @@ def refuse_videos(videos: VideosLike) -> None:
 
 
 def _listed(videos: VideosLike) -> Iterable[object]:
+    if type(videos) in (list, tuple) and not videos:  # asking what it is takes 50 microseconds
+        return ()
     several: object = [videos] if _is_one_video(videos) else videos
     is_array = isinstance(several, np.ndarray | Tensor)
     if (is_one_image(several) and not is_array) or not isinstance(several, Iterable):

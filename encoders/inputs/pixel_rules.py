@@ -73,6 +73,8 @@ class PixelRules:
                 f"min_pixels={lowest} is over max_pixels={highest}: pass both (this checkpoint's "
                 f"own are {self.min_pixels} and {self.max_pixels})"
             )
+        if (lowest, highest) == (self.min_pixels, self.max_pixels):
+            return self
         return replace(self, min_pixels=lowest, max_pixels=highest)
 
 

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import isqrt
 from typing import TYPE_CHECKING
 
@@ -201,7 +202,7 @@ class Qwen3VLEncoder(PatchEncoder):
         positions = merge_order_positions(grids, merge, rows)
         side = longest_side(grids)
         cos, sin = rotary_cos_sin(positions, head, self.config.rope_theta, dtype, side)
-        index, weights = position_taps(grids, merge, self.config.position_side, rows, dtype)
+        index, weights = position_taps(positions, grids, self.config.position_side, dtype)
         return {
             "rotary_pos_emb_cos": cos,
             "rotary_pos_emb_sin": sin,
@@ -293,36 +294,41 @@ class Merger(nn.Module):
 
 
 def position_taps(
-    grids: Sequence[Grid], merge: int, side: int, rows: int, dtype: torch.dtype
+    positions: Tensor, grids: Sequence[Grid], side: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """Return the four rows of the position table around each patch, and their bilinear weights.
 
     The corners of the grid map to the corners of the table (``align_corners=True``).
 
     Args:
+        positions: row and column of each patch, int64 [rows, 2]; padding may follow the patches.
         grids: ``(t, h, w)`` per item, in patches.
-        merge: side of a merge block in patches.
         side: rows and columns of the position table.
-        rows: rows of the result, at least the number of patches.
         dtype: dtype of the weights.
 
     Returns:
         Row numbers int64 [rows, 4] in the order (r, c), (r, c+1), (r+1, c), (r+1, c+1), and weights
         [rows, 4] in ``dtype``; both are 0 beyond the patches.
     """
-    index = torch.zeros(rows, 4, dtype=torch.int64, device="cpu")
-    weight = torch.zeros(rows, 4, dtype=dtype, device="cpu")
-    start = 0
-    for t, h, w in grids:
-        r, row_weights = _axis_taps(h, side, dtype)
-        c, column_weights = _axis_taps(w, side, dtype)
-        taps = (r * side)[:, None, :, None] + c[:, None]
-        weights = row_weights[:, None, :, None] * column_weights[:, None]
-        stop = start + t * h * w
-        for target, values in ((index, taps), (weight, weights)):
-            blocks = values.view(h // merge, merge, w // merge, merge, 4).transpose(1, 2)
-            target[start:stop].view(t, *blocks.shape).copy_(blocks)
-        start = stop
+    index = torch.zeros(len(positions), 4, dtype=torch.int64, device="cpu")
+    weight = torch.zeros(len(positions), 4, dtype=dtype, device="cpu")
+    if not grids:
+        return index, weight
+    # The taps of all lengths lie in one table, in which each patch looks up its row and column.
+    lengths = sorted({length for _, h, w in grids for length in (h, w)})
+    starts = dict(zip(lengths, accumulate(lengths, initial=0), strict=False))
+    entries, weights = map(
+        torch.cat, zip(*(_axis_taps(n, side, dtype) for n in lengths), strict=True)
+    )
+    counts = torch.tensor([t * h * w for t, h, w in grids], device="cpu")
+    first = torch.tensor([(starts[h], starts[w]) for _, h, w in grids], device="cpu")
+    count = int(counts.sum())
+    places = positions[:count] + first.repeat_interleave(counts, 0, output_size=count)
+    row, column = places.unbind(1)
+    index[:count] = F.embedding(row, (entries * side).repeat_interleave(2, 1))
+    index[:count] += F.embedding(column, entries.repeat(1, 2))
+    weight[:count] = F.embedding(row, weights.repeat_interleave(2, 1))
+    weight[:count] *= F.embedding(column, weights.repeat(1, 2))
     return index, weight
 
 
