@@ -128,6 +128,8 @@ from .step.step3 import Step3Config as Step3Config
 from .step.step3 import Step3Encoder as Step3Encoder
 from .step.step3_vl import Step3VLConfig as Step3VLConfig
 from .step.step3_vl import Step3VLEncoder as Step3VLEncoder
+from .tencent.hunyuan_vl import HunyuanVLConfig as HunyuanVLConfig
+from .tencent.hunyuan_vl import HunyuanVLEncoder as HunyuanVLEncoder
 
 if TYPE_CHECKING:
     from .base.saving import Publication as Publication

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from encoders import GlmOCREncoder as GlmOCREncoder
     from encoders import GraniteDoclingEncoder as GraniteDoclingEncoder
     from encoders import GraphableEncoder as GraphableEncoder
+    from encoders import HunyuanVLEncoder as HunyuanVLEncoder
     from encoders import Idefics3Encoder as Idefics3Encoder
     from encoders import InternViT as InternViT
     from encoders import ItemError as ItemError

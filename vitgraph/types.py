@@ -28,6 +28,7 @@ from encoders import GlmOCRConfig as GlmOCRConfig
 from encoders import GraniteDoclingConfig as GraniteDoclingConfig
 from encoders import Grid as Grid
 from encoders import GridLike as GridLike
+from encoders import HunyuanVLConfig as HunyuanVLConfig
 from encoders import Idefics3Config as Idefics3Config
 from encoders import InternViTConfig as InternViTConfig
 from encoders import Lfm2VLConfig as Lfm2VLConfig

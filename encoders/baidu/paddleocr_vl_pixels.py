@@ -20,18 +20,11 @@ from ..inputs.sizes import smart_resize
 class RasterPreprocessor(PatchPreprocessor):
     """Resizes images to whole tokens of 2x2 patches, and cuts patches in raster order."""
 
-    token_size: int = 2
-    """The side of a token in patches."""
-
     @classmethod
     def paddleocr_vl(cls, *, patch_size: int, token_size: int) -> RasterPreprocessor:
         """Return a preprocessor with the defaults of transformers' class for PaddleOCR-VL."""
         rules = PADDLEOCR_IMAGES
         return cls(patch_size, 1, 1, rules, rules, images_alone=True, token_size=token_size)
-
-    @property
-    def _sizes(self) -> dict[str, int]:
-        return super()._sizes | {"merge_size": self.token_size}
 
     def _grid(self, frames: Sequence[Tensor], rules: PixelRules) -> Grid:
         height, width = frames[0].shape[1:]

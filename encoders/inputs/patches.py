@@ -74,8 +74,9 @@ class PatchPreprocessor(StagedPreprocessor):
     """Resizes images to whole tokens within bounds on the area, and cuts them into patches.
 
     Rows of ``pixel_values`` lie in merge-block order (drawn at ``raster_maps`` in
-    ``encoders.base.raster``). The axes of one row are channel, frame, row, column; with
-    ``channels_last`` they are frame, row, column, channel.
+    ``encoders.base.raster``) or, with a ``token_size``, row by row of the image. The axes of one
+    row are channel, frame, row, column; with ``channels_last`` they are frame, row, column,
+    channel.
     """
 
     patch_size: int
@@ -91,6 +92,8 @@ class PatchPreprocessor(StagedPreprocessor):
     """Whether the channels of a pixel are next to each other in a flattened patch."""
     images_alone: bool = False
     """Whether the tower takes no videos."""
+    token_size: int = 0
+    """Side of a token in patches where patches lie row by row; 0: in merge-block order."""
     refusals: ClassVar[Mapping[str, str]] = {
         "max_tiles": "this tower has no tiles; bound the size with max_pixels",
         "max_soft_tokens": "this family has no fixed numbers of tokens; bound the size with "
@@ -111,6 +114,18 @@ class PatchPreprocessor(StagedPreprocessor):
             temporal_patch_size: frames of a patch.
         """
         return cls(patch_size, temporal_patch_size, merge_size, *PATCH_RULES[rule])
+
+    @classmethod
+    def row_by_row(cls: type[Own], rule: PatchRule, patch_size: int, token_size: int) -> Own:
+        """Return a preprocessor of images for a tower that reads patches row by row.
+
+        Args:
+            rule: the name of the family in ``PATCH_RULES``.
+            patch_size: side of a patch in pixels.
+            token_size: side of a token in patches.
+        """
+        rules = PATCH_RULES[rule]
+        return cls(patch_size, 1, 1, *rules, images_alone=True, token_size=token_size)
 
     @classmethod
     def pixtral(cls, *, patch_size: int, merge_size: int, longest_edge: int) -> PatchPreprocessor:
@@ -160,7 +175,7 @@ class PatchPreprocessor(StagedPreprocessor):
         return {
             "patch_size": self.patch_size,
             "temporal_patch_size": self.temporal_patch_size,
-            "merge_size": self.merge_size,
+            "merge_size": self.token_size or self.merge_size,
         }
 
     def without_videos(self: Own, error: ValueError) -> Own:
@@ -262,7 +277,8 @@ class PatchPreprocessor(StagedPreprocessor):
 
     def _grid(self, frames: Sequence[Tensor], rules: PixelRules) -> Grid:
         height, width = frames[0].shape[1:]
-        factor, pair = self.patch_size * self.merge_size, self.temporal_patch_size
+        side, pair = self.token_size or self.merge_size, self.temporal_patch_size
+        factor = self.patch_size * side
         low, high = rules.min_pixels, rules.max_pixels
         if rules.longest_edge:
             height, width = long_side_resize(height, width, factor, rules.longest_edge, low, high)

@@ -55,6 +55,8 @@ class PixelRules:
     longest_edge: int | None = None
     """The most pixels of a side of an image before sides are rounded up to whole tokens (Pixtral);
     None for other families."""
+    ignores_resample: bool = False
+    """Whether images are resized bicubically whatever ``resample`` of a file says (HunyuanOCR)."""
 
     def bounded(self, min_pixels: int | None, max_pixels: int | None) -> PixelRules:
         """Return a copy of these rules with other bounds on the area of an image.
@@ -99,8 +101,17 @@ _ERNIE_VIDEOS = PixelRules(
     299 * 28**2, 1196 * 28**2, min_frames=16, max_frames=180, sampling="ernie", joined_frames=2
 )
 _COSMOS3_EDGE = replace(QWEN3_VIDEOS, min_pixels=256**2, max_pixels=4096**2)
+_HUNYUAN = PixelRules(512**2, 2048**2, ignores_resample=True)
 PatchRule: TypeAlias = Literal[
-    "qwen2_vl", "qwen3_vl", "glm4v", "glm46v", "glm5_next", "minimax_m3", "ernie", "cosmos3_edge"
+    "qwen2_vl",
+    "qwen3_vl",
+    "glm4v",
+    "glm46v",
+    "glm5_next",
+    "minimax_m3",
+    "ernie",
+    "cosmos3_edge",
+    "hunyuan_vl",
 ]
 PATCH_RULES: Mapping[PatchRule, tuple[PixelRules, PixelRules]] = {
     "qwen2_vl": (QWEN2_IMAGES, QWEN2_VIDEOS),
@@ -114,6 +125,7 @@ PATCH_RULES: Mapping[PatchRule, tuple[PixelRules, PixelRules]] = {
     "minimax_m3": (_MINIMAX_M3, replace(_MINIMAX_M3, max_pixels=768 * 28**2)),
     "ernie": (_ERNIE, _ERNIE_VIDEOS),
     "cosmos3_edge": (_COSMOS3_EDGE, replace(_COSMOS3_EDGE, min_pixels=64**2, max_pixels=24 << 20)),
+    "hunyuan_vl": (_HUNYUAN, _HUNYUAN),
 }
 """The rules of images and the rules of videos by family, and for GLM by version."""
 _IMAGE_CLASSES = {
@@ -125,6 +137,7 @@ _IMAGE_CLASSES = {
     "Glm5NextImageProcessor": _GLM5,
     "Ernie4_5_VLMoeImageProcessor": _ERNIE,
     "Cosmos3EdgeImageProcessor": _COSMOS3_EDGE,
+    "HunYuanVLImageProcessor": _HUNYUAN,
 }
 _VIDEO_CLASSES = {
     "MiniMaxM3VLVideoProcessor": PATCH_RULES["minimax_m3"][1],
@@ -255,6 +268,8 @@ def _read_pixel_rules(
         "process_image_mode": "dynamic_res",
         "max_long_side_pixel": None,
     }
+    if defaults.ignores_resample:
+        section = {name: value for name, value in section.items() if name != "resample"}
     require_supported(label, section, expected)
     pair = sizes["temporal_patch_size"] * defaults.joined_frames
     check_sizes(label, section, {**sizes, "temporal_patch_size": pair})

@@ -47,8 +47,6 @@ class CellPreprocessor(PatchPreprocessor):
     Patches lie row by row. The axes of one row of ``pixel_values`` are frame, channel, row, column.
     """
 
-    token_size: int = 2
-    """Side of a token in patches."""
     resample: Resample = "lanczos"
 
     refusals = {
@@ -101,7 +99,7 @@ class CellPreprocessor(PatchPreprocessor):
             return defaults
         label, section = entry
         require_supported(label, section, {"resample": 1})
-        check_sizes(label, section, {**self._sizes, "merge_size": self.token_size})
+        check_sizes(label, section, self._sizes)
         cell = self._cell**2
         number = defaults.max_pixels // cell
         number = read_positive(label, most, section.get(most), number, MOST_PIXELS // cell)

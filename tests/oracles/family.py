@@ -91,6 +91,9 @@ class Family:
     """How the names of parameters begin that a checkpoint has, but no forward reads."""
     renamed: bool = False
     """Whether transformers renames or permutes the tower's tensors while it reads them."""
+    learned: Callable[[int, int], int] = lambda rows, columns: 0
+    """A function that returns the number of learned tokens among those of a frame, of which rows
+    and columns without them are given."""
     filled: tuple[str, ...] = ()
     """The buffers that the class of transformers fills from the config, and that the folder of a
     tower lacks. The class saves them, and scales of 1, in a folder that it writes."""

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from encoders import Encoder, VisionEncoder
+from encoders import Encoder, PatchEncoder, VisionEncoder
 from encoders.contract import GridLike, Metadata
 from encoders.grids import read_grid
 
@@ -188,8 +188,8 @@ def _dynamic_shapes(encoder: VisionEncoder, varying: Metadata) -> tuple[object, 
     """
     if _takes_tiles(encoder):
         return ({0: Dim("tiles")},)
-    (spec,) = encoder.item_specs([encoder.grid_for(1)])
-    unit = spec.input_size // spec.output_tokens
+    assert isinstance(encoder, PatchEncoder)
+    unit = encoder.config.spatial_merge_size**2
     tokens = Dim("tokens")
     sizes = {
         "cu_seqlens": Dim("segments") + 1,
@@ -197,6 +197,7 @@ def _dynamic_shapes(encoder: VisionEncoder, varying: Metadata) -> tuple[object, 
         "window_index": tokens,
         "reverse_index": tokens,
         "pool_index": tokens,
+        "token_index": Dim("learned_and_tokens"),
     }
     return {0: unit * tokens}, {name: {0: sizes.get(name, unit * tokens)} for name in varying}
 

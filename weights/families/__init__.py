@@ -39,6 +39,7 @@ from .qwen import QWEN2_5_VL, QWEN2_VL, QWEN3_VL
 from .rednote import DOTS_OCR
 from .siglip import GEMMA3, PALIGEMMA, SIGLIP, SIGLIP2
 from .step import STEP3, STEP3_VL
+from .tencent import HUNYUAN_VL
 
 FAMILIES: Mapping[str, Family] = {
     family.name: family
@@ -72,6 +73,7 @@ FAMILIES: Mapping[str, Family] = {
         LLAMA4,
         LFM2_VL,
         MINIMAX_M3,
+        HUNYUAN_VL,
         ERNIE4_5_VL,
         DINOV2,
         DINOV3,

@@ -55,8 +55,12 @@ def test_clips_of_large_frames_fit_whatever_number_of_items_a_replay_takes(items
 
 
 def of_four_frames(name: str) -> list[int]:
-    """A budget of four tiles, or of 16 tokens."""
-    return [tower(name).item_specs([[4, 8, 8]])[0].output_tokens] if is_tiled(name) else [16]
+    """A budget of four tiles, or of 16 tokens or those of nine frames, if these are more."""
+    encoder = tower(name)
+    if is_tiled(name):
+        return [encoder.item_specs([[4, 8, 8]])[0].output_tokens]
+    side = encoder.config.spatial_merge_size
+    return [max(16, encoder.item_specs([[9, side, side]])[0].output_tokens)]
 
 
 @pytest.mark.parametrize("name", OURS)

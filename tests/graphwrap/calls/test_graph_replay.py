@@ -11,7 +11,7 @@ from torch import Tensor
 from encoders.base.vision_encoder import VisionEncoder
 from encoders.contract import EncoderOutput
 from graphwrap import Budget
-from tests.oracles import FEW_FAST, JOINING_TOWERS, Grids, slow
+from tests.oracles import BY_NAME, FEW_FAST, JOINING_TOWERS, Grids, slow
 from tests.support.graphs.cases import (
     OURS,
     budgets_hit,
@@ -177,6 +177,8 @@ def test_boundaries_that_differ_at_equal_totals_are_not_confused(name: str) -> N
     ]
     if name in JOINING_TOWERS:  # clips have fewer tokens than images
         calls = [[[2, 4, 6], [1, 8, 6]], [[1, 6, 8], [2, 6, 4]], [[2, 6, 4], [1, 6, 8]]]
+    if BY_NAME[name].learned(1, 1):  # other shapes have other numbers of tokens
+        calls = calls[:2]
     pixels = pixels_for(encoder, calls[0])
     answers = [copy_of(graphed(pixels, grids)) for grids in calls]
     for grids, answer in zip(calls, answers, strict=True):

@@ -279,8 +279,9 @@ def tokens(encoder: Any) -> str:
     rules: Any = encoder.preprocessor
     patches = 12  # per side: whole tokens of 1, 2 or 3 patches
     (spec,) = encoder.item_specs([[1, patches, patches]])
-    side = patches * rules.patch_size // isqrt(spec.output_tokens)
-    return f"; one token per {square(side)}"
+    count = isqrt(spec.output_tokens)
+    learned = "" if count**2 == spec.output_tokens else ", and learned ones"
+    return f"; one token per {square(patches * rules.patch_size // count)}{learned}"
 
 
 def engines() -> Iterator[str]:

@@ -173,6 +173,11 @@ CASES: dict[str, Case] = {
         (6, 3),
         counts_kinds=True,
     ),
+    "hunyuan_vl": Case(
+        "hunyuan_vl", {"model_type": "hunyuan_vl_text", "rope_parameters": _MROPE}, patches,
+        (10, 8),
+        counts_kinds=True,
+    ),
     "ernie4_5_vl_moe": Case(
         "ernie4_5_vl", {"model_type": "ernie4_5_vl_moe_text", **_ERNIE}, patches, (6, 3),
         counts_kinds=True,
@@ -200,7 +205,7 @@ def build(kind: str) -> Pair:
     parts = [*reference.children()][:2]
     model = _language_model(kind, case, parts[0])
     (place,) = [call.models[kind] for call in CALLS.values() if kind in call.models]
-    for name, part in zip(place, parts, strict=True):
+    for name, part in zip(filter(None, place), parts, strict=True):
         setattr(model.base_model, name, part)
     return Pair(model, encoder, _prompt(case, encoder))
 

@@ -27,6 +27,7 @@ from encoders import (
     Glm4VEncoder,
     GlmOCREncoder,
     GraniteDoclingEncoder,
+    HunyuanVLEncoder,
     Idefics3Encoder,
     InternViT,
     Lfm2VLEncoder,
@@ -114,6 +115,7 @@ CALLS: Mapping[type[Encoder], Call] = {
     Llama4Encoder: Call({"llama4": TowerAttributes("vision_model", _PROJECTOR)}, run_tiles),
     InternViT: Call({"internvl": _BESIDE}, run_shuffled_tiles),
     MiniMaxM3Encoder: Call({"minimax_m3_vl": _BESIDE}, run_patches),
+    HunyuanVLEncoder: Call({"hunyuan_vl": TowerAttributes(_VISION)}, run_patches),
     Ernie4_5VLEncoder: Call(
         {"ernie4_5_vl_moe": TowerAttributes(_VISION, "resampler_model")}, run_flat
     ),

@@ -1,0 +1,1 @@
+"""The tower of HunyuanOCR: ``hunyuan_vl``."""
