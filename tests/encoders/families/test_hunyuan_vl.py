@@ -17,7 +17,7 @@ from encoders import HunyuanVLConfig, HunyuanVLEncoder
 from encoders.contract import Preprocessor
 from graphwrap import GraphedEncoder
 from tests.oracles import distance, draw_pixels, tiny
-from tests.support.hub.checkpoints import edit_config, same_weights
+from tests.support.hub.checkpoints import edit_config, edit_tensors, same_weights
 from tests.support.photographs import china
 from vitgraph.integrations.export import export_program
 from vitgraph.seeded import write_seeded_checkpoint
@@ -128,6 +128,7 @@ def test_graphs_hold_more_tokens_of_fewer_patches() -> None:
     assert graphed.stats().to_dict()["eager_calls"] == 0
 
 
+@pytest.mark.slow
 def test_a_program_for_images_of_any_size_returns_learned_tokens() -> None:
     encoder = tiny("hunyuan_vl")
     run = export_program(encoder).module()
@@ -155,6 +156,12 @@ def test_a_flat_config_loads(folder: Path) -> None:
     found = load_encoder(folder)
     assert same_weights(found, whole)
     assert found.config == whole.config
+
+
+def test_the_separator_that_no_forward_reads_is_ignored_by_name(folder: Path) -> None:
+    whole = load_encoder(folder)
+    edit_tensors(folder, lambda t: t.update({"vit.perceive.image_sep": torch.zeros(96)}))
+    assert same_weights(load_encoder(folder), whole)
 
 
 @pytest.mark.parametrize(

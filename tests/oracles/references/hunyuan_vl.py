@@ -64,6 +64,7 @@ ROWS = [
         hunyuan_vl_output,
         shallow={"num_hidden_layers": 1},
         narrow=HUNYUAN_NARROW, tiny={**HUNYUAN_NARROW, "num_hidden_layers": 3},
+        slow=True,
         blocks=lambda reference: reference["tower"].layers,
         block_rows=lambda encoder, grids, seen: [x[0] for x in seen],
         casts=(("float",),),  # of the table of positions
