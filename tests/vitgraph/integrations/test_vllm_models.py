@@ -168,11 +168,15 @@ class TheirModel(nn.Module):
     """A model class of vLLM: a tower and a projector, and weights that go to children by name."""
 
     paths: tuple[str, ...] = ()
+    learned: tuple[str, ...] = ()
+    """Names of the model's own parameters."""
     _processor_factory = Factories()
 
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         super().__init__()
         self.model = nn.Module()
+        for name in self.learned:
+            self.register_parameter(name, nn.Parameter(torch.zeros(1)))
         for path in self.paths:
             holder, _, name = path.rpartition(".")
             self.get_submodule(holder).add_module(
@@ -204,7 +208,7 @@ def models(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     fakes[vision.__name__] = vision
     for name, record in MODELS.items():
         module = fakes.setdefault(record.path, ModuleType(record.path))
-        facts = {"paths": (record.tower, *record.projectors)}
+        facts = {"paths": (record.tower, *record.projectors), "learned": record.parameters}
         vars(module)[record.name or name] = type(name, (TheirModel,), facts)
     for name, module in fakes.items():
         monkeypatch.setitem(sys.modules, name, module)
@@ -311,6 +315,27 @@ def test_tokens_of_tiles_come_before_those_of_the_whole_image(
     alone = {**batch, "patch_pixel_values": parts[:0], "num_patches": torch.tensor([0, 0])}
     torch.testing.assert_close(model._process_image_input(alone)[0], images[0])
     assert model._process_image_input({"type": "image_embeds"}) == "theirs"
+
+
+def test_crops_of_deepseek_ocr_2_come_before_whole_image_and_separator(
+    models: Any, tmp_path: Path
+) -> None:
+    write_seeded_checkpoint(tmp_path, "deepseek_ocr2", width=64, dtype=torch.float32, shards=1)
+    config = json.loads((tmp_path / "config.json").read_text())
+    model = build(models, "DeepseekOCR2ForCausalLM", config)
+    weights = named_as_in_vllm(tmp_path, model.record)
+    assert model.load_weights(weights.items()) >= {name for name, _ in model.named_parameters()}
+    encoder: Any = load_encoder(tmp_path)
+    whole, parts = draw(2, 3, 256, 256), draw(2, 3, 192, 192)
+    images = encoder.paths["image"](whole, [(1, 16, 16)] * 2).pooler_output.chunk(2)
+    tiles = encoder.paths["tiles"](parts, [(2, 12, 12)]).pooler_output
+    batch = {"type": "pixel_values", "data": whole, "images_crop": parts}
+    crops = torch.tensor([[1, 1], [2, 1]])
+    found = model._process_image_input({**batch, "images_spatial_crop": crops})
+    end = encoder.view_seperator[None]
+    wanted = (torch.cat((images[0], end)), torch.cat((tiles, images[1], end)))
+    for tokens, expected in zip(found, wanted, strict=True):
+        torch.testing.assert_close(tokens, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_frames_of_a_clip_of_gemma_4_are_one_item(models: Any, tmp_path: Path) -> None:

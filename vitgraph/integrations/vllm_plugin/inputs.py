@@ -205,9 +205,27 @@ def read_views(batch: BatchInputs, encoder: PathsEncoder) -> VisionInputs:
     The entry ``num_patches`` has the number of tiles per image. ``batch`` has vLLM's inputs by
     name, ``encoder`` encodes them.
     """
-    patch = encoder.paths["image"].config.patch_size
-    views, tiles = (read_tensor(batch, name) for name in ("pixel_values", "patch_pixel_values"))
     counts = read_tensor(batch, "num_patches").tolist()
+    return _views_of(batch, ("pixel_values", "patch_pixel_values"), counts, encoder)
+
+
+def read_crops(batch: BatchInputs, encoder: PathsEncoder) -> VisionInputs:
+    """Read I whole images [I, C, H, W] of DeepSeek-OCR-2, and their B tiles [B, C, h, w].
+
+    The entry ``images_spatial_crop`` has the columns and rows of tiles of each image, (1, 1) for an
+    image without tiles. ``batch`` has vLLM's inputs by name, ``encoder`` encodes them.
+    """
+    crops = read_tensor(batch, "images_spatial_crop").tolist()
+    counts = [columns * rows if columns * rows > 1 else 0 for columns, rows in crops]
+    return _views_of(batch, ("data", "images_crop"), counts, encoder)
+
+
+def _views_of(
+    batch: BatchInputs, names: tuple[str, str], counts: list[int], encoder: PathsEncoder
+) -> VisionInputs:
+    """Return whole images and tiles, under ``names`` in a batch, with so many tiles per image."""
+    patch = encoder.paths["image"].config.patch_size
+    views, tiles = (read_tensor(batch, name) for name in names)
     (h, w), (rows, columns) = ([side // patch for side in x.shape[2:]] for x in (views, tiles))
     tiled = tuple(number for number, count in enumerate(counts) if count)
     grids = torch.tensor([[counts[number], rows, columns] for number in tiled]).view(-1, 3)
@@ -230,6 +248,11 @@ READERS: Mapping[str, Callable[[BatchInputs, VisionEncoder], Packed]] = {
     "positions": read_positions,
 }
 """Value of ``Record.reader`` -> the function that reads a batch of images."""
+VIEW_READERS: Mapping[str, Callable[[BatchInputs, PathsEncoder], VisionInputs]] = {
+    "views": read_views,
+    "crops": read_crops,
+}
+"""Value of ``Record.reader`` -> the function that reads a batch of whole images and tiles."""
 CLIP_READERS: Mapping[str, Callable[[BatchInputs, VisionEncoder], Packed]] = {
     "patches": read_clips,
     "positions": read_frames,

@@ -15,7 +15,7 @@ from vllm.model_executor.models.vision import run_dp_sharded_vision_model
 
 from encoders import PathsEncoder
 
-from .inputs import CLIP_READERS, READERS, BatchInputs, Embeddings, Packed, read_views
+from .inputs import CLIP_READERS, READERS, VIEW_READERS, BatchInputs, Embeddings, Packed
 from .raw_processor import raw_factories
 from .records import MODELS
 from .replacing import ReplacesTower
@@ -51,8 +51,8 @@ class ReadsInputs(ReplacesTower):
 
 
 class ReadsViews(ReplacesTower):
-    """Base of the model classes of Step3 and Step3-VL, whose tower runs on whole images and on
-    tiles."""
+    """Base of the model classes of Step3, Step3-VL and DeepSeek-OCR-2, whose tower runs on whole
+    images and on tiles."""
 
     def _process_image_input(self, image_input: BatchInputs) -> Embeddings:
         """Encode images to one tensor [tokens, width of the language model] per image."""
@@ -60,7 +60,7 @@ class ReadsViews(ReplacesTower):
             return super()._process_image_input(image_input)
         encoder = self.our_tower.encoder
         assert isinstance(encoder, PathsEncoder)
-        return self.our_tower.encode_views(read_views(image_input, encoder))
+        return self.our_tower.encode_views(VIEW_READERS[self.record.reader](image_input, encoder))
 
 
 class InternVL(ReplacesTower):
@@ -90,7 +90,7 @@ def __getattr__(name: str) -> type:
     record = MODELS[name]
     vllm_class: type = getattr(import_module(record.path), record.name or name)
     mixin = ReadsInputs if record.reader else ReplacesTower
-    if record.reader == "views":
+    if record.reader in VIEW_READERS:
         mixin = ReadsViews
     if record.module == "internvl":
         mixin = InternVL

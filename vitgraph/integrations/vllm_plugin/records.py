@@ -35,6 +35,8 @@ class Record(NamedTuple):
     block_norm_eps: float | None = None
     """The epsilon of the two norms of every block, if vLLM uses another one than the tower's config
     states; else None."""
+    parameters: tuple[str, ...] = ()
+    """The parameters of the model class itself that an encoder contains, too; they are removed."""
 
     @property
     def path(self) -> str:
@@ -114,6 +116,12 @@ MODELS: Mapping[str, Record] = {
         *("step3_vl", "step3", "vision_model"),
         ("vit_downsampler", "vit_downsampler2", "vit_large_projector"),
         "views",
+        published_names=True,
+    ),
+    "DeepseekOCR2ForCausalLM": Record(
+        *("deepseek_ocr2", "deepseek_ocr2", "sam_model", ("qwen2_model", "projector")),
+        parameters=("view_seperator",),
+        reader="crops",
         published_names=True,
     ),
     "DotsOCRForCausalLM": Record(

@@ -126,6 +126,8 @@ class ReplacesTower(ModelClass):
         self._put(self.record.tower, tower)
         for name in self.record.projectors:
             self._put(name, PassesWeights(tower, name))
+        for name in self.record.parameters:
+            self.register_parameter(name, None)
         return ""
 
     def _put(self, path: str, module: nn.Module) -> None:
