@@ -4,7 +4,7 @@ Each maker or line of models has a folder with its towers, one file each, and it
 (``*_pixels``; those of Qwen and GLM are in ``inputs.patches``, because others use them): ``qwen``,
 ``intern``, ``siglip``, ``clip``, ``glm``, ``gemma``, ``deepseek``, ``step``, ``kimi``, ``mistral``,
 ``minimax``, ``baidu``, ``llama``, ``idefics``, ``ibm``, ``lfm``, ``dino``, ``nvidia``, ``meta`` and
-``rednote``. Gemma 3 and PaliGemma are in ``siglip``, because they have SigLIP's tower.
+``rednote``. Gemma 3, PaliGemma and LLaVA-OneVision are in ``siglip``, whose tower they have.
 
 All other files and folders are shared; in the order in which a value travels:
 
@@ -43,6 +43,8 @@ from .clip.clip import ClipConfig as ClipConfig
 from .clip.clip import ClipEncoder as ClipEncoder
 from .clip.clip import LlavaConfig as LlavaConfig
 from .clip.clip import LlavaEncoder as LlavaEncoder
+from .clip.clip import LlavaNextConfig as LlavaNextConfig
+from .clip.clip import LlavaNextEncoder as LlavaNextEncoder
 from .contract import EncoderConfig as EncoderConfig
 from .contract import GraphableEncoder as GraphableEncoder
 from .contract import Preprocessor as Preprocessor
@@ -118,6 +120,8 @@ from .rednote.dots_ocr import DotsOCRConfig as DotsOCRConfig
 from .rednote.dots_ocr import DotsOCREncoder as DotsOCREncoder
 from .siglip.siglip import Gemma3Config as Gemma3Config
 from .siglip.siglip import Gemma3Encoder as Gemma3Encoder
+from .siglip.siglip import LlavaOnevisionConfig as LlavaOnevisionConfig
+from .siglip.siglip import LlavaOnevisionEncoder as LlavaOnevisionEncoder
 from .siglip.siglip import PaliGemmaConfig as PaliGemmaConfig
 from .siglip.siglip import PaliGemmaEncoder as PaliGemmaEncoder
 from .siglip.siglip import SiglipConfig as SiglipConfig

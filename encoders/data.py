@@ -210,7 +210,7 @@ def _describe(value: object) -> str:
         return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}{place}"
     if isinstance(value, EncoderOutput | PartialOutput | PathInputs | VisionInputs):
         fields = zip(value._fields, value, strict=True)
-        shown = [(name, field) for name, field in fields if field != {}]  # extras are few
+        shown = [pair for pair in fields if pair[1] != {} and pair != ("image_sizes", None)]
         texts = ", ".join(f"{name}={_describe(field)}" for name, field in shown)
         return f"{type(value).__name__}({texts})"
     if isinstance(value, Mapping):
@@ -261,13 +261,16 @@ class VisionInputs(NamedTuple):
     """(columns of tiles, rows of tiles, whether a thumbnail follows) per item; None: no tiles."""
     other_paths: Mapping[str, PathInputs] = MappingProxyType({})
     """The inputs of the paths besides "image", such as "tiles", in encoders that have such."""
+    image_sizes: list[tuple[int, int]] | None = None
+    """(height, width) in pixels of each image before it was resized, for families that cut the
+    border around an image out of its tokens (LLaVA-1.6); None for others."""
 
     def __repr__(self) -> str:
         return _describe(self)
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle ``other_paths`` as a dict, because its default, a proxy, cannot be pickled."""
-        return type(self), (*self[:3], dict(self.other_paths))
+        return type(self), (*self[:3], dict(self.other_paths), self.image_sizes)
 
     @property
     def paths(self) -> dict[str, PathInputs]:
@@ -308,10 +311,12 @@ class VisionInputs(NamedTuple):
                     f"path {name!r} has {entries} entries for {count} items, those of the items "
                     f"{users}, and tiles says that {tiled} use it: pass what preprocess returned"
                 )
-        if self.tiles is not None and len(tiles) != count:
-            raise ValueError(
-                f"tiles has {len(tiles)} items, grid_thw {count}: pass what preprocess returned"
-            )
+        for name, values in (("tiles", self.tiles), ("image_sizes", self.image_sizes)):
+            if values is not None and len(values) != count:
+                raise ValueError(
+                    f"{name} has {len(values)} items, grid_thw {count}: pass what preprocess "
+                    "returned"
+                )
 
     @classmethod
     def from_processor(cls, features: Mapping[str, object]) -> VisionInputs:

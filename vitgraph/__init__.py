@@ -61,6 +61,8 @@ if TYPE_CHECKING:
     from encoders import Lfm2VLEncoder as Lfm2VLEncoder
     from encoders import Llama4Encoder as Llama4Encoder
     from encoders import LlavaEncoder as LlavaEncoder
+    from encoders import LlavaNextEncoder as LlavaNextEncoder
+    from encoders import LlavaOnevisionEncoder as LlavaOnevisionEncoder
     from encoders import MiniMaxM3Encoder as MiniMaxM3Encoder
     from encoders import MoonViTEncoder as MoonViTEncoder
     from encoders import MuseGlimmerEncoder as MuseGlimmerEncoder

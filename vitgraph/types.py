@@ -34,6 +34,8 @@ from encoders import InternViTConfig as InternViTConfig
 from encoders import Lfm2VLConfig as Lfm2VLConfig
 from encoders import Llama4Config as Llama4Config
 from encoders import LlavaConfig as LlavaConfig
+from encoders import LlavaNextConfig as LlavaNextConfig
+from encoders import LlavaOnevisionConfig as LlavaOnevisionConfig
 from encoders import Metadata as Metadata
 from encoders import MiniMaxM3Config as MiniMaxM3Config
 from encoders import ModeName as ModeName

@@ -161,7 +161,8 @@ def _has_signs(family: Family, names: Iterable[str]) -> bool:
     def has(sign: str) -> bool:
         return any(name.endswith(sign) for name in names)
 
-    return any(has(first) and has(second) for first, second in family.signs)
+    own = any(has(first) and has(second) for first, second in family.signs)
+    return own and not any(map(has, family.without))
 
 
 def _unsupported(contents: Contents, description: str) -> CheckpointError:

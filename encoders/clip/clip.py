@@ -1,17 +1,19 @@
 """CLIP's vision tower, as OpenAI, LAION, Apple (DFN) and Meta (MetaCLIP 1 and 2) trained it.
 
 LLaVA-1.5 has OpenAI's tower: a projector of two layers reads the patches after the last block but
-one.
+one. LLaVA-1.6 (LLaVA-NeXT) encodes the whole image and tiles of it, and joins their tokens to one
+sequence, as ``base/any_res.py`` shows.
 
 A pre-norm ViT over square views: a class token, learned positions, a norm before the blocks, and
 one after them. A linear layer projects the class token to the vector that is compared with texts
 (``embed(pool="head")``).
 
-Source: ``CLIPVisionModel``, ``CLIPModel``, ``MetaClip2VisionModel`` and
-``LlavaMultiModalProjector`` of transformers 5.24.0.
+Source: ``CLIPVisionModel``, ``CLIPModel``, ``MetaClip2VisionModel``, ``LlavaMultiModalProjector``
+and ``LlavaNextModel`` of transformers 5.24.0.
 Repo ids: openai/clip-vit-{base-patch32,base-patch16,large-patch14,large-patch14-336},
 laion/CLIP-ViT-{B-32,B-16,L-14,H-14,g-14,bigG-14}-*, facebook/metaclip-*, apple/DFN*-CLIP-ViT-*,
-llava-hf/llava-1.5-{7b,13b}-hf.
+llava-hf/llava-1.5-{7b,13b}-hf, llava-hf/llava-v1.6-{mistral-7b,vicuna-7b,vicuna-13b,34b}-hf,
+llava-hf/llama3-llava-next-8b-hf, llava-hf/llava-next-{72b,110b}-hf.
 
 Shapes: B views of n = 1 + h*w rows (class token first), D width, N = B*h*w tokens.
 
@@ -36,12 +38,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..base.any_res import AnyResEncoder
 from ..base.tile_encoder import TileEncoder
 from ..data import EncoderOutput, GridLike, Metadata
 from ..hf_config import (
     find_section,
     read_choice,
     read_epsilon,
+    read_field,
     read_layer,
     read_size,
     require_sizes,
@@ -171,6 +175,36 @@ class LlavaConfig(ClipConfig):
         )
 
 
+_PINPOINTS = ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008))
+"""The sizes of LLaVA-1.6 if its config has none, (height, width) in pixels."""
+
+
+@dataclass(frozen=True)
+class LlavaNextConfig(LlavaConfig):
+    """The sizes of a tower of LLaVA-1.6, and those to which an image may be resized for tiles."""
+
+    image_grid_pinpoints: tuple[tuple[int, int], ...] = _PINPOINTS
+    """The (height, width) in pixels of all tiles together, multiples of ``image_size``."""
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, object]) -> LlavaNextConfig:
+        """Read the ``config.json`` of a LLaVA-1.6 model.
+
+        Raises:
+            ValueError: a config value that is not supported, or sizes that disagree.
+        """
+        from ..inputs.sizes import read_candidates
+
+        base = LlavaConfig.from_hf(config)
+        sizes = read_field(config, "image_grid_pinpoints", default=_PINPOINTS)
+        return cls(
+            **vars(base),
+            image_grid_pinpoints=read_candidates(
+                "config", sizes, base.image_size, "image_grid_pinpoints"
+            ),
+        )
+
+
 class ClipEncoder(TileEncoder):
     """Encodes views of one size to hidden states, a class token and one normed token per patch."""
 
@@ -274,6 +308,24 @@ class LlavaEncoder(ClipEncoder):
     @property
     def _blocks_run(self) -> int:
         return self.config.blocks_run
+
+
+class LlavaNextEncoder(AnyResEncoder):
+    """Encodes an image and its tiles to hidden states of an inner layer and one token sequence."""
+
+    def __init__(self, config: LlavaNextConfig, preprocessor: Preprocessor | None = None) -> None:
+        super().__init__(LlavaEncoder(config))
+        self.config: LlavaNextConfig = config
+        self._preprocessor = preprocessor
+
+    def _default_preprocessor(self) -> Preprocessor:
+        from ..inputs.any_res import AnyResPreprocessor
+
+        return AnyResPreprocessor(
+            self.config.patch_size,
+            image_size=self.config.image_size,
+            pinpoints=self.config.image_grid_pinpoints,
+        )
 
 
 class Projector(nn.Module):

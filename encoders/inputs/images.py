@@ -59,6 +59,8 @@ class StagedItem(NamedTuple):
     tiles: Tiling | None = None
     """The arrangement of an image's tiles, (columns, rows, whether a thumbnail follows); None for
     families without tiles."""
+    image_size: tuple[int, int] | None = None
+    """(height, width) in pixels of the image as decoded; None for families that do not need it."""
 
     def layout(self, names: Iterable[str]) -> VisionInputs:
         """Return the grids and tiles of the item without its pixels, for the input paths ``names``.
@@ -70,7 +72,8 @@ class StagedItem(NamedTuple):
             grids = [self.paths[name].grid] if name in self.paths else []
             paths[name] = PathInputs(empty, grid_tensor(grids), (0,) * len(grids))
         tiles = None if self.tiles is None else [self.tiles]
-        return VisionInputs(*paths.pop("image")[:2], tiles, paths)
+        sizes = None if self.image_size is None else [self.image_size]
+        return VisionInputs(*paths.pop("image")[:2], tiles, paths, sizes)
 
 
 class ResizePlan(NamedTuple):

@@ -3,8 +3,8 @@
 Source: ``smart_resize`` of transformers 5.23.0's Qwen2-VL image, Qwen3-VL video and GLM processors,
 ``get_resize_output_image_size`` of its PixtralImageProcessor and its ``image_transforms``,
 ``get_optimal_tiled_canvas`` of its GotOcr2ImageProcessor (OpenGVLab's ``dynamic_preprocess``), and
-``select_best_resolution`` of deepseek-ai/DeepSeek-VL2 at commit ef9f91e. Python's ``round`` (half
-to even) is part of the definitions.
+``select_best_resolution`` of transformers and of deepseek-ai/DeepSeek-VL2 at commit ef9f91e.
+Python's ``round`` (half to even) is part of the definitions.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Literal
 
 MOST_TILES = 1024
 """The most tiles that one image may be cut into. Published checkpoints make at most 40."""
@@ -339,13 +340,15 @@ def best_candidate(
 ) -> tuple[int, int]:
     """Return the candidate size at which an image keeps the most pixels with the least padding.
 
+    DeepSeek-VL2 and the LLaVA families choose so.
+
     Args:
         width: width of the image in pixels.
         height: height of the image in pixels.
         candidates: widths and heights in pixels; of equals, the first one is taken.
 
     Returns:
-        Width and height of the candidate (``select_best_resolution`` of DeepSeek-VL2's code).
+        Width and height of the candidate (``select_best_resolution``).
     """
 
     def worth(size: tuple[int, int]) -> tuple[int, int]:
@@ -356,20 +359,28 @@ def best_candidate(
     return max(candidates, key=worth)
 
 
-def read_candidates(label: str, sizes: object, side: int) -> tuple[tuple[int, int], ...]:
-    """Check the sizes to which DeepSeek-VL2 may resize an image before it is split into tiles.
+def read_candidates(
+    label: str,
+    sizes: object,
+    side: int,
+    name: Literal["candidate_resolutions", "image_grid_pinpoints"] = "candidate_resolutions",
+) -> tuple[tuple[int, int], ...]:
+    """Check the sizes to which an image may be resized before it is split into tiles.
 
     Args:
         label: name of the file or section that holds the sizes, for errors.
-        sizes: widths and heights in pixels, as parsed from JSON.
-        side: side of a view in pixels; the first size is one view.
+        sizes: the two sides in pixels of each size, as parsed from JSON.
+        side: side of a view in pixels.
+        name: the field of the sizes. The first of ``candidate_resolutions`` (DeepSeek-VL2) must be
+            one view.
 
     Returns:
-        The widths and heights.
+        The sides, in the order in which they were given.
 
     Raises:
         ValueError: anything but pairs of multiples of ``side``, or a size over the limits.
     """
+    one_view = name == "candidate_resolutions"
     max_pixels = min(MOST_TILES * side * side, MOST_PIXELS)
     if (
         not isinstance(sizes, list | tuple)
@@ -377,11 +388,12 @@ def read_candidates(label: str, sizes: object, side: int) -> tuple[tuple[int, in
         or any(not isinstance(size, list | tuple) or len(size) != 2 for size in sizes)
         or any(type(n) is not int or n <= 0 or n % side for size in sizes for n in size)
         or any(width * height > max_pixels for width, height in sizes)
-        or tuple(sizes[0]) != (side, side)
+        or (one_view and tuple(sizes[0]) != (side, side))
     ):
+        first = f"[{side}, {side}] first, " if one_view else ""
         raise ValueError(
-            f"{label}: candidate_resolutions={sizes!r} must be pairs of multiples of {side}, "
-            f"[{side}, {side}] first, of at most {max_pixels} pixels each ({MOST_TILES} views, and "
+            f"{label}: {name}={sizes!r} must be pairs of multiples of {side}, "
+            f"{first}of at most {max_pixels} pixels each ({MOST_TILES} views, and "
             f"{MOST_PIXELS} pixels)"
         )
-    return tuple((width, height) for width, height in sizes)
+    return tuple((first_side, second_side) for first_side, second_side in sizes)

@@ -54,6 +54,8 @@ class Views(NamedTuple):
     """The pixels [3, s, s] of each view, from 0 to 255, by the name of the path that encodes it."""
     tiles: Tiling = (1, 1, False)
     """The arrangement of the tiles: (columns, rows, whether the whole image is also a view)."""
+    image_size: tuple[int, int] | None = None
+    """(height, width) in pixels of the image as decoded, if its tokens depend on it."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,7 @@ class ViewPreprocessor(StagedPreprocessor):
             rows, columns = (side // self.patch_size for side in pixels[0].shape[1:])
             grid, mean_std = (len(pixels), rows, columns), self.mean_std(name)
             paths[name] = StagedPath(stack_frames(pixels, device), grid, *mean_std)
-        return StagedItem(paths, views.tiles)
+        return StagedItem(paths, views.tiles, views.image_size)
 
     def finish(self, items: Sequence[StagedItem]) -> VisionInputs:
         """Normalise the views of items for each input path, on the device of their pixels."""
@@ -164,7 +166,8 @@ class ViewPreprocessor(StagedPreprocessor):
             rows = self.rows(parts, side, device)
             paths[name] = PathInputs(rows, grid_tensor([part.grid for part in parts]), users)
         tilings = [item.tiles for item in items if item.tiles is not None]
-        return VisionInputs(*paths.pop("image")[:2], tilings, paths)
+        sizes = [item.image_size for item in items if item.image_size is not None]
+        return VisionInputs(*paths.pop("image")[:2], tilings, paths, sizes or None)
 
     def rows(self, parts: Sequence[StagedPath], side: int, device: torch.device) -> Tensor:
         """Return the normalised views of one input path, float32 [n, 3, side, side].

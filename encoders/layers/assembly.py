@@ -54,6 +54,38 @@ def stitch(tokens: Tensor, grid: tuple[int, int], columns: int) -> Tensor:
     return rearrange(tokens, "(r c h w) d -> (r h) (c w) d", c=columns, h=h, w=w)
 
 
+def end_rows(view: Tensor, newline: Tensor) -> Tensor:
+    """Return the tokens of a view, row by row, with the learned newline behind each row.
+
+    Args:
+        view: [rows, columns, D].
+        newline: [D].
+
+    Returns:
+        [rows*(columns+1), D].
+    """
+    ends = newline.expand(len(view), 1, -1)
+    return torch.cat((view, ends), dim=1).flatten(0, 1)
+
+
+def covered_part(grid: tuple[int, int], size: tuple[int, int]) -> tuple[range, range]:
+    """Return which rows and columns of a map an image covers that lies in its middle.
+
+    A long and narrow image may cover no row at all, as in ``unpad_image`` of transformers, which
+    rounds down.
+
+    Args:
+        grid: the number of rows and of columns of the map.
+        size: height and width of the image in any unit.
+    """
+    (rows, columns), (height, width) = grid, size
+    if width / height > columns / rows:
+        cut = (rows - int(round(height * (columns / width), 7))) // 2
+        return range(cut, rows - cut), range(columns)
+    cut = (columns - int(round(width * (rows / height), 7))) // 2
+    return range(rows), range(cut, columns - cut)
+
+
 def assemble(
     views: Mapping[str, Tensor], order: Sequence[str], newline: Tensor, separator: Tensor
 ) -> Tensor:
@@ -73,6 +105,5 @@ def assemble(
         if name == SEPARATOR:
             parts.append(separator[None])
         elif name in views:
-            ends = newline.expand(len(views[name]), 1, -1)
-            parts.append(torch.cat((views[name], ends), dim=1).flatten(0, 1))
+            parts.append(end_rows(views[name], newline))
     return torch.cat(parts)

@@ -1,17 +1,19 @@
-"""SigLIP and SigLIP2 of one image size, and Gemma 3's and PaliGemma's encoders with that tower.
+"""SigLIP and SigLIP2 of one image size, and Gemma 3, PaliGemma and LLaVA-OneVision on that tower.
 
 A pre-norm ViT over square views without a class token: learned positions, layer norms, a final
 norm. SigLIP's head turns the tokens of an image into one vector (``embed(pool="head")``). Gemma 3
 has no head; it takes the mean of 4x4 patches, normalises it and projects it. PaliGemma projects
-each patch.
+each patch. LLaVA-OneVision projects each patch before the final norm, of the whole image and of its
+tiles, and joins them to one sequence, as ``base/any_res.py`` shows.
 
 Source: ``SiglipVisionModel``, ``Gemma3MultiModalProjector`` and ``PaliGemmaMultiModalProjector`` of
-transformers 5.23.0.
+transformers 5.23.0, and ``LlavaOnevisionModel`` of 5.24.0.
 Repo ids: google/siglip-{base,large}-patch16-*, google/siglip-so400m-patch14-{224,384},
 google/siglip2-{base,large,so400m,giant-opt}-patch{14,16,32}-*, google/gemma-3-{4b,12b,27b}-{pt,it},
 google/medgemma-4b-{pt,it}, google/paligemma-3b-{pt,mix}-{224,448,896},
-google/paligemma2-{3b,10b,28b}-{pt,mix}-{224,448,896}, vidore/colpali-v1.{2,3}-hf. Repos whose names
-end in naflex have the tower of ``siglip2.py``.
+google/paligemma2-{3b,10b,28b}-{pt,mix}-{224,448,896}, vidore/colpali-v1.{2,3}-hf,
+llava-hf/llava-onevision-qwen2-{0.5b,7b,72b}-{ov,si,ov-chat}-hf. Repos whose names end in naflex
+have the tower of ``siglip2.py``.
 
 Shapes: B views, n patches of a view, D width, N tokens.
 
@@ -22,6 +24,7 @@ Deliberate differences:
   ``SiglipVisionModel(interpolate_pos_encoding=True)`` does, in float32 or wider.
 - A view is rounded down to whole patches: of 384x384 pixels and patches of 14, the source's
   convolution never reads the last 6 rows and columns.
+- LLaVA-OneVision's final norm is loaded (strictly) and not run.
 - Gemma 3's mean and norm are computed in float32 and rounded once; the source rounds the mean, too.
 """
 
@@ -37,11 +40,13 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
+from ..base.any_res import AnyResEncoder
 from ..base.tile_encoder import TileEncoder
 from ..data import EncoderOutput, GridLike, Metadata
 from ..hf_config import (
     find_section,
     read_epsilon,
+    read_field,
     read_flag,
     read_size,
     require_divisible,
@@ -176,6 +181,54 @@ class PaliGemmaConfig(SiglipConfig):
         )
 
 
+_PINPOINTS = tuple((384 * rows, 384 * columns) for rows in range(1, 7) for columns in range(1, 7))
+"""The sizes of LLaVA-OneVision if its config has none, (height, width) in pixels."""
+
+
+@dataclass(frozen=True)
+class LlavaOnevisionConfig(SiglipConfig):
+    """The sizes of a SigLIP tower and of LLaVA-OneVision's projector, and how an image is tiled."""
+
+    out_hidden_size: int = 3584
+    image_grid_pinpoints: tuple[tuple[int, int], ...] = _PINPOINTS
+    """The (height, width) in pixels of all tiles together, multiples of ``image_size``."""
+    most_tiles: int = 9
+    """The number of tiles of whose size a larger map of tokens becomes."""
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, object]) -> LlavaOnevisionConfig:
+        """Read the ``config.json`` of a LLaVA-OneVision model.
+
+        Raises:
+            ValueError: a config value that is not supported, or sizes that disagree.
+        """
+        from ..inputs.sizes import read_candidates
+
+        vision = find_section(config, "vision_config")
+        require_value(vision, "model_type", "siglip_vision_model")
+        require_value(config, "projector_hidden_act", "gelu")
+        require_value(config, "multimodal_projector_bias", True)
+        require_value(config, "vision_feature_select_strategy", "full")
+        require_value(config, "vision_feature_layer", -1)
+        base = SiglipConfig.from_hf(vision)
+        sizes = read_field(config, "image_grid_pinpoints", default=_PINPOINTS)
+        ratio = str(config.get("vision_aspect_ratio", "anyres_max_9"))
+        most = ratio.removeprefix("anyres_max_")
+        if not (most.isdecimal() and ratio.startswith("anyres_max_") and len(most) < 5):
+            raise ValueError(
+                f"config field vision_aspect_ratio={ratio!r} is not implemented: it must be "
+                "anyres_max_ and a number of tiles"
+            )
+        return cls(
+            **vars(base),
+            out_hidden_size=read_size(find_section(config, "text_config"), "hidden_size"),
+            image_grid_pinpoints=read_candidates(
+                "config", sizes, base.image_size, "image_grid_pinpoints"
+            ),
+            most_tiles=int(most),
+        )
+
+
 class SiglipEncoder(TileEncoder):
     """Encodes views of one size to hidden states and one normed token per patch."""
 
@@ -270,6 +323,60 @@ class PaliGemmaEncoder(SiglipEncoder):
     def _tokens(self, normed: Tensor, h: int, w: int) -> Tensor:
         tokens: Tensor = self.projector(normed)
         return tokens.flatten(0, 1)
+
+
+class LlavaOnevisionTower(SiglipEncoder):
+    """The SigLIP tower and the projector of LLaVA-OneVision, which encode views of one size."""
+
+    def __init__(self, config: LlavaOnevisionConfig) -> None:
+        super().__init__(config)
+        width, out = config.hidden_size, config.out_hidden_size
+        self.projector = nn.Sequential(nn.Linear(width, out), nn.GELU(), nn.Linear(out, out))
+
+    def forward(
+        self,
+        pixel_values: Tensor,
+        grid_thw: GridLike | None = None,
+        *,
+        encoder_metadata: Metadata | None = None,
+    ) -> EncoderOutput:
+        """Encode B views of n patches each to N tokens.
+
+        Returns:
+            ``last_hidden_state`` [B, n, D] before the last norm, ``pooler_output`` [N, out], its
+            projection, no DeepStack features.
+        """
+        metadata = self._resolve_metadata(pixel_values, grid_thw, encoder_metadata)
+        hidden = self.embed_patches(pixel_values, metadata)
+        for block in self.steps(self.blocks, hidden, metadata):
+            hidden = block(hidden)
+        return EncoderOutput(hidden, self.projector(hidden).flatten(0, 1), ())
+
+    @property
+    def pooling_head(self) -> None:
+        """None: no model of the family uses the head of its tower."""
+        return None
+
+
+class LlavaOnevisionEncoder(AnyResEncoder):
+    """Encodes an image and its tiles to hidden states and one sequence of tokens."""
+
+    def __init__(
+        self, config: LlavaOnevisionConfig, preprocessor: Preprocessor | None = None
+    ) -> None:
+        super().__init__(LlavaOnevisionTower(config))
+        self.config: LlavaOnevisionConfig = config
+        self._most_tiles = config.most_tiles
+        self._preprocessor = preprocessor
+
+    def _default_preprocessor(self) -> Preprocessor:
+        from ..inputs.any_res import AnyResPreprocessor
+
+        return AnyResPreprocessor(
+            self.config.patch_size,
+            image_size=self.config.image_size,
+            pinpoints=self.config.image_grid_pinpoints,
+        )
 
 
 class Projector(nn.Module):

@@ -281,6 +281,7 @@ def split_inputs(inputs: VisionInputs, paths: Mapping[str, ItemPath]) -> list[Vi
             *path_items["image"][item][:2],
             inputs.tiles and inputs.tiles[item : item + 1],
             {name: parts[item] for name, parts in path_items.items() if name != "image"},
+            inputs.image_sizes and inputs.image_sizes[item : item + 1],
         )
         for item in range(len(inputs.grid_thw))
     ]
@@ -330,7 +331,8 @@ def join_inputs(parts: Sequence[VisionInputs]) -> VisionInputs:
         ]
         joined_paths[name] = PathInputs(torch.cat(pixels), torch.cat(grids), tuple(items))
     tiles = [tiling for part in parts for tiling in part.tiles or ()]
-    return VisionInputs(*joined_paths.pop("image")[:2], tiles or None, joined_paths)
+    sizes = [size for part in parts for size in part.image_sizes or ()]
+    return VisionInputs(*joined_paths.pop("image")[:2], tiles or None, joined_paths, sizes or None)
 
 
 class ItemPart(NamedTuple):

@@ -48,6 +48,8 @@ OFFERED = {
     "deepseek_vl": ONE_PATH | {"at", "side"},
     "deepseek_vl_hybrid": SEVERAL_PATHS,
     "deepseek_vl2": SEVERAL_PATHS,
+    "llava_next": SEVERAL_PATHS,
+    "llava_onevision": SEVERAL_PATHS,
     "deepseek_ocr": SEVERAL_PATHS | {"at_mode"},
     "deepseek_ocr2": SEVERAL_PATHS,
     "gemma4": PACKED,

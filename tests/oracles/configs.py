@@ -22,6 +22,8 @@ CHAT_KEYS = (
     "projector_hidden_size",
     "projection_dim",
     "pixel_shuffle_factor",
+    "image_grid_pinpoints",
+    "vision_aspect_ratio",
 )
 """Keys that InternVL's chat models, Gemma 3, MiniMax-M3 and others have outside the vision part."""
 

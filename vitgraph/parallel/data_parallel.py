@@ -289,7 +289,7 @@ class DataParallelEncoder(EncodesItems[PartialOutput]):
             mine = select_share(inputs, shares)
         vectors = own.embed(lambda: mine, results)
         result = result_of_fields(shares, [("vectors", vectors)], self._device)
-        return result._replace(description=repr((_grids_of(inputs), inputs.tiles, result.types)))
+        return result._replace(description=repr((*_layout_of(inputs), result.types)))
 
     def _assign_views(self, inputs: VisionInputs) -> Shares:
         """Assign items to ranks by all of their input paths, such as "image" and "tiles"."""
@@ -310,7 +310,7 @@ class DataParallelEncoder(EncodesItems[PartialOutput]):
             fields = fields_of(join_outputs(outputs), self.outputs)
             item_fields = [fields_of(output, self.outputs) for output in outputs]
             counts = [[len(rows) for _, rows in field] for field in zip(*item_fields, strict=True)]
-        description = repr((_grids_of(inputs), inputs.tiles, self.outputs))
+        description = repr((*_layout_of(inputs), self.outputs))
         return RankResult(shares, fields, counts, description, self._device)
 
     def _result(self, shares: Shares, output: PartialOutput) -> RankResult:
@@ -346,6 +346,7 @@ def _alone(work: Callable[[], RankResult], agreed: str = "") -> RankResult:
     return work()
 
 
-def _grids_of(inputs: VisionInputs) -> dict[str, list[list[int]]]:
-    """Return the grids (t, h, w) of each input path, which must be equal on all ranks."""
-    return {name: path.grid_thw.tolist() for name, path in inputs.paths.items()}
+def _layout_of(inputs: VisionInputs) -> tuple[object, ...]:
+    """Return the grids of each path, the tiles and the sizes of images: equal on all ranks."""
+    grids = {name: path.grid_thw.tolist() for name, path in inputs.paths.items()}
+    return grids, inputs.tiles, inputs.image_sizes

@@ -150,4 +150,5 @@ def select_share(inputs: VisionInputs, shares: Shares) -> VisionInputs:
         pixel_values=shares.select(inputs.pixel_values),
         grid_thw=inputs.grid_thw[torch.tensor(items, dtype=torch.int64)],
         tiles=inputs.tiles and [inputs.tiles[item] for item in items],
+        image_sizes=inputs.image_sizes and [inputs.image_sizes[item] for item in items],
     )

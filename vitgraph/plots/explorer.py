@@ -22,7 +22,7 @@ from einops import rearrange
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from encoders import Encoder
+from encoders import Encoder, PathsEncoder
 from encoders.contract import Limits
 from encoders.inputs import StagedItem, prefix_errors, read_images
 from encoders.streams import ImagesLike, Progress
@@ -141,10 +141,17 @@ def _explore(
 def _picture(encoder: Encoder, staged: StagedItem, path: str) -> Tensor:
     """Return what the encoder reads of an image on an input path, its tiles joined, [3, H, W]."""
     views = staged.paths[path if path in staged.paths else "image"].pixels
-    columns, rows = (1, 1) if staged.tiles is None else staged.tiles[:2]
-    if len(encoder.paths) > 1 and path != "tiles":  # tiles are views of the path "tiles"
-        columns, rows = 1, 1
-    picture = rearrange(views[: rows * columns], "(r q) h w c -> c (r h) (q w)", r=rows, q=columns)
+    if isinstance(encoder, PathsEncoder) and len(encoder.paths) == 1:  # whole image, then tiles
+        side = encoder.paths["image"].config.patch_size
+        patches = rearrange(views, "n (h p) (w q) c -> n (h w) (p q c)", p=side, q=side)
+        (maps,) = encoder.feature_maps(patches, staged.layout(encoder.paths))
+        picture = rearrange(maps[path], "1 h w (p q c) -> c (h p) (w q)", p=side, q=side)
+    else:
+        columns, rows = (1, 1) if staged.tiles is None else staged.tiles[:2]
+        if len(encoder.paths) > 1 and path != "tiles":  # tiles are views of the path "tiles"
+            columns, rows = 1, 1
+        tiles = views[: rows * columns]
+        picture = rearrange(tiles, "(r q) h w c -> c (r h) (q w)", r=rows, q=columns)
     return picture.clamp(0, 255).round().to(torch.uint8).cpu()
 
 

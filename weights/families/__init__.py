@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from .baidu import ERNIE4_5_VL, PADDLEOCR_VL
-from .clip import CLIP, LLAVA
+from .clip import CLIP, LLAVA, LLAVA_NEXT
 from .deepseek import (
     DEEPSEEK_OCR,
     DEEPSEEK_OCR2,
@@ -37,7 +37,7 @@ from .mistral import PIXTRAL
 from .nvidia import C_RADIO, COSMOS3_EDGE
 from .qwen import QWEN2_5_VL, QWEN2_VL, QWEN3_VL
 from .rednote import DOTS_OCR
-from .siglip import GEMMA3, PALIGEMMA, SIGLIP, SIGLIP2
+from .siglip import GEMMA3, LLAVA_ONEVISION, PALIGEMMA, SIGLIP, SIGLIP2
 from .step import STEP3, STEP3_VL
 from .tencent import HUNYUAN_VL
 
@@ -60,10 +60,12 @@ FAMILIES: Mapping[str, Family] = {
         GLM_OCR,
         CLIP,
         LLAVA,
+        LLAVA_NEXT,
         SIGLIP,
         SIGLIP2,
         GEMMA3,
         PALIGEMMA,
+        LLAVA_ONEVISION,
         PIXTRAL,
         GEMMA4,
         PADDLEOCR_VL,

@@ -1,7 +1,7 @@
 """CLIP's tower as OpenAI, LAION, Meta, timm and LLaVA publish it.
 
-Source of the names: ``CLIPModel``, ``CLIPVisionModel``, ``MetaClip2Model`` and ``LlavaModel`` of
-transformers 5.24.0, ``VisionTransformer`` of timm 1.0.31 and of
+Source of the names: ``CLIPModel``, ``CLIPVisionModel``, ``MetaClip2Model``, ``LlavaModel`` and
+``LlavaNextModel`` of transformers 5.24.0, ``VisionTransformer`` of timm 1.0.31 and of
 open_clip 3.3.0.
 """
 
@@ -11,7 +11,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
-from encoders import ClipConfig, ClipEncoder, LlavaConfig, LlavaEncoder
+from encoders import (
+    ClipConfig,
+    ClipEncoder,
+    LlavaConfig,
+    LlavaEncoder,
+    LlavaNextConfig,
+    LlavaNextEncoder,
+)
 from encoders.hf_config import (
     find_section,
     read_choice,
@@ -84,6 +91,13 @@ _LLAVA = Layout(
     joins=_CLIP.joins,
     renames={**_NAMES, _PROJECTOR: "projector"},
     processor_files=family_facts("llava").processors["llava"],
+)
+
+_LLAVA_NEXT = replace(
+    _LLAVA,
+    name="llava_next",
+    projector=(*_LLAVA.projector, "image_newline"),
+    processor_files=family_facts("llava_next").processors["llava_next"],
 )
 
 _PATCH = "patch_embed.proj.weight"
@@ -236,10 +250,20 @@ LLAVA = Family(
     classes={"llava": _CLIP_CLASS},
     fields=_FIELDS,
     outer_fields={("text_config.hidden_size",): length("projector.linear_2.weight", 0)},
+    without=("image_newline",),
     refusals={
-        "llava_next": "it joins the tiles of an image with learned ends of rows, which is not "
-        "implemented",
         "llava_llama": "its checkpoint leaves out the tower, which the repos of llava-hf have",
         "vipllava": "it reads several layers of the tower, which is not implemented",
     },
+)
+LLAVA_NEXT = Family(
+    name="llava_next",
+    encoder=LlavaNextEncoder,
+    config=LlavaNextConfig,
+    model_types=("llava_next",),
+    signs=(("image_newline", "pre_layrnorm.weight"),),
+    layouts=(_LLAVA_NEXT,),
+    classes={"llava_next": _CLIP_CLASS},
+    fields=_FIELDS,
+    outer_fields=LLAVA.outer_fields,
 )

@@ -70,6 +70,9 @@ class Family:
     family. They decide if a config has no model type, or one that several families share."""
     layouts: tuple[Layout, ...]
     """The family's ways to name tensors; the first whose ``marks`` a checkpoint has is used."""
+    without: tuple[str, ...] = ()
+    """Endings of tensor names; a checkpoint with one of them is of another family, whatever signs
+    it has."""
     fields: Fields = field(default_factory=dict)
     """Fields of the config's part for the tower that tensor shapes supply if they are missing."""
     outer_fields: Fields = field(default_factory=dict)

@@ -214,10 +214,11 @@ C_RADIO = Family(
         for size in sizes
     },
     processor_of=_processor_of,
-    refusals=dict.fromkeys(
-        ("NemotronH_Nano_VL_V2", "Llama_Nemotron_Nano_VL"),
-        "its tower is C-RADIO v2, whose positions and tiles no installed library has",
-    ),
+    refusals={
+        "NemotronH_Nano_VL_V2": "its tower is C-RADIO v2, whose tiles and projector are not "
+        "implemented",
+        "Llama_Nemotron_Nano_VL": "its tower is C-RADIO v2, which it computes by code of its repo",
+    },
 )
 
 _EDGE_LAYER = "encoder.layers.N"

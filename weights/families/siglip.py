@@ -1,7 +1,9 @@
-"""SigLIP and SigLIP2 as Google publishes them, and Gemma 3 and PaliGemma, whose tower is SigLIP's.
+"""SigLIP and SigLIP2 as Google publishes them, and models with SigLIP's tower.
+
+These are Gemma 3, PaliGemma and LLaVA-OneVision.
 
 Source of the names: ``SiglipModel``, ``Siglip2Model``, ``Gemma3Model``, ``PaliGemmaModel`` and
-``ColPaliForRetrieval`` of transformers 5.23.0.
+``ColPaliForRetrieval`` of transformers 5.23.0, and ``LlavaOnevisionModel`` of 5.24.0.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ from collections.abc import Mapping
 from encoders import (
     Gemma3Config,
     Gemma3Encoder,
+    LlavaOnevisionConfig,
+    LlavaOnevisionEncoder,
     PaliGemmaConfig,
     PaliGemmaEncoder,
     Siglip2Config,
@@ -99,6 +103,25 @@ _PALIGEMMA = Layout(
     renames={**_NAMES, f"{_PROJECTOR}.linear": "projector"},
     processor_files=family_facts("paligemma").processors["paligemma"],
 )
+_ONEVISION = Layout(
+    name="llava_onevision",
+    prefixes=(
+        Prefix("", "vision_tower.vision_model."),  # llava-hf/llava-onevision-*
+        Prefix("model.", "vision_tower.vision_model."),
+        Prefix("model.", "vision_tower."),  # as transformers 5.24.0 saves it
+        Prefix("", "vision_tower."),
+        Prefix("", ""),
+    ),
+    marks=_SIGLIP.marks,
+    projector=(f"{_PROJECTOR}.", "image_newline"),
+    joins=_SIGLIP.joins,
+    renames={
+        **_NAMES,
+        f"{_PROJECTOR}.linear_1": "projector.0",
+        f"{_PROJECTOR}.linear_2": "projector.2",
+    },
+    processor_files=family_facts("llava_onevision").processors["llava_onevision"],
+)
 _NAFLEX = Layout(
     name="siglip2-naflex",
     prefixes=_SIGLIP.prefixes,
@@ -171,4 +194,15 @@ PALIGEMMA = Family(
     classes={"paligemma": _SIGLIP_CLASS},
     fields=_CONFIG_FIELDS,
     outer_fields={("projection_dim",): length("projector.weight", 0)},
+)
+LLAVA_ONEVISION = Family(
+    name="llava_onevision",
+    encoder=LlavaOnevisionEncoder,
+    config=LlavaOnevisionConfig,
+    model_types=("llava_onevision", "siglip_vision_model"),
+    signs=(("image_newline", "embeddings.patch_embedding.bias"),),
+    layouts=(_ONEVISION,),
+    classes={"llava_onevision": _SIGLIP_CLASS},
+    fields=_CONFIG_FIELDS,
+    outer_fields={("text_config.hidden_size",): length("projector.2.weight", 0)},
 )

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from transformers.models.clip import configuration_clip, modeling_clip
 from transformers.models.llava import configuration_llava, modeling_llava
 
+from encoders import LlavaEncoder
 from encoders.contract import EncoderOutput
 
 from ..configs import Config, vision_of
@@ -81,6 +82,11 @@ def llava_output(reference: Any, pixels: Tensor, grid_thw: Tensor) -> EncoderOut
     return EncoderOutput(hidden, tokens.flatten(0, 1), (), {"prefix": hidden[:, :1]})
 
 
+def llava_next_keys(state: State) -> State:
+    """Map to :func:`llava_reference`, which encodes views and joins none."""
+    return clip_keys({name: x for name, x in state.items() if name != "image_newline"})
+
+
 ROWS = [
     make_row(
         "clip", "openai/clip-vit-large-patch14-336", clip_reference, clip_keys, clip_output,
@@ -97,5 +103,18 @@ ROWS = [
         tiny={**SIZES, "num_hidden_layers": 3, "image_size": 112, "llm_width": 48},
         variant=True,
         unread=("blocks.1.", "norm."),
+    ),
+    make_row(
+        "llava_next", "llava-hf/llava-v1.6-mistral-7b-hf",
+        llava_reference, llava_next_keys, llava_output,
+        shallow={"num_hidden_layers": 2},
+        narrow={**SIZES, "num_hidden_layers": 4, "llm_width": 48},  # LLaVA's row has all 24
+        tiny={
+            **SIZES, "num_hidden_layers": 3, "image_size": 112, "llm_width": 48,
+            "image_grid_pinpoints": [[112, 224], [224, 112], [224, 224]],
+        },
+        variant=True,
+        tower=LlavaEncoder,
+        unread=("blocks.1.", "norm.", "image_newline"),
     ),
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""The references of SigLIP, NaFlex, Gemma 3 and PaliGemma, which are models of transformers."""
+"""The references of SigLIP and of models with its tower, which are models of transformers."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 from transformers.models.gemma3 import configuration_gemma3, modeling_gemma3
+from transformers.models.llava_onevision import modeling_llava_onevision
 from transformers.models.paligemma import modeling_paligemma
 from transformers.models.siglip import configuration_siglip, modeling_siglip
 from transformers.models.siglip2 import configuration_siglip2, modeling_siglip2
 
 from encoders.contract import EncoderOutput
+from encoders.siglip.siglip import LlavaOnevisionTower
 
 from ..configs import Config, vision_of
 from ..family import make_row
@@ -90,6 +92,33 @@ def paligemma_keys(state: State) -> State:
         **{f"tower.{key}": x for key, x in siglip_keys(body).items()},
         **{f"projector.linear.{x}": state[f"projector.{x}"] for x in ("weight", "bias")},
     }
+
+
+def onevision_reference(config: Config) -> nn.Module:
+    """Build the tower and the projector of transformers' LlavaOnevisionModel."""
+    wrapped = modeling_llava_onevision.LlavaOnevisionConfig(
+        vision_config=vision_of(config),
+        text_config={**config["text_config"], "num_attention_heads": 1, "num_key_value_heads": 1},
+    )
+    projector = modeling_llava_onevision.LlavaOnevisionMultiModalProjector(wrapped)
+    return nn.ModuleDict({"tower": siglip_reference(config), "projector": projector})
+
+
+def onevision_keys(state: State) -> State:
+    """Map to :func:`onevision_reference`, which encodes views and joins none."""
+    outside = ("projector.", "image_newline")
+    body = {key: x for key, x in state.items() if not key.startswith(outside)}
+    layers = {"projector.0.": "projector.linear_1.", "projector.2.": "projector.linear_2."}
+    return {
+        **{f"tower.{key}": x for key, x in siglip_keys(body).items()},
+        **{f"{layers[old]}{x}": state[f"{old}{x}"] for old in layers for x in ("weight", "bias")},
+    }
+
+
+def onevision_output(reference: Any, pixels: Tensor, grid_thw: Tensor) -> EncoderOutput:
+    """Run transformers' tower on views, then its projector on what precedes the last norm."""
+    _, hidden = _run(reference["tower"], pixels)
+    return EncoderOutput(hidden, reference["projector"](hidden).flatten(0, 1), ())
 
 
 def siglip_output(reference: Any, pixels: Tensor, grid_thw: Tensor) -> EncoderOutput:
@@ -202,5 +231,19 @@ ROWS = [
         variant=True,
         eager=True,
         required=("num_attention_heads",),
+    ),
+    make_row(
+        "llava_onevision", "llava-hf/llava-onevision-qwen2-0.5b-ov-hf", onevision_reference,
+        onevision_keys, onevision_output,
+        shallow={"num_hidden_layers": 1},
+        narrow={**SIZES, "num_hidden_layers": 4, "llm_width": 48},  # SigLIP's row has all blocks
+        tiny={
+            **SIZES, "num_hidden_layers": 3, "image_size": 112, "llm_width": 48,
+            "image_grid_pinpoints": [[112, 112], [112, 224], [224, 112], [224, 224]],
+        },
+        variant=True,
+        tower=LlavaOnevisionTower,
+        required=("num_attention_heads",),
+        unread=("norm.", "image_newline"),
     ),
 ]  # fmt: skip

@@ -25,6 +25,7 @@ from encoders.deepseek.deepseek_vl_pixels import HybridPreprocessor, SquarePrepr
 from encoders.gemma.gemma4_pixels import SoftTokenPreprocessor
 from encoders.ibm.granite_docling_pixels import PagePreprocessor
 from encoders.idefics.idefics3_pixels import SplitPreprocessor
+from encoders.inputs.any_res import AnyResPreprocessor
 from encoders.inputs.fixed_size import FixedSizePreprocessor, FixedSizeRules
 from encoders.inputs.patches import PatchPreprocessor
 from encoders.inputs.pixel_rules import PixelRules
@@ -232,9 +233,10 @@ def image_sizes(rules: Any) -> str:
             return f"padded to {square(rules.low_size)} and to {square(rules.image_size)}"
         case SquarePreprocessor():
             return f"padded to {square(rules.image_size)}"
-        case CandidatePreprocessor():
+        case CandidatePreprocessor() | AnyResPreprocessor():
             pixels, side = rules.image_size**2, square(rules.image_size)
-            largest = max(width * height for width, height in rules.candidates)
+            sizes = rules.pinpoints if isinstance(rules, AnyResPreprocessor) else rules.candidates
+            largest = max(width * height for width, height in sizes)
             return f"the whole image at {side}, and up to {largest // pixels} tiles of {side}"
     raise ValueError(f"{type(rules).__name__}: say in image_sizes what it makes of an image")
 

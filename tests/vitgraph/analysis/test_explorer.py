@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 
 import vitgraph
 from tests.support.chromium import CHROMIUM, open_page
@@ -150,6 +150,24 @@ def test_a_picture_is_what_the_tower_reads(name: str, tmp_path: Path) -> None:
         assert np.abs(corner - 127).max() < 6
     else:
         assert np.abs(corner - 127).max() > 20
+
+
+@pytest.mark.parametrize(
+    ("name", "path"), [("llava_next", "image"), ("llava_next", "tiles"), ("deepseek_vl2", "image")]
+)
+def test_a_picture_of_tiles_lies_as_their_maps(name: str, path: str, tmp_path: Path) -> None:
+    """It had the whole image in the place of the first tile."""
+    photograph, page = china().resize((900, 400)), tmp_path / "maps.html"
+    encoder = tower(name)
+    vitgraph.write_explorer(page, encoder, [photograph], blocks=[0], path=path, progress=False)
+    (entry,) = read_page(page)[1]["images"]
+    picture = Image.open(io.BytesIO(base64.b64decode(entry["picture"].partition(",")[2])))
+    assert picture.width / picture.height == pytest.approx(entry["width"] / entry["height"])
+    wanted = photograph.resize(picture.size)
+    if name == "deepseek_vl2":
+        wanted = ImageOps.pad(photograph, picture.size, color=(127, 127, 127))
+    difference = np.array(picture).astype(float) - np.array(wanted).astype(float)
+    assert np.abs(difference).mean() < 12
 
 
 def test_a_wrapped_encoder_or_no_image_is_refused(tmp_path: Path) -> None:

@@ -20,8 +20,9 @@ from tests.support.photographs import china, flower
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, extract_encoder, inspect_checkpoint, load_encoder
 
-KINDS = ("clip", "metaclip_2", "llava")
-TOWER = dict.fromkeys(KINDS, "vision_model.") | {"llava": "vision_tower.vision_model."}
+LLAVA = ("llava", "llava_next")
+KINDS = ("clip", "metaclip_2", *LLAVA)
+TOWER = {name: "vision_tower." * (name in LLAVA) + "vision_model." for name in KINDS}
 
 
 @pytest.fixture(params=KINDS)
@@ -96,10 +97,11 @@ def test_a_tower_alone_has_a_projection_if_its_file_has(tmp_path: Path) -> None:
     assert load_encoder(folder).pooling_head is None
 
 
+@pytest.mark.parametrize("kind", LLAVA)
 @pytest.mark.parametrize("prefix", ["vision_tower.", "model.vision_tower."])
-def test_llava_as_transformers_saves_it_loads(tmp_path: Path, prefix: str) -> None:
-    folder = write_seeded_checkpoint(tmp_path / "old", "llava", width=64)
-    new = write_seeded_checkpoint(tmp_path / "new", "llava", width=64, prefix=prefix)
+def test_llava_as_transformers_saves_it_loads(tmp_path: Path, prefix: str, kind: str) -> None:
+    folder = write_seeded_checkpoint(tmp_path / "old", kind, width=64)
+    new = write_seeded_checkpoint(tmp_path / "new", kind, width=64, prefix=prefix)
     assert same_weights(load_encoder(new), load_encoder(folder))
 
 
@@ -110,7 +112,7 @@ def test_llava_as_transformers_saves_it_loads(tmp_path: Path, prefix: str) -> No
         ({"vision_feature_layer": -9}, "select_layer=-9 must be from -3 to 2"),
         ({"vision_feature_select_strategy": "full"}, "select_strategy='full' is not implemented"),
         ({"multimodal_projector_bias": False}, "bias=False is not implemented"),
-        ({"model_type": "llava_next"}, "'llava_next' is not supported: it joins the tiles"),
+        ({"model_type": "vipllava"}, "'vipllava' is not supported: it reads several layers"),
         ({"model_type": "llava_llama"}, "leaves out the tower, which the repos of llava-hf"),
     ],
     ids=str,
@@ -122,6 +124,31 @@ def test_a_llava_that_differs_is_refused(
     edit_config(folder, lambda config: config.update(change))
     with pytest.raises(CheckpointError, match=message):
         inspect_checkpoint(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"image_grid_pinpoints": [[336, 400]]}, r"image_grid_pinpoints=.* multiples of 336"),
+        ({"image_grid_pinpoints": 4}, r"image_grid_pinpoints=4 must be pairs"),
+        ({"vision_feature_select_strategy": "full"}, "select_strategy='full' is not implemented"),
+    ],
+    ids=str,
+)
+def test_a_llava_next_that_differs_is_refused(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    folder = write_seeded_checkpoint(tmp_path / "next", "llava_next", width=64)
+    edit_config(folder, lambda config: config.update(change))
+    with pytest.raises(CheckpointError, match=message):
+        inspect_checkpoint(folder)
+
+
+def test_llava_next_without_sizes_has_those_of_its_class(tmp_path: Path) -> None:
+    folder = write_seeded_checkpoint(tmp_path / "next", "llava_next", width=64)
+    whole = load_encoder(folder)
+    edit_config(folder, lambda config: config.pop("image_grid_pinpoints"))
+    assert load_encoder(folder).config == whole.config
 
 
 def timm_folder(tmp_path: Path, name: str, classes: int) -> tuple[Path, torch.nn.Module]:

@@ -120,9 +120,9 @@ def test_a_tower_without_a_head_has_none(tmp_path: Path) -> None:
 
 
 def test_another_model_around_the_same_tower_is_refused(tmp_path: Path) -> None:
-    """LLaVA takes another layer of the tower, and has a projector of its own."""
+    """Aya Vision has a projector of its own."""
     folder = write_seeded_checkpoint(tmp_path / "gemma3", "gemma3", width=64)
-    edit_config(folder, lambda config: config.update(model_type="llava_onevision"))
+    edit_config(folder, lambda config: config.update(model_type="aya_vision"))
 
     def reproject(tensors: dict[str, Any]) -> None:
         for name in [name for name in tensors if name.startswith("multi_modal_projector.")]:

@@ -130,7 +130,7 @@ def test_transformers_computes_what_the_encoder_does(extracted: Written, family:
     naflex = family in ("siglip2", "lfm2_vl", "lfm2_5_vl")
     with torch.no_grad():
         siglip = family in ("siglip", "gemma3", "paligemma", "colpali", "modernvbert")
-        if siglip or naflex or family in ("idefics3", "smolvlm"):
+        if siglip or naflex or family in ("idefics3", "smolvlm", "llava_onevision"):
             inputs = siglip2_inputs(pixels, torch.tensor(grid)) if naflex else {}
             out = model(**(inputs or {"pixel_values": pixels}), output_hidden_states=True)
             found, wanted = out.hidden_states[-1].flatten(0, 1), hidden.view(-1, 64)

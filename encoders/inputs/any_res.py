@@ -1,0 +1,132 @@
+"""Preprocessing of images for the LLaVA families: a view of the whole image, and tiles of it.
+
+Source: ``LlavaNextImageProcessor`` and ``LlavaOnevisionImageProcessor`` of transformers 5.24.0.
+
+Shapes: s side of a view in pixels.
+
+Deliberate differences:
+
+- Views are cropped to whole patches; the source's tower never reads the pixels beyond them.
+- Each image of a call is cut into tiles, as the source does with a flat list of images. In a list
+  of lists, LLaVA-OneVision's does not cut images that share a list.
+- ``max_tiles`` bounds the number of tiles; the source has no such limit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import ceil
+
+from einops import rearrange
+from torch import Tensor
+
+from .images import BLACK, lay_over, resize
+from .processor_files import (
+    CLIP_MEAN,
+    CLIP_STD,
+    PerChannel,
+    Resample,
+    Section,
+    read_mean_std,
+    read_resample,
+    require_supported,
+)
+from .sizes import best_candidate, read_candidates
+from .views import ViewPreprocessor, Views
+
+_USUAL = ((224, 224), (384, None))
+"""``size`` and ``crop_size`` of the classes of LLaVA-NeXT and of LLaVA-OneVision."""
+
+
+@dataclass(frozen=True)
+class AnyResPreprocessor(ViewPreprocessor):
+    """Makes a view of the whole image, then tiles of the best of several sizes."""
+
+    mean: PerChannel = CLIP_MEAN
+    std: PerChannel = CLIP_STD
+    image_size: int = 336
+    pinpoints: tuple[tuple[int, int], ...] = ((336, 672), (672, 336), (672, 672))
+    """The (height, width) in pixels that an image may be resized to, multiples of ``image_size``.
+    """
+    resample: Resample = "bicubic"
+    """The kind of resampling when images are resized: "bilinear", "bicubic" or "lanczos"."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        read_candidates(
+            type(self).__name__, self.pinpoints, self.image_size, "image_grid_pinpoints"
+        )
+
+    @property
+    def sides(self) -> dict[str, int]:
+        """Return the side in pixels of each kind of view by name, rounded down to whole patches."""
+        return {"image": self.image_size // self.patch_size * self.patch_size}
+
+    @property
+    def pads(self) -> bool:
+        """Return False: the whole image is stretched, and maps of its tiles have no border."""
+        return False
+
+    def views(self, image: Tensor, max_tiles: int | None) -> Views:
+        """Return the view of the whole image, then its tiles row by row.
+
+        Sizes of more than ``max_tiles`` tiles are left out; None leaves out none. An image for
+        which no size is left has no tiles.
+        """
+        side, patches = self.image_size, self.sides["image"]
+        height, width = image.shape[1:]
+        whole = resize(image, side, side, self.resample)
+        sizes = [(w, h) for h, w in self.pinpoints]
+        allowed = [
+            (w, h) for w, h in sizes if max_tiles is None or w * h <= max_tiles * side * side
+        ]
+        if not allowed:
+            return Views({"image": [whole[:, :patches, :patches]]}, image_size=(height, width))
+        wide, tall = best_candidate(width, height, allowed)
+        canvas = self._on_canvas(image, tall, wide)
+        tiles = rearrange(canvas, "c (r h) (q w) -> (r q) c h w", h=side, w=side)
+        views = [view[:, :patches, :patches] for view in (whole, *tiles)]
+        return Views({"image": views}, (wide // side, tall // side, True), (height, width))
+
+    def _on_canvas(self, image: Tensor, height: int, width: int) -> Tensor:
+        """Resize an image, keeping its shape, and lay it in the middle of a black canvas."""
+        down, across = height / image.shape[1], width / image.shape[2]
+        if across < down:
+            inner = min(ceil(image.shape[1] * across), height), width
+        else:
+            inner = height, min(ceil(image.shape[2] * down), width)
+        top, left = (height - inner[0]) // 2, (width - inner[1]) // 2
+        resized = resize(image, *inner, self.resample)
+        return lay_over(resized, height, width, top, left, BLACK)
+
+    def with_section(self, label: str, section: Section) -> AnyResPreprocessor:
+        """Return a copy with the mean, the std, the resampling and the sizes of a processor file.
+
+        Args:
+            label: name of the section in errors.
+            section: the part of the file that describes images.
+
+        Raises:
+            ValueError: a value that is not implemented, or another size than the tower's.
+        """
+        class_name = str(section.get("image_processor_type") or "")
+        side, (usual, usual_crop) = self.image_size, _USUAL["Onevision" in class_name]
+        square = {"height": side, "width": side}
+        size, crop = section.get("size", usual), section.get("crop_size", usual_crop) or square
+        if size not in (side, square, {"shortest_edge": side}) or crop not in (side, square):
+            raise ValueError(
+                f"{label}: size={size!r} and crop_size={crop!r} but the tower takes views of "
+                f"{side}x{side}: use the processor files of the checkpoint's own repo"
+            )
+        require_supported(label, section, {"resample": section.get("resample")})
+        mean, std = read_mean_std(label, section, CLIP_MEAN, CLIP_STD)
+        sizes = section.get("image_grid_pinpoints")
+        return replace(
+            self,
+            mean=mean,
+            std=std,
+            resample=read_resample(label, section, "bicubic"),
+            pinpoints=self.pinpoints
+            if sizes is None
+            else read_candidates(label, sizes, side, "image_grid_pinpoints"),
+        )
