@@ -19,9 +19,9 @@ packages import the names in ``__all__`` from here, not from the modules.
 """
 
 from .clips import read_item, read_video
-from .exact_resize import is_exact_on
+from .exact_resize import is_exact_on, resize_many
 from .image_files import FileLike, learn_heif, open_image, prefix_errors
-from .images import StagedItem, normalize, resize
+from .images import StagedItem, look_up, normalize, resize
 from .intake import AnyArray, ImageLike, ItemLike, Video, VideoLike, read_images, to_rgb
 from .patches import PatchPreprocessor, cut_frames
 from .processor_files import image_section
@@ -45,6 +45,7 @@ __all__ = [
     "image_section",
     "is_exact_on",
     "learn_heif",
+    "look_up",
     "normalize",
     "open_image",
     "prefix_errors",
@@ -53,6 +54,7 @@ __all__ = [
     "read_video",
     "require_av",
     "resize",
+    "resize_many",
     "sample_frames",
     "smart_resize",
     "smart_resize_video",

@@ -404,19 +404,35 @@ def normalize(pixels: Tensor, mean: PerChannel, std: PerChannel, axis: int = 1) 
         float32, shaped as ``pixels``, contiguous.
     """
     shape = [3 if n == axis else 1 for n in range(pixels.ndim)]
-    out = torch.empty(pixels.shape, dtype=torch.float32, device=pixels.device)
     if pixels.device != CPU and pixels.dtype == torch.uint8:
-        levels, offsets = _levels(mean, std, pixels.device, _cuda_stream(pixels.device))
-        for source, target in _strips(pixels.contiguous(), out, _DEVICE_STRIP):
-            numbers = (source + offsets.view(shape)).flatten()
-            torch.index_select(levels, 0, numbers, out=target.view(-1))
-        return out
+        levels = _levels(mean, std, pixels.device, _cuda_stream(pixels.device))
+        return look_up(pixels, levels, axis)
+    out = torch.empty(pixels.shape, dtype=torch.float32, device=pixels.device)
     mean_std = torch.stack(fold_mean_std(mean, std))
     if pixels.is_cuda:  # a copy from pageable memory would wait for all work queued on the GPU
         mean_std = mean_std.pin_memory()
     low, scale = mean_std.to(pixels.device, non_blocking=True).view(2, *shape)
     for source, target in _strips(pixels, out, _STRIP):
         target.copy_(source).sub_(low).div_(scale)
+    return out
+
+
+def look_up(pixels: Tensor, levels: Tensor, axis: int) -> Tensor:
+    """Replace each level of uint8 pixels by a value, on the device of both.
+
+    Args:
+        pixels: uint8, with the three channels on ``axis``.
+        levels: the values of the levels of each channel, [3, 256].
+        axis: the axis of the channels.
+
+    Returns:
+        A tensor of the dtype of ``levels``, shaped as ``pixels``, contiguous.
+    """
+    shape = [3 if n == axis else 1 for n in range(pixels.ndim)]
+    offsets = torch.arange(0, 768, 256, dtype=torch.int32, device=pixels.device).view(shape)
+    out = torch.empty(pixels.shape, dtype=levels.dtype, device=pixels.device)
+    for source, target in _strips(pixels.contiguous(), out, _DEVICE_STRIP):
+        torch.index_select(levels.flatten(), 0, (source + offsets).flatten(), out=target.view(-1))
     return out
 
 
@@ -427,20 +443,17 @@ def _strips(pixels: Tensor, out: Tensor, size: int) -> Iterator[tuple[Tensor, Te
 
 
 @lru_cache(maxsize=64)
-def _levels(
-    mean: PerChannel, std: PerChannel, device: torch.device, cuda_stream: int
-) -> tuple[Tensor, Tensor]:
-    """Return the normalised values of all levels, float32 [768], and where each channel's begin.
+def _levels(mean: PerChannel, std: PerChannel, device: torch.device, cuda_stream: int) -> Tensor:
+    """Return the normalised values of all levels, float32 [3, 256].
 
     The CPU computes them, so a device that reads them has the CPU's values. A CUDA stream has a
     table of its own, which it has copied before it reads it.
     """
     every = torch.arange(256, dtype=torch.uint8, device=CPU)[None].expand(3, -1)
-    levels = normalize(every, mean, std, 0).flatten()
-    offsets = torch.tensor([0, 256, 512], dtype=torch.int32, device=CPU)
+    levels = normalize(every, mean, std, 0)
     if device.type == "cuda":
-        levels, offsets = levels.pin_memory(), offsets.pin_memory()
-    return levels.to(device, non_blocking=True), offsets.to(device, non_blocking=True)
+        levels = levels.pin_memory()
+    return levels.to(device, non_blocking=True)
 
 
 def _cuda_stream(device: torch.device) -> int:

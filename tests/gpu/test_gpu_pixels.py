@@ -21,9 +21,11 @@ from tests.support.photographs import china, flower, hopper, panning_clip, photo
 from tests.support.resizing import FILTERS, Case, by_library, cases
 from tests.support.towers.streams import tower
 from vitgraph.integrations.vllm_plugin.raw_images import (
+    LAYOUTS,
+    Sent,
+    as_positions,
     cut_images,
-    describe_norm,
-    describe_sizes,
+    describe_levels,
 )
 from weights import FAMILIES
 
@@ -186,11 +188,19 @@ def test_images_sent_to_vllms_engine_are_cut_as_on_the_cpu(dtype: torch.dtype | 
     dice = torch.Generator().manual_seed(0)
     sizes = [(65, 97), (1080, 1920), (33, 31), (448, 448)]
     targets = [(56, 112), (1064, 1932), (28, 28), (448, 448)]
-    images = [torch.randint(256, (3, *size), generator=dice, dtype=torch.uint8) for size in sizes]
-    pixels = torch.cat([image.permute(1, 2, 0).flatten() for image in images])
-    described = describe_sizes(images, targets, 14, 2, 2)
-    norms = None if dtype is None else describe_norm(CLIP_MEAN, CLIP_STD, len(images))
-    wanted = cut_images(pixels, described, norms, dtype or torch.float32)
-    found = cut_images(pixels.cuda(), described, norms, dtype or torch.float32)
-    assert found.dtype == (dtype or torch.uint8)
-    assert torch.equal(found.cpu(), wanted)
+    images = [torch.randint(256, (*size, 3), generator=dice, dtype=torch.uint8) for size in sizes]
+    pixels = torch.cat([image.flatten() for image in images])
+    levels = describe_levels(torch.rand(3, 256, generator=dice), len(images))
+    for number, layout in enumerate(LAYOUTS):
+        side, count = (16, 10_488) if layout is as_positions else (14, 2)
+        rows = [
+            Sent(number, *size, h // 14 * side, w // 14 * side, side, 2, count)
+            for size, (h, w) in zip(sizes, targets, strict=True)
+        ]
+        given = torch.tensor(rows), None if dtype is None else levels, dtype or torch.float32
+        wanted, found = (cut_images(place, *given) for place in (pixels, pixels.cuda()))
+        for name, expected in wanted.items():
+            for one, other in zip(found[name], expected, strict=True):
+                assert one.is_cuda
+                assert one.dtype == other.dtype
+                assert torch.equal(one.cpu(), other), (layout, name)

@@ -73,13 +73,9 @@ def _run_and_stop(
 
 
 def _stopping(create: Callable[..., bool], count: Iterator[int], sign: signal.Signals) -> Any:
-    signs = iter([sign])
-
     def create_or_stop(self: Storage, name: str, content: bytes) -> bool:
         if next(count, None) is None:
-            for once in signs:
-                os.kill(os.getpid(), once)
-            raise KeyboardInterrupt  # a signal interrupts the main thread, shards have their own
+            os.kill(os.getpid(), sign)
         return create(self, name, content)
 
     return create_or_stop

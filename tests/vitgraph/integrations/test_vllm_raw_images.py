@@ -20,22 +20,35 @@ from PIL import Image
 from torch import Tensor
 
 from vitgraph.integrations.vllm_plugin import raw_images, raw_processor, raw_switch
-from vitgraph.integrations.vllm_plugin.raw_images import IMAGE, NORM, with_patches
+from vitgraph.integrations.vllm_plugin.raw_images import IMAGE, LEVELS, PIXELS, with_patches
 
 ON_DEVICE = {"do_rescale": False, "do_normalize": False}
 """The settings of a vLLM that normalises pixels in its tower."""
 SETTINGS: dict[str, dict[str, Any]] = {
     "published": {},
     "normalised by the tower": ON_DEVICE,
-    "small limits": {"size": {"shortest_edge": 3136, "longest_edge": 20_000}},
-    "other patches": {"patch_size": 16, **ON_DEVICE},
     "bilinear": {"resample": 2},
     "not resized": {"do_resize": False},
     "rescaled alone": {"do_normalize": False},
 }
+QWEN: dict[str, dict[str, Any]] = {
+    "small limits": {"size": {"shortest_edge": 3136, "longest_edge": 20_000}},
+    "other patches": {"patch_size": 16, **ON_DEVICE},
+}
+SMALL: dict[str, dict[str, Any]] = {
+    "MiniMaxM3VLImageProcessor": {"size": {"shortest_edge": 3136, "longest_edge": 20_000}},
+    "PaddleOCRVLImageProcessor": {"size": {"shortest_edge": 784, "longest_edge": 20_000}},
+    "PixtralImageProcessor": {"size": {"longest_edge": 150}},
+    "Gemma4ImageProcessor": {"max_soft_tokens": 140},
+}
+"""Limits with which images of the other classes shrink."""
+CASES = [
+    (name, {**SMALL.get(name, {}), **settings})
+    for name in raw_processor.IMAGE_PROCESSORS
+    for settings in (SETTINGS if name in SMALL else SETTINGS | QWEN).values()
+]
 SIZES = ([(64, 96)], [(97, 61), (200, 300), (97, 61)], [(30, 30), (1200, 44)], [(56, 112)])
 """Height and width of the images of a call; the largest shrink to less than half."""
-OLD_PATH = ("rescaled alone",)
 
 
 def images(sizes: Any, seed: int = 0) -> list[Image.Image]:
@@ -63,21 +76,100 @@ def answer(processor: Any, given: list[Any], settings: dict[str, Any]) -> Any:
         return f"{type(error).__name__}: {error}"
 
 
-@pytest.mark.parametrize("settings", SETTINGS)
-@pytest.mark.parametrize("name", raw_processor.IMAGE_PROCESSORS)
-def test_patches_cut_by_the_engine_are_the_processors_to_the_bit(name: str, settings: str) -> None:
+def by_engine(sent: Any, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
+    """What the engine makes of the inputs that vLLM sends, under the names of transformers."""
+    kept = {name: sent[name] for name in sent if name not in raw_processor.REPLACED}
+    made = with_patches(kept, dtype)
+    if "pixel_position_ids" in made:
+        made["image_position_ids"] = made.pop("pixel_position_ids")
+    return made
+
+
+def check(name: str, sizes: Any, settings: dict[str, Any]) -> None:
+    """What the engine makes of images is what the processor makes of them."""
     stock, raw = processors(name)
+    wanted, sent = (answer(one, images(sizes), settings) for one in (stock, raw))
+    if isinstance(wanted, str):  # sides that are not whole patches, and are not resized
+        assert sent == wanted
+        return
+    assert IMAGE in sent
+    assert not any(value.is_meta for value in sent.values() if isinstance(value, Tensor))
+    found = by_engine(sent)
+    assert found.keys() == wanted.keys()
+    for key, value in wanted.items():
+        if key == "pixel_values" and "image_sizes" in wanted:  # vLLM takes the padding away
+            value = [
+                image[:, :h, :w] for image, (h, w) in zip(value, sizes_of(wanted), strict=True)
+            ]
+        elif key == "pixel_values" and not isinstance(found[key], Tensor):
+            value = value.split(wanted["image_grid_thw"].prod(-1).tolist())  # as vLLM does
+        elif found[key].shape != value.shape:
+            value = value.view(found[key].shape)
+        assert len(found[key]) == len(value), (key, sizes)
+        for one, other in zip(found[key], value, strict=True):
+            assert torch.equal(one, other), (key, sizes)
+            assert one.dtype == other.dtype
+
+
+def sizes_of(made: Any) -> list[list[int]]:
+    return torch.as_tensor(made["image_sizes"]).tolist()
+
+
+@pytest.mark.parametrize(("name", "settings"), CASES)
+def test_patches_cut_by_the_engine_are_the_processors_to_the_bit(
+    name: str, settings: dict[str, Any]
+) -> None:
     for sizes in SIZES:
-        wanted, sent = (answer(one, images(sizes), SETTINGS[settings]) for one in (stock, raw))
-        if isinstance(wanted, str):  # sides that are not whole tokens, and are not resized
-            assert sent == wanted
-            continue
-        assert (IMAGE in sent) == (settings not in OLD_PATH)
-        found = with_patches(sent, torch.float32)
-        assert found.keys() == wanted.keys()
-        for key, value in wanted.items():
-            assert torch.equal(found[key], value), (key, sizes)
-            assert found[key].dtype == value.dtype
+        check(name, sizes, settings)
+
+
+@pytest.mark.parametrize("name", raw_processor.IMAGE_PROCESSORS)
+def test_images_of_many_sizes_are_the_processors_to_the_bit(name: str) -> None:
+    dice = np.random.default_rng(1)
+    check(name, [tuple(dice.integers(30, 180, 2)) for _ in range(12)], SMALL.get(name, {}))
+
+
+def test_tiles_cut_by_the_engine_are_those_of_pillow() -> None:
+    dice = np.random.default_rng(2)
+    levels = torch.rand(3, 256)
+    for _ in range(12):
+        (height, width), (rows, columns) = dice.integers(8, 90, 2), dice.integers(1, 4, 2)
+        (image,) = images([(height, width)], int(dice.integers(9)))
+        views = [image.resize((16 * int(columns), 16 * int(rows)))]
+        views += [image.resize((16, 16))] if rows * columns > 1 else []
+        wanted = [
+            np.array(view.crop((x, y, x + 16, y + 16)))
+            for view in views
+            for y in range(0, view.height, 16)
+            for x in range(0, view.width, 16)
+        ]
+        layout = raw_images.LAYOUTS.index(raw_images.as_tiles)
+        sent = (layout, height, width, 16 * rows, 16 * columns, 16, 1, rows * columns > 1)
+        found = with_patches(
+            {
+                PIXELS: torch.from_numpy(np.array(image)).flatten(),
+                IMAGE: torch.tensor([[int(value) for value in sent]]),
+                LEVELS: raw_images.describe_levels(levels, 1),
+            },
+            torch.float32,
+        )["pixel_values_flat"]
+        assert isinstance(found, Tensor)
+        numbers = torch.from_numpy(np.stack(wanted)).permute(0, 3, 1, 2).long()
+        assert torch.equal(
+            found,
+            levels.gather(1, numbers.movedim(1, 0).flatten(1))
+            .view(3, *numbers.movedim(1, 0).shape[1:])
+            .movedim(0, 1),
+        )
+
+
+def test_frames_of_gemma4_keep_the_old_path() -> None:
+    stock, raw = processors("Gemma4ImageProcessor")
+    wanted, sent = (
+        answer(one, images([(64, 96)]), {"max_soft_tokens": 70}) for one in (stock, raw)
+    )
+    assert sent.keys() == wanted.keys()
+    assert torch.equal(sent["pixel_values"], wanted["pixel_values"])
 
 
 def test_an_image_is_never_sent_in_more_bytes_than_its_patches() -> None:
@@ -85,7 +177,7 @@ def test_an_image_is_never_sent_in_more_bytes_than_its_patches() -> None:
     limits = {"size": {"shortest_edge": 56 * 56, "longest_edge": 112 * 112}, **ON_DEVICE}
     for sizes in ([(112, 112)], [(150, 150)], [(170, 170)], [(900, 500)]):
         sent, patches = (one(images(sizes), return_tensors="pt", **limits) for one in (raw, stock))
-        assert sent["pixel_values"].nbytes <= patches["pixel_values"].nbytes
+        assert sent[PIXELS].nbytes <= patches["pixel_values"].nbytes
 
 
 def test_floats_and_grey_arrays_keep_the_old_path() -> None:
@@ -125,8 +217,9 @@ def test_processors_that_are_not_known_stay_as_they_are() -> None:
 def test_normalised_patches_have_the_dtype_of_the_model() -> None:
     stock, raw = processors("Qwen2VLImageProcessor")
     sent = dict(raw(images([(64, 96)]), return_tensors="pt"))
-    assert not any(value.is_floating_point() for value in sent.values())  # vLLM rounds floats
-    found = with_patches(sent, torch.bfloat16)["pixel_values"]
+    kept = [value for name, value in sent.items() if name not in raw_processor.REPLACED]
+    assert not any(value.is_floating_point() for value in kept)  # vLLM rounds floats
+    found = by_engine(sent, torch.bfloat16)["pixel_values"]
     wanted = stock(images([(64, 96)]), return_tensors="pt")["pixel_values"]
     assert isinstance(found, Tensor)
     assert torch.equal(found, wanted.bfloat16())
@@ -139,8 +232,8 @@ def test_normalised_patches_have_the_dtype_of_the_model() -> None:
 class Factories:
     """The classes from which vLLM builds the processor of a model."""
 
-    info: type
-    processor: type
+    info: Any
+    processor: Any
     dummy_inputs: type = object
 
 
@@ -186,9 +279,15 @@ def fields(monkeypatch: pytest.MonkeyPatch) -> None:
     vars(sys.modules["vllm.multimodal.inputs"])["MultiModalFieldConfig"] = config
 
 
+def make_info(*, marked: bool) -> Info:
+    """vLLM has a function in place of the class for Pixtral, whose config says what it is."""
+    return Info(marked=marked)
+
+
 @pytest.mark.usefixtures("fields")
-def test_bytes_are_divided_among_images_by_their_sizes() -> None:
-    factories = raw_processor.raw_factories(Factories(Info, Processor))
+@pytest.mark.parametrize("made_by", [Info, make_info])
+def test_bytes_are_divided_among_images_by_their_sizes(made_by: Any) -> None:
+    factories: Any = raw_processor.raw_factories(Factories(made_by, Processor))
     info = factories.info(marked=True)
     image_processor = info.get_hf_processor().image_processor
     assert info.get_hf_processor().image_processor is image_processor  # made once
@@ -196,15 +295,16 @@ def test_bytes_are_divided_among_images_by_their_sizes() -> None:
     sizes = [(64, 96), (300, 200)]
     sent = dict(image_processor(images(sizes), return_tensors="pt"))
     found = factories.processor(info)._get_mm_fields_config(sent, {})
-    assert found["pixel_values"] == ("image", [3 * 64 * 96, 3 * 300 * 200])
+    assert found[PIXELS] == ("image", [3 * 64 * 96, 3 * 300 * 200])
     assert found["image_grid_thw"] == "grids"
-    assert found[IMAGE] == found[NORM] == ("image", True)
+    assert "pixel_values" not in found
+    assert found[IMAGE] == found[LEVELS] == ("image", True)
     old = factories.processor(info)._get_mm_fields_config({"pixel_values": 0}, {})
     assert old == Processor(info)._get_mm_fields_config({}, {})
 
 
 def test_a_config_without_the_mark_keeps_vllms_processor() -> None:
-    factories = raw_processor.raw_factories(Factories(Info, Processor))
+    factories: Any = raw_processor.raw_factories(Factories(Info, Processor))
     info = factories.info(marked=False)
     assert info.get_hf_processor() is info.processor
 
@@ -280,10 +380,10 @@ def test_vllms_model_gets_patches_in_place_of_bytes(replacing: Any) -> None:
             super().__init__()
             self.visual = StageMissingLayer()
 
-        def _parse_and_validate_image_input(self, **inputs: Any) -> Any:
+        def embed_multimodal(self, **inputs: Any) -> Any:
             return inputs
 
-    class Model(replacing.ReplacesTower, Theirs):  # type: ignore[misc,name-defined]
+    class Model(replacing.ReplacesTower, Theirs):  # type: ignore[misc]
         record = Record("qwen2_vl", "qwen2_vl")
 
     hf_config = SimpleNamespace(**{raw_switch.MARK: "1"})
@@ -295,7 +395,7 @@ def test_vllms_model_gets_patches_in_place_of_bytes(replacing: Any) -> None:
     given = images([(64, 96), (40, 30)])
     wanted = dict(stock(given, return_tensors="pt"))
     for sent in (dict(raw(given, return_tensors="pt")), wanted):
-        found = model._parse_and_validate_image_input(**sent)
+        found = model.embed_multimodal(**sent)
         assert found.keys() == wanted.keys()
         assert torch.equal(found["pixel_values"], wanted["pixel_values"])
 

@@ -52,7 +52,7 @@ def require_plugin(text: str) -> Mark:
     return Mark(text)
 
 
-FORM = "1"
+FORM = "2"
 """The version of the form in which images are sent; it changes with ``raw_images``."""
 
 

@@ -47,7 +47,7 @@ class Record(NamedTuple):
     @property
     def sends_images(self) -> bool:
         """Whether vLLM's processor may send images as uint8, which the engine's process cuts."""
-        return not self.reader and self.module != "internvl"
+        return self.reader in ("", "images", "patches", "positions")
 
 
 _VISION, _PROJECTOR = "vision_tower", ("multi_modal_projector",)

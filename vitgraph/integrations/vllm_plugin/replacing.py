@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 
         def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]: ...
 
-        def _parse_and_validate_image_input(self, **inputs: object) -> BatchInputs | None: ...
-
         def _process_image_input(self, image_input: BatchInputs) -> Embeddings: ...
 
         def _process_media_input(self, media_input: BatchInputs) -> Embeddings: ...
@@ -169,15 +167,11 @@ class ReplacesTower(ModelClass):
             self._hook.remove()
 
     def embed_multimodal(self, **inputs: object) -> Embeddings:
-        """Encode images and videos by vLLM's method of this name, after the graphs are captured."""
+        """Encode images and videos by vLLM's method of this name, after the graphs are captured and
+        images that were sent as bytes became patches."""
         if self.vision_tower_ours:
             self.capture_tower()
-        return super().embed_multimodal(**inputs)
-
-    def _parse_and_validate_image_input(self, **inputs: object) -> BatchInputs | None:
-        """Read images by vLLM's method of this name, after those sent as bytes became patches."""
-        patches = with_patches(inputs, self._model_dtype)
-        return super()._parse_and_validate_image_input(**patches)
+        return super().embed_multimodal(**with_patches(inputs, self._model_dtype))
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Load the weights of the whole model by vLLM's method; check that the encoder got all of
