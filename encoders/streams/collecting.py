@@ -15,8 +15,10 @@ from ..data import EncoderOutput, PartialOutput, VisionInputs
 if TYPE_CHECKING:
     from ..data import Array
 
-Arrays: TypeAlias = "dict[str, Array]"
-"""The result of one item as NumPy arrays by name."""
+    Arrays: TypeAlias = dict[str, Array]
+    """The result of one item as NumPy arrays by name."""
+else:
+    Arrays = dict
 
 
 class EncodedItem(NamedTuple):
