@@ -8,6 +8,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from threading import Lock
 from typing import Any
 
 import torch
@@ -73,10 +74,15 @@ def _run_and_stop(
 
 
 def _stopping(create: Callable[..., bool], count: Iterator[int], sign: signal.Signals) -> Any:
+    signs, turn = iter([sign]), Lock()
+
     def create_or_stop(self: Storage, name: str, content: bytes) -> bool:
-        if next(count, None) is None:
-            os.kill(os.getpid(), sign)
-        return create(self, name, content)
+        with turn:  # what another thread creates is whole, or never begun
+            if next(count, None) is None:
+                for once in signs:
+                    os.kill(os.getpid(), once)
+                raise KeyboardInterrupt  # a signal interrupts the main thread alone
+            return create(self, name, content)
 
     return create_or_stop
 

@@ -179,7 +179,8 @@ def test_a_job_to_a_bucket_goes_on_after_a_kill(
         process.join()
         assert process.exitcode == -9
         assert len(s3.glob("bucket/vectors/*_stats.json")) == written
-        assert len(s3.glob("bucket/vectors/*.npy")) == written + (written > 0)
+        begun = len(s3.glob("bucket/vectors/*.npy")) - written  # two shards are written at once
+        assert begun in ((1, 2) if written else (0,))
     assert main(command) == 0
     assert main(["embed", "--verify", "s3://bucket/vectors"]) == 0
     assert load_embeddings("s3://bucket/vectors")[0] == [f"{n:02d}.png" for n in range(20)]

@@ -102,7 +102,7 @@ def test_the_most_tiles_there_may_be_are_chosen_among_few_grids(converted: Path)
     edit_preprocessor(converted, max_patches=MOST_TILES)
     encoder = load_encoder(converted)
     assert best_tiling(4000, 3000, 1, MOST_TILES, 448) is not None
-    assert len(_tile_grids(1, MOST_TILES)) < 8 * MOST_TILES
+    assert len(_tile_grids(1, MOST_TILES, MOST_TILES)) < 8 * MOST_TILES
     assert encoder.preprocessor.max_tiles == MOST_TILES
 
 
