@@ -6,6 +6,7 @@ import errno
 import json
 import shutil
 from collections.abc import Callable
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -169,7 +170,7 @@ def test_a_disk_that_fills_up_stops_the_job_and_breaks_nothing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     out = tmp_path / "out"
-    free = iter([10**9, 10**9, 10**9, 10**5])
+    free = chain([10**9] * 3, repeat(10**5))
     with monkeypatch.context() as patched:
         patched.setattr(shutil, "disk_usage", lambda _: Disk(10**9, 0, next(free)))
         assert main(command) == 2
@@ -177,7 +178,8 @@ def test_a_disk_that_fills_up_stops_the_job_and_breaks_nothing(
         "no space for a shard of 768 bytes and 1,048,576 beside it, 100,000 are free"
         in capsys.readouterr().err
     )
-    assert written(out) == [0, 1]
+    done = written(out)
+    assert len(done) == 2  # two are written at once: 0 and 1, or one of them and 2
 
     def fill_up(parts: Any, path: Path) -> None:
         path.write_bytes(b"a part of it")
@@ -187,7 +189,7 @@ def test_a_disk_that_fills_up_stops_the_job_and_breaks_nothing(
         patched.setattr("vitgraph.embedding.shard._write_npy", fill_up)
         assert main(command) == 2
     assert "No space left on device" in capsys.readouterr().err
-    assert sorted(path.name[:5] for path in out.glob("*.npy")) == ["00000", "00001"]
+    assert sorted(int(path.name[:5]) for path in out.glob("*.npy")) == done
     assert [path.name for path in out.glob(".*") if "lock" not in path.name] == []
     assert main(command) == 0
     assert main(["embed", "--verify", str(out)]) == 0
