@@ -316,7 +316,7 @@ def position_taps(
         return index, weight
     # The taps of all lengths lie in one table, in which each patch looks up its row and column.
     lengths = sorted({length for _, h, w in grids for length in (h, w)})
-    starts = dict(zip(lengths, accumulate(lengths, initial=0), strict=False))
+    starts = dict(zip(lengths, accumulate(lengths[:-1], initial=0), strict=True))
     entries, weights = map(
         torch.cat, zip(*(_axis_taps(n, side, dtype) for n in lengths), strict=True)
     )

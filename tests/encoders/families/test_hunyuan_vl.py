@@ -166,10 +166,15 @@ def test_the_separator_that_no_forward_reads_is_ignored_by_name(folder: Path) ->
 
 @pytest.mark.parametrize(
     "fields",
-    [{"interpolate_mode": "bicubic"}, {"hidden_act": "gelu_pytorch_tanh"},
-     {"spatial_merge_size": 4}, {"temporal_patch_size": 2}, {"head_dim": 64}],
+    [
+        {"interpolate_mode": "bicubic"},
+        {"hidden_act": "gelu_pytorch_tanh"},
+        {"spatial_merge_size": 4},
+        {"temporal_patch_size": 2},
+        {"head_dim": 64},
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_a_tower_that_runs_otherwise_is_refused(fields: dict[str, object]) -> None:
     (name,) = fields
     with pytest.raises(ValueError, match=f"config field {name}=.* is not implemented"):

@@ -52,7 +52,10 @@ def cosmos3_edge_output(reference: Any, pixels: Tensor, grid_thw: Tensor) -> Enc
 
 ROWS = [
     make_row(
-        "cosmos3_edge", "nvidia/Cosmos3-Edge", cosmos3_edge_reference, cosmos3_edge_keys,
+        "cosmos3_edge",
+        "nvidia/Cosmos3-Edge",
+        cosmos3_edge_reference,
+        cosmos3_edge_keys,
         cosmos3_edge_output,
         shallow={"num_hidden_layers": 2},
         narrow=SMALL,
@@ -61,4 +64,4 @@ ROWS = [
         variant=True,
         casts=(("to", "float"),),
     ),
-]  # fmt: skip
+]

@@ -67,7 +67,11 @@ def v4_output(reference: Any, pixels: Tensor, grid_thw: Tensor) -> EncoderOutput
 
 ROWS = [
     make_row(
-        "deepseek_v4", "deepseek-ai/DeepSeek-V4.1-Flash", v4_reference, v4_keys, v4_output,
+        "deepseek_v4",
+        "deepseek-ai/DeepSeek-V4.1-Flash",
+        v4_reference,
+        v4_keys,
+        v4_output,
         shallow={"num_hidden_layers": 2},
         narrow={**V4_NARROW, "llm_width": 48},
         tiny={**V4_NARROW, "num_hidden_layers": 3, "llm_width": 48},
@@ -78,4 +82,4 @@ ROWS = [
         required=("vision_n_layers", "hidden_size"),
         casts=(("float",),),  # of its RMS norms; timm makes the angles
     ),
-]  # fmt: skip
+]

@@ -86,8 +86,11 @@ def _positions(path: Any, h: int, w: int) -> Tensor:
 
 ROWS = [
     make_row(
-        "granite_docling", "ibm-granite/granite-for-docling-500m", granite_docling_reference,
-        siglip_keys, granite_docling_output,
+        "granite_docling",
+        "ibm-granite/granite-for-docling-500m",
+        granite_docling_reference,
+        siglip_keys,
+        granite_docling_output,
         shallow={"num_hidden_layers": 1, "deepstack_visual_indexes": [0], "scale_factor": 2},
         narrow={**SIZES, "out_hidden_size": 48, "scale_factor": 2},
         tiny={**SMALL, "num_hidden_layers": 3, "image_size": 128, "scale_factor": 2},
@@ -97,4 +100,4 @@ ROWS = [
         eager=True,
         unread=("connector.fine.",),
     ),
-]  # fmt: skip
+]

@@ -60,14 +60,18 @@ def hunyuan_vl_output(reference: Any, pixels: Tensor, grid_thw: Tensor) -> Encod
 
 ROWS = [
     make_row(
-        "hunyuan_vl", "tencent/HunyuanOCR", hunyuan_vl_reference, hunyuan_vl_keys,
+        "hunyuan_vl",
+        "tencent/HunyuanOCR",
+        hunyuan_vl_reference,
+        hunyuan_vl_keys,
         hunyuan_vl_output,
         shallow={"num_hidden_layers": 1},
-        narrow=HUNYUAN_NARROW, tiny={**HUNYUAN_NARROW, "num_hidden_layers": 3},
+        narrow=HUNYUAN_NARROW,
+        tiny={**HUNYUAN_NARROW, "num_hidden_layers": 3},
         slow=True,
         blocks=lambda reference: reference["tower"].layers,
         block_rows=lambda encoder, grids, seen: [x[0] for x in seen],
         casts=(("float",),),  # of the table of positions
         learned=lambda rows, columns: rows + 2,
     ),
-]  # fmt: skip
+]
