@@ -3,16 +3,22 @@
     python -m benchmarks.activations --json benchmarks/results/activations_h100.json
 
 Towers of published sizes with random weights in bfloat16, and photographs of seven sizes as
-uncompressed files, which are read like decoded images. ``tower`` are back-to-back graph replays
-with pixels on the GPU, without outputs of blocks, and ``with blocks`` the same with two of them;
-``reading`` reads the files in as many threads as the job. ``vitgraph embed`` writes the two blocks,
-at a sample of the patches of each image and, of a quarter of the images, at all patches. Its graphs
-are captured before it begins, and one run comes before the timed ones.
+decoded uint8 arrays in memory. ``tower`` are back-to-back graph replays with pixels on the GPU,
+without outputs of blocks, and ``with blocks`` the same with two of them; ``stream`` is
+``embed_many`` over the arrays, without outputs of blocks and without shards. ``vitgraph embed``
+writes the two blocks, at a sample of the patches of each image and, of a quarter of the images, at
+all patches. Its graphs are captured before it begins, with the times of those without blocks, and
+one run comes before the timed ones.
 
-``whole`` counts from the first read to the last byte on the disk, ``steady`` from the end of the
-first shard to that of the last. ``disk`` is the rate at which the disk takes the bytes that the job
-writes, measured by files of its own: the job can be no faster than the slower of ``tower`` and
-``disk``, and the ratios are to that one. Figures are medians.
+The job lists a folder of empty files, and takes the array of a file's name where it would read and
+decode the file. These two are left out; the manifest, keys, shards and their tables are those of
+any job.
+
+``whole`` counts from the first image to the last byte on the disk, ``steady`` from the end of the
+first shard to that of the last, and ``start`` are the seconds between the two: the first batches,
+and the flush of the last shard, which a job has once. ``disk`` is the rate at which the disk takes
+the bytes that the job writes, measured by files of its own. The goal is for ``steady`` over the
+slower of ``tower`` and ``disk``. Figures are medians.
 """
 
 from __future__ import annotations
@@ -24,26 +30,30 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from benchmarks import folders
-from benchmarks.encode_many import MIXED, cut_batches, images_per_second, rates
-from benchmarks.gate import Setup, build_reference, decode_in_threads, time_jobs
+from benchmarks.encode_many import MIXED, cut_batches, images_per_second, ours, rates
+from benchmarks.gate import Setup, build_reference, time_jobs
 from benchmarks.measuring.machine import about
 from benchmarks.measuring.results import write_results
 from benchmarks.towers import TOWERS as LANGUAGE_TOWERS
 from benchmarks.traffic.photographs import cut_photographs
 from encoders.base.vision_encoder import VisionEncoder
-from encoders.inputs.intake import to_rgb
 from graphwrap import GraphedEncoder
 from vitgraph.commands import embed
 from vitgraph.embedding.activations import outputs_of
+from vitgraph.embedding.parquet_files import Array
 from vitgraph.embedding.shard import WRITTEN_AT_ONCE
+from vitgraph.embedding.sources.reading import ImageReader
 from vitgraph.timing import synchronize
 from weights import load_encoder
 
@@ -52,25 +62,34 @@ TOWERS = {
     for name in ("Qwen3-VL-2B", "DINOv3-L/16 at 512", "CLIP-L/14-336")
 }
 GOAL = 0.90
-"""The images per second of the job over the smaller of tower and disk, at least."""
+"""The images per second (``steady``) of the job over the smaller of tower and disk, at least."""
 DISTINCT = 256
-"""The most photographs that are drawn; the others are links to them."""
+"""The most photographs that are drawn; further images are the same arrays."""
 
 
-def write_photographs(folder: Path, items: int, tiny: bool) -> None:
-    """Write photographs as uncompressed files, sixteen times smaller for a test."""
+def draw_photographs(folder: Path, items: int, tiny: bool) -> dict[str, Array]:
+    """Return decoded photographs by the name of a file in ``folder``, which is made and is empty.
+
+    For a test they are sixteen times smaller.
+    """
     shrink, distinct = (16 if tiny else 1), min(items, DISTINCT)
     sizes = [MIXED[number % len(MIXED)] for number in range(distinct)]
     small = [(max(w // shrink, 16), max(h // shrink, 16)) for w, h in sizes]
+    arrays = [np.asarray(image) for image in cut_photographs(small)]
+    photos = {f"{number:05d}.png": arrays[number % distinct] for number in range(items)}
     folder.mkdir()
-    for number, image in enumerate(cut_photographs(small)):
-        image.save(folder / f"{number:05d}.bmp")
-    for number in range(distinct, items):
-        os.link(folder / f"{number % distinct:05d}.bmp", folder / f"{number:05d}.bmp")
+    for name in photos:
+        (folder / name).touch()
+    return photos
 
 
-def measure(name: str, options: argparse.Namespace, photos: Path) -> dict[str, Any]:
-    """Measure one tower: reading, replays without and with blocks, the disk, and the jobs."""
+def measure(
+    name: str, options: argparse.Namespace, folder: Path, photos: Mapping[str, Array]
+) -> dict[str, Any]:
+    """Measure one tower: replays without and with blocks, the stream, the disk, and the jobs.
+
+    ``photos`` are the decoded images of the files in ``folder``.
+    """
     setup = Setup(TOWERS[name], options)
     with tempfile.TemporaryDirectory(dir=options.folder) as place:
         checkpoint = Path(place) / "tower"
@@ -84,7 +103,7 @@ def measure(name: str, options: argparse.Namespace, photos: Path) -> dict[str, A
         assert isinstance(encoder, VisionEncoder)
         depth = len(encoder.blocks)
         fields = [f"blocks.{depth // 3}", f"blocks.{2 * depth // 3}"]
-        graphed, found = replays(encoder, fields, options, photos)
+        graphed, found = replays(encoder, fields, options, [*photos.values()])
         speed = bytes_per_second(Path(place), options.tiny)
         rate: dict[str, Any] = images_per_second(found)["images per second"]
         jobs = {}
@@ -96,7 +115,8 @@ def measure(name: str, options: argparse.Namespace, photos: Path) -> dict[str, A
             written += ["--limit", str(limit), *(["--sample", str(sample)] if sample else [])]
             written += ["--shard-items", "1"] if options.tiny else []
             out = Path(place) / "out"
-            job = measure_job(graphed, (checkpoint, photos, out), options, written, limit)
+            with in_place_of_files(graphed, photos):
+                job = measure_job((checkpoint, folder, out), options, written, limit)
             job["disk"] = speed / job["bytes per image"]
             slower = min(rate["tower"], job["disk"])
             ratios = {f"{part} over the slower": job[part] / slower for part in ("whole", "steady")}
@@ -113,89 +133,117 @@ def measure(name: str, options: argparse.Namespace, photos: Path) -> dict[str, A
     }
 
 
+@contextmanager
+def in_place_of_files(
+    graphed: GraphedEncoder[VisionEncoder], photos: Mapping[str, Array]
+) -> Iterator[None]:
+    """Give jobs graphs that are captured already, and decoded images by the names of files."""
+    load, item = embed._load, ImageReader.item
+    embed._load = lambda command, commit: graphed
+    ImageReader.item = lambda reader, file: photos[file.key]  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        embed._load, ImageReader.item = load, item  # type: ignore[method-assign]
+
+
 def measure_job(
-    graphed: GraphedEncoder[VisionEncoder],
     places: tuple[Path, Path, Path],
     options: argparse.Namespace,
     written: Sequence[str],
     items: int,
 ) -> dict[str, Any]:
-    """Return images per second of ``vitgraph embed`` with graphs that are captured already.
+    """Return images per second of ``vitgraph embed``.
 
     ``places`` are the folders of the checkpoint, of the photographs and of the jobs, the last of
     which is removed.
     """
-    load, (checkpoint, photos, out) = embed._load, places
-    embed._load = lambda command, commit: graphed
-    try:
-        seconds = time_jobs(checkpoint, photos, out, options, written)
-    finally:
-        embed._load = load
-    steady = [steady_rate(out / f"out{number}") for number in range(1, options.repeats + 1)]
-    size = sum(path.stat().st_size for path in (out / "out1").glob("*.npy"))
+    checkpoint, photos, out = places
+    seconds = statistics.median(time_jobs(checkpoint, photos, out, options, written))
+    jobs = [out / f"out{number}" for number in range(1, options.repeats + 1)]
+    steady = statistics.median(map(steady_rate, jobs))
+    size = sum(path.stat().st_size for path in jobs[0].glob("*.npy"))
     shutil.rmtree(out)
     return {
         "images": items,
         "bytes per image": round(size / items),
-        "whole": items / statistics.median(seconds),
-        "steady": statistics.median(steady),
+        "whole": items / seconds,
+        "steady": steady,
+        "start, seconds": seconds - items / steady,
     }
 
 
 def steady_rate(job: Path) -> float:
     """Return images per second between the end of the first shard of a job and that of its last."""
-    stats = [json.loads(path.read_text()) for path in sorted(job.glob("*_stats.json"))]
-    times = [shard["written"] for shard in stats]
-    items = sum(shard["items"] for shard in stats[1:])
-    return items / max(times[-1] - times[0], 1e-9)
+    ends = sorted((path.stat().st_mtime, path) for path in job.glob("*_stats.json"))
+    items = sum(json.loads(path.read_text())["items"] for _, path in ends[1:])
+    return items / max(ends[-1][0] - ends[0][0], 1e-9)
 
 
 def replays(
-    encoder: VisionEncoder, fields: Sequence[str], options: argparse.Namespace, photos: Path
+    encoder: VisionEncoder,
+    fields: Sequence[str],
+    options: argparse.Namespace,
+    photos: Sequence[Array],
 ) -> tuple[GraphedEncoder[VisionEncoder], dict[str, list[float]]]:
-    """Return graphs that give blocks, and images per second of reading and of replays.
+    """Return graphs that give blocks, and images per second of replays and of the stream.
 
-    The replays have their pixels on the device; ``tower`` are those without blocks.
+    The replays have their pixels on the device. ``tower`` are those without blocks.
     """
-    paths = sorted(photos.iterdir())
-    arrays = [to_rgb(path).permute(1, 2, 0).numpy() for path in paths[: len(MIXED)]]
-    some = [arrays[number % DISTINCT % len(arrays)] for number in range(len(paths))]
-    batches = cut_batches(encoder, some, options.batch_tokens)
+    part = photos[: max(len(photos) // 2, 1)]
+    batches = cut_batches(encoder, part, options.batch_tokens)
     rows = [sum(spec.input_size for spec in encoder.item_specs(grids)) for grids in batches]
     pixels = torch.randn((max(rows), *encoder.row_shape), device=encoder.device)
     pixels = pixels.to(encoder.dtype)
-    captured = {
-        name: capture(encoder, outputs, options.tiny)
-        for name, outputs in (
-            ("tower", ("pooler_output",)),
-            ("with blocks", outputs_of(encoder.paths, fields)),
-        )
-    }
+    tower = graphs_of(encoder, ("pooler_output",), options.tiny)
+    graphed = graphs_of(encoder, outputs_of(encoder.paths, fields), options.tiny)
+    tower.capture(progress=False)
+    if tower.backend == "cudagraph":  # others measure no times
+        take_times(graphed, tower)
+    graphed.capture(progress=False)
 
-    def replay(graphed: GraphedEncoder[VisionEncoder]) -> Callable[[object], None]:
-        def run(_: object) -> None:
-            for grids, count in zip(batches, rows, strict=True):
-                graphed(pixels[:count], grids)
-            synchronize()
+    def replay(graphed: GraphedEncoder[VisionEncoder], _: object) -> None:
+        for grids, count in zip(batches, rows, strict=True):
+            graphed(pixels[:count], grids)
+        synchronize()
 
-        return run
+    def stream(_: object) -> None:
+        settings = {"batch_tokens": options.batch_tokens, "workers": options.workers}
+        ours(tower, part, pool="mean", **settings)
 
     runs: dict[str, Callable[[Any], None]] = {
-        "reading": lambda part: decode_in_threads(part, "cpu", options.workers, None),
-        **{name: replay(graphed) for name, graphed in captured.items()},
+        "tower": partial(replay, tower),
+        "with blocks": partial(replay, graphed),
+        "stream": stream,
     }
-    found = rates(runs, [paths], options.repeats)
-    captured["tower"].release()
-    return captured["with blocks"], found
+    found = rates(runs, [part], options.repeats)
+    tower.release()
+    return graphed, found
 
 
-def capture(
+def graphs_of(
     encoder: VisionEncoder, outputs: Sequence[str], tiny: bool
 ) -> GraphedEncoder[VisionEncoder]:
-    """Return graphs of an encoder that give some outputs."""
+    """Return graphs of an encoder, not captured yet, that give some outputs."""
     if tiny:
         return GraphedEncoder(encoder, [256, 1024], outputs=outputs, backend="static")
-    return GraphedEncoder(encoder, outputs=outputs).capture(progress=False)
+    return GraphedEncoder(encoder, outputs=outputs)
+
+
+def take_times(
+    graphed: GraphedEncoder[VisionEncoder], other: GraphedEncoder[VisionEncoder]
+) -> None:
+    """Have graphs that are not captured yet use the times of others that give other outputs."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "table.json"
+        other.save_table(path)
+        table = json.loads(path.read_text())
+        for of_path in table.values():
+            made_on = of_path["fingerprint"]
+            kept = set(made_on["outputs"].split()).difference(other.outputs)
+            made_on["outputs"] = " ".join(sorted(kept.union(graphed.outputs)))
+        path.write_text(json.dumps(table))
+        graphed.load_table(path)
 
 
 def bytes_per_second(folder: Path, tiny: bool) -> float:
@@ -228,20 +276,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path)
     parser.add_argument("--towers", nargs="+", default=list(TOWERS), choices=tuple(TOWERS))
-    parser.add_argument("--items", type=int, default=2048, help="photographs in the folder")
+    parser.add_argument("--items", type=int, default=1024, help="images of the job")
     parser.add_argument("--sample", type=int, default=64, help="patches of each image in a sample")
     parser.add_argument("--folder", type=Path, help="where to write; by default a temporary folder")
-    parser.add_argument("--repeats", type=int, default=1, help="timed passes over the folder")
-    parser.add_argument("--workers", type=int, default=16, help="threads that read images")
+    parser.add_argument("--repeats", type=int, default=1, help="timed passes over the images")
+    parser.add_argument("--workers", type=int, default=16, help="threads that prepare images")
     parser.add_argument("--batch-tokens", type=int, default=32768, help="tokens per batch")
     parser.add_argument("--tiny", action="store_true", help="small towers and files, for a test")
     options = parser.parse_args(arguments)
     body: dict[str, Any] = {"about": about(options.repeats), "towers": []}
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        photos = Path(folder) / "photos"
-        write_photographs(photos, options.items, options.tiny)
+        files = Path(folder) / "photos"
+        photos = draw_photographs(files, options.items, options.tiny)
         for name in options.towers:
-            body["towers"].append(measure(name, options, photos))
+            body["towers"].append(measure(name, options, files, photos))
             print(json.dumps(body["towers"][-1]), flush=True)
             if options.json is not None:
                 write_results(options.json, body)

@@ -20,7 +20,7 @@ def test_shards_of_activations_are_measured_beside_tower_and_disk(tmp_path: Path
     rows = json.loads(path.read_text())["towers"]
     assert [row["tower"] for row in rows] == towers
     for row in rows:
-        assert set(row["images per second"]) == {"reading", "tower", "with blocks"}
+        assert set(row["images per second"]) == {"tower", "with blocks", "stream"}
         assert set(row["jobs"]) == {"sample of 4", "all patches"}
         for job in row["jobs"].values():
             assert min(job["whole over the slower"], job["steady over the slower"]) > 0
