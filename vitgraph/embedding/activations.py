@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from math import prod
 from typing import NamedTuple, TypeAlias
 
@@ -67,10 +68,11 @@ def outputs_of(paths: Mapping[str, VisionEncoder], fields: Sequence[str]) -> tup
     return (*fields, *(f"{field}{PREFIX}" for field in fields))
 
 
+@lru_cache(maxsize=256)
 def places_of_prefix(shape: torch.Size) -> Array:
     """Return (frame or tile, -1, number) of all rows before patches, int32 [segments * r, 3].
 
-    ``shape`` is [segments, r].
+    ``shape`` is [segments, r]. The array is shared: do not write to it.
     """
     segments, rows = (torch.arange(size) for size in shape)
     return torch.cartesian_prod(segments, torch.tensor([-1]), rows).numpy().astype(np.int32)

@@ -67,12 +67,14 @@ class Collector:
     """
 
     def __init__(self, settings: JobSettings, paths: Mapping[str, VisionEncoder]) -> None:
-        self._settings, self._paths = settings, paths
+        self._settings = settings
         self._dtype: torch.dtype = DTYPES[settings["out_dtype"]]
         self._fields = settings["fields"]
         self._sampling = Sampling(settings["sample"], settings["seed"] or 0)
         self._of_blocks = any(map(is_block, self._fields))
         self._path = path_of(paths, stack_of(self._fields)) if self._of_blocks else "image"
+        self._prefixes = outputs_of(paths, self._fields)[len(self._fields) :]
+        """The names of the arrays with the rows before patches."""
         self._places = lru_cache(maxsize=256)(partial(places_of_patches, paths[self._path]))
         """The places of patches; the images of a job have few grids."""
 
@@ -177,12 +179,14 @@ class Collector:
         extras, first = output.extras, self._fields[0]
         if first not in extras:
             return {}, {}
-        grid = item.layout.paths[self._path].grid_thw.flatten().tolist()
+        inputs = item.layout if self._path == "image" else item.layout.paths[self._path]
+        grid = inputs.grid_thw.flatten().tolist()
         places, positions = self._places(tuple(extras[first].shape[:-1]), tuple(grid))
         chosen = self._sampling.choose(str(item.key), len(places))
-        rows = {name: _Rows(extras[name].flatten(0, -2), places[chosen]) for name in self._fields}
+        numbers = places[chosen]
+        rows = {name: _Rows(extras[name].flatten(0, -2), numbers) for name in self._fields}
         beside = {POSITION: positions[chosen]}
-        for name in outputs_of(self._paths, self._fields)[len(self._fields) :]:
+        for name in self._prefixes:
             rows[name] = _Rows(extras[name].flatten(0, 1), None)
             beside[f"{POSITION}{PREFIX}"] = places_of_prefix(extras[name].shape[:2])
         return rows, beside
@@ -196,7 +200,8 @@ def _spans(parts: Sequence[Mapping[str, _Rows]]) -> list[dict[str, _Span]]:
         spans.append({})
         for name, (rows, chosen) in part.items():
             start, first = ends.get(name, (0, 0))
-            stop, last = start + len(rows), first + len(rows if chosen is None else chosen)
+            count = rows.shape[0]  # `len` of a tensor takes ten times as long
+            stop, last = start + count, first + (count if chosen is None else len(chosen))
             spans[-1][name] = _Span(slice(start, stop), slice(first, last), chosen)
             ends[name] = stop, last
     return spans
@@ -204,7 +209,7 @@ def _spans(parts: Sequence[Mapping[str, _Rows]]) -> list[dict[str, _Span]]:
 
 def _chosen(parts: Sequence[_Rows]) -> Array:
     """Return the numbers of chosen rows among the rows of all items, one after the other."""
-    ends = np.cumsum([0, *(len(part.rows) for part in parts)])
+    ends = np.cumsum([0, *(part.rows.shape[0] for part in parts)])
     return np.concatenate(
         [
             np.arange(start, end) if part.chosen is None else start + part.chosen
