@@ -305,16 +305,16 @@ def _difference(device: torch.device) -> str:
     noise = np.random.default_rng(0).integers(0, 256, (1, 61, 47, 3), dtype=np.uint8)
     stripes = np.zeros_like(noise)
     stripes[:, :, ::2] = 255
+    pixels = torch.from_numpy(np.concatenate((noise, stripes)))
+    sizes = ((14, 40), (90, 112), (61, 13), (1, 1))
     for mode in _FILTERS:
-        for pixels in map(torch.from_numpy, (noise, stripes)):
-            for height, width in ((14, 40), (90, 112), (61, 13), (1, 1)):
-                wanted = resize_on_cpu(pixels.permute(0, 3, 1, 2), height, width, mode)
-                try:
-                    made = resize_exactly(
-                        pixels.to(device), height, width, mode, library_of(mode)
-                    ).cpu()
-                except KERNEL_ERRORS as error:
-                    return f"the kernel failed ({type(error).__name__}: {error})"
-                if not torch.equal(made, wanted.permute(0, 2, 3, 1)):
-                    return f"its pixels differ from the CPU's ({mode}, 61x47 to {height}x{width})"
+        try:
+            images = [pixels.to(device)] * len(sizes)
+            made = [image.cpu() for image in resize_many(images, sizes, mode, library_of(mode))]
+        except KERNEL_ERRORS as error:
+            return f"the kernel failed ({type(error).__name__}: {error})"
+        for (height, width), image in zip(sizes, made, strict=True):
+            wanted = resize_on_cpu(pixels.permute(0, 3, 1, 2), height, width, mode)
+            if not torch.equal(image, wanted.permute(0, 2, 3, 1)):
+                return f"its pixels differ from the CPU's ({mode}, 61x47 to {height}x{width})"
     return ""

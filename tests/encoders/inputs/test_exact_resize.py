@@ -114,10 +114,15 @@ def test_a_kernel_is_trusted_only_if_it_agrees_with_the_cpu(
 
     off_by = 0
 
-    def kernel(pixels: Tensor, height: int, width: int, mode: Resample, library: Library) -> Tensor:
-        return by_weights(Case(pixels[0], height, width), mode, library)[None] ^ off_by
+    def kernel(
+        images: list[Tensor], sizes: list[tuple[int, int]], mode: Resample, library: Library
+    ) -> list[Tensor]:
+        return [
+            torch.stack([by_weights(Case(one, *size), mode, library) for one in image]) ^ off_by
+            for image, size in zip(images, sizes, strict=True)
+        ]
 
-    monkeypatch.setattr(exact_resize, "resize_exactly", kernel)
+    monkeypatch.setattr(exact_resize, "resize_many", kernel)
     assert exact_resize._difference(torch.device("cpu")) == ""
     off_by = 1
     assert "differ from the CPU's" in exact_resize._difference(torch.device("cpu"))
