@@ -1,13 +1,14 @@
-"""CLIP, DINOv2 and DINOv3 as CUDA graphs, beside transformers, timm and open_clip on one GPU.
+"""CLIP, DINO, C-RADIO and SAM 3 as CUDA graphs, beside transformers, timm and open_clip on a GPU.
 
     python -m benchmarks.image_towers --json benchmarks/results/image_towers_h100.json
     python -m benchmarks.image_towers --table benchmarks/results/image_towers_h100.json
 
 Towers have their real size and random weights in bfloat16. A workload is a number of images of
-224x224 or of the tower's own size, normalised and on the GPU before the timing. ``graphs`` is a
-call of a ``GraphedEncoder``; the others are run with their sdpa attention, as they are and compiled
-by ``torch.compile`` (``mode="max-autotune"``, which captures CUDA graphs). All calls run in turn,
-and each figure is a median. A library that is not installed is left out.
+224x224 or of the tower's own size, normalised and on the GPU before the timing; a tower of large
+images has fewer. ``graphs`` is a call of a ``GraphedEncoder``; the others are run with their sdpa
+attention, as they are and compiled by ``torch.compile`` (``mode="max-autotune"``, which captures
+CUDA graphs). ``--no-compile`` leaves out the compiled forms, of all towers or of those named. All
+calls run in turn, and each figure is a median. A library that is not installed is left out.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from benchmarks.measuring.tables import markdown
 from encoders.base.vision_encoder import VisionEncoder
 from graphwrap import GraphedEncoder
 from tests.oracles import BY_NAME
-from tests.oracles.configs import edited
+from tests.oracles.configs import edited, vision_of
 from vitgraph.timing import medians
 from weights.published import PUBLISHED
 
@@ -46,6 +47,8 @@ class ImageTower(NamedTuple):
     open_clip: str | None = None
     side: int = 224
     """The side of its images in pixels."""
+    most: int = 256
+    """The largest number of images of a workload."""
 
 
 TOWERS = {
@@ -76,6 +79,10 @@ TOWERS = {
     "DINOv3-L/16": ImageTower(
         "dinov3", "facebook/dinov3-vitl16-pretrain-lvd1689m", "vit_large_patch16_dinov3_qkvb"
     ),
+    "C-RADIOv4-H": ImageTower(
+        "c_radio", "nvidia/C-RADIOv4-H", "vit_huge_patch16_radio_v4", side=512, most=32
+    ),
+    "SAM 3": ImageTower("sam3", "facebook/sam3", None, side=1008, most=8),
 }
 TINY_SIDE = 112
 """The side of images of the small towers of a test."""
@@ -89,25 +96,21 @@ def build(tower: ImageTower, device: str, tiny: bool) -> tuple[VisionEncoder, di
     """Build our encoder and the towers of other libraries, with random weights in bfloat16."""
     family = BY_NAME[tower.family]
     config: Any = next(model.config for model in PUBLISHED if model.repo_id == tower.repo_id)
+    side = tower.side
     if tiny:
         config = edited(config, **family.tiny)
+        side = vision_of(config).get("image_size", TINY_SIDE)
+        if "preferred_resolution" in config:
+            config = {**config, "preferred_resolution": [side, side]}
     torch.manual_seed(0)
-    theirs: Any = AutoConfig.for_model(**config.get("vision_config", config))
     with torch.device(device):
         encoder = family.encoder_class(family.config_class.from_hf(config))
-        others: dict[str, nn.Module] = {
-            "transformers": AutoModel.from_config(theirs, attn_implementation="sdpa")
-        }
+        others = {"transformers": build_transformers(tower, config)}
         if tower.timm and importlib.util.find_spec("timm"):
             timm: Any = importlib.import_module("timm")
 
             sizes = {"embed_dim": 64, "depth": 2, "num_heads": 2} if tiny else {}
-            others["timm"] = timm.create_model(
-                tower.timm,
-                img_size=theirs.image_size if tiny else tower.side,
-                num_classes=0,
-                **sizes,
-            )
+            others["timm"] = timm.create_model(tower.timm, img_size=side, num_classes=0, **sizes)
         if tower.open_clip and not tiny and importlib.util.find_spec("open_clip"):
             open_clip: Any = importlib.import_module("open_clip")
 
@@ -119,17 +122,28 @@ def build(tower: ImageTower, device: str, tiny: bool) -> tuple[VisionEncoder, di
     return encoder.to(torch.bfloat16), towers
 
 
+def build_transformers(tower: ImageTower, config: Any) -> nn.Module:
+    """Build the tower of transformers with its sdpa attention."""
+    section = vision_of(config)
+    if "model_type" not in section:  # NVIDIA's config, which transformers does not read
+        return BY_NAME[tower.family].reference(config)
+    theirs = AutoConfig.for_model(**section)
+    model: nn.Module = AutoModel.from_config(theirs, attn_implementation="sdpa")
+    return model
+
+
 def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Measure one tower with every number of images."""
+    """Measure one tower with every number of images that it is measured with."""
     tower = TOWERS[name]
     device = "cuda" if torch.cuda.is_available() else "cpu"
     encoder, others = build(tower, device, options.tiny)
     calls: dict[str, Any] = dict(others)
-    if not options.no_compile:
+    left_out = options.no_compile
+    if left_out is None or (left_out and name not in left_out):
         for library, module in others.items():
             calls[f"{library}, compiled"] = torch.compile(module, mode="max-autotune")
     rows = []
-    for count in options.batches:
+    for count in sorted({min(count, tower.most) for count in options.batches}):
         side = TINY_SIDE if options.tiny else tower.side
         images = torch.randint(0, 256, (count, 3, side, side), dtype=torch.uint8)
         inputs = encoder.preprocess([*images]).to(device, torch.bfloat16)
@@ -177,7 +191,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--towers", nargs="+", default=list(TOWERS), choices=tuple(TOWERS))
     parser.add_argument("--batches", nargs="+", type=int, default=list(BATCHES))
     parser.add_argument("--runs", type=int, default=15)
-    parser.add_argument("--no-compile", action="store_true", help="leave out the compiled forms")
+    parser.add_argument(
+        "--no-compile",
+        nargs="*",
+        choices=tuple(TOWERS),
+        help="leave out the compiled forms, of these towers or, without names, of all",
+    )
     parser.add_argument("--tiny", action="store_true", help="small towers, for a test")
     parser.add_argument("--table", type=Path, help="print the table of a results file")
     options = parser.parse_args(arguments)
