@@ -1,14 +1,16 @@
 """Images per second of ``vitgraph embed`` over a folder of JPEG files, beside other libraries.
 
     python -m benchmarks.folders --json benchmarks/results/folders_h100.json
+    python -m benchmarks.folders --no-compile --repeats 1 --peers open_clip timm --most-peers 1
 
 Small towers of published sizes with random weights in bfloat16, and photographs of seven sizes.
 ``replays`` are back-to-back graph replays with pixels on the GPU, and ``decoding`` decodes the same
 files in as many threads: the job can be no faster than the slower of them. timm and open_clip run
 their tower, compiled (but for ``--no-compile``), behind a DataLoader with as many workers and their
-own transform; ``transformers`` runs its processor and tower on the main thread in batches of 32, as
-``encode`` of sentence-transformers does. ``--peers`` names the libraries to run. Figures are
-medians of repeats. A library that is not installed is left out.
+own transform. ``sentence_transformers`` is its ``encode`` of transformers' processor and tower, on
+the main thread and in batches of 32, and on the first files only. ``--peers`` names the libraries
+to run. Figures are medians of repeats. A library that is not installed is left out. The second
+command above is the shortest that has all towers: some 30 s for each on one GPU with 16 cores.
 """
 
 from __future__ import annotations
@@ -65,7 +67,16 @@ PROCESSORS: dict[str, tuple[str, tuple[str, ...]]] = {
     "dinov3": ("DINOv3ViTImageProcessorFast", ("height", "width")),
 }
 """The processors of transformers, and the fields of their sizes, by family."""
-PEERS = ("timm", "open_clip", "transformers")
+LABELS = {
+    "timm": "timm, DataLoader",
+    "open_clip": "open_clip, DataLoader",
+    "sentence_transformers": "sentence-transformers",
+}
+PEERS = tuple(LABELS)
+DISTINCT = 490
+"""The number of different files in the folder, which come again in turn."""
+FIRST = 256
+"""The number of files that a library without threads gets, and that begin a job untimed."""
 GOAL = 0.90
 """The images per second of the job over the smaller of replays and decoding, at least."""
 
@@ -101,48 +112,67 @@ def by_loader(tower: Any, transform: Any, options: argparse.Namespace, paths: An
     synchronize()
 
 
-def peers(name: str, setup: Setup, options: argparse.Namespace) -> dict[str, Callable[[Any], None]]:
+def peers(
+    name: str, checkpoint: Path, setup: Setup, options: argparse.Namespace
+) -> dict[str, Callable[[Any], None]]:
     """Return the functions that run the libraries that are installed on a list of files."""
+    builders: dict[str, Callable[[], Callable[[Any], None] | None]] = {
+        "timm": partial(by_timm, name, setup, options),
+        "open_clip": partial(by_open_clip, name, setup, options),
+        "sentence_transformers": partial(by_sentence_transformers, checkpoint, name, setup),
+    }
     runs: dict[str, Callable[[Any], None]] = {}
-    device = setup.encoder.device
-    prepare = partial(ready, device=device, compiles=not options.no_compile)
-    if "timm" in options.peers and importlib.util.find_spec("timm"):
-        timm: Any = importlib.import_module("timm")
-
-        sizes = {"embed_dim": 64, "depth": 2, "num_heads": 2} if setup.tiny else {}
-        given = {"img_size": SIDES[name]} if name in SIDES and not setup.tiny else {}
-        tower = timm.create_model(TIMM[name], num_classes=0, **sizes, **given)
-        data = timm.data.resolve_data_config({}, model=tower)
-        if given:
-            data["input_size"] = (3, SIDES[name], SIDES[name])
-        transform = timm.data.create_transform(**data)
-        runs["timm, DataLoader"] = partial(by_loader, prepare(tower), transform, options)
-    open_clip_name = IMAGE_TOWERS[name].open_clip if name in IMAGE_TOWERS else None
-    wanted = "open_clip" in options.peers and not setup.tiny
-    if wanted and open_clip_name and importlib.util.find_spec("open_clip"):
-        open_clip: Any = importlib.import_module("open_clip")
-
-        model, _, transform = open_clip.create_model_and_transforms(open_clip_name)
-        tower = prepare(model.visual)
-        runs["open_clip, DataLoader"] = partial(by_loader, tower, transform, options)
+    for peer in options.peers:
+        if len(runs) < options.most_peers and importlib.util.find_spec(peer):
+            run = builders[peer]()
+            if run is not None:
+                runs[LABELS[peer]] = run
     return runs
 
 
-def ready(tower: Any, device: torch.device, compiles: bool) -> Any:
-    """Return a tower in bfloat16 on a device; compiled on a GPU if asked for."""
+def by_timm(name: str, setup: Setup, options: argparse.Namespace) -> Callable[[Any], None]:
+    """Return a function that runs timm's tower behind a DataLoader."""
+    timm: Any = importlib.import_module("timm")
+    sizes = {"embed_dim": 64, "depth": 2, "num_heads": 2} if setup.tiny else {}
+    given = {"img_size": SIDES[name]} if name in SIDES and not setup.tiny else {}
+    tower = timm.create_model(TIMM[name], num_classes=0, **sizes, **given)
+    data = timm.data.resolve_data_config({}, model=tower)
+    if given:
+        data["input_size"] = (3, SIDES[name], SIDES[name])
+    transform = timm.data.create_transform(**data)
+    return partial(by_loader, ready(tower, setup, options), transform, options)
+
+
+def by_open_clip(
+    name: str, setup: Setup, options: argparse.Namespace
+) -> Callable[[Any], None] | None:
+    """Return a function that runs open_clip's tower behind a DataLoader; None if it has none."""
+    tower = IMAGE_TOWERS.get(name)
+    if tower is None or tower.open_clip is None or setup.tiny:
+        return None
+    open_clip: Any = importlib.import_module("open_clip")
+    model, _, transform = open_clip.create_model_and_transforms(tower.open_clip)
+    return partial(by_loader, ready(model.visual, setup, options), transform, options)
+
+
+def ready(tower: Any, setup: Setup, options: argparse.Namespace) -> Any:
+    """Return a tower in bfloat16 on the device of ours; compiled on a GPU if asked for."""
+    device = setup.encoder.device
     tower = tower.to(device, torch.bfloat16).eval().requires_grad_(False)
-    if compiles and device.type == "cuda":
+    if not options.no_compile and device.type == "cuda":
         return torch.compile(tower, mode="max-autotune")
     return tower
 
 
-def by_transformers(checkpoint: Path, name: str, setup: Setup) -> Callable[[Any], None]:
-    """Return a function that runs transformers' processor and tower in batches of 32.
+def by_sentence_transformers(checkpoint: Path, name: str, setup: Setup) -> Callable[[Any], None]:
+    """Return a function that runs ``encode`` of sentence-transformers on the first files.
 
-    ``encode`` of sentence-transformers does the same with images.
+    Its module is transformers' processor and tower.
     """
     import transformers
 
+    library: Any = importlib.import_module("sentence_transformers")
+    modules: Any = importlib.import_module("sentence_transformers.base.modules")
     device = setup.encoder.device
     tower = AutoModel.from_pretrained(checkpoint, dtype=torch.bfloat16).to(device).eval()
     side = TINY_SIDE if setup.tiny else SIDES.get(name, tower.config.image_size)
@@ -150,59 +180,91 @@ def by_transformers(checkpoint: Path, name: str, setup: Setup) -> Callable[[Any]
     more = {"crop_size": {"height": side, "width": side}} if "shortest_edge" in size else {}
     processor = getattr(transformers, kind)(size=dict.fromkeys(size, side), **more)
 
-    @torch.no_grad()
+    class Images(modules.InputModule):  # type: ignore[misc,name-defined]
+        """The processor and the tower, as the only module of a model."""
+
+        modalities = ("image",)
+
+        def preprocess(self, inputs: Any, prompt: Any = None, **settings: Any) -> Any:
+            return processor(inputs, return_tensors="pt")
+
+        def forward(self, features: Any, **settings: Any) -> Any:
+            rows = tower(features["pixel_values"].to(torch.bfloat16)).last_hidden_state
+            return {**features, "sentence_embedding": rows.mean(1).float()}
+
+        def save(self, *arguments: Any, **settings: Any) -> None:
+            raise NotImplementedError
+
+    model = library.SentenceTransformer(modules=[Images()], device=str(device))
+
     def run(paths: Sequence[Path]) -> None:
-        for start in range(0, len(paths), 32):
-            images = [open_image(path).convert("RGB") for path in paths[start : start + 32]]
-            pixels = processor(images, return_tensors="pt")["pixel_values"]
-            tower(pixels.to(device, torch.bfloat16))
+        images = [open_image(path).convert("RGB") for path in paths]
+        model.encode(images, batch_size=32, show_progress_bar=False)
         synchronize()
 
     return run
 
 
-def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
+def write_photographs(folder: Path, options: argparse.Namespace) -> list[Path]:
+    """Write the files of the folder, in seven sizes, and return their paths in order."""
+    setup = Setup(TOWERS[options.towers[0]], options)
+    count = min(options.items, DISTINCT)
+    files = setup.files([MIXED[number % len(MIXED)] for number in range(count)])
+    paths = [folder / f"{number:05d}.jpg" for number in range(options.items)]
+    for number, path in enumerate(paths):
+        path.write_bytes(files[number % count])
+    return paths
+
+
+def measure(name: str, paths: Sequence[Path], options: argparse.Namespace) -> dict[str, Any]:
     """Measure one tower: replays, decoding, the job and the other libraries."""
-    setup = Setup(TOWERS[name], options)
-    files = setup.files([MIXED[number % len(MIXED)] for number in range(options.items)])
     with tempfile.TemporaryDirectory() as folder:
-        checkpoint, photos = Path(folder) / "tower", Path(folder) / "photos"
-        write_checkpoint(checkpoint, name, setup.tiny)
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        encoder = load_encoder(checkpoint, dtype=torch.bfloat16, device=device, progress=False)
-        assert isinstance(encoder, VisionEncoder)
-        setup.encoder = encoder
-        graphed = setup.graphed
-        photos.mkdir()
-        for number, data in enumerate(files):
-            (photos / f"{number:05d}.jpg").write_bytes(data)
-        paths = sorted(photos.iterdir())
-        arrays = [to_rgb(data).permute(1, 2, 0).numpy() for data in files]
-        batches = cut_batches(encoder, arrays, options.batch_tokens)
-        rows = [sum(spec.input_size for spec in encoder.item_specs(grids)) for grids in batches]
-        pixels = torch.randn((max(rows), *encoder.row_shape), device=encoder.device)
-        pixels = pixels.to(encoder.dtype)
-
-        def replay(_: object) -> None:
-            for grids, count in zip(batches, rows, strict=True):
-                graphed(pixels[:count], grids)
-            synchronize()
-
-        runs: dict[str, Callable[[Any], None]] = {
-            "replays": replay,
-            "decoding": lambda part: decode_in_threads(part, "cpu", options.workers, None),
-            **peers(name, setup, options),
-        }
-        if "transformers" in options.peers:
-            runs["transformers"] = by_transformers(checkpoint, name, setup)
-        found = rates(runs, [paths], options.repeats)
-        seconds = time_jobs(checkpoint, photos, Path(folder), options)
-        found["vitgraph embed"] = [len(files) / one for one in seconds]
+        checkpoint = Path(folder) / "tower"
+        write_checkpoint(checkpoint, name, options.tiny)
+        found = measure_in_turn(name, checkpoint, paths, options)
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()  # the job captures graphs of its own
+        photos = paths[0].parent
+        seconds = time_jobs(checkpoint, photos, Path(folder), options, first=paths[:FIRST])
+    found["vitgraph embed"] = [len(paths) / one for one in seconds]
     shown = images_per_second(found)
     rate = shown["images per second"]
     slower = min(rate["replays"], rate["decoding"])
     ratio = rate["vitgraph embed"] / slower
-    return {"tower": name, "items": len(files), **shown, "over the slower": ratio, "goal": GOAL}
+    return {"tower": name, "items": len(paths), **shown, "over the slower": ratio, "goal": GOAL}
+
+
+def measure_in_turn(
+    name: str, checkpoint: Path, paths: Sequence[Path], options: argparse.Namespace
+) -> dict[str, list[float]]:
+    """Return images per second of all but the job, which take turns."""
+    setup = Setup(TOWERS[name], options)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    encoder = load_encoder(checkpoint, dtype=torch.bfloat16, device=device, progress=False)
+    assert isinstance(encoder, VisionEncoder)
+    setup.encoder = encoder
+    graphed = setup.graphed
+    sizes = [to_rgb(path).permute(1, 2, 0).numpy() for path in paths[: len(MIXED)]]
+    arrays = [sizes[number % len(sizes)] for number in range(len(paths))]
+    batches = cut_batches(encoder, arrays, options.batch_tokens)
+    rows = [sum(spec.input_size for spec in encoder.item_specs(grids)) for grids in batches]
+    pixels = torch.randn((max(rows), *encoder.row_shape), device=encoder.device)
+    pixels = pixels.to(encoder.dtype)
+
+    def replay(_: object) -> None:
+        for grids, count in zip(batches, rows, strict=True):
+            graphed(pixels[:count], grids)
+        synchronize()
+
+    runs: dict[str, Callable[[Any], None]] = {
+        "replays": replay,
+        "decoding": lambda part: decode_in_threads(part, "cpu", options.workers, None),
+        **peers(name, checkpoint, setup, options),
+    }
+    slow = LABELS["sentence_transformers"]
+    single = {slow: runs.pop(slow)} if slow in runs else {}
+    found = rates(runs, [paths], options.repeats)
+    return found | rates(single, [paths[:FIRST]], options.repeats)
 
 
 def write_checkpoint(folder: Path, name: str, tiny: bool) -> None:
@@ -235,15 +297,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--batch", type=int, default=128, help="images per batch of a DataLoader")
     parser.add_argument("--batch-tokens", type=int, default=32768, help="tokens per batch")
     parser.add_argument("--peers", nargs="*", default=list(PEERS), choices=PEERS)
+    parser.add_argument(
+        "--most-peers",
+        type=int,
+        default=len(PEERS),
+        help="most libraries per tower; the first that have it, in the order of --peers",
+    )
     parser.add_argument("--no-compile", action="store_true", help="run the other towers eagerly")
     parser.add_argument("--tiny", action="store_true", help="small towers and files, for a test")
     options = parser.parse_args(arguments)
     body: dict[str, Any] = {"about": about(options.repeats), "towers": []}
-    for name in options.towers:
-        body["towers"].append(measure(name, options))
-        print(json.dumps(body["towers"][-1]), flush=True)
-        if options.json is not None:
-            write_results(options.json, body)
+    with tempfile.TemporaryDirectory() as photos:
+        paths = write_photographs(Path(photos), options)
+        for name in options.towers:
+            body["towers"].append(measure(name, paths, options))
+            print(json.dumps(body["towers"][-1]), flush=True)
+            if options.json is not None:
+                write_results(options.json, body)
 
 
 if __name__ == "__main__":

@@ -214,10 +214,18 @@ def time_jobs(
     out: Path,
     options: argparse.Namespace,
     written: Sequence[str] = ("--pool", "mean"),
+    first: Sequence[Path] = (),
 ) -> list[float]:
     """Return the seconds in which ``vitgraph embed`` writes the shards of a folder, per repeat.
 
-    ``written`` are the arguments that say what it writes.
+    Args:
+        checkpoint: the folder of the tower.
+        photos: the folder of the images.
+        out: the folder to which the folders of the jobs are written.
+        options: the options of the benchmark.
+        written: the arguments that say what the jobs write.
+        first: images that the encoder of each job embeds before its time begins; without any, a job
+            that does not count comes first.
     """
     from vitgraph.cli import main as vitgraph
     from vitgraph.embedding.job import Job
@@ -226,6 +234,9 @@ def time_jobs(
     seconds: list[float] = []
 
     def timed(job: Job, encoder: Any) -> Any:
+        settings = {"batch_tokens": options.batch_tokens, "workers": options.workers}
+        for _ in encoder.embed_many(first, progress=False, **settings) if first else ():
+            pass
         synchronize()
         began = time.perf_counter()
         result = write(job, encoder)
@@ -237,13 +248,13 @@ def time_jobs(
     Job.write_missing_shards = timed  # type: ignore[method-assign,assignment]
     try:
         with contextlib.redirect_stdout(None):
-            for number in range(options.repeats + 1):
+            for number in range(options.repeats + (not first)):
                 folder = str(out / f"out{number}")
                 code = vitgraph(["embed", str(checkpoint), str(photos), "--out", folder, *command])
                 assert code == 0
     finally:
         Job.write_missing_shards = write  # type: ignore[method-assign]
-    return seconds[1:]
+    return seconds[-options.repeats :]
 
 
 def measure_job(setup: Setup) -> dict[str, Any]:
