@@ -26,6 +26,7 @@ from benchmarks.table import __main__ as speed
 from benchmarks.table.charts import draw_bars, draw_picture
 from benchmarks.table.results import graphed, median, over_vllm, theirs, vllm_best
 from vitgraph.integrations.model_towers.records import CALLS, NO_MODEL, REFUSED
+from weights import FAMILIES
 
 MARKED = re.compile(r"(<!-- begin: (.+?) -->\s*).*?(\s*<!-- end -->)", re.S)
 DOCS = tuple(f"docs/{path.name}" for path in sorted(ROOT.glob("docs/*.md")))
@@ -52,6 +53,13 @@ def tower_classes() -> str:
     refused.append(("all others", NO_MODEL))
     head = ("encoder", "models of transformers, by `model_type`", "replaced")
     return f"{markdown(head, rows)}\n\n{markdown(('not supported', 'why'), refused)}"
+
+
+def families() -> str:
+    """Return the table of encoder classes, and of checkpoints that each reads."""
+    facts = [family.facts for family in FAMILIES.values()]
+    rows = [(f"`{family.encoder}`", family.examples) for family in facts]
+    return markdown(("class", "checkpoints, for example"), rows)
 
 
 def speed_row(tower: str, workload: str) -> Mapping[str, Any]:
@@ -98,6 +106,8 @@ def cost_of_a_call() -> str:
 
 
 BLOCKS: Mapping[str, Callable[[], str]] = {
+    "families": families,
+    "number of families": lambda: str(len(FAMILIES)),
     "speed": lambda: speed.page(results("speed_h100")),
     "small image": small_image,
     "small input": small_input,

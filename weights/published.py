@@ -87,6 +87,8 @@ class FamilyFacts:
 
     name: str
     title: str
+    examples: str
+    """The checkpoints that the README names; the title, if nothing else is stated."""
     encoder: str
     """The name of the encoder class of the family."""
     replays: Mapping[str, str]
@@ -147,6 +149,7 @@ class _File(TypedDict):
     """The JSON file of a family, as :class:`FamilyFacts` describes its fields."""
 
     title: str
+    examples: NotRequired[str]
     encoder: str
     replays: Mapping[str, str]
     video: NotRequired[str]
@@ -173,6 +176,7 @@ def family_facts(name: str) -> FamilyFacts:
     return FamilyFacts(
         name=name,
         title=data["title"],
+        examples=data.get("examples", data["title"]),
         encoder=data["encoder"],
         replays=data["replays"],
         video=data.get("video", NO_VIDEO),
