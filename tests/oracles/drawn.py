@@ -42,8 +42,11 @@ def draw_weights(module: AnyModule, seed: int = 0, calm: float = 1.0) -> AnyModu
 
     with torch.no_grad():
         for name, weight in module.named_parameters():
-            noise = draw(weight)
-            weight.copy_(_at_scale(name, noise) * (calm if weight.ndim > 1 else 1.0))
+            narrow = weight.dtype != torch.float32 or not weight.is_contiguous()
+            noise = draw(weight) if narrow else weight.normal_(generator=generator)
+            _scale(name, noise).mul_(calm if weight.ndim > 1 else 1.0)
+            if narrow:
+                weight.copy_(noise)
         for name, value in module.named_buffers():
             noise = draw(value)
             if name.endswith(("_min", "_max")):  # bounds that clip some values, below and above 0
@@ -53,24 +56,25 @@ def draw_weights(module: AnyModule, seed: int = 0, calm: float = 1.0) -> AnyModu
     return module
 
 
-def _at_scale(name: str, noise: Tensor) -> Tensor:
+def _scale(name: str, noise: Tensor) -> Tensor:
+    """Bring drawn noise to the scale of a parameter, in its place, which saves half of the time."""
     if re.search(r"pos_embed|position_embedding|positional_embedding|class_embedding", name):
         return noise
     if name.endswith("bias"):
-        return 0.2 * noise
+        return noise.mul_(0.2)
     if re.search(r"\.ls_?[12]$", name):
-        return 0.5 + 0.2 * noise
+        return noise.mul_(0.2).add_(0.5)
     if re.search(r"^transformer\.layers\.\d+\.layer_norm[12]\.weight$", name):
         # Step3's norms stand on the branches, and attention reads the stream as it is: at a gain of
         # 1, 63 blocks made 4e-4 of the 1e-15 between two float64 runs that agree in one block.
-        return 0.1 + 0.03 * noise
+        return noise.mul_(0.03).add_(0.1)
     if re.search(r"^blocks\.\d+\.attn\.[qk]_norm\.weight$", name):
         # Gemma 4's softmax has no scale: at a gain of 1, float32 made 3e-6 of three blocks.
-        return 0.45 + 0.1 * noise
+        return noise.mul_(0.1).add_(0.45)
     if noise.ndim == 1:
-        return 1.0 + 0.3 * noise
+        return noise.mul_(0.3).add_(1.0)
     gain = 1.3 if "qkv" in name or "in_proj" in name else 1.0
-    return gain * noise / noise[0].numel() ** 0.5
+    return noise.mul_(gain).div_(noise[0].numel() ** 0.5)
 
 
 def build_encoder(
