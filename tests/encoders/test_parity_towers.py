@@ -1,8 +1,9 @@
 """Every output of every tower against transformers (and timm), same weights, float32 and float64.
 
 The fast tests run up to three small grids per tower in float64 with small widths. The slow tests
-run 22 grids at the published depth with small widths, and in float32 the fast tests' grids at the
-published widths with one to three blocks: what a grid changes, it changes at any width.
+run 22 grids at the published depth with small widths, in float32 those that interpolate the whole
+position table with one to three blocks, and the fast tests' grids at the published widths with as
+few: what a grid changes, it changes at any width.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ QWEN_SLOW: list[Grids] = [
     [[1, 4, 6], [1, 26, 18], [3, 2, 10]],
     [[2, 2, 2], [1, 34, 2], [1, 2, 34], [1, 2, 2], [4, 6, 4]],
 ]
-NARROW_ONLY: list[Grids] = [[[1, 48, 48]], [[1, 52, 50]]]
+OF_TABLES: list[Grids] = [[[1, 48, 48]], [[1, 52, 50]]]
 """Grids as large as the position table, and larger on both axes."""
 WITHOUT_TABLE = (
     *("qwen2_", "exaone4_5", "pixtral", "minimax_m3", "ernie4_5_vl", "gemma4"),
@@ -89,7 +90,7 @@ INTERN_SLOW: list[Grids] = [
     [[3, 8, 4], [1, 8, 4], [2, 8, 4]],
     [[5, 4, 4], [4, 4, 4]],
 ]
-INTERN_NARROW_ONLY: list[Grids] = [[[1, 34, 40]], [[1, 40, 2]]]
+INTERN_OF_TABLES: list[Grids] = [[[1, 34, 40]], [[1, 40, 2]]]
 
 OCR2_FAST: list[Grids] = [[[1, 16, 16]], [[2, 12, 12], [1, 12, 12]], [[1, 5, 30]]]
 OCR2_SLOW: list[Grids] = [
@@ -116,16 +117,16 @@ def grids_of(family: Family, tier: str) -> list[Grids]:
     if family.variant and not family.tiled and tier == "fast":
         return QWEN_FAST[:2]
     if family.name == "deepseek_ocr2":
-        return OCR2_FAST if tier == "fast" else OCR2_SLOW
-    if family.name.startswith(WITHOUT_TABLE) and tier == "narrow":
-        return QWEN_SLOW
+        return {"fast": OCR2_FAST, "slow": OCR2_SLOW, "table": []}[tier]
+    if family.name.startswith(WITHOUT_TABLE) and tier == "table":
+        return []
     lists = {
         (False, "fast"): QWEN_FAST,
         (False, "slow"): QWEN_SLOW,
-        (False, "narrow"): QWEN_SLOW + NARROW_ONLY,
+        (False, "table"): OF_TABLES,
         (True, "fast"): INTERN_FAST,
         (True, "slow"): INTERN_SLOW,
-        (True, "narrow"): INTERN_SLOW + INTERN_NARROW_ONLY,
+        (True, "table"): INTERN_OF_TABLES,
     }
     return lists[family.tiled, tier]
 
@@ -204,9 +205,12 @@ def test_published_widths_match_transformers(family: Family) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_published_depth_matches_transformers_on_every_grid(family: Family) -> None:
-    grids = grids_of(family, "narrow")
+    grids = grids_of(family, "slow")
     worst = worst_distances(family, family.narrow, grids, rows=ROWS_OF_A_CALL)
     assert_within(worst, FLOAT32)
+    if large := grids_of(family, "table"):  # a table is read before the blocks: few of them do
+        changes = {**family.narrow, **family.shallow}
+        assert_within(worst_distances(family, changes, large), FLOAT32)
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
