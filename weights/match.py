@@ -86,8 +86,9 @@ def find_family(contents: Contents, family_name: str | None = None) -> Family:
     else:
         candidates, description = _families_of_type(kind, contents.config.get("architecture"))
     if len(candidates) > 1:  # several families share the model type, so tensor names decide
-        description = f"{description}, with tensors of no known tower,"
         outer_types = {other for other in types if isinstance(other, str) and other != kind}
+        of_model = "".join(f" of a {legible(other)} model" for other in sorted(outer_types)[:1])
+        description = f"{description}, with tensors of no known tower{of_model},"
         candidates = _families_of_tensors(contents, candidates, outer_types)
     if len(candidates) > 1:  # SigLIP and SigLIP2 NaFlex differ only in the shape of a tensor
         candidates = [family for family in candidates if _fits(contents, family)] or candidates
@@ -147,10 +148,17 @@ def _families_of_type(kind: str | None, architecture: object) -> tuple[list[Fami
 def _families_of_tensors(
     contents: Contents, candidates: list[Family], outer_types: set[str]
 ) -> list[Family]:
-    """Return the candidates that agree with the tensor names and the type of the whole model."""
+    """Return the candidates that agree with the tensor names and the type of the whole model.
+
+    There are none if that type is known, but as that of models with another tower.
+    """
     of_outer_type = [
-        family for family in candidates if outer_types.intersection(family.model_types)
+        family for family in FAMILIES.values() if outer_types.intersection(family.model_types)
     ]
+    if of_outer_type:
+        of_outer_type = [family for family in of_outer_type if family in candidates]
+        if not of_outer_type:
+            return []
     with_signs = [one for one in of_outer_type or candidates if _has_signs(one, contents.files)]
     if with_signs or len(of_outer_type) == 1:
         return with_signs or of_outer_type

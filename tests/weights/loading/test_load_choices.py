@@ -138,6 +138,16 @@ def test_every_family_is_recognised_by_what_it_holds(tmp_path: Path, name: str) 
     assert str(raised.value).count("pass family=") == 1
 
 
+def test_a_known_model_with_another_family_s_tower_is_refused(tmp_path: Path) -> None:
+    """LLaVA-OneVision's names in a LLaVA-1.6 do not say which layer is read, or how tiles join."""
+    folder = write_seeded_checkpoint(tmp_path / "llava", "llava_onevision", width=64)
+    known = load_encoder(folder)
+    edit_config(folder, lambda config: config.update(model_type="llava_next"))
+    with pytest.raises(CheckpointError, match=r"'siglip_vision_model'.* of a llava_next model"):
+        load_encoder(folder)
+    assert same_weights(load_encoder(folder, family="llava_onevision"), known)
+
+
 def test_a_tower_that_fits_no_family_is_told_none(newer: Path) -> None:
     edit_tensors(newer, lambda t: t.pop(NORM))
     with pytest.raises(CheckpointError, match="is not supported; supported model types"):
