@@ -40,7 +40,7 @@ import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property, partial
+from functools import cached_property, partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from zlib import crc32
@@ -396,21 +396,24 @@ def rows_by_place(shard: Shard) -> dict[int, Row]:
 
 
 def _write_npy(parts: Sequence[Array], path: Path) -> int:
-    """Write arrays as one, joined along their first axis, like ``np.save``; return its CRC-32."""
+    """Write arrays as one, joined along their first axis, like ``np.save``; return its CRC-32.
+
+    The CRC-32 is computed in another thread, beside the copies to the system's cache.
+    """
     shape = (sum(map(len, parts)), *parts[0].shape[1:])
     header = io.BytesIO()
     describe = np.lib.format.dtype_to_descr
     fields = {"descr": describe(parts[0].dtype), "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(header, fields)
-    crc = crc32(header.getvalue())
-    with open(path, "wb") as file:
-        file.write(header.getvalue())
-        for part in parts:
-            if part.size:
-                data = np.ascontiguousarray(part).reshape(-1).view(np.uint8).data
-                file.write(data)
-                crc = crc32(data, crc)
-    return crc
+    chunks = [header.getvalue(), *(_bytes_of(part) for part in parts if part.size)]
+    with ThreadPoolExecutor(1, thread_name_prefix="crc") as pool, open(path, "wb") as file:
+        crc = pool.submit(reduce, lambda crc, chunk: crc32(chunk, crc), chunks, 0)
+        file.writelines(chunks)
+    return crc.result()
+
+
+def _bytes_of(array: Array) -> memoryview:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def _write_bytes(content: bytes, path: Path) -> None:
