@@ -17,8 +17,9 @@ any job.
 ``whole`` counts from the first image to the last byte on the disk, ``steady`` from the end of the
 first shard to that of the last, and ``start`` are the seconds between the two: the first batches,
 and the flush of the last shard, which a job has once. ``disk`` is the rate at which the disk takes
-the bytes that the job writes, measured by files of its own. The goal is for ``steady`` over the
-slower of ``tower`` and ``disk``. Figures are medians.
+the bytes that the job writes, measured by files of its own. ``eager`` is the share of images that
+packing ran without a graph, and ``seconds`` are those that the parts of this command took. The goal
+is for ``steady`` over the slower of ``tower`` and ``disk``. Figures are medians.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +92,7 @@ def measure(
 
     ``photos`` are the decoded images of the files in ``folder``.
     """
-    setup = Setup(TOWERS[name], options)
+    setup, clock = Setup(TOWERS[name], options), [time.perf_counter()]
     with tempfile.TemporaryDirectory(dir=options.folder) as place:
         checkpoint = Path(place) / "tower"
         if name in folders.TOWERS:
@@ -101,9 +103,11 @@ def measure(
         device = "cuda" if torch.cuda.is_available() else "cpu"
         encoder = load_encoder(checkpoint, dtype=torch.bfloat16, device=device, progress=False)
         assert isinstance(encoder, VisionEncoder)
+        clock.append(time.perf_counter())
         depth = len(encoder.blocks)
         fields = [f"blocks.{depth // 3}", f"blocks.{2 * depth // 3}"]
         graphed, found = replays(encoder, fields, options, [*photos.values()])
+        clock.append(time.perf_counter())
         speed = bytes_per_second(Path(place), options.tiny)
         rate: dict[str, Any] = images_per_second(found)["images per second"]
         jobs = {}
@@ -115,13 +119,17 @@ def measure(
             written += ["--limit", str(limit), *(["--sample", str(sample)] if sample else [])]
             written += ["--shard-items", "1"] if options.tiny else []
             out = Path(place) / "out"
+            graphed.reset_stats()
             with in_place_of_files(graphed, photos):
                 job = measure_job((checkpoint, folder, out), options, written, limit)
+            job["eager"] = graphed.stats().eager_items / (limit * (options.repeats + 1))
             job["disk"] = speed / job["bytes per image"]
             slower = min(rate["tower"], job["disk"])
             ratios = {f"{part} over the slower": job[part] / slower for part in ("whole", "steady")}
             jobs[kind] = {**job, **ratios}
         graphed.release()
+    clock.append(time.perf_counter())
+    parts = zip(("load", "capture and replays", "disk and jobs"), pairwise(clock), strict=True)
     return {
         "tower": name,
         "items": options.items,
@@ -130,6 +138,7 @@ def measure(
         "images per second": rate,
         "jobs": jobs,
         "goal": GOAL,
+        "seconds": {part: round(end - began, 1) for part, (began, end) in parts},
     }
 
 
@@ -281,7 +290,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--folder", type=Path, help="where to write; by default a temporary folder")
     parser.add_argument("--repeats", type=int, default=1, help="timed passes over the images")
     parser.add_argument("--workers", type=int, default=16, help="threads that prepare images")
-    parser.add_argument("--batch-tokens", type=int, default=32768, help="tokens per batch")
+    parser.add_argument("--batch-tokens", type=int, default=8192, help="tokens per batch")
     parser.add_argument("--tiny", action="store_true", help="small towers and files, for a test")
     options = parser.parse_args(arguments)
     body: dict[str, Any] = {"about": about(options.repeats), "towers": []}
