@@ -15,6 +15,11 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
+from triton.runtime import cache
+
+from ..triton_build import keep_build_hash
+
+keep_build_hash(cache)
 
 KERNEL_ERRORS = (RuntimeError, OSError, AssertionError, TypeError, ValueError, triton.TritonError)
 """The exceptions that mean that the kernel cannot be compiled or run."""

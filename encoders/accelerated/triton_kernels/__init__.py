@@ -6,3 +6,9 @@
   and 80, by the tensor memory accelerator; ``relative_attention``: with SAM's relative positions
 - ``quantise``: rows and weights in e4m3; ``compare``: copies of weights kept equal to them
 """
+
+from triton.runtime import cache
+
+from ...triton_build import keep_build_hash
+
+keep_build_hash(cache)
