@@ -272,6 +272,11 @@ class Accelerator(Protocol):
         """Names of the attention kernels of the last forward, or "reference" if it used none."""
         ...
 
+    @property
+    def guesses(self) -> int:
+        """How often a kernel ran in a capture that no run had chosen for its shape before."""
+        ...
+
     def steps(
         self,
         stack: nn.ModuleList,

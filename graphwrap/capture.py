@@ -270,20 +270,32 @@ class Capturer:
         """Capture a graph, after a run of the encoder where that may choose or prepare something.
 
         The first run pads weights, and every run may choose kernels that no table names; an encoder
-        of another package may do more. Where a table names the kernels, the budgets that it is
-        checked with warm them up, and others only if a capture fails: cuDNN allocates memory in its
-        first run.
+        of another package may do more. Where a table names the kernels, or a budget of about the
+        same size has run, others are captured without a run before, except those that a table is
+        checked with. They are captured again after a run if that fails, as cuDNN allocates memory
+        in its first run, or if it had to guess a kernel.
         """
-        checked = checked_budgets([*graphs.by_budget, *graphs.waiting])
-        known = self.table is not None and is_library(self.form.encoder)
-        if not known or graph.budget in checked or not graphs.by_budget:
+        if self._needs_run(graph.budget, graphs):
             return graph.capture(self.memory, warms_up=True)
+        accelerator = self.form.accelerator
+        guesses = 0 if accelerator is None else accelerator.guesses
         try:
             graph.capture(self.memory, warms_up=False)
         except RuntimeError as error:
             if is_memory_error(error):
                 raise
-            graph.capture(self.memory, warms_up=True)
+        else:
+            if accelerator is None or accelerator.guesses == guesses:
+                return None
+        return graph.capture(self.memory, warms_up=True)
+
+    def _needs_run(self, budget: Budget, graphs: PathGraphs) -> bool:
+        """Return whether the encoder runs before its capture with a budget."""
+        if not graphs.by_budget or not is_library(self.form.encoder):
+            return True
+        if self.table is not None:
+            return budget in checked_budgets([*graphs.by_budget, *graphs.waiting])
+        return _size_class(budget) not in map(_size_class, graphs.by_budget)
 
     def _drop(self, budget: Budget, error: Exception) -> None:
         """Record that capturing ``budget`` failed, and free tensors that the traceback holds."""
@@ -371,6 +383,15 @@ class Capturer:
 
 def _largest_first(budgets: Iterable[Budget]) -> list[Budget]:
     return sorted(budgets, key=lambda budget: (-budget.rows, -budget.segments))
+
+
+def _size_class(budget: Budget) -> list[int]:
+    """Return the capacities of a budget rounded up to two significant bits.
+
+    The library's accelerator chooses an attention kernel once for all calls that are equal so.
+    """
+    steps = [1 << max(number.bit_length() - 2, 0) for number in budget[1:]]
+    return [-(-number // step) * step for number, step in zip(budget[1:], steps, strict=True)]
 
 
 def _raise_bugs(error: RuntimeError) -> None:

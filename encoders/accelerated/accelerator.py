@@ -54,6 +54,11 @@ class FusedBlocks:
         return ", ".join(sorted(names)) or "reference"
 
     @property
+    def guesses(self) -> int:
+        """How often a capture had to take a kernel that no run had chosen for its shape before."""
+        return self.attention.guesses + (0 if self.fp8 is None else self.fp8.guesses)
+
+    @property
     def reference_because(self) -> str | None:
         """The reason why the last forward ran all blocks as modules; None if kernels ran any."""
         reasons = [run_record.because for run_record in self.run_records.values()] or [self.because]

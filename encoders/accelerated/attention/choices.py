@@ -54,6 +54,8 @@ class KernelChoices:
         self._agreements: dict[tuple[str, int, int, int, torch.dtype, bool, bool], bool] = {}
         self._relative: dict[RelativeShape, str] = {}
         self._warned = False
+        self.guesses = 0
+        """How often a capture took a kernel for a shape that no run had chosen one for."""
 
     def pick(self, q: Tensor, shape: AttentionShape) -> str:
         """Return the name of the kernel for a shape; a new shape is timed on random rows.
@@ -66,8 +68,9 @@ class KernelChoices:
         name = self._chosen.get(key)
         if name is None:
             names = self._candidates(shape, q)
-            if len(names) > 1 and q.is_cuda and torch.cuda.is_current_stream_capturing():
-                return names[0]  # a capture runs no kernel, so a later call times them
+            if names and q.is_cuda and torch.cuda.is_current_stream_capturing():
+                self.guesses += 1
+                return names[0]  # a capture runs no kernel, so a later call tries and times them
             names = [name for name in names if self._agrees(name, q, shape)]
             if len(names) > 1:
                 self._milliseconds[key] = self._time(names, q, shape)
@@ -148,6 +151,7 @@ class KernelChoices:
 
             agrees = self.requested in ("auto", "torch", "triton") and takes(shape, rows.dtype)
             if agrees and rows.is_cuda and torch.cuda.is_current_stream_capturing():
+                self.guesses += 1
                 return False  # a capture runs no kernel, so a later call tries it
             if agrees:
                 trial = partial(distance, shape, rows.device, rows.dtype)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from encoders.accelerated.accelerator import FusedBlocks
 from encoders.base.vision_encoder import VisionEncoder
 from encoders.contract import EncoderOutput
 from graphwrap import GraphedEncoder
@@ -232,4 +233,27 @@ def test_a_kernel_that_cannot_start_in_a_capture_is_run_before(
     encoder = tower("qwen3_vl")
     lazy = graphed(encoder).capture(progress=False)
     assert warmed == [96, 64, 48, 16]
+    assert_same_bits(call(lazy, GRIDS["32"])[1], answer(encoder, GRIDS["32"]))
+
+
+@pytest.mark.parametrize("guesses", [False, True], ids=["kernels known", "kernels guessed"])
+def test_a_size_like_one_that_ran_is_captured_without_a_run(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, guesses: bool
+) -> None:
+    """Kernels are chosen for sizes of two significant bits; a guessed one is chosen after all."""
+    runs = list[tuple[int, bool]]()
+    capture = BudgetGraph.capture
+
+    def recorded(graph: BudgetGraph, memory: Memory, *, warms_up: bool) -> None:
+        runs.append((graph.budget.tokens, warms_up))
+        capture(graph, memory, warms_up=warms_up)
+
+    monkeypatch.setattr(BudgetGraph, "capture", recorded)
+    monkeypatch.setattr(FusedBlocks, "guesses", property(lambda _: len(runs) * guesses))
+    settings: Any = {"table": None, "max_graphs": 4, "max_frames_per_batch": 8}
+    encoder = tower("qwen3_vl")
+    lazy = GraphedEncoder(encoder, [40, 60, 64, 96], outputs=EVERY_FIELD, **settings)
+    lazy.capture(progress=False)
+    again = [(60, True)] * guesses
+    assert runs == [(96, True), (64, True), (60, False), *again, (40, True)]
     assert_same_bits(call(lazy, GRIDS["32"])[1], answer(encoder, GRIDS["32"]))
