@@ -110,6 +110,8 @@ from .nvidia.c_radio import CRadioConfig as CRadioConfig
 from .nvidia.c_radio import CRadioEncoder as CRadioEncoder
 from .nvidia.cosmos3_edge import Cosmos3EdgeConfig as Cosmos3EdgeConfig
 from .nvidia.cosmos3_edge import Cosmos3EdgeEncoder as Cosmos3EdgeEncoder
+from .nvidia.nemotron import NemotronConfig as NemotronConfig
+from .nvidia.nemotron import NemotronEncoder as NemotronEncoder
 from .qwen.qwen2_5_vl import Qwen2_5VLConfig as Qwen2_5VLConfig
 from .qwen.qwen2_5_vl import Qwen2_5VLEncoder as Qwen2_5VLEncoder
 from .qwen.qwen2_vl import Qwen2VLConfig as Qwen2VLConfig

@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from encoders import MiniMaxM3Encoder as MiniMaxM3Encoder
     from encoders import MoonViTEncoder as MoonViTEncoder
     from encoders import MuseGlimmerEncoder as MuseGlimmerEncoder
+    from encoders import NemotronEncoder as NemotronEncoder
     from encoders import PaddleOCRVLEncoder as PaddleOCRVLEncoder
     from encoders import PaliGemmaEncoder as PaliGemmaEncoder
     from encoders import PathsEncoder as PathsEncoder

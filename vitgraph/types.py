@@ -41,6 +41,7 @@ from encoders import MiniMaxM3Config as MiniMaxM3Config
 from encoders import ModeName as ModeName
 from encoders import MoonViTConfig as MoonViTConfig
 from encoders import MuseGlimmerConfig as MuseGlimmerConfig
+from encoders import NemotronConfig as NemotronConfig
 from encoders import OutputField as OutputField
 from encoders import PaddleOCRVLConfig as PaddleOCRVLConfig
 from encoders import PaliGemmaConfig as PaliGemmaConfig

@@ -9,8 +9,8 @@ Source: ``RadioModel`` of transformers 5.23.0, and for v3 ``NaFlexVit`` and ``Vi
 timm 1.0.31.
 Repo ids: nvidia/C-RADIOv4-{SO400M,H}, nvidia/C-RADIOv3-{B,L,H,g},
 timm/{vit,naflexvit}_{base,large,huge,giant}_patch16_radio_v3.c_radio,
-timm/{vit,naflexvit}_{so400m,huge}_patch16_radio_v4.c_radio; the tower in
-nvidia/Nemotron-3-Nano-Omni-30B-A3B-Reasoning-BF16, without its projector.
+timm/{vit,naflexvit}_{so400m,huge}_patch16_radio_v4.c_radio. ``nemotron.py`` has the tower with
+the projectors of Nemotron.
 
 Shapes: P patches row by row, S segments (images or frames), r rows before the patches of a segment
 (class tokens and registers), T = P + S*r packed rows, D width, s side of the table of positions.
@@ -23,7 +23,6 @@ Deliberate differences:
   registers are ``extras["prefix"]``.
 - Positions are interpolated in float32 or wider and rounded once. As in timm, the corners of table
   and grid coincide in v3 B and H (``align_corners``), as their authors' code had it.
-- Videos, for which Nemotron embeds pairs of frames by a weight of their own, are not taken.
 - timm's ``vit_*`` checkpoints have the table resized to 32x32: at another size than 512x512, their
   features differ from those of the other layouts.
 """
@@ -105,9 +104,8 @@ class CRadioConfig:
     """The form of the weight that embeds patches: rows with the axes channel, row, column, a kernel
     of these axes, or rows with the axes row, column, channel."""
     patch_bias: bool = False
-    image_size: tuple[int, int] | None = (512, 512)
-    """The height and width in pixels to which images are stretched by default; None: they keep
-    their shape, as in Nemotron."""
+    image_size: tuple[int, int] = (512, 512)
+    """The height and width in pixels to which images are stretched by default."""
     patch_size: int = 16
     in_channels: int = 3
     layer_norm_eps: float = 1e-6
@@ -155,10 +153,7 @@ class CRadioConfig:
             ValueError: a config value that is not supported, or sizes that disagree.
         """
         section = find_section(config, "vision_config")
-        alone = section is config
         if "args" in section:
-            # transformers gives every tower of Nemotron the positions of v4
-            section = section if alone else {**section, "version": "c-radio_v4-h"}
             section = {**_of_nvidia(section), **section}
         for part in (config, section):
             require_value(part, "norm_mean", _MEAN)
@@ -191,7 +186,7 @@ class CRadioConfig:
                 section, "patch_weight", "rows", "kernel", "channels_last", default="rows"
             ),
             patch_bias=read_flag(section, "patch_bias", default=False),
-            image_size=(height, image_width) if alone else None,
+            image_size=(height, image_width),
             patch_size=patch,
             in_channels=read_size(section, "num_channels", default=3),
             layer_norm_eps=read_epsilon(section, "layer_norm_eps", default=1e-6),
@@ -224,10 +219,8 @@ class CRadioEncoder(RasterEncoder):
         self.blocks: nn.ModuleList = nn.ModuleList(block(sizes) for _ in range(config.depth))
 
     def _default_preprocessor(self) -> Preprocessor:
-        from .c_radio_pixels import CRadioPreprocessor, NemotronPreprocessor
+        from .c_radio_pixels import CRadioPreprocessor
 
-        if self.config.image_size is None:
-            return NemotronPreprocessor.nemotron(self.config.patch_size)
         return CRadioPreprocessor.c_radio(self.config.patch_size, *self.config.image_size)
 
     def forward(
@@ -263,7 +256,7 @@ class CRadioEncoder(RasterEncoder):
         return self.pack(torch.cat((self.tokens, *apart)), patches, metadata)
 
     @property
-    def pooling_head(self) -> PoolingHead:
+    def pooling_head(self) -> PoolingHead | None:
         """The summary of an image: the class tokens of some teachers, side by side."""
         from ..streams.pooling import PoolingHead
 

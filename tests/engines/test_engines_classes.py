@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from functools import partial
 from importlib import import_module
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,9 +14,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from PIL import Image
+from safetensors.torch import load_file
 from torch import Tensor
 
 from encoders import DeepseekV4Config, DeepseekV4Encoder, DotsOCRConfig, DotsOCREncoder
+from vitgraph.seeded import write_seeded_checkpoint
+from weights import load_encoder
 
 pytest.importorskip("vllm")
 pytestmark = pytest.mark.engines
@@ -168,3 +174,37 @@ def test_deepseek_v41_makes_the_sequence_that_vllm_does() -> None:
     tokens = torch.randn(6, 48)
     (ours,) = encoder.sequences(tokens, [[1, 5, 7]])
     assert torch.equal(ours, mixin._build_image_span(encoder, tokens, types))
+
+
+@torch.no_grad()
+def test_nemotron_nano_vl_computes_what_vllms_tower_does(
+    in_vllm: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.model_executor.layers.activation import ReLUSquaredActivation
+    from vllm.model_executor.models.nano_nemotron_vl import NemotronH_Nano_VL_V2
+    from vllm.model_executor.models.radio import RadioModel
+    from vllm.transformers_utils.configs import radio
+
+    write_seeded_checkpoint(tmp_path, "nemotron_nano_vl", width=64, shards=1, dtype=torch.float32)
+    encoder: Any = load_encoder(tmp_path)
+    args = json.loads((tmp_path / "config.json").read_text())["vision_config"]["args"]
+    monkeypatch.setitem(radio.VIT_TIMM_DIM_BY_NAME, args["model"], (64, 2, 2, 256))
+    theirs: Any = RadioModel(radio.RadioConfig(model_name=args["model"], image_size=768, **args))
+    known = load_file(tmp_path / "model.safetensors")
+    theirs.load_weights({name.removeprefix("vision_model."): x for name, x in known.items()})
+    ready(theirs.eval())
+    shuffle = partial(NemotronH_Nano_VL_V2.pixel_shuffle, SimpleNamespace(ps_version="v2"))
+    for grid in [[3, 32, 32], *([1, h, w] for h, w in SIDES)]:
+        t, h, w = grid
+        pixels = torch.randn(t * h * w, 768)
+        images = pixels.view(t, h, w, 3, 16, 16).permute(0, 3, 1, 4, 2, 5).reshape(t, 3, 16 * h, -1)
+        _, rows = theirs(images)
+        squares = shuffle(rows.view(t, h, w, -1)).flatten(0, 2)
+        normed = F.rms_norm(squares, (256,), known["mlp1.0.weight"], 1e-5)
+        inner = ReLUSquaredActivation().forward_native(normed @ known["mlp1.1.weight"].T)
+        tokens, ours = inner @ known["mlp1.3.weight"].T, encoder(pixels, [grid])
+        for mine, wanted in (
+            (ours.last_hidden_state, rows.flatten(0, 1)),
+            (ours.pooler_output, tokens),
+        ):
+            assert (mine - wanted).norm() / wanted.norm() <= 1e-5, grid

@@ -34,7 +34,7 @@ from .llama import LLAMA4
 from .meta import MUSE_GLIMMER, SAM3
 from .minimax import MINIMAX_M3
 from .mistral import PIXTRAL
-from .nvidia import C_RADIO, COSMOS3_EDGE
+from .nvidia import C_RADIO, COSMOS3_EDGE, NEMOTRON
 from .qwen import QWEN2_5_VL, QWEN2_VL, QWEN3_VL
 from .rednote import DOTS_OCR
 from .siglip import GEMMA3, LLAVA_ONEVISION, PALIGEMMA, SIGLIP, SIGLIP2
@@ -82,6 +82,7 @@ FAMILIES: Mapping[str, Family] = {
         SAM3,
         MUSE_GLIMMER,
         C_RADIO,
+        NEMOTRON,
         COSMOS3_EDGE,
         DOTS_OCR,
     )

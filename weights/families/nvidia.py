@@ -1,7 +1,8 @@
-"""C-RADIO as NVIDIA, transformers and timm publish it, and the tower of Cosmos3-Edge.
+"""C-RADIO as NVIDIA, transformers and timm publish it, in Nemotron, and Cosmos3-Edge's tower.
 
-Source of the names: ``RadioModel`` and ``Cosmos3EdgeModel`` of transformers 5.23.0 with the names
-that they read, and ``VisionTransformer`` and ``NaFlexVit`` of timm 1.0.31.
+Source of the names: ``RadioModel``, ``NemotronH_Omni_Reasoning_V3`` and ``Cosmos3EdgeModel`` of
+transformers 5.23.0 with the names that they read, ``NemotronH_Nano_VL_V2`` of vLLM 0.32.0, and
+``VisionTransformer`` and ``NaFlexVit`` of timm 1.0.31.
 """
 
 from __future__ import annotations
@@ -10,7 +11,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import isqrt
 
-from encoders import Cosmos3EdgeConfig, Cosmos3EdgeEncoder, CRadioConfig, CRadioEncoder
+from encoders import (
+    Cosmos3EdgeConfig,
+    Cosmos3EdgeEncoder,
+    CRadioConfig,
+    CRadioEncoder,
+    NemotronConfig,
+    NemotronEncoder,
+)
 
 from ..layouts import Layout, Prefix
 from ..published import family_facts
@@ -22,7 +30,7 @@ from .siglip import QKV, siglip_names
 _ROOT, _PATCHES = "radio_model.model", "radio_model.model.patch_generator"
 _UNSCALED = Layout(  # nvidia/C-RADIOv3-{H,g}, nvidia/C-RADIOv4-*
     name="c_radio",
-    prefixes=(Prefix("", ""), Prefix("", "vision_model.")),  # the latter in Nemotron
+    prefixes=(Prefix("", ""),),
     marks=(f"{_PATCHES}.",),
     renames={
         f"{_PATCHES}.cls_token.token": "tokens",
@@ -193,10 +201,7 @@ C_RADIO = Family(
     name="c_radio",
     encoder=CRadioEncoder,
     config=CRadioConfig,
-    model_types=(
-        *("radio", "nemotron_h_omni"),
-        *("NemotronH_Nano_Omni_Reasoning_V3", "NemotronH_Super_Omni_Reasoning_V3"),
-    ),
+    model_types=("radio",),
     signs=(
         ("patch_generator.embedder.weight", "patch_generator.pos_embed"),
         ("embeddings.patch_projection.weight", "embeddings.cls_register_token"),
@@ -214,9 +219,81 @@ C_RADIO = Family(
         for size in sizes
     },
     processor_of=_processor_of,
+    without=("mlp1.1.weight", "multi_modal_projector.linear_1.weight"),
+)
+
+_PROJECTOR = {
+    "mlp1.0": "projector.norm",
+    "mlp1.1": "projector.linear_1",
+    "mlp1.3": "projector.linear_2",
+}
+_OMNI = replace(  # as published
+    _UNSCALED,
+    name="nemotron",
+    prefixes=(Prefix("", "vision_model."), Prefix("", "")),
+    projector=("mlp1.", "vision_projector."),
+    renames={
+        **_PROJECTOR,
+        "vision_projector.vision_final_layernorm": "projector.patch_norm",
+        **_UNSCALED.renames,
+    },
+    processor_files=family_facts("nemotron").processors["nemotron"],
+)
+_OMNI_SAVED = replace(  # as transformers saves it
+    _OMNI,
+    name="nemotron-saved",
+    marks=_SAVED.marks,
+    projector=("mlp1.", "vision_final_layernorm."),
+    renames={
+        **_PROJECTOR,
+        "vision_final_layernorm": "projector.patch_norm",
+        **_SAVED.renames,
+    },
+)
+_OMNI_HF = replace(  # as transformers saves it with save_original_format=False
+    _HF,
+    name="nemotron-hf",
+    prefixes=_OMNI.prefixes,
+    projector=("multi_modal_projector.", "vision_final_layernorm."),
+    renames={
+        "vision_final_layernorm": "projector.patch_norm",
+        "multi_modal_projector.layer_norm": "projector.norm",
+        "multi_modal_projector": "projector",
+        **_HF.renames,
+    },
+    processor_files=_OMNI.processor_files,
+)
+_OMNI_CLASS = replace(
+    _CLASS,
+    make_fields=lambda section: {
+        **_fields_of_class({**section, "version": "c-radio_v4-h"}),
+        "video_temporal_patch_size": None,  # its weights are left out
+    },
+    reads=lambda section: True,
+)
+NEMOTRON = Family(
+    name="nemotron",
+    encoder=NemotronEncoder,
+    config=NemotronConfig,
+    model_types=(
+        *("radio", "nemotron_h_omni", "NemotronH_Nano_VL_V2"),
+        *("NemotronH_Nano_Omni_Reasoning_V3", "NemotronH_Super_Omni_Reasoning_V3"),
+    ),
+    signs=(
+        ("mlp1.1.weight", "patch_generator.pos_embed"),
+        ("multi_modal_projector.linear_1.weight", "embeddings.cls_register_token"),
+    ),
+    layouts=(_OMNI_SAVED, _OMNI, _OMNI_HF),
+    classes=dict.fromkeys(("nemotron", "nemotron-saved", "nemotron-hf"), _OMNI_CLASS),
+    fields=_FIELDS,
+    outer_fields={
+        ("llm_config.hidden_size", "text_config.hidden_size"): length(
+            "projector.linear_2.weight", 0
+        ),
+        ("projector_hidden_size",): length("projector.linear_1.weight", 0),
+        ("final_norm_weights",): lambda shapes: "projector.patch_norm.weight" in shapes,
+    },
     refusals={
-        "NemotronH_Nano_VL_V2": "its tower is C-RADIO v2, whose tiles and projector are not "
-        "implemented",
         "Llama_Nemotron_Nano_VL": "its tower is C-RADIO v2, which it computes by code of its repo",
     },
 )

@@ -40,10 +40,11 @@ UNIFORM = [name for name in TOWERS if not BY_NAME[name].learned(1, 1)]
 @pytest.mark.parametrize("name", [name for name in BY_FRAME if name in FRAME_BY_FRAME])
 def test_an_items_cost_is_its_patches_tokens_and_frames(name: str) -> None:
     windows = (2 * 1 * 3, 3 * 2) if name == "qwen2_5_vl" else (0, 0)
-    learned = BY_NAME[name].learned
-    assert tiny(name).item_specs([[2, 4, 20], [1, 18, 10]]) == [
-        EncoderItemSpec(160, 40 + 2 * learned(2, 10), 2, 80, windows[0]),
-        EncoderItemSpec(180, 45 + learned(9, 5), 1, 180, windows[1]),
+    learned, encoder = BY_NAME[name].learned, tiny(name)
+    before = encoder.prefix_rows
+    assert encoder.item_specs([[2, 4, 20], [1, 18, 10]]) == [
+        EncoderItemSpec(160, 40 + 2 * learned(2, 10), 2, before + 80, windows[0]),
+        EncoderItemSpec(180, 45 + learned(9, 5), 1, before + 180, windows[1]),
     ]
 
 

@@ -82,7 +82,7 @@ def test_metadata_is_plain_tensors(name: str) -> None:
         assert not value.requires_grad
 
 
-ROTARY = [name for name in MERGING_TOWERS if name not in ("lfm2_vl", "hunyuan_vl")]
+ROTARY = [name for name in MERGING_TOWERS if name not in ("lfm2_vl", "hunyuan_vl", "nemotron")]
 """All but those that have a table alone."""
 
 

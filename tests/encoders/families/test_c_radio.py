@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +10,17 @@ import pytest
 import timm
 import torch
 from PIL import Image
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from transformers import CLIPImageProcessor
 from transformers.initialization import no_init_weights
 
 from encoders import CRadioConfig
-from encoders.nvidia.c_radio_pixels import CRadioPreprocessor, NemotronPreprocessor, even_grid
+from encoders.nvidia.c_radio_pixels import CRadioPreprocessor
 from tests.oracles import BY_NAME, build_pair, distance, draw_pixels, draw_weights
 from tests.oracles.references.c_radio import OLDER, unnormalised
 from tests.oracles.references.dino import image_of
 from tests.oracles.versions import needs
-from weights import FAMILIES, CheckpointError, load_encoder
+from weights import FAMILIES, load_encoder
 from weights.files.tower_folder import transformers_class
 from weights.published import PUBLISHED, family_facts
 
@@ -155,79 +153,3 @@ def test_a_file_that_normalises_twice_is_refused() -> None:
     file = {"preprocessor_config": {**SECTION, "do_normalize": True}}
     with pytest.raises(ValueError, match="do_normalize=True"):
         CRadioPreprocessor.c_radio(16, 512, 512).with_files(file)
-
-
-NEMOTRON = "nvidia/Nemotron-3-Nano-Omni-30B-A3B-Reasoning-BF16"
-NEMOTRON_FILE: dict[str, Any] = {
-    "do_normalize": True,
-    "image_processor_type": "NemotronH_Nano_Omni_Reasoning_V3ImageProcessor",
-    "norm_mean": [0.48145466, 0.4578275, 0.40821073],
-    "norm_std": [0.26862954, 0.26130258, 0.27577711],
-    "patch_size": 16,
-    "downsample_ratio": 0.5,
-    "min_num_patches": 1024,
-    "max_num_patches": 13312,
-    "max_model_len": 16384,
-}
-
-
-@needs(*OLDER)
-def test_the_tower_of_nemotron_loads_without_projector_and_videos(tmp_path: Path) -> None:
-    from transformers.models.radio import RadioConfig, RadioModel
-
-    sizes: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    own = RadioConfig(**sizes, max_img_size=128, video_temporal_patch_size=2)
-    model = draw_weights(RadioModel(own)).eval().requires_grad_(False)
-    model.save_pretrained(tmp_path)
-    tower = load_file(tmp_path / "model.safetensors")
-    state = {f"vision_model.{name}": value for name, value in tower.items()}
-    save_file({**state, "mlp1.1.weight": torch.ones(2, 2)}, tmp_path / "model.safetensors")
-    config = deepcopy(CONFIGS[NEMOTRON])
-    config["vision_config"]["args"] |= {
-        "model_kwargs": {"embed_dim": 64, "depth": 2, "num_heads": 4},
-        "cpe_max_size": 128,
-    }
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps(NEMOTRON_FILE))
-    with pytest.warns(UserWarning, match="outputs are those of the bare tower"):
-        encoder = load_encoder(tmp_path)
-    inputs = encoder.preprocess([PHOTO], max_pixels=1 << 18)
-    theirs = model(unnormalised(inputs.pixel_values), image_grid_hw=inputs.grid_thw[:, 1:])
-    assert distance(encoder(inputs)[0].pooler_output, theirs.features) <= 1e-5
-
-
-def test_the_tower_of_nemotron_2_is_refused_by_name(tmp_path: Path) -> None:
-    save_file({"x": torch.ones(1)}, tmp_path / "model.safetensors")
-    config = {**CONFIGS[NEMOTRON], "model_type": "NemotronH_Nano_VL_V2"}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match=r"NemotronH_Nano_VL_V2.* its tower is C-RADIO v2"):
-        load_encoder(tmp_path)
-
-
-@needs(*OLDER)
-def test_pixels_of_nemotron_are_those_of_its_processor() -> None:
-    from transformers.models.nemotron_h_omni import image_processing_nemotron_h_omni as theirs
-
-    small = {**NEMOTRON_FILE, "min_num_patches": 64, "max_num_patches": 512}
-    images = [PHOTO, PHOTO.resize((100, 333)), PHOTO.resize((256, 160)), PHOTO.resize((9, 9))]
-    processor: Any = theirs.NemotronH_Omni_Reasoning_V3ImageProcessor(**small)
-    wanted = processor(images, return_tensors="pt")
-    ours = NemotronPreprocessor.nemotron(16).with_files({"preprocessor_config": small})
-    got = ours(images)
-    assert torch.equal(got.grid_thw[:, 1:], wanted["image_grid_hw"])
-    torch.testing.assert_close(got.pixel_values, wanted["pixel_values"], rtol=0, atol=1e-5)
-    rng = random.Random(0)
-    for _ in range(300):
-        height, width = rng.randint(1, 4000), rng.randint(1, 4000)
-        grid = theirs.get_patch_grid_size(height, width, 16, 2, 1024, 13312)
-        assert even_grid(height / 16, width / 16, 1024, 13312) == grid
-
-
-def test_the_file_of_nemotron_sets_the_defaults() -> None:
-    ours = NemotronPreprocessor.nemotron(16)
-    assert ours.with_files({"preprocessor_config": NEMOTRON_FILE}) == ours
-    for change in ({"downsample_ratio": 1.0}, {"patch_size": 14}, {"max_model_len": 100}):
-        with pytest.raises(ValueError, match=next(iter(change))):
-            ours.with_files({"preprocessor_config": {**NEMOTRON_FILE, **change}})
-    with pytest.raises(ValueError, match=r"image 0: is 18750x0\.0625 patches, too long"):
-        ours([Image.new("RGB", (300_000, 1))])

@@ -33,6 +33,7 @@ from encoders.intern.intern_vit_pixels import TilePreprocessor
 from encoders.lfm.lfm2_vl_pixels import PatchTilesPreprocessor
 from encoders.llama.llama4_pixels import CanvasPreprocessor
 from encoders.meta.sam3_pixels import Sam3Preprocessor
+from encoders.nvidia.nemotron_pixels import NemotronTilesPreprocessor
 from encoders.siglip.siglip_pixels import StretchPreprocessor
 from encoders.step.step3_pixels import CropPreprocessor
 from tests.support.families.keywords import keyword_rows
@@ -212,6 +213,10 @@ def image_sizes(rules: Any) -> str:
             return (
                 f"up to {rules.max_tiles} tiles of {square(rules.image_size)} and, if there are "
                 "several, the whole image"
+            )
+        case NemotronTilesPreprocessor():
+            return (
+                f"up to {rules.max_tiles} tiles of {square(rules.image_size)}, and the whole image"
             )
         case PatchTilesPreprocessor():
             return (

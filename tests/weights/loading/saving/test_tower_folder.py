@@ -17,6 +17,7 @@ from encoders import (
     Llama4Encoder,
     LlavaEncoder,
     MoonViTEncoder,
+    NemotronEncoder,
     PaddleOCRVLEncoder,
     PathsEncoder,
     PixtralEncoder,
@@ -24,6 +25,7 @@ from encoders import (
 from encoders.base.patch_encoder import PatchEncoder
 from encoders.base.vision_encoder import VisionEncoder
 from tests.oracles import slow
+from tests.oracles.references.c_radio import unnormalised
 from tests.oracles.references.pixtral import in_merge_order, pixtral_states
 from tests.oracles.references.siglip import siglip2_inputs
 from tests.oracles.versions import STEP_ROTATION, skip_without
@@ -136,6 +138,9 @@ def test_transformers_computes_what_the_encoder_does(extracted: Written, family:
             found, wanted = out.hidden_states[-1].flatten(0, 1), hidden.view(-1, 64)
             if (head := image.pooling_head) is not None:
                 torch.testing.assert_close(head.apply([pooled]), out.pooler_output)
+        elif isinstance(image, NemotronEncoder):
+            out = model(unnormalised(pixels), image_grid_hw=torch.tensor(grid)[:, 1:])
+            found, wanted = out.features, hidden
         elif (run := ROWS[family].alone) is not None:
             found, wanted = run(model, pixels, torch.tensor(grid)), pooled
         elif isinstance(image, PixtralEncoder):

@@ -1,0 +1,202 @@
+"""Preprocessing of images for Nemotron: of any size for Omni, or in tiles for Nano VL V2.
+
+Source: ``NemotronH_Omni_Reasoning_V3ImageProcessor`` of transformers 5.23.0, and for tiles
+``dynamic_preprocess`` of ``nano_nemotron_vl`` of vLLM 0.32.0, which is that of NVIDIA's repos.
+
+Shapes: p side of a patch, s side of a tile in pixels.
+
+Deliberate differences:
+
+- Omni's processor shrinks images further if those of a call have too many tokens together for the
+  language model; here each image is resized as if it were alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from einops import rearrange
+from torch import Tensor
+
+from ..data import Grid
+from ..inputs.images import StagedPath, finish_path, resize
+from ..inputs.patches import PatchPreprocessor
+from ..inputs.pixel_rules import PixelRules, check_sizes
+from ..inputs.processor_files import (
+    CLIP_MEAN,
+    CLIP_STD,
+    PerChannel,
+    ProcessorFiles,
+    Section,
+    image_section,
+    read_mean_std,
+    read_positive,
+    require_supported,
+)
+from ..inputs.sizes import MOST_PIXELS, MOST_TILES, best_tiling, check_area
+from ..inputs.views import OnePathViews, Views
+
+
+@dataclass(frozen=True)
+class NemotronPreprocessor(PatchPreprocessor):
+    """Resizes an image, as float32, to an even number of patches per side within bounds."""
+
+    @classmethod
+    def nemotron(cls, patch_size: int, low: int = 1024, high: int = 13312) -> NemotronPreprocessor:
+        """Return the preprocessor of the published repos, for ``low`` to ``high`` patches."""
+        rules = PixelRules(low * patch_size**2, high * patch_size**2, CLIP_MEAN, CLIP_STD)
+        return cls(patch_size, 1, 1, rules, rules, images_alone=True)
+
+    def _with_images(self, files: ProcessorFiles) -> NemotronPreprocessor:
+        entry = image_section(files)
+        if entry is None:
+            return self
+        label, section = entry
+        require_supported(label, section, {"downsample_ratio": 0.5})
+        check_sizes(label, section, {"patch_size": self.patch_size})
+        area, own = self.patch_size**2, self.images
+        low, high = (
+            read_positive(label, name, section.get(name), default // area, MOST_PIXELS // area)
+            for name, default in (
+                ("min_num_patches", own.min_pixels),
+                ("max_num_patches", own.max_pixels),
+            )
+        )
+        tokens = read_positive(label, "max_model_len", section.get("max_model_len"), 16384)
+        if 4 * (tokens - 4) < high:
+            raise ValueError(
+                f"{label}: max_model_len={tokens} is not implemented: it must hold the tokens of "
+                f"max_num_patches={high}"
+            )
+        mean, std = _read_colours(label, section)
+        return replace(self, images=PixelRules(low * area, high * area, mean, std))
+
+    def _grid(self, frames: Sequence[Tensor], rules: PixelRules) -> Grid:
+        height, width = frames[0].shape[1:]
+        area = self.patch_size**2
+        low, high = rules.min_pixels // area, rules.max_pixels // area
+        return 1, *even_grid(height / self.patch_size, width / self.patch_size, low, high)
+
+    @property
+    def resizes_floats(self) -> bool:
+        """Return True: images are resized as float32 that is not clamped to 0 and 255."""
+        return True
+
+    def _source(self, frame: Tensor) -> Tensor:
+        """Return a frame, uint8 [3, H, W], as float32."""
+        return frame.to(torch.float32)
+
+
+@dataclass(frozen=True)
+class NemotronTilesPreprocessor(OnePathViews):
+    """Resizes an image, as float32, to the grid of tiles nearest its shape, and cuts it.
+
+    The whole image follows its tiles if they are several. A row of ``pixel_values`` is a patch.
+    """
+
+    mean: PerChannel = CLIP_MEAN
+    std: PerChannel = CLIP_STD
+    image_size: int = 512
+    max_tiles: int = 12
+    use_thumbnail: bool = True
+    """Whether the whole image follows its tiles."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_area(self.max_tiles, self.image_size)
+
+    @property
+    def sizing(self) -> tuple[str, ...]:
+        """Return the keyword of ``preprocess`` that bounds the number of tiles."""
+        return ("max_tiles",)
+
+    def with_section(self, label: str, section: Section) -> NemotronTilesPreprocessor:
+        """Return a copy with the values that a processor file sets.
+
+        Args:
+            label: name of the section in errors.
+            section: the part of the file that describes images.
+
+        Raises:
+            ValueError: a value that is not implemented, or that disagrees with the tower.
+        """
+        require_supported(label, section, {"downsample_ratio": 0.5})
+        check_sizes(label, section, {"patch_size": self.patch_size, "image_size": self.image_size})
+        most = read_positive(label, "max_num_tiles", section.get("max_num_tiles"), 12, MOST_TILES)
+        mean, std = _read_colours(label, section)
+        thumbnail = bool(section.get("use_thumbnail", self.use_thumbnail))
+        return replace(self, mean=mean, std=std, max_tiles=most, use_thumbnail=thumbnail)
+
+    def views(self, image: Tensor, max_tiles: int | None) -> Views:
+        """Return the tiles of an image row by row, then the whole image, float32 from 0 to 255.
+
+        ``max_tiles`` bounds the number of tiles; None takes ``self.max_tiles``.
+        """
+        most, side = self.max_tiles if max_tiles is None else max_tiles, self.image_size
+        columns, rows = best_tiling(image.shape[2], image.shape[1], 1, most, side)
+        check_area(columns * rows, side)
+        source = image.to(torch.float32)
+        canvas = resize(source, rows * side, columns * side, self.resample)
+        tiles = [*rearrange(canvas, "c (r h) (q w) -> (r q) c h w", h=side, w=side)]
+        whole = self.use_thumbnail and len(tiles) > 1
+        if whole:
+            tiles.append(resize(source, side, side, self.resample))
+        return Views({"image": tiles}, (columns, rows, whole))
+
+    def rows(self, parts: Sequence[StagedPath], side: int, device: torch.device) -> Tensor:
+        """Return the normalised patches of the tiles, float32 [P, 3*p*p].
+
+        Args:
+            parts: the tiles of each item.
+            side: not used here; the side of a view in pixels, for other families.
+            device: the device of the result if there are no items.
+        """
+        return finish_path(parts, self._cut, 1, (3 * self.patch_size**2,), device)
+
+    def _cut(self, tiles: Tensor) -> Tensor:
+        """Cut the tiles of items, [items, n, s, s, 3], into patches [P, 3, p*p]."""
+        pattern = "i n (h p) (w q) c -> (i n h w) c (p q)"
+        return rearrange(tiles, pattern, p=self.patch_size, q=self.patch_size)
+
+
+def _read_colours(label: str, section: Section) -> tuple[PerChannel, PerChannel]:
+    """Return mean and standard deviation in a processor file, by NVIDIA's names or the usual."""
+    section = {
+        **section,
+        "image_mean": section.get("norm_mean", section.get("image_mean")),
+        "image_std": section.get("norm_std", section.get("image_std")),
+    }
+    return read_mean_std(label, section, CLIP_MEAN, CLIP_STD)
+
+
+def even_grid(height: float, width: float, low: int, high: int) -> tuple[int, int]:
+    """Return the rows and columns of patches, both even, that an image is resized to.
+
+    Args:
+        height: height of the image in patches.
+        width: width of the image in patches.
+        low: smallest number of patches; it does not count if ``high`` is not larger.
+        high: largest number of patches, but that each side has two at least.
+
+    Raises:
+        ValueError: an image so long and narrow that it has no row or no column left.
+    """
+    rows, columns = round(height + 0.5), round(width + 0.5)  # round takes halves to even numbers
+    factor = min(math.sqrt(high / (rows * columns)), 1.0)
+    rows, columns = math.floor(factor * rows), math.floor(factor * columns)
+    if not rows or not columns:
+        raise ValueError(
+            f"is {width:g}x{height:g} patches, too long and narrow for at most {high}: crop it"
+        )
+    if high > low and rows * columns < low:
+        factor = math.sqrt(low / (rows * columns))
+        rows, columns = math.ceil(factor * rows), math.ceil(factor * columns)
+    if rows % 2:
+        rows += 1 if (rows + 1) * columns <= high else -1
+    rows = max(2, rows)
+    if columns % 2:
+        columns += 1 if rows * (columns + 1) <= high else -1
+    return rows, max(2, columns)
