@@ -180,7 +180,7 @@ def by_sentence_transformers(checkpoint: Path, name: str, setup: Setup) -> Calla
     more = {"crop_size": {"height": side, "width": side}} if "shortest_edge" in size else {}
     processor = getattr(transformers, kind)(size=dict.fromkeys(size, side), **more)
 
-    class Images(modules.InputModule):  # type: ignore[misc,name-defined]
+    class Images(modules.InputModule):  # type: ignore[misc]
         """The processor and the tower, as the only module of a model."""
 
         modalities = ("image",)
@@ -296,7 +296,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--repeats", type=int, default=3, help="timed passes over the folder")
     parser.add_argument("--workers", type=int, default=16, help="threads and processes that decode")
     parser.add_argument("--batch", type=int, default=128, help="images per batch of a DataLoader")
-    parser.add_argument("--batch-tokens", type=int, default=32768, help="tokens per batch")
+    parser.add_argument("--batch-tokens", type=int, default=8192, help="tokens per batch")
     parser.add_argument("--peers", nargs="*", default=list(PEERS), choices=PEERS)
     parser.add_argument(
         "--most-peers",
