@@ -35,7 +35,12 @@ KINDS = [
     name for family in FAMILIES.values() for name, kind in family.facts.small.items() if kind.title
 ]
 """The small checkpoints with a title: one of each tower of each family."""
-FLOATS = {("deepseek_vl_hybrid", "image"): 255e-6, ("dinov3", "image"): 1e-5 / 0.224}
+FLOATS = {
+    ("deepseek_vl_hybrid", "image"): 255e-6,
+    ("dinov3", "image"): 1e-5 / 0.224,
+    ("nemotron", "image"): 1e-5 / min(CLIP_STD),
+    ("nemotron_nano_vl", "image"): 1e-5 / min(CLIP_STD),
+}
 """The checkpoints and input paths whose pixels are resized in floating point, and the largest
 difference of their values. On an H100, torch's float32 resize of a photograph is up to 1e-5 from
 that in float64 on the CPU, up to 6e-6 on the GPU, and the two differ by up to 8e-6, of pixels from
