@@ -14,6 +14,7 @@ All other files and folders are shared; in the order in which a value travels:
 - ``data``: the values that encoders take and return, which every family imports
 - ``base``: the base classes; ``layers``: layers that several makers share
 - ``block_parts``: the layers of a block by role; ``accelerated``: runs them with fast kernels
+- ``triton_build``: keeps the hash of Triton's files, which every process would compute
 - ``streams``: ``encode``, ``embed``, ``encode_many`` and ``embed_many``
 - ``contract``: the methods that ``graphwrap`` and accelerators call; it exports ``data``, too
 
