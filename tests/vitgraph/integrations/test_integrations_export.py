@@ -134,8 +134,13 @@ def test_without_onnxscript_the_error_says_what_to_install(
 
 @pytest.mark.integrations
 @pytest.mark.filterwarnings("default")  # of onnxscript
-@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", SOME_SLOW)
+@pytest.mark.parametrize(
+    ("name", "dynamic"),
+    [
+        ("qwen2_5_vl", False),
+        *(pytest.param(name, True, marks=pytest.mark.slow) for name in TOWERS),
+    ],
+)
 def test_onnxruntime_computes_what_the_encoder_does(
     tmp_path: Path, name: str, dynamic: bool
 ) -> None:
