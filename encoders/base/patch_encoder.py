@@ -53,15 +53,17 @@ class PatchEncoder(VisionEncoder):
     def item_specs(self, grid_thw: GridLike) -> list[EncoderItemSpec]:
         """Return each item's patches, tokens, segments and patches per segment."""
         unit, segment_frames = self.config.spatial_merge_size**2, self._segment_frames or 1
-        return [
-            EncoderItemSpec(
+        grids = self._read(grid_thw)
+        specs = {
+            (t, h, w): EncoderItemSpec(
                 input_size=t * h * w,
                 output_tokens=-(-t // self._token_frames) * (h * w // unit),
                 segments=-(-t // segment_frames),
                 longest_segment=self.prefix_rows + min(t, segment_frames) * h * w,
             )
-            for t, h, w in self._read(grid_thw)
-        ]
+            for t, h, w in set(grids)  # most items of a batch have one of a few sizes
+        }
+        return [specs[grid] for grid in grids]
 
     def _segment_grids(self, grids: list[Grid]) -> list[Grid]:
         if not (frames := self._segment_frames):

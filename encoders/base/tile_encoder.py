@@ -94,15 +94,17 @@ class TileEncoder(VisionEncoder):
 
     def item_specs(self, grid_thw: GridLike) -> list[EncoderItemSpec]:
         """Return each item's tiles, output tokens, segments (its tiles) and their length."""
-        return [
-            EncoderItemSpec(
+        grids = self._read(grid_thw)
+        specs = {
+            (t, h, w): EncoderItemSpec(
                 input_size=t,
                 output_tokens=t * prod(self._token_grid(h, w)),
                 segments=t,
                 longest_segment=self.prefix_rows + prod(self._row_grid(h, w)),
             )
-            for t, h, w in self._read(grid_thw)
-        ]
+            for t, h, w in set(grids)  # most items of a batch have one of a few sizes
+        }
+        return [specs[grid] for grid in grids]
 
     def _has_whole_tokens(self, pixel_values: Tensor) -> bool:
         """Return whether the height and width of tiles are multiples of the side of a token."""

@@ -65,7 +65,9 @@ def read_item(item: object) -> tuple[list[ImageLike], list[VideoLike]]:
     Raises:
         ValueError: a dict without any of these keys.
     """
-    if isinstance(item, Mapping):
+    if isinstance(item, np.ndarray | Tensor):
+        is_clip = item.ndim == 4
+    elif isinstance(item, Mapping):
         for name in ("video", "image", "bytes", "path"):
             if item.get(name) is not None:
                 return ([], [item[name]]) if name == "video" else read_item(item[name])
@@ -73,8 +75,6 @@ def read_item(item: object) -> tuple[list[ImageLike], list[VideoLike]]:
             f"a dict with {', '.join(map(repr, item)) or 'no keys'}: it needs 'image', 'video', "
             "'bytes' or 'path'; else pass the image itself"
         )
-    if isinstance(item, np.ndarray | Tensor):
-        is_clip = item.ndim == 4
     else:
         is_clip = not is_one_image(item) and isinstance(
             item, Video | Sequence | TorchcodecDecoder | DecordReader

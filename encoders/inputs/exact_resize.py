@@ -185,19 +185,21 @@ def resize_many(
     """Resize images of several sizes as :func:`resize_exactly` does, in one launch per axis.
 
     Args:
-        images: uint8 [N, H, W, C] each, all on one CUDA device, or on the CPU in Triton's
-            interpreter.
+        images: uint8 [H, W, C] or [N, H, W, C] each, all on one CUDA device, or on the CPU in
+            Triton's interpreter.
         sizes: the height and width in pixels to which each is resized.
         mode: the filter.
         library: the library whose result it is.
 
     Returns:
-        uint8 [N, height, width, C] for each, contiguous; the image itself if it has that size.
+        uint8 [height, width, C] or [N, height, width, C] for each, contiguous; the image itself if
+        it has that size.
     """
     made = [image.contiguous() for image in images]
+    shapes = [[*image.shape] for image in made]
     orders = [
-        axes_in_order((image.shape[1], image.shape[2]), size, library)
-        for image, size in zip(made, sizes, strict=True)
+        axes_in_order((shape[-3], shape[-2]), size, library)
+        for shape, size in zip(shapes, sizes, strict=True)
     ]
     with torch.cuda.device_of(made[0]) if made else nullcontext():
         for axis, takes in (  # most images have their width resized first
@@ -207,37 +209,50 @@ def resize_many(
         ):
             numbers = [number for number, order in enumerate(orders) if takes(order)]
             if numbers:
-                lengths = [sizes[number][axis] for number in numbers]
-                resized = _resize_axis([made[n] for n in numbers], lengths, axis, mode, library)
-                for number, image in zip(numbers, resized, strict=True):
-                    made[number] = image
-    return made
+                old = [[*shapes[number]] for number in numbers]
+                for number in numbers:
+                    shapes[number][axis - 3] = sizes[number][axis]
+                new = [shapes[number] for number in numbers]
+                pixels = [made[number] for number in numbers]
+                resized = _resize_axis(pixels, old, new, axis, mode, library)
+                for number, flat in zip(numbers, resized, strict=True):
+                    made[number] = flat
+    return [
+        image.view(shape) if order else image
+        for image, shape, order in zip(made, shapes, orders, strict=True)
+    ]
 
 
 def _resize_axis(
-    images: Sequence[Tensor], lengths: Sequence[int], axis: int, mode: Resample, library: Library
+    images: Sequence[Tensor],
+    old_shapes: Sequence[Sequence[int]],
+    new_shapes: Sequence[Sequence[int]],
+    axis: int,
+    mode: Resample,
+    library: Library,
 ) -> list[Tensor]:
-    """Resize the height (``axis`` 0) or the width (1) of images to ``lengths``, in one launch."""
+    """Resize the height (``axis`` 0) or the width (1) of images in one launch.
+
+    The images, whose tensors may have any shape, and the results, of one axis, have no view per
+    image and step: each takes longer than what is computed here for it.
+    """
     from .resize_kernel import AxisJob, resize_axis
 
     device = images[0].device
     cuda_stream = torch.cuda.current_stream().stream_id if device.type == "cuda" else 0
-    shapes = [
-        (n, length, w, c) if axis == 0 else (n, h, length, c)
-        for (n, h, w, c), length in zip((x.shape for x in images), lengths, strict=True)
-    ]
-    sizes = [math.prod(shape) for shape in shapes]
-    parts = torch.empty(sum(sizes), dtype=torch.uint8, device=device).split(sizes)
-    outs = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+    sizes = [math.prod(shape) for shape in new_shapes]
+    outs = torch.empty(sum(sizes), dtype=torch.uint8, device=device).split(sizes)
     jobs = []
-    for image, out, length in zip(images, outs, lengths, strict=True):
-        n, h, w, c = image.shape
-        outer, old, inner = (n, h, w * c) if axis == 0 else (n * h, w, c)
+    for image, out, old_shape, new_shape in zip(images, outs, old_shapes, new_shapes, strict=True):
+        *n, h, w, c = old_shape
+        length = new_shape[axis - 3]
+        count = math.prod(n)
+        outer, old, inner = (count, h, w * c) if axis == 0 else (count * h, w, c)
         table, shift = _weights_on(old, length, mode, library, device, cuda_stream)
         addresses = image.data_ptr(), out.data_ptr(), table.data_ptr()
         jobs.append(AxisJob(*addresses, outer, old, length, inner, table.shape[1] - 1, shift))
     resize_axis(jobs, axis + 1, device)
-    return outs
+    return list(outs)
 
 
 def library_of(mode: Resample) -> Library:
@@ -280,7 +295,7 @@ def is_exact_on(device: torch.device) -> bool:
     """
     if device.type != "cuda":
         return False
-    if device == torch.device("cuda"):  # without a number
+    if device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
     with _LOCK:
         return _compare(device)

@@ -27,6 +27,7 @@ from .jpeg_files import decoding_to_pinned_memory, plain_size
 
 Decode: TypeAlias = Literal["cpu", "gpu"]
 """Where JPEG files are decoded: by threads of the CPU, or by nvImageCodec on the CUDA device."""
+_DECODES = get_args(Decode)
 MOST_FILES = 32
 """The most files that are decoded in one call, which bounds the memory of the decoder."""
 _END = b"\xff\xd9"
@@ -231,7 +232,7 @@ def check_decode(decode: object, device: torch.device) -> None:
         ValueError: neither "cpu" nor "gpu", or "gpu" for an encoder on another device than CUDA or
             without nvImageCodec.
     """
-    if decode not in get_args(Decode):
+    if decode not in _DECODES:
         raise ValueError(f"decode={decode!r}: must be 'cpu' or 'gpu'")
     if decode == "gpu":
         if device.type != "cuda":

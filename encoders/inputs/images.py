@@ -94,10 +94,8 @@ class ResizePlan(NamedTuple):
 
 
 class PlannedImage(NamedTuple):
-    """A decoded image, and how it becomes the pixels of a tower."""
+    """How the images of one size become the pixels of a tower."""
 
-    image: Tensor
-    """uint8 [3, H, W]."""
     plan: ResizePlan
     grid: Grid
     mean: PerChannel
@@ -188,19 +186,18 @@ def to_resize(image: Tensor, device: torch.device) -> Tensor:
     return stack_frames([image], device)[0].permute(2, 0, 1)
 
 
-def hold_to_resize(image: Tensor, device: torch.device) -> Tensor:
-    """Return a decoded image, uint8 [3, H, W], where :func:`to_resize` reads it without a copy.
+def hold_to_resize(rows: Tensor, device: torch.device) -> Tensor:
+    """Return a decoded image, uint8 [H, W, 3], where a GPU copies it asynchronously.
 
-    Its memory then does not change with an array of the caller, and a GPU copies it asynchronously.
+    Its memory then does not change with an array of the caller.
     """
-    if image.device != CPU or not is_exact_on(device):
-        return image
-    rows = image.permute(1, 2, 0)
-    if device.type != "cuda" or (rows.is_contiguous() and rows.is_pinned()):
-        return image
+    if device.type != "cuda" or rows.is_cuda or not is_exact_on(device):
+        return rows
+    if rows.is_contiguous() and rows.is_pinned():
+        return rows
     out = torch.empty(rows.shape, dtype=torch.uint8, device=CPU, pin_memory=True)
     np.copyto(out.numpy(), rows.numpy())
-    return out.permute(2, 0, 1)
+    return out
 
 
 def resize(image: Tensor, height: int, width: int, mode: Resample = "bicubic") -> Tensor:
@@ -246,61 +243,70 @@ def resize_planned(
     Returns:
         [3, h, w] per image, in order. About 256 MiB of sources are on the device at a time.
     """
+    for group in _groups([(image.nbytes, plan) for image, plan in plans]):
+        rows = [source(image).permute(1, 2, 0) for image, _ in plans[group]]
+        for resized in _resize_rows(rows, [plan for _, plan in plans[group]]):
+            yield resized.permute(2, 0, 1)
+
+
+def stage_planned(
+    images: Sequence[Tensor], planned: Sequence[PlannedImage], device: torch.device
+) -> list[StagedItem]:
+    """Resize images, uint8 [H, W, 3], at once; their pixels lie on ``device`` then."""
+    plans = [(image.nbytes, one.plan) for image, one in zip(images, planned, strict=True)]
+    resizes_here = is_exact_on(device)
+    staged = []
     for group in _groups(plans):
-        images = [source(image) for image, _ in group]
-        for image, (_, plan) in zip(_resize_all(images, group), group, strict=True):
-            yield _place(image, plan)
+        # On the CPU, or on a device where they were decoded or where images are resized.
+        rows = [
+            image.to(device, non_blocking=True) if resizes_here else image.cpu()
+            for image in images[group]
+        ]
+        resized = _resize_rows(rows, [plan for _, plan in plans[group]])
+        for pixels, (_, grid, mean, std, tiles) in zip(resized, planned[group], strict=True):
+            is_whole = pixels.device != CPU and pixels.is_contiguous()
+            frames = pixels[None] if is_whole else stack_frames([pixels.permute(2, 0, 1)], device)
+            staged.append(StagedItem({"image": StagedPath(frames, grid, mean, std)}, tiles))
+    return staged
 
 
-def _groups(
-    plans: Sequence[tuple[Tensor, ResizePlan]],
-) -> Iterator[list[tuple[Tensor, ResizePlan]]]:
-    """Yield the plans of consecutive images with one filter that have ``_TOGETHER`` bytes."""
-    group: list[tuple[Tensor, ResizePlan]] = []
-    size = 0
-    for image, plan in plans:
-        if group and (size + image.nbytes > _TOGETHER or plan.mode != group[0][1].mode):
-            yield group
-            group, size = [], 0
-        group.append((image, plan))
-        size += image.nbytes
-    if group:
-        yield group
+def _groups(plans: Sequence[tuple[int, ResizePlan]]) -> Iterator[slice]:
+    """Yield the slices of consecutive images with one filter that have ``_TOGETHER`` bytes.
+
+    ``plans`` has the number of bytes and the plan of each image.
+    """
+    start = size = 0
+    for stop, (nbytes, plan) in enumerate(plans):
+        if stop > start and (size + nbytes > _TOGETHER or plan.mode != plans[start][1].mode):
+            yield slice(start, stop)
+            start, size = stop, 0
+        size += nbytes
+    if plans:
+        yield slice(start, len(plans))
 
 
-def _resize_all(
-    images: Sequence[Tensor], plans: Sequence[tuple[Tensor, ResizePlan]]
-) -> list[Tensor]:
-    """Resize images [3, H, W] of one dtype on one device to the sizes of their plans."""
-    sizes, mode = [(plan.height, plan.width) for _, plan in plans], plans[0][1].mode
-    if images[0].dtype != torch.uint8 or not is_exact_on(images[0].device):
-        return [resize(image, *size, mode) for image, size in zip(images, sizes, strict=True)]
-    pixels = [image.permute(1, 2, 0)[None] for image in images]
-    made = resize_many(pixels, sizes, mode, library_of(mode))
-    return [one[0].permute(2, 0, 1) for one in made]
+def _resize_rows(images: Sequence[Tensor], plans: Sequence[ResizePlan]) -> list[Tensor]:
+    """Resize images [H, W, 3] of one dtype on one device, and place them, by their plans."""
+    sizes, mode = [(plan.height, plan.width) for plan in plans], plans[0].mode
+    if images[0].dtype == torch.uint8 and is_exact_on(images[0].device):
+        made = resize_many(images, sizes, mode, library_of(mode))
+    else:
+        made = [
+            resize(image.permute(2, 0, 1), *size, mode).permute(1, 2, 0)
+            for image, size in zip(images, sizes, strict=True)
+        ]
+    return [_place(image, plan) for image, plan in zip(made, plans, strict=True)]
 
 
 def _place(image: Tensor, plan: ResizePlan) -> Tensor:
-    """Cut a resized image, or lay it over the canvas of its plan."""
-    if plan.window is not None and plan.window != (0, 0, *image.shape[1:]):
+    """Cut a resized image [h, w, 3], or lay it over the canvas of its plan."""
+    if plan.window is not None and plan.window != (0, 0, plan.height, plan.width):
         top, left, height, width = plan.window
-        return image[:, top : top + height, left : left + width]
-    if plan.canvas is not None and plan.canvas != tuple(image.shape[1:]):
-        return lay_over(image, *plan.canvas, *plan.corner, plan.colour)
+        return image[top : top + height, left : left + width]
+    if plan.canvas is not None and plan.canvas != (plan.height, plan.width):
+        placed = lay_over(image.permute(2, 0, 1), *plan.canvas, *plan.corner, plan.colour)
+        return placed.permute(1, 2, 0)
     return image
-
-
-def stage_planned(items: Sequence[PlannedImage], device: torch.device) -> list[StagedItem]:
-    """Resize the planned images of several items at once; their pixels lie on ``device`` then."""
-    plans = [(item.image, item.plan) for item in items]
-    views = resize_planned(plans, lambda image: to_resize(image, device))
-    return [
-        StagedItem(
-            {"image": StagedPath(stack_frames([view], device), item.grid, item.mean, item.std)},
-            item.tiles,
-        )
-        for view, item in zip(views, items, strict=True)
-    ]
 
 
 def lay_over(
@@ -482,11 +488,24 @@ def finish_path(
     """
     made = [torch.empty(0, *row, device=device)] if not parts else []
     for (mean, std, _), group in groupby(parts, lambda part: (*part[2:], part.pixels.dtype)):
-        pixels = (part.pixels for part in group)
-        rows = [cut(_stack([*same])) for _, same in groupby(pixels, lambda x: x.shape)]
-        normal = normalize(rows[0] if len(rows) == 1 else torch.cat(rows), mean, std, axis)
+        normal = normalize(_cut_all([part.pixels for part in group], cut), mean, std, axis)
         made.append(normal.flatten(1) if len(row) == 1 else normal)
     return made[0] if len(made) == 1 else torch.cat(made)
+
+
+def _cut_all(pixels: Sequence[Tensor], cut: Callable[[Tensor], Tensor]) -> Tensor:
+    """Cut the pixels of items, [n, H, W, 3] each, into rows; those of one shape at once."""
+    shapes = [one.shape for one in pixels]
+    numbers: dict[torch.Size, list[int]] = {}
+    for number, shape in enumerate(shapes):
+        numbers.setdefault(shape, []).append(number)
+    cuts = {
+        shape: cut(_stack([pixels[number] for number in same])) for shape, same in numbers.items()
+    }
+    if len(cuts) == 1:
+        return cuts[shapes[0]]
+    left = {shape: iter(rows.chunk(len(numbers[shape]))) for shape, rows in cuts.items()}
+    return torch.cat([next(left[shape]) for shape in shapes])
 
 
 def channels_first(views: Tensor) -> Tensor:

@@ -93,6 +93,13 @@ def to_rgb(image: ImageLike | DeviceImage) -> Tensor:
             tensor without values or in a sparse layout, is of mode ``I`` with values that may have
             8 or 16 bits, or a file that is missing or damaged.
     """
+    return to_rows(image).permute(2, 0, 1)
+
+
+def to_rows(image: ImageLike | DeviceImage) -> Tensor:
+    """Convert one image as :func:`to_rgb` does, to a uint8 tensor [H, W, 3]."""
+    if isinstance(image, np.ndarray):
+        return _from_array(image)
     if isinstance(image, str | os.PathLike):
         decoded = decode_image(image)
         with prefix_errors(str(image)):
@@ -100,15 +107,13 @@ def to_rgb(image: ImageLike | DeviceImage) -> Tensor:
     if isinstance(image, bytes | bytearray | memoryview):
         return _from_decoded(decode_image(image))
     if isinstance(image, DeviceImage):
-        return image.pixels.permute(2, 0, 1)
+        return image.pixels
     if isinstance(image, Mapping):
-        return _from_mapping(image)
+        return to_rows(file_of(image, "an image"))
     if isinstance(image, Image.Image):
         return _from_pil(image)
-    if isinstance(image, np.ndarray):
-        return _from_array(image)
     if isinstance(image, Tensor):
-        return _from_tensor(image)
+        return _from_tensor(image).permute(1, 2, 0)
     if isinstance(image, Video):
         raise ValueError("is a clip, not an image: pass it as videos=[clip]")
     if isinstance(image, Readable):
@@ -117,11 +122,6 @@ def to_rgb(image: ImageLike | DeviceImage) -> Tensor:
         f"is of type {type(image).__name__}, not an image: pass a PIL image, the path of an image "
         "file, a numpy uint8 array [H, W, C] or a uint8 tensor [C, H, W]"
     )
-
-
-def _from_mapping(image: FileFields) -> Tensor:
-    """Convert an undecoded image of the ``datasets`` package."""
-    return to_rgb(file_of(image, "an image"))
 
 
 def file_of(fields: FileFields, kind: str) -> bytes | str:
@@ -152,6 +152,11 @@ def read_images(images: ImagesLike) -> list[Tensor]:
     Raises:
         ValueError: an image that :func:`to_rgb` rejects; the message has the number of the image.
     """
+    return [rows.permute(2, 0, 1) for rows in read_rows(images)]
+
+
+def read_rows(images: ImagesLike) -> list[Tensor]:
+    """Convert every image as :func:`read_images` does, to uint8 [H, W, 3]."""
     is_list = type(images) is list  # asking whether it is an open file takes many microseconds
     several: object = images if is_list or not is_one_image(images) else [images]
     if not isinstance(several, Iterable):
@@ -160,10 +165,12 @@ def read_images(images: ImagesLike) -> list[Tensor]:
         )
     if (decoder := active_decoder()) is not None:
         several = decoder.decode_files(list(several))
-    pixels = []
-    for number, image in enumerate(several):
-        with prefix_errors(f"image {number}"):
-            pixels.append(to_rgb(image))
+    pixels: list[Tensor] = []
+    for image in several:
+        try:
+            pixels.append(to_rows(image))
+        except ValueError as error:
+            raise ValueError(f"image {len(pixels)}: {error}") from error
     return pixels
 
 
@@ -193,7 +200,7 @@ def is_one_item(items: object) -> bool:
 
 
 def _from_decoded(image: Image.Image | Tensor) -> Tensor:
-    return _from_pil(image) if isinstance(image, Image.Image) else image.permute(2, 0, 1)
+    return _from_pil(image) if isinstance(image, Image.Image) else image
 
 
 def _from_pil(image: Image.Image) -> Tensor:
@@ -204,7 +211,7 @@ def _from_pil(image: Image.Image) -> Tensor:
             "scale it to 0..255 as uint8"
         )
     try:
-        rgb = torch.from_numpy(np.array(_pil_to_rgb(image))).permute(2, 0, 1)
+        rgb = torch.from_numpy(np.array(_pil_to_rgb(image)))
     except DAMAGED as error:
         raise ValueError(
             f"PIL image {_file_of(image)}of mode {image.mode} cannot be decoded to RGB ({error}): "
@@ -254,8 +261,14 @@ def _from_array(array: AnyArray) -> Tensor:
             f"numpy array of {array.dtype}: pixels must be uint8, 0..255; {_fix(array.dtype.kind)}"
         )
     _require_layout(array.shape, "[H, W, C] or [H, W]", -1)
-    writable = torch.from_numpy(np.require(array, requirements=["C", "W"]))
-    return _to_three_channels(writable[None] if array.ndim == 2 else writable.permute(2, 0, 1))
+    if not (array.flags.c_contiguous and array.flags.writeable):
+        array = np.require(array, requirements=["C", "W"])
+    rows = torch.from_numpy(array)
+    if array.ndim == 3 and array.shape[2] == 3:
+        return rows
+    return _to_three_channels(rows[None] if array.ndim == 2 else rows.permute(2, 0, 1)).permute(
+        1, 2, 0
+    )
 
 
 def _from_tensor(image: Tensor) -> Tensor:

@@ -261,7 +261,7 @@ class OneView(OnePathViews):
         """Return how an image is resized; see :class:`StagedPreprocessor`."""
         side = self.sides["image"] // self.patch_size
         grid, (mean, std) = (1, side, side), self.mean_std("image")
-        return PlannedImage(image, self.one_view(image), grid, mean, std, (1, 1, False))
+        return PlannedImage(self.one_view(image), grid, mean, std, (1, 1, False))
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import Generic, NamedTuple, Protocol, TypeAlias
 
@@ -216,9 +217,10 @@ class ItemEncoder(Generic[Output]):
 
     def _whole(self, name: str, inputs: PathInputs) -> Output:
         """Run the encoder of input path ``name`` once, on all items that use it."""
-        grids = read_grid(inputs.grid_thw)
-        tokens = sum(spec.output_tokens for spec in self.paths[name].item_specs(grids))
-        with advising_limit(tokens, self.device):
+        grids, path = read_grid(inputs.grid_thw), self.paths[name]
+        with advising_limit(
+            lambda: sum(spec.output_tokens for spec in path.item_specs(grids)), self.device
+        ):
             output = self.calls[name](inputs.pixel_values, grids)
         return output if self.owns_results or len(self.paths) == 1 else output.clone()
 
@@ -232,7 +234,8 @@ class ItemEncoder(Generic[Output]):
         row = 0
         for parts in calls:
             rows, part_grids = sum(part.rows for part in parts), [part.grid for part in parts]
-            with advising_limit(sum(part.tokens for part in parts), self.device):
+            tokens = sum(part.tokens for part in parts)
+            with advising_limit(partial(int, tokens), self.device):
                 output = call(inputs.pixel_values[row : row + rows], part_grids)
             for part, result in zip(parts, path.split(output, part_grids), strict=True):
                 outputs.append(result if keeps_values else result.clone())

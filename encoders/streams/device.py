@@ -47,13 +47,15 @@ class DeviceQueue:
         """Return a CUDA event that comes after what was staged so far; None without CUDA."""
         return self._copies.record_event() if self._on_cuda else None
 
-    def take(self, marks: Iterable[torch.cuda.Event | None], parts: Sequence[Tensor]) -> None:
-        """Let later batches read the tensors of items that were staged before the events."""
+    def take(self, marks: Iterable[torch.cuda.Event | None]) -> None:
+        """Let later batches read the tensors of items that were staged before the events.
+
+        The caller keeps these tensors until it has waited for :meth:`mark`, so that torch does not
+        reuse their memory earlier.
+        """
         for mark in marks:
             if mark is not None:
                 self._runs.wait_event(mark)
-        for part in parts if self._on_cuda else ():
-            part.record_stream(self._runs)  # torch must not reuse it before the batch has read it
 
     def send(self, parts: Sequence[Tensor]) -> list[Tensor]:
         """Return copies of tensors on a CUDA device; for other devices, the tensors themselves."""

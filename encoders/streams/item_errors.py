@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -62,11 +62,12 @@ def raise_if_not_the_items(values: Sequence[object]) -> None:
 
 
 @contextmanager
-def advising_limit(tokens: int, device: torch.device) -> Iterator[None]:
+def advising_limit(count: Callable[[], int], device: torch.device) -> Iterator[None]:
     """Advise to lower ``max_tokens_per_call`` if the ``with`` block runs out of memory.
 
     Args:
-        tokens: output tokens that the block encodes; the message proposes half as the limit.
+        count: returns the output tokens that the block encodes, half of which the message proposes
+            as the limit.
         device: the device that the block runs on.
 
     Raises:
@@ -78,6 +79,7 @@ def advising_limit(tokens: int, device: torch.device) -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
+        tokens = count()
         kind = torch.OutOfMemoryError if device.type != "cpu" else MemoryError
         raise kind(
             f"a call of {tokens:,} output tokens ran out of memory on {device}: pass "

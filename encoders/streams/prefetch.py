@@ -127,7 +127,7 @@ class Prefetch(Generic[Given, Prepared]):
         """
         with self._condition:
             self._held_size -= size
-            if self._waits_for_room:
+            if self._waits_for_room and self._has_room():
                 self._condition.notify_all()
 
     def _work(self) -> None:
@@ -150,9 +150,10 @@ class Prefetch(Generic[Given, Prepared]):
         """Wait until ``limit`` allows one more item; return (its number, item), None at the end."""
         with self._source:
             with self._condition:
-                self._waits_for_room = True
-                self._condition.wait_for(lambda: self._ended or self._has_room())
-                self._waits_for_room = False
+                if not self._ended and not self._has_room():
+                    self._waits_for_room = True
+                    self._condition.wait_for(lambda: self._ended or self._has_room())
+                    self._waits_for_room = False
                 if self._ended:
                     return None
             number = self._taken_count  # only a holder of ``_source`` changes it
@@ -179,8 +180,8 @@ class Prefetch(Generic[Given, Prepared]):
         self._prepared_size += size
         self._held_size += size
         self._results[number] = result
-        # The mean size of items has changed, which the taker reads; the consumer waits for one.
-        if self._waits_for_room or number == self._wanted_number:
+        # The mean size of items may leave room now, and the consumer may wait for this one.
+        if number == self._wanted_number or (self._waits_for_room and self._has_room()):
             self._condition.notify_all()
 
     def _is_over(self) -> bool:

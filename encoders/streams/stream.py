@@ -23,8 +23,14 @@ from ..grids import read_grid
 from ..inputs.clips import read_item
 from ..inputs.exact_resize import is_exact_on
 from ..inputs.gpu_decoding import Decode, DeviceImage, check_decode, decoding
-from ..inputs.images import PlannedImage, StagedItem, hold_to_resize, stage_planned
-from ..inputs.intake import ImageLike, ItemLike, VideoLike, is_one_item, read_images
+from ..inputs.images import (
+    PlannedImage,
+    StagedItem,
+    StagedPreprocessor,
+    hold_to_resize,
+    stage_planned,
+)
+from ..inputs.intake import ImageLike, ItemLike, VideoLike, is_one_item, read_rows
 from .calls import EitherItemEncoder, MakeInputs, ResultSettings, join_inputs
 from .collecting import Arrays, Collect, Collected, EncodedItem
 from .device import DeviceQueue
@@ -175,10 +181,11 @@ def as_given(results: Generator[ItemResult, None, None]) -> Iterator[object]:
             yield result.value if plain else (result.key, result.value)
 
 
-class _Prepared(NamedTuple):
-    """An item that was preprocessed as far as threads do it."""
+class _Known(NamedTuple):
+    """What is the same for all images of a size."""
 
-    inputs: VisionInputs | StagedItem | PlannedImage
+    planned: PlannedImage | None
+    """How they are resized with others; None if they are staged alone."""
     layout: VisionInputs
     grid: Grid
     tokens: int
@@ -193,12 +200,22 @@ class _StreamItem:
     paired: bool
     tokens: int = _FAILED_TOKENS
     grid: Grid | None = None
-    inputs: VisionInputs | StagedItem | PlannedImage | None = None
+    inputs: VisionInputs | StagedItem | None = None
+    """The pixels; None before they are resized, and after the device has encoded them."""
     staged: torch.cuda.Event | None = None
     """The CUDA event after which the pixels of a staged item may be read; None on the CPU."""
     layout: VisionInputs | None = None
     value: Encoded | Arrays | Exception | None = None
     """The result of the item, or its exception; None before the item is encoded."""
+
+
+class _Planned(NamedTuple):
+    """An image that waits to be resized with others."""
+
+    item: _StreamItem
+    rows: Tensor
+    """uint8 [H, W, 3]."""
+    planned: PlannedImage
 
 
 class _Fetched(NamedTuple):
@@ -209,16 +226,24 @@ class _Fetched(NamedTuple):
     host: dict[str, Tensor]
 
 
+class _Embedded(NamedTuple):
+    """Items whose results are vectors, [items, D]."""
+
+    items: list[_StreamItem]
+    vectors: Tensor
+
+
 class _Started(NamedTuple):
     """A batch that is being encoded, or that the device has yet to encode."""
 
     items: list[_StreamItem]
     encoded: list[_StreamItem]
-    """The items that have results and no errors."""
+    """The items that have results on the device and no errors."""
     finite: Tensor
     """bool [encoded]: whether all numbers of the result of each are finite."""
-    fetched: list[_Fetched]
-    """The results that are copied to the host; empty if the stream leaves them on the device."""
+    parts: list[_Fetched | _Embedded]
+    """The items whose results are copied to the host or are vectors; none of whole outputs that
+    stay on the device, which are values of their items already."""
     mark: torch.cuda.Event | None
     """The CUDA event that comes after the work of the batch; None on the CPU."""
 
@@ -240,12 +265,13 @@ class _Stream:
         self.collect = options.collect
         self.queue = DeviceQueue(item_encoder.device)
         self.stager = item_encoder.stager if self.queue.stages else None
-        self.planned: list[tuple[_StreamItem, PlannedImage]] = []
-        """The items and images that wait to be resized with others, guarded by ``turn``."""
+        self.planned: list[_Planned] = []
+        """The images that wait to be resized with others, guarded by ``turn``."""
         self.planned_bytes = 0
-        self.known: dict[torch.Size, _Prepared] = {}
-        """What is the same for all images of a size: all but their pixels."""
-        self.turn = threading.Lock()
+        self.known: dict[torch.Size, _Known] = {}
+        """What is known of the sizes [H, W, 3] of images seen so far."""
+        self.turn, self.resizing = threading.Lock(), threading.Lock()
+        """Locks: of the images that wait, and of the thread that resizes them."""
         self.seconds = {"decoding": 0.0, "encoding": 0.0, "the consumer": 0.0}
         """The seconds that the stream spent waiting for each of these three."""
         self.tokens, self.start_time = 0, 0.0
@@ -277,78 +303,88 @@ class _Stream:
         ``index`` is its number from 0; ``item_or_pair`` is the item or (key, item). Returns the
         item with its inputs or error, and its number of tokens.
         """
-        item = _StreamItem(index, None, paired=False)
+        item, waiting = _StreamItem(index, None, paired=False), None
         if isinstance(item_or_pair, tuple) and len(item_or_pair) == 2:
             (item.key, item_or_pair), item.paired = item_or_pair, True
         try:
             images, videos = read_item(item_or_pair)
-            made = self._stage(images, videos, item) if self.stager else self._hold(images, videos)
+            with decoding(self.decode, self.item_encoder.device):
+                if self.stager is not None:
+                    waiting = self._stage(item, self.stager, images, videos)
+                else:
+                    self._hold(item, images, videos)
         except Exception as error:  # noqa: BLE001
             # Reading an item runs the user's code (a member of a zip file, a lazy data set, a
             # store), which may raise any class; other items may still be good.
             item.value = without_item_name(without_traceback(error) if self.keep else error)
         else:
-            item.inputs, item.layout, item.grid, item.tokens = made
-            if isinstance(item.inputs, PlannedImage):
-                self._resize_later(item, item.inputs)
+            if waiting is not None:
+                self._resize_later(waiting)
         return item, item.tokens
 
-    def _hold(self, images: Sequence[ImageLike], videos: Sequence[VideoLike]) -> _Prepared:
-        """Preprocess an item; return its pixels where they can be sent to the device."""
-        with decoding(self.decode, self.item_encoder.device):
-            inputs = self.item_encoder.preprocess(images, videos, self.limits)
-        layout = inputs.with_pixels(lambda pixels: pixels.new_empty(0))
-        return self._measured(inputs.with_pixels(self.queue.hold), layout)
+    def _hold(
+        self, item: _StreamItem, images: Sequence[ImageLike], videos: Sequence[VideoLike]
+    ) -> None:
+        """Preprocess an item, and keep its pixels where they can be sent to the device."""
+        inputs = self.item_encoder.preprocess(images, videos, self.limits)
+        item.inputs = inputs.with_pixels(self.queue.hold)
+        self._describe(item, self._measured(inputs.with_pixels(lambda x: x.new_empty(0))))
 
-    def _measured(
-        self, inputs: VisionInputs | StagedItem | PlannedImage, layout: VisionInputs
-    ) -> _Prepared:
-        """Return inputs with their layout, and the grid and tokens that it says."""
+    def _measured(self, layout: VisionInputs, planned: PlannedImage | None = None) -> _Known:
+        """Return a layout with the grid and the tokens that it says."""
         tokens = self.item_encoder.tokens(layout)
-        return _Prepared(inputs, layout, read_grid(layout.grid_thw)[0], tokens)
+        return _Known(planned, layout, read_grid(layout.grid_thw)[0], tokens)
+
+    def _describe(self, item: _StreamItem, known: _Known) -> None:
+        _, item.layout, item.grid, item.tokens = known
 
     def _stage(
-        self, images: Sequence[ImageLike], videos: Sequence[VideoLike], item: _StreamItem
-    ) -> _Prepared:
-        """Return the pixels of ``item``, or an image that is resized with others."""
-        assert self.stager is not None
+        self,
+        item: _StreamItem,
+        stager: StagedPreprocessor,
+        images: Sequence[ImageLike],
+        videos: Sequence[VideoLike],
+    ) -> _Planned | None:
+        """Put the pixels of an item on the device, or return an image to resize with others."""
         device = self.item_encoder.device
-        on_gpu = self.queue.staging() if self.decode == "gpu" else nullcontext()
-        with on_gpu, decoding(self.decode, device):
-            if images:
-                (image,) = read_images(images)
-                image = hold_to_resize(image, device)
-                if (planned := self._plan(image)) is not None:
-                    return planned
-                images = [cast("ImageLike", DeviceImage(image.permute(1, 2, 0)))]
-            with self.queue.staging():
-                (staged,) = self.stager.stage(images, videos, self.limits, device)
-                item.staged = self.queue.mark_staged()
-        return self._measured(staged, staged.layout(self.item_encoder.paths))
+        if images:
+            with self.queue.staging() if self.decode == "gpu" else nullcontext():
+                (rows,) = read_rows(images)
+            rows = hold_to_resize(rows, device)
+            known = self._known(rows)
+            if known is not None and known.planned is not None:
+                self._describe(item, known)
+                return _Planned(item, rows, known.planned)
+            images = [cast("ImageLike", DeviceImage(rows))]
+        with self.queue.staging():
+            (staged,) = stager.stage(images, videos, self.limits, device)
+            item.staged = self.queue.mark_staged()
+        self._describe(item, self._measured(staged.layout(self.item_encoder.paths)))
+        item.inputs = staged
+        return None
 
-    def _plan(self, image: Tensor) -> _Prepared | None:
-        """Return how an image is resized with others; None if it is to be staged alone."""
+    def _known(self, rows: Tensor) -> _Known | None:
+        """Return how images of the size of this one are resized; None if each is staged alone."""
         assert self.stager is not None
         device = self.item_encoder.device
-        if image.device.type != device.type and not is_exact_on(device):
+        if rows.device.type != device.type and not is_exact_on(device):
             return None  # images are resized on the CPU
-        known = self.known.get(image.shape)
+        known = self.known.get(rows.shape)
         if known is None:
-            planned = self.stager.plan(image, self.limits)
+            planned = self.stager.plan(rows.permute(2, 0, 1), self.limits)
             if planned is None:
                 return None
+            known = self._measured(planned.layout(), planned)
             if len(self.known) >= _KNOWN_SIZES:
                 self.known.clear()
-            known = self._measured(planned._replace(image=image.new_empty(0)), planned.layout())
-            self.known[image.shape] = known
-        assert isinstance(known.inputs, PlannedImage)
-        return known._replace(inputs=known.inputs._replace(image=image))
+            self.known[rows.shape] = known
+        return known
 
-    def _resize_later(self, item: _StreamItem, image: PlannedImage) -> None:
-        """Keep an item with a planned image until enough of them wait to be resized at once."""
+    def _resize_later(self, image: _Planned) -> None:
+        """Keep an image until enough of them wait to be resized at once."""
         with self.turn:
-            self.planned.append((item, image))
-            self.planned_bytes += image.image.nbytes
+            self.planned.append(image)
+            self.planned_bytes += image.rows.nbytes
             is_enough = (
                 self.planned_bytes >= _RESIZED_BYTES or len(self.planned) >= _RESIZED_TOGETHER
             )
@@ -356,30 +392,34 @@ class _Stream:
             self._resize_planned()
 
     def _resize_planned(self) -> None:
-        """Resize all planned images at once; if that fails, one by one."""
-        with self.turn:
-            if self.planned:
-                with self.queue.staging():
-                    self._resize_waiting()
+        """Resize all planned images at once; if that fails, one by one.
 
-    def _resize_waiting(self) -> None:
-        planned, self.planned, self.planned_bytes = self.planned, [], 0
+        When this returns, all images that waited before have been resized, by any thread.
+        """
+        with self.resizing:
+            with self.turn:
+                planned, self.planned, self.planned_bytes = self.planned, [], 0
+            if planned:
+                with self.queue.staging():
+                    self._resize(planned)
+
+    def _resize(self, planned: Sequence[_Planned]) -> None:
         try:
             self._stage_planned(planned)
         except torch.AcceleratorError:
             raise  # a CUDA device does not recover from this error
         except FAILURES:
-            for item, image in planned:
+            for image in planned:
                 try:
-                    self._stage_planned([(item, image)])
+                    self._stage_planned([image])
                 except FAILURES as error:
-                    item.value = without_traceback(error) if self.keep else error
-                    item.inputs = None
+                    image.item.value = without_traceback(error) if self.keep else error
 
-    def _stage_planned(self, planned: Sequence[tuple[_StreamItem, PlannedImage]]) -> None:
-        staged = stage_planned([image for _, image in planned], self.item_encoder.device)
+    def _stage_planned(self, planned: Sequence[_Planned]) -> None:
+        _, images, plans = zip(*planned, strict=True)
+        staged = stage_planned(images, plans, self.item_encoder.device)
         mark = self.queue.mark_staged()
-        for (item, _), pixels in zip(planned, staged, strict=True):
+        for (item, _, _), pixels in zip(planned, staged, strict=True):
             item.inputs, item.staged = pixels, mark
 
     def _batches(self, items: Iterable[_StreamItem]) -> Iterator[list[_StreamItem]]:
@@ -402,28 +442,44 @@ class _Stream:
         self._resize_planned()
         self.item_encoder.agree(lambda: _facts(batch))
         with torch.no_grad(), self.queue.running():
-            fetched = self._encode([item for item in batch if item.inputs is not None])
-            is_left = self.collect is None
-            encoded = [item for item in batch if is_left and not isinstance(item.value, Exception)]
-            finite = finite_flags([item.value for item in encoded])
-        for item in batch:
-            item.inputs = None
+            parts = self._encode([item for item in batch if item.inputs is not None])
+            encoded, finite = self._finite(batch, parts)
         self.seconds["encoding"] += time.perf_counter() - start_time
-        return _Started(batch, encoded, finite, fetched, self.queue.mark(fetched=bool(fetched)))
+        mark = self.queue.mark(fetched=any(isinstance(part, _Fetched) for part in parts))
+        return _Started(batch, encoded, finite, parts, mark)
 
-    def _encode(self, items: list[_StreamItem]) -> list[_Fetched]:
+    def _finite(
+        self, batch: Sequence[_StreamItem], parts: Sequence[_Fetched | _Embedded]
+    ) -> tuple[list[_StreamItem], Tensor]:
+        """Return the items with results on the device, and whether those of each are finite."""
+        embedded = [part for part in parts if isinstance(part, _Embedded)]
+        if embedded:
+            flags = torch.cat([vectors.isfinite().all(1) for _, vectors in embedded])
+            return [item for part in embedded for item in part.items], flags
+        encoded = [
+            item
+            for item in batch
+            if item.value is not None and not isinstance(item.value, Exception)
+        ]
+        return encoded, finite_flags([item.value for item in encoded])
+
+    def _encode(self, items: list[_StreamItem]) -> list[_Fetched | _Embedded]:
         """Encode items as one batch; if that fails and errors are kept, encode them one by one."""
         if not items:
             return []
-        values: Sequence[Encoded | Exception | None]
-        fetched: list[_Fetched] = []
+        values: Sequence[Encoded | Exception | None] = [None] * len(items)
+        parts: list[_Fetched | _Embedded] = []
         try:
-            with advising_limit(sum(item.tokens for item in items), self.item_encoder.device):
+            with advising_limit(
+                lambda: sum(item.tokens for item in items), self.item_encoder.device
+            ):
                 inputs = self._inputs(items)
-            if self.collect is None:
-                values = self._values(lambda: inputs)
+            if self.collect is not None:
+                parts = [self._fetch(self.collect, items, inputs)]
+            elif self.settings.pool != "none":
+                parts = [_Embedded(items, self.item_encoder.embed(lambda: inputs, self.settings))]
             else:
-                fetched, values = [self._fetch(self.collect, items, inputs)], [None] * len(items)
+                values = self._outputs(lambda: inputs)
         except torch.AcceleratorError:
             raise  # a CUDA device does not recover from this error
         except FAILURES as error:
@@ -431,9 +487,9 @@ class _Stream:
         for item, value in zip(items, values, strict=True):
             item.value = value
         if self.keep and len(items) > 1 and isinstance(values[0], Exception):
-            fetched = [part for item in items for part in self._encode([item])]
+            parts = [part for item in items for part in self._encode([item])]
             raise_if_not_the_items([item.value for item in items])
-        return fetched
+        return parts
 
     def _fetch(self, collect: Collect, items: list[_StreamItem], inputs: VisionInputs) -> _Fetched:
         """Encode items as one batch, and queue the copies of its results to the host."""
@@ -450,12 +506,8 @@ class _Stream:
         collected = collect(encoded)
         return _Fetched(items, collected, self.queue.fetch(collected.tensors))
 
-    def _values(self, make_inputs: MakeInputs) -> Sequence[Encoded]:
-        """Return the outputs or vectors of items, each in its own memory."""
-        if self.settings.pool != "none":
-            vectors = self.item_encoder.embed(make_inputs, self.settings)
-            copies: list[Tensor] = torch.ops.aten.unbind_copy.int(vectors)  # in one call of torch
-            return copies
+    def _outputs(self, make_inputs: MakeInputs) -> Sequence[Encoded]:
+        """Return the whole outputs of items, each in its own memory."""
         outputs = self.item_encoder.encode(make_inputs, self.settings.max_tokens_per_call)
         # A wrapper may return views of its static buffers, which the next batch overwrites.
         return outputs if self.item_encoder.owns_results else [one.clone() for one in outputs]
@@ -465,8 +517,7 @@ class _Stream:
         staged_inputs = [item.inputs for item in items if isinstance(item.inputs, StagedItem)]
         plain = [item.inputs for item in items if isinstance(item.inputs, VisionInputs)]
         if self.stager is not None:
-            parts = [path.pixels for inputs in staged_inputs for path in inputs.paths.values()]
-            self.queue.take({item.staged for item in items}, parts)
+            self.queue.take({item.staged for item in items})
             return self.stager.finish(staged_inputs)
         rows = [path.pixel_values for inputs in plain for path in inputs.paths.values()]
         sent = iter(self.queue.send(rows))
@@ -480,27 +531,25 @@ class _Stream:
     ) -> Iterator[ItemResult]:
         """Yield the results of a batch once the device has reached the event recorded after it."""
         start_time = time.perf_counter()
-        batch, encoded, finite, fetched, mark = started
-        self.queue.wait(mark, [tensor for item in batch for tensor in tensors_of(item.value)])
-        for items, collected, host in fetched:
-            for item, arrays in zip(items, collected.results(host), strict=True):
-                item.value = arrays
+        batch, encoded, finite, parts, mark = started
+        results = [tensor for item in encoded for tensor in tensors_of(item.value)]
+        results += [part.vectors for part in parts if isinstance(part, _Embedded)]
+        self.queue.wait(mark, results)
+        for part in parts:
+            for item, value in zip(part.items, _values_of(part), strict=True):
+                item.value = value
         for item, is_finite in zip(encoded, finite.tolist(), strict=True):
             if not is_finite:
                 item.value = ValueError(NOT_FINITE)
         ready_time = time.perf_counter()
+        tokens = sum(item.tokens for item in batch)
         for item in batch:
-            prefetch.release(item.tokens)
+            item.inputs = None  # the device has read them
             progress.update()
             yield self._result(item)
             item.value = None
-        self._count(
-            sum(item.tokens for item in batch),
-            ready_time - start_time,
-            ready_time,
-            prefetch,
-            progress,
-        )
+        prefetch.release(tokens)
+        self._count(tokens, ready_time - start_time, ready_time, prefetch, progress)
 
     def _result(self, item: _StreamItem) -> ItemResult:
         value: Encoded | Arrays | Exception | ItemError | None = item.value
@@ -531,6 +580,14 @@ class _Stream:
         rate = self.tokens / max(time.perf_counter() - self.start_time, 1e-9)
         slowest = max(self.seconds, key=self.seconds.__getitem__)
         progress.note = f"{rate:,.0f} tokens/s, waiting for {slowest}"
+
+
+def _values_of(part: _Fetched | _Embedded) -> Sequence[Arrays | Exception | Tensor]:
+    """Return the arrays of items, or their vectors, each in its own memory."""
+    if isinstance(part, _Fetched):
+        return part.collected.results(part.host)
+    vectors: list[Tensor] = torch.ops.aten.unbind_copy.int(part.vectors)  # in one call of torch
+    return vectors
 
 
 def _facts(batch: Sequence[_StreamItem]) -> str:

@@ -121,10 +121,12 @@ def test_a_staged_stream_takes_encoders_of_several_paths(name: str) -> None:
 def test_images_that_fail_together_are_resized_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     encoder, whole = tower("qwen3_vl"), stream.stage_planned
 
-    def fails(items: Sequence[PlannedImage], device: torch.device) -> list[StagedItem]:
-        if len(items) > 1 or items[0].image.shape[1:] == (90, 100):
+    def fails(
+        items: Sequence[torch.Tensor], plans: Sequence[PlannedImage], device: torch.device
+    ) -> list[StagedItem]:
+        if len(items) > 1 or items[0].shape[:2] == (90, 100):
             raise torch.OutOfMemoryError("no memory is left")
-        return whole(items, device)
+        return whole(items, plans, device)
 
     images = [hopper(), hopper().resize((100, 90)), china().resize((64, 64))]
     wanted = list(encoder.embed_many([images[0], images[2]], progress=False))
