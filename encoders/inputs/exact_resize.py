@@ -192,11 +192,26 @@ def resize_many(
         library: the library whose result it is.
 
     Returns:
-        uint8 [height, width, C] or [N, height, width, C] for each, contiguous; the image itself if
-        it has that size.
+        uint8 [height, width, C] or [N, height, width, C] for each, contiguous, in the memory of the
+        image if it has that size.
     """
-    made = [image.contiguous() for image in images]
-    shapes = [[*image.shape] for image in made]
+    shapes = [image.shape for image in images]
+    return resize_flat([image.contiguous() for image in images], shapes, sizes, mode, library)
+
+
+def resize_flat(
+    images: Sequence[Tensor],
+    image_shapes: Sequence[Sequence[int]],
+    sizes: Sequence[tuple[int, int]],
+    mode: Resample,
+    library: Library,
+) -> list[Tensor]:
+    """Resize images as :func:`resize_many` does, whose tensors may have any shape.
+
+    The ``image_shapes`` say how the images lie in them, [H, W, C] or [N, H, W, C], and are those of
+    the results but for the sizes.
+    """
+    made, shapes = [*images], [[*shape] for shape in image_shapes]
     orders = [
         axes_in_order((shape[-3], shape[-2]), size, library)
         for shape, size in zip(shapes, sizes, strict=True)
@@ -217,10 +232,7 @@ def resize_many(
                 resized = _resize_axis(pixels, old, new, axis, mode, library)
                 for number, flat in zip(numbers, resized, strict=True):
                     made[number] = flat
-    return [
-        image.view(shape) if order else image
-        for image, shape, order in zip(made, shapes, orders, strict=True)
-    ]
+    return [image.view(shape) for image, shape in zip(made, shapes, strict=True)]
 
 
 def _resize_axis(
@@ -295,7 +307,7 @@ def is_exact_on(device: torch.device) -> bool:
     """
     if device.type != "cuda":
         return False
-    if device.index is None:
+    if device == torch.device("cuda"):  # without a number
         device = torch.device("cuda", torch.cuda.current_device())
     with _LOCK:
         return _compare(device)

@@ -22,7 +22,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..data import Grid, Limits, PathInputs, Tiling, VisionInputs
-from .exact_resize import is_exact_on, library_of, resize_exactly, resize_many, resize_on_cpu
+from .exact_resize import (
+    is_exact_on,
+    library_of,
+    resize_exactly,
+    resize_flat,
+    resize_many,
+    resize_on_cpu,
+)
 from .intake import ImagesLike, VideosLike
 from .processor_files import PerChannel, Resample
 from .sampling import read_rate
@@ -92,10 +99,18 @@ class ResizePlan(NamedTuple):
     colour: PerChannel = BLACK
     """Red, green and blue of the canvas, from 0 to 1."""
 
+    @property
+    def keeps_all(self) -> bool:
+        """Whether the resized image is the view, neither cut nor laid over a larger canvas."""
+        size = self.height, self.width
+        return self.window in (None, (0, 0, *size)) and self.canvas in (None, size)
+
 
 class PlannedImage(NamedTuple):
     """How the images of one size become the pixels of a tower."""
 
+    size: tuple[int, int]
+    """Height and width of the images in pixels."""
     plan: ResizePlan
     grid: Grid
     mean: PerChannel
@@ -187,16 +202,14 @@ def to_resize(image: Tensor, device: torch.device) -> Tensor:
 
 
 def hold_to_resize(rows: Tensor, device: torch.device) -> Tensor:
-    """Return a decoded image, uint8 [H, W, 3], where a GPU copies it asynchronously.
+    """Return the bytes of a decoded image, uint8 [H, W, 3], where a GPU copies them asynchronously.
 
-    Its memory then does not change with an array of the caller.
+    Their memory then does not change with an array of the caller.
     """
-    if device.type != "cuda" or rows.is_cuda or not is_exact_on(device):
-        return rows
-    if rows.is_contiguous() and rows.is_pinned():
-        return rows
-    out = torch.empty(rows.shape, dtype=torch.uint8, device=CPU, pin_memory=True)
-    np.copyto(out.numpy(), rows.numpy())
+    if device.type != "cuda" or rows.is_cuda or (rows.is_contiguous() and rows.is_pinned()):
+        return rows.reshape(-1)
+    out = torch.empty(rows.numel(), dtype=torch.uint8, device=CPU, pin_memory=True)
+    np.copyto(out.numpy().reshape(rows.shape), rows.numpy())
     return out
 
 
@@ -243,46 +256,66 @@ def resize_planned(
     Returns:
         [3, h, w] per image, in order. About 256 MiB of sources are on the device at a time.
     """
-    for group in _groups([(image.nbytes, plan) for image, plan in plans]):
-        rows = [source(image).permute(1, 2, 0) for image, _ in plans[group]]
-        for resized in _resize_rows(rows, [plan for _, plan in plans[group]]):
+    for start, stop in _groups([(image.nbytes, plan) for image, plan in plans]):
+        group = plans[start:stop]
+        rows = [source(image).permute(1, 2, 0) for image, _ in group]
+        for resized in _resize_rows(rows, [plan for _, plan in group]):
             yield resized.permute(2, 0, 1)
 
 
 def stage_planned(
     images: Sequence[Tensor], planned: Sequence[PlannedImage], device: torch.device
 ) -> list[StagedItem]:
-    """Resize images, uint8 [H, W, 3], at once; their pixels lie on ``device`` then."""
-    plans = [(image.nbytes, one.plan) for image, one in zip(images, planned, strict=True)]
-    resizes_here = is_exact_on(device)
+    """Resize images, given as their bytes, at once; their pixels lie on ``device`` then."""
     staged = []
-    for group in _groups(plans):
-        # On the CPU, or on a device where they were decoded or where images are resized.
-        rows = [
-            image.to(device, non_blocking=True) if resizes_here else image.cpu()
-            for image in images[group]
-        ]
-        resized = _resize_rows(rows, [plan for _, plan in plans[group]])
-        for pixels, (_, grid, mean, std, tiles) in zip(resized, planned[group], strict=True):
-            is_whole = pixels.device != CPU and pixels.is_contiguous()
-            frames = pixels[None] if is_whole else stack_frames([pixels.permute(2, 0, 1)], device)
-            staged.append(StagedItem({"image": StagedPath(frames, grid, mean, std)}, tiles))
+    sizes_plans = [(x.nbytes, one.plan) for x, one in zip(images, planned, strict=True)]
+    for start, stop in _groups(sizes_plans):
+        group, parts = planned[start:stop], images[start:stop]
+        plans = [one.plan for one in group]
+        shapes = [(1, *one.size, 3) for one in group]
+        if is_exact_on(device):
+            sizes, mode = [(plan.height, plan.width) for plan in plans], plans[0].mode
+            sent = _send(parts, device)
+            resized = resize_flat(sent, shapes, sizes, mode, library_of(mode))
+            made = [
+                pixels if plan.keeps_all else _place(pixels[0], plan)[None].contiguous()
+                for pixels, plan in zip(resized, plans, strict=True)
+            ]
+        else:
+            rows = [x.view(shape[1:]).cpu() for x, shape in zip(parts, shapes, strict=True)]
+            views = _resize_rows(rows, plans)
+            made = [stack_frames([view.permute(2, 0, 1)], device) for view in views]
+        for pixels, (_, _, grid, mean, std, tiles) in zip(made, group, strict=True):
+            staged.append(StagedItem({"image": StagedPath(pixels, grid, mean, std)}, tiles))
     return staged
 
 
-def _groups(plans: Sequence[tuple[int, ResizePlan]]) -> Iterator[slice]:
-    """Yield the slices of consecutive images with one filter that have ``_TOGETHER`` bytes.
+def _send(images: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Return the bytes of images on a device; those that lie on the CPU are copied in one call."""
+    host = [number for number, image in enumerate(images) if image.device != device]
+    sizes = [images[number].numel() for number in host]
+    copies = torch.empty(sum(sizes), dtype=torch.uint8, device=device).split(sizes)
+    if host:
+        torch._foreach_copy_(copies, [images[number] for number in host], non_blocking=True)
+    sent = [*images]
+    for number, copy in zip(host, copies, strict=True):
+        sent[number] = copy
+    return sent
+
+
+def _groups(plans: Sequence[tuple[int, ResizePlan]]) -> Iterator[tuple[int, int]]:
+    """Yield start and stop of consecutive images with one filter that have ``_TOGETHER`` bytes.
 
     ``plans`` has the number of bytes and the plan of each image.
     """
     start = size = 0
     for stop, (nbytes, plan) in enumerate(plans):
         if stop > start and (size + nbytes > _TOGETHER or plan.mode != plans[start][1].mode):
-            yield slice(start, stop)
+            yield start, stop
             start, size = stop, 0
         size += nbytes
     if plans:
-        yield slice(start, len(plans))
+        yield start, len(plans)
 
 
 def _resize_rows(images: Sequence[Tensor], plans: Sequence[ResizePlan]) -> list[Tensor]:
@@ -300,10 +333,12 @@ def _resize_rows(images: Sequence[Tensor], plans: Sequence[ResizePlan]) -> list[
 
 def _place(image: Tensor, plan: ResizePlan) -> Tensor:
     """Cut a resized image [h, w, 3], or lay it over the canvas of its plan."""
-    if plan.window is not None and plan.window != (0, 0, plan.height, plan.width):
+    if plan.keeps_all:
+        return image
+    if plan.window is not None:
         top, left, height, width = plan.window
         return image[top : top + height, left : left + width]
-    if plan.canvas is not None and plan.canvas != (plan.height, plan.width):
+    if plan.canvas is not None:
         placed = lay_over(image.permute(2, 0, 1), *plan.canvas, *plan.corner, plan.colour)
         return placed.permute(1, 2, 0)
     return image

@@ -166,11 +166,11 @@ def read_rows(images: ImagesLike) -> list[Tensor]:
     if (decoder := active_decoder()) is not None:
         several = decoder.decode_files(list(several))
     pixels: list[Tensor] = []
-    for image in several:
+    for number, image in enumerate(several):
         try:
             pixels.append(to_rows(image))
         except ValueError as error:
-            raise ValueError(f"image {len(pixels)}: {error}") from error
+            raise ValueError(f"image {number}: {error}") from error
     return pixels
 
 

@@ -213,7 +213,7 @@ class PatchPreprocessor(StagedPreprocessor):
         rules = self._image_rules(limits)
         grid = self._grid([image], rules)
         plan = self._plan(image, rules, grid, 1)
-        return PlannedImage(plan, grid, rules.mean, rules.std)
+        return PlannedImage((image.shape[1], image.shape[2]), plan, grid, rules.mean, rules.std)
 
     def _image_rules(self, limits: Limits) -> PixelRules:
         """Return the rules of images within the bounds of a call."""

@@ -261,7 +261,8 @@ class OneView(OnePathViews):
         """Return how an image is resized; see :class:`StagedPreprocessor`."""
         side = self.sides["image"] // self.patch_size
         grid, (mean, std) = (1, side, side), self.mean_std("image")
-        return PlannedImage(self.one_view(image), grid, mean, std, (1, 1, False))
+        size = image.shape[1], image.shape[2]
+        return PlannedImage(size, self.one_view(image), grid, mean, std, (1, 1, False))
 
 
 @dataclass(frozen=True)

@@ -213,8 +213,8 @@ class _Planned(NamedTuple):
     """An image that waits to be resized with others."""
 
     item: _StreamItem
-    rows: Tensor
-    """uint8 [H, W, 3]."""
+    pixels: Tensor
+    """The bytes of the image, as :func:`hold_to_resize` returns them."""
     planned: PlannedImage
 
 
@@ -350,11 +350,11 @@ class _Stream:
         if images:
             with self.queue.staging() if self.decode == "gpu" else nullcontext():
                 (rows,) = read_rows(images)
-            rows = hold_to_resize(rows, device)
-            known = self._known(rows)
-            if known is not None and known.planned is not None:
-                self._describe(item, known)
-                return _Planned(item, rows, known.planned)
+                known = self._known(rows)
+                if known is not None and known.planned is not None:
+                    waiting = _Planned(item, hold_to_resize(rows, device), known.planned)
+                    self._describe(item, known)
+                    return waiting
             images = [cast("ImageLike", DeviceImage(rows))]
         with self.queue.staging():
             (staged,) = stager.stage(images, videos, self.limits, device)
@@ -384,24 +384,29 @@ class _Stream:
         """Keep an image until enough of them wait to be resized at once."""
         with self.turn:
             self.planned.append(image)
-            self.planned_bytes += image.rows.nbytes
+            self.planned_bytes += image.pixels.nbytes
             is_enough = (
                 self.planned_bytes >= _RESIZED_BYTES or len(self.planned) >= _RESIZED_TOGETHER
             )
-        if is_enough:
-            self._resize_planned()
+        # If another thread is resizing, this one goes on: some later call will find the image.
+        if is_enough and self.resizing.acquire(blocking=False):
+            try:
+                self._resize_waiting()
+            finally:
+                self.resizing.release()
 
     def _resize_planned(self) -> None:
-        """Resize all planned images at once; if that fails, one by one.
-
-        When this returns, all images that waited before have been resized, by any thread.
-        """
+        """Resize all images that wait; when this returns, no thread is resizing any."""
         with self.resizing:
-            with self.turn:
-                planned, self.planned, self.planned_bytes = self.planned, [], 0
-            if planned:
-                with self.queue.staging():
-                    self._resize(planned)
+            self._resize_waiting()
+
+    def _resize_waiting(self) -> None:
+        """Resize all images that wait at once; if that fails, one by one."""
+        with self.turn:
+            planned, self.planned, self.planned_bytes = self.planned, [], 0
+        if planned:
+            with self.queue.staging():
+                self._resize(planned)
 
     def _resize(self, planned: Sequence[_Planned]) -> None:
         try:
