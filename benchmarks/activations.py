@@ -149,7 +149,7 @@ def in_place_of_files(
     """Give jobs graphs that are captured already, and decoded images by the names of files."""
     load, item = embed._load, ImageReader.item
     embed._load = lambda command, commit: graphed
-    ImageReader.item = lambda reader, file: photos[file.key]  # type: ignore[method-assign]
+    ImageReader.item = lambda reader, file: photos[file.key]  # type: ignore[method-assign,assignment]
     try:
         yield
     finally:
