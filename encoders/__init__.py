@@ -29,6 +29,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .allenai.molmo2 import Molmo2Config as Molmo2Config
+from .allenai.molmo2 import Molmo2Encoder as Molmo2Encoder
 from .baidu.ernie4_5_vl import Ernie4_5VLConfig as Ernie4_5VLConfig
 from .baidu.ernie4_5_vl import Ernie4_5VLEncoder as Ernie4_5VLEncoder
 from .baidu.paddleocr_vl import PaddleOCRVLConfig as PaddleOCRVLConfig

@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from encoders import LlavaNextEncoder as LlavaNextEncoder
     from encoders import LlavaOnevisionEncoder as LlavaOnevisionEncoder
     from encoders import MiniMaxM3Encoder as MiniMaxM3Encoder
+    from encoders import Molmo2Encoder as Molmo2Encoder
     from encoders import MoonViTEncoder as MoonViTEncoder
     from encoders import MuseGlimmerEncoder as MuseGlimmerEncoder
     from encoders import NemotronEncoder as NemotronEncoder

@@ -195,7 +195,8 @@ def small_config(family: Family, published: JsonObject, depth: int, width: int) 
         part.update(deepcopy(dict(facts.named_sizes.get(str(name), {}))))
     # SAM 3 has the sizes of its tower in a section inside that of the tower and its neck.
     small = _tower_sizes(_section_of(section, "backbone_config") or section, depth, width)
-    for outer in (section, _section_of(config, "high_res_vision_config")):
+    sections = ("high_res_vision_config", "adapter_config")  # DeepSeek-VL's, and Molmo2's
+    for outer in (section, *(_section_of(config, name) for name in sections)):
         for part in _sections(outer):
             _shrink(part, small, depth)
     tower_fields = {name: _times(scale, width) for name, scale in facts.small_widths.items()}
@@ -265,6 +266,8 @@ def _shrink(section: JsonDict, small: JsonObject, depth: int) -> None:
             section[name] = small[_field(name)]
         elif name == "layer_types" and isinstance(value, list):  # the last block is unlike others
             section[name] = value[-depth:]
+        elif name == "vit_layers":  # the last one, and another
+            section[name] = [-1, -depth]
         elif name.endswith("_indexes") and isinstance(value, list):
             count = min(len(value), max(depth // 2, 1))
             section[name] = [depth * (number + 1) // count - 1 for number in range(count)]

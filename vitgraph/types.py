@@ -39,6 +39,7 @@ from encoders import LlavaOnevisionConfig as LlavaOnevisionConfig
 from encoders import Metadata as Metadata
 from encoders import MiniMaxM3Config as MiniMaxM3Config
 from encoders import ModeName as ModeName
+from encoders import Molmo2Config as Molmo2Config
 from encoders import MoonViTConfig as MoonViTConfig
 from encoders import MuseGlimmerConfig as MuseGlimmerConfig
 from encoders import NemotronConfig as NemotronConfig

@@ -50,6 +50,7 @@ OFFERED = {
     "deepseek_vl2": SEVERAL_PATHS,
     "llava_next": SEVERAL_PATHS,
     "llava_onevision": SEVERAL_PATHS,
+    "molmo2": SEVERAL_PATHS,
     "deepseek_ocr": SEVERAL_PATHS | {"at_mode"},
     "deepseek_ocr2": SEVERAL_PATHS,
     "gemma4": PACKED,

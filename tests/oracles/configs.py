@@ -10,7 +10,7 @@ Config = dict[str, Any]
 def vision_of(config: Config) -> Config:
     """Return the tower's part of a published config, which may be of a tower alone."""
     outer: Config = config.get("thinker_config") or config.get("detector_config") or config
-    vision: Config = outer.get("vision_config", outer)
+    vision: Config = outer.get("vision_config") or outer.get("vit_config", outer)
     return vision
 
 
@@ -55,6 +55,12 @@ def edited(config: Config, **changes: Any) -> Config:
     elif "llm_width" in changes:
         name = "llm_config" if "llm_config" in config else "text_config"
         config[name] = {**config[name], "hidden_size": changes.pop("llm_width")}
+    if "vit_config" in config:  # of Molmo2, whose adapter has fields of the same names
+        parts = {}
+        for part, own in (("vit_config", {}), ("adapter_config", changes.pop("adapter", {}))):
+            fields = config[part]
+            parts[part] = {**fields, **{x: y for x, y in changes.items() if x in fields}, **own}
+        return {**config, **parts}
     if "vision_config" not in config:  # of a tower alone
         return {**config, **changes}
     vision = config["vision_config"]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from .allenai import MOLMO2
 from .baidu import ERNIE4_5_VL, PADDLEOCR_VL
 from .clip import CLIP, LLAVA, LLAVA_NEXT
 from .deepseek import (
@@ -71,6 +72,7 @@ FAMILIES: Mapping[str, Family] = {
         PADDLEOCR_VL,
         IDEFICS3,
         GRANITE_DOCLING,
+        MOLMO2,
         MOONVIT,
         LLAMA4,
         LFM2_VL,

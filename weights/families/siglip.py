@@ -32,7 +32,6 @@ from .family import (
     block_count,
     length,
     square,
-    with_vision,
 )
 
 _BLOCK = "encoder.layers.N"
@@ -149,7 +148,6 @@ _NAFLEX_FIELDS: Fields = {
 }
 
 _SIGLIP_CLASS = TransformersClass("siglip", "SiglipVisionModel", "siglip_vision_model")
-_MOLMO2 = "its tokens pool patches of overlapping crops together, by attention"
 SIGLIP = Family(
     name="siglip",
     encoder=SiglipEncoder,
@@ -159,7 +157,6 @@ SIGLIP = Family(
     layouts=(_SIGLIP,),
     classes={"siglip": _SIGLIP_CLASS},
     fields=_CONFIG_FIELDS,
-    refusals=dict.fromkeys(with_vision("molmo2"), _MOLMO2),
 )
 SIGLIP2 = Family(
     name="siglip2",

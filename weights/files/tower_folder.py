@@ -35,6 +35,7 @@ KEY = "vitgraph"
 PROJECTOR = "projector.safetensors"
 _SECTIONS = (
     "vision_config",
+    "vit_config",
     *(f"{whole}.vision_config" for whole in ("thinker_config", "vlm_config", "detector_config")),
 )
 """The keys, joined by dots, under which published configs describe the vision tower; the config of

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,10 +26,7 @@ from tests.oracles import (
     tiny,
 )
 from tests.oracles.references.siglip import SIZES, gemma3_output, siglip2_inputs
-from tests.support.hub.checkpoints import edit_config
 from tests.support.photographs import china, flower, hopper
-from vitgraph.seeded import write_seeded_checkpoint
-from weights import CheckpointError, load_encoder
 
 SMALL = {**SIZES, "num_hidden_layers": 2}
 PHOTOS = [china(), flower().resize((64, 200)), hopper().resize((300, 90))]
@@ -190,10 +186,3 @@ def test_tokens_of_gemma_must_be_a_square_that_divides_the_patches() -> None:
                 {"vision_config": vision, "text_config": {"hidden_size": 8}}
                 | {"mm_tokens_per_image": tokens}
             )
-
-
-def test_molmo2_is_refused_with_the_reason(tmp_path: Path) -> None:
-    folder = write_seeded_checkpoint(tmp_path, "siglip", width=64)
-    edit_config(folder, lambda config: config.update(model_type="molmo2"))
-    with pytest.raises(CheckpointError, match="'molmo2' is not supported: its tokens pool patches"):
-        load_encoder(folder)

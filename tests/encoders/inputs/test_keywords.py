@@ -37,5 +37,5 @@ def test_the_table_of_keywords_names_the_families_that_take_them() -> None:
     rows = list(keyword_rows())
     assert all(f"| {keyword} | {families} |\n" in text for keyword, families in rows)
     tiled = "InternViT; DeepSeek-OCR; DeepSeek-OCR-2; DeepSeek-VL2; LLaVA-NeXT; "
-    tiled += "LLaVA-OneVision; Granite for Docling; Llama 4; LFM2-VL"
+    tiled += "LLaVA-OneVision; Granite for Docling; Molmo2; Llama 4; LFM2-VL"
     assert tiled in dict(rows).values()

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from encoders import Qwen3VLEncoder
+from encoders.allenai.molmo2_pixels import OverlapPreprocessor
 from encoders.base.patch_encoder import PatchEncoder
 from encoders.base.tile_encoder import TileEncoder
 from encoders.clip.clip_pixels import CentreCropPreprocessor
@@ -58,6 +59,7 @@ PARTS = {
     "resampler": "resampler",
     "embed_vision": "projector",
     "vit_large_projector": "projector",
+    "pool": "pooling",
     "head": "pooling head",
 }
 """Name of a layer of an encoder -> what it is, beside the tower."""
@@ -228,6 +230,9 @@ def image_sizes(rules: Any) -> str:
                 f"the whole image at {square(rules.image_size)}, and tiles of "
                 f"{square(rules.tile_size)} of larger ones"
             )
+        case OverlapPreprocessor():
+            side = square(rules.image_size)
+            return f"the whole image at {side}, and up to {rules.max_tiles} crops of {side}"
         case OcrPreprocessor():
             several = "" if rules.tiles_several else "; no tiles of several images in one call"
             return (

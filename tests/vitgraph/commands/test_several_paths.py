@@ -57,7 +57,8 @@ def test_graphs_of_several_paths_write_what_encode_without_writes(
 ) -> None:
     """The tiles of the larger image fit the budgets of a trial."""
     with Image.open(images[0]) as large:
-        large.crop((0, 0, 760, 300)).save(images[0])
+        size = (370, 370) if family == "molmo2" else (760, 300)  # every image of it has a crop
+        large.crop((0, 0, *size)).save(images[0])
     folder = str(checkpoint(tmp_path, family))
     plot = tmp_path / "maps.png"
     plain = encode(tmp_path, folder, *images, "--plot", str(plot))

@@ -1,0 +1,1 @@
+"""The tower of Molmo2: ``molmo2``."""
