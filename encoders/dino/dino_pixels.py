@@ -7,13 +7,14 @@ that torchvision backs. ``encoders.inputs.fixed_size`` lists the deliberate diff
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from ..data import Limits
 from ..inputs.fixed_size import FixedSizePreprocessor, FixedSizeRules
-from ..inputs.images import CPU, StagedItem, StagedPath
+from ..inputs.images import CPU, PlannedImage, StagedItem, StagedPath
 from ..inputs.intake import ImagesLike, VideosLike
 from ..inputs.processor_files import (
     CLIP_MEAN,
@@ -24,6 +25,8 @@ from ..inputs.processor_files import (
     image_section,
 )
 from ..inputs.sizes import MOST_PIXELS
+
+Pixels = TypeVar("Pixels", StagedPath, PlannedImage)
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,11 @@ class DinoPreprocessor(FixedSizePreprocessor):
             return items
         return [StagedItem({"image": _of_unit_scale(item.paths["image"])}) for item in items]
 
+    def plan(self, image: Tensor, limits: Limits) -> PlannedImage:
+        """Return how an image is resized, with mean and std of the scale of :meth:`stage`."""
+        planned = super().plan(image, limits)
+        return _of_unit_scale(planned) if self.in_float else planned
+
     def _with_images(self, files: ProcessorFiles) -> DinoPreprocessor:
         entry = image_section(files)
         if entry is None:
@@ -78,7 +86,7 @@ class DinoPreprocessor(FixedSizePreprocessor):
         return frame.to(torch.float32) * (1 / 255) if self.in_float else frame
 
 
-def _of_unit_scale(path: StagedPath) -> StagedPath:
+def _of_unit_scale(pixels: Pixels) -> Pixels:
     """Divide mean and std by 255, by which ``normalize`` multiplies them."""
-    (r, g, b), (r2, g2, b2) = path.mean, path.std
-    return path._replace(mean=(r / 255, g / 255, b / 255), std=(r2 / 255, g2 / 255, b2 / 255))
+    (r, g, b), (r2, g2, b2) = pixels.mean, pixels.std
+    return pixels._replace(mean=(r / 255, g / 255, b / 255), std=(r2 / 255, g2 / 255, b2 / 255))

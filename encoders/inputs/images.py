@@ -43,7 +43,7 @@ _STRIP = 1 << 18
 _TOGETHER = 1 << 28
 """Bytes of images that are resized at a time."""
 _DEVICE_STRIP = 1 << 24
-"""Numbers that are looked up at a time on a GPU: 64 MiB of indices, whatever the batch."""
+"""Numbers that are looked up, or normalised, at a time on a GPU: 64 MiB, whatever the batch."""
 
 
 class StagedPath(NamedTuple):
@@ -116,6 +116,8 @@ class PlannedImage(NamedTuple):
     mean: PerChannel
     std: PerChannel
     tiles: Tiling | None = None
+    source: Callable[[Tensor], Tensor] | None = None
+    """Makes the floats that are resized of an image, uint8 [3, H, W]; None resizes the image."""
 
     def layout(self) -> VisionInputs:
         """Return the grid and the tiles of the item without its pixels."""
@@ -151,7 +153,7 @@ class StagedPreprocessor(ABC):
         """Return how an image, uint8 [3, H, W], becomes one view, without resizing it yet.
 
         Returns:
-            None for families that make several views of an image, or resize in floating point.
+            None for families that make several views of an image.
 
         Raises:
             ValueError: an image of a size that the family does not take.
@@ -276,18 +278,34 @@ def stage_planned(
         if is_exact_on(device):
             sizes, mode = [(plan.height, plan.width) for plan in plans], plans[0].mode
             sent = _send(parts, device)
-            resized = resize_flat(sent, shapes, sizes, mode, library_of(mode))
+            if group[0].source is None:  # the images are of one family: none or all have one
+                resized = resize_flat(sent, shapes, sizes, mode, library_of(mode))
+            else:
+                resized = _resize_floats(sent, group)
             made = [
                 pixels if plan.keeps_all else _place(pixels[0], plan)[None].contiguous()
                 for pixels, plan in zip(resized, plans, strict=True)
             ]
         else:
             rows = [x.view(shape[1:]).cpu() for x, shape in zip(parts, shapes, strict=True)]
+            if (source := group[0].source) is not None:
+                rows = [source(x.permute(2, 0, 1)).permute(1, 2, 0) for x in rows]
             views = _resize_rows(rows, plans)
             made = [stack_frames([view.permute(2, 0, 1)], device) for view in views]
-        for pixels, (_, _, grid, mean, std, tiles) in zip(made, group, strict=True):
+        for pixels, (_, _, grid, mean, std, tiles, _) in zip(made, group, strict=True):
             staged.append(StagedItem({"image": StagedPath(pixels, grid, mean, std)}, tiles))
     return staged
+
+
+def _resize_floats(images: Sequence[Tensor], planned: Sequence[PlannedImage]) -> list[Tensor]:
+    """Resize what is made of images on a device, given as their bytes, to [1, h, w, 3] each."""
+    made = []
+    for image, one in zip(images, planned, strict=True):
+        assert one.source is not None
+        floats = one.source(image.view(*one.size, 3).permute(2, 0, 1))
+        resized = resize(floats, one.plan.height, one.plan.width, one.plan.mode)
+        made.append(resized.permute(1, 2, 0)[None].contiguous())
+    return made
 
 
 def _send(images: Sequence[Tensor], device: torch.device) -> list[Tensor]:
@@ -453,7 +471,8 @@ def normalize(pixels: Tensor, mean: PerChannel, std: PerChannel, axis: int = 1) 
     if pixels.is_cuda:  # a copy from pageable memory would wait for all work queued on the GPU
         mean_std = mean_std.pin_memory()
     low, scale = mean_std.to(pixels.device, non_blocking=True).view(2, *shape)
-    for source, target in _strips(pixels, out, _STRIP):
+    strip = _STRIP if pixels.device == CPU else _DEVICE_STRIP
+    for source, target in _strips(pixels, out, strip):
         target.copy_(source).sub_(low).div_(scale)
     return out
 

@@ -206,14 +206,16 @@ class PatchPreprocessor(StagedPreprocessor):
             staged.append(StagedItem({"image": StagedPath(pixels, grid, rules.mean, rules.std)}))
         return staged
 
-    def plan(self, image: Tensor, limits: Limits) -> PlannedImage | None:
+    def plan(self, image: Tensor, limits: Limits) -> PlannedImage:
         """Return how an image is resized; see :class:`StagedPreprocessor`."""
-        if self.resizes_floats:
-            return None
         rules = self._image_rules(limits)
         grid = self._grid([image], rules)
         plan = self._plan(image, rules, grid, 1)
-        return PlannedImage((image.shape[1], image.shape[2]), plan, grid, rules.mean, rules.std)
+        size, source = (image.shape[1], image.shape[2]), self._source
+        return PlannedImage(
+            *(size, plan, grid, rules.mean, rules.std),
+            source=source if self.resizes_floats else None,
+        )
 
     def _image_rules(self, limits: Limits) -> PixelRules:
         """Return the rules of images within the bounds of a call."""

@@ -14,9 +14,11 @@ import torch
 
 from encoders import ItemError, Video
 from encoders.contract import Limits
-from encoders.inputs.images import PlannedImage, StagedItem, StagedPreprocessor
+from encoders.dino.dino_pixels import DinoPreprocessor
+from encoders.inputs.images import PlannedImage, StagedItem, StagedPreprocessor, stage_planned
 from encoders.inputs.patches import PatchPreprocessor
 from encoders.intern.intern_vit_pixels import TilePreprocessor
+from encoders.nvidia.nemotron_pixels import NemotronPreprocessor
 from encoders.streams import stream
 from encoders.streams.device import DeviceQueue
 from graphwrap import GraphedEncoder
@@ -32,6 +34,11 @@ PREPROCESSORS: dict[str, StagedPreprocessor] = {
     "intern_vit, other statistics for videos": TilePreprocessor(
         video_mean=(0.1, 0.2, 0.3), video_std=(0.4, 0.5, 0.6)
     ),
+}
+
+FLOATS: dict[str, PatchPreprocessor] = {
+    "dinov3": DinoPreprocessor.dinov3(16),
+    "nemotron": NemotronPreprocessor.nemotron(16),
 }
 
 
@@ -65,6 +72,20 @@ def test_finished_pixels_are_what_a_call_returns(name: str) -> None:
         assert found.pixel_values.dtype == torch.float32
         assert torch.equal(found.grid_thw, wanted.grid_thw)
         assert found.tiles == wanted.tiles
+
+
+@pytest.mark.parametrize("name", ["dinov3", "nemotron"])
+@pytest.mark.parametrize("exact", [False, True])
+def test_images_resized_as_floats_in_groups_keep_their_bits(
+    name: str, exact: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    preprocessor = FLOATS[name]
+    every = [torch.from_numpy(np.array(image)) for image in (hopper(), china(), hopper())]
+    monkeypatch.setattr("encoders.inputs.images.is_exact_on", lambda device: exact)
+    plans = [preprocessor.plan(rows.permute(2, 0, 1), Limits()) for rows in every]
+    staged = stage_planned([rows.view(-1) for rows in every], plans, torch.device("cpu"))
+    wanted = preprocessor([rows.numpy() for rows in every])
+    assert torch.equal(preprocessor.finish(staged).pixel_values, wanted.pixel_values)
 
 
 @pytest.mark.parametrize("name", PREPROCESSORS)
