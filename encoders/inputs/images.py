@@ -309,16 +309,13 @@ def _resize_floats(images: Sequence[Tensor], planned: Sequence[PlannedImage]) ->
 
 
 def _send(images: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """Return the bytes of images on a device; those that lie on the CPU are copied in one call."""
-    host = [number for number, image in enumerate(images) if image.device != device]
-    sizes = [images[number].numel() for number in host]
+    """Return the bytes of images on a device; those that lie on the CPU are copied to one place."""
+    sizes = [0 if image.device == device else image.numel() for image in images]
     copies = torch.empty(sum(sizes), dtype=torch.uint8, device=device).split(sizes)
-    if host:
-        torch._foreach_copy_(copies, [images[number] for number in host], non_blocking=True)
-    sent = [*images]
-    for number, copy in zip(host, copies, strict=True):
-        sent[number] = copy
-    return sent
+    return [
+        copy.copy_(image, non_blocking=True) if size else image
+        for image, copy, size in zip(images, copies, sizes, strict=True)
+    ]
 
 
 def _groups(plans: Sequence[tuple[int, ResizePlan]]) -> Iterator[tuple[int, int]]:
