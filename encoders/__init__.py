@@ -105,6 +105,8 @@ from .meta.muse_glimmer import MuseGlimmerConfig as MuseGlimmerConfig
 from .meta.muse_glimmer import MuseGlimmerEncoder as MuseGlimmerEncoder
 from .meta.sam3 import Sam3Config as Sam3Config
 from .meta.sam3 import Sam3Encoder as Sam3Encoder
+from .minicpm.minicpm_v import MiniCPMVConfig as MiniCPMVConfig
+from .minicpm.minicpm_v import MiniCPMVEncoder as MiniCPMVEncoder
 from .minimax.minimax_m3 import MiniMaxM3Config as MiniMaxM3Config
 from .minimax.minimax_m3 import MiniMaxM3Encoder as MiniMaxM3Encoder
 from .mistral.pixtral import PixtralConfig as PixtralConfig

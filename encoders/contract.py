@@ -285,17 +285,19 @@ class Accelerator(Protocol):
         metadata: Metadata,
         read_after: Collection[int],
         call_block: CallBlock,
+        start: int = 0,
     ) -> Iterable[Step] | None:
         """Return ``blocks`` as functions that a ``forward`` calls one after the other.
 
         Args:
             stack: all blocks of one stack of the encoder.
-            blocks: those to run, the first ones of ``stack``.
+            blocks: those to run, which follow one another in ``stack``.
             hidden: the rows that the first block reads, [T, D] or views [B, .., D].
             metadata: the result of the encoder's ``prepare_encoder_metadata``.
-            read_after: numbers of the blocks, beside the last, that return the hidden state; the
-                others may return anything that the next function understands.
+            read_after: numbers in ``blocks`` of those, beside the last, that return the hidden
+                state; the others may return anything that the next function understands.
             call_block: calls a block as a module if the accelerator cannot run it.
+            start: the number in ``stack`` of the first of ``blocks``.
 
         Returns:
             One function per block, or None if the blocks have to run as modules.

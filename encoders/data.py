@@ -356,3 +356,11 @@ class EncoderItemSpec(NamedTuple):
     """The most rows that attend to each other: patches, or 1+h*w for a tile of InternViT."""
     windows: int = 0
     """The number of attention windows (Qwen2.5-VL); 0 for towers without windows."""
+    merged_rows: int = 0
+    """The number of rows of ``last_hidden_state`` of a tower that merges rows between its blocks
+    (MiniCPM-V); 0: as many as of ``pixel_values``."""
+
+    @property
+    def hidden_rows(self) -> int:
+        """The number of rows of ``last_hidden_state``; of towers over tiles, of its first axis."""
+        return self.merged_rows or self.input_size

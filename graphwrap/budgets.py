@@ -53,7 +53,7 @@ class Batch(NamedTuple):
     def of(cls, specs: Iterable[EncoderItemSpec]) -> Batch:
         """Return the totals of the sizes of items that run together."""
         items = rows = tokens = segments = longest = windows = 0
-        for more_rows, more_tokens, more_segments, length, more_windows in specs:
+        for more_rows, more_tokens, more_segments, length, more_windows, _ in specs:
             items += 1
             rows += more_rows
             tokens += more_tokens

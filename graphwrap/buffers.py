@@ -121,7 +121,7 @@ class Arena:
     """Static buffers of one input path of an encoder, as large as its largest budget needs.
 
     Args:
-        counts: the most input rows, output tokens and segments of a budget.
+        counts: the most rows, of input and of the hidden state, tokens and segments of a budget.
         row_shape: shape of one row of the pixels.
         dtype: dtype of the pixels.
         device: device of all buffers.

@@ -233,13 +233,15 @@ class Capturer:
         return self._arena(formats), formats
 
     def _arena(self, formats: dict[Budget, MetadataFormat]) -> Arena:
+        form, rows = self.form, max((budget.rows for budget in formats), default=0)
+        spec = form.encoder.item_specs([form.encoder.grid_for(1)])[0]
         counts: dict[Unit, int] = {
-            "rows": max((budget.rows for budget in formats), default=0),
+            "rows": rows,
+            "hidden": rows * spec.hidden_rows // spec.input_size,
             "tokens": max((budget.tokens for budget in formats), default=0),
             "segments": max((budget.segments for budget in formats), default=0),
         }
         metadata_size = max((format.nbytes for format in formats.values()), default=0)
-        form = self.form
         return Arena(counts, form.encoder.row_shape, form.dtype, form.device, metadata_size)
 
     def _capture(self, graphs: PathGraphs, budget: Budget, format: MetadataFormat) -> None:

@@ -9,14 +9,17 @@ from torch import Tensor
 
 from encoders.contract import OUTPUT_FIELDS, EncoderOutput, PartialOutput, is_of_prefix
 
-Unit: TypeAlias = Literal["rows", "tokens", "segments"]
-"""What an output field has one entry for: an input row, an output token, or a segment."""
+Unit: TypeAlias = Literal["rows", "hidden", "tokens", "segments"]
+"""What an output field has one entry for: an input row, a row of the hidden state after the last
+block, an output token, or a segment."""
 
 
 def unit_of(name: str) -> Unit:
     """Return what the field or extra ``name`` of an output has one entry for."""
     if is_of_prefix(name):
         return "segments"
+    if name == "last_hidden_state":
+        return "hidden"
     is_of_tokens = name.startswith(("pooler_output", "deepstack_features"))
     return "tokens" if is_of_tokens else "rows"
 

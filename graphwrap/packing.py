@@ -224,7 +224,7 @@ class Packer:
         groups: list[tuple[list[int], list[int]]] = [([], [*unused])]
         too_large = list[int]()
         for item in order:
-            rows, tokens, segments, longest, windows = specs[item]
+            rows, tokens, segments, longest, windows, _ = specs[item]
             for items, free in groups[-OPEN_GROUPS:]:
                 n, t, r, s, m, w = free
                 has_room = n and tokens <= t and rows <= r and segments <= s
@@ -254,6 +254,7 @@ def make_schedule(key: Key, specs: Sequence[EncoderItemSpec], groups: Sequence[G
     # The sizes may be NumPy integers, whose sums would not be Python integers.
     starts: dict[Unit, list[int]] = {
         "rows": [0, *accumulate(int(spec.input_size) for spec in specs)],
+        "hidden": [0, *accumulate(int(spec.hidden_rows) for spec in specs)],
         "tokens": [0, *accumulate(int(spec.output_tokens) for spec in specs)],
         "segments": [0, *accumulate(int(spec.segments) for spec in specs)],
     }

@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from encoders import LlavaEncoder as LlavaEncoder
     from encoders import LlavaNextEncoder as LlavaNextEncoder
     from encoders import LlavaOnevisionEncoder as LlavaOnevisionEncoder
+    from encoders import MiniCPMVEncoder as MiniCPMVEncoder
     from encoders import MiniMaxM3Encoder as MiniMaxM3Encoder
     from encoders import Molmo2Encoder as Molmo2Encoder
     from encoders import MoonViTEncoder as MoonViTEncoder

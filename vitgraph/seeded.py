@@ -201,6 +201,7 @@ def small_config(family: Family, published: JsonObject, depth: int, width: int) 
             _shrink(part, small, depth)
     tower_fields = {name: _times(scale, width) for name, scale in facts.small_widths.items()}
     tower_fields |= dict.fromkeys(facts.text_widths, TEXT_WIDTH)
+    tower_fields["insert_layer_id"] = max(depth // 2 - 1, 0)  # MiniCPM-V merges after this block
     for part in _sections(config):
         part.update({name: size for name, size in tower_fields.items() if name in part})
     return config

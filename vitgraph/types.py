@@ -37,6 +37,7 @@ from encoders import LlavaConfig as LlavaConfig
 from encoders import LlavaNextConfig as LlavaNextConfig
 from encoders import LlavaOnevisionConfig as LlavaOnevisionConfig
 from encoders import Metadata as Metadata
+from encoders import MiniCPMVConfig as MiniCPMVConfig
 from encoders import MiniMaxM3Config as MiniMaxM3Config
 from encoders import ModeName as ModeName
 from encoders import Molmo2Config as Molmo2Config

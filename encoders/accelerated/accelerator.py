@@ -33,8 +33,11 @@ class FusedBlocks:
         self.attention = KernelChoices(kernels)
         self.derived = DerivedWeights()
         self.fp8 = _fp8_products() if precision == "fp8" else None
-        self.run_records: WeakKeyDictionary[nn.ModuleList, BlocksRun] = WeakKeyDictionary()
-        """The record of the last run of each stack of blocks (``nn.ModuleList``)."""
+        self.run_records: WeakKeyDictionary[nn.ModuleList, dict[int, BlocksRun]] = (
+            WeakKeyDictionary()
+        )
+        """The records of the last runs of each stack of blocks (``nn.ModuleList``), by the number
+        of the first block that a run begins with."""
         self.because = because
         """Why device or dtype rule out fused kernels, so that blocks run as modules; else None."""
 
@@ -50,7 +53,7 @@ class FusedBlocks:
     @property
     def kernels_used(self) -> str:
         """Names of the attention kernels that the last forward used, or "reference" if none."""
-        names = set[str]().union(*(run_record.kernels for run_record in self.run_records.values()))
+        names = set[str]().union(*(run_record.kernels for run_record in self._runs()))
         return ", ".join(sorted(names)) or "reference"
 
     @property
@@ -61,8 +64,11 @@ class FusedBlocks:
     @property
     def reference_because(self) -> str | None:
         """The reason why the last forward ran all blocks as modules; None if kernels ran any."""
-        reasons = [run_record.because for run_record in self.run_records.values()] or [self.because]
+        reasons = [run_record.because for run_record in self._runs()] or [self.because]
         return None if None in reasons else reasons[0]
+
+    def _runs(self) -> list[BlocksRun]:
+        return [record for runs in self.run_records.values() for record in runs.values()]
 
     def refresh(self) -> bool:
         """Update the copies of weights whose ``_version`` shows that they were written in place.
@@ -80,9 +86,7 @@ class FusedBlocks:
             "products": [] if self.fp8 is None else self.fp8.to_dict(),
             "precision": self.precision,
             "reference_because": self.reference_because,
-            "layers_called": sum(
-                run_record.called_count for run_record in self.run_records.values()
-            ),
+            "layers_called": sum(run_record.called_count for run_record in self._runs()),
         }
 
     def load_choices(self, choices: Mapping[str, object]) -> None:
@@ -103,35 +107,38 @@ class FusedBlocks:
         metadata: Metadata,
         read_after: Collection[int],
         call_block: CallBlock,
+        start: int = 0,
     ) -> Iterable[Step] | None:
         """Return fused ``blocks`` as functions that a ``forward`` calls one after the other.
 
         Args:
             stack: all blocks of one stack of the encoder.
-            blocks: those to run, the first ones of ``stack``.
+            blocks: those to run, which follow one another in ``stack``.
             hidden: the rows that the first block reads, [rows, width] or [views, .., width].
             metadata: the result of the encoder's ``prepare_encoder_metadata``.
-            read_after: numbers, from 0, of the blocks beside the last that return the hidden state.
+            read_after: numbers in ``blocks`` of those beside the last that return the hidden state.
             call_block: calls a block that cannot be fused.
+            start: the number in ``stack`` of the first of ``blocks``.
 
         Returns:
             One function per block, or None if the blocks have to run as modules.
         """
         if _is_elsewhere(hidden):
             with torch.cuda.device(hidden.device):
-                steps = self.steps(stack, blocks, hidden, metadata, read_after, call_block)
+                steps = self.steps(stack, blocks, hidden, metadata, read_after, call_block, start)
             return steps and [_on_device(step, hidden.device) for step in steps]
         because, called_count = obstacle(hidden.device, hidden.dtype) or obstacle_now(), 0
         if because is None and not any(map(names_its_parts, stack)):
             because, called_count = NO_PARTS, len(blocks)
+        records = self.run_records.setdefault(stack, {})
         if because is not None or not len(hidden) or not blocks:
-            self.run_records[stack] = BlocksRun(called_count=called_count, because=because)
+            records[start] = BlocksRun(called_count=called_count, because=because)
             return None
         self.derived.follow()
         if self.fp8 is not None:
             self.fp8.derived.follow()
         forward = FusedForward(self.attention, self.derived, call_block, hidden, metadata, self.fp8)
-        self.run_records[stack] = forward.run_record
+        records[start] = forward.run_record
         return forward.steps(blocks, read_after)
 
     def metadata_of(self, grids: list[Grid], weight: Tensor, encoder: GraphableEncoder) -> Metadata:

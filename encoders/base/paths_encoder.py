@@ -204,6 +204,8 @@ class TilesThenImage(PathsEncoder):
 
     _tiles_alone = False
     """Whether an item may have tiles but no whole image; its tiles are then in the path "image"."""
+    _image_first = False
+    """Whether the rows of the whole image come before those of its tiles."""
 
     def __init__(
         self, image: VisionEncoder, tiles: VisionEncoder, preprocessor: Preprocessor | None
@@ -221,9 +223,9 @@ class TilesThenImage(PathsEncoder):
             [N, out].
         """
         tilings_of(inputs, self._tiles_alone)
-        results = []
+        results, order = [], ("image", "tiles") if self._image_first else ("tiles", "image")
         for parts in self.split_paths(outputs, inputs):
-            ordered = [parts[name] for name in ("tiles", "image") if name in parts]
+            ordered = [parts[name] for name in order if name in parts]
             hidden = [x.last_hidden_state for x in ordered if x.last_hidden_state is not None]
             pooled = [x.pooler_output for x in ordered if x.pooler_output is not None]
             first = self.paths["image"].prefix_rows  # rows before it, such as class tokens, go
@@ -248,4 +250,4 @@ class TilesThenImage(PathsEncoder):
         A view of h*w patches or tokens makes [1, h, w, D]; tiles make [1, rows*h, columns*w, D].
         """
         tilings = tilings_of(inputs, self._tiles_alone)
-        return maps_of_views(features, self.paths, inputs, tilings)
+        return maps_of_views(features, self.paths, inputs, tilings, image_first=self._image_first)

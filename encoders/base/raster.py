@@ -112,6 +112,8 @@ def maps_of_views(
     paths: Mapping[str, VisionEncoder],
     inputs: VisionInputs,
     tilings: Sequence[tuple[int, int]],
+    *,
+    image_first: bool = False,
 ) -> list[dict[str, Tensor]]:
     """Return the maps of each item by path; in ``features``, its tiles come before its whole image.
 
@@ -120,6 +122,7 @@ def maps_of_views(
         paths: the encoders of the paths "image" and "tiles".
         inputs: the result of ``preprocess``.
         tilings: the arrangement of the tiles of each item, (columns, rows).
+        image_first: whether its whole image comes before its tiles instead.
 
     Returns:
         [t, h, w, D] by name. A view of h*w patches or tokens makes [1, h, w, D], and tiles make
@@ -128,17 +131,20 @@ def maps_of_views(
     Raises:
         ValueError: ``features`` have neither a row per patch nor a row per token.
     """
-    views = _views(inputs, tilings)
+    views = _views(inputs, tilings, image_first)
     patches = [prod(grid) for _, _, grid, _ in views]
-    tokens = [paths[name].item_specs([grid])[0].output_tokens for _, name, grid, _ in views]
-    if len(features) not in (sum(patches), sum(tokens)):
+    specs = [paths[name].item_specs([grid])[0] for _, name, grid, _ in views]
+    tokens = [spec.output_tokens for spec in specs]
+    merged = [spec.merged_rows or count for spec, count in zip(specs, patches, strict=True)]
+    if len(features) not in (sum(patches), sum(merged), sum(tokens)):
         raise ValueError(
             f"features have {len(features)} rows: these inputs make {sum(patches)} patches or "
             f"{sum(tokens)} tokens"
         )
     by_patch = len(features) == sum(patches)
     maps: list[dict[str, Tensor]] = [{} for _ in inputs.grid_thw]
-    parts = features.split(patches if by_patch else tokens)
+    counts = patches if by_patch else merged if len(features) == sum(merged) else tokens
+    parts = features.split(counts)
     for rows, (item, name, grid, tiling) in zip(parts, views, strict=True):
         views_alone = by_patch and len(paths[name].row_shape) > 1
         part = rows.unflatten(0, (grid[0], -1)) if views_alone else rows
@@ -147,18 +153,19 @@ def maps_of_views(
 
 
 def _views(
-    inputs: VisionInputs, tilings: Sequence[tuple[int, int]]
+    inputs: VisionInputs, tilings: Sequence[tuple[int, int]], image_first: bool
 ) -> list[tuple[int, str, Grid, Tiling]]:
     """Return (item number, path name, (t, h, w), (columns, rows, False)) per item and path.
 
-    The list is in the order in which ``TilesThenImage.join`` concatenates the rows of views.
+    The list is in the order in which ``TilesThenImage.join`` concatenates the rows of views: of
+    an item the whole image last or, if ``image_first``, first.
     """
     views = []
     for name, (_, grid_thw, items) in inputs.paths.items():
         for item, (t, h, w) in zip(items, grid_thw.tolist(), strict=True):
             columns, rows = (1, 1) if name == "image" and t == 1 else tilings[item]
             views.append((item, name, (t, h, w), (columns, rows, False)))
-    return sorted(views, key=lambda view: (view[0], view[1] == "image"))
+    return sorted(views, key=lambda view: (view[0], (view[1] == "image") != image_first))
 
 
 def maps_of_sequences(

@@ -279,7 +279,7 @@ class VisionEncoder(Encoder):
         require_output(output)
         specs = self.item_specs(grid_thw)
         rows, tokens = [s.input_size for s in specs], [s.output_tokens for s in specs]
-        hidden = split_rows(output.last_hidden_state, rows)
+        hidden = split_rows(output.last_hidden_state, [s.hidden_rows for s in specs])
         pooled = split_rows(output.pooler_output, tokens)
         deepstack: list[tuple[Tensor, ...] | None] = [None] * len(specs)
         if output.deepstack_features is not None:
@@ -383,14 +383,20 @@ class VisionEncoder(Encoder):
         hidden: Tensor,
         metadata: Metadata,
         read_after: Collection[int],
+        start: int = 0,
     ) -> Iterable[Step]:
-        """Return the blocks ``run`` of the stack ``blocks``, as :meth:`steps` returns them."""
+        """Return the blocks ``run`` of the stack ``blocks``, as :meth:`steps` returns them.
+
+        ``start`` is the number of the first of them; those in ``read_after`` are counted from it.
+        """
         if self.accelerator is not None and not self._records_gradients(hidden):
 
             def call_block(block: nn.Module, hidden: Tensor) -> Tensor:
                 return self._run_block(block, self._block_context(hidden, metadata), hidden)
 
-            fused = self.accelerator.steps(blocks, run, hidden, metadata, read_after, call_block)
+            fused = self.accelerator.steps(
+                blocks, run, hidden, metadata, read_after, call_block, start
+            )
             if fused is not None:
                 return fused
         context = self._block_context(hidden, metadata)

@@ -74,9 +74,10 @@ OF_TABLES: list[Grids] = [[[1, 48, 48]], [[1, 52, 50]]]
 """Grids as large as the position table, and larger on both axes."""
 WITHOUT_TABLE = (
     *("qwen2_", "exaone4_5", "pixtral", "minimax_m3", "ernie4_5_vl", "gemma4"),
-    *("dots_ocr", "deepseek_v4"),
+    *("dots_ocr", "deepseek_v4", "minicpm_v"),
 )
-"""Towers with rotary positions alone, and Gemma 4, whose tables those two grids do not reach."""
+"""Towers with rotary positions alone, and those whose tables these two grids do not reach (Gemma 4)
+or other grids exceed, too (MiniCPM-V)."""
 
 INTERN_FAST: list[Grids] = [[[1, 4, 4]], [[2, 8, 8]], [[1, 6, 10]]]
 INTERN_SLOW: list[Grids] = [

@@ -70,8 +70,25 @@ def encode(job: dict[str, Any]) -> dict[str, torch.Tensor]:
         if job["ours"] is not None:
             assert model.vision_tower_ours
         with torch.inference_mode():
-            found = model.embed_multimodal(**load_file(job["batch"]))
+            found = model.embed_multimodal(**nested(load_file(job["batch"])))
     return {str(number): rows.contiguous() for number, rows in enumerate(found)}
+
+
+def nested(entries: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """The inputs of a batch: those whose names end in numbers, such as "pixel_values.1.0", are
+    lists of tensors, or of lists of them."""
+    found: dict[str, Any] = {}
+    for name in sorted(entries):
+        holder: Any = found
+        *outer, last = [int(part) if part.isdigit() else part for part in name.split(".")]
+        for part in outer:
+            if part not in (holder if isinstance(holder, dict) else range(len(holder))):
+                holder.append([]) if isinstance(holder, list) else holder.update({part: []})
+            holder = holder[part]
+        holder.append(entries[name]) if isinstance(holder, list) else holder.update(
+            {last: entries[name]}
+        )
+    return found
 
 
 def norm_heads(

@@ -37,6 +37,8 @@ class Half(NamedTuple):
     """The frames in a row of packed patches."""
     views: bool = False
     """Whether images are whole views with tiles of another size, and not packed patches."""
+    slices: bool = False
+    """Whether a batch has whole images and slices of any size, with the patches side by side."""
     config: dict[str, Any] = {}
     """Fields that the config has besides those of the tower."""
 
@@ -83,6 +85,12 @@ HALVES = {
         views=True,
         config={**_CODE, "text_config": {**_TEXT, "model_type": "qwen3", "hidden_size": 96}},
     ),
+    "minicpm_v": Half(
+        "MiniCPMV4_6ForConditionalGeneration",
+        "vllm.model_executor.models.minicpmv4_6",
+        "Qwen3_5ForCausalLM",
+        slices=True,
+    ),
     "step3": Half(
         "Step3VLForConditionalGeneration", "vllm.model_executor.models.step3_vl", views=True
     ),
@@ -114,6 +122,12 @@ def write_batch(file: Path, half: Half, patch: int) -> None:
         for name, count, side in (("pixel_values", 2, 728), ("patch_pixel_values", 3, 504)):
             batch[name] = torch.randn(count, 3, side, side, generator=dice)
         save_file({**batch, "num_patches": torch.tensor([0, 3])}, file)
+        return
+    if half.slices:
+        sizes = torch.tensor([[8, 4], [4, 8], [4, 8]])
+        for place, (h, w) in zip(("0.0", "1.0", "1.1"), sizes.tolist(), strict=True):
+            batch[f"pixel_values.{place}"] = torch.randn(3, patch, h * w * patch, generator=dice)
+        save_file({**batch, "tgt_sizes.0": sizes[:1], "tgt_sizes.1": sizes[1:].clone()}, file)
         return
     for name, grid_name, grids in (
         ("pixel_values", "image_grid_thw", IMAGES),
@@ -160,7 +174,8 @@ def test_features_of_the_vision_half_are_those_of_vllms_tower(
     features: dict[str, list[Tensor]], kind: str
 ) -> None:
     stock, ours = features[f"{kind} stock"], features[f"{kind} ours"]
-    assert len(stock) == len(ours) == (2 if HALVES[kind].views else len(IMAGES) + len(CLIPS))
+    of_images_alone = HALVES[kind].views or HALVES[kind].slices
+    assert len(stock) == len(ours) == (2 if of_images_alone else len(IMAGES) + len(CLIPS))
     for theirs, found in zip(stock, ours, strict=True):
         assert found.shape == theirs.shape
         assert float((found - theirs).norm() / theirs.norm()) < BOUND

@@ -24,6 +24,8 @@ CHAT_KEYS = (
     "pixel_shuffle_factor",
     "image_grid_pinpoints",
     "vision_aspect_ratio",
+    "insert_layer_id",
+    "downsample_mode",
 )
 """Keys that InternVL's chat models, Gemma 3, MiniMax-M3 and others have outside the vision part."""
 

@@ -17,6 +17,10 @@ DEEPSEEK_OCR2 = ("transformers", "5.19", "it has no DeepseekOcr2VisionModel")
 """Why DeepSeek-OCR-2 is not compared with an older transformers."""
 
 
+MINICPM_V = ("transformers", "5.23", "it has no MiniCPM-OCR")
+"""Why MiniCPM-V is not compared with an older transformers."""
+
+
 def needs(package: str, than: str, otherwise: str) -> pytest.MarkDecorator:
     """Skip a test where a package is older than a version; ``otherwise`` says what that does."""
     reason = f"{package} {version(package)} is older than {than}: {otherwise}"

@@ -12,6 +12,7 @@ them, H heads, K head size.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache, partial
 from itertools import count, pairwise
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
@@ -75,8 +76,9 @@ def attention_maps(
         For each item a list with one map [t, h, w] per block, of all heads [H, t, h, w], in float32
         or wider. Tiles are stitched, and an item that does not use the path has an empty list. A
         value is the mean, over the queries, of their attention weight on the patch, which is 0 for
-        a query in another window or tile. Weights of class tokens and thumbnails are left out, and
-        the others are not normalised again.
+        a query in another window or tile; patches that are merged share the weight of their row
+        equally. Weights of class tokens and thumbnails are left out, and the others are not
+        normalised again.
 
     Raises:
         ValueError: an accelerated or wrapped encoder, what ``preprocess`` rejects, a block, point
@@ -146,13 +148,13 @@ def maps_of_inputs(
     run = _PathRun(encoder, inputs, blocks, path)
     if run.is_empty:
         return [[] for _ in inputs.grid_thw]
-    query_weights = run.query_weights(queries)
-    maps_by_block = {
-        number: _shown(
-            _weights_of_block(block, call, query_weights, heads).squeeze(-1), heads, run.arrange
-        )
-        for number, block, call, _ in run.steps()
-    }
+    query_weights = cache(partial(run.query_weights, queries))
+    query_weights(run.shape)  # bad queries are refused before any block runs
+    maps_by_block = {}
+    for number, block, call, hidden in run.steps():
+        weights = _weights_of_block(block, call, query_weights(hidden.shape[:-1]), heads)
+        of_patches = weights.squeeze(-1) / run.patches_per_row(hidden)
+        maps_by_block[number] = _shown(of_patches, heads, run.arrange)
     return [
         [maps_by_block[number][item] for number in run.indices if item in run.rows]
         for item in range(len(inputs.grid_thw))
@@ -201,10 +203,11 @@ def states_of_cells(
         raise ValueError(f"path={path!r}: this image has no views of this path; leave path out")
     (numbers,) = run.rows.values()
     _, height, width, _ = numbers.shape
+    device = numbers.device
     side = next(f for f in count(1) if -(-height // f) * -(-width // f) <= most_cells)
     high, wide = -(-height // side), -(-width // side)
     cells = torch.arange(height)[:, None] // side * wide + torch.arange(width) // side
-    cells = cells.flatten().to(numbers.device)
+    cells = cells.flatten().to(device)
     sizes = cells.bincount(minlength=high * wide)[:, None]
 
     def sums(rows: Tensor) -> Tensor:
@@ -213,11 +216,19 @@ def states_of_cells(
         flat = maps[0].flatten(0, 1)
         return flat.new_zeros(len(sizes), flat.shape[1]).index_add_(0, cells, flat)
 
-    query_weights = torch.zeros(run.shape.numel(), len(sizes), device=cells.device)
-    query_weights[numbers.flatten(), cells] = 1 / sizes[cells, 0].to(query_weights.dtype)
+    @cache
+    def query_weights(shape: torch.Size) -> Tensor:
+        """Return the factor of each row in the mean over the patches of a cell, [.., cells]."""
+        (numbers,) = run.row_maps(shape).values()
+        factors = torch.zeros(shape.numel(), len(sizes), device=device)
+        parts = 1 / sizes[cells, 0].to(factors.dtype)
+        factors.index_put_((numbers.flatten(), cells), parts, accumulate=True)
+        return factors.view(*shape, -1)
+
     states = {}
     for number, block, call, hidden in run.steps():
-        weights = _weights_of_block(block, call, query_weights.view(*run.shape, -1), "mean")
+        weights = _weights_of_block(block, call, query_weights(hidden.shape[:-1]), "mean")
+        weights = weights / run.patches_per_row(hidden)
         features = sums(hidden.float()) / sizes
         states[number] = CellStates(
             number,
@@ -263,19 +274,32 @@ class _PathRun:
             else inner.embed_patches(pixels)
         )
         self.shape = self._hidden.shape[:-1]
-        self.rows = self.arrange(
-            torch.arange(self.shape.numel(), device=self._hidden.device).view(*self.shape, 1)
-        )
+        self.rows = self.row_maps(self.shape)
 
     def arrange(self, rows: Tensor) -> dict[int, Tensor]:
         """Return rows as a map [t, h, w, C] by the number of an item."""
         ordered = self._tower.in_input_order(rows, self._metadata) if self._inner is None else rows
         return _maps_of_path(self._encoder, self._inputs, self._path, ordered)
 
-    def query_weights(self, queries: Queries) -> Tensor:
-        """Return the factor of each row in the mean over the queries of its item, [.., 1]."""
+    def row_maps(self, shape: torch.Size) -> dict[int, Tensor]:
+        """Return the number of each patch's row as a map [t, h, w, 1] by the number of an item.
+
+        ``shape`` [..] is that of the rows. Patches that a tower has merged have the same row.
+        """
+        numbers = torch.arange(shape.numel(), device=self._hidden.device)
+        return self.arrange(numbers.view(*shape, 1))
+
+    def patches_per_row(self, hidden: Tensor) -> int:
+        """Return how many patches each row of a hidden state is for, 1 in most towers."""
+        return self.shape.numel() // hidden.shape[:-1].numel()
+
+    def query_weights(self, queries: Queries, shape: torch.Size) -> Tensor:
+        """Return the factor of each row in the mean over the queries of its item, [.., 1].
+
+        ``shape`` [..] is that of the rows.
+        """
         class_rows = None if self._inner else self._metadata.get("prefix_index")  # of segments
-        return _query_weights(self.rows, queries, self.shape, class_rows)
+        return _query_weights(self.row_maps(shape), queries, shape, class_rows)
 
     def steps(self) -> Iterator[tuple[int, nn.Module, AttentionCall, Tensor]]:
         """Yield number, block, its call of attention, and its output, for each chosen block."""

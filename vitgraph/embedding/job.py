@@ -257,7 +257,7 @@ class Job:
                 before = sum(spec.segments for spec in specs) * prefix_rows
                 rows |= {name: before for name in empty if name.endswith(PREFIX)}
             if "last_hidden_state" in rows:
-                rows["last_hidden_state"] = sum(spec.input_size for spec in specs)
+                rows["last_hidden_state"] = sum(spec.hidden_rows for spec in specs)
             numbers = sum(rows[name] * prod(array.shape[1:]) for name, array in empty.items())
             sizes.append(numbers * self.dtype.itemsize)
         if not sizes:

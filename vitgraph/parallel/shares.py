@@ -117,6 +117,8 @@ class Shares(NamedTuple):
         if is_of_prefix(field):
             return [spec.segments for spec in self.specs]
         merged = field in ("pooler_output", "deepstack_features")
+        if field == "last_hidden_state":
+            return [spec.hidden_rows for spec in self.specs]
         return [spec.output_tokens if merged else spec.input_size for spec in self.specs]
 
     def max_rows(self, counts: Sequence[int]) -> int:

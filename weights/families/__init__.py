@@ -33,6 +33,7 @@ from .kimi import MOONVIT
 from .lfm import LFM2_VL
 from .llama import LLAMA4
 from .meta import MUSE_GLIMMER, SAM3
+from .minicpm import MINICPM_V
 from .minimax import MINIMAX_M3
 from .mistral import PIXTRAL
 from .nvidia import C_RADIO, COSMOS3_EDGE, NEMOTRON
@@ -87,6 +88,7 @@ FAMILIES: Mapping[str, Family] = {
         NEMOTRON,
         COSMOS3_EDGE,
         DOTS_OCR,
+        MINICPM_V,
     )
 }
 """Every family by name."""

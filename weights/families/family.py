@@ -45,7 +45,8 @@ class TransformersClass:
     auto: bool = True
     """Whether ``AutoModel`` of transformers builds the class."""
     fields: Mapping[str, str] = field(default_factory=dict)
-    """Field of the published config -> the name that the class has for it, where they differ."""
+    """Field of the published config -> the name that the class has for it, where they differ or the
+    field is not in the config's part for the tower, but at its top."""
     make_fields: Callable[[JsonObject], JsonDict] = lambda section: {}
     """A function that takes the tower's part of a published config, and returns further fields that
     the class needs."""

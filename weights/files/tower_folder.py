@@ -147,12 +147,13 @@ def describe(
         note["projector"] = True
     reader = transformers_class(config, family, layout)
     also = reader.fields if reader else {}
+    around = {**(parents[-1] if parents else {}), **section}
     return {
         "model_type": reader.model_type if reader else f"{KEY}_{family.name}",
         "architectures": [reader.name if reader else family.encoder.__name__],
         "dtype": dtype,
         **{name: value for name, value in section.items() if name not in _REPLACED},
-        **{also[name]: value for name, value in section.items() if name in also},
+        **{also[name]: value for name, value in around.items() if name in also},
         **(reader.make_fields(section) if reader else {}),
         KEY: note,
     }

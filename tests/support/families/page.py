@@ -34,6 +34,7 @@ from encoders.intern.intern_vit_pixels import TilePreprocessor
 from encoders.lfm.lfm2_vl_pixels import PatchTilesPreprocessor
 from encoders.llama.llama4_pixels import CanvasPreprocessor
 from encoders.meta.sam3_pixels import Sam3Preprocessor
+from encoders.minicpm.minicpm_v_pixels import SlicePreprocessor
 from encoders.nvidia.nemotron_pixels import NemotronTilesPreprocessor
 from encoders.siglip.siglip_pixels import StretchPreprocessor
 from encoders.step.step3_pixels import CropPreprocessor
@@ -224,6 +225,12 @@ def image_sizes(rules: Any) -> str:
             return (
                 f"any size, {rules.min_pixels:,} to {rules.max_pixels:,} pixels, and tiles of "
                 f"{square(rules.tile_size)} of larger ones; one token per {square(rules.factor)}"
+            )
+        case SlicePreprocessor():
+            side = square(rules.resolution)
+            return (
+                f"the whole image at about {side}, and up to {rules.max_tiles} slices of about "
+                f"{side} of larger ones; one token per {square(rules.factor)}"
             )
         case CropPreprocessor():
             return (

@@ -188,6 +188,9 @@ class TheirModel(nn.Module):
 
     _process_video_input = _process_media_input = _process_image_input
 
+    def _process_vision_input(self, image_input: Batch, use_vit_merger: Any = None) -> Any:
+        return "theirs"
+
     def load_weights(self, weights: Any) -> set[str]:
         loaded = set()
         for name, tensor in weights:
@@ -338,6 +341,28 @@ def test_crops_of_deepseek_ocr_2_come_before_whole_image_and_separator(
         torch.testing.assert_close(tokens, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_requests_choose_the_mode_of_minicpm_v(models: Any, tmp_path: Path) -> None:
+    write_seeded_checkpoint(tmp_path, "minicpm_v", width=64, dtype=torch.float32, shards=1)
+    config = json.loads((tmp_path / "config.json").read_text())
+    model = build(models, "MiniCPMV4_6ForConditionalGeneration", config)
+    model.load_weights(named_as_in_vllm(tmp_path, model.record).items())
+    encoder = load_encoder(tmp_path).paths["image"]
+    found, side = [(1, 4, 8), (1, 8, 4), (1, 4, 4)], 14
+    parts = [draw(3, side, h * w * side) for _, h, w in found]
+    batch = {"pixel_values": parts, "tgt_sizes": torch.tensor(found)[:, 1:]}
+    batch |= {"type": "pixel_values", "num_slices": torch.tensor([2, 1])}
+    rows = torch.cat([x.unflatten(2, (-1, side)).permute(2, 0, 1, 3).flatten(1) for x in parts])
+    wanted = encoder(rows, found).pooler_output
+    for flags in (None, [torch.tensor([1]), torch.tensor([1])]):
+        items = model._process_vision_input(batch, flags)
+        assert [len(item) for item in items] == [4, 1]
+        torch.testing.assert_close(torch.cat(items), wanted, rtol=1e-4, atol=1e-5)
+    items = model._process_vision_input(batch, torch.tensor([True, False]))
+    assert [len(item) for item in items] == [4, 4]
+    torch.testing.assert_close(items[0], wanted[:4], rtol=1e-4, atol=1e-5)
+    assert model._process_vision_input({"type": "image_embeds"}) == "theirs"
+
+
 def test_frames_of_a_clip_of_gemma_4_are_one_item(models: Any, tmp_path: Path) -> None:
     write_seeded_checkpoint(tmp_path, "gemma4", width=64, dtype=torch.float32, shards=1)
     config = json.loads((tmp_path / "config.json").read_text())
@@ -368,7 +393,8 @@ def test_every_record_names_a_tower_that_reads_its_batches(models: Any, architec
     made = models.__getattr__(architecture)
     record = MODELS[architecture]
     reads = {"extract_feature"} if record.module == "internvl" else set()
-    assert issubclass(made, (models.ReadsInputs, models.ReadsViews)) == bool(record.reader)
+    readers = models.ReadsInputs, models.ReadsViews, models.ReadsSlices
+    assert issubclass(made, readers) == bool(record.reader)
     assert reads <= vars(models.InternVL).keys()
     assert made.__name__ == architecture
     processor = made._processor_factory.processor

@@ -35,6 +35,7 @@ from encoders import (
     LlavaEncoder,
     LlavaNextEncoder,
     LlavaOnevisionEncoder,
+    MiniCPMVEncoder,
     MiniMaxM3Encoder,
     Molmo2Encoder,
     MoonViTEncoder,
@@ -130,6 +131,7 @@ NO_MODEL = "transformers has no model of images and text with this tower"
 REFUSED: Mapping[type[Encoder], str] = {
     ClipEncoder: "its model in transformers projects the class token, not the tokens",
     MuseGlimmerEncoder: "its model in transformers normalises the tokens of its projector",
+    MiniCPMVEncoder: "its model in transformers divides the tokens by view in its projector",
     Sam3Encoder: "its model in transformers reads all levels of the neck",
     GraniteDoclingEncoder: "the router of its model in transformers reads the rows of its tower",
     LlavaEncoder: "its model in transformers reads an inner layer of its tower",

@@ -9,11 +9,12 @@ Shapes: P patches, B tiles, C channels, I images.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
 from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
+from einops import rearrange
 from torch import Tensor
 
 from encoders import PatchEncoder, PathInputs, PathsEncoder, VisionEncoder, VisionInputs
@@ -44,6 +45,15 @@ class Packed(NamedTuple):
     counts: list[int]
     """The number of grids per item: the tiles of an image, the frames of a clip, or 1."""
 
+    def items(self) -> Iterator[Packed]:
+        """Yield the images or clips one by one."""
+        rows, grids = self.pixel_values, self.grids
+        for count in self.counts:
+            own, grids = grids[:count], grids[count:]
+            first = sum(map(prod, own))
+            yield Packed(rows[:first], own, [count])
+            rows = rows[first:]
+
 
 def read_tensor(batch: BatchInputs, name: str) -> Tensor:
     """Return the tensor ``name`` of a batch.
@@ -69,6 +79,18 @@ def read_tensors(batch: BatchInputs, name: str) -> list[Tensor]:
     if len(tensors) != len(parts):
         raise ValueError(f"{name} is a {type(value).__name__} in this batch: pass only tensors")
     return tensors
+
+
+def read_flags(value: object, count: int, usual: bool) -> list[bool]:
+    """Return a flag for each of ``count`` items, from the tensors or numbers that vLLM batched.
+
+    One value is for all items; None stands for ``usual``.
+    """
+    if value is None:
+        return [usual] * count
+    parts = value if isinstance(value, list | tuple) else [value]
+    flags = [bool(flag) for part in parts for flag in torch.as_tensor(part).flatten()]
+    return flags if len(flags) == count else [any(flags)] * count
 
 
 def read_tiles(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
@@ -160,6 +182,21 @@ def read_padded(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
     return Packed(rows, grids, read_tensor(batch, "num_patches").tolist())
 
 
+def read_slices(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
+    """Take whole images and slices of MiniCPM-V out of a vLLM batch: a tensor [C, p, n*p] each.
+
+    It has the n patches side by side. The entry ``tgt_sizes`` has the rows and columns of patches
+    of each, ``num_slices`` the number of tensors per image or frames. ``batch`` has vLLM's inputs
+    by name, ``encoder`` encodes them.
+    """
+    parts = [
+        rearrange(part, "c p (n q) -> n (c p q)", q=part.shape[1])
+        for part in read_tensors(batch, "pixel_values")
+    ]
+    grids = [(1, h, w) for h, w in read_tensor(batch, "tgt_sizes").tolist()]
+    return Packed(torch.cat(parts), grids, read_tensor(batch, "num_slices").tolist())
+
+
 def read_chunks(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
     """Take patches [P, C, p, p] of Kimi-K2.5's images and clips out of a vLLM batch.
 
@@ -245,6 +282,7 @@ READERS: Mapping[str, Callable[[BatchInputs, VisionEncoder], Packed]] = {
     "patches": read_patches,
     "chunks": read_chunks,
     "padded": read_padded,
+    "slices": read_slices,
     "positions": read_positions,
 }
 """Value of ``Record.reader`` -> the function that reads a batch of images."""

@@ -6,6 +6,8 @@ first base is :class:`.replacing.ReplacesTower` or a class of this module.
 
 from __future__ import annotations
 
+from copy import copy
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from types import new_class
@@ -13,9 +15,18 @@ from types import new_class
 from torch import Tensor
 from vllm.model_executor.models.vision import run_dp_sharded_vision_model
 
-from encoders import PathsEncoder
+from encoders import MiniCPMVConfig, PathsEncoder, VisionEncoder
 
-from .inputs import CLIP_READERS, READERS, VIEW_READERS, BatchInputs, Embeddings, Packed
+from .inputs import (
+    CLIP_READERS,
+    READERS,
+    VIEW_READERS,
+    BatchInputs,
+    Embeddings,
+    Packed,
+    read_flags,
+    read_slices,
+)
 from .raw_processor import raw_factories
 from .records import MODELS
 from .replacing import ReplacesTower
@@ -63,6 +74,36 @@ class ReadsViews(ReplacesTower):
         return self.our_tower.encode_views(VIEW_READERS[self.record.reader](image_input, encoder))
 
 
+class ReadsSlices(ReplacesTower):
+    """Base of the model classes of MiniCPM-V, whose requests may ask for the mode "4x" or "16x"."""
+
+    def _process_vision_input(
+        self, image_input: BatchInputs, use_vit_merger: object = None
+    ) -> Embeddings:
+        """Encode images or clips to one tensor [tokens, width of the language model] each.
+
+        Args:
+            image_input: whole images or frames, each followed by its slices.
+            use_vit_merger: whether each item is encoded in mode "16x"; None: as the config says.
+        """
+        if not self.vision_tower_ours or image_input.get("type") == "image_embeds":
+            return super()._process_vision_input(image_input, use_vit_merger)
+        packed, encoder = read_slices(image_input, self.our_tower.single), self.our_tower.single
+        config = encoder.config
+        assert isinstance(config, MiniCPMVConfig)
+        modes = read_flags(use_vit_merger, len(packed.counts), config.merges_inside)
+        if all(mode == config.merges_inside for mode in modes):
+            return self.our_tower.encode_items(packed)
+        towers: dict[bool, VisionEncoder] = {}
+        for mode in set(modes):
+            towers[mode] = copy(encoder)  # the copy shares the modules, and runs without graphs
+            towers[mode].config = replace(config, merges_inside=mode)
+        return [
+            towers[mode](item.pixel_values, item.grids).pooler_output
+            for mode, item in zip(modes, packed.items(), strict=True)
+        ]
+
+
 class InternVL(ReplacesTower):
     """Base of the model class of InternVL, whose tower runs on the tiles of all images."""
 
@@ -92,6 +133,8 @@ def __getattr__(name: str) -> type:
     mixin = ReadsInputs if record.reader else ReplacesTower
     if record.reader in VIEW_READERS:
         mixin = ReadsViews
+    if record.reader == "slices":
+        mixin = ReadsSlices
     if record.module == "internvl":
         mixin = InternVL
     text = f"The class of vLLM with a vision tower of the family {record.family}."

@@ -54,6 +54,7 @@ _VISION, _PROJECTOR = "vision_tower", ("multi_modal_projector",)
 _COLQWEN3 = Record("colqwen3", "qwen3_vl", name="ColQwen3Model")
 _IDEFICS3 = ("idefics3", "model.vision_model", ("model.connector",), "tiles")
 _PIXTRAL = ("pixtral", _VISION, _PROJECTOR, "images")
+_MINICPM_V = ("minicpm_v", "vpm", ("vit_merger", "merger"), "slices")
 _STEP3_VL = ("step3_vl", "vision_model", ("vit_large_projector",), "views")
 
 MODELS: Mapping[str, Record] = {
@@ -127,6 +128,8 @@ MODELS: Mapping[str, Record] = {
     "DotsOCRForCausalLM": Record(
         *("dots_ocr", "dots_ocr", _VISION, (), "patches"), published_names=True
     ),
+    "MiniCPMV4_6ForConditionalGeneration": Record("minicpmv4_6", *_MINICPM_V, published_names=True),
+    "MiniCPMV4_7ForConditionalGeneration": Record("minicpmv4_7", *_MINICPM_V, published_names=True),
     "Gemma4ForConditionalGeneration": Record(
         "gemma4_mm", "gemma4", _VISION, ("embed_vision",), "positions"
     ),

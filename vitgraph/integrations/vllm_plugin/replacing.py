@@ -49,6 +49,10 @@ if TYPE_CHECKING:
 
         def _process_video_input(self, video_input: BatchInputs) -> Embeddings: ...
 
+        def _process_vision_input(
+            self, image_input: BatchInputs, use_vit_merger: object = None
+        ) -> Embeddings: ...
+
         def extract_feature(self, pixel_values: Tensor) -> Tensor: ...
 
 else:

@@ -26,6 +26,7 @@ from encoders.base.patch_encoder import PatchEncoder
 from encoders.base.vision_encoder import VisionEncoder
 from tests.oracles import slow
 from tests.oracles.references.c_radio import unnormalised
+from tests.oracles.references.minicpm_v import side_by_side
 from tests.oracles.references.pixtral import in_merge_order, pixtral_states
 from tests.oracles.references.siglip import siglip2_inputs
 from tests.oracles.versions import STEP_ROTATION, skip_without
@@ -160,6 +161,10 @@ def test_transformers_computes_what_the_encoder_does(extracted: Written, family:
             found, wanted = model(pixels, torch.tensor(grid)).last_hidden_state, image.norm(hidden)
         elif isinstance(image, Ernie4_5VLEncoder):
             found, wanted = model(pixels, torch.tensor(grid)).last_hidden_state, image.ln(hidden)
+        elif family == "minicpm_v":
+            sizes = torch.tensor(grid)[:, 1:]
+            found = model(side_by_side(pixels, 14), target_sizes=sizes).last_hidden_state[0]
+            wanted = image.norm(hidden)
         elif isinstance(image, PatchEncoder):
             found, wanted = model(pixels, grid_thw=torch.tensor(grid)).pooler_output, pooled
         elif family in RENAMED:
