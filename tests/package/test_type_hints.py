@@ -27,6 +27,7 @@ WHY_MISSING = {
     "Its module imports the module that names it.": {"VisionEncoder"},
     "Its module imports torch, and an unknown name is refused before that.": {"FamilyConfig"},
     "matplotlib is an extra.": {"Figure"},
+    "A dataclass inherits a field whose hint only the module of its base can read.": {"Literal"},
 }
 """Reason -> the names that modules with public callables do not have when code runs."""
 
