@@ -94,8 +94,8 @@ class Molmo2Config:
             )
         if self.side <= sum(MARGINS):
             raise ValueError(
-                f"config: crops of {self.side} patches a side have no patch between margins of "
-                f"{MARGINS[0]} and {MARGINS[1]}"
+                f"config: image_size={self.image_size} makes crops of {self.side} patches per "
+                f"side, which must be more than their margins of {MARGINS[0]} and {MARGINS[1]}"
             )
 
     @property

@@ -243,7 +243,7 @@ def test_a_config_of_transformers_makes_the_same_encoder(tmp_path: Path) -> None
         ("adapter_config", {"hidden_size": 32}, "hidden_size=32 is not implemented"),
         ("adapter_config", {"vit_layers": [-1, -9]}, r"vit_layers=\[-1, -9\], the tower has 2"),
         ("adapter_config", {"pooling_attention_mask": False}, "pooling_attention_mask=False"),
-        ("vit_config", {"image_default_input_size": [112, 112]}, "crops of 8 patches a side have"),
+        ("vit_config", {"image_default_input_size": [112, 112]}, "crops of 8 patches per side"),
         ("adapter_config", {"text_hidden_size": 32}, "image_projector.w2"),
     ],
     ids=str,
