@@ -215,10 +215,13 @@ def as_transformers_saves(config: dict[str, Any]) -> None:
     sides, blocks = vision.pop("image_default_input_size"), vision["num_hidden_layers"]
     layers = [layer % blocks for layer in adapter.pop("vit_layers")]
     config["vision_config"] = {
-        **vision, "model_type": "molmo2_vision", "image_size": sides,
-        "patch_size": vision.pop("image_patch_size"), "num_hidden_layers": max(layers) + 1,
+        **vision,
+        "model_type": "molmo2_vision",
+        "image_size": sides,
+        "patch_size": vision.pop("image_patch_size"),
+        "num_hidden_layers": max(layers) + 1,
         "num_position_embeddings": vision.pop("image_num_pos"),
-    }  # fmt: skip
+    }
     adapter |= {"model_type": "molmo2_adapter", "vision_feature_layer": layers}
     adapter.pop("pooling_attention_mask")
 

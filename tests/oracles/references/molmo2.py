@@ -18,10 +18,13 @@ from ..keys import State, renamed, split_qkv
 from .siglip import interpolate_any
 
 SIZES: dict[str, Any] = {
-    "hidden_size": 64, "intermediate_size": 112, "num_attention_heads": 4,
-    "num_key_value_heads": 4, "head_dim": 16,
+    "hidden_size": 64,
+    "intermediate_size": 112,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 16,
     "adapter": {"text_hidden_size": 48, "intermediate_size": 80},
-}  # fmt: skip
+}
 
 
 def molmo2_reference(config: Config) -> nn.Module:
@@ -38,22 +41,35 @@ def molmo2_model(sizes: Molmo2Config) -> Any:
     head_dim, width = sizes.hidden_size // sizes.num_heads, {"hidden_size": sizes.hidden_size}
     config = modeling.Molmo2Config(
         vision_config={
-            **width, **heads, "head_dim": head_dim, "num_hidden_layers": sizes.depth,
-            "intermediate_size": sizes.intermediate_size, "patch_size": sizes.patch_size,
-            "image_size": [sizes.image_size] * 2, "layer_norm_eps": sizes.layer_norm_eps,
+            **width,
+            **heads,
+            "head_dim": head_dim,
+            "num_hidden_layers": sizes.depth,
+            "intermediate_size": sizes.intermediate_size,
+            "patch_size": sizes.patch_size,
+            "image_size": [sizes.image_size] * 2,
+            "layer_norm_eps": sizes.layer_norm_eps,
             "num_channels": sizes.in_channels,
         },
         adapter_config={
-            **width, **pool_heads, "head_dim": sizes.hidden_size // sizes.pool_heads,
-            "intermediate_size": sizes.projector_size, "text_hidden_size": sizes.out_hidden_size,
+            **width,
+            **pool_heads,
+            "head_dim": sizes.hidden_size // sizes.pool_heads,
+            "intermediate_size": sizes.projector_size,
+            "text_hidden_size": sizes.out_hidden_size,
             "vision_feature_layer": list(sizes.vit_layers),
         },
         text_config={
-            "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "vocab_size": 60,
-            "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 32,
+            "hidden_size": 32,
+            "intermediate_size": 32,
+            "num_hidden_layers": 1,
+            "vocab_size": 60,
+            "num_attention_heads": 1,
+            "num_key_value_heads": 1,
+            "head_dim": 32,
             "additional_vocab_size": 0,
         },
-    )  # fmt: skip
+    )
     model = modeling.Molmo2Model._from_config(config, attn_implementation="sdpa")
     model.vision_tower.read = sizes.vit_layers
     return model
@@ -103,14 +119,23 @@ def molmo2_output(reference: Any, pixels: Tensor, grid_thw: Tensor) -> EncoderOu
 
 ROWS = [
     make_row(
-        "molmo2", "allenai/Molmo2-4B", molmo2_reference, molmo2_keys, molmo2_output,
+        "molmo2",
+        "allenai/Molmo2-4B",
+        molmo2_reference,
+        molmo2_keys,
+        molmo2_output,
         shallow={"num_hidden_layers": 1, "adapter": {"vit_layers": [0, 0]}},
         narrow={  # SigLIP's row has all blocks
-            **SIZES, "num_hidden_layers": 4, "adapter": {**SIZES["adapter"], "vit_layers": [3, 1]},
+            **SIZES,
+            "num_hidden_layers": 4,
+            "adapter": {**SIZES["adapter"], "vit_layers": [3, 1]},
         },
         tiny={
-            **SIZES, "num_hidden_layers": 3, "image_default_input_size": [140, 140],
-            "image_num_pos": 100, "adapter": {**SIZES["adapter"], "vit_layers": [-1, -3]},
+            **SIZES,
+            "num_hidden_layers": 3,
+            "image_default_input_size": [140, 140],
+            "image_num_pos": 100,
+            "adapter": {**SIZES["adapter"], "vit_layers": [-1, -3]},
         },
         blocks=lambda reference: reference.layers,
         variant=True,
@@ -118,4 +143,4 @@ ROWS = [
         required=("num_attention_heads",),
         unread=("pool.", "projector."),
     ),
-]  # fmt: skip
+]

@@ -57,8 +57,11 @@ def nemotron_output(reference: Any, pixels: Tensor, grid_thw: Tensor) -> Encoder
 
 ROWS = [
     make_row(
-        "nemotron", "nvidia/Nemotron-3-Nano-Omni-30B-A3B-Reasoning-BF16",
-        nemotron_reference, nemotron_keys, nemotron_output,
+        "nemotron",
+        "nvidia/Nemotron-3-Nano-Omni-30B-A3B-Reasoning-BF16",
+        nemotron_reference,
+        nemotron_keys,
+        nemotron_output,
         shallow={"num_hidden_layers": 1, "projector_hidden_size": 256},
         narrow=_SMALL,
         tiny={**_SMALL, "num_hidden_layers": 3, "max_img_size": 192},
@@ -72,4 +75,4 @@ ROWS = [
             x[0][encoder.prepare_encoder_metadata(grids)["patch_index"]] for x in seen
         ],
     ),
-]  # fmt: skip
+]
