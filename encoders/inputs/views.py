@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
 import torch
+from einops import rearrange
 from torch import Tensor
 
 from ..data import Limits, PathInputs, Tiling, VisionInputs
@@ -276,3 +277,23 @@ class StretchedViews(OneView):
         """Return how the whole image is resized to a square; there are no tiles."""
         side, size = self.sides["image"], self.image_size
         return ResizePlan(size, size, self.resample, (0, 0, side, side))
+
+
+def patch_rows(
+    parts: Sequence[StagedPath], patch_size: int, device: torch.device, *, channels_last: bool
+) -> Tensor:
+    """Return the normalised patches of views, float32 [P, 3*p*p] for patches of side p.
+
+    Args:
+        parts: the views of each item that has some for this path, [n, H, W, 3].
+        patch_size: the side of a patch in pixels.
+        device: the device of the result if there are no items.
+        channels_last: whether a row has the axes row, column, channel, not channel, row, column.
+    """
+    row = "(p q) c" if channels_last else "c (p q)"
+
+    def cut(views: Tensor) -> Tensor:
+        pattern = f"i n (h p) (w q) c -> (i n h w) {row}"
+        return rearrange(views, pattern, p=patch_size, q=patch_size)
+
+    return finish_path(parts, cut, 2 if channels_last else 1, (3 * patch_size**2,), device)

@@ -21,7 +21,7 @@ from einops import rearrange
 from torch import Tensor
 
 from ..data import Limits
-from ..inputs.images import CPU, StagedPath, check_limits, finish_path, resize
+from ..inputs.images import CPU, StagedPath, check_limits, resize
 from ..inputs.intake import ImagesLike, VideosLike
 from ..inputs.pixel_rules import PixelRules
 from ..inputs.processor_files import (
@@ -35,7 +35,7 @@ from ..inputs.processor_files import (
     require_supported,
 )
 from ..inputs.sizes import MOST_PIXELS, MOST_TILES, best_tiling, check_area
-from ..inputs.views import ViewPreprocessor, Views
+from ..inputs.views import ViewPreprocessor, Views, patch_rows
 
 
 @dataclass(frozen=True)
@@ -215,12 +215,7 @@ class PatchTilesPreprocessor(ViewPreprocessor):
             side: not used here; the side of a view in pixels, for other families.
             device: the device of the result if there are no items.
         """
-        return finish_path(parts, self._cut, 2, (3 * self.patch_size**2,), device)
-
-    def _cut(self, views: Tensor) -> Tensor:
-        """Cut the views of items, [items, n, H, W, 3], into patches [P, p*p, 3]."""
-        pattern = "i n (h p) (w q) c -> (i n h w) (p q) c"
-        return rearrange(views, pattern, p=self.patch_size, q=self.patch_size)
+        return patch_rows(parts, self.patch_size, device, channels_last=True)
 
 
 def whole_size(

@@ -21,7 +21,7 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from ..inputs.images import StagedPath, finish_path, resize
+from ..inputs.images import StagedPath, resize
 from ..inputs.processor_files import (
     HALF,
     Section,
@@ -30,7 +30,7 @@ from ..inputs.processor_files import (
     require_supported,
 )
 from ..inputs.sizes import MOST_PIXELS, MOST_TILES, check_area
-from ..inputs.views import ViewPreprocessor, Views
+from ..inputs.views import ViewPreprocessor, Views, patch_rows
 
 
 @dataclass(frozen=True)
@@ -141,12 +141,7 @@ class SlicePreprocessor(ViewPreprocessor):
             side: not used here; the side of a view in pixels, for other families.
             device: the device of the result if there are no items.
         """
-        return finish_path(parts, self._cut, 1, (3 * self.patch_size**2,), device)
-
-    def _cut(self, views: Tensor) -> Tensor:
-        """Cut the views of items, [items, n, H, W, 3], into patches [P, 3, p*p]."""
-        pattern = "i n (h p) (w q) c -> (i n h w) c (p q)"
-        return rearrange(views, pattern, p=self.patch_size, q=self.patch_size)
+        return patch_rows(parts, self.patch_size, device, channels_last=False)
 
 
 def to_multiple(length: float, unit: int) -> int:

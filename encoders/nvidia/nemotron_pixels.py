@@ -22,7 +22,7 @@ from einops import rearrange
 from torch import Tensor
 
 from ..data import Grid
-from ..inputs.images import StagedPath, finish_path, resize
+from ..inputs.images import StagedPath, resize
 from ..inputs.patches import PatchPreprocessor
 from ..inputs.pixel_rules import PixelRules, check_sizes
 from ..inputs.processor_files import (
@@ -37,7 +37,7 @@ from ..inputs.processor_files import (
     require_supported,
 )
 from ..inputs.sizes import MOST_PIXELS, MOST_TILES, best_tiling, check_area
-from ..inputs.views import OnePathViews, Views
+from ..inputs.views import OnePathViews, Views, patch_rows
 
 
 @dataclass(frozen=True)
@@ -154,12 +154,7 @@ class NemotronTilesPreprocessor(OnePathViews):
             side: not used here; the side of a view in pixels, for other families.
             device: the device of the result if there are no items.
         """
-        return finish_path(parts, self._cut, 1, (3 * self.patch_size**2,), device)
-
-    def _cut(self, tiles: Tensor) -> Tensor:
-        """Cut the tiles of items, [items, n, s, s, 3], into patches [P, 3, p*p]."""
-        pattern = "i n (h p) (w q) c -> (i n h w) c (p q)"
-        return rearrange(tiles, pattern, p=self.patch_size, q=self.patch_size)
+        return patch_rows(parts, self.patch_size, device, channels_last=False)
 
 
 def _read_colours(label: str, section: Section) -> tuple[PerChannel, PerChannel]:
