@@ -70,6 +70,17 @@ def test_verify_reads_every_file_and_names_what_is_wrong(
     assert [main(["embed", check, str(out)]) for check in ("--verify", "--status")] == [0, 0]
 
 
+@pytest.mark.parametrize("large", [1, 1 << 40], ids=["beside the copies", "after them"])
+def test_checksums_of_arrays_are_those_of_their_files(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: int
+) -> None:
+    monkeypatch.setattr("vitgraph.embedding.shard._LARGE", large)
+    out = tmp_path / "out"
+    assert main([*command, "--pool", "none"]) == 0
+    assert all(len(np.load(path)) > 0 for path in out.glob("*.npy"))
+    assert main(["embed", "--verify", str(out)]) == 0
+
+
 @pytest.mark.parametrize("content", ["", "{}", "[1]", '{"items": 2'])
 def test_damaged_statistics_are_named_by_every_command(
     command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str
