@@ -9,6 +9,7 @@ import io
 import os
 import stat
 import struct
+import sys
 import threading
 import zlib
 from collections.abc import Callable, Iterator
@@ -62,8 +63,11 @@ DAMAGED = (
     Image.DecompressionBombError,
 )
 """The exceptions that PIL's decoders raise for damaged files."""
-_CHUNK, _JPEG = 1 << 16, b"\xff\xd8\xff"
-"""The bytes that are read of a file before it is known to be JPEG, and how a JPEG file begins."""
+_CHUNK, _PART, _JPEG = 1 << 18, 1 << 24, b"\xff\xd8\xff"
+"""The bytes that are read of a file before it is known to be JPEG, the most bytes that are read at
+once afterwards, and how a JPEG file begins."""
+_READS = os.O_RDONLY | (os.O_BINARY if sys.platform == "win32" else 0)
+"""How files are opened; only Windows has text files."""
 _HEAD = 32
 """Bytes read to tell a HEIF file: it begins with a size, "ftyp", a brand, a version and brands."""
 _HEIF_BRANDS = frozenset((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"))
@@ -131,13 +135,26 @@ def jpeg_bytes(source: object) -> bytes | None:
     if not isinstance(source, str | os.PathLike):
         return None
     try:
-        if not stat.S_ISREG(os.stat(source).st_mode):  # opening a pipe would wait for its writer
+        found = os.stat(source)
+        if not stat.S_ISREG(found.st_mode):  # opening a pipe would wait for its writer
             return None
-        with open(source, "rb", buffering=0) as file:
-            head = file.read(_CHUNK)
-            return head + file.read() if head.startswith(_JPEG) else None
+        file = os.open(source, _READS)
+        try:
+            # One byte more than there are, so that one call reads the file and sees its end.
+            data = os.read(file, min(found.st_size, _CHUNK) + 1)
+            if not data.startswith(_JPEG):
+                return None
+            return data if len(data) == found.st_size else data + b"".join(_rest_of(file))
+        finally:
+            os.close(file)
     except (OSError, ValueError):  # another reader says what is wrong with the path
         return None
+
+
+def _rest_of(file: int) -> Iterator[bytes]:
+    """Yield what is left of a file, in parts."""
+    while part := os.read(file, _PART):
+        yield part
 
 
 def read_image_file(source: FileLike, load: Callable[[Image.Image], Decoded]) -> Decoded:

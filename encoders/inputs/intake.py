@@ -102,8 +102,10 @@ def to_rows(image: ImageLike | DeviceImage) -> Tensor:
         return _from_array(image)
     if isinstance(image, str | os.PathLike):
         decoded = decode_image(image)
+        if isinstance(decoded, Tensor):
+            return decoded
         with prefix_errors(str(image)):
-            return _from_decoded(decoded)
+            return _from_pil(decoded)
     if isinstance(image, bytes | bytearray | memoryview):
         return _from_decoded(decode_image(image))
     if isinstance(image, DeviceImage):

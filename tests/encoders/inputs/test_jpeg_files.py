@@ -157,6 +157,13 @@ def test_jpegs_of_paths_and_open_files_are_alike(tmp_path: Path) -> None:
     assert ours(path) == f"{path}: {ours(FILES['half'])}"
 
 
+def test_a_large_jpeg_of_a_path_is_read_whole(tmp_path: Path) -> None:
+    noise = Image.frombytes("RGB", (480, 480), random.Random(0).randbytes(480 * 480 * 3))
+    noise.save(path := tmp_path / "noise.jpg", quality=100)
+    assert path.stat().st_size > 300_000
+    assert torch.equal(to_rgb(path), to_rgb(open_image(path)))
+
+
 def test_pil_decodes_jpegs_if_its_libjpeg_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("PIL.features.check_feature", lambda feature: False)
     monkeypatch.setattr(simplejpeg, "decode_jpeg", None)
