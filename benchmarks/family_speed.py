@@ -5,9 +5,10 @@
 
 Towers have their real size and random weights in bfloat16. Each workload is a list of noise images,
 which are preprocessed once, before the timing. ``hf_ms`` is transformers' vision tower and
-projector (sdpa), on inputs in the layout of transformers' processor. ``graphed_ms`` is a call of a
-``GraphedEncoder`` whose token budgets are exactly the tokens of the workloads. All calls run in
-turn, and each figure is a median.
+projector (sdpa), on inputs in the layout of transformers' processor; for DeepSeek-V4, it is timm's
+tower. Molmo2's pooling and projector and LLaVA-OneVision's newlines are in our time alone.
+``graphed_ms`` is a call of a ``GraphedEncoder`` whose token budgets are exactly the tokens of the
+workloads. All calls run in turn, and each figure is a median.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from encoders.base.paths_encoder import PathsEncoder
 from encoders.contract import VisionInputs
 from graphwrap import GraphedEncoder
 from tests.oracles import BY_NAME, Grids
+from tests.oracles.references.minicpm_v import side_by_side
 from tests.oracles.references.pixtral import pixtral_states
 from tests.oracles.references.siglip import siglip2_inputs
 from vitgraph.timing import medians
@@ -41,7 +43,9 @@ from vitgraph.timing import medians
 TOWERS = (
     *("glm4v", "glm_ocr", "glm5_next", "pixtral", "siglip", "siglip2", "gemma3", "gemma4"),
     *("gemma4_e2b", "moonvit", "paddleocr_vl", "idefics3", "lfm2_vl", "lfm2_5_vl", "llama4"),
-    *("minimax_m3", "ernie4_5_vl", "granite_docling", "cosmos3_edge"),
+    *("minimax_m3", "ernie4_5_vl", "granite_docling", "cosmos3_edge", "deepseek_ocr2"),
+    *("deepseek_v4", "minicpm_v", "hunyuan_vl", "muse_glimmer", "paligemma", "modernvbert"),
+    *("janus", "llava_onevision", "molmo2", "nemotron"),
 )
 """The towers that are measured, by their names in ``tests/oracles/references``."""
 RIGHT_SINCE = {"minimax_m3": Version("5.23")}
@@ -62,21 +66,15 @@ Call = Callable[[], Tensor]
 
 
 class Workload(NamedTuple):
-    """The images of a workload: ``inputs`` for our encoder, the rest for transformers' tower."""
+    """The images of a workload, preprocessed."""
 
     inputs: VisionInputs
-    pixels: Tensor
-    grids: Grids
 
-    @classmethod
-    def of(cls, inputs: VisionInputs) -> Workload:
-        """Make a workload; for transformers the pixels of all input paths are concatenated.
-
-        An input path is a kind of view that an encoder takes, such as "image" or "tiles".
-        """
-        paths = inputs.paths.values()
-        pixels = torch.cat([path.pixel_values for path in paths])
-        return cls(inputs, pixels, torch.cat([path.grid_thw for path in paths]).tolist())
+    @property
+    def given(self) -> tuple[Any, ...]:
+        """What a call of a single-path encoder takes: pixels and grids."""
+        (path,) = self.inputs.paths.values()
+        return path.pixel_values, path.grid_thw.tolist()
 
 
 def glm_call(reference: Any, pixels: Tensor, grids: Grids) -> Call:
@@ -201,6 +199,36 @@ def cosmos3_edge_call(reference: Any, pixels: Tensor, grids: Grids) -> Call:
     return lambda: reference["merger"](tower(pixels, grid_thw).last_hidden_state)
 
 
+def minicpm_call(reference: Any, pixels: Tensor, grids: Grids) -> Call:
+    """Return a function that runs MiniCPM-V's tower and merger on patches side by side."""
+    tower, merger, inside = reference["tower"], reference["merger"], reference.merges_inside
+    row = side_by_side(pixels, tower.config.patch_size)
+    shapes = torch.tensor([[h, w] for t, h, w in grids for _ in range(t)], device=pixels.device)
+
+    def call() -> Tensor:
+        out = tower(row, target_sizes=shapes, use_vit_merger=inside)
+        return torch.cat(merger(out.last_hidden_state, shapes // 2 if inside else shapes))
+
+    return call
+
+
+def path_call(name: str, reference: nn.Module, load: Workload) -> Call:
+    """Return a function that runs the reference of the tests on one input path after another."""
+    parts = [path for path in load.inputs.paths.values() if len(path.pixel_values)]
+    given = [(part.pixel_values, part.grid_thw.to(part.pixel_values.device)) for part in parts]
+    output = BY_NAME[name].output
+    return lambda: torch.cat([output(reference, *one).pooler_output for one in given])
+
+
+def their_call(name: str, reference: nn.Module, load: Workload) -> Call:
+    """Return a function that runs the tower of the other library on the images of a workload."""
+    if name not in CALLS:
+        return path_call(name, reference, load)
+    paths = load.inputs.paths.values()
+    pixels = torch.cat([path.pixel_values for path in paths])
+    return CALLS[name](reference, pixels, torch.cat([path.grid_thw for path in paths]).tolist())
+
+
 CALLS: dict[str, Callable[[Any, Tensor, Grids], Call]] = {
     "glm4v": glm_call,
     "glm_ocr": glm_call,
@@ -221,7 +249,13 @@ CALLS: dict[str, Callable[[Any, Tensor, Grids], Call]] = {
     "ernie4_5_vl": ernie_call,
     "granite_docling": lambda reference, pixels, grids: lambda: reference(pixels).pooler_output,
     "cosmos3_edge": cosmos3_edge_call,
+    "minicpm_v": minicpm_call,
 }
+"""How to run a tower of transformers on the pixels and grids of all input paths together, where
+the reference of the tests would not do: it takes hooks, loops or lists of Python for a comparison.
+
+An input path is a kind of view that an encoder takes, such as "image" or "tiles".
+"""
 
 
 def build(
@@ -254,7 +288,7 @@ def prepare(encoder: Encoder, sizes: Sequence[tuple[int, int]]) -> Workload:
         torch.randint(0, 256, (3, height, width), dtype=torch.uint8) for width, height in sizes
     ]
     weight = next(encoder.parameters())
-    return Workload.of(encoder.preprocess(images=images).to(weight.device, weight.dtype))
+    return Workload(encoder.preprocess(images=images).to(weight.device, weight.dtype))
 
 
 def graphs_of(encoder: Encoder, loads: Sequence[Workload]) -> tuple[GraphedEncoder, list[int]]:
@@ -286,9 +320,8 @@ def measure(
     graphed, totals = graphs_of(encoder, list(loads.values()))
     rows = []
     for (key, load), tokens in zip(loads.items(), totals, strict=True):
-        theirs = CALLS[name](reference, load.pixels, load.grids)
-        joined = isinstance(encoder, PathsEncoder)
-        given = (load.inputs,) if joined else (load.pixels, load.grids)
+        theirs = their_call(name, reference, load)
+        given = (load.inputs,) if isinstance(encoder, PathsEncoder) else load.given
         ours: Callable[[], object] = partial(graphed, *given)
         calls = {"hf_ms": theirs, "graphed_ms": ours}
         times = medians(calls, runs)
