@@ -119,6 +119,11 @@ class PlannedImage(NamedTuple):
     source: Callable[[Tensor], Tensor] | None = None
     """Makes the floats that are resized of an image, uint8 [3, H, W]; None resizes the image."""
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of one image."""
+        return 3 * self.size[0] * self.size[1]
+
     def layout(self) -> VisionInputs:
         """Return the grid and the tiles of the item without its pixels."""
         tiles = None if self.tiles is None else [self.tiles]
@@ -203,15 +208,26 @@ def to_resize(image: Tensor, device: torch.device) -> Tensor:
     return stack_frames([image], device)[0].permute(2, 0, 1)
 
 
-def hold_to_resize(rows: Tensor, device: torch.device) -> Tensor:
-    """Return the bytes of a decoded image, uint8 [H, W, 3], where a GPU copies them asynchronously.
+def hold_to_resize(images: Sequence[Tensor], device: torch.device) -> Tensor:
+    """Return the bytes of decoded images where a GPU copies them asynchronously.
 
     Their memory then does not change with an array of the caller.
+
+    Args:
+        images: uint8 [H, W, 3] each, on the CPU, or one that a GPU has decoded.
+        device: the device on which the images are to lie in the end.
     """
-    if device.type != "cuda" or rows.is_cuda or (rows.is_contiguous() and rows.is_pinned()):
-        return rows.reshape(-1)
-    out = torch.empty(rows.numel(), dtype=torch.uint8, device=CPU, pin_memory=True)
-    np.copyto(out.numpy().reshape(rows.shape), rows.numpy())
+    if len(images) == 1:
+        (rows,) = images
+        if device.type != "cuda" or rows.is_cuda or (rows.is_contiguous() and rows.is_pinned()):
+            return rows.reshape(-1)
+    size, start = sum(rows.nbytes for rows in images), 0
+    out = torch.empty(size, dtype=torch.uint8, device=CPU, pin_memory=device.type == "cuda")
+    copies = out.numpy()
+    for rows in images:
+        stop = start + rows.nbytes
+        np.copyto(copies[start:stop].reshape(rows.shape), rows.numpy())
+        start = stop
     return out
 
 
@@ -268,33 +284,38 @@ def resize_planned(
 def stage_planned(
     images: Sequence[Tensor], planned: Sequence[PlannedImage], device: torch.device
 ) -> list[StagedItem]:
-    """Resize images, given as their bytes, at once; their pixels lie on ``device`` then."""
-    staged = []
-    sizes_plans = [(x.nbytes, one.plan) for x, one in zip(images, planned, strict=True)]
-    for start, stop in _groups(sizes_plans):
-        group, parts = planned[start:stop], images[start:stop]
-        plans = [one.plan for one in group]
-        shapes = [(1, *one.size, 3) for one in group]
-        if is_exact_on(device):
+    """Resize images at once; their pixels lie on ``device`` then.
+
+    Args:
+        images: the bytes of the images, of one or of several after each other in a tensor.
+        planned: how each image is resized, all by one family.
+        device: the device of the results.
+    """
+    plans = [one.plan for one in planned]
+    shapes = [(1, *one.size, 3) for one in planned]
+    source = planned[0].source  # the images are of one family: none or all have one
+    if is_exact_on(device):
+        sent = _split(_send(images, device), planned)
+        if source is None:
             sizes, mode = [(plan.height, plan.width) for plan in plans], plans[0].mode
-            sent = _send(parts, device)
-            if group[0].source is None:  # the images are of one family: none or all have one
-                resized = resize_flat(sent, shapes, sizes, mode, library_of(mode))
-            else:
-                resized = _resize_floats(sent, group)
-            made = [
-                pixels if plan.keeps_all else _place(pixels[0], plan)[None].contiguous()
-                for pixels, plan in zip(resized, plans, strict=True)
-            ]
+            made = resize_flat(sent, shapes, sizes, mode, library_of(mode))
         else:
-            rows = [x.view(shape[1:]).cpu() for x, shape in zip(parts, shapes, strict=True)]
-            if (source := group[0].source) is not None:
-                rows = [source(x.permute(2, 0, 1)).permute(1, 2, 0) for x in rows]
-            views = _resize_rows(rows, plans)
-            made = [stack_frames([view.permute(2, 0, 1)], device) for view in views]
-        for pixels, (_, _, grid, mean, std, tiles, _) in zip(made, group, strict=True):
-            staged.append(StagedItem({"image": StagedPath(pixels, grid, mean, std)}, tiles))
-    return staged
+            made = _resize_floats(sent, planned)
+        made = [
+            pixels if plan.keeps_all else _place(pixels[0], plan)[None].contiguous()
+            for pixels, plan in zip(made, plans, strict=True)
+        ]
+    else:
+        parts = _split([one.cpu() for one in images], planned)
+        rows = [x.view(shape[1:]) for x, shape in zip(parts, shapes, strict=True)]
+        if source is not None:
+            rows = [source(x.permute(2, 0, 1)).permute(1, 2, 0) for x in rows]
+        views = _resize_rows(rows, plans)
+        made = [stack_frames([view.permute(2, 0, 1)], device) for view in views]
+    return [
+        StagedItem({"image": StagedPath(pixels, one.grid, one.mean, one.std)}, one.tiles)
+        for pixels, one in zip(made, planned, strict=True)
+    ]
 
 
 def _resize_floats(images: Sequence[Tensor], planned: Sequence[PlannedImage]) -> list[Tensor]:
@@ -316,6 +337,19 @@ def _send(images: Sequence[Tensor], device: torch.device) -> list[Tensor]:
         copy.copy_(image, non_blocking=True) if size else image
         for image, copy, size in zip(images, copies, sizes, strict=True)
     ]
+
+
+def _split(images: Sequence[Tensor], planned: Sequence[PlannedImage]) -> list[Tensor]:
+    """Return the bytes of each image, of tensors with one or several of them."""
+    sizes = iter([one.nbytes for one in planned])
+    parts: list[Tensor] = []
+    for pixels in images:
+        left, own = pixels.numel(), list[int]()
+        while left:
+            own.append(next(sizes))
+            left -= own[-1]
+        parts += pixels.split(own) if len(own) > 1 else [pixels]
+    return parts
 
 
 def _groups(plans: Sequence[tuple[int, ResizePlan]]) -> Iterator[tuple[int, int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Generic, TypeVar
 
@@ -26,14 +26,17 @@ class _Failure:
 class Prefetch(Generic[Given, Prepared]):
     """Prepares items in worker threads and returns the results in the order of the items.
 
-    Each worker takes the next item itself, one worker at a time, so ``items`` needs no lock of its
-    own. An item is taken only if the total size of the results that are not released yet stays
+    Each worker takes the next items itself, one worker at a time, so ``items`` needs no lock of its
+    own. Items are taken only if the total size of the results that are not released yet stays
     within ``limit``. An item that is being prepared is assumed to have the mean size of earlier
     ones, or a quarter of ``limit`` if there are none.
 
     Args:
         items: the items to prepare, which are read lazily.
-        prepare: takes the number of an item and the item; returns a result and its size.
+        prepare: takes the number of an item, this item and those after it that a worker took;
+            returns a result and its size for each.
+        share: the part of a worker's turn that an item fills. A worker takes items whose parts make
+            1 at most, or one item, so that it takes several that are prepared in no time.
         limit: largest total size of unreleased results; one item is taken even if it is larger.
         workers: number of threads.
     """
@@ -41,12 +44,16 @@ class Prefetch(Generic[Given, Prepared]):
     def __init__(
         self,
         items: Iterator[Given],
-        prepare: Callable[[int, Given], tuple[Prepared, int]],
+        prepare: Callable[[int, Sequence[Given]], Sequence[tuple[Prepared, int]]],
         *,
+        share: Callable[[Given], float],
         limit: int,
         workers: int,
     ) -> None:
-        self._items, self._prepare, self._limit = items, prepare, limit
+        self._items, self._prepare, self._share = items, prepare, share
+        self._limit = limit
+        self._left: list[Given] = []
+        """The item that did not fit into a worker's turn, if there is one."""
         self._source = threading.Lock()
         self._condition = threading.Condition()
         self._results: dict[int, Prepared | _Failure] = {}
@@ -127,69 +134,77 @@ class Prefetch(Generic[Given, Prepared]):
         """
         with self._condition:
             self._held_size -= size
-            if self._waits_for_room and self._has_room():
+            if self._waits_for_room and self._room():
                 self._condition.notify_all()
 
     def _work(self) -> None:
-        while (numbered_item := self._take()) is not None:
-            number, item = numbered_item
-            result: Prepared | _Failure
+        while (taken := self._take()) is not None:
+            number, items = taken
+            results: Sequence[tuple[Prepared | _Failure, int]]
             try:
-                result, size = self._prepare(number, item)
+                results = self._prepare(number, items)
             except BaseException as error:  # noqa: BLE001  # `check` raises it again
-                result, size = _Failure(error), 0
+                results = [(_Failure(error), 0)] * len(items)
             with self._condition:
-                self._put(number, result, size)
-            del (
-                numbered_item,
-                item,
-                result,
-            )  # free their memory before ``_take`` waits, maybe for long
+                self._put(number, results)
+            del taken, items, results  # free their memory before ``_take`` waits, maybe for long
 
-    def _take(self) -> tuple[int, Given] | None:
-        """Wait until ``limit`` allows one more item; return (its number, item), None at the end."""
+    def _take(self) -> tuple[int, list[Given]] | None:
+        """Wait until ``limit`` allows one more item; return the first one's number and the items.
+
+        Returns None at the end.
+        """
         with self._source:
             with self._condition:
-                if not self._ended and not self._has_room():
+                if not self._ended and not self._room():
                     self._waits_for_room = True
-                    self._condition.wait_for(lambda: self._ended or self._has_room())
+                    self._condition.wait_for(lambda: self._ended or self._room())
                     self._waits_for_room = False
-                if self._ended:
-                    return None
-            number = self._taken_count  # only a holder of ``_source`` changes it
+                room = self._room()
+            items: list[Given] = []
+            share, failures, is_over = 0.0, list[tuple[_Failure, int]](), False
             try:
-                item = next(self._items)
+                while not self._ended and len(items) < room and share < 1:
+                    item = self._left.pop() if self._left else next(self._items)
+                    share += self._share(item)
+                    if items and share > 1:
+                        self._left.append(item)
+                    else:
+                        items.append(item)
             except StopIteration:
-                ending = None
+                is_over = True
             except BaseException as error:  # noqa: BLE001  # `check` raises it again
-                ending = _Failure(error)
-            else:
-                with self._condition:
-                    self._taken_count += 1
-                return number, item
+                failures, is_over = [(_Failure(error), 0)], True
             with self._condition:
-                self._ended = True
-                if ending is not None:
-                    self._taken_count += 1
-                    self._put(number, ending, 0)
-                self._condition.notify_all()
-            return None
+                number = self._taken_count  # only a holder of ``_source`` changes it
+                self._taken_count += len(items) + len(failures)
+                if is_over:
+                    self._ended = True
+                    self._put(number + len(items), failures)
+                    self._condition.notify_all()
+            return (number, items) if items else None
 
-    def _put(self, number: int, result: Prepared | _Failure, size: int) -> None:
-        self._prepared_count += 1
-        self._prepared_size += size
-        self._held_size += size
-        self._results[number] = result
-        # The mean size of items may leave room now, and the consumer may wait for this one.
-        if number == self._wanted_number or (self._waits_for_room and self._has_room()):
+    def _put(self, number: int, results: Sequence[tuple[Prepared | _Failure, int]]) -> None:
+        """Keep the results of items from ``number`` on, each with its size."""
+        wakes = number <= self._wanted_number < number + len(results)
+        for at, (result, size) in enumerate(results, number):
+            self._results[at] = result
+            self._held_size += size
+            self._prepared_size += size
+        self._prepared_count += len(results)
+        # The mean size of items may leave room now, and the consumer may wait for one of these.
+        if wakes or (self._waits_for_room and self._room()):
             self._condition.notify_all()
 
     def _is_over(self) -> bool:
         return self._ended and self._wanted_number >= self._taken_count
 
-    def _has_room(self) -> bool:
-        if self._wanted_number == self._taken_count:  # the consumer waits for exactly this item
-            return True
-        count = self._prepared_count
-        mean = self._prepared_size / count if count else self._limit / 4
-        return self._held_size + (self._taken_count - count + 1) * mean <= self._limit
+    def _room(self) -> int:
+        """Return the number of further items for which there is room."""
+        count, size = self._prepared_count, self._prepared_size
+        if not count:
+            count, size = 4, self._limit
+        left = (self._limit - self._held_size) * count // (size or 1)
+        room = left - (self._taken_count - self._prepared_count)
+        # If the consumer waits for exactly the next item, it is taken.
+        return max(room, int(self._wanted_number == self._taken_count))

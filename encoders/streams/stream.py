@@ -12,9 +12,11 @@ from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence, Sized
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
+from itertools import chain
 from operator import length_hint
-from typing import Literal, NamedTuple, TypeAlias, TypedDict, cast, get_args
+from typing import Literal, NamedTuple, TypeAlias, TypedDict, TypeGuard, cast, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -59,8 +61,10 @@ _FAILED_TOKENS = 64
 
 _KNOWN_SIZES = 4096
 """The most sizes of images whose plans a stream keeps."""
-_RESIZED_TOGETHER, _RESIZED_BYTES = 16, 1 << 26
+_RESIZED_TOGETHER, _RESIZED_BYTES = 64, 1 << 26
 """So many images, or so many bytes of images, are resized at once without waiting for more."""
+_COPIED_TOGETHER, _COPIED_BYTES = 16, 1 << 22
+"""A thread takes so many arrays, or so many bytes of arrays, at once."""
 
 
 class ItemResult(NamedTuple):
@@ -199,23 +203,29 @@ class _StreamItem:
     key: object
     paired: bool
     tokens: int = _FAILED_TOKENS
-    grid: Grid | None = None
+    known: _Known | None = None
+    """What is the same for all images of its size; None if it could not be prepared."""
     inputs: VisionInputs | StagedItem | None = None
     """The pixels; None before they are resized, and after the device has encoded them."""
     staged: torch.cuda.Event | None = None
     """The CUDA event after which the pixels of a staged item may be read; None on the CPU."""
-    layout: VisionInputs | None = None
     value: Encoded | Arrays | Exception | None = None
     """The result of the item, or its exception; None before the item is encoded."""
 
 
 class _Planned(NamedTuple):
-    """An image that waits to be resized with others."""
+    """Images that wait to be resized with others."""
 
-    item: _StreamItem
+    items: Sequence[_StreamItem]
+    planned: Sequence[PlannedImage]
     pixels: Tensor
-    """The bytes of the image, as :func:`hold_to_resize` returns them."""
-    planned: PlannedImage
+    """The bytes of the images one after the other, as :func:`hold_to_resize` returns them."""
+
+    def split(self) -> Iterator[_Planned]:
+        """Yield each of the images alone."""
+        parts = self.pixels.split([one.nbytes for one in self.planned])
+        for item, one, pixels in zip(self.items, self.planned, parts, strict=True):
+            yield _Planned([item], [one], pixels)
 
 
 class _Fetched(NamedTuple):
@@ -265,9 +275,11 @@ class _Stream:
         self.collect = options.collect
         self.queue = DeviceQueue(item_encoder.device)
         self.stager = item_encoder.stager if self.queue.stages else None
+        self.resizes = self.stager is not None and is_exact_on(item_encoder.device)
+        """Whether the device resizes the images that the CPU has decoded."""
         self.planned: list[_Planned] = []
         """The images that wait to be resized with others, guarded by ``turn``."""
-        self.planned_bytes = 0
+        self.planned_count = self.planned_bytes = 0
         self.known: dict[torch.Size, _Known] = {}
         """What is known of the sizes [H, W, 3] of images seen so far."""
         self.turn, self.resizing = threading.Lock(), threading.Lock()
@@ -283,7 +295,9 @@ class _Stream:
         self.queue.begin()
         limit = BATCHES_AHEAD * self.batch_tokens
         with (
-            Prefetch(items, self._prepare, limit=limit, workers=workers) as prefetch,
+            Prefetch(
+                items, self._prepare, share=self._share, limit=limit, workers=workers
+            ) as prefetch,
             progress,
         ):
             self.start_time = time.perf_counter()
@@ -297,30 +311,49 @@ class _Stream:
                 yield from self._finish(started.popleft(), prefetch, progress)
             prefetch.check()
 
-    def _prepare(self, index: int, item_or_pair: object) -> tuple[_StreamItem, int]:
-        """Decode and preprocess one item in a worker thread.
+    def _share(self, given: object) -> float:
+        """Return the part of a thread's turn that an item fills: arrays are copied in no time."""
+        _, item = given if _is_pair(given) else (None, given)
+        if self.stager is None or not isinstance(item, np.ndarray):
+            return 1.0
+        return max(item.nbytes / _COPIED_BYTES, 1 / _COPIED_TOGETHER)
 
-        ``index`` is its number from 0; ``item_or_pair`` is the item or (key, item). Returns the
-        item with its inputs or error, and its number of tokens.
+    def _prepare(self, number: int, given: Sequence[object]) -> list[tuple[_StreamItem, int]]:
+        """Decode and preprocess items in a worker thread.
+
+        ``number`` is that of the first one, and ``given`` are items or pairs (key, item). Returns
+        the items with their inputs or errors, and their numbers of tokens.
         """
-        item, waiting = _StreamItem(index, None, paired=False), None
-        if isinstance(item_or_pair, tuple) and len(item_or_pair) == 2:
-            (item.key, item_or_pair), item.paired = item_or_pair, True
+        items, waiting, rows = list[_StreamItem](), list[_StreamItem](), list[Tensor]()
+        with decoding(self.decode, self.item_encoder.device):
+            for index, one in enumerate(given, number):
+                pair = _is_pair(one)
+                item = _StreamItem(index, one[0] if pair else None, pair)
+                items.append(item)
+                image = self._read(item, one[1] if pair else one)
+                if image is not None:
+                    waiting.append(item)
+                    rows.append(image)
+        if waiting:
+            self._resize_later(waiting, rows)
+        return [(item, item.tokens) for item in items]
+
+    def _read(self, item: _StreamItem, given: object) -> Tensor | None:
+        """Decode and preprocess an item, or return the pixels [H, W, 3] of one to be resized."""
         try:
-            images, videos = read_item(item_or_pair)
-            with decoding(self.decode, self.item_encoder.device):
-                if self.stager is not None:
-                    waiting = self._stage(item, self.stager, images, videos)
-                else:
-                    self._hold(item, images, videos)
+            images, videos = read_item(given)
+            if self.stager is not None:
+                return self._stage(item, self.stager, images, videos)
+            self._hold(item, images, videos)
         except Exception as error:  # noqa: BLE001
             # Reading an item runs the user's code (a member of a zip file, a lazy data set, a
             # store), which may raise any class; other items may still be good.
-            item.value = without_item_name(without_traceback(error) if self.keep else error)
-        else:
-            if waiting is not None:
-                self._resize_later(waiting)
-        return item, item.tokens
+            item.value = without_item_name(self._kept(error))
+        return None
+
+    def _kept(self, error: Exception) -> Exception:
+        """Return the error of an item, without its traceback if it becomes a result."""
+        return without_traceback(error) if self.keep else error
 
     def _hold(
         self, item: _StreamItem, images: Sequence[ImageLike], videos: Sequence[VideoLike]
@@ -336,7 +369,7 @@ class _Stream:
         return _Known(planned, layout, read_grid(layout.grid_thw)[0], tokens)
 
     def _describe(self, item: _StreamItem, known: _Known) -> None:
-        _, item.layout, item.grid, item.tokens = known
+        item.known, item.tokens = known, known.tokens
 
     def _stage(
         self,
@@ -344,17 +377,17 @@ class _Stream:
         stager: StagedPreprocessor,
         images: Sequence[ImageLike],
         videos: Sequence[VideoLike],
-    ) -> _Planned | None:
-        """Put the pixels of an item on the device, or return an image to resize with others."""
+    ) -> Tensor | None:
+        """Put the pixels of an item on the device, or return those of an image to be resized."""
         device = self.item_encoder.device
         if images:
             with self.queue.staging() if self.decode == "gpu" else nullcontext():
                 (rows,) = read_rows(images)
-                known = self._known(rows)
-                if known is not None and known.planned is not None:
-                    waiting = _Planned(item, hold_to_resize(rows, device), known.planned)
-                    self._describe(item, known)
-                    return waiting
+                rows = rows.contiguous() if rows.is_cuda else rows
+            known = self._known(rows, stager)
+            if known is not None:
+                self._describe(item, known)
+                return rows
             images = [cast("ImageLike", DeviceImage(rows))]
         with self.queue.staging():
             (staged,) = stager.stage(images, videos, self.limits, device)
@@ -363,15 +396,13 @@ class _Stream:
         item.inputs = staged
         return None
 
-    def _known(self, rows: Tensor) -> _Known | None:
-        """Return how images of the size of this one are resized; None if each is staged alone."""
-        assert self.stager is not None
-        device = self.item_encoder.device
-        if rows.device.type != device.type and not is_exact_on(device):
+    def _known(self, rows: Tensor, stager: StagedPreprocessor) -> _Known | None:
+        """Return what is known of images of this one's size; None if each is staged alone."""
+        if not self.resizes and rows.device.type != self.item_encoder.device.type:
             return None  # images are resized on the CPU
         known = self.known.get(rows.shape)
         if known is None:
-            planned = self.stager.plan(rows.permute(2, 0, 1), self.limits)
+            planned = stager.plan(rows.permute(2, 0, 1), self.limits)
             if planned is None:
                 return None
             known = self._measured(planned.layout(), planned)
@@ -380,15 +411,23 @@ class _Stream:
             self.known[rows.shape] = known
         return known
 
-    def _resize_later(self, image: _Planned) -> None:
-        """Keep an image until enough of them wait to be resized at once."""
+    def _resize_later(self, items: Sequence[_StreamItem], rows: Sequence[Tensor]) -> None:
+        """Keep images until enough of them wait to be resized at once."""
+        plans = [self.known[image.shape].planned for image in rows]
+        try:
+            waiting = _Planned(items, plans, hold_to_resize(rows, self.item_encoder.device))
+        except FAILURES as error:
+            for item in items:
+                item.value = self._kept(error)
+            return
         with self.turn:
-            self.planned.append(image)
-            self.planned_bytes += image.pixels.nbytes
+            self.planned.append(waiting)
+            self.planned_count += len(items)
+            self.planned_bytes += waiting.pixels.nbytes
             is_enough = (
-                self.planned_bytes >= _RESIZED_BYTES or len(self.planned) >= _RESIZED_TOGETHER
+                self.planned_bytes >= _RESIZED_BYTES or self.planned_count >= _RESIZED_TOGETHER
             )
-        # If another thread is resizing, this one goes on: some later call will find the image.
+        # If another thread is resizing, this one goes on: some later call will find the images.
         if is_enough and self.resizing.acquire(blocking=False):
             try:
                 self._resize_waiting()
@@ -401,31 +440,39 @@ class _Stream:
             self._resize_waiting()
 
     def _resize_waiting(self) -> None:
-        """Resize all images that wait at once; if that fails, one by one."""
+        """Resize all images that wait at once, or ``_RESIZED_BYTES`` at a time."""
         with self.turn:
-            planned, self.planned, self.planned_bytes = self.planned, [], 0
-        if planned:
-            with self.queue.staging():
-                self._resize(planned)
+            planned, self.planned = self.planned, []
+            self.planned_count = self.planned_bytes = 0
+        start = size = 0
+        for stop, images in enumerate(planned, 1):
+            size += images.pixels.nbytes
+            if size >= _RESIZED_BYTES or stop == len(planned):
+                with self.queue.staging():
+                    self._resize(planned[start:stop])
+                start, size = stop, 0
 
     def _resize(self, planned: Sequence[_Planned]) -> None:
+        """Resize images at once; if that fails, one by one."""
         try:
             self._stage_planned(planned)
         except torch.AcceleratorError:
             raise  # a CUDA device does not recover from this error
         except FAILURES:
-            for image in planned:
+            for image in chain.from_iterable(images.split() for images in planned):
                 try:
                     self._stage_planned([image])
                 except FAILURES as error:
-                    image.item.value = without_traceback(error) if self.keep else error
+                    image.items[0].value = self._kept(error)
 
     def _stage_planned(self, planned: Sequence[_Planned]) -> None:
-        _, images, plans = zip(*planned, strict=True)
-        staged = stage_planned(images, plans, self.item_encoder.device)
+        plans = [plan for images in planned for plan in images.planned]
+        pixels = [images.pixels for images in planned]
+        staged = iter(stage_planned(pixels, plans, self.item_encoder.device))
         mark = self.queue.mark_staged()
-        for (item, _, _), pixels in zip(planned, staged, strict=True):
-            item.inputs, item.staged = pixels, mark
+        for images in planned:
+            for item in images.items:
+                item.inputs, item.staged = next(staged), mark
 
     def _batches(self, items: Iterable[_StreamItem]) -> Iterator[list[_StreamItem]]:
         """Yield batches of consecutive items with at most ``batch_tokens`` tokens; a larger item is
@@ -488,7 +535,7 @@ class _Stream:
         except torch.AcceleratorError:
             raise  # a CUDA device does not recover from this error
         except FAILURES as error:
-            values = [without_traceback(error) if self.keep else error] * len(items)
+            values = [self._kept(error)] * len(items)
         for item, value in zip(items, values, strict=True):
             item.value = value
         if self.keep and len(items) > 1 and isinstance(values[0], Exception):
@@ -504,9 +551,9 @@ class _Stream:
         else:
             values = self.item_encoder.embed(lambda: inputs, self.settings)
         encoded = [
-            EncodedItem(item.key, value, item.layout)
+            EncodedItem(item.key, value, item.known.layout)
             for item, value in zip(items, values, strict=True)
-            if item.layout is not None  # it is not: these items have inputs
+            if item.known is not None  # it is not: these items have inputs
         ]
         collected = collect(encoded)
         return _Fetched(items, collected, self.queue.fetch(collected.tensors))
@@ -567,7 +614,8 @@ class _Stream:
             else:
                 raise value
         assert value is not None  # set when its batch was encoded
-        return ItemResult(item.index, item.key, value, item.grid, item.layout, item.paired)
+        grid, layout = (item.known.grid, item.known.layout) if item.known else (None, None)
+        return ItemResult(item.index, item.key, value, grid, layout, item.paired)
 
     def _count(
         self,
@@ -593,6 +641,11 @@ def _values_of(part: _Fetched | _Embedded) -> Sequence[Arrays | Exception | Tens
         return part.collected.results(part.host)
     vectors: list[Tensor] = torch.ops.aten.unbind_copy.int(part.vectors)  # in one call of torch
     return vectors
+
+
+def _is_pair(given: object) -> TypeGuard[tuple[object, object]]:
+    """Return whether an item of a stream comes with a key."""
+    return isinstance(given, tuple) and len(given) == 2
 
 
 def _facts(batch: Sequence[_StreamItem]) -> str:

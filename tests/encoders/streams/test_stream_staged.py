@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from encoders import ItemError, Video
 from encoders.contract import Limits
@@ -156,6 +157,31 @@ def test_images_that_fail_together_are_resized_one_by_one(monkeypatch: pytest.Mo
     assert torch.equal(made[0], wanted[0])
     assert isinstance(made[1], ItemError)
     assert torch.equal(made[2], wanted[1])
+
+
+@pytest.mark.usefixtures("staged")
+@pytest.mark.parametrize("workers", [1, 3])
+def test_arrays_that_a_thread_takes_together_keep_bits_and_errors(workers: int) -> None:
+    encoder = tower("qwen3_vl")
+    sizes = [(100, 90), (64, 64), (100, 90), (40, 70), (64, 96)] * 4
+    images: list[Any] = [np.asarray(hopper().resize(size)) for size in sizes]
+    wanted = [encoder.embed([image], pool="mean")[0] for image in images[:5]] * 4
+    images[6] = np.zeros((4, 4, 4, 4, 4), np.uint8)
+    images[9] = Image.fromarray(images[9])  # no array: a thread takes it alone
+    pairs = [(f"key {number}", image) for number, image in enumerate(images)]
+    found = list(
+        encoder.embed_many(
+            pairs, pool="mean", batch_tokens=40, workers=workers, progress=False, on_error="keep"
+        )
+    )
+    error = found.pop(6)
+    assert isinstance(error, ItemError)
+    assert (error.index, error.key) == (6, "key 6")
+    assert str(error.error).startswith("shape (4, 4, 4, 4, 4)")
+    del wanted[6], pairs[6]
+    for (key, vector), (name, _), one in zip(found, pairs, wanted, strict=True):
+        assert key == name
+        assert torch.allclose(vector, one, atol=1e-5)
 
 
 @pytest.mark.usefixtures("staged")
