@@ -1,8 +1,8 @@
 """JPEG files decoded on a CUDA device by NVIDIA's nvImageCodec, which is asked for.
 
-Its pixels differ from PIL's by rounding: ``docs/embedding.md`` says by how much. PIL reads
-every header but the plainest, so its limits stay, and the CPU decodes what the device is not given
-(other formats, CMYK, a JPEG file without an end) and what nvImageCodec cannot decode.
+Its pixels differ from PIL's by rounding: ``docs/embedding.md`` says by how much. Headers are read
+as for the CPU, so PIL's limits stay, and the CPU decodes what the device is not given (other
+formats, CMYK, a JPEG file without an end) and what nvImageCodec cannot decode.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias, get_args
 
 import torch
 from PIL import Image
-from PIL.JpegImagePlugin import JpegImageFile
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
-from .image_files import Readable, Turn, find_turn, jpeg_bytes, read_image_file
-from .jpeg_files import decoding_to_pinned_memory, plain_size
+from .image_files import Readable, header_of, jpeg_bytes, read_image_file
+from .jpeg_files import decoding_to_pinned_memory, jpeg_of
+from .jpeg_headers import JpegHeader, read_header
 
 Decode: TypeAlias = Literal["cpu", "gpu"]
 """Where JPEG files are decoded: by threads of the CPU, or by nvImageCodec on the CUDA device."""
@@ -61,8 +61,8 @@ class _Decoded(NamedTuple):
 class _File:
     """A JPEG file that waits for its turn, and its pixels once it was decoded."""
 
-    def __init__(self, data: bytes, size: tuple[int, int], turn: Turn) -> None:
-        self.data, self.size, self.turn = data, size, turn
+    def __init__(self, data: bytes, header: JpegHeader) -> None:
+        self.data, self.header = data, header
         self.pixels: Tensor | None = None
         self.done = False
         self.decoded: _Decoded | None = None
@@ -133,7 +133,7 @@ class GpuDecoder:
             if stream != file.decoded.stream:
                 stream.wait_event(file.decoded.event)
                 file.pixels.record_stream(stream)
-        swapped, flipped = file.turn
+        swapped, flipped = file.header.turn
         pixels = file.pixels.swapaxes(0, 1) if swapped else file.pixels
         return pixels.flip(flipped) if flipped else pixels
 
@@ -147,8 +147,8 @@ class GpuDecoder:
                 if image is not None:
                     # A copy in torch's own memory: nvImageCodec frees its buffer in its own order.
                     pixels = from_dlpack(image).clone(memory_format=torch.contiguous_format)
-                    width, height = file.size
-                    file.pixels = pixels if pixels.shape == (height, width, 3) else None
+                    size = file.header.height, file.header.width, 3
+                    file.pixels = pixels if pixels.shape == size else None
         except RuntimeError:  # for a file or for all: each is then decoded by the CPU
             if len(files) > 1:
                 for file in files:
@@ -167,9 +167,8 @@ def _read(image: object) -> _File | None:
     if not isinstance(image, str | os.PathLike | bytes | bytearray | memoryview | Readable):
         return None
     data = jpeg_bytes(image)
-    size = None if data is None or not data.endswith(_END) else plain_size(data)
-    if data is not None and size is not None:
-        return _File(data, (size[1], size[0]), Turn(False, ()))
+    if data is not None and data.endswith(_END) and (header := read_header(data)) is not None:
+        return _File(data, header)
     try:
         return read_image_file(image, _file_of)
     except ValueError:
@@ -177,12 +176,8 @@ def _read(image: object) -> _File | None:
 
 
 def _file_of(image: Image.Image) -> _File | None:
-    if not isinstance(image, JpegImageFile) or image.mode not in ("RGB", "L"):
-        return None
-    assert image.fp is not None  # it is open until PIL has loaded the pixels
-    image.fp.seek(0)
-    data = image.fp.read()
-    return _File(data, image.size, find_turn(image)) if data.endswith(_END) else None
+    data = jpeg_of(image)
+    return None if data is None or not data.endswith(_END) else _File(data, header_of(image))
 
 
 @cache

@@ -15,14 +15,13 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, NamedTuple, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
+from typing import IO, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
 
-import numpy as np
-import torch
 from PIL import ExifTags, Image, UnidentifiedImageError
 from torch import Tensor
 
-from .jpeg_files import decode_jpeg, decode_plain
+from .jpeg_files import decode_jpeg, jpeg_of
+from .jpeg_headers import TURNS, UPRIGHT, JpegHeader, read_header
 
 Decoded = TypeVar("Decoded")
 
@@ -34,15 +33,6 @@ class Readable(Protocol):
     def read(self, size: int = -1, /) -> bytes: ...
 
     def seek(self, offset: int, whence: int = 0, /) -> int: ...
-
-
-class Turn(NamedTuple):
-    """The turns that make the pixels [H, W, 3] of an image upright."""
-
-    swapped: bool
-    """Whether rows become columns, first."""
-    flipped: tuple[int, ...]
-    """The axes that are then reversed."""
 
 
 FileLike: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview | Readable
@@ -122,7 +112,8 @@ def decode_image(source: FileLike) -> Image.Image | Tensor:
         ValueError: what :func:`open_image` raises for the file.
     """
     data = jpeg_bytes(source)
-    pixels = None if data is None else decode_plain(data)
+    header = None if data is None else read_header(data)
+    pixels = None if data is None or header is None else decode_jpeg(data, header)
     return read_image_file(source, _load_fast) if pixels is None else pixels
 
 
@@ -247,24 +238,14 @@ def _load(image: Image.Image) -> Image.Image:
 
 def _load_fast(image: Image.Image) -> Image.Image | Tensor:
     """Decode an image and turn it by its EXIF orientation, a JPEG without PIL if possible."""
-    pixels = decode_jpeg(image)
-    if pixels is None:
-        return _load(image)
-    swapped, flipped = find_turn(image)
-    if not swapped and not flipped:
-        return pixels
-    rows = pixels.numpy().swapaxes(0, 1) if swapped else pixels.numpy()
-    return torch.from_numpy(np.flip(rows, flipped).copy())  # by NumPy: see ``stack_frames``
+    data = jpeg_of(image)
+    pixels = None if data is None else decode_jpeg(data, header_of(image))
+    return _load(image) if pixels is None else pixels
 
 
-def find_turn(image: Image.Image) -> Turn:
-    """Return what turns the rows and columns of an image upright, by its EXIF orientation."""
-    orientation = _orientation(image)
-    flipped = ((3, 4, 7, 8), (2, 3, 6, 7))
-    return Turn(
-        orientation in (5, 6, 7, 8),
-        tuple(axis for axis, which in enumerate(flipped) if orientation in which),
-    )
+def header_of(image: Image.Image) -> JpegHeader:
+    """Return the header of a JPEG file that PIL has opened."""
+    return JpegHeader(image.height, image.width, TURNS.get(_orientation(image), UPRIGHT))
 
 
 def _orientation(image: Image.Image) -> object:

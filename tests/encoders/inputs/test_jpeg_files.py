@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+import struct
 import warnings
 from pathlib import Path
 
@@ -40,6 +41,34 @@ def without_jfif(data: bytes) -> bytes:
     return data[:2] + data[4 + length :]
 
 
+def with_segment(marker: int, content: bytes, data: bytes | None = None) -> bytes:
+    """Return a JPEG with one more segment, after that of JFIF."""
+    data = saved() if data is None else data
+    segment = b"\xff" + bytes([marker]) + (len(content) + 2).to_bytes(2, "big") + content
+    return data[:20] + segment + data[20:]
+
+
+def with_exif(
+    *entries: tuple[int, int, int, int], order: str = "<", more: bytes = bytes(40)
+) -> bytes:
+    """Return a JPEG with EXIF of entries of tag, type, number and value."""
+    head = b"II*\0" if order == "<" else b"MM\0*"
+    tiff = head + struct.pack(order + "LH", 8, len(entries))
+    for tag, kind, number, value in entries:
+        value <<= 16 if order == ">" and kind == 3 and number == 1 else 0
+        tiff += struct.pack(order + "HHLL", tag, kind, number, value)
+    return with_segment(0xE1, b"Exif\0\0" + tiff + bytes(4) + more)
+
+
+def with_xmp(orientation: int, data: bytes | None = None) -> bytes:
+    name = b"http://ns.adobe.com/xap/1.0/\0"
+    return with_segment(0xE1, name + b'<x tiff:Orientation="%d"/>' % orientation, data)
+
+
+TURN, MAKER, RESOLUTION = (0x112, 3, 1, 6), (0x10F, 2, 9, 40), (0x11A, 5, 1, 50)
+"""Entries of EXIF: an orientation, and values that lie where ``with_exif`` has zeros."""
+
+
 def two_pictures() -> bytes:
     china().save(file := io.BytesIO(), "MPO", save_all=True, append_images=[china()])
     return file.getvalue()
@@ -68,6 +97,39 @@ FILES = {
     "Adobe transform 0": b"\xff\xd8" + ADOBE_RGB + without_jfif(saved())[2:],
     "Adobe transform 0 and JFIF": b"\xff\xd8" + ADOBE_RGB + saved()[2:],
     "no JFIF": without_jfif(saved()),
+    **{
+        f"EXIF, order {order}, orientation {turn}": with_exif(
+            MAKER, (0x112, 3, 1, turn), RESOLUTION, order=order
+        )
+        for order in "<>"
+        for turn in (0, 1, 3, 6, 9)
+    },
+    "EXIF without orientation": with_exif(MAKER),
+    "EXIF without entries": with_exif(),
+    "EXIF that orients twice": with_exif(TURN, (0x112, 3, 1, 3)),
+    "EXIF of a long orientation": with_exif((0x112, 4, 1, 6)),
+    "EXIF of a float orientation": with_exif((0x112, 11, 1, 0x40C00000)),
+    "EXIF of two orientations": with_exif((0x112, 3, 2, 6)),
+    "EXIF with a value outside before": with_exif((0x10F, 2, 900, 40), TURN),
+    "EXIF with a value outside after": with_exif(TURN, (0x10F, 2, 900, 40)),
+    "EXIF with more values than bytes": with_exif(*[(n, 2, 30, 8) for n in range(9)], TURN),
+    "EXIF of an unknown type": with_exif((0x10F, 77, 1, 0), TURN),
+    "EXIF whose resolution is one byte": with_exif(TURN, (0x128, 3, 1, 2), (0x11A, 7, 1, 0)),
+    "EXIF that ends in its entries": with_exif(TURN, MAKER, more=b"")[:-4],
+    "EXIF of no TIFF": with_segment(0xE1, b"Exif\0\0" + bytes(60)),
+    "EXIF alone": with_segment(0xE1, b"Exif\0\0"),
+    "EXIF in parts": with_segment(0xE1, b"Exif\0\0" + bytes(9), with_exif(TURN)),
+    "EXIF, its name twice": with_segment(0xE1, b"Exif\0\0Exif\0\0II*\0" + bytes(30)),
+    "XMP that orients": with_xmp(6),
+    "XMP that orients, and EXIF": with_xmp(3, with_exif(TURN)),
+    "XMP that orients, and EXIF without": with_xmp(3, with_exif(MAKER)),
+    "Photoshop": with_segment(0xED, b"Photoshop 3.0\x008BIM\x04\x04" + bytes(8)),
+    "Photoshop cut off": with_segment(0xED, b"Photoshop 3.0\x008BIM\x04\x04"),
+    "Photoshop cut off, resolution": with_segment(
+        0xED, b"Photoshop 3.0\x008BIM\x03\xed" + bytes(7)
+    ),
+    "other applications": with_segment(0xEB, b"JP", with_segment(0xEC, b"Ducky")),
+    "several pictures stated": with_segment(0xE2, b"MPF\0" + bytes(9)),
     "bytes after the end": saved() + bytes(1000),
     "bytes between segments": saved()[:2] + b"\xff" * 5 + saved()[2:],
     "two pictures": two_pictures(),
@@ -95,7 +157,13 @@ def ours(data: bytes | Path) -> Tensor | str:
 
 
 def require_equal(data: bytes) -> None:
-    got, wanted = ours(data), of_pil(data)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        got = ours(data)
+    with warnings.catch_warnings(record=True) as wanted_warned:
+        warnings.simplefilter("always")
+        wanted = of_pil(data)
+    assert [str(one.message) for one in warned] == [str(one.message) for one in wanted_warned]
     if isinstance(got, Tensor) and isinstance(wanted, Tensor):
         assert torch.equal(got, wanted)
     else:
@@ -125,9 +193,7 @@ def test_damaged_jpegs_have_the_pixels_or_the_error_of_pil() -> None:
         for _ in range(rng.choice((1, 3, 20))):
             damaged[rng.randrange(2, len(damaged))] = rng.randrange(256)
         end = rng.choice((len(damaged), rng.randrange(len(damaged))))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            require_equal(bytes(damaged[:end]))
+        require_equal(bytes(damaged[:end]))
 
 
 def test_a_jpeg_over_pil_s_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +240,14 @@ def test_pil_decodes_jpegs_if_its_libjpeg_is_another(monkeypatch: pytest.MonkeyP
         jpeg_files._is_fast.cache_clear()
 
 
-@pytest.mark.parametrize("name", ["subsampling 0", "grey", "progressive, subsampling 2"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("subsampling 0", "grey", "progressive, subsampling 2", "Photoshop", "other applications"),
+        *("EXIF, order <, orientation 6", "EXIF, order >, orientation 3"),
+        *("orientation 8", "EXIF without orientation", "XMP that orients, and EXIF"),
+    ],
+)
 def test_plain_headers_are_read_without_pil(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -191,9 +264,8 @@ def test_damaged_headers_have_the_pixels_or_the_error_of_pil() -> None:
     rng = random.Random(1)
     whole = [saved((30, 20), subsampling=n, icc_profile=bytes(40), comment=b"x") for n in range(3)]
     whole += [data[:2] + ADOBE_RGB + data[2:] for data in whole]
-    for number in range(300):
+    whole += [with_exif(MAKER, TURN, RESOLUTION, order=order) for order in "<><"]
+    for number in range(450):
         damaged = bytearray(whole[number % len(whole)])
         damaged[rng.randrange(2, 260)] = rng.choice((0, 1, 2, 0xC0, 0xDA, 0xFF, rng.randrange(256)))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            require_equal(bytes(damaged))
+        require_equal(bytes(damaged))
