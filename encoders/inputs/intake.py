@@ -49,6 +49,12 @@ FileFields: TypeAlias = Mapping[str, bytes | str | None]
 ImageLike: TypeAlias = Image.Image | AnyArray | Tensor | FileLike | FileFields
 """One image in a form that :func:`to_rgb` takes."""
 
+KEY_IS_IMAGE = (
+    "a tuple of two is (key, item), and this key is an image: pass a clip as a list of frames, and "
+    "an image that has a mask or a label alone or as (key, image)"
+)
+"""The error text for a pair of a stream that may be two frames, or an image with a mask."""
+
 
 @dataclass(frozen=True)
 class Video:
@@ -99,7 +105,7 @@ def to_rgb(image: ImageLike | DeviceImage) -> Tensor:
 def to_rows(image: ImageLike | DeviceImage) -> Tensor:
     """Convert one image as :func:`to_rgb` does, to a uint8 tensor [H, W, 3]."""
     if isinstance(image, np.ndarray):
-        return _from_array(image)
+        return _not_pinned(_from_array(image))
     if isinstance(image, str | os.PathLike):
         decoded = decode_image(image)
         if isinstance(decoded, Tensor):
@@ -115,7 +121,7 @@ def to_rows(image: ImageLike | DeviceImage) -> Tensor:
     if isinstance(image, Image.Image):
         return _from_pil(image)
     if isinstance(image, Tensor):
-        return _from_tensor(image).permute(1, 2, 0)
+        return _not_pinned(_from_tensor(image).permute(1, 2, 0))
     if isinstance(image, Video):
         raise ValueError("is a clip, not an image: pass it as videos=[clip]")
     if isinstance(image, Readable):
@@ -199,6 +205,11 @@ def is_one_item(items: object) -> bool:
     if isinstance(items, np.ndarray | Tensor):
         return items.ndim in (2, 3)
     return is_one_image(items)
+
+
+def is_pixels(value: object) -> bool:
+    """Return whether the value is a decoded image: a PIL image, or an array or tensor of pixels."""
+    return is_picture(value) or (isinstance(value, np.ndarray | Tensor) and value.ndim >= 2)
 
 
 def _from_decoded(image: Image.Image | Tensor) -> Tensor:
@@ -286,6 +297,14 @@ def _from_tensor(image: Tensor) -> Tensor:
         raise ValueError(f"tensor of {image.dtype}: pixels must be uint8, 0..255; {_fix(kind)}")
     _require_layout(image.shape, "[C, H, W] or [H, W]", 0)
     return _to_three_channels(image[None] if image.ndim == 2 else image)
+
+
+def _not_pinned(rows: Tensor) -> Tensor:
+    """Return an image of the caller, copied if it lies in page-locked memory.
+
+    A GPU copies from such memory later, when the caller may have written the next image there.
+    """
+    return rows.clone() if torch.cuda.is_initialized() and rows.is_pinned() else rows
 
 
 def _from_unit(image: Tensor, subject: str) -> Tensor:

@@ -196,7 +196,8 @@ class EncodesItems(ABC, Generic[Output]):
             items: any iterable; worker threads iterate it, one at a time. An item is an image as
                 ``preprocess`` takes it, a clip (a :class:`Video`, a list of frames, an array
                 [F, H, W, C] or a tensor [F, C, H, W]), a row of a ``datasets`` column, or a tuple
-                of two (key, item).
+                of two (key, item). Its pixels must not change before its result is there, because
+                items are read ahead: do not yield one array again with another image.
             batch_tokens: output tokens per batch; None takes 8192, on the CPU 1024.
             workers: threads that decode; None takes one per core, at most 16.
             progress: show items and tokens per second, and what the stream waits for: a bar on a

@@ -32,7 +32,15 @@ from ..inputs.images import (
     hold_to_resize,
     stage_planned,
 )
-from ..inputs.intake import ImageLike, ItemLike, VideoLike, is_one_item, read_rows
+from ..inputs.intake import (
+    KEY_IS_IMAGE,
+    ImageLike,
+    ItemLike,
+    VideoLike,
+    is_one_item,
+    is_pixels,
+    read_rows,
+)
 from .calls import EitherItemEncoder, MakeInputs, ResultSettings, join_inputs
 from .collecting import Arrays, Collect, Collected, EncodedItem
 from .device import DeviceQueue
@@ -341,6 +349,9 @@ class _Stream:
     def _read(self, item: _StreamItem, given: object) -> Tensor | None:
         """Decode and preprocess an item, or return the pixels [H, W, 3] of one to be resized."""
         try:
+            if is_pixels(item.key):  # the error names the item without it
+                item.key, item.paired = None, False
+                raise ValueError(KEY_IS_IMAGE)  # noqa: TRY301
             images, videos = read_item(given)
             if self.stager is not None:
                 return self._stage(item, self.stager, images, videos)

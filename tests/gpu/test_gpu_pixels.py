@@ -157,6 +157,21 @@ def test_encode_makes_its_pixels_on_the_gpu(name: str, monkeypatch: pytest.Monke
     encoder.cpu()
 
 
+@pytest.mark.parametrize("name", ["qwen3_vl", "intern_vit_300m"])
+def test_a_pinned_image_may_change_when_encode_returns(name: str) -> None:
+    encoder = tower(name).to("cuda")
+    rows = torch.from_numpy(np.array(flower())).pin_memory()
+    (wanted,) = encoder.encode(rows.numpy().copy())
+    for image in (rows.numpy(), rows.permute(2, 0, 1)):
+        kept = rows.clone()
+        torch.cuda._sleep(200_000_000)
+        (made,) = encoder.encode(image)
+        rows.zero_()
+        assert torch.allclose(made.pooler_output, wanted.pooler_output, rtol=1e-4, atol=1e-5)
+        rows.copy_(kept)
+    encoder.cpu()
+
+
 @pytest.fixture
 def not_compared() -> Iterator[None]:
     """The kernel has not been compared with the CPU yet, and will be again."""

@@ -92,6 +92,13 @@ def test_pairs_keep_their_keys() -> None:
     assert [float(results[0][1]), float(results[1]), float(results[3][1])] == [1, 2, 4]
 
 
+@pytest.mark.parametrize("key", [hopper(), np.asarray(hopper()), torch.zeros(8, 8).byte()])
+def test_a_pair_of_two_images_is_no_item_with_a_key(key: Any) -> None:
+    items = [hopper(), (key, hopper())]
+    with pytest.raises(ValueError, match=r"^item 1: a tuple of two .* as a list of frames"):
+        list(tower("qwen3_vl").encode_many(items, progress=False))
+
+
 def test_order_is_kept_whichever_thread_is_first() -> None:
     encoder = NumberEncoder(lambda number: 1 + number % 7)
     encoder.seconds = 0.003
