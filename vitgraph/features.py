@@ -7,9 +7,10 @@ For item i (counted from 0; images in the order of the command line, then videos
   (towers over tiles [tiles, rows, D]);
 - ``item{i}.deepstack.{j}`` [tokens, out]: the output of DeepStack merger j (Qwen3-VL and Qwen3-Omni
   only);
+- ``item{i}.prefix`` [segments, r, D]: the class token and registers, where the tower has some;
 - ``item{i}.grid_thw`` [3] int64: t, h, w in patches (towers over tiles: tiles, h, w).
 
-If items are pooled, each has ``item{i}.vector`` [D] instead of the first three.
+If items are pooled, each has ``item{i}.vector`` [D] instead of the first four.
 
 The header's metadata has one key, ``vitgraph``: JSON with ``version``, ``repo``, ``revision``,
 ``encoder``, ``pool``, ``normalize`` and ``items``, a list of the fields of :class:`Item`. Unless
@@ -185,10 +186,11 @@ def _named_tensors(result: EncoderOutput | PartialOutput | Tensor) -> list[tuple
     """
     if isinstance(result, Tensor):
         return [("vector", result)]
-    hidden, pooled, deepstack, _ = result
+    hidden, pooled, deepstack, extras = result
     fields = {"last_hidden_state": hidden, "pooler_output": pooled}
     tensors = [(name, tensor) for name, tensor in fields.items() if tensor is not None]
-    return tensors + [(f"deepstack.{j}", tensor) for j, tensor in enumerate(deepstack or ())]
+    tensors += [(f"deepstack.{j}", tensor) for j, tensor in enumerate(deepstack or ())]
+    return [*tensors, *extras.items()]
 
 
 _DTYPES = {dtype: name for name, dtype in STORED_DTYPES.items()} | {torch.int64: "I64"}
@@ -292,17 +294,11 @@ def _read_item(fields: JsonObject) -> Item:
 
 
 def _read_output(tensors: dict[str, Tensor], item: str) -> PartialOutput:
-    deepstack = [tensors[name] for name in _deepstack_names(tensors, item)]
-    return PartialOutput(
-        tensors.get(f"{item}.last_hidden_state"),
-        tensors.get(f"{item}.pooler_output"),
-        tuple(deepstack),
-    )
-
-
-def _deepstack_names(tensors: dict[str, Tensor], item: str) -> Sequence[str]:
-    prefix = f"{item}.deepstack."
-    return sorted(
-        (name for name in tensors if name.startswith(prefix)),
-        key=lambda name: int(name.removeprefix(prefix)),
-    )
+    start = f"{item}."
+    own = {name.removeprefix(start): x for name, x in tensors.items() if name.startswith(start)}
+    layers = [name for name in own if name.startswith("deepstack.")]
+    layers.sort(key=lambda name: int(name.removeprefix("deepstack.")))
+    deepstack = tuple(own.pop(name) for name in layers)
+    own.pop("grid_thw", None)
+    fields = own.pop("last_hidden_state", None), own.pop("pooler_output", None)
+    return PartialOutput(*fields, deepstack, own)

@@ -42,7 +42,7 @@ COMMANDS = {
         "vitgraph embed Qwen/Qwen3-VL-2B-Instruct photos --out vectors",
     ),
     "search": CommandHelp(
-        "Find the images and clips of an embedding job that are nearest to an image or a clip.",
+        "Find the images and clips of an embedding job that are nearest to an image, clip or text.",
         "vitgraph search vectors street.jpg --html street.html",
     ),
     "maps": CommandHelp(
@@ -62,10 +62,10 @@ COMMANDS = {
         "vitgraph extract Qwen/Qwen3-VL-2B-Instruct tower",
     ),
     "cache": CommandHelp(
-        "List, verify or remove the towers that were fetched and kept.", "vitgraph cache list"
+        "List, verify or remove the towers that were downloaded.", "vitgraph cache list"
     ),
     "demo": CommandHelp(
-        "Encode sample photographs with a small seeded checkpoint of every family.",
+        "Draw feature maps of sample photographs, by small checkpoints with random weights.",
         "vitgraph demo --out demo",
     ),
     "bench": CommandHelp(

@@ -32,7 +32,7 @@ def some_features() -> Features:
     ]
     outputs = [
         EncoderOutput(noise(24, 8), noise(6, 16), (noise(6, 16), noise(6, 16) + 1)),
-        EncoderOutput(noise(96, 8).bfloat16(), noise(24, 16), ()),
+        EncoderOutput(noise(96, 8).bfloat16(), noise(24, 16), (), {"prefix": noise(4, 5, 8)}),
     ]
     return Features("owner/name", None, "Qwen3VLEncoder", items, outputs)
 
