@@ -351,7 +351,7 @@ class _Stream:
         try:
             if is_pixels(item.key):  # the error names the item without it
                 item.key, item.paired = None, False
-                raise ValueError(KEY_IS_IMAGE)  # noqa: TRY301
+                raise ValueError(KEY_IS_IMAGE)
             images, videos = read_item(given)
             if self.stager is not None:
                 return self._stage(item, self.stager, images, videos)
