@@ -19,7 +19,6 @@ import math
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from functools import cache, lru_cache
 from importlib.util import find_spec
 from typing import Literal, NamedTuple, TypeAlias
@@ -195,76 +194,127 @@ def resize_many(
         uint8 [height, width, C] or [N, height, width, C] for each, contiguous, in the memory of the
         image if it has that size.
     """
-    shapes = [image.shape for image in images]
+    shapes = [tuple(image.shape) for image in images]
     return resize_flat([image.contiguous() for image in images], shapes, sizes, mode, library)
+
+
+class _Step(NamedTuple):
+    """How one axis of the images of one shape is resized."""
+
+    nbytes: int
+    """The bytes of the result."""
+    table: Tensor
+    """The table of the weights, which the kernel reads by its address."""
+    sizes: tuple[int, int, int, int, int, int]
+    """The sizes of an :class:`AxisJob` after its addresses."""
+
+
+class _Steps(NamedTuple):
+    """How images of one shape are resized."""
+
+    steps: tuple[_Step | None, _Step | None, _Step | None]
+    """Of the height, the width and the height: most images have their width resized first."""
+    nbytes: int
+    """The bytes of an image before."""
+    shape: tuple[int, ...]
+    """The shape of the result."""
+    strides: tuple[int, ...]
+
+
+@lru_cache(maxsize=256)
+def _steps_of(
+    shape: tuple[int, ...],
+    size: tuple[int, int],
+    mode: Resample,
+    library: Library,
+    device: torch.device,
+    cuda_stream: int,
+) -> _Steps:
+    """Return how images [H, W, C] or [N, H, W, C] are resized on a device and a CUDA stream."""
+    order = axes_in_order((shape[-3], shape[-2]), size, library)
+    made, steps = [*shape], list[_Step | None]()
+    for axis, is_taken in ((0, order == [0, 1]), (1, 1 in order), (0, order in ([0], [1, 0]))):
+        if not is_taken:
+            steps.append(None)
+            continue
+        *n, h, w, c = made
+        count, length = math.prod(n), size[axis]
+        outer, old, inner = (count, h, w * c) if axis == 0 else (count * h, w, c)
+        table, shift = _weights_on(old, length, mode, library, device, cuda_stream)
+        sizes = outer, old, length, inner, table.shape[1] - 1, shift
+        made[axis - 3] = length
+        steps.append(_Step(math.prod(made), table, sizes))
+    strides = tuple(math.prod(made[place + 1 :]) for place in range(len(made)))
+    return _Steps((steps[0], steps[1], steps[2]), math.prod(shape), tuple(made), strides)
 
 
 def resize_flat(
     images: Sequence[Tensor],
-    image_shapes: Sequence[Sequence[int]],
+    image_shapes: Sequence[tuple[int, ...]],
     sizes: Sequence[tuple[int, int]],
     mode: Resample,
     library: Library,
 ) -> list[Tensor]:
-    """Resize images as :func:`resize_many` does, whose tensors may have any shape.
+    """Resize images as :func:`resize_many` does, which may lie in their tensors in any way.
 
-    The ``image_shapes`` say how the images lie in them, [H, W, C] or [N, H, W, C], and are those of
-    the results but for the sizes.
+    No tensor is made per image and step: that takes longer than what is computed here for it.
+
+    Args:
+        images: contiguous tensors that have the numbers of one image or of several after each
+            other, of any shape.
+        image_shapes: the shape of each image, [H, W, C] or [N, H, W, C].
+        sizes: the height and width in pixels to which each is resized.
+        mode: the filter.
+        library: the library whose result it is.
     """
-    made, shapes = [*images], [[*shape] for shape in image_shapes]
-    orders = [
-        axes_in_order((shape[-3], shape[-2]), size, library)
-        for shape, size in zip(shapes, sizes, strict=True)
+    if not images:
+        return []
+    device = images[0].device
+    cuda_stream = torch.cuda.current_stream(device).stream_id if device.type == "cuda" else 0
+    plans = [
+        _steps_of(shape, size, mode, library, device, cuda_stream)
+        for shape, size in zip(image_shapes, sizes, strict=True)
     ]
-    with torch.cuda.device_of(made[0]) if made else nullcontext():
-        for axis, takes in (  # most images have their width resized first
-            (0, lambda order: order == [0, 1]),
-            (1, lambda order: 1 in order),
-            (0, lambda order: order in ([0], [1, 0])),
-        ):
-            numbers = [number for number, order in enumerate(orders) if takes(order)]
-            if numbers:
-                old = [[*shapes[number]] for number in numbers]
-                for number in numbers:
-                    shapes[number][axis - 3] = sizes[number][axis]
-                new = [shapes[number] for number in numbers]
-                pixels = [made[number] for number in numbers]
-                resized = _resize_axis(pixels, old, new, axis, mode, library)
-                for number, flat in zip(numbers, resized, strict=True):
-                    made[number] = flat
-    return [image.view(shape) for image, shape in zip(made, shapes, strict=True)]
+    places, left = list[tuple[Tensor, int]](), iter(plans)
+    """The tensor that has each image, and the byte where it begins there."""
+    for pixels in images:
+        start = 0
+        while start < pixels.numel():
+            places.append((pixels, start))
+            start += next(left).nbytes
+    with torch.cuda.device_of(images[0]):
+        for number, axis in enumerate((1, 2, 1)):
+            places = _resize_axis(places, [plan.steps[number] for plan in plans], axis)
+    return [
+        tensor.as_strided(plan.shape, plan.strides, tensor.storage_offset() + start)
+        for (tensor, start), plan in zip(places, plans, strict=True)
+    ]
 
 
 def _resize_axis(
-    images: Sequence[Tensor],
-    old_shapes: Sequence[Sequence[int]],
-    new_shapes: Sequence[Sequence[int]],
-    axis: int,
-    mode: Resample,
-    library: Library,
-) -> list[Tensor]:
-    """Resize the height (``axis`` 0) or the width (1) of images in one launch.
+    places: Sequence[tuple[Tensor, int]], steps: Sequence[_Step | None], axis: int
+) -> list[tuple[Tensor, int]]:
+    """Resize the height (``axis`` 1) or the width (2) of the images that have a step, at once.
 
-    The images, whose tensors may have any shape, and the results, of one axis, have no view per
-    image and step: each takes longer than what is computed here for it.
+    The ``places`` say where the images lie; returns where they lie then.
     """
     from .resize_kernel import AxisJob, resize_axis
 
-    device = images[0].device
-    cuda_stream = torch.cuda.current_stream().stream_id if device.type == "cuda" else 0
-    sizes = [math.prod(shape) for shape in new_shapes]
-    outs = torch.empty(sum(sizes), dtype=torch.uint8, device=device).split(sizes)
-    jobs = []
-    for image, out, old_shape, new_shape in zip(images, outs, old_shapes, new_shapes, strict=True):
-        *n, h, w, c = old_shape
-        length = new_shape[axis - 3]
-        count = math.prod(n)
-        outer, old, inner = (count, h, w * c) if axis == 0 else (count * h, w, c)
-        table, shift = _weights_on(old, length, mode, library, device, cuda_stream)
-        addresses = image.data_ptr(), out.data_ptr(), table.data_ptr()
-        jobs.append(AxisJob(*addresses, outer, old, length, inner, table.shape[1] - 1, shift))
-    resize_axis(jobs, axis + 1, device)
-    return list(outs)
+    device = places[0][0].device
+    size = sum(step.nbytes for step in steps if step is not None)
+    if not size:
+        return [*places]
+    out = torch.empty(size, dtype=torch.uint8, device=device)
+    jobs, made, start, address = [], [*places], 0, out.data_ptr()
+    for number, step in enumerate(steps):
+        if step is not None:
+            pixels, begin = places[number]
+            source, table = pixels.data_ptr() + begin, step.table.data_ptr()
+            jobs.append(AxisJob(source, address + start, table, *step.sizes))
+            made[number] = out, start
+            start += step.nbytes
+    resize_axis(jobs, axis, device)
+    return made
 
 
 def library_of(mode: Resample) -> Library:

@@ -295,12 +295,12 @@ def stage_planned(
     shapes = [(1, *one.size, 3) for one in planned]
     source = planned[0].source  # the images are of one family: none or all have one
     if is_exact_on(device):
-        sent = _split(_send(images, device), planned)
+        sent = _send(images, device)
         if source is None:
             sizes, mode = [(plan.height, plan.width) for plan in plans], plans[0].mode
             made = resize_flat(sent, shapes, sizes, mode, library_of(mode))
         else:
-            made = _resize_floats(sent, planned)
+            made = _resize_floats(_split(sent, planned), planned)
         made = [
             pixels if plan.keeps_all else _place(pixels[0], plan)[None].contiguous()
             for pixels, plan in zip(made, plans, strict=True)
