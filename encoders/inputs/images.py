@@ -30,7 +30,7 @@ from .exact_resize import (
     resize_many,
     resize_on_cpu,
 )
-from .intake import ImagesLike, VideosLike
+from .intake import AnyArray, ImagesLike, VideosLike
 from .processor_files import PerChannel, Resample
 from .sampling import read_rate
 from .sizes import MOST_PIXELS
@@ -208,25 +208,27 @@ def to_resize(image: Tensor, device: torch.device) -> Tensor:
     return stack_frames([image], device)[0].permute(2, 0, 1)
 
 
-def hold_to_resize(images: Sequence[Tensor], device: torch.device) -> Tensor:
+def hold_to_resize(images: Sequence[Tensor | AnyArray], device: torch.device) -> Tensor:
     """Return the bytes of decoded images where a GPU copies them asynchronously.
 
     Their memory then does not change with an array of the caller.
 
     Args:
-        images: uint8 [H, W, 3] each, on the CPU, or one that a GPU has decoded.
+        images: uint8 [H, W, 3] each, tensors or arrays on the CPU, or one that a GPU has decoded.
         device: the device on which the images are to lie in the end.
     """
-    if len(images) == 1:
-        (rows,) = images
-        if device.type != "cuda" or rows.is_cuda or (rows.is_contiguous() and rows.is_pinned()):
+    rows = images[0]
+    if len(images) == 1 and isinstance(rows, Tensor):
+        is_pinned = rows.is_contiguous() and (device.type != "cuda" or rows.is_pinned())
+        if rows.is_cuda or is_pinned:
             return rows.reshape(-1)
-    size, start = sum(rows.nbytes for rows in images), 0
+    arrays = [image.numpy() if isinstance(image, Tensor) else image for image in images]
+    size = sum(array.size for array in arrays)
     out = torch.empty(size, dtype=torch.uint8, device=CPU, pin_memory=device.type == "cuda")
-    copies = out.numpy()
-    for rows in images:
-        stop = start + rows.nbytes
-        np.copyto(copies[start:stop].reshape(rows.shape), rows.numpy())
+    copies, start = out.numpy(), 0
+    for array in arrays:
+        stop = start + array.size
+        np.copyto(copies[start:stop].reshape(array.shape), array)
         start = stop
     return out
 

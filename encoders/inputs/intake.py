@@ -105,7 +105,10 @@ def to_rgb(image: ImageLike | DeviceImage) -> Tensor:
 def to_rows(image: ImageLike | DeviceImage) -> Tensor:
     """Convert one image as :func:`to_rgb` does, to a uint8 tensor [H, W, 3]."""
     if isinstance(image, np.ndarray):
-        return _not_pinned(_from_array(image))
+        array = read_array(image)
+        if array is image and not (array.flags.c_contiguous and array.flags.writeable):
+            array = np.require(array, requirements=["C", "W"])
+        return _not_pinned(torch.from_numpy(array))
     if isinstance(image, str | os.PathLike):
         decoded = decode_image(image)
         if isinstance(decoded, Tensor):
@@ -265,7 +268,15 @@ def _eight_bits(grey: AnyArray) -> AnyArray:
     return ((levels + 128) // 257).astype(np.uint8)
 
 
-def _from_array(array: AnyArray) -> Tensor:
+def read_array(array: AnyArray) -> AnyArray:
+    """Convert an image that is an array as :func:`to_rgb` does, to a uint8 array [H, W, 3].
+
+    The result is the array itself if it has this form, read-only or not: a tensor of it takes
+    longer to make than all that is checked here.
+
+    Raises:
+        ValueError: an array that :func:`to_rgb` rejects.
+    """
     if array.dtype.kind == "f":
         unit = torch.from_numpy(np.require(array, np.float64, "W"))
         array = _from_unit(unit, f"array of {array.dtype}").numpy()
@@ -274,14 +285,11 @@ def _from_array(array: AnyArray) -> Tensor:
             f"numpy array of {array.dtype}: pixels must be uint8, 0..255; {_fix(array.dtype.kind)}"
         )
     _require_layout(array.shape, "[H, W, C] or [H, W]", -1)
-    if not (array.flags.c_contiguous and array.flags.writeable):
-        array = np.require(array, requirements=["C", "W"])
-    rows = torch.from_numpy(array)
     if array.ndim == 3 and array.shape[2] == 3:
-        return rows
-    return _to_three_channels(rows[None] if array.ndim == 2 else rows.permute(2, 0, 1)).permute(
-        1, 2, 0
-    )
+        return array
+    rows = torch.from_numpy(np.require(array, requirements=["C", "W"]))
+    pixels = _to_three_channels(rows[None] if array.ndim == 2 else rows.permute(2, 0, 1))
+    return pixels.permute(1, 2, 0).numpy()
 
 
 def _from_tensor(image: Tensor) -> Tensor:

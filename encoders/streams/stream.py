@@ -10,11 +10,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence, Sized
-from contextlib import closing, nullcontext
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain
 from operator import length_hint
-from typing import Literal, NamedTuple, TypeAlias, TypedDict, TypeGuard, cast, get_args
+from typing import Literal, NamedTuple, TypeAlias, TypedDict, cast, get_args
 
 import numpy as np
 import torch
@@ -34,12 +34,15 @@ from ..inputs.images import (
 )
 from ..inputs.intake import (
     KEY_IS_IMAGE,
+    AnyArray,
     ImageLike,
     ItemLike,
     VideoLike,
     is_one_item,
     is_pixels,
+    read_array,
     read_rows,
+    to_rows,
 )
 from .calls import EitherItemEncoder, MakeInputs, ResultSettings, join_inputs
 from .collecting import Arrays, Collect, Collected, EncodedItem
@@ -283,12 +286,13 @@ class _Stream:
         self.collect = options.collect
         self.queue = DeviceQueue(item_encoder.device)
         self.stager = item_encoder.stager if self.queue.stages else None
-        self.resizes = self.stager is not None and is_exact_on(item_encoder.device)
-        """Whether the device resizes the images that the CPU has decoded."""
+        device = item_encoder.device
+        self.resizes = self.stager is not None and (device.type == "cpu" or is_exact_on(device))
+        """Whether images that the CPU has decoded are resized in groups, on the device."""
         self.planned: list[_Planned] = []
         """The images that wait to be resized with others, guarded by ``turn``."""
         self.planned_count = self.planned_bytes = 0
-        self.known: dict[torch.Size, _Known] = {}
+        self.known: dict[tuple[int, ...], _Known] = {}
         """What is known of the sizes [H, W, 3] of images seen so far."""
         self.turn, self.resizing = threading.Lock(), threading.Lock()
         """Locks: of the images that wait, and of the thread that resizes them."""
@@ -321,7 +325,7 @@ class _Stream:
 
     def _share(self, given: object) -> float:
         """Return the part of a thread's turn that an item fills: arrays are copied in no time."""
-        _, item = given if _is_pair(given) else (None, given)
+        _, item, _ = _unpaired(given)
         if self.stager is None or not isinstance(item, np.ndarray):
             return 1.0
         return max(item.nbytes / _COPIED_BYTES, 1 / _COPIED_TOGETHER)
@@ -332,13 +336,13 @@ class _Stream:
         ``number`` is that of the first one, and ``given`` are items or pairs (key, item). Returns
         the items with their inputs or errors, and their numbers of tokens.
         """
-        items, waiting, rows = list[_StreamItem](), list[_StreamItem](), list[Tensor]()
+        items, waiting, rows = list[_StreamItem](), list[_StreamItem](), list[Tensor | AnyArray]()
         with decoding(self.decode, self.item_encoder.device):
             for index, one in enumerate(given, number):
-                pair = _is_pair(one)
-                item = _StreamItem(index, one[0] if pair else None, pair)
+                key, plain, is_paired = _unpaired(one)
+                item = _StreamItem(index, key, is_paired)
                 items.append(item)
-                image = self._read(item, one[1] if pair else one)
+                image = self._read(item, plain)
                 if image is not None:
                     waiting.append(item)
                     rows.append(image)
@@ -346,7 +350,7 @@ class _Stream:
             self._resize_later(waiting, rows)
         return [(item, item.tokens) for item in items]
 
-    def _read(self, item: _StreamItem, given: object) -> Tensor | None:
+    def _read(self, item: _StreamItem, given: object) -> Tensor | AnyArray | None:
         """Decode and preprocess an item, or return the pixels [H, W, 3] of one to be resized."""
         try:
             if is_pixels(item.key):  # the error names the item without it
@@ -388,18 +392,16 @@ class _Stream:
         stager: StagedPreprocessor,
         images: Sequence[ImageLike],
         videos: Sequence[VideoLike],
-    ) -> Tensor | None:
+    ) -> Tensor | AnyArray | None:
         """Put the pixels of an item on the device, or return those of an image to be resized."""
         device = self.item_encoder.device
         if images:
-            with self.queue.staging() if self.decode == "gpu" else nullcontext():
-                (rows,) = read_rows(images)
-                rows = rows.contiguous() if rows.is_cuda else rows
+            rows = self._decode(images[0])
             known = self._known(rows, stager)
             if known is not None:
                 self._describe(item, known)
                 return rows
-            images = [cast("ImageLike", DeviceImage(rows))]
+            images = [cast("ImageLike", DeviceImage(_as_tensor(rows)))]
         with self.queue.staging():
             (staged,) = stager.stage(images, videos, self.limits, device)
             item.staged = self.queue.mark_staged()
@@ -407,13 +409,22 @@ class _Stream:
         item.inputs = staged
         return None
 
-    def _known(self, rows: Tensor, stager: StagedPreprocessor) -> _Known | None:
+    def _decode(self, image: ImageLike) -> Tensor | AnyArray:
+        """Return the pixels [H, W, 3] of an image, on the GPU if it was decoded there."""
+        if isinstance(image, np.ndarray):
+            return read_array(image)
+        if self.decode == "cpu":
+            return read_rows([image])[0]
+        with self.queue.staging():
+            return read_rows([image])[0].contiguous()
+
+    def _known(self, rows: Tensor | AnyArray, stager: StagedPreprocessor) -> _Known | None:
         """Return what is known of images of this one's size; None if each is staged alone."""
-        if not self.resizes and rows.device.type != self.item_encoder.device.type:
+        if not self.resizes and not (isinstance(rows, Tensor) and rows.is_cuda):
             return None  # images are resized on the CPU
         known = self.known.get(rows.shape)
         if known is None:
-            planned = stager.plan(rows.permute(2, 0, 1), self.limits)
+            planned = stager.plan(_as_tensor(rows).permute(2, 0, 1), self.limits)
             if planned is None:
                 return None
             known = self._measured(planned.layout(), planned)
@@ -422,9 +433,11 @@ class _Stream:
             self.known[rows.shape] = known
         return known
 
-    def _resize_later(self, items: Sequence[_StreamItem], rows: Sequence[Tensor]) -> None:
+    def _resize_later(
+        self, items: Sequence[_StreamItem], rows: Sequence[Tensor | AnyArray]
+    ) -> None:
         """Keep images until enough of them wait to be resized at once."""
-        plans = [self.known[image.shape].planned for image in rows]
+        plans = [item.known.planned for item in items if item.known and item.known.planned]
         try:
             waiting = _Planned(items, plans, hold_to_resize(rows, self.item_encoder.device))
         except FAILURES as error:
@@ -595,7 +608,8 @@ class _Stream:
         """Yield the results of a batch once the device has reached the event recorded after it."""
         start_time = time.perf_counter()
         batch, encoded, finite, parts, mark = started
-        results = [tensor for item in encoded for tensor in tensors_of(item.value)]
+        whole = [item.value for item in encoded if item.value is not None]
+        results = [tensor for value in whole for tensor in tensors_of(value)]
         results += [part.vectors for part in parts if isinstance(part, _Embedded)]
         self.queue.wait(mark, results)
         for part in parts:
@@ -654,9 +668,15 @@ def _values_of(part: _Fetched | _Embedded) -> Sequence[Arrays | Exception | Tens
     return vectors
 
 
-def _is_pair(given: object) -> TypeGuard[tuple[object, object]]:
-    """Return whether an item of a stream comes with a key."""
-    return isinstance(given, tuple) and len(given) == 2
+def _as_tensor(rows: Tensor | AnyArray) -> Tensor:
+    return rows if isinstance(rows, Tensor) else to_rows(rows)
+
+
+def _unpaired(given: object) -> tuple[object, object, bool]:
+    """Return the key of an item of a stream or None, the item, and whether it came with a key."""
+    if isinstance(given, tuple) and len(given) == 2:
+        return given[0], given[1], True
+    return None, given, False
 
 
 def _facts(batch: Sequence[_StreamItem]) -> str:
