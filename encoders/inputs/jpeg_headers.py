@@ -54,7 +54,9 @@ _APPLICATIONS = {0xE0: (b"JFIF\0", 16), 0xE2: (b"ICC_PROFILE\0", 16), 0xEE: (b"A
 _ORDERS = {b"II*\0": "<", b"MM\0*": ">"}
 _SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8}
 """The bytes of a value of each type of EXIF (TIFF 6.0)."""
-_RESOLUTION, _ORIENTATION, _SHORT, _RATIONAL = 0x011A, 0x0112, 3, 5
+_ORIENTATION, _SHORT, _RATIONAL = 0x0112, 3, 5
+_RESOLUTION = {0x011A: _RATIONAL, 0x0128: _SHORT}
+"""The tags of which PIL makes a resolution when it opens a file, and their types."""
 
 
 def read_header(data: bytes) -> JpegHeader | None:
@@ -143,6 +145,6 @@ def _read_orientation(exif: bytes) -> int | None:
             orientation = value & 0xFFFF if order == "<" else value >> 16
             if not 1 <= orientation <= 8:
                 return None
-        elif tag == _RESOLUTION and (kind != _RATIONAL or number != 1):
+        elif tag in _RESOLUTION and (kind != _RESOLUTION[tag] or number != 1):
             return None
     return orientation

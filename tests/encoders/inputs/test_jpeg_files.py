@@ -115,6 +115,7 @@ FILES = {
     "EXIF with more values than bytes": with_exif(*[(n, 2, 30, 8) for n in range(9)], TURN),
     "EXIF of an unknown type": with_exif((0x10F, 77, 1, 0), TURN),
     "EXIF whose resolution is one byte": with_exif(TURN, (0x128, 3, 1, 2), (0x11A, 7, 1, 0)),
+    "EXIF of two units": with_exif(TURN, (0x128, 3, 2, 2), RESOLUTION),
     "EXIF that ends in its entries": with_exif(TURN, MAKER, more=b"")[:-4],
     "EXIF of no TIFF": with_segment(0xE1, b"Exif\0\0" + bytes(60)),
     "EXIF alone": with_segment(0xE1, b"Exif\0\0"),
