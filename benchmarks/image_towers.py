@@ -95,6 +95,8 @@ TOWERS = {
     ),
     "SAM 3": ImageTower("sam3", "facebook/sam3", None, side=1008, most=8),
 }
+OTHERS = ("transformers", "timm", "open_clip")
+"""The libraries whose towers are run beside ours."""
 TINY_SIDE = 112
 """The side of images of the small towers of a test."""
 BATCHES = (1, 8, 256)
@@ -152,7 +154,8 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Measure one tower with every number of images that it is measured with."""
     tower = TOWERS[name]
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    encoder, others = build(tower, device, options.tiny)
+    encoder, built = build(tower, device, options.tiny)
+    others = {library: module for library, module in built.items() if library in options.others}
     calls: dict[str, Any] = dict(others)
     left_out = options.no_compile
     if left_out is None or (left_out and name not in left_out):
@@ -214,6 +217,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         choices=tuple(TOWERS),
         help="leave out the compiled forms, of these towers or, without names, of all",
     )
+    parser.add_argument("--others", nargs="+", default=list(OTHERS), choices=OTHERS)
     parser.add_argument("--tiny", action="store_true", help="small towers, for a test")
     parser.add_argument("--table", type=Path, help="print the table of a results file")
     options = parser.parse_args(arguments)
