@@ -16,7 +16,15 @@ from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import Any
 
-from benchmarks import budget_waste, encode_many, fetch, first_token, fp8, image_towers
+from benchmarks import (
+    budget_waste,
+    encode_many,
+    family_speed,
+    fetch,
+    first_token,
+    fp8,
+    image_towers,
+)
 from benchmarks.engines.table import drawn
 from benchmarks.engines.table import speed as engine_times
 from benchmarks.measuring.machine import ROOT
@@ -124,6 +132,8 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "streams": lambda: encode_many.sentence(results("encode_many_h200")),
     "first token": lambda: first_token.table(results("first_token_h200")),
     "image towers": lambda: image_towers.table(results("image_towers_h100")),
+    "large image towers": lambda: image_towers.table(results("image_towers_h200")),
+    "newer families": lambda: family_speed.table(results("family_speed_h200")),
     "engines": drawn,
     "engines, raw images": lambda: "\n".join(engine_times(results("engines_raw_h200"))),
     "models of transformers": tower_classes,
