@@ -24,7 +24,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeGuard
 
 import numpy as np
 import torch
@@ -208,6 +208,11 @@ def is_one_item(items: object) -> bool:
     if isinstance(items, np.ndarray | Tensor):
         return items.ndim in (2, 3)
     return is_one_image(items)
+
+
+def is_array(value: object) -> TypeGuard[AnyArray]:
+    """Return whether the value is a numpy array; who asks need not import numpy."""
+    return isinstance(value, np.ndarray)
 
 
 def is_pixels(value: object) -> bool:

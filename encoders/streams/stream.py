@@ -16,7 +16,6 @@ from itertools import chain
 from operator import length_hint
 from typing import Literal, NamedTuple, TypeAlias, TypedDict, cast, get_args
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,6 +37,7 @@ from ..inputs.intake import (
     ImageLike,
     ItemLike,
     VideoLike,
+    is_array,
     is_one_item,
     is_pixels,
     read_array,
@@ -326,7 +326,7 @@ class _Stream:
     def _share(self, given: object) -> float:
         """Return the part of a thread's turn that an item fills: arrays are copied in no time."""
         _, item, _ = _unpaired(given)
-        if self.stager is None or not isinstance(item, np.ndarray):
+        if self.stager is None or not is_array(item):
             return 1.0
         return max(item.nbytes / _COPIED_BYTES, 1 / _COPIED_TOGETHER)
 
@@ -411,7 +411,7 @@ class _Stream:
 
     def _decode(self, image: ImageLike) -> Tensor | AnyArray:
         """Return the pixels [H, W, 3] of an image, on the GPU if it was decoded there."""
-        if isinstance(image, np.ndarray):
+        if is_array(image):
             return read_array(image)
         if self.decode == "cpu":
             return read_rows([image])[0]
