@@ -16,6 +16,11 @@ _PATIENCE = 5.0
 the caller's iterator is left running."""
 
 
+_TURNS = 3
+"""The most turns of several items that threads have in hand at once. Such items are prepared in no
+time, and each further thread takes Python's lock from the consumer."""
+
+
 class _Failure:
     """An exception that the caller's iterator or ``prepare`` raised, kept as a result."""
 
@@ -60,7 +65,8 @@ class Prefetch(Generic[Given, Prepared]):
         self._failure: _Failure | None = None
         self._held_size = 0
         """The total size of the results that the consumer has not released yet."""
-        self._taken_count = 0
+        self._taken_count = self._turns = 0
+        """The number of items that were taken, and of turns of several items now in hand."""
         self._prepared_count, self._prepared_size = 0, 0
         """The number of items that have been prepared, and the sum of their sizes."""
         self._wanted_number = -1
@@ -178,6 +184,7 @@ class Prefetch(Generic[Given, Prepared]):
             with self._condition:
                 number = self._taken_count  # only a holder of ``_source`` changes it
                 self._taken_count += len(items) + len(failures)
+                self._turns += len(items) > 1
                 if is_over:
                     self._ended = True
                     self._put(number + len(items), failures)
@@ -192,6 +199,7 @@ class Prefetch(Generic[Given, Prepared]):
             self._held_size += size
             self._prepared_size += size
         self._prepared_count += len(results)
+        self._turns -= len(results) > 1
         # The mean size of items may leave room now, and the consumer may wait for one of these.
         if wakes or (self._waits_for_room and self._room()):
             self._condition.notify_all()
@@ -205,6 +213,6 @@ class Prefetch(Generic[Given, Prepared]):
         if not count:
             count, size = 4, self._limit
         left = (self._limit - self._held_size) * count // (size or 1)
-        room = left - (self._taken_count - self._prepared_count)
+        room = left - (self._taken_count - self._prepared_count) if self._turns < _TURNS else 0
         # If the consumer waits for exactly the next item, it is taken.
         return max(room, int(self._wanted_number == self._taken_count))

@@ -72,9 +72,9 @@ _FAILED_TOKENS = 64
 
 _KNOWN_SIZES = 4096
 """The most sizes of images whose plans a stream keeps."""
-_RESIZED_TOGETHER, _RESIZED_BYTES = 64, 1 << 26
+_RESIZED_TOGETHER, _RESIZED_BYTES = 32, 1 << 25
 """So many images, or so many bytes of images, are resized at once without waiting for more."""
-_COPIED_TOGETHER, _COPIED_BYTES = 16, 1 << 22
+_COPIED_TOGETHER, _COPIED_BYTES = 16, 1 << 23
 """A thread takes so many arrays, or so many bytes of arrays, at once."""
 
 
@@ -496,7 +496,8 @@ class _Stream:
         mark = self.queue.mark_staged()
         for images in planned:
             for item in images.items:
-                item.inputs, item.staged = next(staged), mark
+                # In this order, as the consumer goes on when it sees the pixels.
+                item.staged, item.inputs = mark, next(staged)
 
     def _batches(self, items: Iterable[_StreamItem]) -> Iterator[list[_StreamItem]]:
         """Yield batches of consecutive items with at most ``batch_tokens`` tokens; a larger item is
@@ -515,7 +516,8 @@ class _Stream:
     def _start(self, batch: list[_StreamItem]) -> _Started:
         """Encode a batch; on a GPU, only queue its work."""
         start_time = time.perf_counter()
-        self._resize_planned()
+        if any(item.inputs is None and item.value is None for item in batch):
+            self._resize_planned()
         self.item_encoder.agree(lambda: _facts(batch))
         with torch.no_grad(), self.queue.running():
             parts = self._encode([item for item in batch if item.inputs is not None])
