@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import Protocol, TypeGuard, runtime_checkable
+from typing import Protocol, TypeGuard, cast, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -67,6 +67,11 @@ def read_grid(grid_thw: GridLike, merge: int = 1, merge_name: str = "merge size"
     if isinstance(grid_thw, ReadGrid) and (merge == 1 or not grid_thw.multiple % merge):
         return grid_thw
     rows = grid_thw if type(grid_thw) is list else _listed(grid_thw)  # most calls pass a list
+    if isinstance(grid_thw, Tensor) and grid_thw.ndim == 2 and not grid_thw.is_floating_point():
+        # Most items of a batch have one of a few sizes.
+        grids: list[tuple[object, ...]] = [tuple(row) for row in cast("list[list[object]]", rows)]
+        checked = {grid: _read_item(grid, merge, merge_name) for grid in dict.fromkeys(grids)}
+        return ReadGrid([checked[grid] for grid in grids])
     if len(rows) == 3 and all(isinstance(value, int) for value in rows):
         rows = [rows]
     return ReadGrid([_read_item(row, merge, merge_name) for row in rows])
