@@ -12,7 +12,9 @@ are crops of scikit-learn's and matplotlib's, as JPEG files of quality 90. Rows 
   on the GPU (``tower``), and of decoding the same files in one thread; 12 MP is bounded to 1 MP.
 - ``stream``: images per second of ``embed_many`` over files of seven sizes in 16 threads
   (``files``), over the smaller of ``replays`` and ``decoding`` of the same files in as many
-  threads; and over decoded images (``memory``) over ``replays``.
+  threads; and over decoded images (``memory``) over ``replays``. Each of these goes over the images
+  as many times as it does in two seconds (``--seconds``), a stream without a break: 2,048 images
+  are a sixth of a second of a small tower, less than a stream takes to begin and to end.
 - ``job``: images per second of ``vitgraph embed`` over ``embed_many`` from the same files.
 - ``peers``: images per second of transformers with its fast processor on the CPU and on the GPU,
   and of a loop with torchvision's decoder and resize on the GPU before our graphs, on such files.
@@ -25,6 +27,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import tempfile
 import time
@@ -164,27 +167,28 @@ def measure_stream(setup: Setup) -> dict[str, Any]:
     shape = (max(rows), *encoder.row_shape)
     pixels = torch.randn(shape, device=encoder.device).to(encoder.dtype)
 
-    def replay(_: object) -> None:
-        for grids, count in zip(batches, rows, strict=True):
+    def replay(passes: int) -> None:
+        for grids, count in [*zip(batches, rows, strict=True)] * passes:
             graphed(pixels[:count], grids)
         synchronize()
 
-    def embed(items: Sequence[Any], place: str, _: object) -> None:
-        results = graphed.embed_many(items, decode=place, progress=False, **settings)
-        assert sum(1 for _ in results) == len(items)
+    def embed(items: Sequence[Any], place: str, passes: int) -> None:
+        several = [*items] * passes
+        results = graphed.embed_many(several, decode=place, progress=False, **settings)
+        assert sum(1 for _ in results) == len(several)
 
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder) / f"{number:05d}.jpg" for number in range(len(files))]
         for path, data in zip(paths, files, strict=True):
             path.write_bytes(data)
-        runs: dict[str, Callable[[Any], None]] = {
+        runs: dict[str, Callable[[int], None]] = {
             "replays": replay,
             "memory": partial(embed, arrays, "cpu"),
         }
         for place in setup.decodes:
             runs[f"decoding, {place}"] = partial(decode_in_threads, paths, place, options.workers)
             runs[f"files, {place}"] = partial(embed, paths, place)
-        found = rates(runs, [range(len(files))], options.repeats)
+        found = lasting_rates(runs, len(files), options)
     result = {"items": len(files), **settings, **images_per_second(found)}
     rate = result["images per second"]
     result["memory over replays"] = round(rate["memory"] / rate["replays"], 3)
@@ -194,8 +198,34 @@ def measure_stream(setup: Setup) -> dict[str, Any]:
     return {**result, "goals (gpu, cpu, memory)": GOALS["stream"].get(setup.tower.name)}
 
 
-def decode_in_threads(paths: Sequence[Path], place: str, workers: int, _: object) -> None:
-    """Decode files in threads, on the CPU or by nvImageCodec."""
+def lasting_rates(
+    runs: dict[str, Callable[[int], None]], items: int, options: argparse.Namespace
+) -> dict[str, list[float]]:
+    """Return the images per second of each variant per repeat, each timed for some seconds.
+
+    Args:
+        runs: the variants by name, functions that go over the images as many times as they are
+            told; they take turns.
+        items: number of images.
+        options: the options of the benchmark.
+    """
+    passes = {}
+    for name, run in runs.items():
+        run(1)
+        began = time.perf_counter()
+        run(1)
+        passes[name] = max(math.ceil(options.seconds / (time.perf_counter() - began)), 1)
+    found: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(options.repeats):
+        for name, run in runs.items():
+            began = time.perf_counter()
+            run(passes[name])
+            found[name].append(items * passes[name] / (time.perf_counter() - began))
+    return found
+
+
+def decode_in_threads(paths: Sequence[Path], place: str, workers: int, passes: int) -> None:
+    """Decode files in threads, on the CPU or by nvImageCodec, ``passes`` times."""
 
     def one(path: Path) -> object:
         if place == "cpu":
@@ -203,7 +233,7 @@ def decode_in_threads(paths: Sequence[Path], place: str, workers: int, _: object
         return decoder_of(torch.device("cuda", torch.cuda.current_device())).decode_files([path])
 
     with ThreadPoolExecutor(workers) as pool:
-        for _ in pool.map(one, paths):
+        for _ in pool.map(one, [*paths] * passes):
             pass
     synchronize()
 
@@ -419,6 +449,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--items", type=int, default=2048, help="images of streams and jobs")
     parser.add_argument("--runs", type=int, default=15, help="timed calls of bytes")
     parser.add_argument("--repeats", type=int, default=3, help="timed passes of streams and jobs")
+    parser.add_argument("--seconds", type=float, default=2.0, help="least time of a stream's pass")
     parser.add_argument("--workers", type=int, default=16, help="threads that decode")
     parser.add_argument("--batch-tokens", type=int, default=8192, help="tokens per batch")
     parser.add_argument("--json", type=Path, help="the result file, which is added to")

@@ -10,6 +10,7 @@ import pytest
 from benchmarks import gate
 
 SMALL = ["--tiny", "--items", "9", "--runs", "1", "--repeats", "1", "--workers", "2"]
+SMALL += ["--seconds", "0.01"]
 TOWERS = ["Qwen3.5-0.8B", "SigLIP2-B/16"]
 
 
