@@ -20,7 +20,7 @@ LIBRARY_TESTS := tests/vitgraph/commands tests/vitgraph/embed tests/weights/fetc
 
 MAKEFLAGS += --no-print-directory  # the last line of `make test` is a summary of pytest
 
-.PHONY: help demo test lint types fast family notebooks outputs engines oldest docs clean
+.PHONY: help demo test suite lint types fast family notebooks outputs engines oldest docs clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -28,9 +28,10 @@ help: ## show this list
 demo: $(VENV)/.demo ## encode photographs with every family, write demo/feature_maps.png
 	$(PY) -m vitgraph demo --all --out demo
 
-test: lint types ## everything CI runs: lint, types, fast and slow tests, notebooks
+test: lint types engines suite ## everything CI runs: lint, types, engines, fast and slow tests, notebooks
+
+suite: $(VENV)/.test ## the fast and the slow tests
 	$(PYTEST) -m "not gpu and not engines" $(PARALLEL) $(PYTEST_ARGS)
-	$(MAKE) engines
 
 lint: $(VENV)/.test ## ruff: rules and format; import-linter: what may import what
 	$(PY) -m ruff check .
@@ -93,7 +94,7 @@ $(OLDEST)/.installed: pyproject.toml constraints-oldest.txt
 $(ENGINES)/.installed: tests/engines/requirements.txt tests/engines/torchvision_on_cpu.py
 	$(PYTHON) -m venv $(ENGINES)
 	$(ENGINES)/bin/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(ENGINES)/bin/python -m pip install --quiet torch==2.13.0
+	$(ENGINES)/bin/python -m pip install --quiet --no-compile torch==2.13.0
 	$(ENGINES)/bin/python -m pip install --quiet --no-deps --no-compile --requirement tests/engines/requirements.txt
 	cp tests/engines/torchvision_on_cpu.* "$$($(ENGINES)/bin/python -c 'import site; print(site.getsitepackages()[0])')"
 	$(ENGINES)/bin/python -m pip install --quiet --no-deps --editable .
