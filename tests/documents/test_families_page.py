@@ -8,9 +8,8 @@ import pytest
 
 from tests.support.families.page import ENGINES, PAGE, absence, page, towers_here
 
-pytestmark = pytest.mark.integrations
 
-
+@pytest.mark.slow
 def test_the_page_of_families_is_what_its_script_prints() -> None:
     assert PAGE.read_text("utf-8") == page(), "run python -m tests.support.families.page"
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from packaging.version import Version
 
+from tests.conftest import pytest_collection_modifyitems
+from tests.support.families.one_family import family_of
 from weights import FAMILIES
 
 ROOT = Path(__file__).parents[2]
@@ -79,29 +80,28 @@ def pins_of(begin: str, end: str) -> list[str]:
     return re.findall(r'"([\w-]+==[\w.]+)"', rest.partition(end)[0])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("family", "others"),
-    [("deepseek_vl", ["deepseek_vl_hybrid", "deepseek_vl2"]), ("intern_vit", ["qwen2_vl"])],
+    ("part", "family"),
+    [
+        ("deepseek_vl-False", "deepseek_vl"),
+        ("False-deepseek_vl_hybrid_hf", "deepseek_vl_hybrid"),
+        ("deepseek_vl2-x", "deepseek_vl2"),
+        ("intern_vit_timm", "intern_vit"),
+        ("Qwen/Qwen3-VL-8B-Instruct", "qwen3_vl"),
+        ("image-4", None),
+    ],
 )
-def test_the_tests_of_a_family_are_those_whose_ids_name_it(family: str, others: list[str]) -> None:
-    files = [
-        "tests/weights/loading/published/test_layouts.py",
-        "tests/weights/loading/refused/test_load_values.py",
-    ]
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "--family", family, *files]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    ids = re.findall(r"\[(.+)\]", run.stdout)
-    assert any(family in one for one in ids)
-    assert not [one for one in ids for other in others if other in one.split("-")]
+def test_a_test_is_of_the_family_that_its_id_names(part: str, family: str | None) -> None:
+    assert family_of(part) == family
 
 
-@pytest.mark.slow
-def test_a_family_that_is_none_is_answered_with_the_names() -> None:
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "--family", "qwen9"]
-    run = subprocess.run([*command, __file__], cwd=ROOT, capture_output=True, text=True)
-    assert run.returncode != 0
-    assert f"--family qwen9: must be one of {', '.join(sorted(FAMILIES))}" in run.stderr
+def test_a_family_that_is_none_is_answered_with_the_names(
+    pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pytestconfig.option, "family", "qwen9")
+    told = f"--family qwen9: must be one of {', '.join(sorted(FAMILIES))}"
+    with pytest.raises(pytest.UsageError, match=re.escape(told)):
+        pytest_collection_modifyitems(pytestconfig, [])
 
 
 def test_contributing_names_each_target() -> None:

@@ -240,25 +240,6 @@ def test_a_wrapped_position_table_is_called() -> None:
 
 
 @fused
-@pytest.mark.integrations
-@pytest.mark.parametrize("name", OURS)
-def test_peft_adapters_take_effect(name: str) -> None:
-    peft = pytest.importorskip("peft", reason="peft is not installed")
-    encoder = fresh(name)
-    targets = sorted({key.split(".")[-1] for key in linears(encoder.blocks)})
-    config = peft.LoraConfig(r=2, target_modules=targets, init_lora_weights=False)
-    torch.manual_seed(0)
-    peft.inject_adapter_in_model(config, encoder)
-    encoder.requires_grad_(False)
-    for key, weight in encoder.named_parameters():  # peft draws them far larger than trained ones
-        if "lora_B" in key:
-            weight.mul_(0.1)
-    fast = encoder.accelerated()
-    count = len(linears(fresh(name).blocks))
-    assert both(encoder, fast, name, count) > 1e-3
-
-
-@fused
 @pytest.mark.parametrize("name", ["qwen3_vl", "qwen2_5_vl"])
 def test_edits_by_hooks_act_alike_in_every_form(name: str) -> None:
     encoder = fresh(name)

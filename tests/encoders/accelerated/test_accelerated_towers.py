@@ -21,6 +21,7 @@ from tests.oracles import (
 )
 from tests.support.accelerated.cases import (
     CLOSE,
+    FEW_ROWS,
     OURS,
     assert_close,
     assert_fused,
@@ -48,7 +49,7 @@ def test_every_output_is_that_of_the_reference(name: str) -> None:
     encoder = tiny(name)
     fast = encoder.accelerated()
     assert type(fast) is type(encoder)
-    assert_close(run(fast, name), run(encoder, name))
+    assert_close(run(fast, name, grids=FEW_ROWS), run(encoder, name, grids=FEW_ROWS))
     assert_fused(fast)
 
 
@@ -57,7 +58,7 @@ def test_every_output_is_that_of_the_reference(name: str) -> None:
 @pytest.mark.parametrize("name", KINDS)
 def test_outputs_repeat_to_the_bit(name: str) -> None:
     fast = tiny(name).accelerated()
-    assert same_bits(run(fast, name), run(fast, name))
+    assert same_bits(run(fast, name, grids=FEW_ROWS), run(fast, name, grids=FEW_ROWS))
 
 
 @pytest.mark.usefixtures("fused")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.oracles import KINDS, TOWERS, draw_pixels, fields_of, grids_for
+from tests.oracles import TOWERS, draw_pixels, fields_of, grids_for
 from tests.support.accelerated.wrapped_layers import (
     PATCHED,
     Halved,
@@ -112,9 +112,9 @@ def test_a_quantised_weight_is_read_by_its_layer(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", KINDS)
-def test_a_wrapped_tower_compiles_into_one_graph(name: str) -> None:
+def test_a_wrapped_tower_compiles_into_one_graph() -> None:
     torch.compiler.reset()
+    name = "qwen2_5_vl"
     encoder, grids = fresh(name), grids_for(name)
     replace_layers(encoder, lambda layer: Lora(layer, 0.3))
     metadata = encoder.prepare_encoder_metadata(grids)

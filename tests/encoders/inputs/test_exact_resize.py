@@ -58,7 +58,7 @@ def test_the_kernel_gives_the_pixels_of_the_weights(library: Library) -> None:
 @needs_interpreter
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_images_of_several_sizes_are_resized_at_once(library: Library) -> None:
-    sizes = [((5, 9), (3, 4)), ((130, 1), (4, 2)), ((4, 7), (9, 7)), ((6, 6), (6, 6))]
+    sizes = [((5, 9), (3, 4)), ((40, 1), (4, 2)), ((4, 7), (9, 7)), ((6, 6), (6, 6))]
     images = [torch.randint(0, 256, (2, *old, 3), dtype=torch.uint8) for old, _ in sizes]
     together = resize_many(images, [new for _, new in sizes], "bicubic", library)
     for image, (_, new), made in zip(images, sizes, together, strict=True):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.families.keywords import VALUES, encoders_of, keyword_rows, refusal
+from tests.support.families.keywords import VALUES, encoders_of, refusal
 from weights import FAMILIES
 from weights.families.family import Family
 
@@ -30,13 +30,3 @@ def test_a_refused_keyword_is_answered_with_one_that_the_family_takes(family: Fa
                 assert named <= taken
                 assert named or "leave it out" in error
                 assert ("tile" in error) <= (keyword == "max_tiles" or "max_tiles" in taken)
-
-
-def test_the_table_of_keywords_names_the_families_that_take_them() -> None:
-    text = (DOCS / "families.md").read_text("utf-8")
-    rows = list(keyword_rows())
-    assert all(f"| {keyword} | {families} |\n" in text for keyword, families in rows)
-    tiled = "InternViT; DeepSeek-OCR; DeepSeek-OCR-2; DeepSeek-VL2; LLaVA-NeXT; "
-    tiled += "LLaVA-OneVision; Granite for Docling; Molmo2; Llama 4; LFM2-VL; "
-    tiled += "Nemotron (some repos); MiniCPM-V 4.6, 4.7, MiniCPM-OCR"
-    assert tiled in dict(rows).values()

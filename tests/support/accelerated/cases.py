@@ -65,21 +65,27 @@ def fresh(name: str, dtype: torch.dtype = torch.float32) -> VisionEncoder:
 CLOSE = 2e-6
 
 
+FEW_ROWS: Grids = [[2, 2, 2], [1, 2, 2]]
+"""Grids for whole towers in Triton's interpreter, which runs a program for each row."""
+
+
 @torch.no_grad()
-def run(encoder: VisionEncoder, name: str, seed: int = 0) -> EncoderOutput:
-    """Return an encoder's output for seeded random pixels of the grids of ``grids_for``."""
-    grids = grids_for(name)
+def run(
+    encoder: VisionEncoder, name: str, seed: int = 0, grids: Grids | None = None
+) -> EncoderOutput:
+    """Return an encoder's output for seeded random pixels of ``grids``, or of ``grids_for``."""
+    grids = grids or grids_for(name)
     output: EncoderOutput = encoder(draw_pixels(encoder, grids, seed), grids)
     return output
 
 
-def run_twice(encoder: VisionEncoder, name: str) -> EncoderOutput:
+def run_twice(encoder: VisionEncoder, name: str, grids: Grids | None = None) -> EncoderOutput:
     """Encode the same pixels twice, check that the outputs are equal, and return the second.
 
     What an accelerated encoder derives from weights in the first call is read in the second.
     """
-    first = run(encoder, name)
-    second = run(encoder, name)
+    first = run(encoder, name, grids=grids)
+    second = run(encoder, name, grids=grids)
     assert_close(second, first, 0.0)
     return second
 
@@ -288,11 +294,12 @@ def run_steps_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def copy_weights_in_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace the kernel that follows writes to weights by a copy of every source.
+    """Replace the kernels that follow writes to weights by a copy of every source.
 
-    ``test_accelerated_weights.py``, which is about such writes, runs the kernel.
+    ``test_accelerated_weights.py``, which is about such writes, runs the kernel, and tests of
+    ``test_accelerated_fp8.py`` run the one that quantises.
     """
-    from encoders.accelerated.triton_kernels import compare
+    from encoders.accelerated.triton_kernels import compare, quantise
 
     def view(at: int, shape: list[int], strides: tuple[int, int], size: int) -> Any:
         steps = [size * step for step in strides]
@@ -306,4 +313,12 @@ def copy_weights_in_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
                 new = view(source, shape, (down, across), size)
                 view(copy, shape, (stride, 1), size)[:] = new
 
+    def quantise_all(table: Tensor, rows: int, dtype: torch.dtype, *, force: bool) -> None:
+        for source, copy, *shape, stride, down, across, scales in table.tolist():
+            bits = torch.from_numpy(view(source, shape, (down, across), 2).copy())
+            quantised = rows8(bits.view(dtype))
+            view(copy, shape, (stride, 1), 1)[:] = quantised.values.view(torch.int8).numpy()
+            view(scales, [shape[0], 1], (1, 1), 4)[:] = quantised.scales.view(torch.int32).numpy()
+
     monkeypatch.setattr(compare, "copy_differences", copy)
+    monkeypatch.setattr(quantise, "quantise_weights", quantise_all)

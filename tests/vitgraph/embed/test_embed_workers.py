@@ -189,7 +189,7 @@ def test_a_shard_written_before_its_turn_is_not_encoded_again(
 
 
 @pytest.mark.slow
-def test_workers_killed_at_fifty_moments_lose_nothing_and_repeat_nothing(
+def test_workers_killed_at_25_moments_lose_nothing_and_repeat_nothing(
     repo: Path, tmp_path: Path
 ) -> None:
     photos, out = tmp_path / "photos", tmp_path / "out"
@@ -211,7 +211,7 @@ def test_workers_killed_at_fifty_moments_lose_nothing_and_repeat_nothing(
     first.join()
     # On a busy machine it takes a worker longer to get to its first shard.
     longest = max(0.5, (time.monotonic() - begun) / 2)
-    while kills < 50:
+    while kills < 25:
         for rank in range(3):
             if rank not in running or not running[rank].is_alive():
                 running[rank] = start([*command, "--shard", f"{rank}/3"])
@@ -225,7 +225,7 @@ def test_workers_killed_at_fifty_moments_lose_nothing_and_repeat_nothing(
         if len(written(out)) > 150:  # nearly done: begin again with all but the first shards
             for stats in list(out.glob("*_stats.json"))[5:]:
                 stats.unlink()
-    assert len(set(moments)) > 10, "the kills came before there was work"
+    assert len(set(moments)) > 5, "the kills came before there was work"
     for process in running.values():
         process.join()
     for rank in range(3):

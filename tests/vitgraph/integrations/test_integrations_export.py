@@ -12,15 +12,11 @@ import torch
 from torch import Tensor
 
 from encoders.base.vision_encoder import VisionEncoder
-from tests.oracles import Grids, distance, draw_pixels, fields_of, in_tokens_of, tiny
+from tests.oracles import Grids, distance, draw_pixels, fields_of, in_tokens_of, slow, tiny
 from tests.support.comparisons import assert_all_equal
 from vitgraph.integrations.export import export_onnx, export_program
 
 TOWERS = ["intern_vit_300m", "intern_vit_6b", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"]
-SOME_SLOW = [
-    pytest.param(name, marks=[] if name == "qwen2_5_vl" else pytest.mark.slow) for name in TOWERS
-]
-"""The towers for tests that take seconds each: one runs in a plain pytest, all in CI."""
 
 
 def grids_of(name: str) -> list[Grids]:
@@ -44,8 +40,9 @@ def expected(encoder: VisionEncoder, pixels: Tensor, grids: Grids) -> list[Tenso
         return list(fields_of(encoder(pixels, grids)).values())
 
 
-@pytest.mark.parametrize("name", SOME_SLOW)
+@pytest.mark.parametrize("name", ["qwen2_5_vl", slow("qwen3_vl")])
 def test_a_program_for_one_grid_has_the_encoders_bits(name: str) -> None:
+    """With taps and without; ``test_exports.py`` exports every tower."""
     encoder, grids = tiny(name), grids_of(name)[0]
     program = export_program(encoder, grids)
     pixels = draw_pixels(encoder, grids)
@@ -138,7 +135,8 @@ def test_without_onnxscript_the_error_says_what_to_install(
     ("name", "dynamic"),
     [
         ("qwen2_5_vl", False),
-        *(pytest.param(name, True, marks=pytest.mark.slow) for name in TOWERS),
+        # Tiles, windows, and DeepStack; dynamic programs of all of TOWERS are run above.
+        *((name, True) for name in ("intern_vit_300m", "qwen2_5_vl", "qwen3_vl")),
     ],
 )
 def test_onnxruntime_computes_what_the_encoder_does(

@@ -83,13 +83,13 @@ def test_a_program_of_a_graphed_encoder_is_refused_with_what_to_pass() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "path"),
+    ("name", "path", "dynamic"),
     [
-        case if case == ("step3_vl", "image") else pytest.param(*case, marks=pytest.mark.slow)
-        for case in PATHS
+        (*PATHS[0], False),
+        (*PATHS[0], True),
+        *(pytest.param(*case, True, marks=pytest.mark.slow) for case in PATHS[1:]),
     ],
 )
-@pytest.mark.parametrize("dynamic", [False, True])
 def test_a_program_of_each_path_computes_what_the_path_does(
     name: str, path: str, dynamic: bool
 ) -> None:

@@ -1,4 +1,4 @@
-"""Adapters that peft wrote are merged into a tower as peft merges them."""
+"""Adapters of peft take effect in an accelerated tower, and are merged as peft merges them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,15 @@ import torch
 from torch import nn
 
 from encoders import Encoder
+from tests.oracles import KINDS, distances
+from tests.support.accelerated.cases import (
+    assert_close,
+    assert_fused,
+    fresh,
+    needs_interpreter,
+    needs_triton,
+    run,
+)
 from tests.support.hub.checkpoints import Written
 from weights import load_encoder
 
@@ -69,3 +78,25 @@ def test_a_lora_adapter_is_merged_as_peft_merges_it(
     state = load_encoder(folder, dtype="float32").state_dict()
     for name, value in merged.items():
         torch.testing.assert_close(state[name], value, rtol=0, atol=1e-6)
+
+
+@needs_triton
+@needs_interpreter
+@pytest.mark.usefixtures("fused")
+@pytest.mark.parametrize("name", KINDS)
+def test_peft_adapters_take_effect(name: str) -> None:
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    encoder, before = fresh(name), run(fresh(name), name)
+    layers = [key for key, layer in encoder.blocks.named_modules() if type(layer) is nn.Linear]
+    targets = sorted({key.split(".")[-1] for key in layers})
+    config = peft.LoraConfig(r=2, target_modules=targets, init_lora_weights=False)
+    torch.manual_seed(0)
+    peft.inject_adapter_in_model(config, encoder)
+    encoder.requires_grad_(False)
+    for key, weight in encoder.named_parameters():  # peft draws them far larger than trained ones
+        if "lora_B" in key:
+            weight.mul_(0.1)
+    fast, truth = encoder.accelerated(), run(encoder, name)
+    assert_close(run(fast, name), truth)
+    assert_fused(fast, len(layers))
+    assert max(distances(truth, before).values()) > 1e-3

@@ -178,4 +178,4 @@ def test_mutated_checkpoints_give_a_tower_or_an_error(folders: dict[str, Path]) 
 
 @pytest.mark.slow
 def test_many_mutated_checkpoints_give_a_tower_or_an_error(folders: dict[str, Path]) -> None:
-    fuzz(folders, 1000)
+    fuzz(folders, 400)

@@ -126,6 +126,7 @@ import os, signal, sys
 import weights.extraction as extraction
 from pathlib import Path
 
+extraction.extract_encoder(sys.argv[1], sys.argv[3])
 left = 0
 
 def watched(real):
@@ -150,7 +151,7 @@ for line in sys.stdin:
     print(os.waitpid(run, 0)[1], flush=True)
 """
 """Forks a run for each line of its input, which is killed after so many steps, and says how it
-ended: to import torch for each run would take most of the time."""
+ended. What a run imports is imported before: to do so in each run would take most of the time."""
 
 
 @pytest.mark.slow
@@ -167,7 +168,7 @@ def test_a_run_killed_at_any_step_leaves_a_whole_tower(
     folder.mkdir()
     out, ends = folder / "out", []
     tensors = len(load_file(extract_encoder(old, tmp_path / "t") / TOWER))
-    command = [sys.executable, "-c", KILLED, str(new), str(out)]
+    command = [sys.executable, "-c", KILLED, str(new), str(out), str(tmp_path / "once")]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, env=shell, stdin=pipe, stdout=pipe, text=True) as process:
         assert process.stdin is not None

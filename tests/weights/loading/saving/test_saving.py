@@ -16,7 +16,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from encoders import DeepseekOCR2Encoder, Encoder, PathsEncoder, Qwen3VLEncoder
+from encoders import DeepseekOCR2Encoder, Encoder, PathsEncoder, Qwen3VLEncoder, Sam3Encoder
+from encoders.base.tile_encoder import TileEncoder
 from encoders.base.vision_encoder import VisionEncoder
 from tests.support.hub.checkpoints import LAYOUTS, Written, edit_config, same_weights
 from tests.support.hub.server import HubServer
@@ -46,12 +47,14 @@ def train(encoder: Encoder) -> None:
     dtype = next(encoder.parameters()).dtype
     for path in encoder.paths.values() if isinstance(encoder, PathsEncoder) else [encoder]:
         assert isinstance(path, VisionEncoder)
-        # The views of most have up to 1024x1024 pixels; DeepSeek-OCR-2 takes no smaller ones.
-        small = isinstance(encoder, PathsEncoder) and not isinstance(encoder, DeepseekOCR2Encoder)
-        grid = [
-            (1, 8, 8) if small else path.grid_for(1 if isinstance(encoder, PathsEncoder) else 64)
-        ]
-        side = 8 * path.config.patch_size
+        # Views and tiles have up to 1024x1024 pixels; DeepSeek-OCR-2 takes no smaller ones, and the
+        # windows of SAM 3 have 24 patches a side.
+        several = isinstance(encoder, PathsEncoder)
+        small = several or isinstance(encoder, TileEncoder)
+        small = small and not isinstance(encoder, DeepseekOCR2Encoder)
+        patches = 24 if isinstance(encoder, Sam3Encoder) else 8
+        grid = [(1, patches, patches) if small else path.grid_for(1 if several else 16)]
+        side = patches * path.config.patch_size
         shape = (3, side, side) if small and len(path.row_shape) > 1 else path.row_shape
         rows = sum(spec.input_size for spec in path.item_specs(grid))
         output = path(torch.randn(rows, *shape, dtype=dtype), grid)
