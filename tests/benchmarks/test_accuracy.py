@@ -73,7 +73,7 @@ def test_rounded_products_show_their_error(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("fused_in_interpreter")
+@pytest.mark.usefixtures("fused")
 def test_the_speed_of_fp8_is_measured_beside_bfloat16() -> None:
     encoder = tile_tower()
     with torch.no_grad():

@@ -16,6 +16,7 @@ from graphwrap import GraphedEncoder
 from tests.oracles import BY_NAME, build_encoder, distances, draw_pixels, slow
 from tests.support.accelerated.cases import (
     CLOSE,
+    FEW_ROWS,
     OURS,
     assert_close,
     assert_fused,
@@ -115,14 +116,14 @@ def test_what_a_hook_keeps_is_not_written_over(name: str, together: bool) -> Non
 
 
 @pytest.mark.usefixtures("fused_in_interpreter")
-@pytest.mark.parametrize("name", [slow("intern_vit_6b"), "qwen2_5_vl", slow("qwen3_vl")])
+@pytest.mark.parametrize("name", ["qwen2_5_vl", slow("qwen3_vl")])
 def test_a_hook_may_return_columns_in_memory_order(name: str) -> None:
     """The same values in other strides: the kernels read rows."""
     encoder = fresh(name)
     for layer in linears(encoder.blocks[1]).values():
         layer.register_forward_hook(lambda module, args, out: out.mT.contiguous().mT)
-    truth = run(encoder, name)
-    assert_close(run(encoder.accelerated(), name), truth)
+    truth = run(encoder, name, grids=FEW_ROWS)
+    assert_close(run(encoder.accelerated(), name, grids=FEW_ROWS), truth)
 
 
 @fused
