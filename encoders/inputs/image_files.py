@@ -56,8 +56,10 @@ DAMAGED = (
 _CHUNK, _PART, _JPEG = 1 << 18, 1 << 24, b"\xff\xd8\xff"
 """The bytes that are read of a file before it is known to be JPEG, the most bytes that are read at
 once afterwards, and how a JPEG file begins."""
-_READS = os.O_RDONLY | (os.O_BINARY if sys.platform == "win32" else 0)
-"""How files are opened; only Windows has text files."""
+_READS = os.O_RDONLY
+"""How files are opened."""
+if sys.platform == "win32":
+    _READS |= os.O_BINARY
 _HEAD = 32
 """Bytes read to tell a HEIF file: it begins with a size, "ftyp", a brand, a version and brands."""
 _HEIF_BRANDS = frozenset((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"))

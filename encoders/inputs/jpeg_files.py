@@ -66,7 +66,8 @@ def decode_jpeg(data: bytes, header: JpegHeader) -> Tensor | None:
     if is_upright:
         return pixels
     rows = np.flip(rows.swapaxes(0, 1) if swapped else rows, flipped)
-    upright = _empty(*rows.shape[:2], _PINS.get())
+    height, width = rows.shape[:2]
+    upright = _empty(height, width, _PINS.get())
     np.copyto(upright.numpy(), rows)  # by NumPy: see ``stack_frames``
     return upright
 
