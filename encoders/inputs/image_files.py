@@ -119,14 +119,14 @@ def decode_image(source: FileLike) -> Image.Image | Tensor:
     return read_image_file(source, _load_fast) if pixels is None else pixels
 
 
-def jpeg_bytes(source: object) -> bytes | None:
+def jpeg_bytes(source: FileLike) -> bytes | None:
     """Return the bytes of a source that begins like a JPEG file; None for any other source."""
     if isinstance(source, bytes):
         return source
     if isinstance(source, bytearray | memoryview):
         return bytes(source)
     if not isinstance(source, str | os.PathLike):
-        return None
+        return _bytes_of_opened(source)
     try:
         found = os.stat(source)
         if not stat.S_ISREG(found.st_mode):  # opening a pipe would wait for its writer
@@ -142,6 +142,19 @@ def jpeg_bytes(source: object) -> bytes | None:
             os.close(file)
     except (OSError, ValueError):  # another reader says what is wrong with the path
         return None
+
+
+def _bytes_of_opened(file: Readable) -> bytes | None:
+    with lock_of(file):
+        file.read(0)  # as in ``read_image_file``
+        try:
+            file.seek(0)
+            if file.read(len(_JPEG)) != _JPEG:
+                return None
+            file.seek(0)
+            return bytes(file.read())
+        except DAMAGED:  # which PIL, too, is told by the file
+            return None
 
 
 def _rest_of(file: int) -> Iterator[bytes]:

@@ -257,8 +257,10 @@ def test_plain_headers_are_read_without_pil(
     path.write_bytes(FILES[name])
     monkeypatch.setattr(Image, "open", None)
     assert isinstance(wanted, Tensor)
-    for source in (FILES[name], bytearray(FILES[name]), path):
-        assert torch.equal(to_rgb(source), wanted)
+    with path.open("rb") as file:
+        file.seek(5)
+        for source in (FILES[name], bytearray(FILES[name]), path, io.BytesIO(FILES[name]), file):
+            assert torch.equal(to_rgb(source), wanted)
 
 
 def test_damaged_headers_have_the_pixels_or_the_error_of_pil() -> None:
