@@ -43,6 +43,8 @@ OutputField: TypeAlias = Literal["last_hidden_state", "pooler_output", "deepstac
 """The name of a field of ``EncoderOutput``."""
 OUTPUT_FIELDS: tuple[OutputField, ...] = get_args(OutputField)
 """The names of the fields of ``EncoderOutput``, in the order of the tuple."""
+CLIP_SIZE = (0, 0)
+"""What ``VisionInputs.image_sizes`` has for a clip."""
 PREFIX = "prefix"
 """The name, or its last part after a dot, of extras with the rows before patches."""
 
@@ -263,7 +265,8 @@ class VisionInputs(NamedTuple):
     """The inputs of the paths besides "image", such as "tiles", in encoders that have such."""
     image_sizes: list[tuple[int, int]] | None = None
     """(height, width) in pixels of each image before it was resized, for families that cut the
-    border around an image out of its tokens (LLaVA-1.6); None for others."""
+    border around an image out of its tokens (LLaVA-1.6); ``CLIP_SIZE`` of a clip, whose frames have
+    no border; None for other families."""
 
     def __repr__(self) -> str:
         return _describe(self)

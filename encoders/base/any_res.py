@@ -7,6 +7,9 @@ newline. For an image of 2x1 tiles of 2x2 tokens (a to d whole, 1 to 8 tiles), w
     a b    1 2 | 5 6
     c d    3 4 | 7 8      ->    a b c d  1 2 5 6 NEWLINE  3 4 7 8 NEWLINE
 
+A frame of a clip is one view, whose map of tokens is shrunk to half its rows and columns; one
+newline follows those of all frames.
+
 Shapes: N tokens of an item, n rows of a view, D tower width.
 """
 
@@ -20,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..data import Output, PartialOutput, VisionInputs, output_like
+from ..data import CLIP_SIZE, Output, PartialOutput, VisionInputs, output_like
 from ..layers.assembly import Picture, covered_part, end_rows, stitch
 from .paths_encoder import PathsEncoder
 from .tile_encoder import TileEncoder
@@ -47,6 +50,29 @@ class _Tiles(NamedTuple):
         return self.grid[0] * (self.grid[1] + 1)
 
 
+class _Clip(NamedTuple):
+    """The frames of a clip: their number, and the map of tokens that the tower makes of each."""
+
+    frames: int
+    cell: tuple[int, int]
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """The rows and columns of the map of a frame in the sequence."""
+        return -(-self.cell[0] // 2), -(-self.cell[1] // 2)
+
+    @property
+    def length(self) -> int:
+        """The number of tokens in the sequence, the newline included."""
+        return self.frames * math.prod(self.grid) + 1
+
+    def shrink(self, tokens: Tensor) -> Tensor:
+        """Return the tokens of all frames [N, D] after their maps are shrunk."""
+        planes = tokens.unflatten(0, (self.frames, *self.cell)).permute(0, 3, 1, 2)
+        shrunk = F.interpolate(planes, self.grid, mode="bilinear")
+        return shrunk.permute(0, 2, 3, 1).flatten(0, 2)
+
+
 class AnyResEncoder(PathsEncoder):
     """Encodes an image and its tiles with one tower, and joins their tokens to one sequence."""
 
@@ -63,7 +89,7 @@ class AnyResEncoder(PathsEncoder):
         self.paths = {"image": tower}
 
     def join(self, outputs: Mapping[str, Output], inputs: VisionInputs) -> list[Output]:
-        """Join the tokens of the views of each image to one sequence.
+        """Join the tokens of the views of each image, and of the frames of each clip.
 
         Returns:
             For each item ``last_hidden_state`` [views, n, D], the whole image first, and
@@ -77,8 +103,10 @@ class AnyResEncoder(PathsEncoder):
             results.append(output_like(item["image"], hidden, tokens, deepstack, extras))
         return results
 
-    def _sequence(self, tokens: Tensor, tiles: _Tiles | None) -> Tensor:
+    def _sequence(self, tokens: Tensor, tiles: _Tiles | _Clip | None) -> Tensor:
         """Return the sequence of the tokens of all views of an image, the whole one first."""
+        if isinstance(tiles, _Clip):
+            return torch.cat((tiles.shrink(tokens), self.image_newline[None]))
         if tiles is None:
             return torch.cat((tokens, self.image_newline[None]))
         whole = math.prod(tiles.picture.cell)
@@ -88,8 +116,8 @@ class AnyResEncoder(PathsEncoder):
             joined = F.interpolate(planes, tiles.grid, mode="bilinear")[0].permute(1, 2, 0)
         return torch.cat((tokens[:whole], end_rows(joined, self.image_newline)))
 
-    def _tiles_of(self, inputs: VisionInputs) -> list[_Tiles | None]:
-        """Return how the tokens of the tiles of each item lie; None for an item without tiles.
+    def _tiles_of(self, inputs: VisionInputs) -> list[_Tiles | _Clip | None]:
+        """Return how the tokens of the views of each item lie; None for an image without tiles.
 
         Raises:
             ValueError: ``inputs`` lack tiles or sizes of images, or do not agree with each other.
@@ -107,8 +135,10 @@ class AnyResEncoder(PathsEncoder):
 
     def _tiles(
         self, grid: list[int], tiling: tuple[int, int, bool], size: tuple[int, int]
-    ) -> _Tiles | None:
+    ) -> _Tiles | _Clip | None:
         (views, h, w), (columns, rows, tiled) = grid, tiling
+        if size == CLIP_SIZE:
+            return _Clip(views, self.paths["image"]._token_grid(h, w))
         expected = 1 + columns * rows if tiled else 1
         if views != expected:
             raise ValueError(
@@ -137,7 +167,8 @@ class AnyResEncoder(PathsEncoder):
     def _maps_of_items(self, features: Tensor, inputs: VisionInputs) -> list[dict[str, Tensor]]:
         """Return per item the map "image" and, if it has tiles, "tiles", [1, rows, columns, D].
 
-        The map of tiles is the part that the image covers. Of tokens, it has no newlines.
+        The map of tiles is the part that the image covers. Of tokens, it has no newlines. The map
+        "image" of a clip has its frames, [t, rows, columns, D].
         """
         tower, items = self.paths["image"], self._tiles_of(inputs)
         if features.ndim == 3:
@@ -145,7 +176,7 @@ class AnyResEncoder(PathsEncoder):
             return [_maps_of_views(*pair) for pair in zip(maps, items, strict=True)]
         cells = [tower._token_grid(h, w) for _, h, w in inputs.grid_thw.tolist()]
         lengths = [
-            math.prod(cell) + (1 if tiles is None else tiles.length)
+            _length(cell, tiles)
             for cell, tiles in zip(cells, items, strict=True)
         ]
         if len(features) != sum(lengths):
@@ -159,15 +190,26 @@ class AnyResEncoder(PathsEncoder):
         ]
 
 
-def _maps_of_views(views: Tensor, tiles: _Tiles | None) -> dict[str, Tensor]:
+def _length(cell: tuple[int, int], tiles: _Tiles | _Clip | None) -> int:
+    """Return the number of tokens of an item whose views make maps of ``cell`` tokens."""
+    if isinstance(tiles, _Clip):
+        return tiles.length
+    return math.prod(cell) + (1 if tiles is None else tiles.length)
+
+
+def _maps_of_views(views: Tensor, tiles: _Tiles | _Clip | None) -> dict[str, Tensor]:
     """Return the maps of an item by name, from those of its views [views, h, w, D]."""
-    if tiles is None:
+    if not isinstance(tiles, _Tiles):
         return {"image": views}
     return {"image": views[:1], "tiles": tiles.cut(views[1:].flatten(0, 2))[None]}
 
 
-def _maps_of_tokens(rows: Tensor, cell: tuple[int, int], tiles: _Tiles | None) -> dict[str, Tensor]:
+def _maps_of_tokens(
+    rows: Tensor, cell: tuple[int, int], tiles: _Tiles | _Clip | None
+) -> dict[str, Tensor]:
     """Return the maps of an item by name, from its sequence of tokens, without newlines."""
+    if isinstance(tiles, _Clip):
+        return {"image": rows[:-1].unflatten(0, (tiles.frames, *tiles.grid))}
     whole = math.prod(cell)
     maps = {"image": rows[None, :whole].unflatten(1, cell)}
     if tiles is not None:

@@ -19,28 +19,21 @@ Deliberate differences:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
-import torch
 from einops import rearrange
 from torch import Tensor
 
-from ..data import Limits
-from ..inputs.clips import read_videos
-from ..inputs.images import CPU, StagedItem, check_limits, resize, to_resize
-from ..inputs.intake import ImagesLike, VideosLike
+from ..inputs.clip_views import ClipViewPreprocessor
+from ..inputs.images import resize
 from ..inputs.processor_files import (
-    ProcessorFiles,
     Section,
     read_mean_std,
     read_positive,
     read_resample,
     require_supported,
-    video_section,
 )
-from ..inputs.sampling import sample_frames
 from ..inputs.sizes import check_area
 from ..inputs.views import OnePathViews, Views
 
@@ -51,7 +44,7 @@ _MOST_FRAMES = 10_000
 
 
 @dataclass(frozen=True)
-class SplitPreprocessor(OnePathViews):
+class SplitPreprocessor(OnePathViews, ClipViewPreprocessor):
     """Resizes an image until its longer side is a number of tiles, and cuts it into tiles."""
 
     image_size: int = 512
@@ -60,68 +53,33 @@ class SplitPreprocessor(OnePathViews):
     split: bool = True
     """Whether images are cut into tiles; otherwise only the whole image is encoded."""
     max_frames: int = 64
-    """The most frames that ``fps`` takes of a video."""
-    frames: SplitPreprocessor | None = None
-    """The rules for frames of videos; None: those for images, without tiles."""
-    video_error: ValueError | None = field(default=None, compare=False)
-    """The error of a call with a video, if the repo's rules for videos cannot be followed."""
+    sampling = "smolvlm"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         tiles = -(-min(self.longest_edge, MOST_PER_SIDE) // self.image_size)
         check_area(tiles**2 if self.split else 1, self.image_size)
 
-    def stage(
-        self, images: ImagesLike, videos: VideosLike, limits: Limits, device: torch.device = CPU
-    ) -> list[StagedItem]:
-        """Decode images and videos, and make their views; see :class:`StagedPreprocessor`."""
-        check_limits(limits)
-        items = super().stage(images, (), limits._replace(fps=None, num_frames=None), device)
-        choose = partial(
-            sample_frames,
-            rule="smolvlm",
-            fps=limits.fps,
-            num_frames=limits.num_frames,
-            max_frames=self.max_frames,
-        )
-        frames = self.frames or replace(self, split=False)
-        for clip in read_videos(videos, choose, self.video_error):
-            views = [frames.views(to_resize(frame, device), None) for frame in clip]
-            pixels = [view for frame in views for view in frame.paths["image"]]
-            items.append(frames._staged(Views({"image": pixels}), device))
-        return items
+    def frame_views(self, frame: Tensor) -> Views:
+        """Return the view of one frame, which is resized as the whole of an image."""
+        return replace(self, split=False).views(frame, None)
 
-    def with_files(
-        self, files: ProcessorFiles, error: Callable[[str], ValueError] = ValueError
-    ) -> SplitPreprocessor:
-        """Return a copy of the preprocessor with the defaults of a repo's processor files.
+    def with_frames(self, label: str, section: Section) -> SplitPreprocessor:
+        """Return a copy of the preprocessor with what a processor file sets for videos.
 
         Args:
-            files: parsed JSON per file name without ``.json``.
-            error: makes the exception for a bad value from its message.
+            label: name of the section in errors.
+            section: the part of the file that describes videos.
 
         Raises:
-            ValueError: a value for images that is not implemented, or that disagrees with the
-                tower. For a bad value for videos, the first call with a video raises it.
+            ValueError: a value that is not implemented, or that disagrees with the tower.
         """
-        images, entry = super().with_files(files, error), video_section(files)
-        if entry is None:
-            return images
-        label, section = entry
         sampling = section.get("video_sampling")
         sampling = sampling if isinstance(sampling, Mapping) else {}  # as SmolVLM2 is published
-        section = {"size": sampling.get("video_size"), **section}
-        try:
-            frames = replace(self.with_section(label, section), split=False)
-            most = section.get("num_frames", sampling.get("max_frames"))
-            count = read_positive(label, "num_frames", most, self.max_frames, _MOST_FRAMES)
-        except ValueError as bad:
-            return replace(images, video_error=error(str(bad)))
-        return replace(images, frames=frames, max_frames=count, video_error=None)
-
-    def without_videos(self, error: ValueError) -> SplitPreprocessor:
-        """Return a copy of the preprocessor that raises ``error`` when it is given videos."""
-        return replace(self, video_error=error)
+        frames = self.with_section(label, {"size": sampling.get("video_size"), **section})
+        most = section.get("num_frames", sampling.get("max_frames"))
+        count = read_positive(label, "num_frames", most, self.max_frames, _MOST_FRAMES)
+        return replace(self, frames=frames, max_frames=count)
 
     def views(self, image: Tensor, max_tiles: int | None) -> Views:
         """Return the tiles of an image row by row, then the whole image; ignores ``max_tiles``."""

@@ -1,6 +1,9 @@
-"""Preprocessing of images for the LLaVA families: a view of the whole image, and tiles of it.
+"""Preprocessing for the LLaVA families: a view of the whole image, and tiles of it.
 
-Source: ``LlavaNextImageProcessor`` and ``LlavaOnevisionImageProcessor`` of transformers 5.24.0.
+For LLaVA-OneVision, a frame of a video is one view, as the whole image is.
+
+Source: ``LlavaNextImageProcessor``, ``LlavaOnevisionImageProcessor`` and
+``LlavaOnevisionVideoProcessor`` of transformers 5.24.0.
 
 Shapes: s side of a view in pixels.
 
@@ -10,16 +13,20 @@ Deliberate differences:
 - Each image of a call is cut into tiles, as the source does with a flat list of images. In a list
   of lists, LLaVA-OneVision's does not cut images that share a list.
 - ``max_tiles`` bounds the number of tiles; the source has no such limit.
+- Frames are sampled only on request (``fps=``, ``num_frames=``).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import ceil
+from typing import TypeVar
 
 from einops import rearrange
 from torch import Tensor
 
+from ..data import CLIP_SIZE
+from .clip_views import ClipViewPreprocessor
 from .images import BLACK, lay_over, resize
 from .processor_files import (
     CLIP_MEAN,
@@ -34,6 +41,7 @@ from .processor_files import (
 from .sizes import best_candidate, read_candidates
 from .views import ViewPreprocessor, Views
 
+Own = TypeVar("Own", bound="AnyResPreprocessor")
 _USUAL = ((224, 224), (384, None))
 """``size`` and ``crop_size`` of the classes of LLaVA-NeXT and of LLaVA-OneVision."""
 
@@ -75,18 +83,23 @@ class AnyResPreprocessor(ViewPreprocessor):
         """
         side, patches = self.image_size, self.sides["image"]
         height, width = image.shape[1:]
-        whole = resize(image, side, side, self.resample)
+        whole = self._whole(image)
         sizes = [(w, h) for h, w in self.pinpoints]
         allowed = [
             (w, h) for w, h in sizes if max_tiles is None or w * h <= max_tiles * side * side
         ]
         if not allowed:
-            return Views({"image": [whole[:, :patches, :patches]]}, image_size=(height, width))
+            return Views({"image": [whole]}, image_size=(height, width))
         wide, tall = best_candidate(width, height, allowed)
         canvas = self._on_canvas(image, tall, wide)
         tiles = rearrange(canvas, "c (r h) (q w) -> (r q) c h w", h=side, w=side)
-        views = [view[:, :patches, :patches] for view in (whole, *tiles)]
+        views = [whole, *(tile[:, :patches, :patches] for tile in tiles)]
         return Views({"image": views}, (wide // side, tall // side, True), (height, width))
+
+    def _whole(self, image: Tensor) -> Tensor:
+        """Return the view of a whole image, or of a frame."""
+        side, patches = self.image_size, self.sides["image"]
+        return resize(image, side, side, self.resample)[:, :patches, :patches]
 
     def _on_canvas(self, image: Tensor, height: int, width: int) -> Tensor:
         """Resize an image, keeping its shape, and lay it in the middle of a black canvas."""
@@ -99,7 +112,7 @@ class AnyResPreprocessor(ViewPreprocessor):
         resized = resize(image, *inner, self.resample)
         return lay_over(resized, height, width, top, left, BLACK)
 
-    def with_section(self, label: str, section: Section) -> AnyResPreprocessor:
+    def with_section(self: Own, label: str, section: Section) -> Own:
         """Return a copy with the mean, the std, the resampling and the sizes of a processor file.
 
         Args:
@@ -130,3 +143,27 @@ class AnyResPreprocessor(ViewPreprocessor):
             if sizes is None
             else read_candidates(label, sizes, side, "image_grid_pinpoints"),
         )
+
+
+@dataclass(frozen=True)
+class AnyResClipPreprocessor(AnyResPreprocessor, ClipViewPreprocessor):
+    """Makes views of images as its base class does, and one view of each frame of a video."""
+
+    sampling = "uniform"
+
+    def frame_views(self, frame: Tensor) -> Views:
+        """Return the view of one frame, which is resized as a whole image is."""
+        return Views({"image": [self._whole(frame)]}, image_size=CLIP_SIZE)
+
+    def with_frames(self, label: str, section: Section) -> AnyResClipPreprocessor:
+        """Return a copy with the mean, the std and the resampling of frames.
+
+        Args:
+            label: name of the section in errors.
+            section: the part of the file that describes videos.
+
+        Raises:
+            ValueError: a value that is not implemented, or another size than the tower's.
+        """
+        size = {"size": {"height": 384, "width": 384}, "crop_size": None}  # of the class
+        return replace(self, frames=self.with_section(label, {**size, **section}))

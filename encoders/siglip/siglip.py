@@ -4,7 +4,7 @@ A pre-norm ViT over square views without a class token: learned positions, layer
 norm. SigLIP's head turns the tokens of an image into one vector (``embed(pool="head")``). Gemma 3
 has no head; it takes the mean of 4x4 patches, normalises it and projects it. PaliGemma projects
 each patch. LLaVA-OneVision projects each patch before the final norm, of the whole image and of its
-tiles, and joins them to one sequence, as ``base/any_res.py`` shows.
+tiles, and joins them to one sequence, as ``base/any_res.py`` shows; a frame of a video is one view.
 
 Source: ``SiglipVisionModel``, ``Gemma3MultiModalProjector`` and ``PaliGemmaMultiModalProjector`` of
 transformers 5.23.0, and ``LlavaOnevisionModel`` of 5.24.0.
@@ -359,7 +359,7 @@ class LlavaOnevisionTower(SiglipEncoder):
 
 
 class LlavaOnevisionEncoder(AnyResEncoder):
-    """Encodes an image and its tiles to hidden states and one sequence of tokens."""
+    """Encodes an image and its tiles, or a clip, to hidden states and a sequence of tokens."""
 
     def __init__(
         self, config: LlavaOnevisionConfig, preprocessor: Preprocessor | None = None
@@ -370,9 +370,9 @@ class LlavaOnevisionEncoder(AnyResEncoder):
         self._preprocessor = preprocessor
 
     def _default_preprocessor(self) -> Preprocessor:
-        from ..inputs.any_res import AnyResPreprocessor
+        from ..inputs.any_res import AnyResClipPreprocessor
 
-        return AnyResPreprocessor(
+        return AnyResClipPreprocessor(
             self.config.patch_size,
             image_size=self.config.image_size,
             pinpoints=self.config.image_grid_pinpoints,

@@ -17,6 +17,7 @@ from transformers.models.llava_onevision import (
     LlavaOnevisionConfig,
     LlavaOnevisionImageProcessor,
     LlavaOnevisionModel,
+    LlavaOnevisionVideoProcessor,
 )
 
 from encoders import EncoderOutput, VisionInputs
@@ -41,6 +42,7 @@ IMAGES = [
     hopper().resize((500, 3)),
 ]
 """The last one covers no whole row of its map."""
+CLIPS = [[china(), flower().resize((640, 427)), hopper().resize((640, 427))], [hopper()]]
 GOLDEN: dict[str, dict[tuple[int, int], tuple[tuple[int, int], int]]] = {
     "llava_next": {
         (1080, 1920): ((2, 2), 1948),
@@ -152,6 +154,54 @@ def test_tokens_are_the_image_features_of_transformers(name: str, dtype: torch.d
         assert distance(item.pooler_output, rows) <= BOUNDS[dtype]
 
 
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+def test_clips_beside_images_are_the_video_features(dtype: torch.dtype) -> None:
+    encoder = build("llava_onevision", dtype)
+    lift: Any = LiftFloat32() if dtype == torch.float64 else NO_LIFT
+    model = published("llava_onevision", encoder, dtype, lift)
+    ours = encoder(encoder.preprocess(IMAGES[:2], CLIPS).to(dtype))[2:]
+    for clip, output in zip(CLIPS, ours, strict=True):
+        pixels = frames_of(clip)[None].to(dtype)
+        with lift, torch.no_grad():
+            (wanted,) = model.get_video_features(pixels, vision_feature_layer=-1).pooler_output
+        assert distance(output.pooler_output, wanted) <= BOUNDS[dtype]
+
+
+def frames_of(clip: list[Any], **changes: Any) -> Tensor:
+    """The pixels of the frames of a clip in transformers."""
+    side = SIDES["llava_onevision"]
+    size = {"size": {"height": side, "width": side}, **changes}
+    made = LlavaOnevisionVideoProcessor(**size)([clip], return_tensors="pt")
+    (pixels,) = made["pixel_values_videos"]
+    return pixels  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("change", [{}, {"resample": 2}, {"image_mean": [0.5] * 3}], ids=str)
+def test_frames_are_those_of_the_video_processor(change: dict[str, Any]) -> None:
+    side = SIDES["llava_onevision"]
+    file = {"size": {"height": side, "width": side}, **change}
+    encoder = build("llava_onevision")
+    rules = encoder.preprocessor.with_files({"video_preprocessor_config": file})
+    inputs = rules((), CLIPS)
+    wanted = torch.cat([frames_of(clip, **change) for clip in CLIPS])
+    assert torch.equal(inputs.pixel_values, wanted[:, :, :112, :112])
+    assert torch.equal(rules((), CLIPS[0], num_frames=1).pixel_values, inputs.pixel_values[:1])
+
+
+def test_a_video_file_of_other_rules_refuses_only_videos() -> None:
+    rules = build("llava_onevision").preprocessor
+    side = SIDES["llava_onevision"]
+    rules = rules.with_files(
+        {
+            "preprocessor_config": {"size": side, "crop_size": side},
+            "video_preprocessor_config": {"size": {"height": 56, "width": 56}},
+        }
+    )
+    rules(IMAGES[:1])
+    with pytest.raises(ValueError, match=r"video_preprocessor_config.json: size=.* of 118x118"):
+        rules((), CLIPS)
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("change", [{}, {"resample": 2}, {"image_mean": [0.5] * 3}], ids=str)
 def test_views_are_those_of_the_processor(name: str, change: dict[str, Any]) -> None:
@@ -186,7 +236,8 @@ def test_tiles_and_tokens_are_as_published(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_items_together_alone_and_in_graphs_agree(name: str) -> None:
     encoder = build(name)
-    inputs = encoder.preprocess(IMAGES)
+    clips = CLIPS if name == "llava_onevision" else []
+    inputs = encoder.preprocess(IMAGES, clips)
     together = encoder(inputs)
     graphed = GraphedEncoder(encoder, backend="static", max_budget=512)
     replayed = graphed(inputs)
@@ -198,7 +249,7 @@ def test_items_together_alone_and_in_graphs_agree(name: str) -> None:
     some = encoder(select_items(inputs, encoder.paths, [3, 1]))
     assert distance(some[1].pooler_output, together[1].pooler_output) <= 2e-6
     vectors = torch.stack([item.pooler_output.mean(0) for item in together])
-    assert distance(encoder.embed(IMAGES), vectors) <= 2e-6
+    assert distance(encoder.embed(IMAGES, clips), vectors) <= 2e-6
     if encoder.class_token:
         classes = torch.stack([item["prefix"][:, 0].mean(0) for item in together])
         assert distance(encoder.embed(IMAGES, pool="cls"), classes) <= 2e-6
@@ -217,6 +268,17 @@ def test_maps_show_the_image_without_its_border() -> None:
             torch.testing.assert_close(of_tokens[name], project(rows), rtol=1e-4, atol=1e-5)
     shapes = [tuple(maps["tiles"].shape[1:3]) for maps in tokens]
     assert shapes == [(10, 16), (16, 6), (4, 16), (8, 8), (0, 16)]
+
+
+def test_maps_of_a_clip_have_its_frames() -> None:
+    encoder = build("llava_onevision")
+    inputs = encoder.preprocess((), CLIPS)
+    outputs = encoder(inputs)
+    tokens = encoder.feature_maps([item.pooler_output for item in outputs], inputs)
+    hidden = encoder.feature_maps([item.last_hidden_state for item in outputs], inputs)
+    assert [tuple(maps["image"].shape[:3]) for maps in tokens] == [(3, 4, 4), (1, 4, 4)]
+    assert [tuple(maps["image"].shape[:3]) for maps in hidden] == [(3, 8, 8), (1, 8, 8)]
+    assert torch.equal(tokens[0]["image"].flatten(0, 2), outputs[0].pooler_output[:-1])
 
 
 @pytest.mark.parametrize("most", [1, 2])
