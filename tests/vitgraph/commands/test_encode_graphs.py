@@ -32,6 +32,8 @@ SEEDED = {
 }
 KINDS = ["intern_vit", "qwen2_5_vl", "qwen3_vl", "siglip"]
 """Towers of tiles, of windows and with DeepStack, and one that takes no video."""
+FRAMES = {"ernie4_5_vl": 4, "llava_onevision": 2, "molmo2": 2}
+"""The number of frames of a clip whose frames are large, for a budget on the CPU."""
 ROOT = Path(__file__).parents[3]
 
 
@@ -199,7 +201,7 @@ def test_every_listed_family_replays_images_and_video_as_it_encodes_them(
     """
     monkeypatch.setattr("vitgraph.commands.encode_graphs.TRIAL_GRAPHS", 2)
     encoder = load_encoder(checkpoints[family], dtype=torch.float64)
-    frames = 4 if "ernie" in family else 8  # its frames are large, for a budget on the CPU
+    frames = FRAMES.get(family, 8)
     still, clip = Image.open(media / "a.png"), torch.zeros(frames, 3, 64, 96, dtype=torch.uint8)
     for kind, inputs in (("image", {"images": [still]}), ("video", {"videos": [clip]})):
         if FAMILIES[family].facts.replays[kind].startswith("no"):
