@@ -175,10 +175,7 @@ class AnyResEncoder(PathsEncoder):
             maps = tower.feature_maps(features, inputs.grid_thw)
             return [_maps_of_views(*pair) for pair in zip(maps, items, strict=True)]
         cells = [tower._token_grid(h, w) for _, h, w in inputs.grid_thw.tolist()]
-        lengths = [
-            _length(cell, tiles)
-            for cell, tiles in zip(cells, items, strict=True)
-        ]
+        lengths = [_length(cell, tiles) for cell, tiles in zip(cells, items, strict=True)]
         if len(features) != sum(lengths):
             raise ValueError(
                 f"features have {len(features)} rows: these inputs make {sum(lengths)} tokens of "

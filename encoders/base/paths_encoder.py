@@ -141,12 +141,15 @@ class PathsEncoder(Encoder):
             path.load_kernel_choices(chosen)
 
 
-def tilings_of(inputs: VisionInputs, tiles_alone: bool = False) -> list[tuple[int, int]]:
+def tilings_of(
+    inputs: VisionInputs, tiles_alone: bool = False, clips: bool = False
+) -> list[tuple[int, int]]:
     """Return the arrangement of the tiles of each item, (columns, rows).
 
     Args:
         inputs: inputs with the whole image of an item in the path "image", its tiles in "tiles".
         tiles_alone: whether an item without a whole image has its tiles in the path "image".
+        clips: whether an item may have several frames, all tiled alike.
 
     Raises:
         ValueError: a path has another number of views of an item than ``inputs.tiles`` implies.
@@ -160,8 +163,9 @@ def tilings_of(inputs: VisionInputs, tiles_alone: bool = False) -> list[tuple[in
             counts[item] = count
     items_found = zip(counts, views, tilings, strict=True)
     for item, (*view_counts, (columns, rows, tiled)) in enumerate(items_found):
-        image_views = columns * rows if tiles_alone else 1
-        expected = [columns * rows, 1] if tiled else [0, image_views]
+        frames = views[item] if clips else 1
+        image_views = columns * rows if tiles_alone else frames
+        expected = [columns * rows * frames, frames] if tiled else [0, image_views]
         if view_counts != expected:
             raise ValueError(
                 f"item {item} has {view_counts[0]} view{'s' * (view_counts[0] != 1)} in path "
@@ -206,6 +210,8 @@ class TilesThenImage(PathsEncoder):
     """Whether an item may have tiles but no whole image; its tiles are then in the path "image"."""
     _image_first = False
     """Whether the rows of the whole image come before those of its tiles."""
+    _takes_clips = False
+    """Whether an item may be a clip: the rows of each frame come after those of the one before."""
 
     def __init__(
         self, image: VisionEncoder, tiles: VisionEncoder, preprocessor: Preprocessor | None
@@ -222,16 +228,19 @@ class TilesThenImage(PathsEncoder):
             Per item ``last_hidden_state`` [P, D], only the rows of patches, and ``pooler_output``
             [N, out].
         """
-        tilings_of(inputs, self._tiles_alone)
+        self._tilings(inputs)
         results, order = [], ("image", "tiles") if self._image_first else ("tiles", "image")
-        for parts in self.split_paths(outputs, inputs):
+        for parts, (views, _, _) in zip(
+            self.split_paths(outputs, inputs), inputs.grid_thw.tolist(), strict=True
+        ):
+            frames = views if self._takes_clips else 1
             ordered = [parts[name] for name in order if name in parts]
             hidden = [x.last_hidden_state for x in ordered if x.last_hidden_state is not None]
             pooled = [x.pooler_output for x in ordered if x.pooler_output is not None]
             first = self.paths["image"].prefix_rows  # rows before it, such as class tokens, go
-            views = [x[:, first:].flatten(0, -2) for x in hidden]
-            rows = torch.cat(views) if views else None
-            tokens = torch.cat(pooled) if pooled else None
+            patches = [x[:, first:].flatten(0, -2) for x in hidden]
+            rows = _by_frame(patches, frames) if patches else None
+            tokens = _by_frame(pooled, frames) if pooled else None
             prefixes = [part.extras[PREFIX] for part in ordered if PREFIX in part.extras]
             extras = extras_of_paths(parts)
             if prefixes:
@@ -242,12 +251,26 @@ class TilesThenImage(PathsEncoder):
 
     def _check_inputs(self, inputs: VisionInputs) -> None:
         super()._check_inputs(inputs)
-        tilings_of(inputs, self._tiles_alone)
+        self._tilings(inputs)
+
+    def _tilings(self, inputs: VisionInputs) -> list[tuple[int, int]]:
+        return tilings_of(inputs, self._tiles_alone, self._takes_clips)
 
     def _maps_of_items(self, features: Tensor, inputs: VisionInputs) -> list[dict[str, Tensor]]:
         """Return the feature maps of each item by name: "image" and, if it has tiles, "tiles".
 
         A view of h*w patches or tokens makes [1, h, w, D]; tiles make [1, rows*h, columns*w, D].
+        The maps of the frames of a clip are one tensor per name, [frames, ...].
         """
-        tilings = tilings_of(inputs, self._tiles_alone)
-        return maps_of_views(features, self.paths, inputs, tilings, image_first=self._image_first)
+        return maps_of_views(
+            *(features, self.paths, inputs, self._tilings(inputs)),
+            image_first=self._image_first,
+            clips=self._takes_clips,
+        )
+
+
+def _by_frame(parts: Sequence[Tensor], frames: int) -> Tensor:
+    """Join the rows [n, D] of several views of an item, frame by frame."""
+    if frames == 1 or len(parts) == 1:
+        return torch.cat(list(parts))
+    return torch.cat([part.unflatten(0, (frames, -1)) for part in parts], 1).flatten(0, 1)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING
 
+import torch
 from einops import rearrange
 from torch import Tensor
 
@@ -114,6 +115,7 @@ def maps_of_views(
     tilings: Sequence[tuple[int, int]],
     *,
     image_first: bool = False,
+    clips: bool = False,
 ) -> list[dict[str, Tensor]]:
     """Return the maps of each item by path; in ``features``, its tiles come before its whole image.
 
@@ -123,6 +125,7 @@ def maps_of_views(
         inputs: the result of ``preprocess``.
         tilings: the arrangement of the tiles of each item, (columns, rows).
         image_first: whether its whole image comes before its tiles instead.
+        clips: whether the views in the path "image" of an item are the frames of a clip.
 
     Returns:
         [t, h, w, D] by name. A view of h*w patches or tokens makes [1, h, w, D], and tiles make
@@ -131,7 +134,7 @@ def maps_of_views(
     Raises:
         ValueError: ``features`` have neither a row per patch nor a row per token.
     """
-    views = _views(inputs, tilings, image_first)
+    views = _views(inputs, tilings, image_first, clips)
     patches = [prod(grid) for _, _, grid, _ in views]
     specs = [paths[name].item_specs([grid])[0] for _, name, grid, _ in views]
     tokens = [spec.output_tokens for spec in specs]
@@ -142,30 +145,34 @@ def maps_of_views(
             f"{sum(tokens)} tokens"
         )
     by_patch = len(features) == sum(patches)
-    maps: list[dict[str, Tensor]] = [{} for _ in inputs.grid_thw]
+    maps: list[dict[str, list[Tensor]]] = [{} for _ in inputs.grid_thw]
     counts = patches if by_patch else merged if len(features) == sum(merged) else tokens
     parts = features.split(counts)
     for rows, (item, name, grid, tiling) in zip(parts, views, strict=True):
         views_alone = by_patch and len(paths[name].row_shape) > 1
         part = rows.unflatten(0, (grid[0], -1)) if views_alone else rows
-        (maps[item][name],) = paths[name].feature_maps(part, [grid], [tiling])
-    return maps
+        maps[item].setdefault(name, []).extend(paths[name].feature_maps(part, [grid], [tiling]))
+    return [{name: torch.cat(frames) for name, frames in item.items()} for item in maps]
 
 
 def _views(
-    inputs: VisionInputs, tilings: Sequence[tuple[int, int]], image_first: bool
+    inputs: VisionInputs, tilings: Sequence[tuple[int, int]], image_first: bool, clips: bool
 ) -> list[tuple[int, str, Grid, Tiling]]:
-    """Return (item number, path name, (t, h, w), (columns, rows, False)) per item and path.
+    """Return (item number, path name, (t, h, w), (columns, rows, False)) per item, frame and path.
 
     The list is in the order in which ``TilesThenImage.join`` concatenates the rows of views: of
-    an item the whole image last or, if ``image_first``, first.
+    an item the whole image last or, if ``image_first``, first; of a clip one frame after another.
     """
-    views = []
+    counts, views = inputs.grid_thw[:, 0].tolist(), []
     for name, (_, grid_thw, items) in inputs.paths.items():
         for item, (t, h, w) in zip(items, grid_thw.tolist(), strict=True):
+            frames = counts[item] if clips else 1
+            t //= frames
             columns, rows = (1, 1) if name == "image" and t == 1 else tilings[item]
-            views.append((item, name, (t, h, w), (columns, rows, False)))
-    return sorted(views, key=lambda view: (view[0], (view[1] == "image") != image_first))
+            view = item, name, (t, h, w), (columns, rows, False)
+            order = (name == "image") != image_first
+            views += [((item, frame, order), view) for frame in range(frames)]
+    return [view for _, view in sorted(views, key=lambda entry: entry[0])]
 
 
 def maps_of_sequences(

@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from einops import rearrange
 from torch import Tensor
 
-from ..inputs.clip_views import ClipViewPreprocessor
+from ..inputs.clip_views import MOST_FRAMES, ClipViewPreprocessor
 from ..inputs.images import resize
 from ..inputs.processor_files import (
     Section,
@@ -39,8 +39,6 @@ from ..inputs.views import OnePathViews, Views
 
 MOST_PER_SIDE = 4096
 """The most pixels of the longer side to which transformers' processor resizes an image."""
-_MOST_FRAMES = 10_000
-"""The largest number of frames that a processor file may name."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,7 @@ class SplitPreprocessor(OnePathViews, ClipViewPreprocessor):
         tiles = -(-min(self.longest_edge, MOST_PER_SIDE) // self.image_size)
         check_area(tiles**2 if self.split else 1, self.image_size)
 
-    def frame_views(self, frame: Tensor) -> Views:
+    def frame_views(self, frame: Tensor, max_tiles: int | None) -> Views:
         """Return the view of one frame, which is resized as the whole of an image."""
         return replace(self, split=False).views(frame, None)
 
@@ -78,7 +76,7 @@ class SplitPreprocessor(OnePathViews, ClipViewPreprocessor):
         sampling = sampling if isinstance(sampling, Mapping) else {}  # as SmolVLM2 is published
         frames = self.with_section(label, {"size": sampling.get("video_size"), **section})
         most = section.get("num_frames", sampling.get("max_frames"))
-        count = read_positive(label, "num_frames", most, self.max_frames, _MOST_FRAMES)
+        count = read_positive(label, "num_frames", most, self.max_frames, MOST_FRAMES)
         return replace(self, frames=frames, max_frames=count)
 
     def views(self, image: Tensor, max_tiles: int | None) -> Views:

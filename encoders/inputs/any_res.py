@@ -151,7 +151,7 @@ class AnyResClipPreprocessor(AnyResPreprocessor, ClipViewPreprocessor):
 
     sampling = "uniform"
 
-    def frame_views(self, frame: Tensor) -> Views:
+    def frame_views(self, frame: Tensor, max_tiles: int | None) -> Views:
         """Return the view of one frame, which is resized as a whole image is."""
         return Views({"image": [self._whole(frame)]}, image_size=CLIP_SIZE)
 

@@ -19,6 +19,8 @@ from .processor_files import ProcessorFiles, Section, video_section
 from .sampling import SamplingRule, sample_frames
 from .views import ViewPreprocessor, Views
 
+MOST_FRAMES = 10_000
+"""The largest number of frames that a processor file may name."""
 Own = TypeVar("Own", bound="ClipViewPreprocessor")
 
 
@@ -36,8 +38,13 @@ class ClipViewPreprocessor(ViewPreprocessor):
     """The error of a call with a video, if the repo's rules for videos cannot be followed."""
 
     @abstractmethod
-    def frame_views(self, frame: Tensor) -> Views:
-        """Return the views of one frame of a video, uint8 [3, H, W]."""
+    def frame_views(self, frame: Tensor, max_tiles: int | None) -> Views:
+        """Return the views of one frame of a video.
+
+        Args:
+            frame: uint8 [3, H, W].
+            max_tiles: the keyword of ``preprocess``, for families that cut frames into tiles.
+        """
 
     @abstractmethod
     def with_frames(self: Own, label: str, section: Section) -> Own:
@@ -68,7 +75,9 @@ class ClipViewPreprocessor(ViewPreprocessor):
         if entry is None:
             return images
         try:
-            return replace(images.with_frames(*entry), video_error=None)
+            rules = images.with_frames(*entry)
+            frames = None if rules.frames == images else rules.frames
+            return replace(rules, frames=frames, video_error=None)
         except ValueError as bad:
             return replace(images, video_error=error(str(bad)))
 
@@ -91,7 +100,9 @@ class ClipViewPreprocessor(ViewPreprocessor):
         )
         rules = self.frames or self
         for clip in read_videos(videos, choose, self.video_error):
-            views = [rules.frame_views(to_resize(frame, device)) for frame in clip]
+            views = [
+                rules.frame_views(to_resize(frame, device), limits.max_tiles) for frame in clip
+            ]
             items.append(rules._staged(_joined(views), device))
         return items
 

@@ -1,8 +1,8 @@
 """The rules by which each family's video processor samples frames from a video.
 
 Source: ``sample_frames`` of the Qwen2-VL, Qwen3-VL, InternVL, GLM-4.1V, GLM-4.6V, GLM-5,
-ERNIE-4.5-VL, Muse-Glimmer and SmolVLM video processors, and ``default_sample_indices_fn`` (the
-"uniform" rule), of transformers 5.23.0.
+ERNIE-4.5-VL, Muse-Glimmer, SmolVLM and MiniCPM-V 4.6 video processors, and
+``default_sample_indices_fn`` (the "uniform" rule), of transformers 5.23.0.
 
 Deliberate differences:
 
@@ -14,8 +14,10 @@ Deliberate differences:
   frame number.
 - At least one frame is sampled; the GLM-4.6V and GLM-5 rules of transformers take none of a clip
   that is shorter than the step between two frames.
-- With ``num_frames``, which the GLM rules of transformers do not read, frames are evenly spaced. By
-  the rule of SmolVLM they are as many as asked for; transformers takes fewer of a short video.
+- With ``num_frames``, which the rules of GLM and MiniCPM of transformers do not read, frames are
+  evenly spaced. By the rule of SmolVLM they are as many as asked for; transformers takes fewer of a
+  short video.
+- The MiniCPM rule of transformers takes one frame per second; here, as many as ``fps`` says.
 - The ernie rule takes any ``num_frames``; transformers raises for fewer than ``min_frames`` and for
   more than ``max_frames``.
 """
@@ -40,6 +42,7 @@ SamplingRule: TypeAlias = Literal[
     "ernie",
     "muse_glimmer",
     "smolvlm",
+    "minicpm_v",
 ]
 
 _TICKS = 1000
@@ -134,10 +137,12 @@ def sample_frames(
             pairs = min(int(target_count), max_frames, total) // temporal_patch_size
             count = min(max(pairs, 1) * temporal_patch_size, total)
         return torch.linspace(0, total - 1, count, device="cpu").long().tolist()
-    if rule == "smolvlm":
+    if rule in ("smolvlm", "minicpm_v"):
         if fps is None:
             count = _check_count(num_frames or 0, total, None, 1)
             return list(map(int, _evenly(0, total - 1, count)))
+        if rule == "minicpm_v":
+            return _from_the_start(total, _source_rate(source_fps), _rate(fps), max_frames)
         return _between_ends(total, _source_rate(source_fps), _rate(fps), max_frames)
     if rule == "internvl":
         count = _check_count(int(target_count), total, fps, 1)
@@ -225,6 +230,22 @@ def _between_ends(total: int, source_rate: float, target_rate: float, max_count:
         first, last = (start, stop) if start < stop else (first, last)
     count = max(min(round(target_rate * duration), max_count), 1)
     return list(dict.fromkeys(map(int, _evenly(first, last, count))))
+
+
+def _from_the_start(total: int, source_rate: float, target_rate: float, most: int) -> list[int]:
+    """Return the frames at equally spaced times from 0, by MiniCPM-V's rule.
+
+    Of a video with over ``most`` of them, ``most`` tenths of a second are taken, evenly spaced.
+    """
+    duration = total / source_rate
+    if duration * target_rate <= most:
+        count = math.ceil(duration * target_rate)
+        return [min(int(n * source_rate / target_rate), total - 1) for n in range(count)]
+    times = [round(tenth * 0.1, 1) for tenth in range(int(duration / 0.1))]
+    frames = [min(int(time * source_rate), total - 1) for time in times] or [0]
+    if len(frames) <= most:
+        return frames
+    return [frames[int(place)] for place in _evenly(0, len(frames) - 1, most)]
 
 
 def _sample_glm(

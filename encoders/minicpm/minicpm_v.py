@@ -5,7 +5,8 @@ of positions. After block 6, a merger inside the tower turns windows of 2x2 patc
 each: attention inside each window, then an MLP over its four rows, added to their mean. The other
 blocks run on a quarter of the rows. A last merger makes one token of 2x2 rows. In mode "4x" there
 is no merger inside the tower, and four times as many tokens. A large image is encoded whole and in
-slices of one size; the tokens of the whole image come first.
+slices of one size; the tokens of the whole image come first. So is each frame of a video, whose
+tokens come frame by frame.
 
 Source: ``MiniCPMV4_6VisionModel`` and ``MiniCPMV4_6Merger`` of transformers 5.23.0; the classes of
 MiniCPM-V 4.7 and MiniCPM-OCR are the same.
@@ -18,7 +19,6 @@ Deliberate differences:
 - ``last_hidden_state`` is the output of the last block, before the final norm.
 - Outputs of blocks after the merger are given once per patch, so that all have P rows.
 - The patch embedding is a Linear over the stored Conv2d weight, the same sums.
-- The frames of a video are passed as images, as its processor cuts them.
 """
 
 from __future__ import annotations
@@ -144,6 +144,7 @@ class MiniCPMVEncoder(TilesThenImage):
 
     config: MiniCPMVConfig
     _image_first = True
+    _takes_clips = True
 
     def __init__(self, config: MiniCPMVConfig, preprocessor: Preprocessor | None = None) -> None:
         tower = MiniCPMVTower(config)

@@ -1,6 +1,7 @@
-"""Preprocessing of images for MiniCPM-V: the whole image, and slices of a large one.
+"""Preprocessing for MiniCPM-V: the whole image, and slices of a large one.
 
-Source: ``MiniCPMV4_6ImageProcessor`` and ``MiniCPMOcrImageProcessor`` of transformers 5.23.0.
+Source: ``MiniCPMV4_6ImageProcessor``, ``MiniCPMOcrImageProcessor`` and the video processors beside
+them, of transformers 5.23.0.
 
 The rule, for an image of ``height`` x ``width`` pixels and tokens of 56x56 pixels (28x28 in mode
 "4x"):
@@ -9,6 +10,9 @@ The rule, for an image of ``height`` x ``width`` pixels and tokens of 56x56 pixe
    area, in about its shape, and cut into them, row by row.
 2. The whole image is resized to about 448x448 pixels, in about its shape. It comes before its
    slices.
+
+A frame of a video is an image. Deliberate difference: frames are sampled only on request (``fps=``,
+``num_frames=``); from a repo's files only the most frames are read.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
+from ..inputs.clip_views import MOST_FRAMES, ClipViewPreprocessor
 from ..inputs.images import StagedPath, resize
 from ..inputs.processor_files import (
     HALF,
@@ -30,11 +35,11 @@ from ..inputs.processor_files import (
     require_supported,
 )
 from ..inputs.sizes import MOST_PIXELS, MOST_TILES, check_area
-from ..inputs.views import ViewPreprocessor, Views, patch_rows
+from ..inputs.views import Views, patch_rows
 
 
 @dataclass(frozen=True)
-class SlicePreprocessor(ViewPreprocessor):
+class SlicePreprocessor(ClipViewPreprocessor):
     """Resizes an image to whole tokens, and cuts a large one into slices, too.
 
     A row of ``pixel_values`` is one flattened patch with the axes channel, row, column; patches lie
@@ -48,6 +53,8 @@ class SlicePreprocessor(ViewPreprocessor):
     """The side of a square with the area, in pixels, of the whole image and of a slice."""
     max_tiles: int = 9
     """The largest number of slices; 1 leaves images whole."""
+    max_frames: int = 128
+    sampling = "minicpm_v"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -102,6 +109,25 @@ class SlicePreprocessor(ViewPreprocessor):
             ),
             max_tiles=slices if section.get("slice_mode", True) else 1,
         )
+
+    def with_frames(self, label: str, section: Section) -> SlicePreprocessor:
+        """Return a copy of the preprocessor with what a processor file sets for videos.
+
+        Args:
+            label: name of the section in errors.
+            section: the part of the file that describes videos.
+
+        Raises:
+            ValueError: a value that is not implemented, or that disagrees with the tower.
+        """
+        require_supported(label, section, {"stack_frames": 1})  # more lay frames side by side
+        most = section.get("max_num_frames")
+        count = read_positive(label, "max_num_frames", most, 128, MOST_FRAMES)
+        return replace(self, frames=self.with_section(label, section), max_frames=count)
+
+    def frame_views(self, frame: Tensor, max_tiles: int | None) -> Views:
+        """Return the views of one frame, those of an image of its size."""
+        return self.views(frame, max_tiles)
 
     def views(self, image: Tensor, max_tiles: int | None) -> Views:
         """Return the whole image and its slices row by row, all uint8.

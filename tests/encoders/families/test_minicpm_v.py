@@ -10,7 +10,19 @@ import torch
 import torch.nn.functional as F
 
 from encoders import MiniCPMVEncoder, VisionInputs
-from tests.oracles import BY_NAME, build_pair, distance, distances, draw_pixels, fresh, tiny
+from graphwrap import GraphedEncoder
+from tests.oracles import (
+    BY_NAME,
+    build_pair,
+    distance,
+    distances,
+    draw_pixels,
+    draw_weights,
+    fresh,
+    tiny,
+)
+from tests.oracles.configs import edited, vision_of
+from tests.oracles.versions import MINICPM_V, needs
 from tests.support.accelerated.cases import (
     assert_close,
     assert_fused,
@@ -176,6 +188,56 @@ def test_the_whole_image_comes_before_its_slices(folder: Path) -> None:
     assert torch.equal(output.pooler_output[:count], whole.pooler_output)
     maps = encoder.feature_maps(output.last_hidden_state, inputs)[0]
     assert torch.equal(maps["image"].flatten(0, 2), whole.last_hidden_state)
+
+
+@needs(*MINICPM_V)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_clips_beside_images_are_the_video_features(dtype: torch.dtype) -> None:
+    from transformers.models.minicpmv4_6 import (
+        MiniCPMV4_6Config,
+        MiniCPMV4_6Model,
+        video_processing_minicpmv4_6,
+    )
+
+    row = BY_NAME["minicpm_v"]
+    config, encoder = edited(row.config, **row.tiny), MiniCPMVEncoder(row.small_config())
+    draw_weights(encoder)
+    text = {"model_type": "qwen3_5_text", "hidden_size": 48, "num_hidden_layers": 1}
+    text |= {"intermediate_size": 32, "vocab_size": 60, "layer_types": ["full_attention"]}
+    model = MiniCPMV4_6Model(
+        MiniCPMV4_6Config(vision_config=vision_of(config), text_config=text, insert_layer_id=0)
+    )
+    state = row.keys(encoder.state_dict())
+    model.load_state_dict(
+        {key.replace("tower.", "vision_tower."): x for key, x in state.items()}, strict=False
+    )
+    encoder, model = (part.to(dtype).eval() for part in (encoder, model))
+    processor = video_processing_minicpmv4_6.MiniCPMV4_6VideoProcessor()
+    clips = [[china(), china().rotate(180)], [china().resize((200, 100))] * 3, [china()]]
+    inputs = encoder.preprocess([china()], clips).to(dtype)
+    graphed = GraphedEncoder(encoder, backend="static", max_budget=512)
+    with torch.no_grad():
+        outputs, replayed = encoder(inputs)[1:], graphed(inputs)[1:]
+        for clip, *ours in zip(clips, outputs, replayed, strict=True):
+            made = processor([clip], do_sample_frames=False, return_tensors="pt")
+            wanted = model.get_video_features(
+                made["pixel_values_videos"].to(dtype), made["target_sizes_videos"]
+            ).pooler_output
+            for output in ours:
+                bound = 1e-5 if dtype == torch.float32 else 1e-10
+                assert distance(output.pooler_output, torch.cat(wanted)) <= bound
+
+
+def test_maps_of_a_clip_are_those_of_its_frames(folder: Path) -> None:
+    encoder, frames = load_encoder(folder, dtype=torch.float32), [china(), china().rotate(180)]
+    inputs, still = encoder.preprocess((), [frames]), encoder.preprocess(frames[1])
+    for field in ("last_hidden_state", "pooler_output"):
+        [clip] = encoder.feature_maps([item[field] for item in encoder(inputs)], inputs)
+        [image] = encoder.feature_maps([item[field] for item in encoder(still)], still)
+        assert clip.keys() == image.keys() == {"image", "tiles"}
+        for name, maps in clip.items():
+            assert len(maps) == 2
+            assert distance(maps[1:], image[name]) <= 2e-6
 
 
 def test_a_repo_id_loads_the_tower_alone(hub: HubServer, folder: Path) -> None:

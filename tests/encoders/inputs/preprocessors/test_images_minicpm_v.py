@@ -10,7 +10,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from encoders import Video
 from encoders.contract import VisionInputs
+from encoders.inputs.sampling import sample_frames
 from encoders.minicpm.minicpm_v_pixels import SlicePreprocessor, slice_grid
 from tests.oracles.versions import MINICPM_V, needs
 from tests.support.photographs import china, photographs
@@ -36,17 +38,19 @@ def processor(mode: str) -> Any:
 
 
 def views_of(inputs: VisionInputs) -> tuple[list[list[int]], list[Tensor]]:
-    """The grid and the patches of every view, each image before its slices."""
-    views: list[list[tuple[list[int], Tensor]]] = [[] for _ in inputs.grid_thw]
+    """The grid and the patches of every view, each image or frame before its slices."""
+    views: list[list[tuple[int, list[int], Tensor]]] = [[] for _ in inputs.grid_thw]
+    frames = inputs.grid_thw[:, 0].tolist()
     for name in ("image", "tiles"):
         pixels, grid_thw, items = inputs.paths[name]
         start = 0
         for item, (t, h, w) in zip(items, grid_thw.tolist(), strict=True):
-            for _ in range(t):
-                views[item].append(([h, w], pixels[start : start + h * w]))
+            for view in range(t):
+                frame = view * frames[item] // t
+                views[item].append((frame, [h, w], pixels[start : start + h * w]))
                 start += h * w
-    flat = [view for item in views for view in item]
-    return [grid for grid, _ in flat], [rows for _, rows in flat]
+    flat = [view for item in views for view in sorted(item, key=lambda view: view[0])]
+    return [grid for _, grid, _ in flat], [rows for _, _, rows in flat]
 
 
 @pytest.mark.parametrize("mode", ["16x", "4x"])
@@ -62,19 +66,47 @@ def test_pixels_and_grids_are_those_of_the_processor(mode: str) -> None:
     assert tilings == wanted["grids"]
 
 
-def test_frames_as_images_are_what_the_processor_makes_of_a_video() -> None:
+def video_processor() -> Any:
     from transformers.models.minicpmv4_6.video_processing_minicpmv4_6 import (
         MiniCPMV4_6VideoProcessor,
     )
 
+    return MiniCPMV4_6VideoProcessor()
+
+
+def test_frames_are_what_the_processor_makes_of_a_video() -> None:
     frames = [china().resize((640, 480)), china().transpose(Image.Transpose.ROTATE_180)]
     frames[1] = frames[1].resize((640, 480))
-    theirs = MiniCPMV4_6VideoProcessor()
-    wanted = theirs([frames], do_sample_frames=False, return_tensors="pt")
-    grids, rows = views_of(OURS(frames))
-    assert grids == wanted["target_sizes_videos"].tolist()
+    wanted = video_processor()([frames], do_sample_frames=False, return_tensors="pt")
     pixels = wanted["pixel_values_videos"][0].unflatten(2, (-1, 14)).permute(2, 0, 1, 3).flatten(1)
-    assert torch.equal(torch.cat(rows), pixels)
+    for got in (OURS((), [frames]), OURS(frames)):
+        grids, rows = views_of(got)
+        assert grids == wanted["target_sizes_videos"].tolist()
+        assert torch.equal(torch.cat(rows), pixels)
+    assert OURS((), [frames], max_tiles=1).tiles == [(1, 1, False)]
+
+
+def test_one_frame_per_second_is_the_processors_sample() -> None:
+    from transformers.video_utils import VideoMetadata
+
+    theirs = video_processor()
+    for total, rate, most in [(90, 29.97, 128), (4, 24.0, 128), (700, 3.5, 16), (50, 0.4, 20)]:
+        film = VideoMetadata(total_num_frames=total, fps=rate, duration=total / rate)
+        wanted = theirs.sample_frames(film, max_num_frames=most)
+        assert sample_frames(total, "minicpm_v", fps=1, source_fps=rate, max_frames=most) == wanted
+    assert sample_frames(90, "minicpm_v", num_frames=3) == [0, 44, 89]
+
+
+def test_files_bound_the_frames_and_slices_of_videos() -> None:
+    section = {"max_slice_nums": 1, "max_num_frames": 2}
+    ours = OURS.with_files({"video_preprocessor_config": section})
+    film = Video(torch.zeros(4, 3, 480, 640, dtype=torch.uint8), fps=1)
+    got = ours([china()], [film], fps=1)
+    assert got.grid_thw[1].tolist() == [2, 28, 36]
+    assert [tiled for _, _, tiled in got.tiles or ()] == [True, False]
+    stacked = OURS.with_files({"video_preprocessor_config": {"stack_frames": 2}})
+    with pytest.raises(ValueError, match="stack_frames=2 is not implemented: it must be 1"):
+        stacked((), [film])
 
 
 def test_grids_of_random_images_are_the_processors() -> None:
