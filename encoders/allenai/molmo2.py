@@ -4,7 +4,8 @@ A pre-norm ViT over square views without a class token: learned positions, layer
 norm. The hidden states after two blocks lie side by side. An image is seen whole, and in crops that
 overlap: of a map of all crops, each patch is taken of the crop in which it lies farther inside. A
 token is pooled of a window of 2x2 patches, which may belong to several crops: the mean of the
-window attends to its patches. A gated MLP projects the token.
+window attends to its patches. A gated MLP projects the token. A frame of a video is seen whole,
+with windows of 3x3 patches.
 
 Source: ``Molmo2Model`` of transformers 5.23.0, ``Molmo2VisionBackbone`` of vLLM 0.32.0.
 Repo ids: allenai/Molmo2-4B; Molmo2-8B and Molmo2-O-7B have the same model type.
@@ -18,7 +19,6 @@ Deliberate differences:
   interpolated as in vLLM.
 - Blocks that are not in the config's ``vit_layers`` or before them do not exist, as in the source:
   published configs have 27, and their checkpoints 25.
-- Videos are not implemented. Their frames have windows of 3x3 patches.
 """
 
 from __future__ import annotations
@@ -61,6 +61,8 @@ if TYPE_CHECKING:
 
 WINDOW = 2
 """The side in patches of the window that a token is pooled of."""
+FRAME_WINDOW = 3
+"""The side in patches of the window that a token of a frame is pooled of."""
 MARGINS = (4, 4)
 """The patches at the left (top) and at the right (bottom) of a crop that a neighbour has, too."""
 
@@ -210,7 +212,7 @@ class Molmo2Tower(TileEncoder):
 
 
 class Molmo2Encoder(PathsEncoder):
-    """Encodes an image and its crops to hidden states and one sequence of tokens."""
+    """Encodes an image and its crops, or a clip, to hidden states and a sequence of tokens."""
 
     paths: Mapping[str, Molmo2Tower]
 
@@ -234,10 +236,11 @@ class Molmo2Encoder(PathsEncoder):
             image_size=self.config.image_size,
             margins=MARGINS,
             window=WINDOW,
+            frame_window=FRAME_WINDOW,
         )
 
     def join(self, outputs: Mapping[str, Output], inputs: VisionInputs) -> list[Output]:
-        """Pool the tokens of each image of its views.
+        """Pool the tokens of each image of its views, and of each clip of its frames.
 
         Returns:
             For each item ``last_hidden_state`` [views, n, D], the whole image first, and
@@ -256,11 +259,12 @@ class Molmo2Encoder(PathsEncoder):
             results.append(output_like(item["image"], hidden, pooled, deepstack, extras))
         return results
 
-    def _tokens(self, rows: Tensor, items: list[Crops]) -> Tensor:
+    def _tokens(self, rows: Tensor, items: list[Crops | Frames]) -> Tensor:
         """Return the tokens [N, out] of all items, from the rows [B*n, L*D] of all their views."""
         windows, first = [], 0
+        widest = max(crops.windows().shape[1] for crops in items)
         for crops in items:
-            window = crops.windows()
+            window = F.pad(crops.windows(), (0, widest - crops.windows().shape[1]), value=-1)
             windows.append(torch.where(window < 0, window, window + first))
             first += crops.patches
         index = torch.cat(windows).to(rows.device)
@@ -268,8 +272,8 @@ class Molmo2Encoder(PathsEncoder):
         tokens: Tensor = self.projector(self.pool(rows[index.clamp(min=0)], valid))
         return tokens
 
-    def _crops_of(self, inputs: VisionInputs) -> list[Crops]:
-        """Return how the crops of each item lie.
+    def _crops_of(self, inputs: VisionInputs) -> list[Crops | Frames]:
+        """Return how the crops of each item lie; an item without crops is a clip.
 
         Raises:
             ValueError: ``inputs`` lack tiles, or do not agree with each other.
@@ -282,8 +286,11 @@ class Molmo2Encoder(PathsEncoder):
                 "inputs without tiles: the tokens of an image depend on them; pass what preprocess "
                 "returned"
             )
-        items = []
-        for (views, h, w), (columns, rows, _) in zip(grids, inputs.tiles, strict=True):
+        items: list[Crops | Frames] = []
+        for (views, h, w), (columns, rows, tiled) in zip(grids, inputs.tiles, strict=True):
+            if not tiled:
+                items.append(Frames(views, h, w))
+                continue
             if views != 1 + columns * rows or min(h, w) <= sum(MARGINS):
                 raise ValueError(
                     f"an item has {views} views of {h}x{w} patches, by tiles "
@@ -299,28 +306,21 @@ class Molmo2Encoder(PathsEncoder):
     def _maps_of_items(self, features: Tensor, inputs: VisionInputs) -> list[dict[str, Tensor]]:
         """Return per item the maps "image" and "tiles", [1, rows, columns, D].
 
-        The map of the crops has each patch once.
+        The map of the crops has each patch once. A clip has the map "image" alone, of all its
+        frames, [t, rows, columns, D].
         """
         items = self._crops_of(inputs)
         if features.ndim == 3:
             maps = self.paths["image"].feature_maps(features, inputs.grid_thw)
-            return [
-                {"image": views[:1], "tiles": views.flatten(0, 2)[crops.kept()][None]}
-                for views, crops in zip(maps, items, strict=True)
-            ]
+            return [crops.maps_of_views(views) for views, crops in zip(maps, items, strict=True)]
         counts = [crops.tokens for crops in items]
         if len(features) != sum(counts):
             raise ValueError(
                 f"features have {len(features)} rows: these inputs make {sum(counts)} tokens of "
                 "pooler_output"
             )
-        return [
-            {
-                "image": rows[None, : prod(crops.whole)].unflatten(1, crops.whole),
-                "tiles": rows[None, prod(crops.whole) :].unflatten(1, crops.grid),
-            }
-            for rows, crops in zip(features.split(counts), items, strict=True)
-        ]
+        parts = zip(features.split(counts), items, strict=True)
+        return [crops.maps_of_tokens(rows) for rows, crops in parts]
 
 
 @dataclass(frozen=True)
@@ -369,6 +369,55 @@ class Crops:
         """
         return _windows(self)
 
+    def maps_of_views(self, views: Tensor) -> dict[str, Tensor]:
+        """Return the maps of views [views, h, w, D] by name."""
+        return {"image": views[:1], "tiles": views.flatten(0, 2)[self.kept()][None]}
+
+    def maps_of_tokens(self, rows: Tensor) -> dict[str, Tensor]:
+        """Return the maps of tokens [N, D] by name."""
+        whole = prod(self.whole)
+        return {
+            "image": rows[None, :whole].unflatten(1, self.whole),
+            "tiles": rows[None, whole:].unflatten(1, self.grid),
+        }
+
+
+@dataclass(frozen=True)
+class Frames:
+    """The frames of a clip, and which of their patches make which token."""
+
+    frames: int
+    h: int
+    """The height of a frame in patches."""
+    w: int
+
+    @property
+    def patches(self) -> int:
+        """The number of patches of all frames."""
+        return self.frames * self.h * self.w
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """The rows and columns of tokens of a frame."""
+        return -(-self.h // FRAME_WINDOW), -(-self.w // FRAME_WINDOW)
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens of all frames."""
+        return self.frames * prod(self.grid)
+
+    def windows(self) -> Tensor:
+        """Return the patches of each token, [N, W] on the CPU; -1 stands for none."""
+        return _windows_of_frames(self)
+
+    def maps_of_views(self, views: Tensor) -> dict[str, Tensor]:
+        """Return the map of views [views, h, w, D] by name."""
+        return {"image": views}
+
+    def maps_of_tokens(self, rows: Tensor) -> dict[str, Tensor]:
+        """Return the map of tokens [N, D] by name."""
+        return {"image": rows.unflatten(0, (self.frames, *self.grid))}
+
 
 @lru_cache(maxsize=256)
 def _kept(crops: Crops) -> Tensor:
@@ -396,18 +445,24 @@ def _owners(length: int, count: int) -> list[tuple[int, int]]:
 @lru_cache(maxsize=256)
 def _windows(crops: Crops) -> Tensor:
     whole = torch.arange(crops.h * crops.w, device="cpu").view(crops.h, crops.w)
-    return torch.cat([_in_windows(grid) for grid in (whole, _kept(crops))])
+    return torch.cat([_in_windows(grid, WINDOW) for grid in (whole, _kept(crops))])
 
 
-def _in_windows(grid: Tensor) -> Tensor:
-    """Return the entries of a grid by window, [windows, W]; -1 fills a window at the edge.
+@lru_cache(maxsize=256)
+def _windows_of_frames(clip: Frames) -> Tensor:
+    patches = torch.arange(clip.patches, device="cpu").view(-1, clip.h, clip.w)
+    return torch.cat([_in_windows(frame, FRAME_WINDOW) for frame in patches])
 
-    If one row or column is missing, it is the last one.
+
+def _in_windows(grid: Tensor, side: int) -> Tensor:
+    """Return the entries of a grid by window, [windows, W]; -1 fills windows at the edges.
+
+    If one row or column is missing, it is the last one; of two, the first and the last one.
     """
-    down, across = (-size % WINDOW for size in grid.shape)
+    down, across = (-size % side for size in grid.shape)
     padding = (across // 2, across - across // 2, down // 2, down - down // 2)
     filled = F.pad(grid, padding, value=-1)
-    return rearrange(filled, "(r a) (c b) -> (r c) (a b)", a=WINDOW, b=WINDOW)
+    return rearrange(filled, "(r a) (c b) -> (r c) (a b)", a=side, b=side)
 
 
 class WindowPool(nn.Module):

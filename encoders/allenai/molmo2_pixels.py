@@ -1,6 +1,6 @@
-"""Preprocessing of images for Molmo2: the whole image, then crops that overlap.
+"""Preprocessing for Molmo2: the whole image, then crops that overlap; frames of videos whole.
 
-Source: ``Molmo2ImageProcessor`` of transformers 5.23.0.
+Source: ``Molmo2ImageProcessor`` and ``Molmo2VideoProcessor`` of transformers 5.23.0.
 
 The rule, for crops of s x s pixels whose margins (four patches on each side) neighbours share:
 
@@ -13,6 +13,13 @@ The rule, for crops of s x s pixels whose margins (four patches on each side) ne
 
 Images are resized on the CPU, also for a GPU: bilinearly, without antialiasing, in float32, and
 rounded to 0..255.
+
+Deliberate differences:
+
+- Frames are sampled only on request (``fps=``, ``num_frames=``).
+- Frames are always normalised; the class of transformers does it if a file says ``do_rescale`` and
+  ``do_normalize``, which it has no defaults for.
+- ``preprocessor_config.json`` says nothing about videos: its windows are those of images.
 """
 
 from __future__ import annotations
@@ -24,6 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..inputs.clip_views import ClipViewPreprocessor
 from ..inputs.processor_files import (
     Resample,
     Section,
@@ -38,7 +46,7 @@ from ..inputs.views import OnePathViews, Views
 
 
 @dataclass(frozen=True)
-class OverlapPreprocessor(OnePathViews):
+class OverlapPreprocessor(OnePathViews, ClipViewPreprocessor):
     """Makes a view of the whole image, then crops of it that overlap."""
 
     image_size: int = 378
@@ -49,6 +57,9 @@ class OverlapPreprocessor(OnePathViews):
     """The patches at the left (top) and the right (bottom) of a crop that a neighbour has, too."""
     window: int = 2
     """The side in patches of the window that the encoder pools a token of."""
+    frame_window: int = 3
+    """The side in patches of the window that the encoder pools a token of a frame of."""
+    sampling = "molmo2"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -97,10 +108,33 @@ class OverlapPreprocessor(OnePathViews):
         Raises:
             ValueError: a value that is not implemented, or crops of another size than the tower's.
         """
+        return self._follow(label, section, self.window)
+
+    def with_frames(self, label: str, section: Section) -> OverlapPreprocessor:
+        """Return a copy with the mean, the std and the filter of frames.
+
+        Args:
+            label: name of the section in errors.
+            section: the part of the file that describes videos.
+
+        Raises:
+            ValueError: a value that is not implemented, or frames of another size than the tower's.
+        """
+        if label == "preprocessor_config.json":
+            return self
+        return replace(self, frames=self._follow(label, section, self.frame_window))
+
+    def frame_views(self, frame: Tensor, max_tiles: int | None) -> Views:
+        """Return the view of one frame, which is stretched as the whole image is."""
+        side = self.sides["image"]
+        return Views({"image": [_stretch(frame.cpu(), side, side, self.resample)]})
+
+    def _follow(self, label: str, section: Section, window: int) -> OverlapPreprocessor:
+        """Return a copy with the values of a section whose windows have this side."""
         expected: dict[str, object] = {
             "resample": section.get("resample"),
             "overlap_margins": list(self.margins),
-            "pooling_size": [self.window, self.window],
+            "pooling_size": [window, window],
             "patch_size": self.patch_size,
         }
         require_supported(label, section, expected)

@@ -1,7 +1,7 @@
 """The rules by which each family's video processor samples frames from a video.
 
 Source: ``sample_frames`` of the Qwen2-VL, Qwen3-VL, InternVL, GLM-4.1V, GLM-4.6V, GLM-5,
-ERNIE-4.5-VL, Muse-Glimmer, SmolVLM and MiniCPM-V 4.6 video processors, and
+ERNIE-4.5-VL, Muse-Glimmer, SmolVLM, MiniCPM-V 4.6 and Molmo2 video processors, and
 ``default_sample_indices_fn`` (the "uniform" rule), of transformers 5.23.0.
 
 Deliberate differences:
@@ -17,6 +17,7 @@ Deliberate differences:
 - With ``num_frames``, which the rules of GLM and MiniCPM of transformers do not read, frames are
   evenly spaced. By the rule of SmolVLM they are as many as asked for; transformers takes fewer of a
   short video.
+- The Molmo2 rule takes as many frames as ``num_frames`` says; transformers at most two per second.
 - The MiniCPM rule of transformers takes one frame per second; here, as many as ``fps`` says.
 - The ernie rule takes any ``num_frames``; transformers raises for fewer than ``min_frames`` and for
   more than ``max_frames``.
@@ -43,6 +44,7 @@ SamplingRule: TypeAlias = Literal[
     "muse_glimmer",
     "smolvlm",
     "minicpm_v",
+    "molmo2",
 ]
 
 _TICKS = 1000
@@ -137,6 +139,9 @@ def sample_frames(
             pairs = min(int(target_count), max_frames, total) // temporal_patch_size
             count = min(max(pairs, 1) * temporal_patch_size, total)
         return torch.linspace(0, total - 1, count, device="cpu").long().tolist()
+    if rule == "molmo2":
+        count = _check_count(int(target_count), total, None, 1) if fps is None else 0
+        return _steps(0, total, count or max(min(int(target_count), total), 1))
     if rule in ("smolvlm", "minicpm_v"):
         if fps is None:
             count = _check_count(num_frames or 0, total, None, 1)

@@ -14,6 +14,7 @@ from PIL import Image
 
 from encoders import EncoderOutput, Molmo2Config, Molmo2Encoder, VisionInputs
 from encoders.allenai.molmo2_pixels import OverlapPreprocessor, best_grid
+from encoders.inputs.sampling import sample_frames
 from encoders.streams.calls import select_items, split_inputs
 from graphwrap import GraphedEncoder
 from tests.oracles import BY_NAME, NO_LIFT, LiftFloat32, distance, draw_weights
@@ -36,6 +37,7 @@ IMAGES = [
     flower().resize((150, 430)),
 ]
 """The fifth is smaller than the margins of a crop, and the sixth is as high."""
+CLIPS = [[china(), flower().resize((640, 427)), hopper().resize((640, 427))], [hopper()]]
 FILE = {"size": {"height": SIDE, "width": SIDE}}
 BOUNDS = {torch.float32: 1e-5, torch.float64: 1e-10}
 GOLDEN = {
@@ -49,6 +51,12 @@ GOLDEN = {
 def processor(**changes: Any) -> Any:
     module = pytest.importorskip("transformers.models.molmo2.image_processing_molmo2")
     return module.Molmo2ImageProcessor(**{**FILE, **changes})
+
+
+def video_processor(**changes: Any) -> Any:
+    module = pytest.importorskip("transformers.models.molmo2.video_processing_molmo2")
+    normalised = {"do_rescale": True, "do_normalize": True}  # off in the class, which has no value
+    return module.Molmo2VideoProcessor(**{**FILE, **normalised, **changes})
 
 
 def build(dtype: torch.dtype = torch.float32, **changes: Any) -> Molmo2Encoder:
@@ -95,6 +103,53 @@ def test_tokens_are_the_image_features_of_transformers(dtype: torch.dtype) -> No
         assert distance(item.pooler_output, rows) <= BOUNDS[dtype]
 
 
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+def test_clips_beside_images_are_the_video_features(dtype: torch.dtype) -> None:
+    encoder = build(dtype)
+    lift: Any = LiftFloat32() if dtype == torch.float64 else NO_LIFT
+    model = published(encoder, dtype, lift)
+    theirs = video_processor()(CLIPS, do_sample_frames=False, return_tensors="pt")
+    with lift, torch.no_grad():
+        wanted = model.get_video_features(
+            *(theirs["pixel_values_videos"].to(dtype), theirs["video_token_pooling"]),
+            theirs["video_grids"],
+        ).pooler_output
+    ours = encoder(encoder.preprocess(IMAGES[:2], CLIPS).to(dtype))[2:]
+    assert [len(item.pooler_output) for item in ours] == [len(item) for item in wanted] == [48, 16]
+    for item, rows in zip(ours, wanted, strict=True):
+        assert distance(item.pooler_output, rows) <= BOUNDS[dtype]
+
+
+@pytest.mark.parametrize("change", [{}, {"resample": 3, "image_mean": [0.4] * 3}], ids=str)
+def test_frames_are_those_of_the_video_processor(change: dict[str, Any]) -> None:
+    processed = video_processor(**change)(CLIPS, do_sample_frames=False, return_tensors="pt")
+    files = {"preprocessor_config": FILE, "video_preprocessor_config": {**FILE, **change}}
+    inputs = OverlapPreprocessor(14, image_size=SIDE).with_files(files)((), CLIPS)
+    rows = inputs.pixel_values.unfold(2, 14, 14).unfold(3, 14, 14).permute(0, 2, 3, 4, 5, 1)
+    assert torch.equal(rows.flatten(3).flatten(1, 2), processed["pixel_values_videos"])
+
+
+def test_frames_are_sampled_as_by_the_video_processor() -> None:
+    from transformers.video_utils import VideoMetadata
+
+    theirs = video_processor()
+    for total, rate, fps in [(90, 29.97, 2), (5, 24.0, 2), (7, 3.0, 24), (100, 3.7, 1.3)]:
+        film = VideoMetadata(total_num_frames=total, fps=rate, duration=total / rate)
+        wanted = theirs.sample_frames(film, fps=fps).tolist()
+        assert sample_frames(total, "molmo2", fps=fps, source_fps=rate) == wanted
+    slow = VideoMetadata(total_num_frames=10, fps=1.0, duration=10.0)
+    assert sample_frames(10, "molmo2", num_frames=4) == theirs.sample_frames(slow, 4).tolist()
+
+
+def test_a_video_file_of_other_windows_refuses_only_videos() -> None:
+    files = {"preprocessor_config": FILE}
+    files["video_preprocessor_config"] = {**FILE, "pooling_size": [2, 2]}
+    rules = OverlapPreprocessor(14, image_size=SIDE).with_files(files)
+    rules(IMAGES[:1])
+    with pytest.raises(ValueError, match=r"pooling_size=\[2, 2\] .* must be \[3, 3\]"):
+        rules((), CLIPS)
+
+
 @pytest.mark.parametrize(
     "change", [{}, {"resample": 3, "image_mean": [0.4] * 3}, {"max_crops": 3}], ids=str
 )
@@ -130,7 +185,7 @@ def test_crops_and_tokens_are_as_published() -> None:
 
 def test_items_together_alone_and_in_graphs_agree() -> None:
     encoder, images = build(), IMAGES[1:5]
-    inputs = encoder.preprocess(images)
+    inputs = encoder.preprocess(images, CLIPS)
     together = encoder(inputs)
     graphed = GraphedEncoder(encoder, backend="static", max_budget=1024)
     replayed = graphed(inputs)
@@ -144,7 +199,7 @@ def test_items_together_alone_and_in_graphs_agree() -> None:
     some = encoder(select_items(inputs, encoder.paths, [3, 1]))
     assert distance(some[1].pooler_output, together[1].pooler_output) <= 2e-6
     vectors = torch.stack([item.pooler_output.mean(0) for item in together])
-    assert distance(encoder.embed(images), vectors) <= 2e-6
+    assert distance(encoder.embed(images, CLIPS), vectors) <= 2e-6
     assert encoder.encode([]) == []
     fewer = GraphedEncoder(encoder, backend="static", outputs=["last_hidden_state"])
     assert fewer(inputs)[0].pooler_output is None
@@ -152,13 +207,15 @@ def test_items_together_alone_and_in_graphs_agree() -> None:
 
 def test_maps_show_the_image_once() -> None:
     encoder = build()
-    inputs = encoder.preprocess(IMAGES)
+    inputs = encoder.preprocess(IMAGES, CLIPS)
     outputs = encoder(inputs)
     tokens = encoder.feature_maps([item.pooler_output for item in outputs], inputs)
     pixels = inputs.pixel_values.unfold(2, 14, 14).unfold(3, 14, 14)
     patches = pixels.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)
     views = encoder.feature_maps(patches, inputs)
-    for image, maps, of_tokens in zip(IMAGES, views, tokens, strict=True):
+    assert [tuple(maps["image"].shape[:3]) for maps in views[-2:]] == [(3, 10, 10), (1, 10, 10)]
+    assert torch.equal(tokens[-2]["image"].flatten(0, 2), outputs[-2].pooler_output)
+    for image, maps, of_tokens in zip(IMAGES, views[:-2], tokens[:-2], strict=True):
         rows, columns = maps["tiles"].shape[1:3]
         picture = rearrange(maps["tiles"], "1 h w (c p q) -> c (h p) (w q)", p=14, q=14)
         decoded = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None].float()
@@ -258,8 +315,3 @@ def test_a_config_that_differs_is_refused(
     edit_config(folder, lambda config: config[section].update(change))
     with pytest.raises(CheckpointError, match=message):
         load_encoder(folder)
-
-
-def test_a_video_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="only images"):
-        build().preprocess(videos=[[china(), china()]])
