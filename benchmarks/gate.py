@@ -46,7 +46,7 @@ from benchmarks.measuring.results import write_results
 from benchmarks.towers import TOWERS, Tower
 from benchmarks.traffic.photographs import cut_photographs, write_jpegs
 from encoders.base.vision_encoder import VisionEncoder
-from encoders.inputs.gpu_decoding import decoder_of
+from encoders.inputs.gpu_decoding import MOST_FILES, decoder_of
 from encoders.inputs.image_files import open_image
 from encoders.inputs.intake import to_rgb
 from graphwrap import GraphedEncoder
@@ -225,15 +225,17 @@ def lasting_rates(
 
 
 def decode_in_threads(paths: Sequence[Path], place: str, workers: int, passes: int) -> None:
-    """Decode files in threads, on the CPU or by nvImageCodec, ``passes`` times."""
+    """Decode files in threads, on the CPU or by nvImageCodec as a stream does, ``passes`` times."""
+    size = 1 if place == "cpu" else MOST_FILES
 
-    def one(path: Path) -> object:
+    def together(some: Sequence[Path]) -> object:
         if place == "cpu":
-            return to_rgb(path)
-        return decoder_of(torch.device("cuda", torch.cuda.current_device())).decode_files([path])
+            return to_rgb(some[0])
+        return decoder_of(torch.device("cuda", torch.cuda.current_device())).decode_files(some)
 
+    files = [*paths] * passes
     with ThreadPoolExecutor(workers) as pool:
-        for _ in pool.map(one, [*paths] * passes):
+        for _ in pool.map(together, [files[n : n + size] for n in range(0, len(files), size)]):
             pass
     synchronize()
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..data import Limits
 from .decoders import DecoderFrames, DecordReader, TorchcodecDecoder
+from .gpu_decoding import DeviceImage
 from .image_files import FileLike, Readable, prefix_errors
 from .intake import (
     ImageLike,
@@ -65,7 +66,9 @@ def read_item(item: object) -> tuple[list[ImageLike], list[VideoLike]]:
     Raises:
         ValueError: a dict without any of these keys.
     """
-    if isinstance(item, np.ndarray | Tensor):
+    if isinstance(item, DeviceImage):
+        is_clip = False
+    elif isinstance(item, np.ndarray | Tensor):
         is_clip = item.ndim == 4
     elif isinstance(item, Mapping):
         for name in ("video", "image", "bytes", "path"):

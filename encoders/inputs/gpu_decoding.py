@@ -28,7 +28,7 @@ from .jpeg_headers import JpegHeader, read_header
 Decode: TypeAlias = Literal["cpu", "gpu"]
 """Where JPEG files are decoded: by threads of the CPU, or by nvImageCodec on the CUDA device."""
 _DECODES = get_args(Decode)
-MOST_FILES = 32
+MOST_FILES = 16
 """The most files that are decoded in one call, which bounds the memory of the decoder."""
 _END = b"\xff\xd9"
 """The marker at the end of a JPEG file. Without it a file is truncated, which PIL rejects and
@@ -42,12 +42,18 @@ class DeviceImage(NamedTuple):
     """uint8 [H, W, 3], upright."""
 
 
+class _CodecImage(Protocol):
+    """A ``nvidia.nvimgcodec.Image``."""
+
+    def to_dlpack(self, cuda_stream: int) -> object: ...
+
+
 class _Codec(Protocol):
     """A ``nvidia.nvimgcodec.Decoder``."""
 
     def decode(
         self, srcs: Sequence[object], *, params: object, cuda_stream: int
-    ) -> Sequence[object | None]: ...
+    ) -> Sequence[_CodecImage | None]: ...
 
 
 class _Decoded(NamedTuple):
@@ -61,8 +67,8 @@ class _Decoded(NamedTuple):
 class _File:
     """A JPEG file that waits for its turn, and its pixels once it was decoded."""
 
-    def __init__(self, data: bytes, header: JpegHeader) -> None:
-        self.data, self.header = data, header
+    def __init__(self, source: object, header: JpegHeader) -> None:
+        self.source, self.header = source, header
         self.pixels: Tensor | None = None
         self.done = False
         self.decoded: _Decoded | None = None
@@ -90,10 +96,18 @@ class GpuDecoder:
                 "decode='gpu': needs nvImageCodec: pip install 'nvidia-nvimgcodec-cu13>=0.8' "
                 "'nvidia-nvjpeg>=13', or leave decode out"
             ) from None
-        self._streams = nvimgcodec.CodeStream
-        # With chroma interpolated as libjpeg does; without, it is repeated, which blurs text.
+        self._sources = nvimgcodec.CodeStream
+        # The GPU's own JPEG engines first, which take no core. What nvImageCodec would decode on
+        # the CPU is decoded there to the pixels of PIL. With chroma interpolated as libjpeg does;
+        # without, it is repeated, which blurs text.
+        kinds = nvimgcodec.BackendKind
         self._codec: _Codec = nvimgcodec.Decoder(
-            device_id=device.index or 0, options=":fancy_upsampling=1"
+            device_id=device.index or 0,
+            backends=[
+                nvimgcodec.Backend(kinds.HW_GPU_ONLY),
+                nvimgcodec.Backend(kinds.HYBRID_CPU_GPU),
+            ],
+            options=":fancy_upsampling=1",
         )
         self._params: object = nvimgcodec.DecodeParams(
             apply_exif_orientation=False, color_spec=nvimgcodec.ColorSpec.SRGB
@@ -106,13 +120,23 @@ class GpuDecoder:
 
         Files with errors are left as they are, so that decoding them on the CPU raises the errors.
         """
-        files = [_read(image) for image in images]
+        files = [self._file(image) for image in images]
         self._waiting.extend(file for file in files if file is not None)
         decoded = []
         for image, file in zip(images, files, strict=True):
             pixels = None if file is None else self._take(file)
             decoded.append(image if pixels is None else DeviceImage(pixels))
         return decoded
+
+    def _file(self, image: object) -> _File | None:
+        """Read a JPEG file that the device is to decode; None for every other image."""
+        try:
+            found = _read(image)
+            return None if found is None else _File(self._sources(found[0]), found[1])
+        except Exception:  # noqa: BLE001
+            # Reading an open file runs the user's code, which may raise any class; nvImageCodec
+            # rejects some files. The CPU then raises the error of this image, or decodes it.
+            return None
 
     def _take(self, file: _File) -> Tensor | None:
         """Return the upright pixels of a file once it was decoded, by this thread or another."""
@@ -135,18 +159,20 @@ class GpuDecoder:
                 file.pixels.record_stream(stream)
         swapped, flipped = file.header.turn
         pixels = file.pixels.swapaxes(0, 1) if swapped else file.pixels
-        return pixels.flip(flipped) if flipped else pixels
+        return (pixels.flip(flipped) if flipped else pixels).contiguous()
 
     def _decode(self, files: Sequence[_File]) -> None:
         stream = torch.cuda.current_stream(self.device) if self.device.type == "cuda" else None
         try:
-            sources = [self._streams(file.data) for file in files]
             handle = 0 if stream is None else stream.cuda_stream
+            sources = [file.source for file in files]
             found = self._codec.decode(sources, params=self._params, cuda_stream=handle)
             for file, image in zip(files, found, strict=True):
                 if image is not None:
                     # A copy in torch's own memory: nvImageCodec frees its buffer in its own order.
-                    pixels = from_dlpack(image).clone(memory_format=torch.contiguous_format)
+                    # ``from_dlpack`` of a capsule does not ask for the stream, which takes longer.
+                    pixels = from_dlpack(image.to_dlpack(handle))
+                    pixels = pixels.clone(memory_format=torch.contiguous_format)
                     size = file.header.height, file.header.width, 3
                     file.pixels = pixels if pixels.shape == size else None
         except RuntimeError:  # for a file or for all: each is then decoded by the CPU
@@ -160,24 +186,24 @@ class GpuDecoder:
                 file.decoded = decoded
 
 
-def _read(image: object) -> _File | None:
-    """Return the bytes of a JPEG file that a GPU decodes, with what PIL reads in its header."""
+def _read(image: object) -> tuple[bytes, JpegHeader] | None:
+    """Return the bytes and the header of a JPEG file that a GPU decodes."""
     if isinstance(image, Mapping):  # an image of the ``datasets`` package that is not decoded
         image = image.get("bytes") or image.get("path")
     if not isinstance(image, str | os.PathLike | bytes | bytearray | memoryview | Readable):
         return None
     data = jpeg_bytes(image)
     if data is not None and data.endswith(_END) and (header := read_header(data)) is not None:
-        return _File(data, header)
+        return data, header
     try:
-        return read_image_file(image, _file_of)
+        return read_image_file(image, _read_opened)
     except ValueError:
         return None
 
 
-def _file_of(image: Image.Image) -> _File | None:
+def _read_opened(image: Image.Image) -> tuple[bytes, JpegHeader] | None:
     data = jpeg_of(image)
-    return None if data is None or not data.endswith(_END) else _File(data, header_of(image))
+    return None if data is None or not data.endswith(_END) else (data, header_of(image))
 
 
 @cache

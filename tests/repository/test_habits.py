@@ -26,6 +26,7 @@ THEIR_SIGNATURES = {
 """Functions of ``integrations`` with another library's signature, by file and name."""
 
 READS_ITEMS = {
+    "encoders/inputs/gpu_decoding.py": ["_file"],
     "encoders/streams/stream.py": ["_read"],
     "vitgraph/embedding/job.py": ["_estimate"],
     "vitgraph/embedding/large_images.py": ["warn", "_area"],

@@ -26,10 +26,22 @@ from tests.support.photographs import china
 CPU = torch.device("cpu")
 
 
+class FakeImage:
+    """The part of a decoded image of ``nvidia.nvimgcodec`` that is called."""
+
+    def __init__(self, pixels: Tensor) -> None:
+        self.pixels = pixels
+
+    def to_dlpack(self, cuda_stream: int) -> object:
+        return self.pixels.__dlpack__()
+
+
 class FakeCodec(ModuleType):
     """The part of ``nvidia.nvimgcodec`` that is called; it decodes with PIL on the CPU."""
 
     ColorSpec = SimpleNamespace(SRGB="SRGB")
+    BackendKind = SimpleNamespace(HW_GPU_ONLY="HW", HYBRID_CPU_GPU="HYBRID")
+    Backend = str
     calls: list[int]
     broken: bytes | None
 
@@ -42,18 +54,24 @@ class FakeCodec(ModuleType):
         assert keywords == {"apply_exif_orientation": False, "color_spec": "SRGB"}
         return keywords
 
-    def Decoder(self, device_id: int, options: str) -> FakeCodec:
+    def Decoder(self, device_id: int, backends: Sequence[str], options: str) -> FakeCodec:
         return self
 
     def decode(
         self, srcs: Sequence[bytes], *, params: object, cuda_stream: int
-    ) -> list[Tensor | None]:
+    ) -> list[FakeImage | None]:
         self.calls.append(len(srcs))
-        found: list[Tensor | None] = []
+        found: list[FakeImage | None] = []
         for data in srcs:
             image = Image.open(io.BytesIO(data)).convert("RGB")
-            found.append(to_rgb(image).permute(1, 2, 0) if image.width > 9 else None)
+            pixels = to_rgb(image).permute(1, 2, 0)
+            found.append(FakeImage(pixels) if image.width > 9 else None)
         return found
+
+
+class Late(io.BytesIO):
+    def read(self, size: int | None = -1, /) -> bytes:
+        raise LookupError("the store does not answer")
 
 
 @pytest.fixture
@@ -191,6 +209,28 @@ def test_files_are_decoded_on_the_device_of_the_encoder(
     assert sum(codec.calls) == 9
     torch.testing.assert_close(torch.stack(streamed), vectors)
     torch.testing.assert_close(output, ENCODER.encode(files)[0])
+
+
+def test_a_thread_of_a_stream_decodes_its_files_in_one_call(
+    codec: FakeCodec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(gpu_decoding, "check_decode", lambda decode, device: None)
+    monkeypatch.setattr(stream, "check_decode", lambda decode, device: None)
+    (tmp_path / "a.jpg").write_bytes(turned(6))
+    china().resize((50, 40)).save(tmp_path / "b.png")
+    items: list[Any] = [jpeg(), (7, tmp_path / "a.jpg"), str(tmp_path / "b.png"), jpeg()[:900]]
+    items += [Late(), (9, io.BytesIO(jpeg()))]
+    items += [(8, b"no image"), china().resize((40, 40)), {"image": jpeg()}, jpeg((8, 8))] * 2
+    options: dict[str, Any] = {"workers": 1, "progress": False, "on_error": "keep"}
+    found = list(ENCODER.embed_many(items, decode="gpu", **options))
+    assert codec.calls[0] > 1
+    for one, other in zip(found, ENCODER.embed_many(items, **options), strict=True):
+        pair = (x if isinstance(x, tuple) else [x] for x in (one, other))
+        for got, wanted in zip(*pair, strict=True):
+            if isinstance(wanted, Tensor):
+                torch.testing.assert_close(got, wanted)
+            else:
+                assert str(got) == str(wanted)
 
 
 def test_without_nvimagecodec_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
