@@ -258,7 +258,7 @@ def measure_in_turn(
 
     runs: dict[str, Callable[[Any], None]] = {
         "replays": replay,
-        "decoding": lambda part: decode_in_threads(part, "cpu", options.workers, None),
+        "decoding": lambda part: decode_in_threads(part, "cpu", options.workers, 1),
         **peers(name, checkpoint, setup, options),
     }
     slow = LABELS["sentence_transformers"]
