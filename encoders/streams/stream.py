@@ -698,7 +698,9 @@ def _values_of(part: _Fetched | _Embedded) -> Sequence[Arrays | Exception | Tens
     """Return the arrays of items, or their vectors, each in its own memory."""
     if isinstance(part, _Fetched):
         return part.collected.results(part.host)
-    vectors: list[Tensor] = torch.ops.aten.unbind_copy.int(part.vectors)  # in one call of torch
+    count, width = part.vectors.shape
+    vectors = [part.vectors.new_empty(width) for _ in range(count)]
+    torch.split_with_sizes_copy(part.vectors.flatten(), [width] * count, out=vectors)  # one kernel
     return vectors
 
 

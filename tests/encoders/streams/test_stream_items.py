@@ -117,9 +117,12 @@ def test_batches_go_by_tokens_and_a_large_item_is_alone() -> None:
 
 
 def test_results_share_no_memory_with_their_batch() -> None:
-    for result in tower("qwen3_vl").encode_many([china(), hopper()] * 2, progress=False):
+    images = [china(), hopper()] * 2
+    for result in tower("qwen3_vl").encode_many(images, progress=False):
         tokens = result.pooler_output
         assert tokens.untyped_storage().nbytes() == tokens.nbytes
+    for vector in tower("qwen3_vl").embed_many(images, progress=False):
+        assert vector.untyped_storage().nbytes() == vector.nbytes
 
 
 def test_results_of_views_stay_when_the_next_batch_runs() -> None:
