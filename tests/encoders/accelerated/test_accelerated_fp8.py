@@ -16,7 +16,6 @@ from tests.oracles import ONE_FAST, add_noise
 from tests.oracles.versions import needs
 from tests.support.accelerated.cases import (
     ACTIVATIONS,
-    FEW_ROWS,
     OURS,
     assert_close,
     assert_fused,
@@ -145,15 +144,13 @@ def quantised_reference(name: str) -> VisionEncoder:
 @pytest.mark.parametrize("name", FIT)
 def test_a_tower_in_fp8_computes_what_its_rounded_products_compute(name: str) -> None:
     encoder = fresh(name, torch.bfloat16)
-    fast, truth = encoder.accelerated(precision="fp8"), run(fresh(name), name, grids=FEW_ROWS)
-    ours = run(fast, name, grids=FEW_ROWS)
-    emulated = run(quantised_reference(name), name, grids=FEW_ROWS)
+    fast, truth = encoder.accelerated(precision="fp8"), run(fresh(name), name)
+    ours, emulated = run(fast, name), run(quantised_reference(name), name)
     assert_fused(fast)
     assert {row["fp8"] for row in fast.kernel_choices()["products"]} == {True}
     error = relative(ours.last_hidden_state, truth.last_hidden_state)
     expected = relative(emulated.last_hidden_state, truth.last_hidden_state)
-    half = run(encoder, name, grids=FEW_ROWS)
-    plain = relative(half.last_hidden_state, truth.last_hidden_state)
+    plain = relative(run(encoder, name).last_hidden_state, truth.last_hidden_state)
     assert 2 * plain < error <= 1.2 * expected
 
 

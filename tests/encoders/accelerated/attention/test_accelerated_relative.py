@@ -89,8 +89,14 @@ def drawn(module: SamAttention, views: Views) -> Tensor:
     return torch.randn(*views[:3], width, generator=generator, dtype=torch.float64).to(DEVICE)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("size", [16, pytest.param(64, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("size", "dtype"),
+    [
+        *((16, dtype) for dtype in DTYPES),
+        pytest.param(64, torch.float16, marks=pytest.mark.slow),  # as towers have it
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("name", [slow(one) if one == LARGE else one for one in VIEWS])
 def test_the_kernel_computes_sams_attention(name: str, size: int, dtype: torch.dtype) -> None:
     views = VIEWS[name]
@@ -219,7 +225,7 @@ def test_a_kernel_by_name_without_relative_positions_warns_once() -> None:
 
 @needs_interpreter
 @pytest.mark.usefixtures("fused")
-@pytest.mark.parametrize("key", ["attn.qkv", *map(slow, ["attn.proj", "mlp.fc1", "mlp.fc2"])])
+@pytest.mark.parametrize("key", ["attn.qkv", *map(slow, ["attn.proj", "mlp.fc1"])])
 @torch.no_grad()
 def test_a_layer_with_hook_or_lora_computes_as_in_the_reference(key: str) -> None:
     """A hook sees the same rows, too: windows with their missing rows."""
@@ -290,12 +296,9 @@ def test_another_encoder_takes_the_choice_without_a_trial(monkeypatch: pytest.Mo
 @needs_interpreter
 @pytest.mark.usefixtures("fused")
 @pytest.mark.filterwarnings(NAN)
-@pytest.mark.parametrize(
-    ("name", "path"), [("deepseek_ocr", "tiles"), ("deepseek_vl_hybrid", "high")]
-)
 @torch.no_grad()
-def test_a_replay_is_the_padded_forward_with_nan_everywhere(name: str, path: str) -> None:
-    encoder = tower(name, path)
+def test_a_replay_is_the_padded_forward_with_nan_everywhere() -> None:
+    encoder = tower("deepseek_ocr", "tiles")
     tokens = encoder.item_specs([encoder.grid_for(1)])[0].output_tokens
     graphed = GraphedEncoder(encoder, [3 * tokens], backend="static", outputs=EVERY_FIELD)
     pixels, grids = case(encoder, 2)
