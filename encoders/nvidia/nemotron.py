@@ -91,7 +91,9 @@ class NemotronConfig(CRadioConfig):
         require_value(config, "ps_version", "v2")
         args = find_section({"args": {}, **vision}, "args")
         bounds = {**args, **vision}  # both forms are published
-        tiled = config.get("model_type") == _TILED and bounds.get("min_num_patches") is None
+        # A config that lost its model type still names the class.
+        is_nano = config.get("model_type") == _TILED or config.get("architectures") == [_TILED]
+        tiled = is_nano and bounds.get("min_num_patches") is None
         # All of them have the positions of v4, whatever version their tower is.
         colours = {name: config.get(name) for name in ("norm_mean", "norm_std") if name in config}
         tower = CRadioConfig.from_hf({**vision, **colours, "version": "c-radio_v4-h"})

@@ -197,6 +197,7 @@ def test_images_of_a_nano_that_bounds_patches_keep_their_shape() -> None:
     built = NemotronConfig.from_hf(config)
     assert built.tile_size is None
     assert NemotronConfig.from_hf(NANO).tile_size == 512
+    assert NemotronConfig.from_hf({**NANO, "model_type": "renamed"}).tile_size == 512
     assert (built.min_patches, built.max_patches) == (64, 512)
 
 

@@ -60,7 +60,7 @@ MEANINGS = {
     "max_soft_tokens": "`max_soft_tokens`, the most tokens of an image or frame",
     "fps": "`fps` or `num_frames`, which sample the frames of videos",
     "cls": '`pool="cls"`, the class token',
-    "head": '`pool="head"`, the head that pools by attention',
+    "head": '`pool="head"`, the vector that the checkpoint was trained to compare',
 }
 """The rows of the table of keywords by the keyword or pool that encoders are asked about."""
 
