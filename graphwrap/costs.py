@@ -58,12 +58,20 @@ class Costs:
 
         Beyond the largest timed run, it is extrapolated.
         """
-        if len(self.eager_runs) == 1:
-            return self.eager_runs[0][1]
-        upper = min(max(bisect_left(self.eager_runs, (rows, 0.0)), 1), len(self.eager_runs) - 1)
-        (rows_below, cost_below), (rows_above, cost_above) = self.eager_runs[upper - 1 :][:2]
-        gradient = (cost_above - cost_below) / (rows_above - rows_below)
-        return cost_below + (rows - rows_below) * gradient
+        return interpolated(self.eager_runs, rows)
+
+
+def interpolated(points: Sequence[tuple[float, float]], rows: float) -> float:
+    """Return the cost of so many rows on a line from point to point (rows, cost), by rows.
+
+    It is extrapolated beyond the points; a single one has the cost of all.
+    """
+    if len(points) == 1:
+        return points[0][1]
+    upper = min(max(bisect_left(points, (rows, 0.0)), 1), len(points) - 1)
+    (rows_below, cost_below), (rows_above, cost_above) = points[upper - 1 :][:2]
+    gradient = (cost_above - cost_below) / (rows_above - rows_below)
+    return cost_below + (rows - rows_below) * gradient
 
 
 @dataclass(frozen=True)

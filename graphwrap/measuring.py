@@ -11,6 +11,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -19,14 +20,21 @@ from encoders.contract import GraphableEncoder, Grid
 
 from .budgets import LONG_SEGMENTS, Batch, Budget, read_specs
 from .buffers import BudgetGraph
-from .costs import Costs
+from .costs import Costs, interpolated
 from .encoder_forms import EncoderForm, capacity_metadata
 
 ROW_DIVISORS = (8, 4, 2, 1)
-"""Eager runs are timed with the rows of the largest budget divided by each of these numbers, and
-once with the smallest item. With costs between these five sizes, 226 of 229 choices between replay
-and eager run were the faster one on an H200."""
-ENOUGH_MS, MOST_CALLS = 20.0, 7
+"""Eager runs have a cost for the rows of the largest budget divided by each of these numbers, and
+for the smallest item. With costs between these five sizes, 226 of 229 choices between replay and
+eager run were the faster one on an H200."""
+DEVICE_BOUND = 1.5
+"""An eager run that costs this many times as much as the smallest, which takes as long as the host
+needs to launch it, waits for the GPU. A larger one takes longer than its replay by as many
+milliseconds, and is not timed: on an H200 these were 1 to 4 from 4,096 to 32,768 patches."""
+STEP = 1.2
+"""A size between two others of which the larger has at most so many times the rows of the smaller
+is not timed, but interpolated between them."""
+ENOUGH_MS, MOST_CALLS = 15.0, 5
 """A replay is timed until its times sum to so many milliseconds, at most so many times. A replay of
 68 ms that was timed twice in a row took up to 7 % longer a minute later on an H200: a second time
 makes the first no better."""
@@ -55,10 +63,11 @@ def measure(
     large = max(graphs, key=lambda budget: (budget.rows, budget.longest_segment))
     pixels = _random_rows(graphs[large])
     by_rows = {budget.rows: graph for budget, graph in graphs.items()}
-    times = {rows: _replay_ms(encoder, graph, pixels) for rows, graph in by_rows.items()}
+    timed = {rows: _replay_ms(encoder, by_rows[rows], pixels) for rows in spread_sizes(by_rows)}
+    times = {rows: interpolated([*timed.items()], rows) for rows in by_rows}
     small_grids = _smallest_grids(encoder, graphs)
-    (eager_ms,) = _in_turn([_eager(encoder, small_grids, pixels)], device)
-    points = [(_rows(encoder, small_grids), CLOSE * eager_ms)]
+    (host_ms,) = _in_turn([_eager(encoder, small_grids, pixels)], device)
+    points, longer_ms, waits = [(_rows(encoder, small_grids), CLOSE * host_ms)], 0.0, False
     for divisor in ROW_DIVISORS:
         distances = {
             abs(candidate.rows - large.rows / divisor): candidate
@@ -67,14 +76,30 @@ def measure(
         budget = distances[min(distances)]
         grids = full_grids(encoder, budget)
         if (rows := _rows(encoder, grids)) > points[-1][0]:
-            calls = [
-                _eager(encoder, grids, pixels),
-                _replay(encoder, graphs[budget], grids, pixels),
-            ]
-            eager_ms, replay_ms = _in_turn(calls, device)
-            ms = times[budget.rows] + eager_ms - replay_ms
+            if not waits:
+                calls = [
+                    _eager(encoder, grids, pixels),
+                    _replay(encoder, graphs[budget], grids, pixels),
+                ]
+                eager_ms, replay_ms = _in_turn(calls, device)
+                longer_ms = eager_ms - replay_ms
+            ms = times[budget.rows] + longer_ms
+            waits |= ms >= DEVICE_BOUND * host_ms
             points.append((rows, max(CLOSE * ms, points[-1][1])))  # more rows never cost less
     return Costs({budget: times[budget.rows] for budget in graphs}, points)
+
+
+def spread_sizes(sizes: Iterable[int]) -> list[int]:
+    """Return the sizes that are timed, ascending: the smallest, the largest, and what is far apart.
+
+    The others lie between two of them of which the larger is at most ``STEP`` times the smaller.
+    """
+    ascending = sorted(sizes)
+    spread = ascending[:1]
+    for size, following in pairwise([*ascending[1:], ascending[-1] * 2]):
+        if following > STEP * spread[-1]:
+            spread.append(size)
+    return spread
 
 
 def still_hold(

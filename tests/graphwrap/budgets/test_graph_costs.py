@@ -12,7 +12,7 @@ from graphwrap import measuring
 from graphwrap.budgets import Batch, choose_budgets
 from graphwrap.buffers import BudgetGraph
 from graphwrap.costs import Costs
-from graphwrap.measuring import CLOSE, _in_turn, full_grids, measure
+from graphwrap.measuring import CLOSE, _in_turn, full_grids, measure, spread_sizes
 from tests.support.graphs.cases import executor_of, pixels_for, toy
 from tests.support.graphs.outputs import assert_same_bits
 from tests.support.graphs.packing import default_budgets_of
@@ -60,6 +60,44 @@ def test_an_eager_run_costs_the_time_of_host_and_device(
     for rows in (few, most // 4, most // 2, most):
         expected = CLOSE * max(host_ms, 2.0 + 0.1 * rows)
         assert measured_.eager(rows) == pytest.approx(expected, rel=warm - 1 + 1e-6)
+
+
+def test_eager_runs_that_wait_for_the_gpu_are_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All larger ones take as much longer than their replays, here 3 ms."""
+    runners, encoder = executor_of(toy([4, 16, 64, 256, 1024])).graphs.by_budget, ToyEncoder()
+    clock, ran = Clock(monkeypatch), set[int]()
+
+    def replay(encoder: Any, runner: BudgetGraph, grids: Any, pixels: Tensor) -> Any:
+        return lambda: clock.pass_(2.0 + 0.1 * runner.budget.rows)
+
+    def eager(encoder: Any, grids: Any, pixels: Tensor) -> Any:
+        rows = Batch.of(encoder.item_specs(grids)).rows
+
+        def run() -> None:
+            ran.add(rows)
+            clock.pass_(max(12.0, 5.0 + 0.1 * rows))
+
+        return run
+
+    monkeypatch.setattr(measuring, "_replay", replay)
+    monkeypatch.setattr(measuring, "_eager", eager)
+    costs_ = measure(encoder, runners, torch.device("cpu"))
+    assert sorted(ran) == [8, 128, 512]
+    for rows in (512, 2048):
+        assert costs_.eager(rows) == pytest.approx(CLOSE * (5.0 + 0.1 * rows))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "timed"),
+    [
+        ([1], [1]),
+        ([8, 9], [8, 9]),
+        ([256, 296, 344], [256, 296, 344]),
+        ([64, 61, 58, 55, 53, 51, 49, 47, 45], [45, 53, 61, 64]),
+    ],
+)
+def test_sizes_close_to_one_another_are_not_all_timed(sizes: list[int], timed: list[int]) -> None:
+    assert spread_sizes(sizes) == timed
 
 
 def test_a_run_after_a_pause_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
