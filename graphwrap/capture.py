@@ -24,7 +24,7 @@ from tqdm.auto import tqdm
 from encoders.contract import is_library, warn_caller
 
 from .budgets import Budget, BudgetSet
-from .buffers import Arena, BudgetGraph, Memory, MetadataFormat
+from .buffers import Arena, BudgetGraph, Memory, MetadataFormat, without_collections
 from .costs import Costs, CostTable
 from .encoder_forms import EncoderForm, capacity_metadata
 from .guards import WeightGuard, all_modules, as_module, plain_tensors, plain_values
@@ -82,13 +82,14 @@ def capture_encoder(
             tables[name].apply(fingerprint(encoder, path_form), path_form.accelerator)
     memory = Memory(form.device, form.has_graphs)
     divisor = MEMORY_DIVISOR * len(forms) * bounded
-    capturers = {
-        name: Capturer(
-            path_form, budget_sets[name], memory, tables.get(name), divisor, name * several
-        )
-        for name, path_form in forms.items()
-    }
-    with tqdm(total=0, desc="capture", unit="budget", disable=not (progress and pads)) as bar:
+    bar = tqdm(total=0, desc="capture", unit="budget", disable=not (progress and pads))
+    with without_collections(), bar:
+        capturers = {
+            name: Capturer(
+                path_form, budget_sets[name], memory, tables.get(name), divisor, name * several
+            )
+            for name, path_form in forms.items()
+        }
         path_graphs = {
             name: capturer.capture(bar, everything=everything)
             for name, capturer in capturers.items()
@@ -248,9 +249,6 @@ class Capturer:
         start_time, memory, accelerator = time.perf_counter(), self.memory, self.form.accelerator
         graph = BudgetGraph(budget, format, self.form.encoder, graphs.arena, self.form.outputs)
         try:
-            empty = format.to_bytes(capacity_metadata(self.form.encoder, budget, []), rows=0)
-            memory.wait_for_captures()  # the last warm-up may still be reading its metadata
-            graph.metadata_bytes.copy_(empty)
             self._record(graph, graphs)
         except (RuntimeError, MemoryError) as error:
             # On a MIG slice of a GPU, a lack of memory fails an assertion inside torch's allocator,
@@ -278,7 +276,7 @@ class Capturer:
         in its first run, or if it had to guess a kernel.
         """
         if self._needs_run(graph.budget, graphs):
-            return graph.capture(self.memory, warms_up=True)
+            return self._run_and_capture(graph)
         accelerator = self.form.accelerator
         guesses = 0 if accelerator is None else accelerator.guesses
         try:
@@ -289,11 +287,18 @@ class Capturer:
         else:
             if accelerator is None or accelerator.guesses == guesses:
                 return None
-        return graph.capture(self.memory, warms_up=True)
+        return self._run_and_capture(graph)
+
+    def _run_and_capture(self, graph: BudgetGraph) -> None:
+        """Capture a graph after a run on padding; a capture alone reads no metadata."""
+        empty = capacity_metadata(self.form.encoder, graph.budget, [])
+        self.memory.wait_for_captures()  # the last warm-up may still be reading its metadata
+        graph.metadata_bytes.copy_(graph.format.to_bytes(empty, rows=0))
+        graph.capture(self.memory, warms_up=True)
 
     def _needs_run(self, budget: Budget, graphs: PathGraphs) -> bool:
         """Return whether the encoder runs before its capture with a budget."""
-        if not graphs.by_budget or not is_library(self.form.encoder):
+        if self.memory.stream is None or not graphs.by_budget or not is_library(self.form.encoder):
             return True
         if self.table is not None:
             return budget in checked_budgets([*graphs.by_budget, *graphs.waiting])

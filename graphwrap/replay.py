@@ -16,7 +16,7 @@ from encoders.contract import GridLike, Metadata, PartialOutput, is_library
 from encoders.grids import read_grid
 
 from .budgets import Batch, Budget, read_specs
-from .buffers import Arena, BudgetGraph, Memory, MetadataFormat
+from .buffers import Arena, BudgetGraph, Memory, MetadataFormat, without_collections
 from .encoder_forms import EncoderForm, capacity_metadata
 from .guards import WeightGuard
 from .outputs import as_output, copy_shared, output_fields, share_storage, unit_of
@@ -344,8 +344,9 @@ class Captured:
         start_time = time.perf_counter()
         self.guard.check()
         self.memory.wait_for_last_use(reads=self.lends)
+        bar = tqdm(total=0, desc="capture", unit="budget", disable=not progress)
         try:
-            with tqdm(total=0, desc="capture", unit="budget", disable=not progress) as bar:
+            with without_collections(), bar:
                 path.capture(budgets, bar)
         finally:
             self.finish_capture(start_time)

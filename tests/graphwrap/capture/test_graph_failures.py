@@ -10,6 +10,7 @@ import warnings
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -43,6 +44,22 @@ def test_a_budget_that_cannot_be_captured_is_dropped_with_one_warning(error: str
     stats = graphed.stats()
     assert [budget.tokens for budget in stats.budgets] == [4, 8]
     assert stats.dropped == ["16 (4x32)"]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_no_garbage_is_collected_during_a_capture(fails: bool) -> None:
+    """Collecting could free tensors of the device."""
+    found = list[bool]()
+
+    def observe(rows: int) -> bool:
+        found.append(gc.isenabled())
+        return fails
+
+    graphed = failing(KeyboardInterrupt(), observe)
+    with pytest.raises(KeyboardInterrupt) if fails else nullcontext():
+        graphed.capture(progress=False)
+    assert set(found) == {False}
+    assert gc.isenabled()
 
 
 @pytest.mark.parametrize("start", ["capture", "call", "comprehension"])

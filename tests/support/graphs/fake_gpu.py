@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from graphwrap.buffers import BudgetGraph, Memory
+from graphwrap.encoder_forms import capacity_metadata
 
 
 class FakeGpu:
@@ -30,6 +31,8 @@ class FakeGpu:
 
         def capture(graph: BudgetGraph, memory: Memory, *, warms_up: bool) -> None:
             self.captured.append(graph.budget.tokens)
+            empty = capacity_metadata(graph.encoder, graph.budget, [])
+            graph.metadata_bytes.copy_(graph.format.to_bytes(empty, rows=0))
             graph.body()
 
         def with_stream(memory: Memory, device: torch.device, has_graphs: bool) -> None:
