@@ -272,9 +272,12 @@ class Accelerator(Protocol):
         """Names of the attention kernels of the last forward, or "reference" if it used none."""
         ...
 
-    @property
-    def guesses(self) -> int:
-        """How often a kernel ran in a capture that no run had chosen for its shape before."""
+    def settle(self) -> bool:
+        """Choose the kernels that captures since the last call had to guess.
+
+        Returns:
+            Whether they guessed right; if not, the encoder has to run and be captured again.
+        """
         ...
 
     def steps(

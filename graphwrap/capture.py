@@ -269,23 +269,21 @@ class Capturer:
     def _record(self, graph: BudgetGraph, graphs: PathGraphs) -> None:
         """Capture a graph, after a run of the encoder where that may choose or prepare something.
 
-        The first run pads weights, and every run may choose kernels that no table names; an encoder
-        of another package may do more. Where a table names the kernels, or a budget of about the
-        same size has run, others are captured without a run before, except those that a table is
-        checked with. They are captured again after a run if that fails, as cuDNN allocates memory
-        in its first run, or if it had to guess a kernel.
+        The first run pads weights and allocates the static buffers of outputs; an encoder of
+        another package may do more in every run. Other budgets are captured without a run before,
+        and again after one if that fails, as cuDNN allocates memory in its first run, or if a
+        kernel was guessed that is not the fastest.
         """
-        if self._needs_run(graph.budget, graphs):
+        if self.memory.stream is None or not graphs.by_budget or not is_library(self.form.encoder):
             return self._run_and_capture(graph)
         accelerator = self.form.accelerator
-        guesses = 0 if accelerator is None else accelerator.guesses
         try:
             graph.capture(self.memory, warms_up=False)
         except RuntimeError as error:
             if is_memory_error(error):
                 raise
         else:
-            if accelerator is None or accelerator.guesses == guesses:
+            if accelerator is None or accelerator.settle():
                 return None
         return self._run_and_capture(graph)
 
@@ -295,14 +293,6 @@ class Capturer:
         self.memory.wait_for_captures()  # the last warm-up may still be reading its metadata
         graph.metadata_bytes.copy_(graph.format.to_bytes(empty, rows=0))
         graph.capture(self.memory, warms_up=True)
-
-    def _needs_run(self, budget: Budget, graphs: PathGraphs) -> bool:
-        """Return whether the encoder runs before its capture with a budget."""
-        if self.memory.stream is None or not graphs.by_budget or not is_library(self.form.encoder):
-            return True
-        if self.table is not None:
-            return budget in checked_budgets([*graphs.by_budget, *graphs.waiting])
-        return _size_class(budget) not in map(_size_class, graphs.by_budget)
 
     def _drop(self, budget: Budget, error: Exception) -> None:
         """Record that capturing ``budget`` failed, and free tensors that the traceback holds."""
@@ -390,15 +380,6 @@ class Capturer:
 
 def _largest_first(budgets: Iterable[Budget]) -> list[Budget]:
     return sorted(budgets, key=lambda budget: (-budget.rows, -budget.segments))
-
-
-def _size_class(budget: Budget) -> list[int]:
-    """Return the capacities of a budget rounded up to two significant bits.
-
-    The library's accelerator chooses an attention kernel once for all calls that are equal so.
-    """
-    steps = [1 << max(number.bit_length() - 2, 0) for number in budget[1:]]
-    return [-(-number // step) * step for number, step in zip(budget[1:], steps, strict=True)]
 
 
 def _raise_bugs(error: RuntimeError) -> None:

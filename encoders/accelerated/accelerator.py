@@ -57,11 +57,6 @@ class FusedBlocks:
         return ", ".join(sorted(names)) or "reference"
 
     @property
-    def guesses(self) -> int:
-        """How often a capture had to take a kernel that no run had chosen for its shape before."""
-        return self.attention.guesses + (0 if self.fp8 is None else self.fp8.guesses)
-
-    @property
     def reference_because(self) -> str | None:
         """The reason why the last forward ran all blocks as modules; None if kernels ran any."""
         reasons = [run_record.because for run_record in self._runs()] or [self.because]
@@ -78,6 +73,15 @@ class FusedBlocks:
         """
         was_written = self.derived.refresh()
         return (self.fp8 is not None and self.fp8.derived.refresh()) or was_written
+
+    def settle(self) -> bool:
+        """Choose the kernels that captures since the last call had to guess.
+
+        Returns:
+            Whether they guessed right; if not, the encoder has to run and be captured again.
+        """
+        timed = self.fp8 is None or self.fp8.settle()
+        return self.attention.settle() and timed
 
     def choices(self) -> dict[str, object]:
         """Return the chosen kernels, with the times measured, as plain data for JSON."""

@@ -56,8 +56,8 @@ class Fp8Products:
         self._milliseconds: dict[StepShape, dict[str, float]] = {}
         self._even: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
         """Whether the weight of each layer has no outlier columns, which fp8 would store badly."""
-        self.guesses = 0
-        """How often a capture left a step in bfloat16 that no run had timed."""
+        self._untimed = False
+        """Whether a capture left a step in bfloat16 that no run has timed."""
 
     def takes(self, step: str, parts: BlockParts, rows: Tensor, time: Timer) -> bool:
         """Return whether a step of a block is to run in fp8; a new shape is timed.
@@ -87,7 +87,7 @@ class Fp8Products:
             if not rows.is_cuda:
                 return self._runs_in_fp8.setdefault(key, True)
             if torch.cuda.is_current_stream_capturing():
-                self.guesses += 1
+                self._untimed = True
                 return False  # a capture records kernels and runs none, so a later call times them
             times = {name: time(name == "fp8") for name in ("bf16", "fp8")}
             self._milliseconds[key] = times
@@ -104,11 +104,16 @@ class Fp8Products:
         even = self._even.get(layer)
         if even is None:
             if layer.weight.is_cuda and torch.cuda.is_current_stream_capturing():
-                self.guesses += 1
+                self._untimed = True
                 return False  # the values of a tensor cannot be read during a capture
             sizes = layer.weight.detach().float().norm(dim=0)
             even = self._even[layer] = bool(sizes.max() <= OUTLIER * sizes.median())
         return even
+
+    def settle(self) -> bool:
+        """Return whether every step of the captures since the last call had been timed by a run."""
+        timed, self._untimed = not self._untimed, False
+        return timed
 
     def linear(self, layer: nn.Linear, rows: Rows8) -> Tensor:
         """Apply a plain linear layer to quantised rows [T, K]; the result is bfloat16 [T, N]."""

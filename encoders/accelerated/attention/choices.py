@@ -7,6 +7,7 @@ close to float32 attention, is not used.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
@@ -33,8 +34,9 @@ ERROR = {torch.float16: 2e-3, torch.bfloat16: 1e-2}
 RELATIVE = "triton, relative positions"
 """The key of the kernel for relative positions in ``KernelChoices.dropped``."""
 RELATIVE_NEEDS = "relative positions need 'triton', half precision and heads of 16 to 128 columns"
-ENOUGH_MS = 20.0
-"""A kernel is not timed again once its timed runs have taken this many milliseconds."""
+ENOUGH_MS, LONG_MS = 20.0, 1.0
+"""A kernel is not timed again once its timed runs have taken ``ENOUGH_MS``, nor in a graph if one
+run takes ``LONG_MS``: a run that is queued behind another then does not wait for the host."""
 CLASS_BITS = 2
 """The significant bits of a size by which shapes are told apart."""
 TRIALS = ((1, 17, 64, 200, 333), (2500, 60))
@@ -54,8 +56,10 @@ class KernelChoices:
         self._agreements: dict[tuple[str, int, int, int, torch.dtype, bool, bool], bool] = {}
         self._relative: dict[RelativeShape, str] = {}
         self._warned = False
-        self.guesses = 0
-        """How often a capture took a kernel for a shape that no run had chosen one for."""
+        self._guessed: dict[AttentionShape, tuple[Tensor, AttentionShape, str]] = {}
+        """What captures since :meth:`settle` guessed: the arguments of ``pick`` and the kernel."""
+        self._untried = False
+        """Whether one of these captures left out relative positions, which a run has to try."""
 
     def pick(self, q: Tensor, shape: AttentionShape) -> str:
         """Return the name of the kernel for a shape; a new shape is timed on random rows.
@@ -69,8 +73,10 @@ class KernelChoices:
         if name is None:
             names = self._candidates(shape, q)
             if names and q.is_cuda and torch.cuda.is_current_stream_capturing():
-                self.guesses += 1
-                return names[0]  # a capture runs no kernel, so a later call tries and times them
+                # A capture runs no kernel, so that all are tried and timed after it.
+                guess = self._guess(names, key)
+                self._guessed[key] = q.new_empty(0), shape, guess
+                return guess
             names = [name for name in names if self._agrees(name, q, shape)]
             if len(names) > 1:
                 self._milliseconds[key] = self._time(names, q, shape)
@@ -78,6 +84,26 @@ class KernelChoices:
             name = names[0] if names else self._fall_back(shape, q.dtype)
             self._chosen[key] = name
         return name
+
+    def _guess(self, names: Sequence[str], key: AttentionShape) -> str:
+        """Return the one of ``names`` that was chosen for the shape most like ``key``."""
+
+        def sizes(shape: AttentionShape) -> tuple[int, ...]:
+            return shape.rows + 1, shape.segments + 1, shape.longest + 1
+
+        def unlikeness(shape: AttentionShape) -> float:
+            pairs = zip(sizes(shape), sizes(key), strict=True)
+            return sum(abs(math.log(size / wanted)) for size, wanted in pairs)
+
+        like = [shape for shape, name in self._chosen.items() if name in names]
+        return self._chosen[min(like, key=unlikeness)] if like else names[0]
+
+    def settle(self) -> bool:
+        """Choose what captures since the last call had to guess; return whether all were right."""
+        guessed, self._guessed = self._guessed.values(), {}
+        tried, self._untried = not self._untried, False
+        right = [self.pick(q, shape) == name for q, shape, name in guessed]  # picks for every shape
+        return all(right) and tried
 
     def _candidates(self, shape: AttentionShape, q: Tensor) -> list[str]:
         names = list(KERNELS) if self.requested == "auto" else [self.requested]
@@ -151,7 +177,7 @@ class KernelChoices:
 
             agrees = self.requested in ("auto", "torch", "triton") and takes(shape, rows.dtype)
             if agrees and rows.is_cuda and torch.cuda.is_current_stream_capturing():
-                self.guesses += 1
+                self._untried = True
                 return False  # a capture runs no kernel, so a later call tries it
             if agrees:
                 trial = partial(distance, shape, rows.device, rows.dtype)
@@ -267,11 +293,15 @@ def _class_of(shape: AttentionShape) -> AttentionShape:
     """Return a shape with its rows, segments and longest length rounded up to two significant bits.
 
     Shapes that are equal after rounding share one choice of a kernel, so that the default budgets
-    of a tower time each kernel about twenty times.
+    of a tower time each kernel about twenty times. The number of equal segments is rounded up to a
+    power of two, and says how many rows there are.
     """
     rows, segments, longest = (
         rounded(number, CLASS_BITS) for number in (shape.rows, shape.segments, shape.longest)
     )
+    if shape.equal:
+        segments = rounded(shape.segments, 1)
+        rows = segments * longest
     return shape._replace(rows=rows, segments=segments, longest=longest)
 
 
@@ -339,9 +369,13 @@ def _distance(
 def graph_milliseconds(call: Callable[[], object], repeats: int = 4) -> float:
     """Return the milliseconds per call of ``call`` in a CUDA graph of ``repeats`` calls.
 
-    The graph is replayed up to three times, and the shortest time counts.
+    The graph is replayed up to three times, and the shortest time counts. A long call is timed once
+    without a graph.
     """
     call()
+    ms = _stream_milliseconds(call)
+    if ms >= LONG_MS:
+        return ms
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     graph = torch.cuda.CUDAGraph()
@@ -354,11 +388,16 @@ def graph_milliseconds(call: Callable[[], object], repeats: int = 4) -> float:
         finally:  # or all later work of the stream would count as captured
             graph.capture_end()
         while len(times) < 3 and sum(times) * repeats < ENOUGH_MS:
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record(stream)
-            graph.replay()
-            end.record(stream)
-            end.synchronize()
-            times.append(start.elapsed_time(end) / repeats)
+            times.append(_stream_milliseconds(graph.replay) / repeats)
     torch.cuda.current_stream().wait_stream(stream)
     return min(times)
+
+
+def _stream_milliseconds(call: Callable[[], object]) -> float:
+    """Return the milliseconds from one event to another on the current stream around a call."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    call()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end)

@@ -237,6 +237,28 @@ def test_a_kernel_by_name_that_cannot_run_warns_once(
         assert pick(choices, SHAPE._replace(rows=400)) == REFERENCE.name
 
 
+# --- captures -------------------------------------------------------------------------------------
+
+
+def test_a_capture_takes_what_a_like_shape_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs no kernel: whether that is the fastest is asked afterwards."""
+    put(monkeypatch, kernel("a"), kernel("b"))
+    choices, queries = KernelChoices("auto"), MagicMock(is_cuda=True)
+    queries.new_empty = lambda count: torch.empty(count, dtype=torch.float16)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    small, large = SHAPE, SHAPE._replace(rows=4000, longest=2000)
+    times = {small: {"a": 1.0, "b": 2.0}, large: {"a": 2.0, "b": 1.0}}
+    for shape, milliseconds in times.items():
+        timed(monkeypatch, **milliseconds)
+        pick(choices, shape)
+    shapes = timed(monkeypatch, a=2.0, b=1.0)
+    for rows, guess, is_right in ((60, "a", False), (3000, "b", True), (3000, "b", True)):
+        assert choices.pick(queries, SHAPE._replace(rows=rows, longest=rows // 2)) == guess
+        assert choices.settle() == is_right
+    assert [shape.rows for shape in shapes] == [60, 3000]
+
+
 # --- shape classes --------------------------------------------------------------------------------
 
 
@@ -250,6 +272,10 @@ def test_shapes_of_two_equal_bits_share_a_choice(monkeypatch: pytest.MonkeyPatch
     for change in ({"equal": True}, {"heads": 3}, {"size": 24}, {"segments": 9}, {"longest": 39}):
         pick(choices, SHAPE._replace(rows=1024, **change))
     assert len(shapes) == 8
+    for rows in (5 * 260, 6 * 260):
+        segments = rows // 260
+        pick(choices, SHAPE._replace(rows=rows, segments=segments, longest=260, equal=True))
+    assert len(shapes) == 9
 
 
 @pytest.mark.parametrize(
@@ -360,11 +386,21 @@ def test_a_kernel_that_fails_in_a_call_is_named(name: str, monkeypatch: pytest.M
         fast(pixels, [[1, 2, 2]])
 
 
+def test_a_long_call_is_timed_once_and_in_no_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda, calls = MagicMock(), list[int]()
+    monkeypatch.setattr("encoders.accelerated.attention.choices.torch.cuda", cuda)
+    cuda.Event.return_value.elapsed_time.return_value = 1.5
+    assert choices_module.graph_milliseconds(lambda: calls.append(1)) == 1.5
+    assert len(calls) == 2
+    assert not cuda.CUDAGraph.called
+
+
 def test_a_capture_that_fails_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the stream would record all later work, too."""
-    cuda, calls = MagicMock(), iter([None])
+    cuda, calls = MagicMock(), iter([None, None])
+    cuda.Event.return_value.elapsed_time.return_value = 0.1
     monkeypatch.setattr("encoders.accelerated.attention.choices.torch.cuda", cuda)
-    with pytest.raises(StopIteration):  # from the second call, the first in the capture
+    with pytest.raises(StopIteration):  # from the third call, the first in the capture
         choices_module.graph_milliseconds(lambda: next(calls))
     graph = cuda.CUDAGraph.return_value
     assert [call[0] for call in graph.method_calls] == ["capture_begin", "capture_end"]
