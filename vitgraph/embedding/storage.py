@@ -266,13 +266,10 @@ def _locked(path: Path, wait: bool = True) -> Iterator[bool]:
 def _open_lock(path: Path) -> IO[bytes]:
     """Create a lock file and its folder, which a worker that gives up removes while it is empty."""
     for _ in range(ATTEMPTS):
+        with suppress(FileNotFoundError):
+            return open(path, "wb")
         with suppress(FileNotFoundError, FileExistsError):  # removed between the two calls
-            return _create(path)
-    return _create(path)
-
-
-def _create(path: Path) -> IO[bytes]:
-    path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
     return open(path, "wb")
 
 

@@ -17,10 +17,8 @@ if sys.platform != "win32":
 @contextmanager
 def temporary_beside(file: Path) -> Iterator[Path]:
     """Yield an empty temporary file in the folder of ``file``, and remove it afterwards."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_name(f".{file.name}.{os.getpid()}.{uuid4().hex[:8]}.tmp")
+    temporary = _create_beside(file)
     try:
-        temporary.touch()
         yield temporary
     finally:
         temporary.unlink(missing_ok=True)
@@ -33,10 +31,26 @@ def writing_atomic(file: Path) -> Iterator[Path]:
     Its bytes are on the disk before it gets the name, so that the file is whole even after a loss
     of power.
     """
-    with temporary_beside(file) as temporary:
+    temporary = _create_beside(file)
+    try:
         yield temporary
         flush(temporary)
-        temporary.replace(file)
+        os.replace(temporary, file)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _create_beside(file: Path) -> Path:
+    """Create an empty temporary file in the folder of ``file``, which is made if it is missing."""
+    path = f"{file.parent}/.{file.name}.{os.getpid()}.{uuid4().hex[:8]}.tmp"
+    try:
+        descriptor = os.open(path, os.O_CREAT | os.O_WRONLY, 0o666)
+    except FileNotFoundError:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_CREAT | os.O_WRONLY, 0o666)
+    os.close(descriptor)
+    return Path(path)
 
 
 def write_atomic(file: Path, content: bytes) -> None:
@@ -47,7 +61,7 @@ def write_atomic(file: Path, content: bytes) -> None:
 
 def flush(path: Path) -> None:
     """Wait until the bytes of a file are on the disk."""
-    with open(path, "rb+") as file:
+    with open(path, "rb+", buffering=0) as file:
         os.fsync(file.fileno())
 
 
