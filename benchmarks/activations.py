@@ -54,7 +54,7 @@ from graphwrap import GraphedEncoder
 from vitgraph.commands import embed
 from vitgraph.embedding.activations import outputs_of
 from vitgraph.embedding.parquet_files import Array
-from vitgraph.embedding.shard import WRITTEN_AT_ONCE
+from vitgraph.embedding.shard_writer import WRITTEN_AT_ONCE
 from vitgraph.embedding.sources.reading import ImageReader
 from vitgraph.timing import synchronize
 from weights import load_encoder

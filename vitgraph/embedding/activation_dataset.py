@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from .activations import IMAGE, POSITION, Activations
-from .block_fields import PREFIX, is_block
+from .activations import Activations
+from .block_fields import IMAGE, POSITION, PREFIX, is_block
 from .manifest import FileList, Manifest
 from .shards import finished_shards
 from .storage import open_storage

@@ -7,11 +7,10 @@ Shapes: n rows of one image (its patches or a sample of them), D tower width.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from math import prod
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -24,31 +23,6 @@ from .parquet_files import Array
 
 Activations: TypeAlias = dict[str, Tensor]
 """Tensors by name: one or more rows of activations per block, ``"image"`` and ``"position"``."""
-IMAGE, POSITION = "image", "position"
-"""The names of the arrays beside the activations: the number of the image [n], counted from 0 over
-all images of the job, and (frame or tile, row, column) of the patch [n, 3]. A row before the
-patches is at (frame or tile, -1, its number). Of these rows, the names end in :data:`PREFIX`."""
-
-
-class Sampling(NamedTuple):
-    """The patches of an image whose activations are written."""
-
-    most: int | None = None
-    """The most patches of an image; None for all."""
-    seed: int = 0
-
-    def choose(self, key: str, patches: int) -> Array:
-        """Return the patches of an image that only its key and the seed choose, in ascending order.
-
-        Args:
-            key: the key of the image.
-            patches: the number of its patches.
-        """
-        if self.most is None or self.most >= patches:
-            return np.arange(patches)
-        digest = hashlib.sha256(f"{self.seed}:{key}".encode("utf-8", "surrogateescape")).digest()
-        generator = np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "big")))
-        return np.sort(generator.choice(patches, self.most, replace=False))
 
 
 def outputs_of(paths: Mapping[str, VisionEncoder], fields: Sequence[str]) -> tuple[str, ...]:
@@ -76,20 +50,6 @@ def places_of_prefix(shape: torch.Size) -> Array:
     """
     segments, rows = (torch.arange(size) for size in shape)
     return torch.cartesian_prod(segments, torch.tensor([-1]), rows).numpy().astype(np.int32)
-
-
-def images_of(arrays: Mapping[str, Array], image: int) -> dict[str, Array]:
-    """Return the arrays that have the number of an image in each row, one per array of positions.
-
-    Args:
-        arrays: the other arrays of the image by name.
-        image: its number among all of the job.
-    """
-    return {
-        f"{IMAGE}{name.removeprefix(POSITION)}": np.full(len(array), image, np.int32)
-        for name, array in arrays.items()
-        if name.startswith(POSITION)
-    }
 
 
 def places_of_patches(

@@ -7,6 +7,10 @@ from collections.abc import Collection
 
 PREFIX = ".prefix"
 """The end of the names of arrays with the rows before patches, such as "blocks.6.prefix"."""
+IMAGE, POSITION = "image", "position"
+"""The names of the arrays beside the activations: the number of the image [n], counted from 0 over
+all images of the job, and (frame or tile, row, column) of the patch [n, 3]. A row before the
+patches is at (frame or tile, -1, its number). Of these rows, the names end in :data:`PREFIX`."""
 _BLOCK = re.compile(r"(.+\.)?blocks\.\d+(\.attn|\.mlp)?")
 
 
@@ -21,6 +25,11 @@ def has_rows_apart(name: str) -> bool:
     These are ``last_hidden_state``, and in jobs of blocks the rows before the patches.
     """
     return name == "last_hidden_state" or name.endswith(PREFIX)
+
+
+def image_name(name: str) -> str:
+    """Return the name of the array of image numbers beside an array of positions."""
+    return f"{IMAGE}{name.removeprefix(POSITION)}"
 
 
 def stack_of(fields: Collection[str]) -> str:

@@ -28,7 +28,6 @@ from graphwrap import GraphedEncoder
 
 from ..devices import DTYPES, device_text
 from ..terminal import counted, readable
-from .activations import images_of
 from .block_fields import PREFIX, is_block, stack_of
 from .collector import Collector
 from .feature_store import FeatureStore
@@ -303,23 +302,21 @@ class Job:
         start_time, files = time.perf_counter(), self._shard_files(number)
         if not files:
             return
-        rows = rows_by_place(self.shards[number]) if number in self.failed else {}
+        first, keys = number * self.manifest.items_per_shard, self.reader.keys
+        rows = rows_by_place(self.shards[number], first) if number in self.failed else {}
         errors: dict[int, str] = {}
         for index, file in files.items():
             result = next(results)
             self._warn_if_large(file, result, item_encoder)
             if isinstance(result.value, ItemError):
                 errors[index] = " ".join(str(result.value.error).split())
+                keys.pop(file, None)
             else:
                 assert result.grid is not None
                 assert isinstance(result.value, dict)
                 arrays = result.value or {**empty}  # no view in the input path of the blocks
-                if self.of_blocks:
-                    place = number * self.manifest.items_per_shard + index
-                    arrays |= images_of(arrays, place)
-                uuid = self.reader.keys.get(file, "")
-                rows[index] = Row(file.key, result.grid, arrays, file.media, uuid)
-            self.reader.keys.pop(file, None)
+                uuid = keys.pop(file, "") if keys else ""
+                rows[index] = Row(file.key, result.grid, arrays, file.media, uuid, first + index)
         places = list(files)
         for index, error in self.reader.changed(list(files.values())).items():
             rows.pop(places[index], None)

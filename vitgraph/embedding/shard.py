@@ -39,8 +39,9 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import cached_property, partial
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from zlib import crc32
@@ -51,7 +52,7 @@ from safetensors.numpy import save_file
 
 from weights.files import file_crc32
 
-from .block_fields import has_rows_apart
+from .block_fields import POSITION, has_rows_apart, image_name
 from .parquet_files import VECTORS, Array, read_arrays, write_tokens, write_vectors
 from .records import Format, ShardStats, WrittenStats
 from .storage import STORED, TENSOR, Storage
@@ -61,11 +62,11 @@ if TYPE_CHECKING:
 
 Write: TypeAlias = Callable[[Path], "int | None"]
 """Writes a file, and returns its CRC-32 if it computed that on the way."""
-WRITTEN_AT_ONCE = 4
-"""The most files of a shard that are written at once."""
 _LARGE = 1 << 24
 """The bytes from which the checksum of a file is computed in another thread: a thread takes 0.1 ms,
 and 16 MiB take 8."""
+_SMALL = 1 << 20
+"""Up to so many bytes, arrays are copied before they are written."""
 _STATS = frozenset(("items", "rows", "seconds", "worker", "written", "errors", "tag", "files"))
 """The keys that a shard's JSON file of statistics must have; otherwise it is damaged."""
 
@@ -81,6 +82,8 @@ class Row(NamedTuple):
     """Whether the item is an "image" or a "clip"."""
     uuid: str = ""
     """The key of the image in a feature store for vLLM; empty in other formats."""
+    place: int = 0
+    """The number of the item among all of the job, which is written beside outputs of blocks."""
 
 
 class Shard:
@@ -108,6 +111,7 @@ class Shard:
         empty: Mapping[str, Array],
         stats: ShardStats,
         replace: bool = False,
+        pool: Executor | None = None,
     ) -> None:
         """Write arrays, row table and statistics, in this order, unless the shard is finished.
 
@@ -122,6 +126,7 @@ class Shard:
             stats: the statistics of the shard.
             replace: whether to write a finished shard again. Its statistics are deleted first, so
                 that it counts as missing if the process is killed.
+            pool: the threads in which files are written; None writes one after the other.
 
         Raises:
             OSError: the folder cannot be written to, or the disk is full; the shard then has no
@@ -135,17 +140,20 @@ class Shard:
                 vars(self).pop("tag", None)  # the new files may have another one
             elif self.is_done:  # another process wrote it while this process waited for the lock
                 return
-            files = self._write_files(rows, empty)
+            files = self._write_files(rows, empty, pool)
             content: WrittenStats = {**stats, "tag": self.storage.tag, "files": files}
             text = json.dumps(content, indent=1) + "\n"
-            if self.storage.create(self.stats_name, text.encode()) and self.format != "vllm":
+            is_first = self.storage.create(self.stats_name, text.encode())
+            if not self.storage.tag:  # the names of the files are the same in each process
+                return
+            if not is_first:
+                self.storage.delete(files)
+            elif self.format != "vllm":
                 present = self.storage.names(f"{self.number:05d}.")
                 self.storage.delete(name for name in present if name not in files)
-            elif self.storage.tag:
-                self.storage.delete(files)
 
     def _write_files(
-        self, rows: Sequence[Row], empty: Mapping[str, Array]
+        self, rows: Sequence[Row], empty: Mapping[str, Array], pool: Executor | None
     ) -> dict[str, tuple[int, int]]:
         """Write the arrays and the row table of ``rows``; return (size in bytes, CRC-32) of each
         file by its name.
@@ -154,8 +162,8 @@ class Shard:
             files = dict(self._store_items(rows))
         else:
             files = {}
-        with ThreadPoolExecutor(WRITTEN_AT_ONCE, thread_name_prefix="files") as pool:
-            return files | dict(pool.map(self._write_file, self._writers(rows, empty)))
+        at_once = map if pool is None else pool.map
+        return files | dict(at_once(self._write_file, self._writers(rows, empty)))
 
     def _write_file(self, file: tuple[str, Write]) -> tuple[str, tuple[int, int]]:
         """Write one file; return its name and (size in bytes, CRC-32)."""
@@ -171,7 +179,15 @@ class Shard:
     ) -> Iterator[tuple[str, Write]]:
         """Yield, per file of the shard, the end of its name and a function that writes it."""
         keys, kinds = [row.key for row in rows], [row.kind for row in rows]
-        parts = {name: [row.arrays[name] for row in rows] for name in empty}
+        images = {image_name(name): name for name in empty if name.startswith(POSITION)}
+        parts = {name: [row.arrays[name] for row in rows] for name in empty if name not in images}
+        counts = {name: list(map(len, arrays)) for name, arrays in parts.items()}
+        table = csv_bytes(self._table(rows, counts))
+        if images:
+            places = np.array([row.place for row in rows], np.int32)
+            for name, beside in images.items():
+                counts[name] = counts[beside]
+                parts[name] = [np.repeat(places, counts[name])]
         if self.pool != "none" and rows:
             parts = {name: [np.stack(vectors)] for name, vectors in parts.items()}
         if self.format == "npy":
@@ -186,9 +202,7 @@ class Shard:
                 yield "parquet", lambda path: write_vectors(path, keys, kinds, arrays[VECTORS])
             else:
                 grids = [row.grid for row in rows]
-                counts = {name: [len(part) for part in parts[name]] for name in arrays}
                 yield "parquet", lambda path: write_tokens(path, keys, kinds, grids, arrays, counts)
-        table = csv_bytes(list(self._lines(rows)))
         yield "csv", partial(_write_bytes, table)
 
     def _store_items(self, rows: Sequence[Row]) -> Iterator[tuple[str, tuple[int, int]]]:
@@ -214,47 +228,25 @@ class Shard:
         """
         return self.read_stats()["tag"] if not self.storage.is_local else ""
 
-    def _lines(self, rows: Sequence[Row]) -> Iterator[Sequence[object]]:
-        if self.pool != "none":
-            yield "key", "kind"
-            yield from ((row.key, row.kind) for row in rows)
-            return
-        stored = self.format == "vllm"
-        yield (
-            "key",
-            "kind",
-            "t",
-            "h",
-            "w",
-            "offset",
-            "tokens",
-            "row_offset",
-            "rows",
-            *["uuid"] * stored,
-        )
-        offset = row_offset = 0
-        apart = {name for row in rows[:1] for name in row.arrays if has_rows_apart(name)}
-        for row in rows:
-            t, h, w = row.grid
-            tokens = count = 0
-            for name, array in row.arrays.items():
-                if name in apart:
-                    count = max(count, len(array))
-                else:
-                    tokens = max(tokens, len(array))
-            yield (
-                row.key,
-                row.kind,
-                t,
-                h,
-                w,
-                offset,
-                tokens,
-                row_offset,
-                count,
-                *[row.uuid] * stored,
-            )
-            offset, row_offset = offset + tokens, row_offset + count
+    def _table(
+        self, rows: Sequence[Row], counts: Mapping[str, Sequence[int]]
+    ) -> list[Sequence[object]]:
+        """Return the lines of the row table; ``counts`` are the rows of each array by image."""
+        columns: dict[str, Sequence[object]] = {
+            "key": [row.key for row in rows],
+            "kind": [row.kind for row in rows],
+        }
+        if self.pool == "none":
+            columns |= {axis: [row.grid[n] for row in rows] for n, axis in enumerate("thw")}
+            none = [0] * len(rows)
+            apart = [some for name, some in counts.items() if has_rows_apart(name)]
+            others = [some for name, some in counts.items() if not has_rows_apart(name)]
+            for names, found in ((("offset", "tokens"), others), (("row_offset", "rows"), apart)):
+                most = list(map(max, none, none, *found))
+                columns |= dict(zip(names, ([0, *accumulate(most)][:-1], most), strict=True))
+            if self.format == "vllm":
+                columns["uuid"] = [row.uuid for row in rows]
+        return [tuple(columns), *zip(*columns.values(), strict=True)]
 
     def read_table(self) -> list[dict[str, str]]:
         """Return the row table (CSV), one dict per encoded image, from column names to texts."""
@@ -392,12 +384,16 @@ class Shard:
         return rows
 
 
-def rows_by_place(shard: Shard) -> dict[int, Row]:
-    """Return the encoded images of a finished shard, each by its number in the shard, from 0."""
+def rows_by_place(shard: Shard, first: int) -> dict[int, Row]:
+    """Return the encoded images of a finished shard, each by its number in the shard, from 0.
+
+    ``first`` is the number of the first of them among all images of the job.
+    """
     stats = shard.read_stats()
     failed = {error["place"] for error in stats["errors"]}
-    places = (place for place in range(stats["items"]) if place not in failed)
-    return dict(zip(places, shard.read_rows_in_order(), strict=True))
+    places = [place for place in range(stats["items"]) if place not in failed]
+    rows = zip(places, shard.read_rows_in_order(), strict=True)
+    return {place: row._replace(place=first + place) for place, row in rows}
 
 
 def _write_npy(parts: Sequence[Array], path: Path) -> int:
@@ -410,7 +406,9 @@ def _write_npy(parts: Sequence[Array], path: Path) -> int:
     describe = np.lib.format.dtype_to_descr
     fields = {"descr": describe(parts[0].dtype), "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(header, fields)
-    chunks = [header.getvalue(), *(_bytes_of(part) for part in parts if part.size)]
+    is_small = sum(part.nbytes for part in parts) < _SMALL
+    pieces = [np.concatenate(parts)] if is_small else _joined(parts)
+    chunks = [header.getvalue(), *map(_bytes_of, pieces)]
     with open(path, "wb") as file:
         if sum(map(len, chunks)) < _LARGE:
             file.writelines(chunks)
@@ -419,6 +417,39 @@ def _write_npy(parts: Sequence[Array], path: Path) -> int:
             crc = pool.submit(_crc32_of, chunks)
             file.writelines(chunks)
         return crc.result()
+
+
+def _joined(parts: Sequence[Array]) -> Iterator[Array]:
+    """Yield arrays that hold the same rows, one for all that lie one after the other in memory.
+
+    Each write and each checksum of an array lets another thread run, and a job has one array per
+    image, but one piece of memory per batch.
+    """
+    run: list[Array] = []
+    end = 0
+    for part in parts:
+        if part.size == 0:
+            continue
+        start = part.__array_interface__["data"][0]
+        if run and (part.base is None or part.base is not run[0].base or start != end):
+            yield _as_one(run)
+            run = []
+        run.append(part)
+        end = start + part.nbytes if part.flags.c_contiguous else -1
+    if run:
+        yield _as_one(run)
+
+
+def _as_one(run: Sequence[Array]) -> Array:
+    """Return views that lie one after the other in the array that they are views of, as one."""
+    base = run[0].base
+    if len(run) == 1:
+        return run[0]
+    assert isinstance(base, np.ndarray)
+    start = run[0].__array_interface__["data"][0] - base.__array_interface__["data"][0]
+    shape = (sum(map(len, run)), *run[0].shape[1:])
+    joined: Array = np.ndarray(shape, run[0].dtype, base.data, start)
+    return joined
 
 
 def _bytes_of(array: Array) -> bytes | memoryview:
@@ -438,10 +469,11 @@ def _write_bytes(content: bytes, path: Path) -> None:
 
 def csv_bytes(table: Sequence[Sequence[object]]) -> bytes:
     """Return the bytes of a CSV table; bytes of file names that are not UTF-8 are kept."""
-    # If a cell has a carriage return, all cells are quoted; by default csv.writer leaves it bare.
-    odd = any("\r" in str(cell) for line in table for cell in line)
-    text = io.StringIO(newline="")
-    csv.writer(
-        text, lineterminator="\n", quoting=csv.QUOTE_ALL if odd else csv.QUOTE_MINIMAL
-    ).writerows(table)
-    return text.getvalue().encode("utf-8", "surrogateescape")
+    text = ""
+    for quoting in (csv.QUOTE_MINIMAL, csv.QUOTE_ALL):
+        file = io.StringIO(newline="")
+        csv.writer(file, lineterminator="\n", quoting=quoting).writerows(table)
+        text = file.getvalue()
+        if "\r" not in text:  # else all cells are quoted; csv.writer leaves "\r" bare
+            break
+    return text.encode("utf-8", "surrogateescape")

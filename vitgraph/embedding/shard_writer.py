@@ -11,15 +11,19 @@ from .parquet_files import Array
 from .records import ShardStats
 from .shard import Row, Shard
 
-WRITTEN_AT_ONCE = 2
+SHARDS_AT_ONCE = 2
 """The most shards that are being written, and so are in memory beside the next one."""
+WRITTEN_AT_ONCE = 4
+"""The most files of a shard that are written at once."""
 
 
 class ShardWriter:
     """Writes shards in threads; as a context manager it waits for them at the end."""
 
     def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(WRITTEN_AT_ONCE, thread_name_prefix="shards")
+        self._pool = ThreadPoolExecutor(SHARDS_AT_ONCE, thread_name_prefix="shards")
+        at_once = SHARDS_AT_ONCE * WRITTEN_AT_ONCE
+        self._files = ThreadPoolExecutor(at_once, thread_name_prefix="files")
         self._running: deque[Future[None]] = deque()
 
     def write(
@@ -35,9 +39,10 @@ class ShardWriter:
         Raises:
             OSError: a shard before this one could not be written.
         """
-        while len(self._running) >= WRITTEN_AT_ONCE:
+        while len(self._running) >= SHARDS_AT_ONCE:
             self._running.popleft().result()
-        self._running.append(self._pool.submit(shard.write, rows, empty, stats, replace))
+        files = self._files
+        self._running.append(self._pool.submit(shard.write, rows, empty, stats, replace, files))
 
     def __enter__(self) -> ShardWriter:
         return self
@@ -54,5 +59,6 @@ class ShardWriter:
             OSError: a shard could not be written.
         """
         self._pool.shutdown(wait=True)
+        self._files.shutdown(wait=True)
         while self._running and error is None:
             self._running.popleft().result()

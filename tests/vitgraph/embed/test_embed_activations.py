@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
+import math
 import re
 import threading
 from collections.abc import Callable
@@ -104,6 +106,18 @@ def test_a_sample_depends_on_the_seed_and_not_on_the_shards(
         assert embed(photos, *chosen, out=out) == 0
         found.append(np.concatenate(read_embeddings(tmp_path / out, "position")[1]).tolist())
     assert found[0] == found[1] != found[2]
+
+
+def test_a_sample_is_what_numpy_draws_by_a_digest_of_the_key(
+    embed: Embed, photos: Path, tmp_path: Path, encoder: VisionEncoder
+) -> None:
+    assert embed(photos, *BLOCKS, "--sample", 4, "--seed", 3) == 0
+    for key, rows in zip(*read_embeddings(tmp_path / "out", "position"), strict=True):
+        grid = encoder.preprocess([photos / key]).grid_thw[0].tolist()
+        digest = hashlib.sha256(f"3:{key}".encode()).digest()
+        generator = np.random.default_rng(int.from_bytes(digest[:16], "big"))
+        drawn = np.sort(generator.choice(math.prod(grid), 4, replace=False))
+        assert rows.tolist() == np.stack(np.unravel_index(drawn, grid), 1).tolist()
 
 
 def test_an_interrupted_job_goes_on_to_the_same_bytes(
