@@ -72,8 +72,8 @@ _MUSE_GLIMMER = Layout(
         "patch_embedder.patch_embedding": "patch_embed",
         "patch_embedder.position_embedding_table": "pos_embed",
         _LAYER: "blocks.N",
+        "vision_projection": "projector.projection",  # first: "projector" begins it
         "vision_adapter": "projector",
-        "vision_projection": "projector.projection",
     },
     processor_files=family_facts("muse_glimmer").processors["muse-glimmer"],
 )

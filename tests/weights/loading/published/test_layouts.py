@@ -268,6 +268,13 @@ def test_the_parts_of_a_family_record_agree(family: Family) -> None:
     assert family.facts.replays.keys() == {"image", "video"}
 
 
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.name)
+def test_every_renamed_layer_is_found_by_its_published_name(family: Family) -> None:
+    for layout in family.layouts:
+        for published in layout.renames:
+            assert layout.to_slot(f"{published.replace('.N', '.3')}.weight"), (layout, published)
+
+
 @pytest.mark.parametrize("part", ["signs", "timm"])
 def test_families_share_no_name(part: str) -> None:
     names = [name for family in FAMILIES.values() for name in vars(family)[part]]
