@@ -103,6 +103,16 @@ def prune_on_cpu() -> None:
     CPUModelRunner.load_model = load_model
 
 
+def inspect_here() -> None:
+    """Let vLLM look at model classes in this process.
+
+    To keep a GPU free, it starts another one for each class it sees first, which imports vLLM.
+    """
+    from vllm.model_executor.models import registry
+
+    registry._run_in_subprocess = lambda look: look()
+
+
 def hide_numba() -> None:
     """Let vLLM look at all modules of the process after numba was imported, for Kimi-K2.5's pixels.
 
@@ -186,6 +196,7 @@ def main() -> None:
     jobs = json.loads(Path(sys.argv[1]).read_text())
     answers = {}
     counts = count_raw()
+    inspect_here()
     prune_on_cpu()
     hide_numba()
     for name, job in jobs.items():

@@ -14,14 +14,19 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+from drive import inspect_here
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn.functional import rms_norm
+
+from vitgraph.seeded import TEXT_WIDTH
 
 
 class NoLayers(nn.Module):
@@ -31,14 +36,45 @@ class NoLayers(nn.Module):
 
     def __init__(self, **_: object) -> None:
         super().__init__()
-        self.model = nn.Module()
-        self.model.layers = nn.ModuleList()
+        self.layers = nn.ModuleList()
+        self.logits_processor = SimpleNamespace(scale=1.0)
+
+    @property
+    def model(self) -> NoLayers:
+        """The layers without the head of the language model."""
+        return self
 
     def make_empty_intermediate_tensors(self, *_: object) -> None:
         """Return nothing, as there is no layer before which a pipeline could end."""
 
+    def process_weights_after_loading(self) -> None:
+        """Do nothing; Kimi-K3's class calls it."""
+
+    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Return a row of zeros for each token, as wide as the small language models."""
+        return torch.zeros(len(input_ids), TEXT_WIDTH)
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        """Take weights, and fill nothing."""
+        return {name for name, _ in weights}
+
     def forward(self, *, intermediate_tensors: None = None) -> None:
         """Return nothing; vLLM reads the names of the arguments."""
+
+
+class OfSizes:
+    """Makes a part of a tower with other sizes than vLLM's code has.
+
+    Args:
+        make: makes the part.
+        sizes: the sizes by the names of its arguments.
+    """
+
+    def __init__(self, make: Callable[..., Any], sizes: dict[str, Any]) -> None:
+        self.make, self.sizes = make, sizes
+
+    def __call__(self, *arguments: object, **named: object) -> Any:
+        return self.make(*arguments, **(named | self.sizes))
 
 
 def encode(job: dict[str, Any]) -> dict[str, torch.Tensor]:
@@ -55,12 +91,17 @@ def encode(job: dict[str, Any]) -> dict[str, torch.Tensor]:
         register()
     names = {"architectures": [job["architecture"]]}
     options = {"dtype": "float32", "enforce_eager": True, "trust_remote_code": True}
+    options["enable_prefix_caching"] = False
     config = EngineArgs(model=job["model"], hf_overrides=names, **options).create_engine_config()
     with set_current_vllm_config(config):
         made, _ = ModelRegistry.resolve_model_cls([job["architecture"]], config.model_config)
         start_ranks()
         module, language = job["language"]
         setattr(import_module(module), language, NoLayers)
+        for name, sizes in job["sizes"].items():
+            make = getattr(import_module(module), name)
+            if not isinstance(make, OfSizes):  # of the job before
+                setattr(import_module(module), name, OfSizes(make, sizes))
         import_module("vllm.models.glm5next.common.multimodal").fused_q_kv_rmsnorm = norm_heads
         torch.set_default_dtype(torch.float32)
         model = made(vllm_config=config).eval()
@@ -111,6 +152,7 @@ def start_ranks() -> None:
 
 def main() -> None:
     """Run every job, and write the features and the names of their files."""
+    inspect_here()
     answers: dict[str, str] = {}
     for name, job in json.loads(Path(sys.argv[1]).read_text()).items():
         print(f"### {name}", flush=True)

@@ -177,6 +177,43 @@ def test_deepseek_v41_makes_the_sequence_that_vllm_does() -> None:
 
 
 @torch.no_grad()
+def test_muse_glimmer_computes_what_vllms_tower_does_for_squares(
+    in_vllm: None, tmp_path: Path
+) -> None:
+    """For other images vLLM reads the table of positions with rows and columns exchanged."""
+    from vllm.model_executor.models.utils import AutoWeightsLoader
+
+    theirs: Any = import_module("vllm.model_executor.models.muse_glimmer")
+    write_seeded_checkpoint(tmp_path, "muse_glimmer", width=64, shards=1, dtype=torch.float32)
+    encoder: Any = load_encoder(tmp_path)
+    published = json.loads((tmp_path / "config.json").read_text())
+    sizes = {"merge_kernel_size": 2, "output_dim": 256, **published["vision_config"]}
+    inner, out = published["projector_hidden_size"], published["text_config"]["hidden_size"]
+    config = SimpleNamespace(adapter_dim=inner, **sizes)
+    parts: Any = torch.nn.Module()
+    parts.vision_encoder = theirs.MuseGlimmerVisionEncoder(config)
+    parts.vision_adapter = theirs.MuseGlimmerVisionAdapter(config)
+    parts.vision_projection = torch.nn.Linear(inner, out, bias=False)
+    known = load_file(tmp_path / "model.safetensors")
+    tower = [(name, x) for name, x in known.items() if not x.isnan().any()]
+    mapper = theirs.MuseGlimmerForCausalLM.hf_to_vllm_mapper
+    filled = AutoWeightsLoader(parts).load_weights(tower, mapper=mapper)
+    assert filled == {name for name, _ in parts.named_parameters()}
+    ready(parts.eval())
+    grids = [[1, side, side] for side in (2, 4, 10, 32, 36)]
+    pixels = torch.randn(sum(h * w for _, h, w in grids), 1176)
+    parted = pixels.split([h * w for _, h, w in grids])
+    images = [
+        rows.view(h, w, 2, 3, 14, 14).permute(2, 3, 0, 4, 1, 5).reshape(6, 14 * h, 14 * w)
+        for rows, (_, h, w) in zip(parted, grids, strict=True)
+    ]
+    tokens = parts.vision_projection(parts.vision_adapter(parts.vision_encoder(images)))
+    wanted = F.rms_norm(tokens, tokens.shape[-1:], None, 1e-5)
+    ours = encoder(pixels, grids).pooler_output
+    assert (ours - wanted).norm() / wanted.norm() <= 1e-5
+
+
+@torch.no_grad()
 def test_nemotron_nano_vl_computes_what_vllms_tower_does(
     in_vllm: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

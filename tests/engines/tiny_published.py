@@ -113,18 +113,18 @@ def write_published(folder: Path, name: str) -> Path:
     for local, tensor in language.state_dict().items():
         drawn = torch.randn(tensor.shape) * model.scale if tensor.ndim > 1 else tensor
         tensors[language_prefix + local] = drawn
-    prefix = next(one for one in layout.prefixes if one.whole == tower_prefix)
-    tensors |= _tower(layout, prefix, seeded_tower(family, config, 0, torch.float32))
+    prefix = next(one for one in layout.prefixes if one.full == tower_prefix)
+    tensors |= published(layout, prefix, seeded_tower(family, config, 0, torch.float32))
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
 
-def _tower(layout: Any, prefix: Prefix, tower: dict[str, Tensor]) -> dict[str, Tensor]:
+def published(layout: Any, prefix: Prefix, tower: dict[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of an encoder under published names."""
-    published = {}
+    found = {}
     for ours, tensor in tower.items():
         names = layout.published_names(ours)
         rows = tensor.view(layout.published_shape(ours, tuple(tensor.shape))).chunk(len(names))
         for name, part in zip(names, rows, strict=True):
-            published[layout.full_name(prefix, name)] = part.contiguous()
-    return published
+            found[layout.full_name(prefix, name)] = part.contiguous()
+    return found

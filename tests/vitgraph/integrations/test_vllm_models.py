@@ -25,6 +25,7 @@ from tests.support.fakes.vllm import LinearBase, UnquantizedLinearMethod, fake_v
 from vitgraph.integrations import vllm_plugin
 from vitgraph.integrations.vllm_plugin import raw_processor
 from vitgraph.integrations.vllm_plugin.records import MODELS
+from vitgraph.integrations.vllm_plugin.tower import TOWERS
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import load_encoder
 
@@ -397,6 +398,7 @@ def test_every_record_names_a_tower_that_reads_its_batches(models: Any, architec
     assert issubclass(made, readers) == bool(record.reader)
     assert reads <= vars(models.InternVL).keys()
     assert made.__name__ == architecture
+    assert record.takes in TOWERS
     processor = made._processor_factory.processor
     assert issubclass(processor, raw_processor.RawProcessor) == record.sends_images
     assert made is getattr(models, architecture)

@@ -12,7 +12,7 @@ from functools import cache
 from importlib import import_module
 from types import new_class
 
-from torch import Tensor
+from torch import Tensor, nn
 from vllm.model_executor.models.vision import run_dp_sharded_vision_model
 
 from encoders import MiniCPMVConfig, PathsEncoder, VisionEncoder
@@ -119,6 +119,17 @@ class InternVL(ReplacesTower):
         return tokens
 
 
+class PaliGemma(ReplacesTower):
+    """Base of the model classes of PaliGemma and ColPali, whose tower runs on whole images."""
+
+    def _image_pixels_to_features(self, vision_tower: nn.Module, pixel_values: Tensor) -> Tensor:
+        """Encode images [B, 3, side, side] to [B, tokens, width of the language model]."""
+        if not self.vision_tower_ours:
+            return super()._image_pixels_to_features(vision_tower, pixel_values)
+        tokens: Tensor = self.our_tower(pixel_values)
+        return tokens
+
+
 @cache  # so that a name always means the same class
 def __getattr__(name: str) -> type:
     """Make the model class for an architecture when vLLM first asks for it (PEP 562).
@@ -137,6 +148,8 @@ def __getattr__(name: str) -> type:
         mixin = ReadsSlices
     if record.module == "internvl":
         mixin = InternVL
+    if record.family == "paligemma":
+        mixin = PaliGemma
     text = f"The class of vLLM with a vision tower of the family {record.family}."
     facts: dict[str, object] = {"record": record, "__module__": __name__, "__doc__": text}
     if record.sends_images:

@@ -26,7 +26,7 @@ class Record(NamedTuple):
     """
     reader: str = ""
     """The key in ``READERS`` of the function that reads a batch; empty if vLLM itself calls the
-    tower with packed patches."""
+    tower."""
     name: str = ""
     """The name of the class, if it differs from the architecture in ``config.json``; else empty."""
     published_names: bool = False
@@ -36,7 +36,10 @@ class Record(NamedTuple):
     """The epsilon of the two norms of every block, if vLLM uses another one than the tower's config
     states; else None."""
     parameters: tuple[str, ...] = ()
-    """The parameters of the model class itself that an encoder contains, too; they are removed."""
+    """The parameters of the model class itself that an encoder contains, too, under the same names;
+    the encoder's take their place."""
+    takes: str = "patches"
+    """The key in ``TOWERS`` of the form in which vLLM itself calls the tower."""
 
     @property
     def path(self) -> str:
@@ -47,10 +50,13 @@ class Record(NamedTuple):
     @property
     def sends_images(self) -> bool:
         """Whether vLLM's processor may send images as uint8, which the engine's process cuts."""
+        if self.takes != "patches":
+            return self.module == "internvl"
         return self.reader in ("", "images", "patches", "positions")
 
 
 _VISION, _PROJECTOR = "vision_tower", ("multi_modal_projector",)
+_PALIGEMMA = Record("paligemma", "paligemma", _VISION, _PROJECTOR, takes="tiles")
 _COLQWEN3 = Record("colqwen3", "qwen3_vl", name="ColQwen3Model")
 _IDEFICS3 = ("idefics3", "model.vision_model", ("model.connector",), "tiles")
 _PIXTRAL = ("pixtral", _VISION, _PROJECTOR, "images")
@@ -73,7 +79,24 @@ MODELS: Mapping[str, Record] = {
     "InternS2PreviewForConditionalGeneration": Record("interns2_preview", "qwen3_vl"),
     "InternS2MobiusForConditionalGeneration": Record("interns2_mobius", "qwen3_vl"),
     "Qwen4ExpForConditionalGeneration": Record("vllm.models.qwen4_exp", "qwen3_vl"),
-    "InternVLChatModel": Record("internvl", "intern_vit", "vision_model", ("mlp1",)),
+    "InternVLChatModel": Record("internvl", "intern_vit", "vision_model", ("mlp1",), takes="tiles"),
+    "LlavaOnevisionForConditionalGeneration": Record(
+        *("llava_onevision", "llava_onevision", _VISION, _PROJECTOR),
+        takes="tiles",
+        published_names=True,
+        parameters=("image_newline",),
+    ),
+    "LlavaNextForConditionalGeneration": Record(
+        *("llava_next", "llava_next", _VISION, _PROJECTOR),
+        takes="tiles",
+        published_names=True,
+        parameters=("image_newline",),
+    ),
+    "PaliGemmaForConditionalGeneration": _PALIGEMMA,
+    "ColPaliForRetrieval": _PALIGEMMA._replace(module="colpali", name="ColPaliModel"),
+    "Molmo2ForConditionalGeneration": Record(
+        "molmo2", "molmo2", "vision_backbone", takes="windows", published_names=True
+    ),
     "Glm4vForConditionalGeneration": Record("glm4_1v", "glm4v"),
     "Glm4vMoeForConditionalGeneration": Record("glm4_1v", "glm4v"),
     "GlmOcrForConditionalGeneration": Record("glm_ocr", "glm_ocr"),

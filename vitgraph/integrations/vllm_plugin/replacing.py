@@ -30,7 +30,7 @@ from .options import read_options
 from .raw_images import check_resizing, with_patches
 from .raw_switch import is_raw
 from .records import Record
-from .tower import PackedTower, TileTower, Tower, build_encoder
+from .tower import TOWERS, Tower, build_encoder
 
 if TYPE_CHECKING:
 
@@ -52,6 +52,10 @@ if TYPE_CHECKING:
         def _process_vision_input(
             self, image_input: BatchInputs, use_vit_merger: object = None
         ) -> Embeddings: ...
+
+        def _image_pixels_to_features(
+            self, vision_tower: nn.Module, pixel_values: Tensor
+        ) -> Tensor: ...
 
         def extract_feature(self, pixel_values: Tensor) -> Tensor: ...
 
@@ -122,14 +126,15 @@ class ReplacesTower(ModelClass):
             self._put(name, nn.Identity())
         del vllm_tower, weight  # frees the weights of vLLM's tower before ours are made
         encoder = meta_encoder.to(dtype).to_empty(device=device)
-        kind = TileTower if family.name == "intern_vit" else PackedTower
         eager = bool(model.enforce_eager)
-        tower = kind(encoder, family, options, enforce_eager=eager, input_norm=norm)
+        tower = TOWERS[self.record.takes](
+            encoder, family, options, enforce_eager=eager, input_norm=norm
+        )
         self._put(self.record.tower, tower)
         for name in self.record.projectors:
             self._put(name, PassesWeights(tower, name))
         for name in self.record.parameters:
-            self.register_parameter(name, None)
+            self.register_parameter(name, encoder.get_parameter(name))
         return ""
 
     def _put(self, path: str, module: nn.Module) -> None:
@@ -191,11 +196,12 @@ class ReplacesTower(ModelClass):
             self.our_tower.check_filled()
             filled = dict(self.our_tower.named_parameters())
             loaded |= {f"{self.record.tower}.{name}" for name in filled}
+            loaded |= {*self.record.parameters}
         return loaded
 
 
 class PassesWeights(nn.Module):
-    """Replaces vLLM's projector while weights are loaded, and passes its tensors to the encoder.
+    """Replaces vLLM's projector: passes its tensors to the encoder, and tokens on as they are.
 
     Args:
         tower: the tower with the encoder.
@@ -211,6 +217,10 @@ class PassesWeights(nn.Module):
         """Load ``weights``, the projector's tensors by published name, into the encoder."""
         self._fill((f"{self._name}.{name}", tensor) for name, tensor in weights)
         return set()
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return the tokens of a :class:`.tower.TileTower`, which has projected them."""
+        return tokens
 
 
 def set_block_norm_eps(encoder: nn.Module, eps: float) -> None:

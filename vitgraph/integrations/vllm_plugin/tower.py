@@ -13,9 +13,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 
 import torch
+from einops import rearrange
 from torch import Tensor, nn
 
-from encoders import PatchEncoder, PathsEncoder, Qwen3VLEncoder, VisionEncoder, VisionInputs
+from encoders import (
+    LlavaNextEncoder,
+    LlavaOnevisionEncoder,
+    Molmo2Encoder,
+    PatchEncoder,
+    PathsEncoder,
+    Qwen3VLEncoder,
+    VisionEncoder,
+    VisionInputs,
+)
 from encoders.contract import GridLike, PartialOutput
 from encoders.stored_tensors import STORED_DTYPES
 from graphwrap import GraphedEncoder
@@ -27,7 +37,8 @@ from .options import PluginOptions
 VLLM_LAYOUTS = (
     *("qwen", "internvl", "glm4v", "glm_ocr", "gemma3", "pixtral", "idefics3", "kimi-vl"),
     *("paddleocr-vl", "gemma4", "kimi-k25", "kimi-k3", "lfm2-vl", "ernie", "llama4", "minimax-m3"),
-    *("step3", "step3-vl", "dots-ocr", "deepseek-ocr2", "minicpm-v"),
+    *("step3", "step3-vl", "dots-ocr", "deepseek-ocr2", "minicpm-v", "llava_onevision"),
+    *("llava_next", "paligemma", "molmo2"),
 )
 """The layouts (tensor namings) of checkpoints that vLLM's own model classes can read."""
 LISTED = 20
@@ -47,8 +58,13 @@ def build_encoder(family: Family, config: JsonObject, name: str) -> VisionEncode
     """
     encoder = family.on_meta(build_config(family, config, None, name))
     assert isinstance(encoder, VisionEncoder | PathsEncoder)
-    if isinstance(encoder, PathsEncoder) and isinstance(encoder.paths["image"], PatchEncoder):
-        encoder = encoder.paths["image"]  # LFM2-VL: this path takes images and tiles of any size
+    if isinstance(encoder, PathsEncoder):
+        path = encoder.paths["image"]
+        # Of LFM2-VL, this path takes images and tiles of any size; of LLaVA, vLLM joins the tiles.
+        if isinstance(path, PatchEncoder) or isinstance(
+            encoder, LlavaNextEncoder | LlavaOnevisionEncoder
+        ):
+            encoder = path
     return encoder.eval().requires_grad_(False)
 
 
@@ -112,6 +128,11 @@ class Tower(nn.Module):
         return next(self.encoder.parameters()).device
 
     @property
+    def graphable(self) -> VisionEncoder | PathsEncoder:
+        """The part of the encoder that runs as graphs."""
+        return self.encoder
+
+    @property
     def single(self) -> VisionEncoder:
         """The encoder, asserted to have a single input path (not "image" and "tiles")."""
         assert isinstance(self.encoder, VisionEncoder)
@@ -153,7 +174,7 @@ class Tower(nn.Module):
         settings = {**asdict(self._options), "backend": self._backend}
         del settings["raw_images"]
         with torch.inference_mode(mode=False), torch.no_grad():
-            graphed = GraphedEncoder(self.encoder, clone=False, **settings)
+            graphed = GraphedEncoder(self.graphable, clone=False, **settings)
             waits = graphed.table is not None and graphed.backend == "cudagraph"
             if waits and not first:
                 wait()
@@ -308,13 +329,21 @@ class PackedTower(Tower):
 
 
 class TileTower(Tower):
-    """The encoder of InternVL, which vLLM calls with tiles of one size and without a grid."""
+    """An encoder that vLLM calls with tiles of one size and without a grid."""
 
-    def forward(self, pixel_values: Tensor) -> Tensor:
+    def forward(
+        self,
+        pixel_values: Tensor,
+        *,
+        select_layers: object = None,
+        feature_select_strategy: object = None,
+    ) -> Tensor:
         """Encode B tiles to projected tokens.
 
         Args:
             pixel_values: [B, 3, side, side].
+            select_layers: not read; the encoder has it from the config.
+            feature_select_strategy: not read either.
 
         Returns:
             [B, tokens per tile, width of the language model], which later calls do not overwrite.
@@ -324,6 +353,53 @@ class TileTower(Tower):
         tokens = self._encode(pixel_values, grid).pooler_output
         assert tokens is not None
         return torch.unflatten(tokens, 0, (tiles, -1)).clone()
+
+
+class WindowTower(Tower):
+    """The encoder of Molmo2, which vLLM calls with views or frames and the patches of each token.
+
+    The views run as graphs, the pooling of patches and the projector do not.
+    """
+
+    @property
+    def graphable(self) -> VisionEncoder:
+        """The tower without pooling and projector."""
+        return self._whole.paths["image"]
+
+    @property
+    def _whole(self) -> Molmo2Encoder:
+        assert isinstance(self.encoder, Molmo2Encoder)
+        return self.encoder
+
+    def forward(self, images: Tensor, token_pooling: Tensor) -> Tensor:
+        """Encode B views of n patches each to N tokens.
+
+        Args:
+            images: [1, B, n, p*p*3], patches line by line.
+            token_pooling: [1, N, patches of a token], the numbers of patches from 0 to B*n; -1
+                stands for none.
+
+        Returns:
+            [N, width of the language model], without the tokens that have no patch.
+        """
+        side, patch = self._whole.config.side, self._whole.config.patch_size
+        pattern = "b (h w) (p q c) -> b c (h p) (w q)"
+        views = rearrange(images[0], pattern, h=side, w=side, p=patch, q=patch)
+        rows = self._encode(views, [(1, side, side)] * len(views)).pooler_output
+        assert rows is not None
+        windows = token_pooling[0].to(rows.device)
+        windows = windows[(windows >= 0).any(-1)]
+        pooled = self._whole.pool(rows[windows.clamp(min=0)], windows >= 0)
+        tokens: Tensor = self._whole.projector(pooled)
+        return tokens
+
+
+TOWERS: Mapping[str, type[Tower]] = {
+    "patches": PackedTower,
+    "tiles": TileTower,
+    "windows": WindowTower,
+}
+"""Value of ``Record.takes`` -> the class of the tower."""
 
 
 def _name_list(problem: str, names: Sequence[str]) -> str:
