@@ -34,14 +34,14 @@ CASES = {
 """Model -> what it is asked."""
 DRAWN = ("qwen3_vl_moe", "qwen3_5")
 """Models that run with the weights that vLLM draws, in bfloat16."""
-READ = ("gemma3", "mistral3")
-"""Models whose batches the plug-in reads, of tiles and of images; CI runs these two."""
+READ = ("gemma3", "mistral3", "llava")
+"""Models whose batches the plug-in reads, of tiles and of images; CI runs these."""
 BY_HAND = (
-    *("glm4v", "glm_ocr", "exaone4_5", "llava", "idefics3", "paddleocr_vl", "gemma4"),
+    *("glm4v", "glm_ocr", "exaone4_5", "idefics3", "paddleocr_vl", "gemma4"),
     *("kimi_k25", "lfm2_vl", "llama4"),
 )
 """Models that are run by hand, ``pytest -m "engines and slow"``: two engines start for each."""
-RAW_BY_HAND = ("glm4v", "glm_ocr", "llava", "paddleocr_vl", "gemma4")
+RAW_BY_HAND = ("glm4v", "glm_ocr", "paddleocr_vl", "gemma4")
 """Some of them whose images are sent raw."""
 LOGPROB = 1e-4
 """Bound for the difference of the log-probabilities of twelve tokens, which are about -40."""
@@ -216,7 +216,7 @@ def test_weights_that_vllm_draws_give_the_same_tokens(answers: Answers, model: s
 
 
 def test_images_are_sent_raw_unless_that_is_switched_off(answers: Answers) -> None:
-    for family in ("qwen2_vl", "qwen2_5_vl", "internvl", "mistral3", *DRAWN):
+    for family in ("qwen2_vl", "qwen2_5_vl", "internvl", "mistral3", "llava", *DRAWN):
         assert answers[f"{family} ours"]["about"]["raw"] >= 3
         assert answers[f"{family} stock"]["about"]["raw"] == 0
     assert answers["dummy ours"]["about"]["raw"] == 0
