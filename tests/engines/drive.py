@@ -196,7 +196,8 @@ def main() -> None:
     jobs = json.loads(Path(sys.argv[1]).read_text())
     answers = {}
     counts = count_raw()
-    inspect_here()
+    if os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0":  # else this process stays small
+        inspect_here()
     prune_on_cpu()
     hide_numba()
     for name, job in jobs.items():
