@@ -10,7 +10,7 @@ import contextlib
 import warnings
 from collections.abc import Callable, Iterator
 from functools import cache
-from typing import Any, cast
+from typing import Any, Literal, TypeAlias, cast
 
 import pytest
 import torch
@@ -274,14 +274,25 @@ def any_sync_is_an_error() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
-def fail_at(encoder: VisionEncoder, rows: int, run: int, fail: Callable[[], None]) -> None:
-    """Make ``forward`` fail after its work, the ``run``-th time it sees so many rows."""
-    forward, seen = encoder.forward, [0]
+Moment: TypeAlias = Literal["run", "capture"]
+"""When a test lets an encoder fail: while it runs on padding, or while its graph is captured."""
+
+
+def fail_at(
+    encoder: VisionEncoder,
+    rows: int,
+    moment: Moment,
+    fail: Callable[[], None],
+    times: int = 1,
+) -> None:
+    """Make ``forward`` fail after its work, the first times it runs or captures so many rows."""
+    forward, left = encoder.forward, [times]
 
     def failing(pixel_values: Tensor, *args: Any, **kwargs: Any) -> EncoderOutput:
         output = forward(pixel_values, *args, **kwargs)
-        seen[0] += len(pixel_values) == rows
-        if len(pixel_values) == rows and seen[0] == run:
+        captures = torch.cuda.is_current_stream_capturing()
+        if len(pixel_values) == rows and captures == (moment == "capture") and left[0]:
+            left[0] -= 1
             fail()
         return output
 

@@ -15,6 +15,7 @@ from tests.gpu.gpu_towers import (
     GRAPHED,
     NEEDS_CUDA,
     TILE_PATCHES,
+    Moment,
     any_sync_is_an_error,
     budgets_of,
     calls_of,
@@ -189,14 +190,13 @@ def interrupt() -> None:
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("lost", [256, 1024], ids=["the middle", "the largest"])
 @pytest.mark.parametrize("fail", [out_of_memory, allocator_assertion])
-@pytest.mark.parametrize("run", [1, 2], ids=["warming up", "capturing"])
+@pytest.mark.parametrize(("moment", "lost"), [("run", 1024), ("capture", 1024), ("capture", 256)])
 def test_a_budget_that_fails_is_dropped_and_the_rest_serve(
-    run: int, fail: Callable[[], None], lost: int
+    moment: Moment, fail: Callable[[], None], lost: int
 ) -> None:
     encoder = new_tower("qwen3_vl")
-    fail_at(encoder, 4 * lost, run, fail)
+    fail_at(encoder, 4 * lost, moment, fail)
     # One shape per token count (one frame per replay), so that one budget fails.
     with pytest.warns(UserWarning, match=rf"budget {lost} .* is dropped") as caught:
         graphed = replaying(encoder, [64, 256, 1024], max_frames_per_batch=1)
@@ -215,16 +215,16 @@ def test_a_budget_that_fails_is_dropped_and_the_rest_serve(
 
 
 @pytest.mark.parametrize(
-    ("run", "fail"),
-    [(1, out_of_memory), (2, out_of_memory), (2, torch.cuda.synchronize)],
+    ("moment", "fail"),
+    [("run", out_of_memory), ("capture", out_of_memory), ("capture", torch.cuda.synchronize)],
     ids=["warming up", "capturing", "capture invalidated"],
 )
-def test_a_failed_capture_leaks_no_pool(run: int, fail: Callable[[], None]) -> None:
+def test_a_failed_capture_leaks_no_pool(moment: Moment, fail: Callable[[], None]) -> None:
     encoder = new_tower("qwen3_vl")
     replaying(encoder, [64]).release()
     before = torch.cuda.memory_reserved()
     for _ in range(2):
-        fail_at(encoder, 4 * 1024, run, fail)
+        fail_at(encoder, 4 * 1024, moment, fail)
         with pytest.warns(UserWarning, match="budget 1024 .* is dropped") as caught:
             graphed = replaying(encoder, [64, 1024], max_frames_per_batch=1)
         assert len(caught) == 1, [str(warning.message) for warning in caught]
@@ -232,10 +232,10 @@ def test_a_failed_capture_leaks_no_pool(run: int, fail: Callable[[], None]) -> N
         assert torch.cuda.memory_reserved() <= before + 24 * 2**20
 
 
-@pytest.mark.parametrize("run", [1, 2], ids=["warming up", "capturing"])
-def test_an_interrupted_capture_leaves_a_usable_object(run: int) -> None:
+@pytest.mark.parametrize(("moment", "lost"), [("run", 1024), ("capture", 256)])
+def test_an_interrupted_capture_leaves_a_usable_object(moment: Moment, lost: int) -> None:
     encoder = new_tower("qwen3_vl")
-    fail_at(encoder, 4 * 256, run, interrupt)
+    fail_at(encoder, 4 * lost, moment, interrupt)
     graphed = GraphedEncoder(encoder, [64, 256, 1024], outputs=EVERY_FIELD, backend="cudagraph")
     with pytest.raises(KeyboardInterrupt):
         graphed.capture(progress=False)
