@@ -94,20 +94,8 @@ class FixedSizePreprocessor(PatchPreprocessor):
         size: Section,
         crops: bool,
     ) -> Own:
-        """Return a copy with the values that a section of a processor file sets.
-
-        Args:
-            label: name of the section in errors.
-            section: the section.
-            mean: mean of each channel if the section has none.
-            std: standard deviation of each channel if the section has none.
-            resample: the filter if the section has none.
-            size: the ``size`` if the section has none.
-            crops: whether the middle of an image is taken if the section does not say.
-
-        Raises:
-            ValueError: a value that is not implemented, or images smaller than a patch.
-        """
+        """Return a copy with the values that a section of a processor file sets; the keywords,
+        ``mean`` and ``std`` are those of a section that says nothing."""
         expected: dict[str, object] = {"resample": section.get("resample"), "do_pad": False}
         centre = section.get("do_center_crop", crops)
         if centre is not None:

@@ -80,12 +80,8 @@ class ReadsSlices(ReplacesTower):
     def _process_vision_input(
         self, image_input: BatchInputs, use_vit_merger: object = None
     ) -> Embeddings:
-        """Encode images or clips to one tensor [tokens, width of the language model] each.
-
-        Args:
-            image_input: whole images or frames, each followed by its slices.
-            use_vit_merger: whether each item is encoded in mode "16x"; None: as the config says.
-        """
+        """Encode whole images or frames, each followed by its slices, to a tensor
+        [tokens, width of the language model] each, in the mode that the request asks for."""
         if not self.vision_tower_ours or image_input.get("type") == "image_embeds":
             return super()._process_vision_input(image_input, use_vit_merger)
         packed, encoder = read_slices(image_input, self.our_tower.single), self.our_tower.single
