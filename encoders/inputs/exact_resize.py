@@ -73,8 +73,8 @@ class Weights(NamedTuple):
     """The integer weights by which one axis is resized."""
 
     table: Tensor
-    """int32 [size, 1 + taps]: per output row the number of the first input row that it is made of,
-    and the weights of that and the next ones; weights after the last one are zero."""
+    """int32 [1 + taps, size]: per output row, a column here, the number of the first input row that
+    it is made of, and the weights of that and the next ones; those after the last one are zero."""
     shift: int
     """The number of bits after the point in the weights."""
 
@@ -102,7 +102,7 @@ def make_weights(length: int, size: int, mode: Resample, library: Library) -> We
     values /= np.add.accumulate(values, axis=1)[:, -1:]
     shift = _PILLOW_BITS if library == "pillow" else _bits_for_int16(float(values.max()))
     rounded = np.trunc(values * (1 << shift) + np.where(values < 0, -0.5, 0.5))
-    table = np.concatenate((first[:, None], rounded), axis=1).astype(np.int32)
+    table = np.concatenate((first[None], rounded.T)).astype(np.int32, order="C")
     return Weights(torch.from_numpy(table), shift)
 
 
@@ -241,7 +241,7 @@ def _steps_of(
         count, length = math.prod(n), size[axis]
         outer, old, inner = (count, h, w * c) if axis == 0 else (count * h, w, c)
         table, shift = _weights_on(old, length, mode, library, device, cuda_stream)
-        sizes = outer, old, length, inner, table.shape[1] - 1, shift
+        sizes = outer, old, length, inner, len(table) - 1, shift
         made[axis - 3] = length
         steps.append(_Step(math.prod(made), table, sizes))
     strides = tuple(math.prod(made[place + 1 :]) for place in range(len(made)))

@@ -33,7 +33,7 @@ class AxisJob(NamedTuple):
     out: int
     """The address of the result, uint8, contiguous."""
     table: int
-    """The address of the table, int32 [out_length, 1 + taps]: per output row or column the number
+    """The address of the table, int32 [1 + taps, out_length]: per output row or column the number
     of the first input row or column, and the weights of that and the next ones."""
     outer: int
     """The product of the sizes before the axis: N for the height, N*H for the width."""
@@ -48,7 +48,11 @@ class AxisJob(NamedTuple):
 
 @triton.jit
 def _resize_kernel(
-    jobs: tl.tensor, FIELDS: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_INNER: tl.constexpr
+    jobs: tl.tensor,
+    FIELDS: tl.constexpr,
+    BLOCK_OUT: tl.constexpr,
+    BLOCK_INNER: tl.constexpr,
+    INDEX: tl.constexpr,
 ) -> None:
     job = jobs + tl.program_id(1) * FIELDS
     pixels = tl.load(job).to(tl.pointer_type(tl.uint8))
@@ -66,22 +70,22 @@ def _resize_kernel(
     outer = program // (out_blocks * inner_blocks)
     if outer < outer_length:  # another job of the launch may need more programs
         block = program % (out_blocks * inner_blocks)
-        place = (block // inner_blocks) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
-        column = (block % inner_blocks) * BLOCK_INNER + tl.arange(0, BLOCK_INNER)
-        in_range = place < out_length
-        mask = in_range[:, None] & (column < inner)[None, :]
-        row = table + place * (taps + 1)
-        first = tl.load(row, mask=in_range, other=0)
+        source, target = pixels + outer * in_length * inner, out + outer * out_length * inner
+        old, new, step = in_length.to(INDEX), out_length.to(INDEX), inner.to(INDEX)
+        place = ((block // inner_blocks) * BLOCK_OUT).to(INDEX) + tl.arange(0, BLOCK_OUT)
+        column = ((block % inner_blocks) * BLOCK_INNER).to(INDEX) + tl.arange(0, BLOCK_INNER)
+        in_range = place < new
+        mask = in_range[:, None] & (column < step)[None, :]
+        first = tl.load(table + place, mask=in_range, other=0)
         total = tl.zeros([BLOCK_OUT, BLOCK_INNER], tl.int32) + (1 << (shift - 1))
         for tap in range(taps):
-            weight = tl.load(row + 1 + tap, mask=in_range, other=0)
+            weight = tl.load(table + (tap + 1) * new + place, mask=in_range, other=0)
             # A window that is shorter than the longest one ends in weights of zero.
-            source = outer * in_length + tl.minimum(first + tap, in_length - 1)
-            level = tl.load(pixels + source[:, None] * inner + column[None, :], mask=mask, other=0)
+            row = tl.minimum(first + tap, old - 1)
+            level = tl.load(source + row[:, None] * step + column[None, :], mask=mask, other=0)
             total += weight[:, None] * level.to(tl.int32)
         level = tl.minimum(tl.maximum(total >> shift, 0), 255).to(tl.uint8)
-        target = (outer * out_length + place)[:, None] * inner + column[None, :]
-        tl.store(out + target, level, mask=mask)
+        tl.store(target + place[:, None] * step + column[None, :], level, mask=mask)
 
 
 def resize_axis(jobs: Sequence[AxisJob], axis: int, device: torch.device) -> None:
@@ -97,6 +101,7 @@ def resize_axis(jobs: Sequence[AxisJob], axis: int, device: torch.device) -> Non
     programs = max(
         job.outer * -(-job.out_length // block_out) * -(-job.inner // block_inner) for job in jobs
     )
+    most = max(max(job.in_length, job.out_length) * job.inner for job in jobs)
     table = torch.tensor(jobs, dtype=torch.int64, device="cpu")
     if device.type == "cuda":
         table = table.pin_memory().to(device, non_blocking=True)
@@ -105,5 +110,6 @@ def resize_axis(jobs: Sequence[AxisJob], axis: int, device: torch.device) -> Non
         FIELDS=len(AxisJob._fields),
         BLOCK_OUT=block_out,
         BLOCK_INNER=block_inner,
+        INDEX=tl.int32 if most < 1 << 30 else tl.int64,
         num_warps=4,
     )

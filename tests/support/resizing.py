@@ -65,7 +65,7 @@ def by_weights(case: Case, mode: Resample, library: Library) -> Tensor:
     old = pixels.shape[0], pixels.shape[1]
     for axis in axes_in_order(old, new, library):
         weights = make_weights(old[axis], new[axis], mode, library)
-        first, table = weights.table.numpy()[:, :1], weights.table.numpy()[:, 1:]
+        first, table = weights.table.numpy()[:1].T, weights.table.numpy()[1:].T
         columns = first + np.arange(table.shape[1])
         matrix = np.zeros((new[axis], max(old[axis], int(columns.max()) + 1)))
         np.put_along_axis(matrix, columns, table, 1)
