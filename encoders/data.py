@@ -66,7 +66,7 @@ class EncoderOutput(NamedTuple):
     """Merged tokens [tokens, out_hidden_size], in the order that a language model reads them in."""
     deepstack_features: tuple[Tensor, ...]
     """Tokens [tokens, out_hidden_size] of each DeepStack block; empty if the family has none."""
-    extras: Mapping[str, Tensor] = {}  # not a MappingProxyType, which torch.export cannot return
+    extras: Mapping[str, Tensor] = {}  # by _new a dict of its own in each output
     """Other features by name; ``output["prefix"]`` reads one, too. ``"prefix"`` [segments, r, D]
     are the rows before the patches of each segment, such as a class token, after the last norm."""
 
@@ -150,6 +150,24 @@ FeatureRows: TypeAlias = Tensor | Sequence[Tensor | EncoderOutput | PartialOutpu
 """Features of several items: one tensor with the rows of all, or a list with one per item."""
 Output = TypeVar("Output", EncoderOutput, PartialOutput)
 """The class of an output: ``EncoderOutput``, or ``PartialOutput`` if fields may be None."""
+
+
+def _new(
+    kind: type[Output],
+    last_hidden_state: Tensor | None,
+    pooler_output: Tensor | None,
+    deepstack_features: tuple[Tensor, ...] | None,
+    extras: Mapping[str, Tensor] | None = None,
+) -> Output:
+    """Make an output; without ``extras`` it has an empty dict that no other output shares.
+
+    A MappingProxyType as default would do, but torch.export cannot return one.
+    """
+    fields = last_hidden_state, pooler_output, deepstack_features, {} if extras is None else extras
+    return tuple.__new__(kind, fields)
+
+
+EncoderOutput.__new__ = PartialOutput.__new__ = _new  # type: ignore[method-assign,assignment]
 
 
 def output_like(

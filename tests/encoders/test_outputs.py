@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
+import pytest
 import torch
 
 from encoders import EncoderOutput, PartialOutput, VisionInputs
@@ -40,6 +43,16 @@ def test_an_output_in_bfloat16_becomes_arrays_of_float32() -> None:
     assert list(arrays) == ["last_hidden_state", "pooler_output", "deepstack.0"]
     assert [str(array.dtype) for array in arrays.values()] == ["float32", "float32", "float16"]
     assert np.array_equal(arrays["pooler_output"], TOKENS.numpy())
+
+
+@pytest.mark.parametrize("kind", [EncoderOutput, PartialOutput])
+def test_extras_of_an_output_are_its_own(kind: type[EncoderOutput]) -> None:
+    changed = kind(TOKENS, TOKENS, ())
+    assert isinstance(changed.extras, dict)
+    changed.extras["blocks.0"] = TOKENS
+    assert kind(TOKENS, TOKENS, ()).extras == {}
+    assert pickle.loads(pickle.dumps(changed)).extras.keys() == {"blocks.0"}
+    assert changed._replace(pooler_output=TOKENS + 1).extras is changed.extras
 
 
 def test_arrays_leave_out_fields_that_are_none() -> None:
