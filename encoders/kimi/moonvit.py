@@ -128,7 +128,8 @@ class MoonViTConfig:
         vision = find_section(config, "vision_config")
         language = find_section(config, "text_config")
         types = (vision.get("model_type"), config.get("model_type"))
-        flat, third = "moonvit" in types, bool({"kimi_k3", "kimi_k3_vision"}.intersection(types))
+        third = bool({"kimi_k3", "kimi_k3_vision"}.intersection(types))
+        flat = bool({"moonvit", "kimi_vl"}.intersection(types))
         usual = _K3 if third else _K2_5
         width = read_size(vision, "vt_hidden_size", "hidden_size", default=usual["hidden_size"])
         heads_width = read_size(vision, "qkv_hidden_size", default=1536 if third else width)
@@ -147,7 +148,10 @@ class MoonViTConfig:
         bias = read_flag(vision, "linear_bias", default=not third)
         for name in ("attn_bias", "patch_embed_proj_bias"):
             require_value(vision, name, bias)
-        frames = read_size(vision, "init_pos_emb_time", "pos_emb_time", default=4, limit=64)
+        usual_frames = 4 if any(types) else 1  # Kimi-VL's configs state none
+        frames = read_size(
+            vision, "init_pos_emb_time", "pos_emb_time", default=usual_frames, limit=64
+        )
         eps = read_epsilon(vision, "projector_ln_eps", default=1e-5)
         return cls(
             depth=read_size(
@@ -163,7 +167,7 @@ class MoonViTConfig:
                 default=usual["num_heads"],
             ),
             out_hidden_size=read_size(language, "hidden_size"),
-            segment_frames=1 if flat or config.get("model_type") == "kimi_vl" else frames,
+            segment_frames=1 if flat else frames,
             position_side=side,
             qkv_hidden_size=None if heads_width == width else heads_width,
             rms_norm=_says(vision, "norm_type", "layernorm", "rmsnorm", third),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -34,6 +35,20 @@ def test_kimi_vl_takes_images_alone_and_kimi_k25_clips(tmp_path: Path, folder: P
     assert alone.config.segment_frames == 1
     with pytest.raises(CheckpointError, match="Kimi-VL takes only images"):
         alone.preprocess(videos=[panning_clip(5)])
+
+
+@pytest.mark.parametrize(("name", "frames"), [("kimi_vl", 1), ("kimi_k25", 4)])
+def test_a_config_without_types_has_the_same_frames(tmp_path: Path, name: str, frames: int) -> None:
+    folder = write_seeded_checkpoint(tmp_path, name, width=64)
+
+    def strip(config: dict[str, Any]) -> None:
+        for part in (config, config["vision_config"]):
+            part.pop("model_type", None)
+
+    edit_config(folder, strip)
+    config = load_encoder(folder).config
+    assert isinstance(config, MoonViTConfig)
+    assert config.segment_frames == frames
 
 
 def test_a_repo_id_loads_the_tower_alone(hub: HubServer, folder: Path) -> None:
