@@ -159,6 +159,8 @@ def _families_of_tensors(
         of_outer_type = [family for family in of_outer_type if family in candidates]
         if not of_outer_type:
             return []
+    elif outer_types:
+        candidates = [family for family in candidates if not family.by_type]
     with_signs = [one for one in of_outer_type or candidates if _has_signs(one, contents.files)]
     if with_signs or len(of_outer_type) == 1:
         return with_signs or of_outer_type

@@ -74,6 +74,9 @@ class Family:
     without: tuple[str, ...] = ()
     """Endings of tensor names; a checkpoint with one of them is of another family, whatever signs
     it has."""
+    by_type: bool = False
+    """Whether tensors decide only without a model type of another model, because the family's own
+    says how tokens of tiles join, which no tensor shows."""
     fields: Fields = field(default_factory=dict)
     """Fields of the config's part for the tower that tensor shapes supply if they are missing."""
     outer_fields: Fields = field(default_factory=dict)

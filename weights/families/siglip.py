@@ -198,6 +198,7 @@ LLAVA_ONEVISION = Family(
     config=LlavaOnevisionConfig,
     model_types=("llava_onevision", "siglip_vision_model"),
     signs=(("image_newline", "embeddings.patch_embedding.bias"),),
+    by_type=True,
     layouts=(_ONEVISION,),
     classes={"llava_onevision": _SIGLIP_CLASS},
     fields=_CONFIG_FIELDS,

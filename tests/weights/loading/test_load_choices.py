@@ -138,12 +138,13 @@ def test_every_family_is_recognised_by_what_it_holds(tmp_path: Path, name: str) 
     assert str(raised.value).count("pass family=") == 1
 
 
-def test_a_known_model_with_another_family_s_tower_is_refused(tmp_path: Path) -> None:
-    """LLaVA-OneVision's names in a LLaVA-1.6 do not say which layer is read, or how tiles join."""
+@pytest.mark.parametrize("kind", ["llava_next", "llava_next_but_one"])
+def test_another_model_with_a_family_s_tower_is_refused(tmp_path: Path, kind: str) -> None:
+    """LLaVA-OneVision's names do not say which layer another LLaVA reads, or how tiles join."""
     folder = write_seeded_checkpoint(tmp_path / "llava", "llava_onevision", width=64)
     known = load_encoder(folder)
-    edit_config(folder, lambda config: config.update(model_type="llava_next"))
-    with pytest.raises(CheckpointError, match=r"'siglip_vision_model'.* of a llava_next model"):
+    edit_config(folder, lambda config: config.update(model_type=kind))
+    with pytest.raises(CheckpointError, match=rf"'siglip_vision_model'.* of a '?{kind}'? model"):
         load_encoder(folder)
     assert same_weights(load_encoder(folder, family="llava_onevision"), known)
 
