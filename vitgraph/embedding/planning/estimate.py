@@ -74,9 +74,9 @@ class Estimate(NamedTuple):
 
     @property
     def bottleneck(self) -> str:
-        """The resource that limits the speed of the job: "the GPU", "reading" or "decoding"."""
+        """The step that limits the speed of the job: "encoding", "reading" or "decoding"."""
         if self.rate and self.rate.per_second <= self.decoded_per_second:
-            return "the GPU"
+            return "encoding"
         slower = self.sample.read_seconds > self.sample.decode_seconds
         return "reading" if slower else "decoding"
 
