@@ -209,7 +209,8 @@ class EmbedBatch:
         if rank is not None and device in ("auto", "cuda") and torch.cuda.is_available():
             device = f"cuda:{rank % torch.cuda.device_count()}"
         encoder = load_encoder(self.repo, device=device, progress=False, **self._source)
-        field: OutputField = "last_hidden_state" if self.pool == "cls" else "pooler_output"
+        # Class tokens are extras, and their towers have no DeepStack: a graph keeps nothing else.
+        field: OutputField = "deepstack_features" if self.pool == "cls" else "pooler_output"
         width = encoder.embed(pool=self.pool).shape[1]
         graphs = encoder.device.type == "cuda" if self.graph is None else self.graph
         if not graphs:

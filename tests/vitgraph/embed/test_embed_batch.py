@@ -15,7 +15,8 @@ import torch
 import weights
 from encoders.base.vision_encoder import VisionEncoder
 from tests.support.photographs import china, flower, photographs
-from vitgraph import EmbedBatch
+from vitgraph import EmbedBatch, GraphedEncoder
+from vitgraph.embedding import batch
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import load_encoder
 
@@ -110,6 +111,27 @@ def test_vectors_of_a_head_have_its_width(tmp_path: Path, graph: bool) -> None:
     found = EmbedBatch(str(folder), "head", dtype="float32", graph=graph)({"image": images})
     assert found["error"] == ["", ""]
     assert np.allclose(found["embedding"], wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["dinov2", "llava_next", "intern_vit", "llama4"])
+def test_vectors_of_class_tokens_keep_no_other_rows(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[GraphedEncoder] = []
+
+    class Kept(GraphedEncoder):
+        def __init__(self, *arguments: Any, **keywords: Any) -> None:
+            super().__init__(*arguments, **keywords)
+            made.append(self)
+
+    monkeypatch.setattr(batch, "GraphedEncoder", Kept)
+    folder = write_seeded_checkpoint(tmp_path / name, name, width=64)
+    encoder, images = load_encoder(folder, dtype="float32", progress=False), photographs()[:1]
+    found = EmbedBatch(str(folder), "cls", dtype="float32", graph=True)({"image": images})
+    assert found["error"] == [""]
+    assert np.allclose(found["embedding"], encoder.embed(images, pool="cls").numpy(), atol=1e-5)
+    (output,) = made[0].encode(images)
+    assert output.last_hidden_state is output.pooler_output is None
 
 
 def test_settings_reach_the_encoder(repo: Path, encoder: VisionEncoder) -> None:
