@@ -111,6 +111,11 @@ class BudgetSet:
     """Whether the budgets were inferred rather than given by the user."""
 
 
+def largest_first(budgets: Iterable[Budget]) -> list[Budget]:
+    """Return budgets by descending rows, and then by descending segments."""
+    return sorted(budgets, key=lambda budget: (-budget.rows, -budget.segments))
+
+
 def choose_budgets(
     encoder: GraphableEncoder,
     budgets: Tokens = None,

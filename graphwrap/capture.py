@@ -23,7 +23,7 @@ from tqdm.auto import tqdm
 
 from encoders.contract import is_library, warn_caller
 
-from .budgets import Budget, BudgetSet
+from .budgets import Budget, BudgetSet, largest_first
 from .buffers import Arena, BudgetGraph, Memory, MetadataFormat, without_collections
 from .costs import Costs, CostTable
 from .encoder_forms import EncoderForm, capacity_metadata
@@ -81,12 +81,17 @@ def capture_encoder(
         if path_form.has_graphs or path_form.accelerator is not None:
             tables[name].apply(fingerprint(encoder, path_form), path_form.accelerator)
     memory = Memory(form.device, form.has_graphs)
-    divisor = MEMORY_DIVISOR * len(forms) * bounded
+    divisor = MEMORY_DIVISOR * len(forms) if bounded else 0
     bar = tqdm(total=0, desc="capture", unit="budget", disable=not (progress and pads))
     with without_collections(), bar:
         capturers = {
             name: Capturer(
-                path_form, budget_sets[name], memory, tables.get(name), divisor, name * several
+                path_form,
+                budget_sets[name],
+                memory,
+                tables.get(name),
+                divisor,
+                label=name if several else "",
             )
             for name, path_form in forms.items()
         }
@@ -140,7 +145,7 @@ class Capturer:
         may_wait = not everything and self.memory.stream and is_library(self.form.encoder)
         first: Iterable[Budget] = formats
         if formats and self.table is not None and may_wait:
-            first = checked_budgets(formats) if self.table.kept else _largest_first(formats)[:1]
+            first = checked_budgets(formats) if self.table.kept else largest_first(formats)[:1]
         self.add(graphs, first, bar)
         costs = Costs.unmeasured(graphs.by_budget)
         if self.memory.stream is not None and graphs.by_budget:
@@ -155,7 +160,7 @@ class Capturer:
 
         A budget that fails is dropped with a warning; see :meth:`capture`.
         """
-        order = _largest_first(budgets)
+        order = largest_first(budgets)
         bar.total = bar.n + len(order)
         for budget in order:
             self._capture(graphs, budget, graphs.waiting[budget])
@@ -376,10 +381,6 @@ class Capturer:
         bytes_before = torch.cuda.memory_allocated(device)
         graph.body()
         return (torch.cuda.max_memory_allocated(device) - bytes_before + arena.nbytes) / budget.rows
-
-
-def _largest_first(budgets: Iterable[Budget]) -> list[Budget]:
-    return sorted(budgets, key=lambda budget: (-budget.rows, -budget.segments))
 
 
 def _raise_bugs(error: RuntimeError) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from encoders.contract import GraphableEncoder, Grid
 
-from .budgets import LONG_SEGMENTS, Batch, Budget, read_specs
+from .budgets import LONG_SEGMENTS, Batch, Budget, largest_first, read_specs
 from .buffers import BudgetGraph
 from .costs import Costs, interpolated
 from .encoder_forms import EncoderForm, capacity_metadata
@@ -112,7 +112,7 @@ def still_hold(
 
     A table may have been measured on a GPU that was busy with other work.
     """
-    pixels = _random_rows(graphs[_by_size(graphs)[0]])
+    pixels = _random_rows(graphs[largest_first(graphs)[0]])
     return all(
         _takes(costs.replays[budget], partial(_replay_ms, encoder, graphs[budget], pixels))
         for budget in checked_budgets(graphs)
@@ -124,12 +124,8 @@ def checked_budgets(budgets: Iterable[Budget]) -> list[Budget]:
 
     They are the largest, a middle and the smallest one.
     """
-    by_size = _by_size(budgets)
+    by_size = largest_first(budgets)
     return list(dict.fromkeys([by_size[0], by_size[len(by_size) // 2], by_size[-1]]))
-
-
-def _by_size(budgets: Iterable[Budget]) -> list[Budget]:
-    return sorted(budgets, key=lambda budget: (-budget.rows, -budget.segments))
 
 
 def _takes(kept_ms: float, measured_ms: Callable[[], float]) -> bool:

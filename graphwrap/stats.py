@@ -94,7 +94,7 @@ class GraphStats:
             counts = stats.hits, stats.items, stats.real_tokens, stats.padded_tokens
             times = "-" if ms is None else f"{ms:.2f}", f"{stats.capture_seconds:.2f}"
             mib = f"{stats.graph_bytes / 2**20:.1f}"
-            kernel = stats.kernel + f", {stats.path} path" * several
+            kernel = f"{stats.kernel}, {stats.path} path" if several else stats.kernel
             lines.append(row(stats.tokens, shape, *counts, *times, mib, kernel))
         reasons = ", ".join(
             f"{reason}: {count}" for reason, count in sorted(self.eager_reasons.items())
@@ -108,5 +108,6 @@ class GraphStats:
             f"{self.backend}: arena {arena}, pool {pool}, metadata {metadata}, derived {derived} "
             f"MiB; captured in {self.capture_seconds:.2f} s; padding {self.padding:.1%}",
         ]
-        lines += [f"accelerated encoder runs the reference: {self.note}"] * bool(self.note)
+        if self.note:
+            lines.append(f"accelerated encoder runs the reference: {self.note}")
         return "\n".join([*lines, *[f"dropped: {name}" for name in self.dropped]])

@@ -41,8 +41,10 @@ def write_html(path: Path, kind: str, title: str, body: str, style: str, script:
     """
     policy = (
         "default-src 'none'; img-src data:; base-uri 'none'; form-action 'none'; "
-        f"style-src {_hash(style)}" + f"; script-src {_hash(script)}" * bool(script)
+        f"style-src {_hash(style)}"
     )
+    if script:
+        policy += f"; script-src {_hash(script)}"
     page = f"""<!DOCTYPE html>
 <html lang="en">
 <head>

@@ -27,7 +27,7 @@ def obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
     major, minor = torch.cuda.get_device_capability(device)
     if major < 8:
         return f"the GPU has compute capability {major}.{minor}, accelerated towers need 8.0"
-    return None if _has_triton() else "Triton is not installed (PyTorch brings it on Linux)"
+    return None if _has_triton() else "Triton is not installed (it comes with torch on Linux)"
 
 
 def obstacle_now() -> str | None:

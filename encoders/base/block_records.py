@@ -57,11 +57,10 @@ def check_names(
             for stack, blocks in stacks.items()
             if blocks
         ]
+        rows = ", and the rows before the patches, as blocks.0.prefix" if prefixed else ""
         raise ValueError(
             f"{unknown[0]!r} is no output of this encoder: its blocks make {', '.join(ranges)}, "
-            "and of each also the branches, as blocks.0.attn and blocks.0.mlp"
-            + ", and the rows before the patches, as blocks.0.prefix"
-            * bool(prefixed)
+            f"and of each also the branches, as blocks.0.attn and blocks.0.mlp{rows}"
         )
 
 
@@ -82,7 +81,7 @@ class BlockRecorder:
         return frozenset(
             int(match[2])
             for match in map(_NAME.fullmatch, self._wanted)
-            if match is not None and f"{match[1]}." * (match[1] is not None) == stack
+            if match is not None and (f"{match[1]}." if match[1] else "") == stack
         )
 
     def watched(self, stack: str, blocks: Sequence[nn.Module]) -> list[nn.Module]:

@@ -53,8 +53,11 @@ def require_metadata(metadata: object, needed: str = "cu_seqlens") -> None:
 
 
 def missing_grid(pixel_values: Tensor, patch_size: int) -> str:
-    """Return the fix for an error about a missing ``grid_thw``; for tiles it suggests a grid."""
-    fix = "pass grid_thw, or encoder_metadata made by prepare_encoder_metadata"
+    """Return the message of an error about a missing ``grid_thw``; for tiles it has a grid."""
+    fix = (
+        f"pixel_values of shape {tuple(pixel_values.shape)} came without the grid of their items: "
+        "pass grid_thw, or encoder_metadata made by prepare_encoder_metadata"
+    )
     if pixel_values.ndim != 4:
         return fix
     count, _, height, width = pixel_values.shape

@@ -94,26 +94,26 @@ def rows_of_all(features: object) -> Tensor:
             ``last_hidden_state`` is taken.
 
     Raises:
-        ValueError: ``features`` are neither of these.
+        ValueError: ``features`` are neither of these, or outputs without ``last_hidden_state``.
     """
+    if isinstance(features, Tensor):
+        return features
     if isinstance(features, list | tuple) and not isinstance(features, EncoderOutput):
         rows = [x[0] if isinstance(x, EncoderOutput | PartialOutput) else x for x in features]
         tensors = [x for x in rows if isinstance(x, Tensor)]
         if tensors and len(tensors) == len(rows):
             return torch.cat(tensors)
-    _require_features(features)
-    assert isinstance(features, Tensor)
-    return features
-
-
-def _require_features(features: object) -> None:
-    """Raise a ValueError unless ``features``, the argument of ``feature_maps``, is a tensor."""
-    if not isinstance(features, Tensor):
-        raise ValueError(
-            f"features is of type {type(features).__name__}: feature_maps takes one tensor (pass "
-            "output.last_hidden_state, output.pooler_output or one of output.deepstack_features), "
-            "or a list with one tensor or output per item"
-        )
+        if any(isinstance(x, PartialOutput) and x[0] is None for x in features):
+            raise ValueError(
+                "these outputs have no last_hidden_state, which feature_maps reads: name it in "
+                "outputs= of the graphed encoder, or pass another field per item, as "
+                "[output.pooler_output for output in outputs]"
+            )
+    raise ValueError(
+        f"features is of type {type(features).__name__}: feature_maps takes one tensor (pass "
+        "output.last_hidden_state, output.pooler_output or one of output.deepstack_features), "
+        "or a list with one tensor or output per item"
+    )
 
 
 def block_indices(indices: int | Sequence[int] | None, depth: int) -> list[int]:

@@ -13,7 +13,7 @@ names and deepseek-community/Janus-Pro-{1B,7B}, which are in transformers' forma
 
 Shapes: B views, n patches of a view, D width, N = B*n tokens of a path.
 
-Deliberate differences: those of ``layers/deepseek_siglip.py`` and ``layers/sam.py``, and
+Deliberate differences: those of ``deepseek_siglip.py`` and ``sam.py``, and
 
 - ``HybridVisionTower`` has two norms that it never calls; they are not loaded.
 """

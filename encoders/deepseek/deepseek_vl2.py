@@ -12,7 +12,7 @@ Repo ids: deepseek-ai/deepseek-vl2-tiny, deepseek-ai/deepseek-vl2-small, deepsee
 
 Shapes: B views, n patches of a view, D width.
 
-Deliberate differences: those of ``layers/deepseek_siglip.py``, and
+Deliberate differences: those of ``deepseek_siglip.py``, and
 
 - GELU of the tower is the tanh form, as in the source; timm's tower of that name, which vLLM runs,
   has the exact form, a relative L2 of 4.7e-4 away.

@@ -370,7 +370,7 @@ def is_exact_on(device: torch.device) -> bool:
 def _compare(device: torch.device) -> bool:
     """Compare the kernel with the CPU on a device, and warn if it fails or differs."""
     if find_spec("triton") is None:
-        because = "Triton is not installed (PyTorch brings it on Linux)"
+        because = "Triton is not installed (it comes with torch on Linux)"
     else:
         because = _difference(device)
     if because:

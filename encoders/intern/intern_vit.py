@@ -49,6 +49,7 @@ from ..hf_config import (
     require_value,
 )
 from ..layers.attention import attention
+from ..layers.blocks import resize_table
 from ..layers.products import patch_product
 from ..layers.segments import TileSegments
 
@@ -245,14 +246,10 @@ class Embeddings(nn.Module):
 
     def positions(self, h: int, w: int) -> Tensor:
         """Return position embeddings [1, 1+h*w, D]: the table, or a bicubic resize of it."""
-        table = self.position_embedding
+        table = self.position_embedding[0]
         if (h, w) == (self.side, self.side):
-            return table
-        float_table = table[:, 1:].to(torch.promote_types(table.dtype, torch.float32))
-        grid = rearrange(float_table, "b (h w) d -> b d h w", h=self.side)
-        grid = F.interpolate(grid, size=(h, w), mode="bicubic", align_corners=False)
-        rows = rearrange(grid, "b d h w -> b (h w) d").to(table.dtype)
-        return torch.cat((table[:, :1], rows), dim=1)
+            return table[None]
+        return torch.cat((table[:1], resize_table(table[1:], h, w, antialias=False)))[None]
 
 
 class Block(nn.Module):

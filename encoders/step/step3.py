@@ -30,7 +30,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
@@ -47,6 +46,7 @@ from ..hf_config import (
     require_value,
 )
 from ..layers.attention import attention
+from ..layers.blocks import resize_table
 from ..layers.products import convolve, patch_product
 from ..layers.segments import TileSegments
 
@@ -204,12 +204,12 @@ class Embeddings(nn.Module):
 
     def __init__(self, config: Step3Config) -> None:
         super().__init__()
-        self.side, self.patch_size = config.image_size // config.patch_size, config.patch_size
         width, patch = config.hidden_size, config.patch_size
+        self.patch_size, side = patch, config.image_size // patch
         self.patch = (config.in_channels, patch, patch)
         self.class_embedding = nn.Parameter(torch.randn(1, width))
         self.patch_embedding = nn.Conv2d(config.in_channels, width, patch, stride=patch)
-        self.position_embedding = nn.Parameter(torch.randn(1 + self.side**2, width))
+        self.position_embedding = nn.Parameter(torch.randn(1 + side**2, width))
 
     def forward(self, pixels: Tensor) -> Tensor:
         h, w = (size // self.patch_size for size in pixels.shape[2:])
@@ -219,18 +219,8 @@ class Embeddings(nn.Module):
         rows = patch_product(self.patch_embedding, patches, self.patch)
         first = self.class_embedding + self.position_embedding[:1]
         prefix = first.expand(pixels.shape[0], PREFIX_ROWS, -1)
-        return torch.cat((prefix, rows + self.positions(h, w)), dim=1)
-
-    def positions(self, h: int, w: int) -> Tensor:
-        """Return position embeddings [h*w, D]: the table, or a bicubic resize of it."""
-        table = self.position_embedding[1:]
-        if (h, w) == (self.side, self.side):
-            return table
-        float_table = table.to(torch.promote_types(table.dtype, torch.float32))
-        grid = rearrange(float_table, "(h w) d -> 1 d h w", h=self.side)
-        size = (h, w)
-        grid = F.interpolate(grid, size, mode="bicubic", antialias=True, align_corners=False)
-        return rearrange(grid, "1 d h w -> (h w) d").to(table.dtype)
+        positions = resize_table(self.position_embedding[1:], h, w, antialias=True)
+        return torch.cat((prefix, rows + positions), dim=1)
 
 
 class Transformer(nn.Module):

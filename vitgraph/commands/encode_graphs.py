@@ -91,13 +91,14 @@ def summary(stats: GraphStats) -> str:
     reasons = ", ".join(
         f"{reason}: {count}" for reason, count in sorted(stats.eager_reasons.items())
     )
-    eager = f"{stats.eager_items} eagerly" + f" ({reasons})" * bool(reasons)
+    because = f" ({reasons})" if reasons else ""
     tokens = [budget.tokens for budget in stats.budgets]
     sizes = f" of {min(tokens)} to {max(tokens)} tokens" if tokens else ""
     budgets = counted(len(tokens), "budget")
     replayed = f"{counted(items, 'item')} in {counted(hits, 'replay')}"
     return (
-        f"graphs: {replayed} with {stats.padding:.1%} padding, {eager}\n"
+        f"graphs: {replayed} with {stats.padding:.1%} padding, "
+        f"{stats.eager_items} eagerly{because}\n"
         f"{stats.backend}: {budgets}{sizes} in {stats.capture_seconds:.2f} s, "
         f"arena {stats.arena_bytes / 2**20:.0f} MiB, pool {stats.pool_bytes / 2**20:.0f} MiB"
     )

@@ -93,7 +93,8 @@ def read_graph_options(
             f"captured for up to {MOST_ITEMS}; give at most that"
         )
     if modality is None:
-        modality = "+".join(["image"] * bool(images) + ["video"] * bool(videos)) or "image+video"
+        given = [kind for kind, files in (("image", images), ("video", videos)) if files]
+        modality = "+".join(given) or "image+video"
     for kind, files in (("image", images), ("video", videos)):
         if files and kind not in modality:
             raise ValueError(

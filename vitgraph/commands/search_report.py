@@ -30,18 +30,22 @@ def print_facts(
     from ..devices import device_text
 
     settings = vectors.settings
-    pool = f"{settings['pool']}{', length 1' if settings['normalize'] else ''}"
-    fp8 = "; the job ran products in fp8, the query none"
+    encoder = f"{settings['dtype']}, pool {settings['pool']}"
+    if settings["normalize"]:
+        encoder += ", length 1"
+    if about:
+        encoder += f", {about}"
+    if settings.get("precision") == "fp8" and options.pairs is None:
+        encoder += "; the job ran products in fp8, the query none"
+    if vectors.left_out:
+        skipped = counted(vectors.left_out, "vector")
+        numbers += f"; skipped {skipped} with values that are not finite"
     facts = {
         "folder": options.vectors,
         "checkpoint": settings["checkpoint"],
         "commit": settings["commit"],
-        "encoder": f"{settings['dtype']}, pool {pool}"
-        + f", {about}" * bool(about)
-        + fp8 * (settings.get("precision") == "fp8" and options.pairs is None),
-        "numbers": numbers
-        + f"; {counted(vectors.left_out, 'vector')} left out, with values that are not finite"
-        * bool(vectors.left_out),
+        "encoder": encoder,
+        "numbers": numbers,
         "device": device_text(device),
     }
     summary = "; ".join(f"{name} {value}" for name, value in facts.items() if name != "folder")

@@ -105,5 +105,5 @@ def test_forward_wants_a_grid_or_metadata(name: str) -> None:
     """For tiles, the error states the grid."""
     encoder = tiny(name)
     value = r".*grid_thw is \[\[3, 8, 8\]\]" if kind(name) == "tiles" else ""
-    with pytest.raises(ValueError, match="pass grid_thw, or encoder_metadata" + value):
+    with pytest.raises(ValueError, match="of shape .*: pass grid_thw, or encoder_metadata" + value):
         encoder(draw_pixels(encoder, grids_for(name)))

@@ -35,7 +35,7 @@ DTYPES = [torch.float32, torch.float16]
 """In which each kernel is compared with torch."""
 
 needs_triton = pytest.mark.skipif(
-    find_spec("triton") is None, reason="Triton is not installed (PyTorch brings it on Linux)"
+    find_spec("triton") is None, reason="Triton is not installed (it comes with torch on Linux)"
 )
 needs_interpreter = pytest.mark.skipif(
     torch.cuda.is_available(),
