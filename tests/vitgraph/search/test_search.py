@@ -117,7 +117,7 @@ def test_vectors_that_are_not_finite_are_left_out_and_counted(
     assert np.allclose([hit.cosine for hit in hits], np.sort(wanted)[::-1], atol=1e-5)
     run = cli("search", out, photos / keys[0], "--no-progress")
     assert run.code == 0
-    assert "2 vectors left out" in run.out
+    assert "skipped 2 vectors" in run.out
 
 
 def test_more_images_than_there_are_give_all(made: Callable[..., Path]) -> None:

@@ -144,7 +144,7 @@ def test_above_max_pairs_groups_are_listed(job: Path, cli: Cli, tmp_path: Path) 
     run = cli("search", out, *options, "--no-progress")
     assert run.code == 0, run.err
     assert "3 pairs with a cosine of at least 0.99999, more than --max-pairs 2: 1 group" in run.out
-    assert "1 vector left out" in run.out
+    assert "skipped 1 vector with" in run.out
     assert table.read_text() == "group,key\n1,00.png\n1,03.png\n1,07.png\n"
     assert page.read_text().count("<img ") == 3
     run = cli("search", out, "--pairs", 0.9999999, "--max-pairs", 0, "--no-progress")
