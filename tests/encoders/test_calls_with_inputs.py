@@ -200,7 +200,7 @@ def test_graphs_offer_what_their_encoder_offers() -> None:
     maps = graphed.feature_maps(graphed(inputs), inputs)
     wanted = encoder.feature_maps(encoder(inputs), inputs)
     assert_all_equal((item["image"] for item in maps), (item["image"] for item in wanted))
-    with pytest.raises(ValueError, match="no last_hidden_state.*name it in outputs="):
+    with pytest.raises(ValueError, match=r"no last_hidden_state.*name it in outputs="):
         graphed.feature_maps(GraphedEncoder(encoder, backend="eager")(inputs), inputs)
     assert graphed.config is encoder.config
     assert graphed.num_features == encoder.num_features
