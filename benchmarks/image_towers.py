@@ -1,15 +1,18 @@
 """CLIP, DINO, C-RADIO and SAM 3 as CUDA graphs, beside transformers, timm and open_clip on a GPU.
 
     python -m benchmarks.image_towers --json benchmarks/results/image_towers_h100.json
+    python -m benchmarks.image_towers --batches 1 256 --compiled timm --seconds 90 --json ...
     python -m benchmarks.image_towers --table benchmarks/results/image_towers_h100.json
 
 Towers have their real size and random weights in bfloat16. A workload is a number of images of
 224x224 or of the tower's own size, normalised and on the GPU before the timing; a tower of large
 images has fewer. ``graphs`` is a call of a ``GraphedEncoder``; the others are run with their sdpa
-attention, as they are and compiled by ``torch.compile`` (``mode="max-autotune"``, which captures
-CUDA graphs). "over eager" is the time of transformers' tower, or of timm's where transformers is
-too old to have it, over that of the graphs. ``--no-compile`` leaves out the compiled forms, of all
-towers or of those named. All calls run in turn, and each figure is a median. A library that is not
+attention, as they are, and those that ``--compiled`` names by ``torch.compile`` as well, for the
+shape of the workload alone: with ``mode="reduce-overhead"``, which captures CUDA graphs, for one
+image and by default for more, or as ``--mode`` says. "over eager" is the time of transformers'
+tower, or of timm's where transformers is too old to have it, over that of the graphs. All calls run
+in turn, and each figure is a median. The file is written after each workload. After ``--seconds``
+nothing more is built or compiled, and a line says what was left out. A library that is not
 installed, or too old, is left out.
 """
 
@@ -19,7 +22,8 @@ import argparse
 import importlib
 import importlib.util
 import json
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -27,12 +31,13 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel
 
 from benchmarks.measuring.machine import about
 from benchmarks.measuring.results import write_results
 from benchmarks.measuring.tables import markdown
+from benchmarks.speed.measure import empty_cache
 from encoders.base.vision_encoder import VisionEncoder
 from graphwrap import GraphedEncoder
 from tests.oracles import BY_NAME
@@ -103,6 +108,8 @@ BATCHES = (1, 8, 256)
 """The numbers of images of the workloads."""
 GOALS = {1: 3.0, 256: 1.2}
 """How many times as fast as transformers' eager tower the graphs are to be, by images."""
+MODES = {1: "reduce-overhead"}
+"""The ``mode`` of ``torch.compile`` by the number of images; the default of torch for others."""
 
 
 def build(tower: ImageTower, device: str, tiny: bool) -> tuple[VisionEncoder, dict[str, nn.Module]]:
@@ -150,30 +157,31 @@ def build_transformers(tower: ImageTower, config: Any) -> dict[str, nn.Module]:
     return {}
 
 
-def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Measure one tower with every number of images that it is measured with."""
+def measure(name: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Measure one tower with every number of images, and yield each workload once it is done."""
     tower = TOWERS[name]
     device = "cuda" if torch.cuda.is_available() else "cpu"
     encoder, built = build(tower, device, options.tiny)
     others = {library: module for library, module in built.items() if library in options.others}
-    calls: dict[str, Any] = dict(others)
-    left_out = options.no_compile
-    if left_out is None or (left_out and name not in left_out):
-        for library, module in others.items():
-            calls[f"{library}, compiled"] = torch.compile(module, mode="max-autotune")
-    rows = []
     for count in sorted({min(count, tower.most) for count in options.batches}):
+        if is_late(options, f"{name}, {count} images"):
+            continue
         side = TINY_SIDE if options.tiny else tower.side
         images = torch.randint(0, 256, (count, 3, side, side), dtype=torch.uint8)
         inputs = encoder.preprocess([*images]).to(device, torch.bfloat16)
+        scaled = (images.to(device) / 127.5 - 1).bfloat16()
+        mode = options.mode or MODES.get(count, "default")
+        compiled = {
+            f"{library}, compiled": partial(call, scaled)
+            for library, call in compile_towers(name, others, scaled, mode, options).items()
+        }
         tokens = sum(spec.output_tokens for spec in encoder.item_specs(inputs.grid_thw))
         graphed = GraphedEncoder(encoder, [tokens], max_batch_size=count)
         graphed.capture(progress=False)
-        scaled = (images.to(device) / 127.5 - 1).bfloat16()
-        grids = inputs.grid_thw.tolist()
         timed: dict[str, Callable[[], object]] = {
-            "graphs": partial(graphed, inputs.pixel_values, grids),
-            **{library: partial(call, scaled) for library, call in calls.items()},
+            "graphs": partial(graphed, inputs.pixel_values, inputs.grid_thw.tolist()),
+            **{library: partial(call, scaled) for library, call in others.items()},
+            **compiled,
         }
         times = medians(timed, options.runs)
         others_ms = [value for label, value in times.items() if label != "graphs"]
@@ -182,25 +190,78 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
             "images": count,
             "tokens": tokens,
             "ms": times,
+            **({"mode": mode} if compiled else {}),
             "over eager": times.get("transformers", times.get("timm", best)) / times["graphs"],
             "over the best": best / times["graphs"],
             "goal over eager": GOALS.get(count),
         }
         graphed.release()
-        rows.append(row)
         print(name, json.dumps(row), flush=True)
-    return {"tower": name, "side": tower.side, "workloads": rows}
+        yield row
+    torch.compiler.reset()
+    empty_cache()
+
+
+def compile_towers(
+    name: str,
+    others: Mapping[str, nn.Module],
+    scaled: Tensor,
+    mode: str,
+    options: argparse.Namespace,
+) -> dict[str, Callable[[Tensor], object]]:
+    """Compile the towers of ``--compiled`` for these images, as long as there is time."""
+    torch.compiler.reset()  # nothing of another shape, which would make sizes dynamic
+    compiled: dict[str, Callable[[Tensor], object]] = {}
+    for library, module in others.items():
+        if library in options.compiled and not is_late(options, f"{name}, {library}, compiled"):
+            call = torch.compile(module, mode=mode, dynamic=False)
+            began = time.perf_counter()
+            for _ in range(3):  # compiles, captures a graph, replays it
+                call(scaled)
+            seconds = time.perf_counter() - began
+            print(f"{name}: {library} compiled in {seconds:.0f} s ({mode})", flush=True)
+            compiled[library] = call
+    return compiled
+
+
+def is_late(options: argparse.Namespace, what: str) -> bool:
+    """Return whether the seconds of the command are over, and print what is left out."""
+    late = bool(time.perf_counter() > options.end)
+    if late:
+        print(f"{what}: left out, {options.seconds:g} s are over", flush=True)
+    return late
 
 
 def table(body: Mapping[str, Any]) -> str:
-    """Return a Markdown table of milliseconds, a row per tower and number of images."""
+    """Return a Markdown table of milliseconds, a row per tower and number of images.
+
+    Of several compiled towers it shows the fastest, with its library and its mode.
+    """
     rows = [(tower["tower"], row) for tower in body["towers"] for row in tower["workloads"]]
-    labels = list(dict.fromkeys(label for _, row in rows for label in row["ms"]))
+    labels = list(dict.fromkeys(label for _, row in rows for label in eager_of(row)))
+    any_compiled = any("mode" in row for _, row in rows)
+    head = ("tower", "images", *labels, *(["compiled"] if any_compiled else []), "over eager")
     shown = []
     for name, row in rows:
         cells = [f"{row['ms'][label]:.2f}" if label in row["ms"] else "-" for label in labels]
+        if any_compiled:
+            cells.append(fastest_compiled(row))
         shown.append((name, str(row["images"]), *cells, f"{row['over eager']:.2f}"))
-    return markdown(("tower", "images", *labels, "over eager"), shown)
+    return markdown(head, shown)
+
+
+def eager_of(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return the milliseconds of all calls of a workload that are not compiled."""
+    return {label: ms for label, ms in row["ms"].items() if not label.endswith(", compiled")}
+
+
+def fastest_compiled(row: Mapping[str, Any]) -> str:
+    """Return the milliseconds of the fastest compiled tower, its library and its mode."""
+    found = {label: ms for label, ms in row["ms"].items() if label.endswith(", compiled")}
+    if not found:
+        return "-"
+    label = min(found, key=lambda label: found[label])
+    return f"{found[label]:.2f} ({label.removesuffix(', compiled')}, `{row['mode']}`)"
 
 
 @torch.no_grad()
@@ -212,10 +273,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--batches", nargs="+", type=int, default=list(BATCHES))
     parser.add_argument("--runs", type=int, default=15)
     parser.add_argument(
-        "--no-compile",
-        nargs="*",
-        choices=tuple(TOWERS),
-        help="leave out the compiled forms, of these towers or, without names, of all",
+        "--compiled", nargs="*", default=["timm"], choices=OTHERS, help="the libraries to compile"
+    )
+    parser.add_argument("--mode", help="of torch.compile, for every number of images")
+    parser.add_argument(
+        "--seconds", type=float, default=float("inf"), help="begin nothing after these"
     )
     parser.add_argument("--others", nargs="+", default=list(OTHERS), choices=OTHERS)
     parser.add_argument("--tiny", action="store_true", help="small towers, for a test")
@@ -224,11 +286,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.table is not None:
         print(table(json.loads(options.table.read_text())))
         return
+    options.end = time.perf_counter() + options.seconds
     body: dict[str, Any] = {"about": about(options.runs), "towers": []}
     for name in options.towers:
-        body["towers"].append(measure(name, options))
-        if options.json is not None:
-            write_results(options.json, body)
+        if is_late(options, name):
+            continue
+        entry: dict[str, Any] = {"tower": name, "side": TOWERS[name].side, "workloads": []}
+        body["towers"].append(entry)
+        for row in measure(name, options):
+            entry["workloads"].append(row)
+            if options.json is not None:
+                write_results(options.json, body)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from benchmarks import image_towers
 
@@ -17,7 +19,7 @@ def test_image_towers_are_measured_beside_transformers_and_timm(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "rows.json"
-    command = ["--tiny", "--towers", *TOWERS, "--batches", "1", "2", "--runs", "1", "--no-compile"]
+    command = ["--tiny", "--towers", *TOWERS, "--batches", "1", "2", "--runs", "1", "--compiled"]
     image_towers.main([*command, "--json", str(path)])
     towers = json.loads(path.read_text())["towers"]
     assert [tower["tower"] for tower in towers] == TOWERS
@@ -29,3 +31,30 @@ def test_image_towers_are_measured_beside_transformers_and_timm(
     capsys.readouterr()
     image_towers.main(["--table", str(path)])
     assert len(capsys.readouterr().out.splitlines()) == 2 + 2 * len(TOWERS)
+
+
+@pytest.mark.slow
+def test_compiled_towers_have_their_mode_and_end_with_the_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modes: list[str] = []
+
+    def compile_nothing(module: Any, *, mode: str, dynamic: bool) -> Any:
+        modes.append(mode)
+        monkeypatch.setattr(image_towers, "is_late", lambda options, what: len(modes) > 1)
+        return module
+
+    monkeypatch.setattr(torch, "compile", compile_nothing)
+    path = tmp_path / "rows.json"
+    command = ["--tiny", "--batches", "1", "2", "3", "--runs", "1", "--others", "timm"]
+    image_towers.main([*command, "--towers", "DINOv2-B/14", "SAM 3", "--json", str(path)])
+    assert modes == ["reduce-overhead", "default"]
+    (tower,) = json.loads(path.read_text())["towers"]
+    assert [row["mode"] for row in tower["workloads"]] == modes
+    assert all("timm, compiled" in row["ms"] for row in tower["workloads"])
+    capsys.readouterr()
+    image_towers.main(["--table", str(path)])
+    assert "(timm, `default`)" in capsys.readouterr().out
+    monkeypatch.undo()
+    image_towers.main([*command, "--towers", "SAM 3", "--seconds", "-1"])
+    assert "SAM 3: left out, -1 s are over" in capsys.readouterr().out
