@@ -6,7 +6,8 @@
 Towers have their real size and random weights in bfloat16. Each workload is a list of noise images,
 which are preprocessed once, before the timing. ``hf_ms`` is transformers' vision tower and
 projector (sdpa), on inputs in the layout of transformers' processor; for DeepSeek-V4, it is timm's
-tower. Molmo2's pooling and projector and LLaVA-OneVision's newlines are in our time alone.
+tower. dots.ocr and Kimi-K3 have no tower in either; for them, ``own_ms`` is our encoder as it is,
+without graphs. Molmo2's pooling and projector and LLaVA-OneVision's newlines are in our time alone.
 ``graphed_ms`` is a call of a ``GraphedEncoder`` whose token budgets are exactly the tokens of the
 workloads. All calls run in turn, and each figure is a median.
 """
@@ -48,6 +49,8 @@ TOWERS = (
     *("janus", "llava_onevision", "molmo2", "nemotron"),
 )
 """The towers that are measured, by their names in ``tests/oracles/references``."""
+WITHOUT_PEER = ("dots_ocr", "kimi_k3")
+"""The towers that no other library has outside an engine; measured beside our eager encoder."""
 RIGHT_SINCE = {"minimax_m3": Version("5.23")}
 """The first version of transformers whose tower is correct; in 5.17, the rotary embedding of
 MiniMax-M3's is wrong and images attend to each other."""
@@ -263,10 +266,11 @@ def build(
     changes: Mapping[str, Any],
     device: str,
     dtype: torch.dtype = torch.bfloat16,
-) -> tuple[Encoder, nn.Module]:
+) -> tuple[Encoder, nn.Module | None]:
     """Build our encoder and transformers' tower with the same random weights.
 
-    ``name`` is one of :data:`TOWERS`; ``changes`` are fields of its config to replace.
+    ``name`` is one of :data:`TOWERS`, or of :data:`WITHOUT_PEER` with None for the other tower;
+    ``changes`` are fields of its config to replace.
     """
     from tests.oracles.configs import edited
 
@@ -275,6 +279,8 @@ def build(
     torch.manual_seed(0)
     with torch.device(device):
         encoder = family.encoder_class(family.config_class.from_hf(config)).to(dtype)
+        if name in WITHOUT_PEER:
+            return encoder.eval().requires_grad_(False), None
         reference = family.reference(config)
     # ``to(dtype)`` would cast Llama 4's complex rotary angles, too.
     reference = reference.bfloat16() if dtype == torch.bfloat16 else reference.float()
@@ -313,19 +319,24 @@ def graphs_of(encoder: Encoder, loads: Sequence[Workload]) -> tuple[GraphedEncod
 
 
 def measure(
-    name: str, encoder: Encoder, reference: nn.Module, runs: int, sizes: Mapping[str, Any]
+    name: str, encoder: Encoder, reference: nn.Module | None, runs: int, sizes: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Measure one tower in every workload, as CUDA graphs and in transformers."""
+    """Measure one tower in every workload, as CUDA graphs and in transformers.
+
+    Without a ``reference``, our encoder without graphs takes its place.
+    """
     loads = {key: prepare(encoder, images) for key, images in sizes.items()}
     graphed, totals = graphs_of(encoder, list(loads.values()))
     rows = []
     for (key, load), tokens in zip(loads.items(), totals, strict=True):
-        theirs = their_call(name, reference, load)
         given = (load.inputs,) if isinstance(encoder, PathsEncoder) else load.given
         ours: Callable[[], object] = partial(graphed, *given)
-        calls = {"hf_ms": theirs, "graphed_ms": ours}
+        theirs: Callable[[], object] = (
+            their_call(name, reference, load) if reference is not None else partial(encoder, *given)
+        )
+        calls = {"own_ms" if reference is None else "hf_ms": theirs, "graphed_ms": ours}
         times = medians(calls, runs)
-        faster = times["hf_ms"] / times["graphed_ms"]
+        faster = next(iter(times.values())) / times["graphed_ms"]
         rows.append({"workload": key, "tokens": tokens, **times, "faster": faster})
         print(f"{name:13}{key:8}{tokens:7} tokens  {times}  {faster:.2f}x", flush=True)
     kernels = sorted({str(budget.kernel) for budget in graphed.stats().budgets})
@@ -342,7 +353,7 @@ def table(body: Mapping[str, Any]) -> str:
             tower["tower"],
             row["workload"],
             str(row["tokens"]),
-            f"{row['hf_ms']:.1f}",
+            f"{row['hf_ms']:.1f}" if "hf_ms" in row else f"- (our eager: {row['own_ms']:.1f})",
             f"{row['graphed_ms']:.2f}",
             f"{row['faster']:.2f}x",
         )
@@ -356,7 +367,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure every tower that the command line names, and write the file after each tower."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--towers", nargs="*", default=list(TOWERS), choices=TOWERS)
+    parser.add_argument(
+        "--towers", nargs="*", default=[*TOWERS, *WITHOUT_PEER], choices=[*TOWERS, *WITHOUT_PEER]
+    )
     parser.add_argument("--runs", type=int, default=15)
     parser.add_argument("--table", type=Path, help="print the table of a results file")
     options = parser.parse_args(arguments)

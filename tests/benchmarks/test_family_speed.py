@@ -21,8 +21,9 @@ def build(
     name: str, dtype: torch.dtype
 ) -> tuple[Encoder, nn.Module, dict[str, list[tuple[int, int]]]]:
     """Our tiny tower, transformers', and the sizes of the workloads."""
-    pair = family_speed.build(name, BY_NAME[name].tiny, "cpu", dtype)
-    return *pair, TILED if isinstance(pair[0], PathsEncoder) else SIZES
+    encoder, reference = family_speed.build(name, BY_NAME[name].tiny, "cpu", dtype)
+    assert reference is not None
+    return encoder, reference, TILED if isinstance(encoder, PathsEncoder) else SIZES
 
 
 @pytest.mark.slow
@@ -33,6 +34,16 @@ def test_a_newer_family_is_measured_beside_transformers(name: str) -> None:
         row = family_speed.measure(name, encoder, reference, 1, sizes)
     assert [one["workload"] for one in row["workloads"]] == list(sizes)
     assert all(one["hf_ms"] > 0 and one["graphed_ms"] > 0 for one in row["workloads"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", family_speed.WITHOUT_PEER)
+def test_a_family_without_a_peer_is_measured_beside_its_eager_encoder(name: str) -> None:
+    encoder, none = family_speed.build(name, BY_NAME[name].tiny, "cpu")
+    with torch.no_grad():
+        row = family_speed.measure(name, encoder, none, 1, SIZES)
+    assert all(one["own_ms"] > 0 and one["graphed_ms"] > 0 for one in row["workloads"])
+    assert "(our eager: " in family_speed.table({"towers": [row]})
 
 
 @pytest.mark.slow
